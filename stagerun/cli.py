@@ -64,7 +64,7 @@ COMMANDS: Rows = (
     ("predict SNAPSHOT IMAGE...", "stagerun.tools.weights.predict:predict", "what it says of pictures"),
     ("export SNAPSHOT", "stagerun.tools.weights.export:export", "its network as safetensors, for torch, or as ONNX"),
     ("report OUT", "stagerun.tools.report.command:report", "tables and curves of one run or several"),
-    ("bench ...", "", "speed and efficiency by number of workers"),
+    ("bench ...", "", "speed by number of workers; accuracy by compression of the gradients"),
     ("data ...", "", "makes, checks and shows the LMDBs that it reads"),
     ("import caffe ...", "", "makes a schedule of Caffe's solver files"),
     (
@@ -83,6 +83,11 @@ GROUPS: dict[str, tuple[str, Rows]] = {
                 "scaling",
                 "stagerun.tools.bench.command:scaling",
                 "Speed and efficiency with 1, 2, 4 ... workers, and where the time goes.",
+            ),
+            (
+                "compression",
+                "stagerun.tools.bench.compression:compression",
+                "Accuracy, bytes and time of a stage by each method of compress_param.",
             ),
         ),
     ),

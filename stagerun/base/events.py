@@ -1,8 +1,8 @@
 """What happens in a run, as values. The loop yields them, sinks show and store them; nothing flows back.
 
 Every rank makes them, in the same order but for what rank 0 alone knows: snapshots, and notes on them, on other ranks, on what is
-promised. Only rank 0 has sinks. `OUT/log.jsonl` holds one line per event with the fields below and `time` (seconds since the
-epoch) and `event` (the class's name).
+promised, and Compressed. Only rank 0 has sinks. `OUT/log.jsonl` holds one line per event with the fields below and `time` (seconds since the
+epoch) and `event` (the class's name). `sent_bytes` and `dense_bytes` are left out where they are 0.
 """
 
 from dataclasses import dataclass
@@ -45,6 +45,19 @@ class StageStarted:
     carried_over: str = ""  # from the stage it starts from, in words
     iterations_left: int = 0  # of all stages, this one among them; rank 0 knows
     train_seconds: float = 0.0  # spent on the stage's iterations before, over all process lives; rank 0 knows
+    dense_bytes: int = 0  # that rank 0 would send in an iteration uncompressed; 0 where nothing is compressed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressionChosen:
+    """How a stage's gradients are compressed (`method: AUTO`): now, or as it was chosen before, which has nothing of what was tried."""
+
+    stage: str
+    methods: tuple[tuple[str, int, int, str], ...]  # method; tensors and numbers that have it; which, in words
+    why: str  # in words
+    tried: tuple[tuple[str, float], ...] = ()  # way; seconds of an iteration, the median
+    bandwidth: float = 0.0  # bytes per second that a worker sends; 0: not measured
+    latency: float = 0.0  # seconds of a collective that carries next to nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +74,7 @@ class Iterated:
     images: int
     seconds: float
     update_seconds: float = 0.0  # of them: from the last backward pass to the new weights, once per iteration
+    sent_bytes: int = 0  # that this worker sent for the gradients, BatchNorm statistics and loss among them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +130,28 @@ class Retraced:
     loss: float
     images: int
     seconds: float
+    sent_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressedItem:
+    """What a message of one sender is made of, a parameter or the entire model, and what of it is lost. c: gradient plus residual."""
+
+    name: str
+    norm: float  # of c
+    residual_norm: float | None  # of what the message lacks, remembered or not; None where no one knows
+    kept: float | None  # 1 - (residual_norm / norm) ** 2; below 0 where what is sent is further from c than 0 is
+    bytes: int  # of the message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compressed:
+    """How the gradients of a displayed iteration were compressed, which an Iterated or a Retraced has reported: of rank 0's first
+    sender, in model order. Rank 0 knows."""
+
+    stage: str
+    iter: int
+    items: tuple[CompressedItem, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,8 +292,8 @@ class RunFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Indexed:
-    """In log.jsonl alone, every few thousand lines: from byte `since` to this line all lines are Iterated or Retraced, except for those
-    that begin at `lines`. A reader that needs few lines of a long log skips the rest."""
+    """In log.jsonl alone, every few thousand lines: from byte `since` to this line all lines are Iterated, Retraced or Compressed, except
+    for those that begin at `lines`. A reader that needs few lines of a long log skips the rest."""
 
     since: int
     lines: tuple[int, ...]
@@ -268,10 +304,12 @@ Event = (
     | Renamed
     | Note
     | StageStarted
+    | CompressionChosen
     | Iterated
     | NotFinite
     | PieceStarted
     | Retraced
+    | Compressed
     | SnapshotDue
     | SnapshotWritten
     | SnapshotFailed

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stagerun.base.text import duration
+from stagerun.base.text import duration, size
 
 if TYPE_CHECKING:  # what every command prints goes by `strip`, and the events take 20 ms to import
     from stagerun.base.events import Iterated, StageStarted
@@ -16,11 +16,12 @@ _LEAST_BAR, _LONGEST_BAR = 6, 40
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The last iterations: mean loss, images per second, seconds per iteration."""
+    """The last iterations: mean loss, images per second, seconds per iteration, bytes that rank 0 sent in one."""
 
     loss: float
     images_per_second: float
     seconds_per_iteration: float
+    sent_bytes: float
 
 
 def pace(window: "Sequence[Iterated]") -> Pace:
@@ -28,7 +29,14 @@ def pace(window: "Sequence[Iterated]") -> Pace:
     seconds = sum(e.seconds for e in window)
     images = sum(e.images for e in window)
     loss = sum(e.loss for e in window) / len(window)
-    return Pace(loss, images / seconds if seconds else 0.0, seconds / len(window))
+    sent = sum(e.sent_bytes for e in window) / len(window)
+    return Pace(loss, images / seconds if seconds else 0.0, seconds / len(window), sent)
+
+
+def sent(sent_bytes: float, dense_bytes: int) -> str:
+    """What rank 0 sends in an iteration: `12.3 MB sent, 2.1 % of dense`."""
+    percent = 100 * sent_bytes / dense_bytes
+    return f"{size(sent_bytes)} sent, {percent:{'.0f' if percent >= 100 else '.2g'}} % of dense"
 
 
 def progress_line(stage: "StageStarted", stages: int, window: "Sequence[Iterated]", left: int) -> str:
@@ -37,9 +45,13 @@ def progress_line(stage: "StageStarted", stages: int, window: "Sequence[Iterated
     return (
         f"stage {stage.number}/{stages} {now.stage}  {now.iter}/{stage.max_iter}  epoch {now.epoch:.2f}  "
         f"LR {now.lr:.4g}  loss {speed.loss:.4f}  {speed.images_per_second:.0f} images/s  "
-        f"{duration((stage.max_iter - now.iter) * speed.seconds_per_iteration)} left in stage, "
+        f"{_sent(stage, speed)}{duration((stage.max_iter - now.iter) * speed.seconds_per_iteration)} left in stage, "
         f"{duration(left * speed.seconds_per_iteration)} in all"
     )
+
+
+def _sent(stage: "StageStarted", speed: Pace) -> str:
+    return f"{sent(speed.sent_bytes, stage.dense_bytes)}  " if stage.dense_bytes else ""
 
 
 DONE, TO_DO, STALE = "ok", "-", "stale"  # marks of stages; of one that has started it is `62 %`
@@ -64,13 +76,13 @@ def live_line(
     marks: Mapping[str, str], stage: "StageStarted", window: "Sequence[Iterated]", left: int, width: int
 ) -> tuple[dict[str, str], int, str]:
     """As `progress_line`, in at most `width` characters if that can be: the marks to show, how long a bar, 0 for none, and the rest,
-    with two spaces between them. A narrow terminal leaves out first epoch and LR, or other stages, then the bar."""
+    with two spaces between them. A narrow terminal leaves out first epoch, LR and bytes, or other stages, then the bar."""
     now, speed = window[-1], pace(window)
     stage_left = duration((stage.max_iter - now.iter) * speed.seconds_per_iteration)
     times = f"{stage_left} of {duration(left * speed.seconds_per_iteration)} left"
     done, loss = f"{now.iter}/{stage.max_iter}", f"loss {speed.loss:.4f}"
     short = f"{done}  {speed.images_per_second:.0f} img/s  {loss}  {times}"
-    long = f"{done}  epoch {now.epoch:.2f}  LR {now.lr:.4g}  {speed.images_per_second:.0f} images/s  {loss}  {times}"
+    long = f"{done}  epoch {now.epoch:.2f}  LR {now.lr:.4g}  {speed.images_per_second:.0f} images/s  {loss}  {_sent(stage, speed)}{times}"
     own = {now.stage: share(now.iter, stage.max_iter)}
     for shown, rest in ((dict(marks), long), (dict(marks), short), (own, long), (own, short)):
         bar = width - len(strip(shown)) - len(rest) - 4

@@ -107,6 +107,56 @@ class VarianceNorm(enum.Enum):
     AVERAGE = "AVERAGE"
 
 
+class Method(enum.Enum):
+    """What is sent in place of a gradient. `base.compression` has what is known of each."""
+
+    NONE = "NONE"
+    TOP_K = "TOP_K"
+    RANDOM_K = "RANDOM_K"
+    THRESHOLD = "THRESHOLD"
+    ADAPTIVE_THRESHOLD = "ADAPTIVE_THRESHOLD"
+    TERNGRAD = "TERNGRAD"
+    QSGD = "QSGD"
+    TWO_BIT = "TWO_BIT"
+    SIGN = "SIGN"
+    POWER_SGD = "POWER_SGD"
+    INT8 = "INT8"
+    BF16 = "BF16"
+    FP16 = "FP16"
+    LOSSLESS = "LOSSLESS"
+    AUTO = "AUTO"
+
+
+class Scope(enum.Enum):
+    LAYERWISE = "LAYERWISE"
+    ENTIRE_MODEL = "ENTIRE_MODEL"
+
+
+class Memory(enum.Enum):
+    NONE = "NONE"
+    RESIDUAL = "RESIDUAL"
+
+
+class SyncMethod(enum.Enum):
+    LOCAL = "LOCAL"
+    DILOCO = "DILOCO"
+
+
+class SyncRule(enum.Enum):
+    CONSTANT = "CONSTANT"
+    QSR = "QSR"
+
+
+class SyncStart(enum.Enum):
+    WARMUP_END = "WARMUP_END"
+    STAGE_START = "STAGE_START"
+
+
+class SyncMomentum(enum.Enum):
+    KEEP = "KEEP"
+    AVERAGE = "AVERAGE"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filler:
     type: str = "constant"
@@ -238,6 +288,61 @@ class ParamRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompressionRule:
+    """The method for some parameters. A setting that the method reads and nothing states is None for `TWO_BIT` alone."""
+
+    name: str = "*"
+    kind: ParamKind = ParamKind.ANY
+    method: Method
+    ratio: float | None = None
+    threshold: float | None = None
+    qstates: int | None = None
+    rank: int | None = None
+    memory: Memory = Memory.NONE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compression:
+    """CompressionParameter. `ratio`, `threshold`, `qstates` and `rank` are None where the method doesn't read them, and a threshold
+    of `TWO_BIT` or `AUTO` where none is written. `allow` is empty for all but `AUTO`."""
+
+    method: Method
+    ratio: float | None = None
+    threshold: float | None = None
+    qstates: int | None = None
+    rank: int | None = None
+    scope: Scope = Scope.LAYERWISE
+    memory: Memory
+    as_released: bool = False
+    start_iter: int = 0
+    allow: tuple[Method, ...] = ()
+    param: tuple[CompressionRule, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outer:
+    """OuterParameter."""
+
+    type: str = "Nesterov"
+    base_lr: float = 0.7
+    momentum: float = 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sync:
+    """SyncParameter. `alpha` is None but with `QSR`, and `outer` but with `DILOCO`."""
+
+    method: SyncMethod
+    replicas: int
+    rule: SyncRule = SyncRule.CONSTANT
+    period: int
+    alpha: float | None = None
+    start: SyncStart = SyncStart.WARMUP_END
+    momentum: SyncMomentum = SyncMomentum.KEEP
+    outer: Outer | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Knot:
     iter: float  # of the policy; a knot that was written in epochs need not be a whole one
     factor: float
@@ -300,6 +405,9 @@ class Solver:
     param: tuple[ParamRule, ...] = ()
     carry_momentum: bool = False
     carry_data: bool = True
+    compress: Compression | None = None
+    carry_residual: bool = False
+    sync: Sync | None = None
     transform: Transform = field(default_factory=Transform)
     test_transform: Transform = field(default_factory=Transform)
     mixup_alpha: float = 0.0

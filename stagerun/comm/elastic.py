@@ -169,7 +169,7 @@ class TreeReducer:
 
         return filled
 
-    def begin(self) -> None:
+    def begin(self, iter: int = 0) -> None:
         self.stack = []
         for p in self.parameters:
             p.grad = None
@@ -253,6 +253,9 @@ class TreeReducer:
         for p, view in zip(self.parameters, self.views[0], strict=True):
             p.grad = view
         return self.tails.held[0][: self.tail_length]
+
+    def accept(self) -> None:
+        pass
 
 
 class _Vectors:

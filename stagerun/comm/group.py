@@ -11,6 +11,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -30,18 +31,34 @@ TIMEOUT = timedelta(minutes=30)
 # suspended over a weekend goes on. Also where the user wants no time-outs. Below what milliseconds in 32 bits can hold.
 PATIENT = timedelta(days=7)
 GRADIENTS = "add up gradients"
-_AGAIN = "run the same command again: it goes on from the newest snapshot"
+AGAIN = "run the same command again: it goes on from the newest snapshot"
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Bytes of gradients that this rank has handed to the network, without what the network adds. A ring of W ranks sends each number
+    2 (W - 1) / W times; what all ranks get is counted once for each of the others."""
+
+    sent: int = 0
 
 
 class Comm(Protocol):
     rank: int
     size: int
+    traffic: Traffic
     pulse: Pulse  # this rank's signs of life
     spans: Spans | None  # where it is noted how long gradients are on their way; None: nowhere
 
     def first(self, size: int) -> "Comm | None":
         """The first `size` ranks as a job of their own, on these; None on the others. Collective over all. Only `close` of the
         whole ends it."""
+
+    def twin(self) -> "Comm":
+        """The same ranks again, for tensors on the CPU, with an order of collectives of its own: another thread may call them there while
+        this one calls them here. Collective; always the same one. Only `close` of the whole ends it."""
+
+    def part(self, ranks: Sequence[int]) -> "Comm | None":
+        """The same of any `ranks`, in growing order."""
 
     def all_reduce(self, tensor: Tensor, doing: str = GRADIENTS) -> Callable[[], None]:
         """Starts summing `tensor` over the ranks in place; the answer waits for it. The sum has the same bits on each rank.
@@ -85,6 +102,7 @@ class SoloComm:
     rank = 0
     size = 1
     pulse = Pulse()  # that no one reads
+    traffic = Traffic()  # stays 0
     spans: Spans | None = None
 
     def __init__(self, pulse: Pulse | None = None) -> None:
@@ -92,6 +110,12 @@ class SoloComm:
             self.pulse = pulse
 
     def first(self, size: int) -> "SoloComm":
+        return self
+
+    def twin(self) -> "SoloComm":
+        return self
+
+    def part(self, ranks: Sequence[int]) -> "SoloComm":
         return self
 
     def all_reduce(self, tensor: Tensor, doing: str = GRADIENTS) -> Callable[[], None]:
@@ -139,7 +163,7 @@ def serve(address: str, port: int) -> dist.TCPStore:
     except (OSError, RuntimeError) as error:
         number = getattr(error, "errno", None)
         why = os.strerror(number) if number else _first_words(error)
-        raise PeerError(f"the workers can't meet at {address}, port {port}: {why}", _AGAIN) from error
+        raise PeerError(f"the workers can't meet at {address}, port {port}: {why}", AGAIN) from error
 
 
 def _served(world: World) -> dist.TCPStore | None:
@@ -164,29 +188,56 @@ class TorchComm:
     ) -> None:
         """Joins the meeting point in MASTER_ADDR and MASTER_PORT. PeerError if the others don't come."""
         self.rank, self.size, self.device = world.rank, world.size, device
-        self.pulse, self.timeout = pulse or Pulse(), timeout
+        self.pulse, self.timeout, self.traffic = pulse or Pulse(), timeout, Traffic()
         self.spans: Spans | None = None
         self.group: dist.ProcessGroup | None = None  # the default group
+        self._twin: TorchComm | None = None  # as soon as it is asked for
+
+        self.ranks: Sequence[int] = range(world.size)  # of the default group, by rank of this one
+        self._parts: dict[tuple[int, ...], dist.ProcessGroup] = {}
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         with _peers("meet the other workers", self.pulse):
             self._served = _served(world)
             dist.init_process_group(backend, rank=world.rank, world_size=world.size, timeout=timeout)
 
     def first(self, size: int) -> "TorchComm | SoloComm | None":
-        if size == self.size:
+        return self.part(range(size))
+
+    def part(self, ranks: Sequence[int]) -> "TorchComm | SoloComm | None":
+        # Of the whole job alone: a part has no parts.
+        key = tuple(ranks)
+        if key == tuple(range(self.size)):
             return self
-        group = dist.new_group(range(size), timeout=self.timeout)
-        if self.rank >= size:
+        if (
+            len(key) > 1 and key not in self._parts
+        ):  # a group is never given back: a stage that starts again takes the same
+            self._parts[key] = dist.new_group(list(key), timeout=self.timeout)
+        if self.rank not in key:
             return None
-        if size == 1:
+        if len(key) == 1:
             return SoloComm(self.pulse)
         part = copy.copy(self)
-        part.size, part.group = size, group
+        part.rank, part.size, part.group, part.ranks = key.index(self.rank), len(key), self._parts[key], key
+        part._twin = None
         return part
+
+    def twin(self) -> "TorchComm":
+        if self._twin is None:
+            twin = copy.copy(self)
+            # Only its members call this, which need not be all ranks of the job.
+            with _peers("meet the other workers once more", self.pulse):
+                twin.group = dist.new_group(
+                    range(self.size), timeout=self.timeout, backend="gloo", use_local_synchronization=True
+                )
+            twin.device, twin.pulse, twin.spans = torch.device("cpu"), Pulse(), None
+            self._twin = twin
+        return self._twin
 
     def all_reduce(self, tensor: Tensor, doing: str = GRADIENTS) -> Callable[[], None]:
         with _peers(doing):
             work = dist.all_reduce(tensor, group=self.group, async_op=True)
+        if doing == GRADIENTS:
+            self.traffic.sent += 2 * (self.size - 1) * tensor.nbytes // self.size
         return self._waiting([work], tensor.nbytes, doing)
 
     def exchange(
@@ -194,17 +245,19 @@ class TorchComm:
     ) -> Callable[[], None]:
         with _peers(GRADIENTS):
             work = dist.all_to_all_single(received, sent, list(received_sizes), list(sent_sizes), self.group, True)
+        self.traffic.sent += (sum(sent_sizes) - sent_sizes[self.rank]) * sent.element_size()
         return self._waiting([work], sent.nbytes)
 
     def complete(self, pieces: Sequence[Tensor]) -> Callable[[], None]:
         # All at once: gloo's all-gather, which copies what it gets once more, takes two to three times as long.
         with _peers(GRADIENTS):
-            works = [dist.broadcast(piece, src, self.group, True) for src, piece in enumerate(pieces)]
+            works = [dist.broadcast(piece, self.ranks[r], self.group, True) for r, piece in enumerate(pieces)]
+        self.traffic.sent += (self.size - 1) * pieces[self.rank].nbytes
         return self._waiting(works, sum(piece.nbytes for piece in pieces))
 
     def broadcast(self, tensor: Tensor, src: int = 0) -> None:
         with _peers("hand out a tensor", self.pulse):
-            dist.broadcast(tensor, src, self.group)
+            dist.broadcast(tensor, self.ranks[src], self.group)
             self._settle()
 
     def broadcast_bytes(self, data: bytes | None, src: int = 0) -> bytes:
@@ -280,5 +333,5 @@ class _peers:
         if isinstance(error, RuntimeError):
             raise PeerError(
                 f"lost the other workers while trying to {self.doing}: {_first_words(error)}",
-                _AGAIN,
+                AGAIN,
             ) from error

@@ -24,8 +24,8 @@ class Reducer(Protocol):
     layout: str
     """What the bits of the sum depend on, in words; stored in snapshots."""
 
-    def begin(self) -> None:
-        """Forgets the gradients of the iteration before."""
+    def begin(self, iter: int = 0) -> None:
+        """Forgets the gradients of the iteration before. `iter`: updates done in this stage."""
 
     def add(self, loss: Tensor, logical_worker: int, tail: Tensor, last: bool) -> None:
         """Backward of one logical worker's `loss` (a scalar); `last` on this rank. `tail` may be reused afterwards."""
@@ -38,6 +38,9 @@ class Reducer(Protocol):
     def finish(self) -> Tensor:
         """Waits. Every parameter's `.grad` is now the sum over all logical workers, and so is the returned tail."""
 
+    def accept(self) -> None:
+        """The update was made: what this iteration left unsent, if anything, is sent with the next."""
+
 
 class SoloReducer:
     """One worker: autograd adds the logical workers up in order, and nothing is sent."""
@@ -48,7 +51,7 @@ class SoloReducer:
         self.parameters = parameters
         self.tail: Tensor | None = None
 
-    def begin(self) -> None:
+    def begin(self, iter: int = 0) -> None:
         self.tail = None
         for p in self.parameters:
             p.grad = None
@@ -67,6 +70,9 @@ class SoloReducer:
                 p.grad = torch.zeros_like(p)
         return self.tail
 
+    def accept(self) -> None:
+        pass
+
 
 def chunks_of(elements: Sequence[int], element_size: int) -> list[int]:
     """How many of the parameters, which have so many elements each and are in the order in which they are sent, are in each chunk: as few
@@ -78,6 +84,12 @@ def chunks_of(elements: Sequence[int], element_size: int) -> list[int]:
             counts.append(count)
             held = count = 0
     return [*counts, count] if count else counts
+
+
+def views_of(vector: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """The parts of a vector that belong to the parameters, in their order, each in the memory format of its own."""
+    parts = zip(vector.split([p.numel() for p in parameters]), parameters, strict=True)
+    return [part.as_strided(p.size(), p.stride()) for part, p in parts]
 
 
 class FlatReducer:
@@ -109,13 +121,9 @@ class FlatReducer:
         self._cut(ordered)
 
     def _cut(self, ordered: list[nn.Parameter]) -> None:
-        offset = 0
-        for p in ordered:
-            view = self.flat[offset : offset + p.numel()].as_strided(p.size(), p.stride())
-            self.views.append((p, view))
-            offset += p.numel()
+        self.views = list(zip(ordered, views_of(self.flat, ordered), strict=True))
         start = index = 0
-        for count in chunks_of([p.numel() for p in ordered], self.flat.element_size()):
+        for count in self._counts(ordered):
             members = ordered[index : index + count]
             for i, p in enumerate(members, index):
                 p.register_post_accumulate_grad_hook(self._hook(i, len(self.chunks)))
@@ -123,6 +131,10 @@ class FlatReducer:
             self.chunks.append(self.flat[start:end])
             self.sizes.append(count)
             start, index = end, index + count
+
+    def _counts(self, ordered: list[nn.Parameter]) -> list[int]:
+        """Parameters of each chunk."""
+        return chunks_of([p.numel() for p in ordered], self.flat.element_size())
 
     def _hook(self, index: int, chunk: int) -> Callable[[Tensor], None]:
         # Held weakly: the garbage collector doesn't see the hooks of a parameter, so a reducer that they held would
@@ -158,7 +170,7 @@ class FlatReducer:
         self.pending.append(self.comm.all_reduce(self.chunks[self.sent]))
         self.sent += 1
 
-    def begin(self) -> None:
+    def begin(self, iter: int = 0) -> None:
         self.placed, self.active = [False] * len(self.views), True
         for p, _ in self.views:
             p.grad = None
@@ -187,6 +199,31 @@ class FlatReducer:
             wait()
         assert self.tail is not None
         return self.tail
+
+    def accept(self) -> None:
+        pass
+
+
+class Switch:
+    """The reducer of whose turn it is."""
+
+    def __init__(self, now: Reducer) -> None:
+        self.now, self.layout = now, now.layout
+
+    def begin(self, iter: int = 0) -> None:
+        self.now.begin(iter)
+
+    def add(self, loss: Tensor, logical_worker: int, tail: Tensor, last: bool) -> None:
+        self.now.add(loss, logical_worker, tail, last)
+
+    def break_off(self, tail: Tensor) -> None:
+        self.now.break_off(tail)
+
+    def finish(self) -> Tensor:
+        return self.now.finish()
+
+    def accept(self) -> None:
+        self.now.accept()
 
 
 def runs_of(logical_workers: int, workers: int) -> list[range]:

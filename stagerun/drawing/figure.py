@@ -109,6 +109,7 @@ TOP, PANEL, BELOW = 0.45, 3.6, 0.55  # the title; the curve; its ticks and label
 ROW, GAP, LABELS = 0.235, 0.07, 0.17  # one line of a band; between bands; one line of factors
 LABEL_SIZE = 7.5  # points
 WRAP = 150  # characters of a line of the caption
+TICKS = 1000  # places across the panel where a tick for a synchronisation can stand
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +212,7 @@ def draw(picture: Picture, unit: Unit, scale: Scale, paper: str = "white") -> Dr
     curve = panel(above, PANEL)
     _curve(picture, unit, scale, curve)
     _mark(picture, unit, curve, names)
+    _meet(picture, unit, curve)
     top, rows = above + PANEL + BELOW, []
     for band, high in zip(shown, heights, strict=True):
         draw_band(picture, unit, band, room, panel(top, high))
@@ -268,6 +270,16 @@ def _mark(picture: Picture, unit: Unit, axes: "Axes", rows: list[list[tuple[floa
             )  # fmt: skip
 
 
+def _meet(picture: Picture, unit: Unit, axes: "Axes") -> None:
+    """A tick at the foot of the panel for each synchronisation; those that would lie on each other are one."""
+    of, apart = strokes(picture, unit), picture.end(unit) / TICKS
+    for stage in picture.stages:
+        if stage.meetings:
+            places = {round(stage.x(iter, unit) / apart): stage.x(iter, unit) for iter in stage.meetings}
+            across = axes.get_xaxis_transform()  # y is a share of the panel's height
+            axes.vlines(list(places.values()), 0, 0.03, colors=of[stage.name].colour, linewidth=0.5, transform=across)
+
+
 def _label(mark: Mark) -> str:
     if not mark.jumps:
         return "warm-up ends" if mark.kind is Kind.WARM_UP else ""
@@ -293,6 +305,8 @@ def _caption(picture: Picture, scale: Scale, shown: list[Band], left_out: int) -
     keys = [f"{band.title} {key}: {text}" for band in shown for key, text in band.keys]
     keys += [f"{band.title}: {band.remark}" for band in shown if band.remark]
     rest = ["lines: a stage begins; dotted: a warm-up ends, or the rate steps; x: by what factor it jumps"]
+    if any(stage.meetings for stage in picture.stages):
+        rest.append("ticks at the foot: replicas are averaged")
     if left_out:
         rest.append(f"{left_out} labels more are too close to others")
     rest += [scale.remark] if scale.remark else []

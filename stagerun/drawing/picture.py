@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from stagerun.base.recipe import DecayFrom, Schedule, Solver, Stage
 from stagerun.plan.described import augmentation
 from stagerun.plan.hazards import JUMP, Joint, joints
-from stagerun.schedule import learning_rate, make_knobs, warm_up_end
+from stagerun.schedule import learning_rate, make_knobs, synchronisations, warm_up_end
 from stagerun.schedule.image_size import crop_size
 
 # Stretches of a stage of which the first, the last, the least and the largest value are kept.
@@ -173,7 +173,7 @@ class StagePicture:
 
     `points` are in the order of their iterations; the first and last iteration, both sides of every jump, knots and extremes are
     among them. `steps`: how many the policy has, of which `marks` holds MOST_STEPS. `drops`: how often `plateau` may lower what
-    is drawn. `side`: which of two schedules in one picture it is of, '' in a picture of one.
+    is drawn. `meetings`: after how many iterations replicas are averaged. `side`: which of two schedules in one picture it is of, '' in a picture of one.
     """
 
     name: str
@@ -192,6 +192,7 @@ class StagePicture:
     marks: tuple[Mark, ...]
     steps: int
     drops: int
+    meetings: tuple[int, ...] = ()
     side: str = ""
 
     def x(self, iter: float, unit: Unit) -> float:
@@ -324,6 +325,7 @@ def _stage(
         marks=tuple(sorted(marks + steps[:MOST_STEPS], key=lambda mark: mark.iter)),
         steps=len(steps),
         drops=len(solver.plateau_winsize) if solver.lr_policy == "plateau" else 0,
+        meetings=synchronisations(solver),
     )
 
 

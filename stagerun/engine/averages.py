@@ -40,6 +40,11 @@ class BatchStatistics:
         not a number."""
         self.batch.zero_()
 
+    def once_more(self) -> None:
+        """The next move is that of another replica, for the same iteration; its buffers are in place."""
+        if self._iterations is not None:
+            self._iterations -= 1
+
     @torch.no_grad()
     def move(self, total: Tensor, logical_workers: int) -> None:
         """Running statistics one iteration on. `total` float64 [n]: `batch` summed over the logical workers.

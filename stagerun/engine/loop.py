@@ -9,6 +9,7 @@ from stagerun.base.events import Iterated, Note, NotFinite, SnapshotDue, Stopped
 from stagerun.base.knobs import Knobs
 from stagerun.base.recipe import OnNan, Solver
 from stagerun.comm import Reducer
+from stagerun.engine.apart import update_replicas
 from stagerun.engine.images import Batch
 from stagerun.engine.state import TrainState, finite
 from stagerun.engine.update import Arithmetic, Outcome, Pace, hopeless, update
@@ -174,16 +175,17 @@ def _update(
 ) -> tuple[Outcome, Knobs]:
     """One update, and what it was done with, or would have been."""
     solver, iter, now = loop.plateau, state.iter, state.plateau
+    move = update_replicas if state.replicas is not None and state.replicas.begin(iter) else update
     if solver is None:
         knobs = loop.knobs(iter)
-        return update(state, pieces, knobs, reducer, loop.arithmetic, stop, hopeless), knobs
+        return move(state, pieces, knobs, reducer, loop.arithmetic, stop, hopeless), knobs
 
     def following(loss: float) -> Knobs:
         nonlocal now
         now = follow(state.plateau, solver, iter, loss)
         return loop.knobs(iter, now.drops)
 
-    outcome = update(state, pieces, following, reducer, loop.arithmetic, stop, hopeless)
+    outcome = move(state, pieces, following, reducer, loop.arithmetic, stop, hopeless)
     # With the weights, and not before: a snapshot after an update that failed holds the one before it.
     if not outcome.wrong:
         state.plateau = now

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from stagerun.base.errors import UsageError, nearest
-from stagerun.base.recipe import ParamKind, ParamRule
+from stagerun.base.recipe import CompressionRule, ParamKind, ParamRule
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +60,9 @@ def trained_parameters(model: nn.Module, rules: Sequence[ParamRule]) -> list[Par
     return trained
 
 
-def idle_rules(model: nn.Module, rules: Sequence[ParamRule]) -> list[tuple[ParamRule, str]]:
+def idle_rules(
+    model: nn.Module, rules: Sequence[ParamRule | CompressionRule]
+) -> list[tuple[ParamRule | CompressionRule, str]]:
     """The rules that fit no parameter at all, each with a hint: a pattern that was meant to do something."""
     names = {name: kind_of(model, name) for name, _ in model.named_parameters()}
     idle = []

@@ -12,11 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from stagerun.base.errors import StorageError
-from stagerun.base.recipe import Solver
+from stagerun.base.recipe import Determinism, Solver
+from stagerun.comm import Comm
+from stagerun.comm.residual import BASIS, Residual
 from stagerun.engine.averages import Average, BatchStatistics
 from stagerun.engine.codec import Packed, digest, digest_and_look
 from stagerun.engine.device import dtype_of, synchronize
 from stagerun.engine.parameters import trained_parameters
+from stagerun.engine.replicas import Replicas
 from stagerun.engine.solvers import WeightUpdate, make_update
 from stagerun.schedule.plateau import FRESH, PlateauState
 from stagerun.system.files import private_folder
@@ -27,7 +30,8 @@ class TrainState:
     """Network, solver, BatchNorm statistics, and `iter`: the number of weight updates done in this stage. `average`: the
     averaged weights, of a stage with `ema_decay`. `plateau`: what lr_policy `plateau` remembers, the same on every rank. `skips`: how
     many of the last iterations, one after the other, `on_nan: SKIP` has passed over, and `skips_in_all` of all in the stage;
-    `rollbacks`: how often it has gone back.
+    `rollbacks`: how often it has gone back. `residual`: what this rank's compressed gradients lacked, of a stage that remembers it;
+    that differs between ranks, as do `replicas`, of a stage with `sync_param`, and the model while they have parted and are not shown.
     """
 
     model: nn.Module
@@ -39,6 +43,8 @@ class TrainState:
     skips: int = 0
     skips_in_all: int = 0
     rollbacks: int = 0
+    residual: Residual | None = None
+    replicas: Replicas | None = None
 
 
 def make_state(model: nn.Module, solver: Solver, device: torch.device) -> TrainState:
@@ -93,13 +99,21 @@ def average(state: TrainState) -> dict[str, Tensor]:
     return dict(state.average.tensors) if state.average is not None else {}
 
 
+def replicas_of(determinism: Determinism, state: TrainState, solver: Solver, comm: Comm) -> Replicas:
+    """Those of a stage with `sync_param`, which have not parted. Collective."""
+    trained: dict[str, Tensor] = {p.name: p.tensor for p in state.solver.parameters}
+    return Replicas(weights(state), momentum(state), trained, solver, determinism, comm)
+
+
 PARTS = (weights, momentum, average)
 
 
 @torch.no_grad()
 def finite(state: TrainState) -> bool:
     """Whether all weights, and what is remembered of updates, are numbers. One look at the device as a rule: a sum is a number
-    only if all that it is of are, though not the other way round."""
+    only if all that it is of are, though not the other way round. Collective with replicas, whose average is looked at."""
+    if state.replicas is not None:
+        state.replicas.show()
     live = [t for part in (weights(state), momentum(state)) for t in part.values() if t.is_floating_point()]
     if math.isfinite(float(torch.stack([t.sum(dtype=torch.float64) for t in live]).sum())):
         return True
@@ -134,6 +148,37 @@ class Capture:
         pinned = any(t.device.type == "cuda" for t in weights(state).values())
         self.parts = {part: Packed(part(state), pinned) for part in PARTS}
         self.weights, self.momentum, self.average = (packed.tensors for packed in self.parts.values())
+        self.residual = Packed(state.residual.like(), pinned) if state.residual is not None else None
+        self.replicas: Packed | None = None
+
+    @torch.no_grad()
+    def take_replicas(self, replicas: Replicas, iter: int) -> None:
+        """Copies those of all ranks in, where they differ after `iter` updates. Collective; the others call `gather` with None."""
+        if not replicas.differ(iter):
+            self.replicas = None
+            return
+        if self.replicas is None:
+            self.replicas = Packed(replicas.names())
+        tensors = self.replicas.tensors
+
+        def take(name: str, tensor: Tensor) -> None:
+            tensors[name].copy_(tensor)
+
+        replicas.gather(take)
+
+    @torch.no_grad()
+    def take_residual(self, residual: Residual, comm: Comm) -> None:
+        """Copies those of all ranks in. Collective; the others call `residual.gather` with None."""
+        assert self.residual is not None
+        tensors = self.residual.tensors
+
+        def take(sender: int, parts: Mapping[str, Tensor]) -> None:
+            for name, tensor in parts.items():
+                tensors[name][sender].copy_(tensor)
+
+        for name, basis in residual.bases.items():
+            tensors[f"{BASIS}{name}"].copy_(basis)
+        residual.gather(comm, take)
 
     @torch.no_grad()
     def take(self, state: TrainState, found: dict[str, int] | None = None) -> None:
@@ -161,10 +206,13 @@ class Capture:
         vectors = [v for part in (weights, momentum) for v in self.parts[part].vectors if v.is_floating_point()]
         return all(math.isfinite(float(v.sum())) or bool(torch.isfinite(v).all()) for v in vectors)
 
-    def files(self) -> tuple[memoryview, memoryview, memoryview | None]:
-        """The copy's own memory as .safetensors files: weights, momentum, and averaged weights where there are any."""
+    def files(self) -> tuple[memoryview, memoryview, memoryview | None, memoryview | None, memoryview | None]:
+        """The copy's own memory as .safetensors files: weights, momentum, and averaged weights, residuals and replicas where there are
+        any."""
         found = {part: packed.data for part, packed in self.parts.items()}
-        return found[weights], found[momentum], found[average] if self.average else None
+        residual = self.residual.data if self.residual is not None else None
+        replicas = self.replicas.data if self.replicas is not None else None
+        return found[weights], found[momentum], found[average] if self.average else None, residual, replicas
 
 
 def _copy(copy: Tensor, live: Tensor) -> None:

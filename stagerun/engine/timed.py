@@ -74,9 +74,9 @@ class _TimedReducer:
         self.reducer, self.joints = reducer, joints
         self.layout = reducer.layout
 
-    def begin(self) -> None:
+    def begin(self, iter: int = 0) -> None:
         self.joints.begin()
-        self.reducer.begin()
+        self.reducer.begin(iter)
         self.joints.last = self.joints.now()
 
     def add(self, loss: Tensor, logical_worker: int, tail: Tensor, last: bool) -> None:
@@ -92,3 +92,6 @@ class _TimedReducer:
         total = self.reducer.finish()
         self.joints.part(WAIT)
         return total
+
+    def accept(self) -> None:
+        self.reducer.accept()

@@ -67,9 +67,52 @@ def update(
     rank asks to stop: so it costs nothing, and an iteration that is not broken off has the bits that it ever had.
     """
     state.model.train()
-    reducer.begin()
+    found = summed(state, pieces, reducer, how, stop, hopeless)
+    loss_mean = found.loss_sum / how.logical_workers
+    if found.stopping >= BROKEN_OFF:
+        return Outcome(loss_mean, True, time.monotonic() - found.started, broken_off=True)
+    wrong = not_finite(loss_mean, found.size, found.gradients, found.moved)
+    if not wrong:
+        now = knobs if isinstance(knobs, Knobs) else knobs(loss_mean)
+        wrong = too_fast(state, now, loss_mean)
+    if not wrong:
+        apply(state, found, now, how)
+        reducer.accept()
+        state.iter += 1
+        if state.average is not None:
+            state.average.follow(state.iter)
+    else:
+        state.statistics.forget()
+    return Outcome(loss_mean, found.stopping > 0, time.monotonic() - found.started, wrong)
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """What has come of the logical workers of an update. `size`: the gradients' norm; `moved`: sum of the size of BatchNorm's statistics;
+    `stopping`: how many ask to stop, or BROKEN_OFF; `started`: when the last backward pass was over."""
+
+    total: Tensor
+    gradients: dict[str, Tensor]
+    norm: Tensor
+    loss_sum: float
+    stopping: float
+    size: float
+    moved: float
+    started: float
+
+
+def summed(
+    state: TrainState,
+    pieces: Iterable[tuple[int, Batch, bool]],
+    reducer: Reducer,
+    how: Arithmetic,
+    stop: Callable[[], bool],
+    hopeless: Callable[[int], bool],
+) -> Summed:
+    """Forward and backward passes, and the sum over the logical workers that `reducer` is for."""
+    reducer.begin(state.iter)
     statistics = state.statistics
-    tail = torch.zeros(statistics.n + 2, dtype=torch.float64, device=how.normalise.device)
+    tail = torch.zeros(statistics.n + TAIL, dtype=torch.float64, device=how.normalise.device)
     for done, (worker, batch, last) in enumerate(pieces):
         if hopeless(done):
             tail.zero_()[-1] = BROKEN_OFF
@@ -89,30 +132,29 @@ def update(
     # One look at the device for all of them.
     looked_at = torch.stack([total[-2], total[-1], norm.to(total.dtype), total[: statistics.n].abs().sum()])
     loss_sum, stopping, size, moved = looked_at.tolist()
-    loss_mean = loss_sum / how.logical_workers
-    if stopping >= BROKEN_OFF:
-        return Outcome(loss_mean, True, time.monotonic() - started, broken_off=True)
-    wrong = _wrong(loss_mean, size, gradients, moved)
-    if not wrong:
-        now = knobs if isinstance(knobs, Knobs) else knobs(loss_mean)
-        if now.lr * max(p.lr_mult for p in state.solver.parameters) > torch.finfo(norm.dtype).max:
-            wrong = f"the learning rate is more than a weight can hold (the loss is {loss_mean:.4g})"
-    if not wrong:
-        if how.clip_gradients is not None:
-            if not math.isfinite(size):  # of numbers, whose squares are too large
-                norm = global_norm(list(gradients.values()), torch.float64)
-            clip(list(gradients.values()), how.clip_gradients, norm)
-        state.solver.update(now)
-        statistics.move(total[: statistics.n], how.logical_workers)
-        state.iter += 1
-        if state.average is not None:
-            state.average.follow(state.iter)
-    else:
-        statistics.forget()
-    return Outcome(loss_mean, stopping > 0, time.monotonic() - started, wrong)
+    return Summed(total, gradients, norm, loss_sum, stopping, size, moved, started)
 
 
-def _wrong(loss: float, norm: float, gradients: dict[str, Tensor], moved: float) -> str:
+def apply(state: TrainState, found: Summed, now: Knobs, how: Arithmetic) -> None:
+    """Moves weights and statistics by what was summed; the gradients stand at the parameters."""
+    gradients, norm = list(found.gradients.values()), found.norm
+    if how.clip_gradients is not None:
+        if not math.isfinite(found.size):  # of numbers, whose squares are too large
+            norm = global_norm(gradients, torch.float64)
+        clip(gradients, how.clip_gradients, norm)
+    state.solver.update(now)
+    state.statistics.move(found.total[: state.statistics.n], how.logical_workers)
+
+
+def too_fast(state: TrainState, knobs: Knobs, loss: float) -> str:
+    """What is wrong with the learning rate, '' if nothing is."""
+    parameters = state.solver.parameters
+    if knobs.lr * max(p.lr_mult for p in parameters) > torch.finfo(parameters[0].tensor.dtype).max:
+        return f"the learning rate is more than a weight can hold (the loss is {loss:.4g})"
+    return ""
+
+
+def not_finite(loss: float, norm: float, gradients: dict[str, Tensor], moved: float) -> str:
     """What is not finite, '' if all is. A norm that is not may have come of numbers that are, whose squares are too large."""
     if not math.isfinite(loss):
         return f"the loss is {loss}"
@@ -185,6 +227,9 @@ def clip(gradients: list[Tensor], limit: float, norm: Tensor | None = None) -> N
     factor = torch.where(norm > limit, limit / norm, torch.ones_like(norm))
     torch._foreach_mul_(gradients, factor.to(gradients[0].dtype))
 
+
+# Numbers that travel with the gradients beside the statistics of BatchNorm: the loss, and whether a rank asks to stop.
+TAIL = 2
 
 # In the place of the 1 by which a rank asks to stop after this iteration. More than ranks can be; sums of it are exact in float64.
 BROKEN_OFF = float(1 << 30)

@@ -2,15 +2,15 @@
 
 import posixpath
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from stagerun.base import recipe
+from stagerun.base import compression, recipe
 from stagerun.language import layers, tree, values
-from stagerun.language.layers import PAIRS
+from stagerun.language.layers import pairs
 from stagerun.language.networks import NETWORKS, PLAIN
 from stagerun.language.tree import SCHEDULE, SOLVER, Block, Entry, is_message
 from stagerun.language.values import NONE, RATES
@@ -24,8 +24,13 @@ OPTIONAL = {"test_transform_param"} | {
     for member in values.layout(kind)
     if member.is_message and member.default is None
 }
-# Fields that say nothing by themselves: they are resolved into others, or stand in stages.
-SKIPPED = {"clear", "solver", "stage", "ensemble"} | {other for _, other in PAIRS}
+# Fields that say nothing by themselves: they stand in stages.
+SKIPPED = {"clear", "solver", "stage", "ensemble"}
+
+
+def _says_nothing(field: FieldDescriptor) -> bool:
+    """Whether the field stands in stages, or is resolved into its partner."""
+    return field.name in SKIPPED or field.name in dict(pairs(field.containing_type)).values()
 
 
 def model(view: View) -> recipe.Model:
@@ -59,14 +64,48 @@ def path_of(root: str, source: str) -> str:
 
 def solver(view: View, seed: int, images: int) -> recipe.Solver:
     """A stage's settings, durations in iterations; `seed` is Schedule.seed, `images` is how many an epoch has."""
-    own_seed = view.whole("random_seed")
+    own_seed, compressed = view.whole("random_seed"), view.view("compress_param")
     return values.build(
         recipe.Solver,
         view,
         **_for_the_batch(view, images),
         test_transform=evaluation_transform(view),
         random_seed=seed if own_seed is None else own_seed,
+        compress=_compression(compressed) if compressed is not None else None,
+        sync=_sync(met) if (met := view.view("sync_param")) is not None else None,
     )
+
+
+def _sync(view: View) -> recipe.Sync:
+    """With the outer update that `DILOCO` has though none is written."""
+    outer = None
+    if view.text("method") == recipe.SyncMethod.DILOCO.value:
+        outer = values.build(recipe.Outer, view.inside("outer"))
+    return values.build(recipe.Sync, view, outer=outer)
+
+
+def _compression(view: View) -> recipe.Compression:
+    """With the defaults that follow from the method: its settings, its memory, and those of the rules."""
+    written = values.build(recipe.Compression, view, memory=recipe.Memory.NONE, param=())
+    method, memory = written.method, view.text("memory")
+    allow = written.allow or (compression.ALLOWED if method is recipe.Method.AUTO else ())
+    settings: dict[str, Any] = compression.settings_of(method, written, allow=allow)
+    return replace(
+        written,
+        **settings,
+        memory=recipe.Memory(memory) if memory else compression.default_memory(method, written.as_released),
+        allow=allow,
+        param=tuple(_rule(rule, written, memory) for rule in view.views("param")),
+    )
+
+
+def _rule(view: View, around: recipe.Compression, memory: str | None) -> recipe.CompressionRule:
+    """`memory`: what is written for all parameters."""
+    rule = values.build(recipe.CompressionRule, view)
+    settings: dict[str, Any] = compression.settings_of(rule.method, rule, around)
+    written = view.text("memory") or memory
+    kept = recipe.Memory(written) if written else compression.default_memory(rule.method, around.as_released)
+    return replace(rule, **settings, memory=kept)
 
 
 # The fields of Solver that a learning rate depends on, besides those of `_for_the_batch`.
@@ -125,7 +164,7 @@ def facts(
     defaults that come from other fields, by key; `schedule` is the path of schedule.prototxt.
     """
     for field in kind.fields:
-        if field.name in SKIPPED:
+        if _says_nothing(field):
             continue
         key = prefix + field.name
         counts = identity and tree.identity(field)
@@ -136,10 +175,16 @@ def facts(
         elif entry:
             layer = layers.layer_of(entry.place, schedule)
             origin = recipe.Origin(_written(entry), layer, None if layer == layers.LMDB else entry.place)
-            yield Fact(key, _canonical(entry), counts, origin)
+            text = _canonical(entry)
+            yield Fact(key, text, counts and not _unsaid(field, text), origin)
         else:
             text = derived.get(key) or default_text(field)
-            yield Fact(key, text, counts, recipe.Origin(text, "default"))
+            yield Fact(key, text, counts and not _unsaid(field, text), recipe.Origin(text, "default"))
+
+
+def _unsaid(field: FieldDescriptor, text: str) -> bool:
+    """Whether an identity leaves the field out, because it has its default."""
+    return tree.quiet(field) and text == default_text(field)
 
 
 def default_text(field: FieldDescriptor) -> str:
@@ -197,16 +242,17 @@ def completed(identity: Mapping[str, str]) -> dict[str, str]:
 
 def _defaults(kind: Descriptor, prefix: str, said: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """(key, text) of each field below a message that training depends on; of a message that may be absent its fields where one
-    of them is said, `none` for itself else."""
+    of them is said, `none` for itself else. A quiet field that isn't said has its default, unsaid."""
     for field in kind.fields:
         key = prefix + field.name
         if kind is SCHEDULE and field.name == "solver":
             yield from _defaults(SOLVER, "solver.", said)
-        elif field.name in SKIPPED or not tree.identity(field):
+        elif _says_nothing(field) or not tree.identity(field):
             continue
         elif not is_message(field) or field.is_repeated:
-            yield key, _CONSTANT.get(field.name) or default_text(field)
+            if not tree.quiet(field):
+                yield key, _CONSTANT.get(field.name) or default_text(field)
         elif field.name not in OPTIONAL or any(name.startswith(f"{key}.") for name in said):
             yield from _defaults(field.message_type, f"{key}.", said)
-        else:
+        elif not tree.quiet(field):
             yield key, NONE

@@ -15,8 +15,10 @@ from stagerun import schedule
 from stagerun.base.errors import Problems, listing
 from stagerun.base.recipe import MomentumForm
 from stagerun.language import layers, tree
+from stagerun.language.check_compress import check_compression
 from stagerun.language.check_images import check_compiled, check_drawn, check_training, check_transform
 from stagerun.language.check_rates import check_curves, check_knots, check_learning_rate
+from stagerun.language.check_sync import check_sync
 from stagerun.language.layers import higher
 from stagerun.language.proto import stagerun_pb2
 from stagerun.language.tree import Block
@@ -176,7 +178,7 @@ def _warm_up(stage: str, view: View, problems: Problems) -> None:
     if warm_up and length and warm_up - (start or 0) > length:
         place = layers.higher(view, "warmup_iter", "max_iter")
         message = f"the warm-up of {warm_up} iterations is longer than the stage, which has {length}"
-        problems.add(place, message, f"stage `{stage}`: {_origin(view, 'max_iter')}; {_origin(view, 'warmup_iter')}")
+        problems.add(place, message, f"stage `{stage}`: {view.origin('max_iter')}; {view.origin('warmup_iter')}")
 
 
 def _policy(stage: str, view: View, problems: Problems) -> None:
@@ -228,7 +230,7 @@ def _peak(stage: str, view: View, problems: Problems) -> None:
         where = f"{peak} iterations after the warm-up of {after}"
         message = f"the peak {where} does not come before the end of the stage, which has {length}"
     place = layers.higher(view, "peak_iter", "max_iter")
-    problems.add(place, message, f"stage `{stage}`: {_origin(view, 'max_iter')}; {_origin(view, 'peak_iter')}")
+    problems.add(place, message, f"stage `{stage}`: {view.origin('max_iter')}; {view.origin('peak_iter')}")
 
 
 def _knots(stage: str, view: View, problems: Problems) -> None:
@@ -240,7 +242,7 @@ def _evaluation(view: View, shared: Shared, problems: Problems) -> None:
         hint = "write `val { source: ... images: ... }` in `data`, or leave it out"
         problems.add(
             view.place("test_interval"),
-            f"`{_written(view, 'test_interval')}` without `data.val`: nothing to evaluate",
+            f"`{view.written('test_interval')}` without `data.val`: nothing to evaluate",
             hint,
         )
     batches = view.whole("test_iter")
@@ -264,19 +266,10 @@ STAGE_CHECKS: tuple[Callable[[str, View, Problems], None], ...] = (
     _knots,
     check_local_rate,
     check_regularisation,
+    check_compression,
+    check_sync,
 )
 
 
 def _all(names: Iterable[str]) -> str:
     return listing(list(names), "and")
-
-
-def _written(view: View, name: str) -> str:
-    """A duration as it was written: `max_epoch: 5`, or `max_iter: 780`."""
-    text = view.block.entries[name].values[0].text
-    return text if ":" in text else f"{name}: {text}"
-
-
-def _origin(view: View, name: str) -> str:
-    entry = view.block.entries[name]
-    return f"`{_written(view, name)}` in {entry.place.path}:{entry.place.line}"

@@ -8,6 +8,8 @@ thing in different units, the one in the higher layer replaces the other.
 from collections.abc import Sequence
 from dataclasses import replace
 
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
 from stagerun.base import units
 from stagerun.base.errors import Problems, Span, nearest
 from stagerun.language.lexer import INT64_MAX
@@ -29,12 +31,30 @@ DURATIONS = (
     ("display", "display_epoch"),
 )
 PAIRS = (*DURATIONS, ("device_batch_size", "iter_size"))
-# Where knots stand in a Solver besides its own: in these messages.
-INSIDE = ("momentum_policy", "weight_decay_policy")
+# The same in a message of Solver, by the message's name.
+INNER_DURATIONS = {"CompressionParameter": (("start_iter", "start_epoch"),)}
+# The messages of Solver in which knots or durations stand.
+INSIDE = ("momentum_policy", "weight_decay_policy", "compress_param")
 EPOCH = "epoch"
 SET = "--set"  # the path of a place in an argument
 LMDB = "LMDB"  # that of a value which was read from the LMDB itself
 PARTNER = dict(PAIRS) | {b: a for a, b in PAIRS}
+
+
+def durations(kind: Descriptor) -> tuple[tuple[str, str], ...]:
+    """(in iterations, in epochs) of a message."""
+    return DURATIONS if kind is SOLVER else INNER_DURATIONS.get(kind.name, ())
+
+
+def pairs(kind: Descriptor) -> tuple[tuple[str, str], ...]:
+    """(field, the same in another unit) of a message."""
+    return PAIRS if kind is SOLVER else durations(kind)
+
+
+def partner(field: FieldDescriptor) -> str:
+    """The field of the same message that says the same thing in another unit, or ''."""
+    found = pairs(field.containing_type)
+    return (dict(found) | {b: a for a, b in found}).get(field.name, "")
 
 
 def merge(layers: Sequence[Block]) -> Block:
@@ -65,14 +85,16 @@ def check_layers(layers: Sequence[Block], problems: Problems) -> None:
     for number, layer in enumerate(layers):
         for first, second in PAIRS:
             if first in layer.entries and second in layer.entries:
-                later, earlier = layer.entries[second], layer.entries[first]
-                if later.name < earlier.name:
-                    later, earlier = earlier, later
-                message = f"`{later.field.name}` and `{earlier.field.name}` say the same thing"
-                problems.add(later.name, message, f"keep one of them; the other stands in line {earlier.name.line}")
+                _same_thing(layer.entries[first], layer.entries[second], problems)
         entry = layer.entries.get("clear")
         for value in entry.values if entry else ():
             _check_clear(str(value.value), value, layer, layers[:number], problems)
+
+
+def _same_thing(first: Entry, second: Entry, problems: Problems) -> None:
+    earlier, later = sorted((first, second), key=lambda entry: entry.name)
+    message = f"`{later.field.name}` and `{earlier.field.name}` say the same thing"
+    problems.add(later.name, message, f"keep one of them; the other stands in line {earlier.name.line}")
 
 
 def _check_clear(name: str, value: Value, layer: Block, below: Sequence[Block], problems: Problems) -> None:
@@ -100,8 +122,9 @@ def edit(base: Block | None, path: Sequence[str], leaf: Block) -> Block:
     """`base` with the entries of `leaf` put into the message that `path` leads to, which is made if it is not there."""
     if not path:
         assert base is not None
-        doubtful = (base.doubtful - set(leaf.entries)) | leaf.doubtful
-        kept = {n: e for n, e in base.entries.items() if n not in leaf.doubtful}
+        others = {other for entry in leaf.entries.values() if (other := partner(entry.field))}
+        doubtful = (base.doubtful - set(leaf.entries) - others) | leaf.doubtful
+        kept = {n: e for n, e in base.entries.items() if n not in leaf.doubtful | others}
         return replace(base, entries=kept | dict(leaf.entries), doubtful=doubtful)
     assert base is not None
     field = base.kind.fields_by_name[path[0]]
@@ -120,33 +143,46 @@ def in_iterations(block: Block, images: int | None, problems: Problems) -> Block
         batch = View(block).whole("batch_size")
     except Doubtful:
         batch = None
-    entries = {n: e for n, e in block.entries.items() if n not in dict(PAIRS).values()}
-    doubtful = set(block.doubtful)
-    for iterations, epochs in DURATIONS:
-        if epochs in block.entries:
-            found = _convert(block.entries[epochs], iterations, images, batch, problems)
-            if found:
-                entries[iterations] = found
-            else:
-                doubtful.add(iterations)
+    converted = _durations_converted(block, images, batch, problems)
+    entries, doubtful = dict(converted.entries), set(converted.doubtful)
     if "iter_size" in block.entries:
+        del entries["iter_size"]
         found = _device_batch(block.entries["iter_size"], batch, problems)
         if found:
             entries["device_batch_size"] = found
         else:
             doubtful.add("device_batch_size")
-    return _knots_in_iterations(replace(block, entries=entries, doubtful=frozenset(doubtful)), images, batch, problems)
+    return _insides_in_iterations(
+        replace(block, entries=entries, doubtful=frozenset(doubtful)), images, batch, problems
+    )
 
 
-def _knots_in_iterations(block: Block, images: int | None, batch: int | None, problems: Problems) -> Block:
-    """A Solver's settings with every knot at an iteration, no whole one in general, still at the place where it was written.
-    `images` of an epoch and `batch` are None where they aren't known; knots that depend on them are doubtful then.
+def _durations_converted(block: Block, images: int | None, batch: int | None, problems: Problems) -> Block:
+    """The message with those of its durations that are in epochs in iterations, or doubtful."""
+    entries, doubtful = dict(block.entries), set(block.doubtful)
+    for iterations, epochs in durations(block.kind):
+        entry = entries.pop(epochs, None)
+        if entry is not None and (found := _convert(entry, iterations, images, batch, problems)):
+            entries[iterations] = found
+        elif entry is not None or epochs in doubtful:
+            doubtful.add(iterations)
+    return replace(block, entries=entries, doubtful=frozenset(doubtful))
+
+
+def _insides_in_iterations(block: Block, images: int | None, batch: int | None, problems: Problems) -> Block:
+    """A Solver's settings with every knot at an iteration, no whole one in general, and every duration inside a message in iterations,
+    still at the place where it was written. `images` of an epoch and `batch` are None where they aren't known; what depends on them
+    is doubtful then.
     """
     block = _knots_converted(block, images, batch, problems)
     for name in INSIDE:
         inner = block.block(name)
         if inner is not None:
-            found = _knots_converted(inner, images, batch, problems)
+            for first, second in durations(inner.kind):
+                if first in inner.entries and second in inner.entries:
+                    _same_thing(inner.entries[first], inner.entries[second], problems)
+            found = _durations_converted(inner, images, batch, problems)
+            found = _knots_converted(found, images, batch, problems)
             value = replace(block.entries[name].values[0], value=found)
             block = replace(block, entries={**block.entries, name: replace(block.entries[name], values=(value,))})
     return block
@@ -177,9 +213,7 @@ def _knot(block: Block, images: int | None, batch: int | None, problems: Problem
         problems.add(block.place, "Knot lacks `factor`", "write `factor: 1` for base_lr itself, say")
         return None
     if iter is not None and epoch is not None:
-        later, earlier = sorted((iter, epoch), key=lambda e: e.name, reverse=True)
-        message = f"`{later.field.name}` and `{earlier.field.name}` say the same thing"
-        problems.add(later.name, message, f"keep one of them; the other stands in line {earlier.name.line}")
+        _same_thing(iter, epoch, problems)
         return None
     if epoch is None:
         if iter is None:
@@ -212,7 +246,7 @@ def _convert(entry: Entry, name: str, images: int | None, batch: int | None, pro
             problems.add(value.span, f"`{entry.field.name}` is more iterations than 64 bits can count")
             return None
         values.append(Value(count, f"{entry.field.name}: {value.text}", value.span))
-    return Entry(SOLVER.fields_by_name[name], entry.name, tuple(values))
+    return Entry(entry.field.containing_type.fields_by_name[name], entry.name, tuple(values))
 
 
 def _device_batch(entry: Entry, batch: int | None, problems: Problems) -> Entry | None:

@@ -403,7 +403,7 @@ def _elsewhere(name: str, kind: Descriptor) -> str:
     inside = [f.name for f in kind.fields if f.message_type in owners]
     if inside:
         return f"write it inside of {listing([f + ' { ... }' for f in inside])}"
-    return f"`{name}` is a field of {' and '.join(m.name for m in owners)}" if owners else ""
+    return f"`{name}` is a field of {' and '.join(dict.fromkeys(m.name for m in owners))}" if owners else ""
 
 
 def _messages() -> list[Descriptor]:

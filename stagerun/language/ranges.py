@@ -45,12 +45,13 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "Solver.type": tuple(SOLVER_TYPES),
     "Solver.regularization_type": ("L2", "L1"),
     "FillerParameter.type": tuple(FILLER_FIELDS),
+    "OuterParameter.type": ("Nesterov", "SGD"),
 }
 
 _SCHEDULE_NAME = re.compile(r"(?!\.\.?$)[A-Za-z0-9_.-]+", re.ASCII)
 _STAGE_NAME = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 LONGEST_NAME = 100
-NOT_EMPTY = ("Source.source", "Data.scratch", "StageEntry.solver", "ParamSpec.name")
+NOT_EMPTY = ("Source.source", "Data.scratch", "StageEntry.solver", "ParamSpec.name", "CompressionRule.name")
 
 
 def is_schedule_name(name: str) -> bool:
@@ -83,6 +84,8 @@ def _sound_value(block: Block, entry: Entry, value: Value, problems: Problems) -
 _HINTS = {
     "Solver.clip_gradients": "leave it out for no clipping",
     "Solver.test_iter": "leave it out to evaluate every image",
+    "CompressionParameter.ratio": "0.01 sends one value in a hundred",
+    "CompressionRule.ratio": "0.01 sends one value in a hundred",
 }
 
 

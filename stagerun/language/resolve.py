@@ -12,6 +12,7 @@ from typing import TypeVar
 from stagerun.base import recipe
 from stagerun.base.errors import DataError, Problem, Problems, RecipeError, Span, StagerunError
 from stagerun.language import build, check, ensembles, layers, override, ranges, stages, tree, values
+from stagerun.language.check_compress import check_residual
 from stagerun.language.check_images import check_model, classes_problem
 from stagerun.language.override import Override
 from stagerun.language.parse import LARGEST, parse
@@ -74,7 +75,9 @@ def read(
     for node in found:
         if node.parent in settings:
             parent = View(settings[node.parent])
-            check.check_carry(node.name, View(settings[node.name]), node.parent, parent, problems)
+            own = View(settings[node.name])
+            check.check_carry(node.name, own, node.parent, parent, problems)
+            check_residual(node.name, own, node.parent, parent, problems)
     if problems:
         raise RecipeError(problems.all())
     names = dict.fromkeys([SCHEDULE_FILE, *(n.file for n in found if n.file is not None)])
@@ -272,6 +275,10 @@ def _stage(node: Node, block: Block, seed: int, images: int, shared: Sequence[bu
         "solver.test_batch_size": str(solver.test_batch_size),
         "solver.test_transform_param": "transform_param without what is drawn at random",
     }
+    if solver.compress is not None:
+        derived |= values.leaves(solver.compress, "solver.compress_param")
+    if solver.sync is not None:
+        derived |= values.leaves(solver.sync, "solver.sync_param")
     for field, transform in (("transform_param", solver.transform), ("test_transform_param", solver.test_transform)):
         derived[f"solver.{field}.mean_value"] = "[0.0]"
         derived[f"solver.{field}.std_value"] = "[1.0]"

@@ -82,6 +82,11 @@ def identity(field: FieldDescriptor) -> bool:
     return bool(field.GetOptions().Extensions[stagerun_pb2.identity])
 
 
+def quiet(field: FieldDescriptor) -> bool:
+    """Whether identities and the canonical form leave the field out at its default."""
+    return bool(field.GetOptions().Extensions[stagerun_pb2.quiet])
+
+
 def default(field: FieldDescriptor) -> Scalar | None:
     """The default that the .proto states: an enum's by name, None where there is none."""
     if not field.has_default_value:

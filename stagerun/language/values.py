@@ -17,14 +17,13 @@ from google.protobuf.descriptor import FieldDescriptor
 from stagerun.base import recipe
 from stagerun.base.units import epochs
 from stagerun.language import tree
-from stagerun.language.layers import DURATIONS, PARTNER
+from stagerun.language.layers import durations, partner
 from stagerun.language.tree import SCHEDULE, SOLVER, quoted
 from stagerun.language.view import View
 
 NONE = "none"
 # Rates that `base_lr_batch` is for.
 RATES = ("base_lr", "warmup_start_lr", "start_lr", "end_lr")
-ITERATIONS = frozenset(iterations for iterations, _ in DURATIONS)
 
 # Fields of recipe that have another name in the language, in the canonical text too.
 _RENAMED = {
@@ -39,6 +38,8 @@ _RENAMED = {
     "color_jitter": "color_jitter_param",
     "rand_augment": "rand_augment_param",
     "crop_size_ramp": "crop_size_ramp_param",
+    "compress": "compress_param",
+    "sync": "sync_param",
 }
 # Fields that the language has inside a message that the recipe doesn't have.
 _INSIDE = {
@@ -46,10 +47,15 @@ _INSIDE = {
     "eps": "batch_norm_param.eps",
     "carry_momentum": "carry.momentum",
     "carry_data": "carry.data",
+    "carry_residual": "carry.residual",
     "interp_mode": "resize_param.interp_mode",
 }
 # The language's words for false and true.
-_WORDS = {"carry_momentum": ("ZERO", "KEEP"), "carry_data": ("RESTART", "CONTINUE")}
+_WORDS = {
+    "carry_momentum": ("ZERO", "KEEP"),
+    "carry_data": ("RESTART", "CONTINUE"),
+    "carry_residual": ("ZERO", "KEEP"),
+}
 # Derived from others, or from where the folder lies: the language has no such field.
 _DERIVED = {"epoch_iter", "path"}
 # Not in the canonical text: where values came from, what was derived from the text as written, and what only `run` looks at.
@@ -61,7 +67,8 @@ _SAME_AS = {"max_size": "min_size", "test_batch_size": "device_batch_size"}
 @dataclasses.dataclass(frozen=True, slots=True)
 class Member:
     """A field of one of recipe's messages. `attribute` is its name there, `name` that in the canonical text, `path` the way to it in the
-    language. `kind` is the type of one value, and `default` MISSING where there is none."""
+    language. `kind` is the type of one value, and `default` MISSING where there is none. A `quiet` one is not in the canonical text at
+    its default."""
 
     attribute: str
     name: str
@@ -70,6 +77,7 @@ class Member:
     repeated: bool
     default: Any
     stored: bool
+    quiet: bool
 
     @property
     def is_message(self) -> bool:
@@ -83,24 +91,27 @@ def layout(kind: Any) -> tuple[Member, ...]:
     """The members of a message, in the recipe's order."""
     if kind not in _layouts:
         hints = get_type_hints(kind)
-        _layouts[kind] = tuple(_member(field, hints[field.name]) for field in dataclasses.fields(kind))
+        prefix = "solver." if kind is recipe.Solver else ""
+        _layouts[kind] = tuple(_member(field, hints[field.name], prefix) for field in dataclasses.fields(kind))
     return _layouts[kind]
 
 
-def _member(field: "dataclasses.Field[Any]", wanted: Any) -> Member:
+def _member(field: "dataclasses.Field[Any]", wanted: Any, prefix: str) -> Member:
     if get_origin(wanted) in (Union, types.UnionType):  # `X | None`
         (wanted,) = (part for part in get_args(wanted) if part is not types.NoneType)
     repeated = get_origin(wanted) is tuple
     default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
     name = _RENAMED.get(field.name, field.name)
+    path = _INSIDE.get(field.name, name)
     return Member(
         attribute=field.name,
         name=name,
-        path=_INSIDE.get(field.name, name),
+        path=path,
         kind=get_args(wanted)[0] if repeated else wanted,
         repeated=repeated,
         default=default,
         stored=field.name not in _NOT_STORED,
+        quiet=bool(prefix and unsaid(prefix + path)),
     )
 
 
@@ -124,6 +135,8 @@ def _setting(member: Member, view: View) -> Any:
         view = view.inside(message)
     if member.repeated and member.is_message:
         return tuple(build(member.kind, inner) for inner in view.views(name))
+    if member.repeated and issubclass(member.kind, enum.Enum):
+        return tuple(member.kind(text) for text in view.texts(name))
     if member.repeated:
         return view.numbers(name)
     if member.is_message:
@@ -216,6 +229,15 @@ def is_read(key: str, lr_policy: str) -> bool:
     return key != "solver.average_loss" or lr_policy == "plateau"
 
 
+def unsaid(key: str) -> str:
+    """The default of a field that identities and the canonical form leave out at its default; '' for another field."""
+    field = _fields(key)[-1]
+    if field is None or not tree.quiet(field):
+        return ""
+    value = tree.default(field)
+    return NONE if value is None else tree.canonical(value, field)
+
+
 def known(key: str) -> bool:
     """Whether the language has the field of that name."""
     return None not in _fields(key)
@@ -241,10 +263,11 @@ def shown(key: str, value: str, stage: recipe.Stage, images: int) -> tuple[str, 
     """
     name = key.removeprefix("solver.")
     origin = stage.origins.get(key)
-    epochs_too = _in_epochs(name, stage.solver, images)
+    epochs_too = _in_epochs(key, value, stage.solver, images)
     if origin is None or origin.span is None:
         return value + epochs_too, ""
-    if name in PARTNER and origin.text.startswith(f"{PARTNER[name]}: "):
+    field = _fields(key)[-1]
+    if field is not None and (other := partner(field)) and origin.text.startswith(f"{other}: "):
         return value + epochs_too, origin.text
     batch = stage.origins.get("solver.base_lr_batch")
     if name in RATES and batch is not None and batch.span is not None:
@@ -252,16 +275,22 @@ def shown(key: str, value: str, stage: recipe.Stage, images: int) -> tuple[str, 
     return (value if origin.text.startswith(("{", "[{")) else origin.text) + epochs_too, ""
 
 
-def _in_epochs(name: str, solver: recipe.Solver, images: int) -> str:
+def _in_epochs(key: str, value: str, solver: recipe.Solver, images: int) -> str:
     """` = 24.94 epochs` for a number of iterations of a stage, the same of knots, '' for another field."""
+    name = key.removeprefix("solver.")
     if name == "knot" or name.endswith(".knot"):
         curve = getattr(solver, name.partition(".")[0]) if "." in name else solver
         places = [f"{knot.iter * solver.batch_size / images:.2f}" for knot in (curve.knot if curve else ())]
         return f" = at epochs {', '.join(places)}" if places else ""
-    value = getattr(solver, name) if name in ITERATIONS else None
-    if isinstance(value, int) and value:
-        return f" = {epochs(value, images, solver.batch_size):.2f} epochs"
-    return ""
+    field = _fields(key)[-1]
+    if (
+        field is None
+        or field.name not in dict(durations(field.containing_type))
+        or not value.isdecimal()
+        or value == "0"
+    ):
+        return ""
+    return f" = {epochs(int(value), images, solver.batch_size):.2f} epochs"
 
 
 # -- the canonical text
@@ -279,6 +308,8 @@ def _lines(message: Any) -> Iterator[str]:
         if not member.stored:
             continue
         held = getattr(message, member.attribute)
+        if member.quiet and held == member.default:
+            continue
         if member.attribute == "parent":
             held = held or ""
         for value in held if isinstance(held, tuple) else (held,):

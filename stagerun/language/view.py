@@ -52,6 +52,11 @@ class View:
         values = self.block.entries[name].values if self.has(name) else ()
         return tuple(v.value for v in values if isinstance(v.value, int | float))
 
+    def texts(self, name: str) -> tuple[str, ...]:
+        """The values of a repeated field of texts, or of an enum."""
+        values = self.block.entries[name].values if self.has(name) else ()
+        return tuple(v.value for v in values if isinstance(v.value, str))
+
     def view(self, name: str) -> "View | None":
         block = self.block.block(name) if self.has(name) else None
         return View(block) if block else None
@@ -64,6 +69,16 @@ class View:
     def views(self, name: str) -> "Iterator[View]":
         self.has(name)
         return (View(b) for b in self.block.blocks(name))
+
+    def written(self, name: str) -> str:
+        """A duration as it was written: `max_epoch: 5`, or `max_iter: 780`."""
+        text = self.block.entries[name].values[0].text
+        return text if ":" in text else f"{name}: {text}"
+
+    def origin(self, name: str) -> str:
+        """The same, and where."""
+        place = self.block.entries[name].place
+        return f"`{self.written(name)}` in {place.path}:{place.line}"
 
     def place(self, name: str) -> Span:
         """The place of the value; if the field isn't written, that of its block."""

@@ -7,7 +7,7 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 
 from stagerun.base.errors import UsageError, nearest
 from stagerun.language import tree
-from stagerun.language.layers import PARTNER
+from stagerun.language.layers import partner
 from stagerun.language.proto import stagerun_pb2
 from stagerun.language.proto.manual import COMMENTS
 from stagerun.language.ranges import CHOICES
@@ -104,8 +104,8 @@ def _indented(name: str, margin: str = "  ") -> str:
 
 def _field(field: FieldDescriptor) -> str:
     text = f"{_head(field)}\n{_indented(f'{field.containing_type.name}.{field.name}')}"
-    if field.containing_type is tree.SOLVER and field.name in PARTNER:
-        text += f"\n  See `{PARTNER[field.name]}`: one of the two can be given."
+    if other := partner(field):
+        text += f"\n  See `{other}`: one of the two can be given."
     if not tree.identity(field):
         text += "\n  Changing it makes no snapshot stale."
     if is_message(field):

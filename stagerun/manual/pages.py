@@ -12,6 +12,7 @@ PAGES = {
     "designing": "stages, branches, learning rates; what `check`, `plan` and `rehearse` show before you pay",
     "running-and-resuming": "workers, signals, snapshots, exit codes; what happens after a kill or an edit",
     "many-machines": "ssh, MPI, Slurm, Kubernetes; preflight, cores, scratch disks",
+    "compression": "gradients in fewer bytes: methods, memory, when it pays, what was measured",
     "reports": "tables, curves, evaluation, predictions, export",
     "caffe": "what is Caffe's here, and how its solver files are imported",
     "reliability": "which faults are survived, and how that is counted",

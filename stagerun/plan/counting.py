@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from stagerun.base.recipe import FROM_ITER, Schedule, Stage
 from stagerun.base.snapshots import TRAINING_SET, Inventory, SnapshotRef, how_far, same_set
+from stagerun.language.values import unsaid
 from stagerun.plan.planned import Change, PlannedStage, State, label
 
 IMAGES = "data.train.source"  # in a Change: no field of identity, but what lies there
@@ -83,6 +84,8 @@ def changed_fields(ref: SnapshotRef, stage: Stage) -> list[str]:
     """
 
     def changed(field: str) -> bool:
+        if default := unsaid(field):
+            return ref.identity.get(field, default) != stage.identity.get(field, default)
         if field not in stage.identity and field in stage.origins:
             return False
         if field in ref.identity:
@@ -134,7 +137,7 @@ def _other_images(ref: SnapshotRef, stage: Stage, schedule: Schedule) -> tuple[C
 
 
 def _change(field: str, ref: SnapshotRef, stage: Stage) -> Change:
-    missing = "(the end)" if field == FROM_ITER else "(none)"
+    missing = "(the end)" if field == FROM_ITER else unsaid(field) or "(none)"
     old, new = ref.identity.get(field, missing), stage.identity.get(field, missing)
     origin = stage.origins.get(field)
     name = field.removeprefix("solver.")

@@ -143,6 +143,8 @@ _SHOWN = (
     "transform_param",
     "test_",
     "carry",
+    "compress_param",
+    "sync_param",
 )
 
 

@@ -78,6 +78,7 @@ class Job:
     link: Link
     pieces: Mapping[str, tuple[float, ...]]
     elastic: bool = False
+    not_plain: bool = False  # whether a stage has `compress_param` or `sync_param`
     images_per_second: float | None
     figures: Figures | None
 
@@ -160,6 +161,10 @@ def remarks(job: Job) -> list[str]:
         "what networking takes of the processors, slow workers and other traffic are not in it",
         "--link is the speed that an all-reduce reaches: over TCP it was measured at 0.75 to 0.93 of the line's",
     ]
+    if job.not_plain:
+        said.append(
+            "it is of gradients as they are, summed at every iteration: what `compress_param` and `sync_param` change is not in it"
+        )
     if job.elastic:
         said.append(
             "`determinism: ELASTIC` sends as much as a ring where the workers and the device batches of an iteration are powers of 2, "

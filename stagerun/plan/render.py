@@ -6,15 +6,18 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 
-from stagerun.base.recipe import Determinism, Schedule, Solver, Stage
+from stagerun.base.recipe import Determinism, Memory, Schedule, Solver, Stage, Sync
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.base.text import columns, count
 from stagerun.base.units import epochs
+from stagerun.language.values import plain
 from stagerun.plan.described import augmentation, augmentation_changes, course, crop_size_ramp, described
+from stagerun.plan.gradients import compression
 from stagerun.plan.hazards import joints, notes, solver_changes
+from stagerun.plan.meeting import replicas, starts_between
 from stagerun.plan.plan import Lost, Plan, PlannedStage, State
 from stagerun.plan.planned import label
-from stagerun.schedule import learning_rate, make_knobs, warm_up_end
+from stagerun.schedule import learning_rate, make_knobs, synchronisations, warm_up_end
 
 CSV_COLUMNS = ("stage", "iter", "epoch", "lr", "momentum", "weight_decay")
 
@@ -114,10 +117,16 @@ def _details(plan: Plan, planned: PlannedStage) -> str:
         f"  batch {solver.batch_size} = {solver.logical_workers} x {solver.device_batch_size}, {described(solver)}, "
         f"{solver.lr_policy}" + (f" after {count(warm_up, 'iteration')} of warm-up" if warm_up else "")
     ]
+    if solver.compress is not None:
+        lines.append(f"  gradients: {compression(solver.compress, solver, plan.schedule.data.train.images)}")
+    if solver.sync is not None:
+        lines.append(f"  replicas: {replicas(solver)}")
     if growing := crop_size_ramp(solver):
         lines.append(f"  {growing}")
     if stage.parent is not None:
         lines.append(f"  carried over from {starts_from(stage)}: {carried_over(planned)}")
+        if between := starts_between(plan.schedule, stage):
+            lines.append(f"  {between}")
         if update := solver_changes(plan.schedule.stage(stage.parent), stage):
             lines.append("  update: " + ", ".join(update))
         changes = augmentation_changes(plan.schedule.stage(stage.parent).solver.transform, solver.transform)
@@ -160,14 +169,11 @@ def _environment(schedule: Schedule, ref: SnapshotRef) -> str:
 def carried_over(planned: PlannedStage) -> str:
     """What the stage takes from its parent, in words."""
     solver = planned.stage.solver
-    return ", ".join(
-        [
-            "weights",
-            "BatchNorm statistics",
-            "momentum" if solver.carry_momentum else "momentum from zero",
-            f"data from image {planned.begins_at}" if solver.carry_data else "data from the start",
-        ]
-    )
+    parts = ["weights", "BatchNorm statistics", "momentum" if solver.carry_momentum else "momentum from zero"]
+    if solver.compress is not None and solver.compress.memory is Memory.RESIDUAL:
+        parts.append("residual kept" if solver.carry_residual else "residual from zero")
+    parts.append(f"data from image {planned.begins_at}" if solver.carry_data else "data from the start")
+    return ", ".join(parts)
 
 
 def moving_members(solver: Solver) -> dict[str, object]:
@@ -175,6 +181,10 @@ def moving_members(solver: Solver) -> dict[str, object]:
     moving = [n for n in ("momentum", "weight_decay") if getattr(solver, f"{n}_policy") is not None]
     ends = [(end, make_knobs(solver)(i)) for end, i in (("first", 0), ("last", solver.max_iter - 1))]
     return {f"{end}_{name}": getattr(knobs, name) for name in moving for end, knobs in ends}
+
+
+def _meeting(sync: Sync, solver: Solver) -> dict[str, object]:
+    return {"sync_param": plain(sync), "synchronisations": synchronisations(solver)}
 
 
 def render_json(plan: Plan, remarks: Iterable[str] = (), beside: Mapping[str, object] | None = None) -> str:
@@ -199,6 +209,8 @@ def render_json(plan: Plan, remarks: Iterable[str] = (), beside: Mapping[str, ob
                 "momentum": solver.momentum,
                 "weight_decay": solver.weight_decay,
                 **moving_members(solver),
+                **({} if solver.compress is None else {"compress_param": plain(solver.compress)}),
+                **({} if solver.sync is None else _meeting(solver.sync, solver)),
                 "augmentation": augmentation(solver),
                 "carried_over": carried_over(planned) if stage.parent else None,
                 "position": planned.begins_at,

@@ -19,6 +19,7 @@ from stagerun.schedule.rates import (
     slots_of,
     warm_up_end,
 )
+from stagerun.schedule.sync import parting, synchronisations
 
 __all__ = [
     "CURVES",
@@ -32,7 +33,9 @@ __all__ = [
     "make_knobs",
     "moving",
     "own_fields",
+    "parting",
     "policy_fields",
     "slots_of",
+    "synchronisations",
     "warm_up_end",
 ]

@@ -41,6 +41,10 @@ def results_folder(out: Path) -> Path:
     return out / "results"
 
 
+def choices_folder(out: Path) -> Path:
+    return out / "choices"
+
+
 def lock_file(out: Path) -> Path:
     return out / "lock"
 

@@ -106,8 +106,8 @@ def _inspect_as(disk: Disk, folder: Path, name: str) -> Manifest:
 def read(disk: Disk, out: Path, ref: SnapshotRef, most: Mapping[str, int] | None = None) -> dict[str, bytes]:
     """The files of a snapshot, byte for byte as they were written. Reads each once.
 
-    `most`: bytes that files may have by what they are for; any other file may have OTHER. Nothing is read of a snapshot in
-    which one is larger: TooLarge. Damaged if the files are not as they were written; StorageError or PermissionDenied
+    `most`: bytes that files may have by what they are for; any other file may have OTHER, and one that may have none is left out.
+    Nothing is read of a snapshot in which one is larger: TooLarge. Damaged if the files are not as they were written; StorageError or PermissionDenied
     if they can't be read.
     """
     manifest = inspect(disk, out, ref.name)
@@ -115,7 +115,11 @@ def read(disk: Disk, out: Path, ref: SnapshotRef, most: Mapping[str, int] | None
         raise Damaged(ref.name, f"it has id {manifest.id}, not {ref.id}")
     require_size(manifest, most)
     folder = snapshots_folder(out) / ref.name
-    return {file: _verified(disk, folder, file, entry) for file, entry in manifest.files.items()}
+    return {f: _verified(disk, folder, f, entry) for f, entry in manifest.files.items() if wanted(f, most)}
+
+
+def wanted(file: str, most: Mapping[str, int] | None) -> bool:
+    return most is None or most.get(file, OTHER) > 0
 
 
 def require_size(manifest: Manifest, most: Mapping[str, int] | None) -> None:
@@ -123,7 +127,7 @@ def require_size(manifest: Manifest, most: Mapping[str, int] | None) -> None:
     if most is None:
         return
     for file, entry in manifest.files.items():
-        if entry.size > most.get(file, OTHER):
+        if wanted(file, most) and entry.size > most.get(file, OTHER):
             allowed = most.get(file, OTHER)
             raise TooLarge(
                 snapshot_name(*manifest.place), f"{file} has {entry.size} bytes, and needs at most {allowed}"
@@ -163,7 +167,7 @@ def read_folder(
     """The snapshot in a folder, wherever it lies, under its own name, and its files. Raises as `read` does."""
     manifest = _inspect(disk, folder)
     require_size(manifest, most)
-    return manifest.ref(), {file: _verified(disk, folder, file, entry) for file, entry in manifest.files.items()}
+    return manifest.ref(), {f: _verified(disk, folder, f, e) for f, e in manifest.files.items() if wanted(f, most)}
 
 
 def _twice(look: Callable[[], _T]) -> _T:

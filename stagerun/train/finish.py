@@ -40,6 +40,8 @@ class Scores:
 
 def test(run: StageRun, state: TrainState, test_iter: int | None) -> Generator[Event, None, Scores | None]:
     """Evaluates, on `test_iter` batches or on all images. Collective. The Scores; None if asked to stop."""
+    if state.replicas is not None:
+        state.replicas.show()
     trained = yield from _test(run, state, test_iter, ema=False)
     if trained is None or state.average is None:
         return Scores(trained) if trained is not None else None

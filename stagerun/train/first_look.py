@@ -1,12 +1,13 @@
 """What `run` finds and prints before workers start: most that can go wrong is found here, in the first second and without torch."""
 
 import shlex
+from importlib.util import find_spec
 from pathlib import Path
 
 from stagerun import store
-from stagerun.base.errors import ExitCode
+from stagerun.base.errors import ExitCode, UsageError
 from stagerun.base.events import RunFinished
-from stagerun.base.recipe import Schedule
+from stagerun.base.recipe import Method, Schedule
 from stagerun.base.snapshots import Inventory
 from stagerun.command.ending import say
 from stagerun.command.options import arguments
@@ -43,6 +44,7 @@ def look_first(options: RunOptions, schedule: Schedule, size: int) -> ExitCode |
     if not options.retry:
         require_progress(DISK, out, standing(DISK, out, schedule, found))
     check_workers(schedule, size)
+    require_packages(schedule)
     with signals.held():
         from stagerun.data.preflight import preflight
 
@@ -51,6 +53,13 @@ def look_first(options: RunOptions, schedule: Schedule, size: int) -> ExitCode |
     text = _shortly(plan, out, options) or render_text(plan, beside=[together])
     say(in_format(options.log_format, text + "\n"))
     return None
+
+
+def require_packages(schedule: Schedule) -> None:
+    """Before anything is trained what a later stage needs. UsageError."""
+    methods = {s.solver.compress.method for s in schedule.stages if s.enabled and s.solver.compress is not None}
+    if Method.LOSSLESS in methods and find_spec("zstandard") is None:
+        raise UsageError("`method: LOSSLESS` needs the package zstandard", "pip install 'stagerun[lossless]'")
 
 
 def _shortly(plan: Plan, out: Path, options: RunOptions) -> str:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -212,7 +212,7 @@ class Keeper:
                 skipped=lineage.skipped,
                 began_empty=self.began_empty,
             ),
-            files={**files, STATE: json.dumps(asdict(progress)).encode(), RECIPE: canonical(self.schedule).encode()},
+            files={**files, STATE: json.dumps(progress.record()).encode(), RECIPE: canonical(self.schedule).encode()},
             content=tuple(files),
             require_held=self.require_held,
         )

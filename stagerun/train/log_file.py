@@ -12,6 +12,7 @@ from typing import Any
 
 from stagerun.base.errors import PermissionDenied, StorageError
 from stagerun.base.events import (
+    Compressed,
     Event,
     Indexed,
     Iterated,
@@ -27,7 +28,10 @@ from stagerun.store.errors import reporting
 from stagerun.store.logged import Backwards, event_of
 
 # As JsonLines writes them. Inside a text the quotes would have backslashes.
-_STARTED, _ITERATED, _RETRACED = (b'"event": "%b"' % name for name in (b"RunStarted", b"Iterated", b"Retraced"))
+_STARTED, _ITERATED, _RETRACED, _COMPRESSED = (
+    b'"event": "%b"' % name for name in (b"RunStarted", b"Iterated", b"Retraced", b"Compressed")
+)
+_QUIET = ("sent_bytes", "dense_bytes")  # fields that a line has only where they say something
 INDEX_EVERY = 2048  # lines of iterations
 _BUFFER = 1 << 10  # bytes that are read for a line by itself
 _TESTS = re.compile(rb'"event": "(?:Tested|StageStarted)"')
@@ -37,7 +41,7 @@ _TESTS = re.compile(rb'"event": "(?:Tested|StageStarted)"')
 class Life:
     """From the last RunStarted on: (seconds since the epoch, event), in order.
 
-    `seen` has every event but Iterated and Retraced, of which a life may have millions; `window` the last iterations of the
+    `seen` has every event but Iterated, Retraced and Compressed, of which a life may have millions; `window` the last iterations of the
     last stage, `retraced` those of a piece that came after it, WINDOW at most of either. `last` is the newest line. `unreadable`
     counts lines that are not whole, but for one at the end, which may be in the writing.
     """
@@ -92,7 +96,7 @@ def _last_life(lines: Backwards) -> Life | None:
         window_full = stage_seen or len(window) == WINDOW
         retraced_full = piece_seen or len(retraced) == WINDOW
         lines.skipping = window_full or len(retraced) == WINDOW
-        if (window_full and _ITERATED in line) or (retraced_full and _RETRACED in line):
+        if (window_full and _ITERATED in line) or (retraced_full and _RETRACED in line) or _COMPRESSED in line:
             continue
         found, damaged = _parse(line)
         unreadable += damaged
@@ -194,7 +198,7 @@ class JsonLines:
     def _index(self, event: Event) -> bytes:
         """What comes before the line of `event`: after many iterations, an Indexed. Where a line could not be written, the next one may name
         wrong places, which its readers see."""
-        if not isinstance(event, Iterated | Retraced):
+        if not isinstance(event, Iterated | Retraced | Compressed):
             self._others[self._file.seek(0, os.SEEK_END) + self._torn] = True
             return b""
         self._iterations += 1
@@ -218,5 +222,6 @@ class JsonLines:
 
 
 def _line(event: Event) -> bytes:
-    record = {"time": round(time.time(), 3), "event": type(event).__name__, **asdict(event)}
+    fields = {name: value for name, value in asdict(event).items() if value or name not in _QUIET}
+    record = {"time": round(time.time(), 3), "event": type(event).__name__, **fields}
     return json.dumps(record).encode() + b"\n"

@@ -1,12 +1,13 @@
 """The files of a snapshot, and what its state.json says. No torch: tables are made from it, too."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 
 from stagerun.schedule.plateau import PlateauState
 from stagerun.system.typed import json_object, read_as
 
 WEIGHTS, MOMENTUM, AVERAGE = "model.safetensors", "optim.safetensors", "ema.safetensors"
+RESIDUAL, REPLICAS = "residual.safetensors", "replicas.safetensors"
 STATE, RECIPE = "state.json", "recipe.prototxt"
 
 # What these two may be at most. Of a thousand bad records state.json has some 100 kB, of hundreds of stages the recipe 1 MB.
@@ -20,7 +21,8 @@ class Progress:
     `position`: images consumed along the path of ancestors. `train_seconds`: over all process lives. `losses`: those of the
     last iterations. `bad_records`: [index, position, text] of those that were replaced, by all workers in all process lives.
     `plateau`: what lr_policy `plateau` goes on from; None of a stage with another policy. `skips`,
-    `skips_in_all` and `rollbacks`: those of TrainState; the limit `max_nan` goes by them.
+    `skips_in_all` and `rollbacks`: those of TrainState; the limit `max_nan` goes by them. `choice`: what `method: AUTO` chose; left out
+    of the file where it is empty.
     """
 
     position: int
@@ -31,6 +33,13 @@ class Progress:
     skips: int = 0
     skips_in_all: int = 0
     rollbacks: int = 0
+    choice: dict[str, str] = field(default_factory=dict)
+
+    def record(self) -> dict[str, object]:
+        found = asdict(self)
+        if not self.choice:
+            del found["choice"]
+        return found
 
 
 def progress_of(files: Mapping[str, bytes]) -> Progress:

@@ -24,7 +24,7 @@ from stagerun.system.pulse import Section
 from stagerun.train.agreement import rank0
 from stagerun.train.progress import progress_of
 from stagerun.train.stage_start import parent_id
-from stagerun.train.stored import most_bytes
+from stagerun.train.stored import most_for
 from stagerun.train.worker import LOSS_WINDOW, StageRun
 
 
@@ -123,7 +123,9 @@ def _choose(
                 "train the stage before it again, or write `on_nan: SKIP`",
             )
         ref = own[0] if own else start
-        files = keeper.read(ref, most_bytes(run.worker.schedule.model)) if ref is not None else None
+        going_on = replace(planned, state=State.RESUME if own else State.FRESH)
+        most = most_for(run.worker.schedule, going_on)
+        files = keeper.read(ref, most) if ref is not None else None
         if ref is None or files is not None:
             return ref, files, bool(own)
         notes.append(aside(ref.name, f".bad-{ref.name}"))

@@ -12,7 +12,7 @@ from stagerun.base.snapshots import SnapshotRef
 from stagerun.engine.state import Capture, TrainState
 from stagerun.system.binding import step_aside
 from stagerun.train.keeper import Keeper, Lineage
-from stagerun.train.progress import AVERAGE, MOMENTUM, WEIGHTS, Progress
+from stagerun.train.progress import AVERAGE, MOMENTUM, REPLICAS, RESIDUAL, WEIGHTS, Progress
 
 # Snapshots that may fail one after the other before training stops: more would train what no one can keep.
 FAILURES_IN_A_ROW = 3
@@ -38,9 +38,15 @@ class Snapshotter:
         self.waited = self.reported = 0.0  # seconds that training stood still since a snapshot was not on disk yet
 
     def start(
-        self, iter: int, progress: Progress, agree: Callable[[Mapping[str, int]], bool] | None = None
+        self,
+        iter: int,
+        progress: Progress,
+        agree: Callable[[Mapping[str, int]], bool] | None = None,
+        gather: Callable[[], None] = lambda: None,
     ) -> list[SnapshotWritten | SnapshotFailed | Note]:
         """Copies the state and starts writing it. What became of the snapshot before, if it was still under way.
+
+        `gather` copies the other ranks' residuals or replicas in.
 
         `agree` is asked with the digests of the copy, where there are other ranks: it raises if they hold another state, and says
         whether it is finite. Diverged if a weight is not finite; StorageError after FAILURES_IN_A_ROW. Then `wait` says what became of it.
@@ -59,6 +65,7 @@ class Snapshotter:
         digests: dict[str, int] | None = {} if agree is not None else None
         self.capture.take(self.state, digests)
         try:
+            gather()
             finite = agree(digests) if agree is not None and digests is not None else self.capture.finite()
         except StagerunError:
             self.done = events
@@ -93,10 +100,8 @@ class Snapshotter:
         step_aside()
         began = time.monotonic()
         try:
-            weights, momentum, average = self.capture.files()
-            files = {WEIGHTS: weights, MOMENTUM: momentum}
-            if average is not None:
-                files[AVERAGE] = average
+            made = zip((WEIGHTS, MOMENTUM, AVERAGE, RESIDUAL, REPLICAS), self.capture.files(), strict=True)
+            files = {name: data for name, data in made if data is not None}
             ref = self._commit(iter, files, progress)
         except StagerunError as error:
             self.error = error

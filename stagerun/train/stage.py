@@ -14,6 +14,7 @@ from stagerun.base.errors import (
     UsageError,
 )
 from stagerun.base.events import (
+    Compressed,
     Event,
     Iterated,
     Note,
@@ -27,8 +28,12 @@ from stagerun.base.events import (
     Stopped,
     TestDue,
 )
-from stagerun.base.recipe import OnNan
-from stagerun.comm import Reducer, make_reducer, runs_of
+from stagerun.base.recipe import Method, OnNan
+from stagerun.base.text import count
+from stagerun.comm import Reducer, runs_of
+from stagerun.comm.group import Traffic
+from stagerun.comm.kept import Kept
+from stagerun.engine.compression import dense_bytes_of, reducer_of
 from stagerun.engine.images import Batch
 from stagerun.engine.loop import StageLoop, train
 from stagerun.engine.state import TrainState, digests, finite
@@ -37,6 +42,7 @@ from stagerun.plan.render import carried_over
 from stagerun.schedule import make_knobs
 from stagerun.system.pulse import Section, beating
 from stagerun.train.agreement import ToldByAnother, compare, rank0
+from stagerun.train.choosing import resolved
 from stagerun.train.environment import environment_of, promise
 from stagerun.train.finish import finish_stage, test
 from stagerun.train.keeper import Lineage
@@ -44,7 +50,7 @@ from stagerun.train.progress import Progress, progress_of
 from stagerun.train.resident import keep, training_batches
 from stagerun.train.rollback import gone_back, keys_of
 from stagerun.train.snapshotter import Snapshotter
-from stagerun.train.stage_start import arithmetic_of, parent_id, restored
+from stagerun.train.stage_start import arithmetic_of, parent_id, restored, take_up_residual
 from stagerun.train.worker import StageRun
 
 
@@ -64,10 +70,18 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
     state = restored(run)
     if run.rollbacks is None:
         _recall(run)
-    parameters = [p.tensor for p in state.solver.parameters]
-    reducer = make_reducer(run.worker.schedule.determinism, parameters, run.worker.comm, solver.logical_workers)
     bits = environment_of(run.worker.schedule, run.stage, run.worker.device, run.worker.comm.size, run.worker.others)
-    yield _started(run)
+    yield _started(run, dense_bytes_of(run.worker.schedule.determinism, state, solver, run.worker.comm))
+    compress = yield from resolved(run, state)
+    if compress is not None and compress.method is Method.AUTO:
+        return None  # asked to stop
+    resolving = replace(solver, compress=compress)
+    take_up_residual(run, state, resolving)
+    kept = Kept(solver.display if run.worker.comm.rank == 0 else 0)
+    reducer = reducer_of(run.worker.schedule.determinism, state, resolving, run.worker.comm, kept)
+    if state.residual is not None and (before := state.residual.shared_from):
+        text = f"the residuals of {count(before, 'sender')} are shared out evenly over {state.residual.senders}"
+        yield Note(text=text)
     if (same := promise(run.worker.schedule, planned, bits)) and (same.warning or run.rollbacks is None):
         yield same
     if planned.state is State.RESUME:
@@ -89,8 +103,11 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
         resident = yield from keep(run)
         pulse.stage(run.stage.name, state.iter, solver.compile)
         with training_batches(run, resident, asked) as fed:
-            for event in _events(run, loop, state, beating(fed, pulse), reducer, stop):
+            events = _events(run, loop, state, beating(fed, pulse), reducer, stop)
+            for event in _counting(events, run.worker.comm.traffic):
                 stopped = yield from _handle(run, state, snapshotter, event)
+                if isinstance(event, Iterated) and (items := kept.take()):
+                    yield Compressed(stage=event.stage, iter=event.iter, items=items)
                 if stopped:
                     return None
                 if isinstance(event, NotFinite) and event.done == OnNan.ROLLBACK.value:
@@ -130,7 +147,20 @@ def _events(
     return run.worker.profile.train(loop, state, batches, reducer, stop, left, run.worker.device)
 
 
-def _started(run: StageRun) -> StageStarted | PieceStarted:
+def _counting(events: Iterator[Event], traffic: Traffic) -> Iterator[Event]:
+    """The events of a loop, each Iterated with what was sent for it. What is sent between two events is not counted."""
+    sent, before = 0, traffic.sent
+    for event in events:
+        sent += traffic.sent - before
+        if isinstance(event, Iterated):
+            event = replace(event, sent_bytes=sent) if sent else event
+        if isinstance(event, Iterated | NotFinite):
+            sent = 0
+        yield event
+        before = traffic.sent
+
+
+def _started(run: StageRun, dense: int) -> StageStarted | PieceStarted:
     solver, planned = run.stage.solver, run.planned
     start = planned.start.name if planned.start else f"seed {solver.random_seed}"
     if planned.until is not None:
@@ -153,6 +183,7 @@ def _started(run: StageRun) -> StageStarted | PieceStarted:
         carried_over=carried_over(planned) if run.stage.parent else "",
         iterations_left=run.step.iterations_left,
         train_seconds=run.seconds,
+        dense_bytes=dense,
     )
 
 
@@ -271,6 +302,7 @@ def _retraced(event: Iterated, until: int) -> Retraced:
         loss=event.loss,
         images=event.images,
         seconds=event.seconds,
+        sent_bytes=event.sent_bytes,
     )
 
 
@@ -280,22 +312,46 @@ def _begin_snapshot(
     """Collective, unless `alone`: then the other ranks may be gone, and nothing is compared with theirs."""
     notes: list[Note] = []
     with run.worker.comm.pulse.section(Section.SAVE):
+        if state.replicas is not None:
+            state.replicas.show()
         if snapshotter is not None:
 
             def agreeing(found: Mapping[str, int]) -> bool:
                 # What the others look at is what rank 0 has, unless their states may differ.
-                return _agree(run, state.iter, notes, found, not run.worker.others or snapshotter.capture.finite())
+                return _agree(
+                    run,
+                    state.iter,
+                    notes,
+                    {**found, **_of_replicas(state)},
+                    not run.worker.others or snapshotter.capture.finite(),
+                )
+
+            def gather() -> None:
+                if state.residual is not None:
+                    snapshotter.capture.take_residual(state.residual, run.worker.comm)
+                if state.replicas is not None:
+                    snapshotter.capture.take_replicas(state.replicas, state.iter)
 
             agree = None if alone or run.worker.comm.size == 1 else agreeing
             try:
-                yield from snapshotter.start(state.iter, _progress(run, state), agree)
+                yield from snapshotter.start(state.iter, _progress(run, state), agree, gather)
             except StagerunError:
                 yield from snapshotter.wait()
                 raise
-        elif not _agree(run, state.iter, notes, *digests(state)):
-            raise ToldByAnother(ExitCode.DIVERGED)
+        else:
+            if state.residual is not None:
+                state.residual.gather(run.worker.comm, None)
+            if state.replicas is not None and state.replicas.differ(state.iter):
+                state.replicas.gather(None)
+            found, good = digests(state)
+            if not _agree(run, state.iter, notes, {**found, **_of_replicas(state)}, good):
+                raise ToldByAnother(ExitCode.DIVERGED)
     run.saved = state.iter  # not before: what a peer's death keeps from being compared is still to be saved
     yield from notes
+
+
+def _of_replicas(state: TrainState) -> dict[str, int]:
+    return state.replicas.digests if state.replicas is not None and state.replicas.differ(state.iter) else {}
 
 
 def _agree(run: StageRun, iter: int, notes: list[Note], found: Mapping[str, int], finite: bool = True) -> bool:
@@ -328,6 +384,7 @@ def _progress(run: StageRun, state: TrainState) -> Progress:
         skips=state.skips,
         skips_in_all=state.skips_in_all,
         rollbacks=state.rollbacks,
+        choice=dict(run.choice),
     )
 
 
@@ -340,11 +397,18 @@ def _save_what_is_trained(
     is applied. No rank waits for another here; what keeps the snapshot from being written is less than what went wrong before.
 
     Not the end of a stage (or a piece) that replaces bad records: that counts as finished, and must not before the ranks have
-    heard from each other what they met and found it few enough. RuntimeError is torch's, of a GPU.
+    heard from each other what they met and found it few enough. Nor where residuals or replicas belong to the snapshot, which the others
+    have: without them training would go on to other bits than from the snapshot before. RuntimeError is torch's, of a GPU.
     """
     if run.worker.images.replacing.met is not None and state.iter == run.planned.last:
         return
     if snapshotter is None or run.saved == state.iter or state.iter == run.planned.iter:
+        return
+    parted = state.replicas is not None and state.replicas.parted
+    if (state.residual is not None or parted) and run.worker.comm.size > 1:
+        at = max(run.saved, run.planned.iter)
+        text = f"what was trained since iteration {at} is not saved: it needs the residuals or replicas of all workers"
+        yield Note(text=text, warning=True)
         return
     with suppress(StagerunError, RuntimeError), run.worker.comm.pulse.section(Section.SAVE):
         yield from _begin_snapshot(run, state, snapshotter, alone=True)

@@ -1,27 +1,30 @@
 """Where a stage starts on one rank: its state from a snapshot or the seed, the same on every rank."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from stagerun.base import order
-from stagerun.base.errors import Problem, RecipeError, ResumeRefused, Span
-from stagerun.base.recipe import Model, Solver, Stage, Transform
+from stagerun.base.errors import Problems, RecipeError, ResumeRefused, Span
+from stagerun.base.recipe import CompressionRule, Model, ParamRule, Schedule, Solver, Transform
 from stagerun.comm import Comm
+from stagerun.comm.residual import BASIS, Residual
 from stagerun.engine.codec import decode
+from stagerun.engine.compression import residual_of
 from stagerun.engine.device import dtype_of
 from stagerun.engine.images import Normalise
 from stagerun.engine.mixing import Mixing
 from stagerun.engine.parameters import idle_rules
-from stagerun.engine.state import TrainState, average, make_state, momentum, restore, slots, weights
+from stagerun.engine.replicas import Replicas
+from stagerun.engine.state import TrainState, average, make_state, momentum, replicas_of, restore, slots, weights
 from stagerun.engine.update import Arithmetic
 from stagerun.models import build
 from stagerun.plan import PlannedStage, State
 from stagerun.schedule.plateau import FRESH, PlateauState
 from stagerun.train.agreement import everyone, rank0
-from stagerun.train.progress import AVERAGE, MOMENTUM, WEIGHTS, progress_of
+from stagerun.train.progress import AVERAGE, MOMENTUM, REPLICAS, RESIDUAL, WEIGHTS, progress_of
 from stagerun.train.worker import StageRun
 
 
@@ -51,7 +54,7 @@ def restored(run: StageRun) -> TrainState:
     solver = run.stage.solver
     torch.manual_seed(solver.random_seed)
     model = build(run.worker.schedule.model)
-    everyone(run.worker.comm, lambda: _refuse_idle_rules(run.stage, model))
+    everyone(run.worker.comm, lambda: _refuse_idle_rules(run.worker.schedule, model))
     state = make_state(model, solver, run.worker.device)
     state.iter = run.planned.iter
     if not rank0(run.worker.comm, lambda: _fill(run, state)):
@@ -64,6 +67,10 @@ def restored(run: StageRun) -> TrainState:
     hand_out(run.worker.comm, tensors)
     if run.planned.state is State.FRESH and state.average is not None:
         state.average.restart()
+    if run.planned.state in (State.FRESH, State.RESUME) and solver.sync is not None:
+        state.replicas = replicas_of(run.worker.schedule.determinism, state, solver, run.worker.comm)
+        if state.replicas.start < state.iter < solver.max_iter:  # at its end all are the average
+            _restore_replicas(run, state.replicas)
     if solver.lr_policy == "plateau" and run.planned.state is not State.FRESH:
         state.plateau = _plateau(run)
     if run.planned.state in (State.RESUME, State.DONE):
@@ -71,6 +78,13 @@ def restored(run: StageRun) -> TrainState:
     if run.rollbacks is not None:
         state.rollbacks = run.rollbacks
     return state
+
+
+def take_up_residual(run: StageRun, state: TrainState, solver: Solver) -> None:
+    """What compressed gradients lacked so far, where `solver` remembers it: from the snapshot, or zeros. Collective."""
+    state.residual = residual_of(run.worker.schedule.determinism, state, solver, run.worker.comm)
+    if state.residual is not None and _carries_residual(run.planned):
+        _restore_residual(run, state.residual)
 
 
 def _failures(run: StageRun) -> tuple[int, int, int]:
@@ -99,6 +113,92 @@ def hand_out(comm: Comm, tensors: Iterable[torch.Tensor]) -> None:
         whole = tensor.contiguous()  # a broadcast needs dense memory in the same order on both sides
         comm.broadcast(whole)
         tensor.copy_(whole)
+
+
+def _carries_residual(planned: PlannedStage) -> bool:
+    # By what all ranks know: which snapshot it is, rank 0 alone does.
+    return planned.state is State.RESUME or (planned.stage.parent is not None and planned.stage.solver.carry_residual)
+
+
+def _restore_residual(run: StageRun, residual: Residual) -> None:
+    """From the snapshot. Where there were other senders, what all of them had left is shared out evenly: the sum stays, and with it what
+    the weights are still to get. A stage that starts takes over what it has parameters for. Collective; ResumeRefused for residuals
+    of another network or method, where the stage goes on.
+    """
+    saved: dict[str, torch.Tensor] = {}
+
+    def read() -> int:
+        assert run.step.files is not None
+        try:
+            saved.update(decode(run.step.files[RESIDUAL]) if RESIDUAL in run.step.files else {})
+            return _senders_of(saved, residual, exactly=run.planned.state is State.RESUME)
+        except ValueError as error:
+            raise ResumeRefused(
+                f"the residuals in the snapshot of stage `{run.stage.name}` do not fit: {error}",
+                "they are of another `compress_param`; take `--redo` for the stage, or another --out",
+            ) from error
+
+    senders = rank0(run.worker.comm, read)
+    shares: dict[str, torch.Tensor] = {}
+
+    def fill(sender: int, parts: Mapping[str, torch.Tensor]) -> None:
+        for name, part in parts.items():
+            if name in saved and senders == residual.senders:
+                part.copy_(saved[name][sender])
+            elif name in saved:
+                if name not in shares:
+                    shares[name] = saved[name].sum(0) / residual.senders
+                part.copy_(shares[name])
+
+    for name, basis in residual.bases.items():
+        if f"{BASIS}{name}" in saved:
+            basis.copy_(saved[f"{BASIS}{name}"])
+    residual.hand_out(run.worker.comm, fill if run.worker.comm.rank == 0 else None)
+    residual.shared_from = senders if senders not in (0, residual.senders) else 0
+
+
+def _senders_of(saved: dict[str, torch.Tensor], residual: Residual, exactly: bool) -> int:
+    """How many senders the tensors of a snapshot's file are of. ValueError if they don't fit; unless `exactly`, what doesn't is taken out."""
+    like = residual.like()
+    numbers = {len(tensor) for name, tensor in saved.items() if not name.startswith(BASIS) and tensor.dim()}
+    senders = numbers.pop() if len(numbers) == 1 else 0
+    for name in sorted(like.keys() | saved.keys()):
+        there, wanted = saved.get(name), like.get(name)
+        if there is None or wanted is None or not there.is_floating_point() or not bool(torch.isfinite(there).all()):
+            fits = False
+        else:
+            fits = there.shape == wanted.shape if name.startswith(BASIS) else there.shape[1:] == wanted.shape[1:]
+        if not fits and exactly:
+            raise ValueError(f"`{name}` is missing, or not as this stage has it")
+        if not fits:
+            saved.pop(name, None)
+    if exactly and not senders:
+        raise ValueError("they are not all of the same senders")
+    return senders
+
+
+def _restore_replicas(run: StageRun, replicas: Replicas) -> None:
+    """From the snapshot, each as it was. Collective. ResumeRefused if the snapshot has other ones."""
+    saved: dict[str, torch.Tensor] = {}
+
+    def read() -> None:
+        assert run.step.files is not None
+        if REPLICAS not in run.step.files:
+            raise ResumeRefused(
+                f"the snapshot of stage `{run.stage.name}` has no replicas to go on from, and the stage has `sync_param`",
+                "it was made without; take `--redo` for the stage, or another --out",
+            )
+        saved.update(decode(run.step.files[REPLICAS]))
+        like = replicas.names()
+        if wrong := sorted(
+            n for n in like.keys() | saved.keys() if n not in like or n not in saved or like[n].shape != saved[n].shape
+        ):
+            raise ResumeRefused(
+                f"`{wrong[0]}` of the replicas in the snapshot of stage `{run.stage.name}` is not as the stage has it"
+            )
+
+    rank0(run.worker.comm, read)
+    replicas.hand_out(saved if run.worker.comm.rank == 0 else None)
 
 
 def _plateau(run: StageRun) -> PlateauState:
@@ -171,16 +271,18 @@ def _saved_momentum(run: StageRun, state: TrainState, data: bytes) -> dict[str, 
     return saved
 
 
-def _refuse_idle_rules(stage: Stage, model: torch.nn.Module) -> None:
-    origin = stage.origins.get("solver.param")
-    span = origin.span if origin and origin.span else Span(stage.name, 1, 1)
-    problems = [
-        Problem(
-            f"`param` with name `{rule.name}` and kind {rule.kind.value} fits no parameter of the model",
-            span,
-            hint=hint,
-        )
-        for rule, hint in idle_rules(model, stage.solver.param)
-    ]
+def _refuse_idle_rules(schedule: Schedule, model: torch.nn.Module) -> None:
+    """In all stages, before the first of them is trained."""
+    problems = Problems()
+    for stage in schedule.stages:
+        how = stage.solver.compress
+        places: dict[str, Sequence[ParamRule | CompressionRule]] = {"param": stage.solver.param}
+        places["compress_param.param"] = how.param if how is not None else ()
+        for place, rules in places.items() if stage.enabled else ():
+            origin = stage.origins.get(f"solver.{place}")
+            span = origin.span if origin and origin.span else Span(stage.name, 1, 1)
+            for rule, hint in idle_rules(model, rules):
+                text = f"`{place}` with name `{rule.name}` and kind {rule.kind.value} fits no parameter of the model"
+                problems.add(span, text, hint)
     if problems:
-        raise RecipeError(problems)
+        raise RecipeError(problems.all())

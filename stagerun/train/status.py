@@ -9,6 +9,7 @@ from typing import Any
 from stagerun import store
 from stagerun.base.errors import ExitCode
 from stagerun.base.events import (
+    CompressionChosen,
     EnsembleTested,
     Failed,
     Note,
@@ -25,6 +26,7 @@ from stagerun.base.pace import DONE, STALE, TO_DO, pace, progress_line, share
 from stagerun.base.snapshots import Inventory
 from stagerun.plan import Plan, State, make_plan
 from stagerun.plan.counting import under
+from stagerun.train.choices import in_words
 from stagerun.train.log_file import Life, names, newest_start, read_last_life, started
 from stagerun.train.logs.results import failed_line
 from stagerun.train.output import (
@@ -60,6 +62,8 @@ class Progress:
     lr: float | None = None
     loss: float | None = None
     images_per_second: float | None = None
+    sent_bytes: float | None = None  # by rank 0 in an iteration, of a stage that compresses its gradients
+    dense_bytes: int | None = None  # what it would be uncompressed
     seconds_left_in_stage: float | None = None
     seconds_left: float | None = None
 
@@ -113,6 +117,9 @@ class Status:
     forbidden: tuple[str, ...] = ()  # snapshots that this user may not read
     stuck: bool = False
     stages: Mapping[str, str] = field(default_factory=dict)  # how far each is, as `run` shows it
+    chosen: Mapping[str, str] = field(
+        default_factory=dict
+    )  # by stage, how its gradients are sent, where `method: AUTO` chose it
     not_chosen: tuple[str, ...] = ()  # of one that finished: stages that it left out, and that are still to be trained
 
 
@@ -166,6 +173,7 @@ def look(target: Target, now: float, say: Callable[[str], None] | None = None) -
         forbidden=found.forbidden,
         not_finite=len(list(life.of(NotFinite))),
         stuck=state in ("failed", "killed") and _stuck(target, found),
+        chosen={e.stage: in_words((m, tensors) for m, tensors, *_ in e.methods) for e in life.of(CompressionChosen)},
         not_chosen=last[1].not_chosen if last and isinstance(last[1], RunFinished) else (),
     )  # fmt: skip
 
@@ -292,6 +300,8 @@ def _progress(life: Life) -> Progress | None:
         lr=now.lr,
         loss=speed.loss,
         images_per_second=speed.images_per_second,
+        sent_bytes=speed.sent_bytes if start.dense_bytes else None,
+        dense_bytes=start.dense_bytes or None,
         seconds_left_in_stage=(start.max_iter - now.iter) * speed.seconds_per_iteration,
         seconds_left=left * speed.seconds_per_iteration,
     )

@@ -21,8 +21,19 @@ from stagerun.engine.device import dtype_of
 from stagerun.engine.state import restore
 from stagerun.language.stored import read_foreign
 from stagerun.models import build
+from stagerun.plan import PlannedStage, State
 from stagerun.system.host import available_memory
-from stagerun.train.progress import AVERAGE, MOMENTUM, MOST_RECIPE, MOST_STATE, RECIPE, STATE, WEIGHTS
+from stagerun.train.progress import (
+    AVERAGE,
+    MOMENTUM,
+    MOST_RECIPE,
+    MOST_STATE,
+    RECIPE,
+    REPLICAS,
+    RESIDUAL,
+    STATE,
+    WEIGHTS,
+)
 
 # Bytes of a number in a tensor: precision FP64, and less than any. What a solver remembers of a parameter: two tensors at most (Adam's).
 NARROWEST, WIDEST, SLOTS = 2, 8, 2
@@ -30,18 +41,31 @@ NARROWEST, WIDEST, SLOTS = 2, 8, 2
 SLACK = 16_000_000
 
 
-def most_bytes(model: recipe.Model) -> Mapping[str, int]:
-    """Bytes by file, as `store.read` takes it: no more than the network makes them. So a file of 100 GB, which costs its maker nothing
-    where the file system keeps holes, is refused by its size, and a recipe of an endless network before it is built."""
+def most_bytes(model: recipe.Model, senders: int = 0, replicas: int = 0) -> Mapping[str, int]:
+    """Bytes by file, as `store.read` takes it: no more than the network makes them, with residuals of so many senders, and so many
+    replicas; of 0 none is read. So a file of 100 GB, which costs its maker nothing where the file system keeps holes, is refused by
+    its size, and a recipe of an endless network before it is built."""
     numbers = elements(model)
     tensors = WIDEST * numbers + SLACK
     return {
         WEIGHTS: tensors,
         AVERAGE: tensors,
         MOMENTUM: SLOTS * WIDEST * numbers + SLACK,
+        RESIDUAL: (senders + 1) * tensors if senders else 0,
+        # Of each its weights and what is remembered of them; and twice the weights for the outer update.
+        REPLICAS: ((1 + SLOTS) * replicas + 2) * tensors if replicas else 0,
         STATE: MOST_STATE,
         RECIPE: MOST_RECIPE,
     }
+
+
+def most_for(schedule: Schedule, planned: PlannedStage) -> Mapping[str, int]:
+    """`most_bytes` of what a stage goes on from: residuals and replicas are read where it has a use for them. There is a residual per
+    logical worker, of the stage or of its parent."""
+    solver, resumes = planned.stage.solver, planned.state is State.RESUME
+    near = [s.solver for s in schedule.stages if s.name in (planned.stage.name, planned.stage.parent)]
+    senders = max(s.logical_workers for s in near) if solver.compress and (resumes or solver.carry_residual) else 0
+    return most_bytes(schedule.model, senders, solver.sync.replicas if resumes and solver.sync else 0)
 
 
 @lru_cache(maxsize=4)

@@ -41,7 +41,7 @@ from stagerun.train.progress import WEIGHTS
 from stagerun.train.rollback import aside
 from stagerun.train.stage import train_stage
 from stagerun.train.stage_start import restored
-from stagerun.train.stored import most_bytes
+from stagerun.train.stored import most_bytes, most_for
 from stagerun.train.worker import Grace, StageRun, Step, Stopping, Worker
 
 
@@ -250,7 +250,8 @@ def _decide(worker: Worker, notes: list[Note]) -> Step | EnsembleRun | None:
         if planned is None:
             return None
         source = planned.end if planned.state is State.DONE else planned.start
-        files = keeper.read(source, most_bytes(worker.schedule.model)) if source is not None else None
+        most = most_for(worker.schedule, planned)
+        files = keeper.read(source, most) if source is not None else None
         if source is None or files is not None:
             enabled = [s.stage.name for s in plan.stages if s.state is not State.DISABLED]
             return Step(planned, enabled.index(planned.stage.name) + 1, plan.iterations_left, files)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from stagerun.base.compression import Choice
 from stagerun.base.events import Note
 from stagerun.base.recipe import Schedule, Stage
 from stagerun.base.text import duration
@@ -110,6 +111,7 @@ class StageRun:
     rollbacks: int | None = None  # in the stage so far, where this life has gone back; else the snapshot knows
     # Positions of iterations that failed, and were come to again since the snapshot to go back to was lost.
     again: frozenset[int] = frozenset()
+    choice: Choice = field(default_factory=dict)  # what `method: AUTO` chose; empty before, and of other methods
     drifted: bool = False  # the user knows that ranks which don't compute alike hold other states
 
     @property

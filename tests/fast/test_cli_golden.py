@@ -64,6 +64,21 @@ def test_every_option_is_a_decision() -> None:
     }
     assert options == {
         "agent": [],
+        "bench compression": [
+            "--accuracy",
+            "--json",
+            "--memory",
+            "--methods",
+            "--out",
+            "--scopes",
+            "--seeds",
+            "--set",
+            "--show",
+            "--stage",
+            "--stop-after",
+            "--threads",
+            "--workers",
+        ],
         "bench scaling": [
             "--iterations",
             "--json",

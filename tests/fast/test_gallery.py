@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from stagerun.base.recipe import EnsembleRule, MomentumForm, Solver, ZeroGamma
+from stagerun.base.compression import METHODS as KNOWN
+from stagerun.base.recipe import EnsembleRule, Memory, Method, MomentumForm, Scope, Solver, ZeroGamma
 from stagerun.language import load
 from stagerun.schedule import make_knobs
 from stagerun.tools.lint import lint, problems
@@ -53,6 +54,20 @@ def cifar10_fast(i: int) -> float:
     return line(epoch, 0, 0, 5, 0.4) if epoch <= 5 else line(epoch, 5, 0.4, 24, 0)
 
 
+def layer_wise_aaai20(epochs: int) -> Rate:
+    """The same of (step / 97) with another end."""
+
+    def rate(i: int) -> float:
+        epoch = (i + 1) / 97
+        return line(epoch, 0, 0, 5, 0.4) if epoch <= 5 else line(epoch, 5, 0.4, epochs, 0)
+
+    return rate
+
+
+def triangle(base: float, start: float, peak: int, end: int) -> Rate:
+    return lambda i: line(i, 0, start, peak, base) if i <= peak else line(i, peak, base, end, 0)
+
+
 def ffcv(epochs: int) -> Rate:
     def rate(i: int) -> float:
         epoch = i * 4096 / IMAGENET
@@ -73,6 +88,13 @@ def batch_24k(i: int) -> float:
 def cooldown(i: int) -> float:
     return 0.8 * (1 - math.sqrt(i / 7500))
 
+
+# Of arXiv:1911.08250's released code, without Random-k and Threshold-v, which it trains for longer; and the methods that there are.
+BRIEF = ("dense", *(name + scope for name in ("top_k", "adaptive", "terngrad", "qsgd") for scope in ("", "_whole")))
+LONG = tuple(name + scope for name in ("random_k", "threshold") for scope in ("", "_whole"))
+METHODS = (
+    "dense", "top_k", "random_k", "threshold", "adaptive", "terngrad", "qsgd", "two_bit", "sign", "power_sgd", "int8", "bf16", "fp16",
+)  # fmt: skip
 
 # Stage: (updates, images per update, images per device batch, weight decay, rate).
 Row = tuple[int, int, int, float, Rate]
@@ -98,6 +120,11 @@ RECIPES: dict[str, dict[str, Row]] = {
     "resnet50_24k_90ep": {"main": (4680, 24576, 48, 5e-5, batch_24k)},
     "cifar10_resnet9_24ep": {"main": (24 * 97, 512, 512, 5e-4, cifar10_fast)},
     "cifar10_alexnet": {"main": (24 * 97, 1024, 512, 5e-4, cifar10_fast)},
+    "cifar10_resnet9_compressed": {
+        **{f"ep24_{name}": (24 * 97, 1024, 512, 5e-4, layer_wise_aaai20(24)) for name in BRIEF},
+        **{f"ep40_{name}": (40 * 97, 1024, 512, 5e-4, layer_wise_aaai20(40)) for name in LONG},
+    },
+    "fashion_compressed": {f"main_{name}": (420, 128, 64, 5e-4, triangle(0.1, 0.01, 84, 420)) for name in METHODS},
     "cifar10_inception_bn_28": {"main": (40 * (60000 // 256 // 5), 1280, 128, 1e-5, constant(0.4))},
     "ilsvrc12_inception_bn": {"main": (30 * (IMAGENET // 144 // 10), 1440, 36, 1e-5, constant(0.05))},
     "imagenet_18min": {
@@ -138,6 +165,8 @@ EPOCHS = {
     "resnet50_24k_90ep": 89.77,
     "cifar10_resnet9_24ep": 23.84,
     "cifar10_alexnet": 47.68,
+    "cifar10_resnet9_compressed": 746.95,  # 9 x 24 and 4 x 40, all images for each of two workers
+    "fashion_compressed": 11.65,
     "cifar10_inception_bn_28": 47.10,
     "ilsvrc12_inception_bn": 29.98,
     "imagenet_18min": 50.00,
@@ -170,7 +199,9 @@ def test_lengths_batches_and_decay(name):
     assert found == {stage: row[:4] for stage, row in RECIPES[name].items()}
     images = sum(length * batch for length, batch, _, _ in found.values())
     assert round(images / schedule.data.train.images, 2) == EPOCHS[name]
-    assert {s.momentum for s in solvers.values()} == {0 if name == "cifar10_alexnet" else 0.9}
+    assert {s.momentum for s in solvers.values()} == {
+        0 if name in ("cifar10_alexnet", "cifar10_resnet9_compressed") else 0.9
+    }
 
 
 REAL_CAFFE = Path(__file__).parents[1] / "golden" / "lr"
@@ -261,8 +292,8 @@ def test_ffcv_grows_its_images_between_two_epochs_and_decays_all_but_batch_norm(
 
 
 def test_those_of_cifar10_fast_pad_by_reflection_and_cut_out_a_square():
-    for name in ("cifar10_resnet9_24ep", "cifar10_alexnet"):
-        solver = only(name)
+    for name in ("cifar10_resnet9_24ep", "cifar10_alexnet", "cifar10_resnet9_compressed"):
+        solver = load(SOLVERS / name).stages[0].solver
         transform = solver.transform
         assert (transform.pad, transform.pad_mode.value, transform.cutout_size) == (4, "REFLECT", 8)
         assert [round(m / 255, 4) for m in transform.mean_value] == [0.4914, 0.4822, 0.4465]
@@ -298,6 +329,28 @@ def test_an_ensemble_of_collapses_trains_its_trunk_once():
         ("mean", members, EnsembleRule.MEAN_PROBABILITY),
         ("averaged", members, EnsembleRule.WEIGHT_AVERAGE),
     ]
+
+
+def test_the_study_of_compression_has_its_operators_in_both_scopes_with_the_scripts_settings():
+    schedule = load(SOLVERS / "cifar10_resnet9_compressed")
+    found = {stage.name: stage.solver.compress for stage in schedule.stages}
+    assert found.pop("ep24_dense") is None and len(found) == 2 * 6
+    assert {stage.parent for stage in schedule.stages} == {None}
+    for name, compress in found.items():
+        assert compress.as_released and compress.memory is Memory.NONE and compress.start_iter == 0
+        assert (compress.scope is Scope.ENTIRE_MODEL) == name.endswith("_whole")
+        assert {compress.ratio, compress.qstates} <= {None, 0.5, 255}
+        # 0.001 of a sum over 512 images, where a worker adds its half of the mean over 1024.
+        assert compress.threshold in (None, 0.001 / 512)
+    assert {c.method for c in found.values()} == {m for m, known in KNOWN.items() if known.released}
+
+
+def test_every_method_that_loses_something_is_tried_on_fashion_mnist():
+    stages = load(SOLVERS / "fashion_compressed").stages
+    found = [stage.solver.compress.method for stage in stages if stage.solver.compress is not None]
+    assert sorted(found, key=str) == sorted(
+        (m for m, k in KNOWN.items() if not k.exact and m is not Method.AUTO), key=str
+    )
 
 
 # -- headers and lint

@@ -25,6 +25,8 @@ TOOL_IMPORTS_TOOL = {
     ("new", "tools.plan.check"),  # a new schedule is checked
     ("diff", "tools.plan.plot"),  # `diff --plot` draws two plans
     ("verify_resume", "tools.report.read_log"),  # its verdict compares logs
+    ("bench", "tools.report.compare"),  # mean and spread over seeds
+    ("bench", "tools.retry.command"),  # runs one command after the other, and hands signals on
     # Pictures are read, cut and shown as the LMDBs' are.
     ("weights", "tools.data.contact_sheet"),
     ("weights", "tools.data.images"),

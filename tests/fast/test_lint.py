@@ -25,6 +25,7 @@ solver {
 stage { name: "a" }
 stage { name: "b" }
 """
+ELASTIC = SCHEDULE.replace("solver {", "determinism: ELASTIC solver {")
 A = 'base_lr: 0.1\nlr_policy: "poly_cyc"\npower: 1\nmax_iter: 100\nlr_iter: 200\n'  # 0.1 -> 0.05
 B = 'base_lr: 0.05\nlr_policy: "poly"\npower: 2\nmax_iter: 50\n'
 KNOTS = 'lr_policy: "piecewise_linear" knot { epoch: 0 factor: 1 } knot { epoch: 5 factor: 1 }'
@@ -122,6 +123,20 @@ FIRES = {
         ({"schedule": SCHEDULE.replace("momentum: 0.9", "momentum: 0.9 momentum2: 0.9")}, "schedule.prototxt:5:66"),
         ({"schedule": SCHEDULE.replace('"b" }', '"b" sweep { name: "x" solver { gamma: 2 } } sweep { name: "y" } }')}, "schedule.prototxt:9:53"),
     ],
+    "compress-alone": [
+        ({"b": B + "device_batch_size: 100 compress_param { method: SIGN }"}, "b.prototxt:5:49"),
+        ({"schedule": SCHEDULE.replace("momentum: 0.9", "momentum: 0.9 compress_param { method: AUTO }"), "b": B + "device_batch_size: 100"}, "schedule.prototxt:5:80"),
+    ],
+    "compress-more": [
+        ({"b": B + "compress_param { method: TOP_K ratio: 0.97 }"}, "b.prototxt:5:39"),
+        ({"b": B + "compress_param { method: RANDOM_K ratio: 1 }"}, "b.prototxt:5:42"),
+        ({"schedule": ELASTIC.replace("device_batch_size: 10", "device_batch_size: 5"), "b": B + "compress_param { method: INT8 }"}, "b.prototxt:5:26"),
+        ({"schedule": ELASTIC, "b": B + "compress_param { method: TOP_K ratio: 0.4 }"}, "b.prototxt:5:39"),
+    ],
+    "no-memory": [
+        ({"b": B + "compress_param { method: TOP_K memory: NONE }"}, "b.prototxt:5:40"),
+        ({"b": B + "compress_param { method: SIGN memory: NONE }"}, "b.prototxt:5:39"),
+    ],
     "no-test": [
         ({"schedule": SCHEDULE.replace('val { source: "val" images: 200 }', "")}, "schedule.prototxt:3:24"),
     ],
@@ -202,6 +217,19 @@ PASSES = {
         {"schedule": SCHEDULE.replace("momentum: 0.9", "momentum: 0.9 lr_iter: 200"), "a": A.replace("lr_iter: 200", "")},
         {"schedule": SCHEDULE.replace("momentum: 0.9", "momentum: 0.9 warmup_start_lr: 0.01"), "b": B + "warmup_iter: 2"},
         {"changes": ("b.stepvalue=30",)},
+    ],
+    "compress-alone": [{"b": B + "compress_param { method: SIGN }"}, {"b": B + "device_batch_size: 100"}],
+    "compress-more": [
+        {"b": B + "compress_param { method: TOP_K ratio: 0.96 }"},
+        {"b": B + "compress_param { method: TOP_K ratio: 1 as_released: true }"},
+        {"b": B + "compress_param { method: RANDOM_K ratio: 0.9 }"},
+        {"schedule": ELASTIC, "b": B + "compress_param { method: INT8 }"},
+        {"schedule": ELASTIC, "b": B + "compress_param { method: QSGD }"},
+    ],
+    "no-memory": [
+        {"b": B + "compress_param { method: TOP_K }"},
+        {"b": B + "compress_param { method: TOP_K as_released: true }"},
+        {"b": B + "compress_param { method: QSGD }"},  # unbiased
     ],
     "unsaved-work": [
         {"a": A.replace("100", "70000").replace("200", "140000") + 'clear: "snapshot"'},

@@ -173,7 +173,9 @@ def test_a_life_that_found_nothing_to_do_is_none(tmp_path: Path) -> None:
 
 def test_what_is_written_by_a_run_is_read(tmp_path: Path) -> None:
     events = [
-        Iterated(stage="a", iter=1, epoch=0.1, lr=0.1, momentum=0.9, weight_decay=0, loss=2, images=4, seconds=1),
+        Iterated(
+            stage="a", iter=1, epoch=0.1, lr=0.1, momentum=0.9, weight_decay=0, loss=2, images=4, seconds=1, sent_bytes=12,
+        ),
         Stopped(stage="a", iter=1, reason="asked to stop"),
         StageFinished(
             stage="a", iterations=1, epochs=0.1, first_lr=0.1, last_lr=0.1, weight_decay=0, augmentation="", loss=2.0,
@@ -194,6 +196,7 @@ def test_what_is_written_by_a_run_is_read(tmp_path: Path) -> None:
         2,
         4,
         1,
+        12,
     )
 
 

@@ -317,11 +317,12 @@ def test_the_published_recipe() -> None:
     assert stages["init"].logical_workers == 128
 
 
-@pytest.mark.parametrize("name", ["base_lr", "Solver.base_lr", "solver.base_lr"])
+@pytest.mark.parametrize("name", ["Solver.base_lr", "solver.base_lr"])
 def test_help(name: str) -> None:
-    assert help_text(name) == (
-        "Solver.base_lr   number\n  Learning rate that the policy starts from. 0 or more. Required. Caffe's."
-    )
+    text = "Solver.base_lr   number\n  Learning rate that the policy starts from. 0 or more. Required. Caffe's."
+    assert help_text(name) == text
+    both = help_text("base_lr")  # of every message that has one
+    assert both == f"{text}\n\n{help_text('OuterParameter.base_lr')}" and "outer update" in both
 
 
 @pytest.mark.parametrize(("field", "policies"), [("lr_policy", POLICIES), ("PolicyParameter.policy", CURVES)])
@@ -333,7 +334,7 @@ def test_help_explains_every_policy(field: str, policies: Iterable[str]) -> None
 def test_help_of_messages_enums_and_mistakes() -> None:
     assert "default: 0.5" in help_text("min_area_ratio")
     assert "transform_param" in help_text("Solver") and "TransformParameter" in help_text("")
-    assert "BF16" in help_text("Precision") and "KEEP" in help_text("Momentum")
+    assert "BF16" in help_text("Precision") and "KEEP" in help_text("Carry.Start")
     assert "Model.name" in help_text("name") and "StageEntry.name" in help_text("name")
     assert "makes no snapshot stale" in help_text("display") and "stale" not in help_text("momentum")
     for wrong, hint in (("base_ir", "base_lr"), ("Sollver", "Solver"), ("model.base_lr", ""), ("a.b.base_lr", "")):

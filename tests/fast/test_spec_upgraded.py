@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from stagerun.base.compression import SETTINGS
 from stagerun.base.recipe import FROM_ITER
 from stagerun.language import load, read
 from stagerun.language.build import completed
@@ -12,6 +13,7 @@ FOLDERS = sorted(p.parent for p in (Path(__file__).parents[2] / "solvers").glob(
 # Their defaults follow from other fields.
 DERIVED = {
     "solver.random_seed", "model.batch_norm_param.moving_average_fraction", "model.batch_norm_param.eps",
+    *(f"solver.compress_param.{name}" for name in ("memory", *SETTINGS)),
 }  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """What the tests of engine and comm share: batches, small nets, and a job of several workers inside one process."""
 
+import copy
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,11 +14,13 @@ from torch import Tensor, nn
 from stagerun.base.knobs import Knobs
 from stagerun.base.recipe import Determinism, Precision, Solver, Transform
 from stagerun.comm import Comm, make_reducer, runs_of
+from stagerun.comm.group import Traffic
 from stagerun.engine.images import Normalise
 from stagerun.engine.mixing import Mixing
 from stagerun.engine.state import TrainState, make_state, momentum
 from stagerun.engine.update import Arithmetic, Outcome, update
 from stagerun.models import BatchNorm2d
+from stagerun.system.pulse import Pulse
 
 CPU = torch.device("cpu")
 T = TypeVar("T")
@@ -147,9 +150,10 @@ class Threads:
     So torch's global random state is each worker's own between two collectives, as in processes.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, turn: Any = None) -> None:
         self.size = size
-        self.turn = threading.Lock()
+        self.turn = turn or threading.Lock()
+        self.parts: dict[tuple[int, ...], Threads] = {}
         self.met = threading.Barrier(size)
         self.calls: dict[int, dict[int, Any]] = {}
 
@@ -164,7 +168,8 @@ class Threads:
                     answers[rank] = work(ThreadComm(rank, self))
                 except BaseException as error:
                     errors.append(error)
-                    self.met.abort()
+                    for group in (self, *self.parts.values()):
+                        group.met.abort()
 
         threads = [threading.Thread(target=one, args=(rank,)) for rank in range(self.size)]
         for thread in threads:
@@ -188,6 +193,7 @@ class ThreadComm:
 
     def __init__(self, rank: int, together: Threads) -> None:
         self.rank, self.size, self.together = rank, together.size, together
+        self.pulse, self.traffic, self.spans = Pulse(), Traffic(), None
         self.count = 0
 
     def _collective(self, mine: T, carry_out: Callable[[dict[int, T]], None]) -> Callable[[], None]:
@@ -203,6 +209,21 @@ class ThreadComm:
             self.together.meet()
 
         return wait
+
+    def part(self, ranks: Sequence[int]) -> "ThreadComm | None":
+        key = tuple(ranks)
+        if self.rank not in key:
+            return None
+        if key not in self.together.parts:
+            self.together.parts[key] = Threads(len(key), self.together.turn)
+        found = copy.copy(self)
+        found.rank, found.size, found.together, found.count = (
+            key.index(self.rank),
+            len(key),
+            self.together.parts[key],
+            0,
+        )
+        return found
 
     def all_reduce(self, tensor: Tensor, doing: str = "") -> Callable[[], None]:
         def add_up(parts: dict[int, Tensor]) -> None:

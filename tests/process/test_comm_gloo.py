@@ -22,7 +22,7 @@ from engine_help import CPU, SOLVER, ConvNet, arithmetic, assert_same, cut, data
 from stagerun.base.errors import PeerError
 from stagerun.base.knobs import Knobs
 from stagerun.base.recipe import Determinism, Precision
-from stagerun.comm import Comm, SoloComm, TorchComm, elastic, make_reducer, reduce, runs_of
+from stagerun.comm import Comm, SoloComm, TorchComm, dense_bytes, elastic, make_reducer, reduce, runs_of
 from stagerun.comm.group import serve
 from stagerun.engine.codec import decode, encode
 from stagerun.engine.state import TrainState, make_state, momentum, restore, weights
@@ -34,6 +34,7 @@ ITERATIONS, HALF, LOGICAL = 10, 5, 12
 UNEVEN = (5, 7, 12)
 SIZES = (2, 3, 4)
 MANY = 8
+CHUNKS = reduce.CHUNK_BYTES, elastic.CHUNK_BYTES, elastic.SLICE_BYTES
 
 
 def train(
@@ -116,6 +117,26 @@ def collectives(comm: Comm) -> None:
     comm.barrier()
 
 
+def sent(comm: Comm, out: Path) -> None:
+    """What rank 0 sends in an iteration, as it counts it, and as the formula has it."""
+    reduce.CHUNK_BYTES, elastic.CHUNK_BYTES, elastic.SLICE_BYTES = CHUNKS
+    tail, found = 1000, {}
+    for determinism in (FIXED, ELASTIC):
+        for logical in (comm.size, *UNEVEN):
+            parameters = [torch.nn.Parameter(torch.ones(n)) for n in (300_001, 1_200_000, 77)]
+            reducer, before = make_reducer(determinism, parameters, comm, logical), comm.traffic.sent
+            run = runs_of(logical, comm.size)[comm.rank]
+            reducer.begin()
+            for k in run:
+                loss = torch.stack([p.sum() for p in parameters]).sum()
+                reducer.add(loss, k, torch.ones(tail, dtype=torch.float64), k == run[-1])
+            reducer.finish()
+            expected = dense_bytes(determinism, sum(p.numel() for p in parameters), 4, comm.size, logical, tail)
+            found[f"{determinism.name} {logical}"] = [comm.traffic.sent - before, expected]
+    if comm.rank == 0:
+        (out / f"sent-{comm.size}").write_text(json.dumps(found))
+
+
 def elastic_alone(comm: Comm, out: Path) -> None:
     save(out / f"elastic-{LOGICAL}-{comm.size}-{comm.rank}", train(comm, ELASTIC, iterations=range(3)))
 
@@ -177,6 +198,7 @@ LIVES = [
     Life(1, alone),
     *(Life(size, straight) for size in SIZES),
     *(Life(size, resumed) for size in SIZES),
+    *(Life(size, sent) for size in SIZES),
     Life(MANY, elastic_alone),
     Life(3, other_layout),
     *(Life(3, peer_killed(where), dies=True) for where in KILLED),
@@ -297,6 +319,14 @@ def test_a_killed_peer_is_told_to_the_others_at_once(out, where):
         assert "\n" not in seen["message"]
         assert "same command" in seen["hint"]
         assert seen["seconds"] < 5
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_dense_bytes_are_what_a_worker_counts(out, size):
+    found = json.loads((out / f"sent-{size}").read_text())
+    assert len({expected for _, expected in found.values()}) > 1 or size == 2, "uneven runs send more"
+    for counted, expected in found.values():
+        assert counted == pytest.approx(expected, rel=2e-4), found  # which has no alignment in it
 
 
 def test_a_port_that_is_taken_is_told() -> None:

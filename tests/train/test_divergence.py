@@ -161,6 +161,19 @@ def test_a_flipped_bit_is_found_and_nothing_of_it_kept(
     assert saved(tmp_path / "out") == [3]
 
 
+def test_what_ranks_of_one_replica_hold_is_compared_where_the_average_does_not_show_it(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of them hands it in."""
+    sync = "snapshot: 3 sync_param { method: LOCAL replicas: 2 period: 12 }"
+    found = corrupted(monkeypatch, flip(weights, "conv1.weight"), {3})
+    with pytest.raises(StagerunError) as caught:
+        lives(make_schedule(tmp_path / "s", data, sync), tmp_path / "out", 4)
+    assert caught.value.exit_code == ExitCode.RANKS_DIFFER and saved(tmp_path / "out") == [3]
+    where = "after iteration 6 of stage `main`: rank 3 has other bits than the other 3 workers in `replica 1`"
+    assert list(found.values()) == ["", where]
+
+
 @pytest.mark.parametrize("stop_after, iter", [(8, 8), (None, 12)], ids=["stop", "end"])
 def test_also_at_a_stop_and_at_the_end_of_a_stage(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_after: int | None, iter: int

@@ -136,6 +136,38 @@ def test_mistakes(words, said):
     assert said in answer.output
 
 
+def sent(how: str, *words: str) -> list[dict[str, float]]:
+    answer = plan("--set", f"solver.compress_param={{{how}}}", "--link", "100Mbit/s", *words, "--json")
+    assert answer.exit_code == 0, answer.output
+    found = json.loads(answer.stdout)
+    assert "prediction" not in found
+    return found["gradients"]
+
+
+def test_plan_says_what_compressed_gradients_send_without_knowing_any_speed():
+    numbers = 25_557_096
+    one = sent("method: TOP_K ratio: 0.01", "--workers", "4")[0]
+    assert one["dense"] == pytest.approx(2 * 3 / 4 * 4 * numbers)
+    # A number and a place of three bytes, of small tensors fewer, to each of the others.
+    assert 0.95 * 3 * 7 * 0.01 * numbers < one["sent"] < 3 * 7 * 0.01 * numbers
+    assert one["dense_seconds"] == pytest.approx(one["dense"] / 12.5e6) and one["seconds"] < one["dense_seconds"] / 10
+    assert one["pays_below"] == pytest.approx((one["dense"] - one["sent"]) / one["coding"])
+    two = sent("method: BF16")[0]  # of two workers, the fewest that send
+    assert two["sent"] == pytest.approx(two["dense"] / 2) and two["dense"] == pytest.approx(4 * numbers)
+    whole = sent("method: TOP_K ratio: 1 scope: ENTIRE_MODEL")[0]
+    assert whole["pays_below"] == 0  # all numbers: as many bytes as dense
+
+
+def test_plan_says_it_for_each_method_that_auto_may_choose():
+    found = sent("method: AUTO allow: [QSGD, INT8, LOSSLESS]")
+    first = [one for one in found if one["stage"] == found[0]["stage"]]
+    assert [one["method"] for one in first] == ["QSGD of 255 states", "INT8", "LOSSLESS"]
+    assert [one["about"] for one in first] == [True, False, True]
+    words = ["--set", "solver.compress_param={method: THRESHOLD}", "--link", "10Gbit/s", "--latency", "1ms"]
+    text = plan(*words).stdout
+    assert "gradients of 2 workers over 10 Gbit/s, 1000 us" in text and "THRESHOLD at 0.001" in text
+
+
 def test_a_rehearsal_gives_the_time_of_a_pass():
     rehearsed = figures(TREE)
     pieces = {stage.name: (1e5, 1e5) for stage in TREE.stages}

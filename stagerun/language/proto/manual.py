@@ -522,6 +522,14 @@ COMMENTS: dict[str, str] = {
     "Solver.param": (
         "Multipliers for parameters by name; the first entry that fits a parameter counts. Caffe has them per layer."
     ),
+    "Solver.compress_param": (
+        "How each worker's gradient is made smaller before it is sent to the others: `compress_param { method: TOP_K }`. Default: all\n"
+        "of it is sent, 4 bytes a value. New in stagerun."
+    ),
+    "Solver.sync_param": (
+        "Lets parts of the batch train networks of their own, which meet only now and then: `sync_param { method: LOCAL replicas: 4 period: 8 }`.\n"
+        "Default: gradients are averaged at every iteration. Not with compress_param, nor with ema_decay. New in stagerun."
+    ),
     "Solver.carry": (
         "What is carried over from the stage it starts from."
     ),
@@ -689,6 +697,214 @@ COMMENTS: dict[str, str] = {
     "ParamKind.NORM": (
         "Scale and shift of BatchNorm (Caffe's Scale layer) and LayerNorm."
     ),
+    "CompressionParameter": (
+        "How gradients are compressed. c is what one sender has to send of one parameter, its gradient plus its residual, and n the number of\n"
+        "values in it. Each sender's c is replaced by the value that `method` states, which takes fewer bytes; those values are added up over\n"
+        "the senders and divided by their number. Senders are the workers, with `determinism: ELASTIC` the logical workers. New in stagerun."
+    ),
+    "CompressionParameter.method": (
+        "What is sent in place of c. Required."
+    ),
+    "CompressionParameter.ratio": (
+        "Share of the values that `TOP_K` and `RANDOM_K` send. Above 0, at most 1. Default: 0.01."
+    ),
+    "CompressionParameter.threshold": (
+        "`THRESHOLD` sends what is no smaller than this, `TWO_BIT` this number itself. In the unit of a sender's own mean gradient, however\n"
+        "many senders there are. Above 0.\n"
+        "Default: 0.001 of `THRESHOLD`, the mean of |c| of each parameter of `TWO_BIT` (MXNet's is 0.5)."
+    ),
+    "CompressionParameter.qstates": (
+        "Steps from 0 to the norm that `QSGD` knows. 1 to 32767. Default: 255, which takes about a quarter of the bytes."
+    ),
+    "CompressionParameter.rank": (
+        "Rank of the two factors that `POWER_SGD` sends. 1 or more; a parameter with no more rows or columns is sent as it is. Default: 4."
+    ),
+    "CompressionParameter.scope": (
+        "What c is a vector of. Default: LAYERWISE."
+    ),
+    "CompressionParameter.memory": (
+        "What becomes of the part of c that isn't sent. Default: RESIDUAL with `TOP_K`, `RANDOM_K`, `THRESHOLD`, `ADAPTIVE_THRESHOLD`,\n"
+        "`TWO_BIT`, `SIGN`, `POWER_SGD` and `AUTO`; NONE with the others, which are right on average or nearly exact, and with `as_released`.\n"
+        "What `AUTO` chooses has the default of its method, unless NONE is written."
+    ),
+    "CompressionParameter.as_released": (
+        "The operator as the code released with arXiv:1911.08250 has it, to repeat its results. `TOP_K` sends all that is no smaller than\n"
+        "the ceil(n * (1 - ratio))-th smallest |c|; of `RANDOM_K` each sender draws places of its own, and nothing is scaled; `TERNGRAD`\n"
+        "doesn't cut off; `QSGD` has one norm for all of c. Of those, `THRESHOLD` and `ADAPTIVE_THRESHOLD` alone; the last two are the same."
+    ),
+    "CompressionParameter.start_iter": (
+        "Iteration of the stage from which on gradients are compressed; before, they are sent as they are. 0 or more, below max_iter."
+    ),
+    "CompressionParameter.start_epoch": (
+        "The same in epochs."
+    ),
+    "CompressionParameter.allow": (
+        "What `AUTO` chooses among, besides sending c as it is. Default: `TOP_K`, `QSGD`, `INT8`, `BF16`, `LOSSLESS`."
+    ),
+    "CompressionParameter.param": (
+        "Other methods for some parameters; the first entry that fits a parameter counts. With `scope: ENTIRE_MODEL` the method of each is\n"
+        "`NONE`: those parameters are left out of the vector, and sent as they are."
+    ),
+    "CompressionParameter.Scope.LAYERWISE": (
+        "Of one parameter: each weight and bias is compressed by itself, and sent while backward goes on."
+    ),
+    "CompressionParameter.Scope.ENTIRE_MODEL": (
+        "Of all parameters, one after the other from the last to the first: compressed after backward."
+    ),
+    "CompressionParameter.Memory.NONE": (
+        "It is lost."
+    ),
+    "CompressionParameter.Memory.RESIDUAL": (
+        "The sender keeps it, and adds it to its next gradient (error feedback). It is part of a snapshot."
+    ),
+    "CompressionRule": (
+        "The method for some parameters: `param { name: \"fc*\" method: NONE }`. New in stagerun."
+    ),
+    "CompressionRule.name": (
+        "Pattern of the parameter's name, in which `*` stands for any characters: `layer4.*`, `fc.bias`."
+    ),
+    "CompressionRule.kind": (
+        "Kind of parameter. Default: ANY."
+    ),
+    "CompressionRule.method": (
+        "What is sent in place of c: any method but `AUTO` and `LOSSLESS`. Required."
+    ),
+    "CompressionRule.ratio": (
+        "That of CompressionParameter, for these parameters. Above 0, at most 1. Default: what is written there, else that of the method."
+    ),
+    "CompressionRule.threshold": (
+        "Likewise. Above 0."
+    ),
+    "CompressionRule.qstates": (
+        "Likewise. 1 to 32767."
+    ),
+    "CompressionRule.rank": (
+        "Likewise. 1 or more."
+    ),
+    "CompressionRule.memory": (
+        "What becomes of the part of c that isn't sent, for these parameters. Default: what is written in CompressionParameter, else that\n"
+        "of the method."
+    ),
+    "CompressionRule.Method.NONE": (
+        "c itself."
+    ),
+    "CompressionRule.Method.TOP_K": (
+        "The k = max(1, floor(n * ratio)) values of the largest |c|, of equal ones the first; 0 elsewhere. arXiv:1809.07599."
+    ),
+    "CompressionRule.Method.RANDOM_K": (
+        "The values at k places, drawn anew for each update and the same for all senders; 0 elsewhere. Without memory they are\n"
+        "multiplied by n / k, which makes the mean right. arXiv:1809.07599."
+    ),
+    "CompressionRule.Method.THRESHOLD": (
+        "c where |c| >= threshold; 0 elsewhere."
+    ),
+    "CompressionRule.Method.ADAPTIVE_THRESHOLD": (
+        "c where 2 * |c| >= max |c|; 0 elsewhere. arXiv:1911.08250."
+    ),
+    "CompressionRule.Method.TERNGRAD": (
+        "s * sign(c) with probability |c| / s, else 0; s = max |c|, after c is cut off at 2.5 standard deviations. arXiv:1705.07878."
+    ),
+    "CompressionRule.Method.QSGD": (
+        "r * sign(c) * floor(|c| / r * qstates + u) / qstates, with u drawn evenly from 0 to 1 and r the L2 norm of each 512 values.\n"
+        "arXiv:1610.02132."
+    ),
+    "CompressionRule.Method.TWO_BIT": (
+        "threshold * sign(c) where |c| >= threshold; 0 elsewhere. MXNet's."
+    ),
+    "CompressionRule.Method.SIGN": (
+        "sign(c) * mean |c|, with a sign of + for 0. arXiv:1901.09847."
+    ),
+    "CompressionRule.Method.POWER_SGD": (
+        "Of c as a matrix with a row for each output: P * transpose(Q), of `rank` columns each, from one step of a power iteration that\n"
+        "goes on from the update before. Vectors are sent as they are. arXiv:1905.13727."
+    ),
+    "CompressionRule.Method.INT8": (
+        "s * round(c / s), to even, with s = max |c| / 127."
+    ),
+    "CompressionRule.Method.BF16": (
+        "c rounded to the nearest bfloat16."
+    ),
+    "CompressionRule.Method.FP16": (
+        "c rounded to the nearest 16-bit float; what is above 65504 becomes infinite, and counts as not finite (`on_nan`)."
+    ),
+    "CompressionRule.Method.LOSSLESS": (
+        "c itself, coded in fewer bytes: training has the same bits as without."
+    ),
+    "CompressionRule.Method.AUTO": (
+        "One of `allow`, or c itself, for each parameter. It is chosen once, before the stage's first update, from the measured speed of the\n"
+        "links and of compressing, written to the output folder and kept. Two runs may choose differently, and then have other bits."
+    ),
+    "SyncParameter": (
+        "When replicas of the network meet. Each trains on a part of every batch, always the same device batches of it, with weights, BatchNorm\n"
+        "statistics and memory of updates of its own; clip_gradients is for the gradient of one replica. At a synchronisation their weights\n"
+        "and statistics are averaged, and all go on from that. The last one is at the stage's end. An evaluation inside the stage, a snapshot\n"
+        "and a stage that starts from one have the average of that iteration, which doesn't change the replicas: they go on from their\n"
+        "own. A loss in the log is the mean over all replicas, and `on_nan` is for all of them: none is moved where one is not finite.\n"
+        "New in stagerun."
+    ),
+    "SyncParameter.method": (
+        "How they meet. Required."
+    ),
+    "SyncParameter.replicas": (
+        "How many replicas there are. It is part of the recipe, and the number of workers is not. The device batches of a batch\n"
+        "(batch_size / device_batch_size) must be a multiple of it. 1 or more. Required."
+    ),
+    "SyncParameter.rule": (
+        "How the time between two synchronisations is found. Of `LOCAL`. Default: CONSTANT."
+    ),
+    "SyncParameter.period": (
+        "Iterations between two synchronisations; with QSR the least. 1 or more. Required."
+    ),
+    "SyncParameter.alpha": (
+        "Of `QSR`, which needs it: the larger, the fewer synchronisations. The paper has 0.2 to 0.3 for SGD with momentum 0.9, and 0.0175 for\n"
+        "AdamW. Above 0."
+    ),
+    "SyncParameter.start": (
+        "From when on replicas go their own ways; before, gradients are averaged at every iteration. Default: WARMUP_END."
+    ),
+    "SyncParameter.momentum": (
+        "What becomes of momentum, and of all else that a solver type remembers, at a synchronisation. Of `LOCAL`. Default: KEEP."
+    ),
+    "SyncParameter.outer": (
+        "How the replicas' changes are applied to the weights that they had in common. Of `DILOCO`."
+    ),
+    "SyncParameter.Method.LOCAL": (
+        "Local SGD: the replicas' weights are averaged. MXNet's `local` and `dist_sync`, in contrast, meet at every iteration."
+    ),
+    "SyncParameter.Method.DILOCO": (
+        "The average of the replicas' changes is the gradient of an outer update. Each replica keeps its momentum. arXiv:2311.08105."
+    ),
+    "SyncParameter.Rule.CONSTANT": (
+        "Always `period` iterations."
+    ),
+    "SyncParameter.Rule.QSR": (
+        "max(period, floor((alpha / lr) ^ 2)), with the learning rate of the iteration that comes next. arXiv:2310.14423."
+    ),
+    "SyncParameter.Start.WARMUP_END": (
+        "The end of the stage's warm-up; without one, its start."
+    ),
+    "SyncParameter.Start.STAGE_START": (
+        "The first iteration of the stage."
+    ),
+    "SyncParameter.Momentum.KEEP": (
+        "Each replica keeps its own."
+    ),
+    "SyncParameter.Momentum.AVERAGE": (
+        "It is averaged, too."
+    ),
+    "OuterParameter": (
+        "The outer update of `DILOCO`, with d = the weights that the replicas had in common - the average of what they have now. New in\n"
+        "stagerun."
+    ),
+    "OuterParameter.type": (
+        "`Nesterov`: V = momentum * V + d, w -= base_lr * (d + momentum * V). `SGD`: V = momentum * V + d, w -= base_lr * V. V is zero at first."
+    ),
+    "OuterParameter.base_lr": (
+        "Factor of the outer update, which no policy moves. Above 0."
+    ),
+    "OuterParameter.momentum": (
+        "How much of V an outer update keeps. 0 or more, below 1."
+    ),
     "Carry": (
         "What a stage takes over from the stage it starts from, besides weights and BatchNorm statistics. Resuming inside a stage\n"
         "carries everything. New in stagerun."
@@ -700,6 +916,10 @@ COMMENTS: dict[str, str] = {
     "Carry.data": (
         "CONTINUE: the images go on where the stage before stopped, in mid-epoch too. RESTART: from the first image of the first\n"
         "epoch again, as Caffe does. Default: CONTINUE."
+    ),
+    "Carry.residual": (
+        "Of stages whose `compress_param` has a memory. ZERO: residuals start at zero, and what the stage before had not yet sent is\n"
+        "lost. KEEP: they go on, whatever the methods; both stages then have `memory: RESIDUAL`. Default: ZERO."
     ),
     "TransformParameter": (
         "What is done to an image, in this order: pad, resize or cut out a rectangle, crop, mirror, colours (jitter, then RandAugment\n"

@@ -114,6 +114,8 @@ BELOW_FIELD_NUMBER: _ClassVar[int]
 below: _descriptor.FieldDescriptor
 REQUIRED_FIELD_NUMBER: _ClassVar[int]
 required: _descriptor.FieldDescriptor
+QUIET_FIELD_NUMBER: _ClassVar[int]
+quiet: _descriptor.FieldDescriptor
 
 class Schedule(_message.Message):
     __slots__ = ("name", "seed", "model", "data", "solver", "stage", "determinism", "keep_snapshots", "ensemble")
@@ -262,7 +264,7 @@ class Source(_message.Message):
     def __init__(self, source: _Optional[str] = ..., images: _Optional[int] = ...) -> None: ...
 
 class Solver(_message.Message):
-    __slots__ = ("clear", "base_lr", "lr_policy", "power", "gamma", "stepsize", "stepsize_epoch", "stepvalue", "stepvalue_epoch", "lr_iter", "lr_epoch", "warmup_iter", "warmup_epoch", "warmup_start_lr", "decay_from", "policy_start_iter", "policy_start_epoch", "base_lr_batch", "end_lr", "start_lr", "peak_iter", "peak_epoch", "knot", "plateau_winsize", "plateau_winsize_epoch", "average_loss", "max_iter", "max_epoch", "batch_size", "device_batch_size", "iter_size", "type", "momentum", "momentum_policy", "momentum2", "rms_decay", "delta", "regularization_type", "local_lr_auto", "local_gw_ratio", "momentum_form", "weight_decay", "weight_decay_policy", "clip_gradients", "ema_decay", "ema_interval", "param", "carry", "transform_param", "test_transform_param", "mixup_alpha", "cutmix_alpha", "label_smoothing", "random_seed", "precision", "channels_last", "on_nan", "max_nan", "compile", "display", "display_epoch", "test_interval", "test_epoch", "test_iter", "test_batch_size", "snapshot", "snapshot_epoch")
+    __slots__ = ("clear", "base_lr", "lr_policy", "power", "gamma", "stepsize", "stepsize_epoch", "stepvalue", "stepvalue_epoch", "lr_iter", "lr_epoch", "warmup_iter", "warmup_epoch", "warmup_start_lr", "decay_from", "policy_start_iter", "policy_start_epoch", "base_lr_batch", "end_lr", "start_lr", "peak_iter", "peak_epoch", "knot", "plateau_winsize", "plateau_winsize_epoch", "average_loss", "max_iter", "max_epoch", "batch_size", "device_batch_size", "iter_size", "type", "momentum", "momentum_policy", "momentum2", "rms_decay", "delta", "regularization_type", "local_lr_auto", "local_gw_ratio", "momentum_form", "weight_decay", "weight_decay_policy", "clip_gradients", "ema_decay", "ema_interval", "param", "compress_param", "sync_param", "carry", "transform_param", "test_transform_param", "mixup_alpha", "cutmix_alpha", "label_smoothing", "random_seed", "precision", "channels_last", "on_nan", "max_nan", "compile", "display", "display_epoch", "test_interval", "test_epoch", "test_iter", "test_batch_size", "snapshot", "snapshot_epoch")
     class OnNan(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STOP: _ClassVar[Solver.OnNan]
@@ -318,6 +320,8 @@ class Solver(_message.Message):
     EMA_DECAY_FIELD_NUMBER: _ClassVar[int]
     EMA_INTERVAL_FIELD_NUMBER: _ClassVar[int]
     PARAM_FIELD_NUMBER: _ClassVar[int]
+    COMPRESS_PARAM_FIELD_NUMBER: _ClassVar[int]
+    SYNC_PARAM_FIELD_NUMBER: _ClassVar[int]
     CARRY_FIELD_NUMBER: _ClassVar[int]
     TRANSFORM_PARAM_FIELD_NUMBER: _ClassVar[int]
     TEST_TRANSFORM_PARAM_FIELD_NUMBER: _ClassVar[int]
@@ -385,6 +389,8 @@ class Solver(_message.Message):
     ema_decay: float
     ema_interval: int
     param: _containers.RepeatedCompositeFieldContainer[ParamSpec]
+    compress_param: CompressionParameter
+    sync_param: SyncParameter
     carry: Carry
     transform_param: TransformParameter
     test_transform_param: TransformParameter
@@ -405,7 +411,7 @@ class Solver(_message.Message):
     test_batch_size: int
     snapshot: int
     snapshot_epoch: float
-    def __init__(self, clear: _Optional[_Iterable[str]] = ..., base_lr: _Optional[float] = ..., lr_policy: _Optional[str] = ..., power: _Optional[float] = ..., gamma: _Optional[float] = ..., stepsize: _Optional[int] = ..., stepsize_epoch: _Optional[float] = ..., stepvalue: _Optional[_Iterable[int]] = ..., stepvalue_epoch: _Optional[_Iterable[float]] = ..., lr_iter: _Optional[int] = ..., lr_epoch: _Optional[float] = ..., warmup_iter: _Optional[int] = ..., warmup_epoch: _Optional[float] = ..., warmup_start_lr: _Optional[float] = ..., decay_from: _Optional[_Union[DecayFrom, str]] = ..., policy_start_iter: _Optional[int] = ..., policy_start_epoch: _Optional[float] = ..., base_lr_batch: _Optional[int] = ..., end_lr: _Optional[float] = ..., start_lr: _Optional[float] = ..., peak_iter: _Optional[int] = ..., peak_epoch: _Optional[float] = ..., knot: _Optional[_Iterable[_Union[Knot, _Mapping]]] = ..., plateau_winsize: _Optional[_Iterable[int]] = ..., plateau_winsize_epoch: _Optional[_Iterable[float]] = ..., average_loss: _Optional[int] = ..., max_iter: _Optional[int] = ..., max_epoch: _Optional[float] = ..., batch_size: _Optional[int] = ..., device_batch_size: _Optional[int] = ..., iter_size: _Optional[int] = ..., type: _Optional[str] = ..., momentum: _Optional[float] = ..., momentum_policy: _Optional[_Union[PolicyParameter, _Mapping]] = ..., momentum2: _Optional[float] = ..., rms_decay: _Optional[float] = ..., delta: _Optional[float] = ..., regularization_type: _Optional[str] = ..., local_lr_auto: bool = ..., local_gw_ratio: _Optional[float] = ..., momentum_form: _Optional[_Union[MomentumForm, str]] = ..., weight_decay: _Optional[float] = ..., weight_decay_policy: _Optional[_Union[PolicyParameter, _Mapping]] = ..., clip_gradients: _Optional[float] = ..., ema_decay: _Optional[float] = ..., ema_interval: _Optional[int] = ..., param: _Optional[_Iterable[_Union[ParamSpec, _Mapping]]] = ..., carry: _Optional[_Union[Carry, _Mapping]] = ..., transform_param: _Optional[_Union[TransformParameter, _Mapping]] = ..., test_transform_param: _Optional[_Union[TransformParameter, _Mapping]] = ..., mixup_alpha: _Optional[float] = ..., cutmix_alpha: _Optional[float] = ..., label_smoothing: _Optional[float] = ..., random_seed: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., channels_last: bool = ..., on_nan: _Optional[_Union[Solver.OnNan, str]] = ..., max_nan: _Optional[int] = ..., compile: bool = ..., display: _Optional[int] = ..., display_epoch: _Optional[float] = ..., test_interval: _Optional[int] = ..., test_epoch: _Optional[float] = ..., test_iter: _Optional[int] = ..., test_batch_size: _Optional[int] = ..., snapshot: _Optional[int] = ..., snapshot_epoch: _Optional[float] = ...) -> None: ...
+    def __init__(self, clear: _Optional[_Iterable[str]] = ..., base_lr: _Optional[float] = ..., lr_policy: _Optional[str] = ..., power: _Optional[float] = ..., gamma: _Optional[float] = ..., stepsize: _Optional[int] = ..., stepsize_epoch: _Optional[float] = ..., stepvalue: _Optional[_Iterable[int]] = ..., stepvalue_epoch: _Optional[_Iterable[float]] = ..., lr_iter: _Optional[int] = ..., lr_epoch: _Optional[float] = ..., warmup_iter: _Optional[int] = ..., warmup_epoch: _Optional[float] = ..., warmup_start_lr: _Optional[float] = ..., decay_from: _Optional[_Union[DecayFrom, str]] = ..., policy_start_iter: _Optional[int] = ..., policy_start_epoch: _Optional[float] = ..., base_lr_batch: _Optional[int] = ..., end_lr: _Optional[float] = ..., start_lr: _Optional[float] = ..., peak_iter: _Optional[int] = ..., peak_epoch: _Optional[float] = ..., knot: _Optional[_Iterable[_Union[Knot, _Mapping]]] = ..., plateau_winsize: _Optional[_Iterable[int]] = ..., plateau_winsize_epoch: _Optional[_Iterable[float]] = ..., average_loss: _Optional[int] = ..., max_iter: _Optional[int] = ..., max_epoch: _Optional[float] = ..., batch_size: _Optional[int] = ..., device_batch_size: _Optional[int] = ..., iter_size: _Optional[int] = ..., type: _Optional[str] = ..., momentum: _Optional[float] = ..., momentum_policy: _Optional[_Union[PolicyParameter, _Mapping]] = ..., momentum2: _Optional[float] = ..., rms_decay: _Optional[float] = ..., delta: _Optional[float] = ..., regularization_type: _Optional[str] = ..., local_lr_auto: bool = ..., local_gw_ratio: _Optional[float] = ..., momentum_form: _Optional[_Union[MomentumForm, str]] = ..., weight_decay: _Optional[float] = ..., weight_decay_policy: _Optional[_Union[PolicyParameter, _Mapping]] = ..., clip_gradients: _Optional[float] = ..., ema_decay: _Optional[float] = ..., ema_interval: _Optional[int] = ..., param: _Optional[_Iterable[_Union[ParamSpec, _Mapping]]] = ..., compress_param: _Optional[_Union[CompressionParameter, _Mapping]] = ..., sync_param: _Optional[_Union[SyncParameter, _Mapping]] = ..., carry: _Optional[_Union[Carry, _Mapping]] = ..., transform_param: _Optional[_Union[TransformParameter, _Mapping]] = ..., test_transform_param: _Optional[_Union[TransformParameter, _Mapping]] = ..., mixup_alpha: _Optional[float] = ..., cutmix_alpha: _Optional[float] = ..., label_smoothing: _Optional[float] = ..., random_seed: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., channels_last: bool = ..., on_nan: _Optional[_Union[Solver.OnNan, str]] = ..., max_nan: _Optional[int] = ..., compile: bool = ..., display: _Optional[int] = ..., display_epoch: _Optional[float] = ..., test_interval: _Optional[int] = ..., test_epoch: _Optional[float] = ..., test_iter: _Optional[int] = ..., test_batch_size: _Optional[int] = ..., snapshot: _Optional[int] = ..., snapshot_epoch: _Optional[float] = ...) -> None: ...
 
 class Knot(_message.Message):
     __slots__ = ("iter", "epoch", "factor")
@@ -445,14 +451,160 @@ class ParamSpec(_message.Message):
     adapt: bool
     def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[ParamKind, str]] = ..., lr_mult: _Optional[float] = ..., decay_mult: _Optional[float] = ..., adapt: bool = ...) -> None: ...
 
-class Carry(_message.Message):
-    __slots__ = ("momentum", "data")
+class CompressionParameter(_message.Message):
+    __slots__ = ("method", "ratio", "threshold", "qstates", "rank", "scope", "memory", "as_released", "start_iter", "start_epoch", "allow", "param")
+    class Scope(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        LAYERWISE: _ClassVar[CompressionParameter.Scope]
+        ENTIRE_MODEL: _ClassVar[CompressionParameter.Scope]
+    LAYERWISE: CompressionParameter.Scope
+    ENTIRE_MODEL: CompressionParameter.Scope
+    class Memory(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        NONE: _ClassVar[CompressionParameter.Memory]
+        RESIDUAL: _ClassVar[CompressionParameter.Memory]
+    NONE: CompressionParameter.Memory
+    RESIDUAL: CompressionParameter.Memory
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    RATIO_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    QSTATES_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    AS_RELEASED_FIELD_NUMBER: _ClassVar[int]
+    START_ITER_FIELD_NUMBER: _ClassVar[int]
+    START_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ALLOW_FIELD_NUMBER: _ClassVar[int]
+    PARAM_FIELD_NUMBER: _ClassVar[int]
+    method: CompressionRule.Method
+    ratio: float
+    threshold: float
+    qstates: int
+    rank: int
+    scope: CompressionParameter.Scope
+    memory: CompressionParameter.Memory
+    as_released: bool
+    start_iter: int
+    start_epoch: float
+    allow: _containers.RepeatedScalarFieldContainer[CompressionRule.Method]
+    param: _containers.RepeatedCompositeFieldContainer[CompressionRule]
+    def __init__(self, method: _Optional[_Union[CompressionRule.Method, str]] = ..., ratio: _Optional[float] = ..., threshold: _Optional[float] = ..., qstates: _Optional[int] = ..., rank: _Optional[int] = ..., scope: _Optional[_Union[CompressionParameter.Scope, str]] = ..., memory: _Optional[_Union[CompressionParameter.Memory, str]] = ..., as_released: bool = ..., start_iter: _Optional[int] = ..., start_epoch: _Optional[float] = ..., allow: _Optional[_Iterable[_Union[CompressionRule.Method, str]]] = ..., param: _Optional[_Iterable[_Union[CompressionRule, _Mapping]]] = ...) -> None: ...
+
+class CompressionRule(_message.Message):
+    __slots__ = ("name", "kind", "method", "ratio", "threshold", "qstates", "rank", "memory")
+    class Method(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        NONE: _ClassVar[CompressionRule.Method]
+        TOP_K: _ClassVar[CompressionRule.Method]
+        RANDOM_K: _ClassVar[CompressionRule.Method]
+        THRESHOLD: _ClassVar[CompressionRule.Method]
+        ADAPTIVE_THRESHOLD: _ClassVar[CompressionRule.Method]
+        TERNGRAD: _ClassVar[CompressionRule.Method]
+        QSGD: _ClassVar[CompressionRule.Method]
+        TWO_BIT: _ClassVar[CompressionRule.Method]
+        SIGN: _ClassVar[CompressionRule.Method]
+        POWER_SGD: _ClassVar[CompressionRule.Method]
+        INT8: _ClassVar[CompressionRule.Method]
+        BF16: _ClassVar[CompressionRule.Method]
+        FP16: _ClassVar[CompressionRule.Method]
+        LOSSLESS: _ClassVar[CompressionRule.Method]
+        AUTO: _ClassVar[CompressionRule.Method]
+    NONE: CompressionRule.Method
+    TOP_K: CompressionRule.Method
+    RANDOM_K: CompressionRule.Method
+    THRESHOLD: CompressionRule.Method
+    ADAPTIVE_THRESHOLD: CompressionRule.Method
+    TERNGRAD: CompressionRule.Method
+    QSGD: CompressionRule.Method
+    TWO_BIT: CompressionRule.Method
+    SIGN: CompressionRule.Method
+    POWER_SGD: CompressionRule.Method
+    INT8: CompressionRule.Method
+    BF16: CompressionRule.Method
+    FP16: CompressionRule.Method
+    LOSSLESS: CompressionRule.Method
+    AUTO: CompressionRule.Method
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    RATIO_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    QSTATES_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    kind: ParamKind
+    method: CompressionRule.Method
+    ratio: float
+    threshold: float
+    qstates: int
+    rank: int
+    memory: CompressionParameter.Memory
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[ParamKind, str]] = ..., method: _Optional[_Union[CompressionRule.Method, str]] = ..., ratio: _Optional[float] = ..., threshold: _Optional[float] = ..., qstates: _Optional[int] = ..., rank: _Optional[int] = ..., memory: _Optional[_Union[CompressionParameter.Memory, str]] = ...) -> None: ...
+
+class SyncParameter(_message.Message):
+    __slots__ = ("method", "replicas", "rule", "period", "alpha", "start", "momentum", "outer")
+    class Method(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        LOCAL: _ClassVar[SyncParameter.Method]
+        DILOCO: _ClassVar[SyncParameter.Method]
+    LOCAL: SyncParameter.Method
+    DILOCO: SyncParameter.Method
+    class Rule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        CONSTANT: _ClassVar[SyncParameter.Rule]
+        QSR: _ClassVar[SyncParameter.Rule]
+    CONSTANT: SyncParameter.Rule
+    QSR: SyncParameter.Rule
+    class Start(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        WARMUP_END: _ClassVar[SyncParameter.Start]
+        STAGE_START: _ClassVar[SyncParameter.Start]
+    WARMUP_END: SyncParameter.Start
+    STAGE_START: SyncParameter.Start
     class Momentum(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
-        ZERO: _ClassVar[Carry.Momentum]
-        KEEP: _ClassVar[Carry.Momentum]
-    ZERO: Carry.Momentum
-    KEEP: Carry.Momentum
+        KEEP: _ClassVar[SyncParameter.Momentum]
+        AVERAGE: _ClassVar[SyncParameter.Momentum]
+    KEEP: SyncParameter.Momentum
+    AVERAGE: SyncParameter.Momentum
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    PERIOD_FIELD_NUMBER: _ClassVar[int]
+    ALPHA_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    MOMENTUM_FIELD_NUMBER: _ClassVar[int]
+    OUTER_FIELD_NUMBER: _ClassVar[int]
+    method: SyncParameter.Method
+    replicas: int
+    rule: SyncParameter.Rule
+    period: int
+    alpha: float
+    start: SyncParameter.Start
+    momentum: SyncParameter.Momentum
+    outer: OuterParameter
+    def __init__(self, method: _Optional[_Union[SyncParameter.Method, str]] = ..., replicas: _Optional[int] = ..., rule: _Optional[_Union[SyncParameter.Rule, str]] = ..., period: _Optional[int] = ..., alpha: _Optional[float] = ..., start: _Optional[_Union[SyncParameter.Start, str]] = ..., momentum: _Optional[_Union[SyncParameter.Momentum, str]] = ..., outer: _Optional[_Union[OuterParameter, _Mapping]] = ...) -> None: ...
+
+class OuterParameter(_message.Message):
+    __slots__ = ("type", "base_lr", "momentum")
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    BASE_LR_FIELD_NUMBER: _ClassVar[int]
+    MOMENTUM_FIELD_NUMBER: _ClassVar[int]
+    type: str
+    base_lr: float
+    momentum: float
+    def __init__(self, type: _Optional[str] = ..., base_lr: _Optional[float] = ..., momentum: _Optional[float] = ...) -> None: ...
+
+class Carry(_message.Message):
+    __slots__ = ("momentum", "data", "residual")
+    class Start(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        ZERO: _ClassVar[Carry.Start]
+        KEEP: _ClassVar[Carry.Start]
+    ZERO: Carry.Start
+    KEEP: Carry.Start
     class Position(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         CONTINUE: _ClassVar[Carry.Position]
@@ -461,9 +613,11 @@ class Carry(_message.Message):
     RESTART: Carry.Position
     MOMENTUM_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
-    momentum: Carry.Momentum
+    RESIDUAL_FIELD_NUMBER: _ClassVar[int]
+    momentum: Carry.Start
     data: Carry.Position
-    def __init__(self, momentum: _Optional[_Union[Carry.Momentum, str]] = ..., data: _Optional[_Union[Carry.Position, str]] = ...) -> None: ...
+    residual: Carry.Start
+    def __init__(self, momentum: _Optional[_Union[Carry.Start, str]] = ..., data: _Optional[_Union[Carry.Position, str]] = ..., residual: _Optional[_Union[Carry.Start, str]] = ...) -> None: ...
 
 class TransformParameter(_message.Message):
     __slots__ = ("scale", "mirror", "crop_size", "mean_value", "pad", "random_aspect_ratio_param", "random_resize_param", "pad_mode", "random_resized_crop_param", "channel_order", "std_value", "cutout_size", "lighting_std", "color_jitter_param", "rand_augment_param", "trivial_augment", "rectangular", "crop_size_ramp_param")

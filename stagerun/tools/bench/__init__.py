@@ -1,1 +1,5 @@
-"""`stagerun bench scaling`: speed and efficiency by number of workers. `measure` runs in the workers, `report` makes the table."""
+"""`stagerun bench`: what the machines at hand do with a schedule.
+
+`bench scaling`: `command` starts workers, `measure` runs in them, `report` makes the table. `bench compression`: `compression` starts runs,
+`cases` says which, `outcome` reads their logs and makes the table, `accuracy` the picture.
+"""

@@ -5,15 +5,16 @@ drifts slows all numbers of workers alike.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import torch
 
 from stagerun.base.errors import PeerError
 from stagerun.base.events import Iterated, Stopped
-from stagerun.base.recipe import Schedule
+from stagerun.base.recipe import Method, Schedule
 from stagerun.base.spans import Spans, overlap, seconds_of
-from stagerun.comm import Comm, gather_json, make_reducer
+from stagerun.comm import Comm, gather_json
+from stagerun.engine.compression import reducer_of, residual_of
 from stagerun.engine.state import TrainState, make_state
 from stagerun.engine.timed import timed_train
 from stagerun.models import build
@@ -82,9 +83,11 @@ class _Trial:
         planned = PlannedStage(stage=schedule.stages[0], state=State.FRESH, iter=0, position=0)
         worker = Worker(schedule, "", self.comm, World(), device, None, stop, images)
         self.run = StageRun(worker, Step(planned, number=1, iterations_left=0, files=None))
-        parameters = [p.tensor for p in state.solver.parameters]
         solver = schedule.stages[0].solver
-        self.reducer = make_reducer(schedule.determinism, parameters, self.comm, solver.logical_workers)
+        if solver.compress is not None and solver.compress.method is Method.AUTO:
+            solver = replace(solver, compress=None)  # which it chooses where it trains
+        state.residual = residual_of(schedule.determinism, state, solver, self.comm)
+        self.reducer = reducer_of(schedule.determinism, state, solver, self.comm)
 
     def turn(self, first: int, iterations: int) -> dict[str, object] | None:
         """This rank's Share of a turn from iteration `first` on, as JSON holds it; None if asked to stop. A rank without a part in it

@@ -12,7 +12,7 @@ from stagerun.command.ending import show
 from stagerun.command.options import argument, command
 from stagerun.command.shared import Folder, Overrides
 from stagerun.language import load, tree
-from stagerun.language.layers import LMDB, PAIRS
+from stagerun.language.layers import LMDB, pairs
 from stagerun.language.tree import SCHEDULE, SOLVER, is_message, quoted
 from stagerun.language.values import NONE, leaves, shown, text
 from stagerun.manual.fields import help_text
@@ -22,7 +22,6 @@ STAGE_ENTRY: Descriptor = SCHEDULE.fields_by_name["stage"].message_type
 ENSEMBLE: Descriptor = SCHEDULE.fields_by_name["ensemble"].message_type
 # Fields of a stage's block in the schedule, none of which Solver has.
 _ENTRY = frozenset(STAGE_ENTRY.fields_by_name) - frozenset(SOLVER.fields_by_name)
-_UNITS = {second: first for first, second in PAIRS}  # `max_epoch` is part of what `max_iter` says
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +125,8 @@ def _follow(kind: Descriptor, words: Sequence[str]) -> tuple[FieldDescriptor, ..
                 f"`{word}` is a list of messages, and is explained whole", f"leave out `.{words[number + 1]}`"
             )
         kind = field.message_type
-    if len(found) == 1 and found[0].name in _UNITS:
-        found = [kind.fields_by_name[_UNITS[found[0].name]]]
+    if found and (first := {b: a for a, b in pairs(kind)}.get(found[-1].name)):
+        found[-1] = kind.fields_by_name[first]  # `max_epoch` is part of what `max_iter` says
     return tuple(found)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from stagerun.base import recipe
 from stagerun.base.errors import Problems, Span
 from stagerun.language import override, stages
-from stagerun.language.layers import PARTNER
+from stagerun.language.layers import partner
 from stagerun.language.parse import parse
 from stagerun.language.stages import Node
 from stagerun.language.tree import SCHEDULE, SOLVER, Block, Entry, Value, is_message, quoted
@@ -144,13 +144,12 @@ def _said(layer: _Layer, words: Sequence[str]) -> Iterator[tuple[str, str, str, 
     if tuple(words[:inside]) != layer.path or len(words) == inside:
         return
     entries, top = layer.block.entries, words[inside]
+    other = partner(layer.block.kind.fields_by_name[top])
     if "clear" in entries and not inside:
         for value in entries["clear"].values:
-            if value.value in (top, PARTNER.get(top)):
+            if value.value in (top, other):
                 yield layer.name, "clear", value.text, value.span
-    found = entries.get(top)
-    if found is None and not inside and top in PARTNER:
-        found = entries.get(PARTNER[top])
+    found = entries.get(top) or entries.get(other)
     if found is not None:
         entry = _deepest(found, words[inside + 1 :])
         yield layer.name, entry.field.name, _written(entry), entry.place
@@ -160,9 +159,12 @@ def _deepest(entry: Entry, words: Sequence[str]) -> Entry:
     """The field that `words` lead to inside a message, or the message in which it isn't written."""
     for word in words:
         value = entry.values[0].value
-        if not isinstance(value, Block) or word not in value.entries:
+        if not isinstance(value, Block):
             return entry
-        entry = value.entries[word]
+        found = value.entries.get(word) or value.entries.get(partner(value.kind.fields_by_name[word]))
+        if found is None:
+            return entry
+        entry = found
     return entry
 
 

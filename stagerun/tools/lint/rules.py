@@ -18,6 +18,7 @@ from stagerun.plan.described import unread_fields
 from stagerun.plan.hazards import policy_end
 from stagerun.schedule import learning_rate, own_fields, warm_up_end
 from stagerun.tools.lint.finding import ID, Finding, Rule, comments_of, place_of
+from stagerun.tools.lint.gradients import compress_alone, compress_more, no_memory
 
 # Images that may be lost: six epochs of ImageNet, or more than two hours of a GPU that does a thousand in a second.
 UNSAVED = 8_000_000
@@ -438,6 +439,9 @@ RULES: dict[str, Rule] = {
     "comment-number": Rule(comment_number, "a comment that gives another length than the line it stands in"),
     "unsaved-work": Rule(unsaved_work, "a kill costs much, since snapshots are far apart"),
     "unread-field": Rule(unread_field, "a field that the policy, or the type, of no stage that has it reads"),
+    "compress-alone": Rule(compress_alone, "gradients are compressed that one worker alone can't send"),
+    "compress-more": Rule(compress_more, "compressed gradients that take more bytes than dense ones"),
+    "no-memory": Rule(no_memory, "a compression that loses the same part of each gradient, since it has no memory"),
     "no-test": Rule(no_test, "there are no images to evaluate with"),
     ID: Rule(_of_comments, "a comment for lint that does nothing; can't be silenced"),
 }

@@ -2,15 +2,15 @@
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 
 from stagerun.base.errors import UsageError, listing
-from stagerun.base.recipe import Determinism, Schedule
+from stagerun.base.recipe import Determinism, Method, Schedule, Stage
 from stagerun.base.snapshots import passed_over
-from stagerun.base.text import size
+from stagerun.base.text import count, size
 from stagerun.command.ending import show
 from stagerun.command.options import command, flag, given, option
 from stagerun.command.shared import (
@@ -29,6 +29,7 @@ from stagerun.command.shared import (
 from stagerun.language import load, look_at_classes
 from stagerun.language.layers import LMDB
 from stagerun.plan import Plan, State, make_plan
+from stagerun.plan.coding import Sending, render_sending, sending_record
 from stagerun.plan.counting import other_set
 from stagerun.plan.estimate import snapshots_on_disk
 from stagerun.plan.prediction import Job, Link
@@ -39,7 +40,8 @@ from stagerun.system.files import writing
 from stagerun.system.lmdb_file import with_sets
 from stagerun.tools.plan.check import missing_data
 from stagerun.train import results
-from stagerun.train.hours import beside
+from stagerun.train.choices import of_choice, read_chosen
+from stagerun.train.hours import Beside, beside
 from stagerun.train.results import read_figures
 
 # Options of the plan as text, which --watch doesn't show.
@@ -58,7 +60,8 @@ class PlanOptions(PlannedOptions):
     workers: int | None = option("--workers N", "Predict the speed of N workers over --link.", least=1)
     link: float | None = option(
         "--link RATE",
-        "With --workers: what an all-reduce reaches on each host's link, about 0.8 of its nominal rate: 8Gbit/s, say.",
+        "What an all-reduce reaches on each host's link, about 0.8 of its nominal rate: 8Gbit/s, say. Shows what compressed gradients "
+        "save on it, for 2 workers by default.",
         type=Bandwidth(),
     )
     latency: float | None = option(
@@ -108,16 +111,20 @@ def plan(options: PlanOptions) -> None:
     if found.snapshots:  # else there is nothing to compare the images with
         schedule = with_sets(schedule)
     planned = make_plan(schedule, found, options.redo, options.keep, options.only, options.until)
-    job = job_of(planned, target, options)
+    sent = sent_of(planned, target, options)
+    job = job_of(planned, target, options) if not sent or speed_known(target, options) else None
     if options.csv_file is not None:
         with writing(options.csv_file), open(options.csv_file, "w", encoding="utf-8") as file:
             file.writelines(csv_rows(planned))
     notes = [
         *remarks(planned, found.damaged, found.forbidden),
         *results_remark(planned, target),
+        *choices_remark(planned, target),
         *place_remark(target, several_hosts=options.link is not None),
     ]
     more = beside(planned, target, options.images_per_second, options.allocation, job)
+    if sent:
+        more = with_sendings(more, sent, options)
     text = render_json(planned, notes, more.record) if options.as_json else render_text(planned, notes, more.blocks)
     show(text)
     if picture is not None:
@@ -168,6 +175,18 @@ def results_remark(plan: Plan, out: Path) -> list[str]:
     return remarks
 
 
+def choices_remark(plan: Plan, out: Path) -> list[str]:
+    """What `method: AUTO` of `compress_param` has chosen, of stages that have started."""
+    found = [read_chosen(out, s.stage) for s in plan.stages if s.state is not State.DISABLED and _auto(s.stage)]
+    return [
+        f"`{one.stage}`: AUTO chose for {count(one.workers, 'worker')}: {of_choice(one.choice)}" for one in found if one
+    ]
+
+
+def _auto(stage: Stage) -> bool:
+    return stage.solver.compress is not None and stage.solver.compress.method is Method.AUTO
+
+
 def place_remark(out: Path, several_hosts: bool, environment: Mapping[str, str] = os.environ) -> list[str]:
     """What it means for a job of several hosts that OUT lies on a file system of this one alone. `several_hosts`: the command says so;
     else a Slurm allocation of several nodes, which it is called in, does."""
@@ -179,6 +198,34 @@ def place_remark(out: Path, several_hosts: bool, environment: Mapping[str, str] 
 
 
 # -- plan --workers N --link RATE
+
+
+# Where stages compress and --workers is not given: the fewest that send anything.
+_FEWEST = 2
+
+
+def sent_of(plan: Plan, out: Path, options: PlanOptions) -> list[Sending]:
+    """What stages that compress send over --link; none where no one asked. RecipeError for more workers than there is work for."""
+    from stagerun.tools.plan.gradients import compresses, sendings
+
+    if options.link is None or options.workers == 1 or not any(map(compresses, plan.schedule.stages)):
+        return []
+    from stagerun.launch.worker_count import check_workers
+
+    workers = options.workers or _FEWEST
+    check_workers(plan.schedule, workers)
+    return sendings(plan.schedule, out, workers, Link(options.link, options.latency or 0.0))
+
+
+def speed_known(out: Path, options: PlanOptions) -> bool:
+    """Whether there is a prediction of speed, too: with --workers, where one worker's is known."""
+    return options.workers is not None and (options.images_per_second is not None or read_figures(out) is not None)
+
+
+def with_sendings(more: Beside, sent: list[Sending], options: PlanOptions) -> Beside:
+    assert options.link is not None
+    text = render_sending(sent, options.workers or _FEWEST, Link(options.link, options.latency or 0.0))
+    return replace(more, blocks=(text, *more.blocks), record={**more.record, "gradients": sending_record(sent)})
 
 
 def job_of(plan: Plan, out: Path, options: PlanOptions) -> Job | None:
@@ -208,6 +255,7 @@ def job_of(plan: Plan, out: Path, options: PlanOptions) -> Job | None:
         link=Link(bandwidth, latency or 0.0),
         pieces=_pieces(plan.schedule),
         elastic=plan.schedule.determinism is Determinism.ELASTIC,
+        not_plain=any(s.solver.compress or s.solver.sync for s in plan.schedule.stages),
         images_per_second=rate,
         figures=figures,
     )

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from stagerun.base.events import EnsembleTested, StageFinished, Tested
+from stagerun.base.events import Compressed, EnsembleTested, StageFinished, Tested
 from stagerun.store.layout import parse_name
 
 
@@ -49,6 +49,8 @@ class Trained:
     bins: tuple[Bin, ...]
     epochs: Mapping[int, Span]
     lives: Mapping[int, Span]
+    sent: float | None = None  # bytes of rank 0 in an iteration, where the stage compresses its gradients
+    of_dense: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +100,7 @@ class StageHistory:
     older: int = 0
     gone: bool = False
     disabled: bool = False
+    compressed: tuple[Compressed, ...] = ()  # of displayed iterations, in order
 
     @property
     def left_out(self) -> bool:

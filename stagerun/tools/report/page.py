@@ -6,6 +6,7 @@ from html import escape
 import stagerun
 from stagerun.drawing.html import STYLE as PICTURE_STYLE
 from stagerun.drawing.html import colour_style, scripts, variable, whole_page
+from stagerun.tools.report import kept
 from stagerun.tools.report.curves import COLUMNS, NARROW, WIDE, caption, colour, draw, points
 from stagerun.tools.report.history import Run
 from stagerun.tools.report.table import Table, moment, shown
@@ -106,6 +107,7 @@ def page(
         *([_table(ranking)] if ranking.rows else []),
         _states(runs),
         _curves(runs, title),
+        *_kept(runs),
         *(_table(table) for table in summary),
         *(_table(table, fold=True) for table in details),
     ]
@@ -157,6 +159,19 @@ def _curves(runs: Sequence[Run], title: str) -> str:
         ]
     )
     return f"{_section('Curves', body)}\n{scripts(data, SCRIPT)}"
+
+
+def _kept(runs: Sequence[Run]) -> list[str]:
+    """A section for each run that compresses its gradients."""
+    found = [(run.label, matrix) for run in runs if (matrix := kept.matrix(run)) is not None]
+    return [
+        _section(
+            "Compressed gradients" if len(runs) == 1 else f"Compressed gradients: {escape(label)}",
+            f'{kept.draw(matrix, label)}\n<p class="note">{escape(kept.CAPTION)}.</p>',
+            f"{len(found)} runs" if len(runs) >= MANY_RUNS else "",
+        )
+        for label, matrix in found
+    ]
 
 
 def _section(title: str, body: str, folded: str = "") -> str:

@@ -35,29 +35,33 @@ class Updates(NamedTuple):
     loss: Sequence[float]
     images: Sequence[int]
     seconds: Sequence[float]
+    sent: Sequence[int]
 
 
 class Columns:
-    """The updates that count of a stage, `iter` ascending, and by which process life each was done."""
+    """The updates that count of a stage, `iter` ascending, by which process life each was done, and the bytes that rank 0 would have sent in
+    it without compression."""
 
-    __slots__ = ("epoch", "images", "iter", "life", "loss", "lr", "seconds", "weight_decay")
-    FIELDS = ("iter", "epoch", "lr", "weight_decay", "loss", "images", "seconds")
+    __slots__ = ("dense", "epoch", "images", "iter", "life", "loss", "lr", "seconds", "sent", "weight_decay")
+    FIELDS = ("iter", "epoch", "lr", "weight_decay", "loss", "images", "seconds", "sent")
 
     def __init__(self) -> None:
         self.iter, self.images, self.life = array("q"), array("q"), array("i")
         self.epoch, self.lr, self.weight_decay = array("d"), array("d"), array("d")
         self.loss, self.seconds = array("d"), array("d")
+        self.sent, self.dense = array("q"), array("q")
 
-    def extend(self, updates: Updates, begin: int, end: int, life: int) -> None:
+    def extend(self, updates: Updates, begin: int, end: int, life: int, dense: int = 0) -> None:
         for name in self.FIELDS:
             getattr(self, name).extend(getattr(updates, name)[begin:end])
         self.life.extend([life] * (end - begin))
+        self.dense.extend([dense] * (end - begin))
 
     def cut(self, iter: int) -> Sequence[int]:
         """Removes what was done after `iter`. Returns the lives that had done it."""
         keep = bisect_right(self.iter, iter)
         gone = self.life[keep:]
-        for name in (*self.FIELDS, "life"):
+        for name in (*self.FIELDS, "life", "dense"):
             del getattr(self, name)[keep:]
         return gone
 
@@ -77,10 +81,16 @@ class Columns:
             last_lr=self.lr[-1],
             weight_decay=self.weight_decay[-1],
             loss=statistics.fmean(self.loss[-100:]),
+            **self._sent(),
             bins=tuple(self._bin(epochs, a, min(a + size, count)) for a in range(0, count, size)),
             epochs={n: self._span(a, b) for n, a, b in _stretches(count, lambda i: epoch_number(epochs[i]))},
             lives={n: self._span(a, b) for n, a, b in _stretches(count, self.life.__getitem__)},
         )
+
+    def _sent(self) -> dict[str, float]:
+        """Over the iterations of which it is known what dense would have sent."""
+        sent = [sent for sent, dense in zip(self.sent, self.dense, strict=True) if dense]
+        return {"sent": statistics.fmean(sent), "of_dense": sum(sent) / sum(self.dense)} if sent else {}
 
     def _bin(self, epochs: Sequence[float], a: int, b: int) -> Bin:
         rates = self.lr[a:b]
@@ -146,7 +156,7 @@ _NUMBER = r"-?[0-9][-+.0-9e]{0,30}"
 _LINE = re.compile(
     rf'\{{"time": ({_NUMBER}), "event": "Iterated", "stage": "([ !#-\[\]-~]+)", "iter": ([0-9]{{1,15}}), "epoch": ({_NUMBER}), '
     rf'"lr": ({_NUMBER}), "momentum": {_NUMBER}, "weight_decay": ({_NUMBER}), "loss": ({_NUMBER}), "images": ([0-9]{{1,15}}), '
-    rf'"seconds": ({_NUMBER})(?:, "update_seconds": {_NUMBER})?\}}\n|([^\n]*)\n'
+    rf'"seconds": ({_NUMBER})(?:, "update_seconds": {_NUMBER})?(?:, "sent_bytes": ([0-9]{{1,15}}))?\}}\n|([^\n]*)\n'
 )
 
 
@@ -212,13 +222,13 @@ def _parsed(block: str, log: Log) -> Iterator[tuple[float, Event | Updates]]:
 
 def _updates(stage: str, rows: Iterable[tuple[str, ...]]) -> Updates:
     """Raises ValueError for what is not a finite number."""
-    times, _, iters, epochs, rates, decays, losses, images, seconds, _ = zip(*rows, strict=True)
+    times, _, iters, epochs, rates, decays, losses, images, seconds, sent, _ = zip(*rows, strict=True)
     floats = [array("d", map(float, column)) for column in (times, epochs, rates, decays, losses, seconds)]
     if not all(math.isfinite(sum(column)) for column in floats):
         raise ValueError("not a finite number")
     time, epoch, lr, decay, loss, long = floats
-    whole = [array("q", map(int, column)) for column in (iters, images)]
-    return Updates(stage, time, whole[0], epoch, lr, decay, loss, whole[1], long)
+    whole = [array("q", (int(text or 0) for text in column)) for column in (iters, images, sent)]
+    return Updates(stage, time, whole[0], epoch, lr, decay, loss, whole[1], long, whole[2])
 
 
 def _others(lines: Iterable[str], log: Log) -> Iterator[tuple[float, Event]]:

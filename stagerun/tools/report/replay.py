@@ -51,6 +51,7 @@ class _Stage:
     skips: set[int] = field(default_factory=set)
     rollbacks: int = 0
     went_back: bool = False
+    compressed: dict[int, events.Compressed] = field(default_factory=dict)  # by iteration
 
     @property
     def batch_size(self) -> int:
@@ -72,6 +73,7 @@ class _Stage:
             older=self.older,
             gone=gone,
             disabled=disabled,
+            compressed=tuple(self.compressed[iter] for iter in sorted(self.compressed)),
         )
 
 
@@ -165,6 +167,8 @@ class _Reader:
                 # It is not part of the stage's history, which has the iteration already, but it took its time.
                 life.work.extend(_one(time, event, 0.0, 0.0))
                 life.again += 1
+            case events.Compressed():
+                self._stage(event.stage).compressed[event.iter] = event
             case events.NotFinite() if event.until is None:
                 self._failed(event)
             case events.RunStarted():
@@ -262,7 +266,8 @@ class _Reader:
             # The line that said where it went on is lost.
             if stage.points.iter and stage.points.iter[-1] >= iters[begin]:
                 self._cut(stage, iters[begin] - 1)
-            stage.points.extend(updates, begin, end, len(self.lives))
+            dense = stage.started.dense_bytes if stage.started else 0
+            stage.points.extend(updates, begin, end, len(self.lives), dense)
         life.work.extend(updates)
 
     def _cut(self, stage: _Stage, iter: int) -> None:
@@ -271,11 +276,13 @@ class _Reader:
             self.lives[life - 1].again += 1
         stage.tests = {key: test for key, test in stage.tests.items() if key[0] <= iter}
         stage.resumes = [i for i in stage.resumes if i <= iter]
+        stage.compressed = {i: event for i, event in stage.compressed.items() if i <= iter}
         stage.skips = {i for i in stage.skips if i < iter}
 
 
 def _one(time: float, e: events.Iterated | events.Retraced, epoch: float, decay: float) -> Updates:
-    return Updates(e.stage, (time,), (e.iter,), (epoch,), (e.lr,), (decay,), (e.loss,), (e.images,), (e.seconds,))
+    figures = (e.lr,), (decay,), (e.loss,), (e.images,), (e.seconds,), (e.sent_bytes,)
+    return Updates(e.stage, (time,), (e.iter,), (epoch,), *figures)
 
 
 def _epoch_images(stages: Sequence[_Stage]) -> int | None:

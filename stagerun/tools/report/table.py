@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from stagerun.base.text import csv_text, duration, parts, wrapped
+from stagerun.base.text import csv_text, duration, parts, size, wrapped
 
 Value = str | int | float | None
 Cells = Sequence[tuple["Column", Callable[..., Value]]]  # columns, each with what it says of an item
@@ -62,6 +62,7 @@ WORDS: dict[str, Callable[[float], str]] = {
     "speed": lambda v: f"{v:.0f}" if v >= 10 else f"{v:.2f}",
     "time": lambda seconds: duration(seconds, ".1f"),  # an epoch may take less than a second
     "moment": moment,
+    "bytes": size,
 }
 
 

@@ -81,20 +81,33 @@ _STAGES: Cells = (
 )
 
 
+# Where a stage compresses its gradients. Before the speed.
+_SENT: Cells = (
+    (Column("sent_bytes", "sent", "bytes"), lambda run, stage: stage.trained.sent if stage.trained else None),
+    (Column("of_dense", "of dense", "share"), lambda run, stage: stage.trained.of_dense if stage.trained else None),
+)
+_SENT_NOTE = "sent: by rank 0 in an iteration, for gradients and all that travels with them; of dense: of what it would be uncompressed"
+
+
 def stages_table(runs: Sequence[Run]) -> Table:
     """One row per run and stage. What only a finished stage has is empty for one in training."""
 
     def row(run: Run, stage: StageHistory) -> tuple[Value, ...]:
         if stage.finished or stage.trained:
-            return tuple(value(run, stage) for _, value in _STAGES)
-        return run.label, stage.name, *[None] * (len(_STAGES) - 3), run.state(stage)
+            return tuple(value(run, stage) for _, value in cells)
+        return run.label, stage.name, *[None] * (len(cells) - 3), run.state(stage)
+
+    compressed = any(stage.trained and stage.trained.sent is not None for run in runs for stage in run.history.stages)
+    at = next(i for i, (column, _) in enumerate(_STAGES) if column.key == "images_per_second")
+    cells = (*_STAGES[:at], *_SENT, *_STAGES[at:]) if compressed else _STAGES
 
     rows = tuple(row(run, stage) for run in runs for stage in run.history.stages)
     note = (
         "train loss: mean over the last iterations, 100 at most; gain: top-1 against the stage it started from, in "
         "percentage points; time: of training, without evaluation and without what was done again"
     )
-    return Table("Stages", _with_top5(runs, [column for column, _ in _STAGES]), rows, (note,))
+    notes = (note, _SENT_NOTE) if compressed else (note,)
+    return Table("Stages", _with_top5(runs, [column for column, _ in cells]), rows, notes)
 
 
 def _with_top5(runs: Sequence[Run], columns: Sequence[Column]) -> tuple[Column, ...]:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
+from typing import BinaryIO
 
 import click
 
@@ -303,13 +304,18 @@ class Commanded:
         for number in signals.stop_signals():
             signal.signal(number, self._handle)
 
-    def run(self, command: Sequence[str]) -> int:
+    def run(self, command: Sequence[str], said: BinaryIO | None = None) -> int:
         """Runs it in a session of its own; returns its exit code. A Ctrl-C at the terminal would else reach the launcher too, which may
-        kill its ranks for it."""
+        kill its ranks for it. `said` takes what it prints; None: this process's own streams."""
         try:
             with signals.held():  # one that comes now finds the process
                 self._process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=signals.release
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=said,
+                    stderr=said,
+                    start_new_session=True,
+                    preexec_fn=signals.release,
                 )
                 self._guarded(self._process.pid)
         except OSError as error:

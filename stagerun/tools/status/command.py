@@ -62,6 +62,8 @@ def status_text(status: Status, now: float, classes: int | None = None) -> str:
         lines.append(strip(status.stages))
     if status.progress is not None and status.state != "finished":
         lines.append(status.progress.line)
+    if status.progress is not None and status.progress.stage in status.chosen:
+        lines.append(f"gradients as AUTO chose: {status.chosen[status.progress.stage]}")
     if status.state == "running" and status.last_logged is not None:
         lines.append(f"last logged {ago(status.last_logged)} ago")
     if status.not_finite:

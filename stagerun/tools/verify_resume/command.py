@@ -19,6 +19,7 @@ from stagerun.launch import die_with_launcher
 from stagerun.launch.start import Orders, joined, start, work
 from stagerun.launch.worker_count import check_short, devices
 from stagerun.plan.rehearsal import enough_logical_workers, interruptible, synthetic_images, with_sources
+from stagerun.store.layout import choices_folder
 from stagerun.store.throw_away import claim
 from stagerun.system import signals
 from stagerun.system.world import default_threads, launched, started_by
@@ -261,6 +262,10 @@ class _Trial:
     def _round(self, out: Path, course: Course, left: list[Stroke]) -> _Round:
         """One run from its first life to its end. Removes from `left` what hit it."""
         one = _Round(out, Tail(out / LOG))
+        if (
+            chosen := choices_folder(self.folder / "straight")
+        ).is_dir():  # two runs may choose differently (`method: AUTO`)
+            shutil.copytree(chosen, choices_folder(out))
         while left:
             reached = max((course.done(event) for _, event in one.events), default=0)
             moment = course.moment(reached, len(left) + self.vain, self.rng)

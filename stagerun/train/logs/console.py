@@ -19,6 +19,7 @@ from stagerun.base.text import count, duration, size, to_nowhere, wrapped
 from stagerun.command.terminal import Terminal
 from stagerun.system.world import relayed
 from stagerun.train.logs.results import (
+    choice_text,
     ensemble_line,
     ensembles_table,
     failed_line,
@@ -129,6 +130,8 @@ class Console:
                     f"{event.batch_size}, from {event.start}"
                 )
                 self._say_strip()
+            case events.CompressionChosen():
+                self.say(choice_text(event))
             case events.PieceStarted():
                 self.left = event.iterations_left or self.left
                 self.retraced.clear()

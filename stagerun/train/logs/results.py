@@ -2,9 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 
-from stagerun.base.events import EnsembleTested, NotFinite, PieceStarted, RunFinished, RunStarted, StageFinished
+from stagerun.base.events import (
+    CompressionChosen,
+    EnsembleTested,
+    NotFinite,
+    PieceStarted,
+    RunFinished,
+    RunStarted,
+    StageFinished,
+)
 from stagerun.base.recipe import OnNan
 from stagerun.base.text import columns, count, duration
+from stagerun.train.choices import DENSE, in_words
 
 HEADER = (
     "stage",
@@ -160,3 +169,20 @@ def ensemble_line(event: EnsembleTested) -> str:
         f"({100 * event.gain:+.2f} against {event.best}), top-5 {100 * event.top5:.2f} %{loss} on {event.images} images in "
         f"{duration(event.seconds)}"
     )
+
+
+def choice_text(event: CompressionChosen) -> str:
+    """How a stage's gradients are compressed: a line, and a table where they aren't all the same way or anything was tried."""
+    head = (
+        f"{event.stage}: gradients {in_words((method, tensors) for method, tensors, *_ in event.methods)}: {event.why}"
+    )
+    if len(event.methods) == 1 and not event.tried:
+        return head
+    names = ["dense" if method == DENSE else method for method, *_ in event.methods]
+    rows: list[Sequence[str]] = [("method", "tensors", "numbers", "which")]
+    rows += [(n, str(t), str(size), which) for n, (_, t, size, which) in zip(names, event.methods, strict=True)]
+    tried: list[Sequence[str]] = [
+        ("tried", "ms per iteration"),
+        *((name, f"{1000 * s:.1f}") for name, s in event.tried),
+    ]
+    return "\n".join([head, "", *columns(rows, 2), "", *(columns(tried, 2) if event.tried else []), ""])

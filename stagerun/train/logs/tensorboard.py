@@ -2,7 +2,7 @@
 
 Each stage is a run of its own, OUT/tensorboard/STAGE, and its steps are the iterations along the path of its ancestors and its
 own: the curves of a chain lie end to end, and branches lie beside each other. Tags: train/loss, train/lr, train/momentum,
-train/weight_decay and train/images_per_second for every iteration; test/top1, test/top5 (0 to 1) and test/loss for every
+train/weight_decay and train/images_per_second for every iteration, with several workers train/sent_bytes, too; test/top1, test/top5 (0 to 1) and test/loss for every
 evaluation; test_ema/... for the averaged weights. An ensemble is a run of its own, too, OUT/tensorboard/ENSEMBLE, with one point of
 test/..., where the last of its members ends.
 
@@ -121,7 +121,7 @@ class TensorBoard:
                     "momentum": event.momentum,
                     "weight_decay": event.weight_decay,
                     "images_per_second": event.images / event.seconds if event.seconds else 0.0,
-                }
+                } | ({"sent_bytes": event.sent_bytes} if event.sent_bytes else {})
                 self._write(event.stage, self._step(event.stage, event.iter), "train", values)
             case Tested():
                 values = {"top1": event.top1, "top5": event.top5, "loss": event.loss}

@@ -1,0 +1,400 @@
+"""Compressed gradients (`compress_param`): every sender's message goes to every rank, and all ranks add them up in the same order.
+
+A sender is a worker with `determinism: FIXED`, a logical worker with ELASTIC: so the sum has the same bits on every rank, and with
+ELASTIC for any number of workers. c = gradient + residual is compressed, and what its message lacks is the next residual. That takes
+the place of the old one only when the update is made (`accept`): an iteration that is broken off, or whose gradients are not
+finite, leaves residuals as they were.
+
+A thread compresses and sends one chunk after the other while backward goes on. Collectives start in the order of the chunks, whatever
+the timing: that order must be the same on all ranks.
+"""
+
+import copy
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from stagerun.base.errors import PeerError
+from stagerun.comm.compression import Draw, Operator
+from stagerun.comm.compression.operator import Steps, pieces
+from stagerun.comm.compression.places import joined
+from stagerun.comm.group import Comm
+from stagerun.comm.kept import Kept
+from stagerun.comm.reduce import FlatReducer, views_of
+from stagerun.comm.residual import Residual
+from stagerun.system.pulse import Pulse
+
+_SAME = "run the same stagerun on all hosts, and the same command again: it goes on from the newest snapshot"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What one message is made of: a parameter, or all of them. `start` and `stop` cut it out of a vector."""
+
+    name: str
+    number: int  # the key of its random numbers
+    operator: Operator
+    start: int
+    stop: int
+
+
+def by_pieces(do: Callable[..., Tensor], *vectors: Tensor) -> None:
+    """On a CPU without torch's threads, which would take the cores of backward."""
+    for p in pieces(len(vectors[0]), vectors[0].device):
+        do(*(vector[p] for vector in vectors))
+
+
+class Line(Protocol):
+    """Does one job after the other."""
+
+    def put(self, job: Callable[[], None]) -> None:
+        """Does it now or later."""
+
+    def wait(self) -> None:
+        """Returns when all that was put is done, or raises the first error of a job; those after it are left out."""
+
+
+class Inline:
+    """Does each job at once."""
+
+    def put(self, job: Callable[[], None]) -> None:
+        job()
+
+    def wait(self) -> None:
+        pass
+
+
+class Background:
+    """Does the jobs in a thread, which ends with this object. The process doesn't wait for it: a peer may never answer."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._error: BaseException | None = None
+        threading.Thread(target=_work, args=(self._jobs,), name="compress", daemon=True).start()
+        weakref.finalize(self, self._jobs.put, None)
+
+    def put(self, job: Callable[[], None]) -> None:
+        def careful() -> None:
+            if self._error is None:
+                try:
+                    job()
+                except BaseException as error:  # raised by `wait`, in the thread that trains
+                    self._error = error
+
+        self._jobs.put(careful)
+
+    def wait(self) -> None:
+        done = threading.Event()
+        self._jobs.put(done.set)
+        done.wait()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+
+@torch.no_grad()
+def _work(jobs: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
+    while (job := jobs.get()) is not None:
+        job()
+        del job  # it holds what holds this thread's end
+
+
+class CompressedReducer(FlatReducer):
+    """`flat` is the sum. The gradients of each sender of this rank lie in a vector of its own, which becomes its next residual."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        operators: Sequence[Operator],
+        comm: Comm,
+        runs: Sequence[range],
+        seed: int,
+        *,
+        each: bool = False,
+        whole: int = 0,
+        residual: Residual | None = None,
+        line: Line | None = None,
+        kept: Kept | None = None,
+    ) -> None:
+        """`operators`: of each of the `parameters`, which are in model order. `runs[r]`: the senders of rank r; `each` says that they
+        are logical workers. `whole`: the last so many parameters make one message, by the operator of the last. `kept` is for
+        rank 0.
+        """
+        self.runs, self.own, self.each, self.whole = runs, runs[comm.rank], each, whole
+        self.names, self.operators = list(reversed(list(parameters))), list(reversed(operators))
+        self.residual, self.seed, self.iter, self.kept = residual, seed, 0, kept or Kept()
+        self.items: list[list[Item]] = []  # of each chunk
+        super().__init__(list(parameters.values()), comm)
+        ordered = [p for p, _ in self.views]
+        self.sums = self.views
+        self.vectors = [torch.zeros_like(self.flat) for _ in self.own]
+        self.places = [_pairs(vector, ordered) for vector in self.vectors]
+        self.spare = [_pairs(vector, ordered) for vector in residual.vectors] if residual is not None else []
+        self.now = 0  # the sender whose gradients come
+        self.tails: list[Tensor] = []
+        self.total = torch.empty(0)
+        self.line = line or (Background() if comm.size > 1 else Inline())
+        # Waiting is the training thread's to report; what this one waits for lies behind `finish`.
+        self.beside = copy.copy(comm)
+        self.beside.pulse = Pulse()
+        self.left: list[Callable[[], None]] = []
+        self.bases = residual.bases if residual is not None else {}
+        self.next_bases: dict[str, Tensor] = {}  # once this update is made
+
+    def _counts(self, ordered: list[nn.Parameter]) -> list[int]:
+        counts = super()._counts(ordered[self.whole :]) if self.whole < len(ordered) else []
+        counts = [self.whole, *counts] if self.whole else counts
+        start = index = 0
+        for count in counts:
+            members = ordered[index : index + count]
+            lengths = [sum(p.numel() for p in members)] if index < self.whole else [p.numel() for p in members]
+            items = []
+            for n, length in enumerate(lengths):
+                items.append(Item(self.names[index + n], index + n, self.operators[index + n], start, start + length))
+                start += length
+            self.items.append(items)
+            index += count
+        return counts
+
+    def begin(self, iter: int = 0) -> None:
+        super().begin(iter)
+        self.beside.spans = self.comm.spans  # a profile comes and goes
+        self.iter, self.tails, self.left, self.next_bases = iter, [], [], {}
+        self.kept.begin(iter)
+
+    def add(self, loss: Tensor, logical_worker: int, tail: Tensor, last: bool) -> None:
+        self._take_up(logical_worker - self.own.start if self.each else 0, tail)
+        if last:
+            self._arm()
+        loss.backward()
+
+    def break_off(self, tail: Tensor) -> None:
+        # As `add` of the last logical worker: the tails first, then, in `finish`, all chunks in their order, whatever is in them.
+        self._take_up(len(self.own) - 1, tail)
+        self._arm()
+
+    def _take_up(self, sender: int, tail: Tensor) -> None:
+        """What comes now is of this rank's `sender`."""
+        if not self.tails:
+            self.tails, self.now = [torch.zeros_like(tail) for _ in self.own], -1
+        self.tails[sender].add_(tail)
+        while self.now < sender:
+            if self.now >= 0:
+                self._fill()
+            self.now += 1
+            self.views, self.placed = self.places[self.now], [False] * len(self.sums)
+            for p, _ in self.views:
+                p.grad = None
+
+    def _arm(self) -> None:
+        self.missing, self.sent, self.armed = list(self.sizes), 0, True
+        self.line.put(self._add_tails)
+
+    def _fill(self) -> None:
+        """The parameters that the losses of a sender don't reach."""
+        for index, (_, view) in enumerate(self.views):
+            if not self.placed[index]:
+                view.zero_()
+
+    def _send(self) -> None:
+        chunk = self.sent
+        self.line.put(lambda: self._compress(chunk))
+        self.sent += 1
+
+    def finish(self) -> Tensor:
+        self.armed = self.active = False
+        self._fill()
+        while self.sent < len(self.chunks):
+            self._send()
+        self.line.put(self._decode)
+        self.comm.pulse.wait()
+        try:
+            self.line.wait()
+        finally:
+            self.comm.pulse.go_on()
+        for p, view in self.sums:
+            p.grad = view
+        self.views = self.sums
+        return self.total
+
+    def accept(self) -> None:
+        self.bases |= self.next_bases
+        if self.residual is not None:
+            self.vectors, self.residual.vectors = self.residual.vectors, self.vectors
+            self.places, self.spare = self.spare, self.places
+
+    # -- in the line, in this order: tails, then each chunk; the answers to a chunk are decoded when the next one is on its way
+
+    def _add_tails(self) -> None:
+        size = self.tails[0].nbytes
+        received = self._share([[tail.view(torch.uint8) for tail in self.tails]], [size])()
+        self.total = received[0][0].clone().view(torch.float64)
+        for other in received[0][1:]:
+            self.total.add_(other.clone().view(torch.float64))
+
+    def _compress(self, chunk: int) -> None:
+        items = self.items[chunk]
+        start, stop = items[0].start, items[-1].stop
+        if self.residual is not None:
+            for vector, left in zip(self.vectors, self.residual.vectors, strict=True):
+                by_pieces(Tensor.add_, vector[start:stop], left[start:stop])
+        waiting = []
+        for dtype in dict.fromkeys(item.operator.wire(self.flat.dtype) for item in items):
+            chosen = [item for item in items if item.operator.wire(self.flat.dtype) is dtype]
+            waiting.append(self._gather(chosen) if dtype is None else self._sum(chosen, dtype))
+        self._decode()
+        self.left = waiting
+
+    def _decode(self) -> None:
+        """Of the chunk before."""
+        left, self.left = self.left, []
+        for finish in left:
+            finish()
+
+    def _sum(self, items: Sequence[Item], dtype: torch.dtype) -> Callable[[], None]:
+        """Of numbers that are only rounded, each rank adds up a slice for all, in the order of the senders, and hands the sum out: what
+        crosses the network grows with the number of senders of a rank, and not with that of ranks."""
+        size = self.comm.size
+        lengths = [item.stop - item.start for item in items]
+        width = -(-sum(lengths) // size)
+        sent = self.flat.new_zeros((len(self.own), size * width), dtype=dtype)
+        for sender, (row, vector) in enumerate(zip(sent, self.vectors, strict=True)):
+            for item, part in zip(items, row[: sum(lengths)].split(lengths), strict=True):
+                c = vector[item.start : item.stop]
+                if self.kept.due and sender == 0:
+                    self.kept.rounded(item.number, self._called(item), c, dtype)
+                by_pieces(Tensor.copy_, part, c)
+                if self.residual is not None:
+                    by_pieces(Tensor.zero_, c)
+        # By rank, then by sender.
+        sliced = sent.view(len(self.own), size, width).transpose(0, 1).contiguous().view(-1)
+        received = sliced.new_empty(self.runs[-1].stop * width)
+        rows = [len(run) * width for run in self.runs]
+        wait = self.beside.exchange(sliced, [len(self.own) * width] * size, received, rows)
+
+        def finish() -> None:
+            wait()
+            total = self.flat.new_zeros(width)
+            for row in received.split(width):
+                by_pieces(Tensor.add_, total, row)
+            slices = [total.to(dtype) if rank == self.comm.rank else sliced.new_empty(width) for rank in range(size)]
+            self.beside.complete(slices)()
+            whole = sliced.new_empty(size * width)
+            for place, piece in zip(whole.split(width), slices, strict=True):
+                by_pieces(Tensor.copy_, place, piece)
+            for item, part in zip(items, whole[: sum(lengths)].split(lengths), strict=True):
+                by_pieces(Tensor.copy_, self.flat[item.start : item.stop], part)
+
+        return finish
+
+    def _gather(self, items: Sequence[Item]) -> Callable[[], None]:
+        """Every rank gets every sender's message of each item."""
+        rounds, messages = [], []
+        for item in items:
+            own = [vector[item.start : item.stop] for vector in self.vectors]
+            draw = Draw(self.seed, self.iter, -1, item.number)
+            out = self.flat[item.start : item.stop].zero_()
+            rounds.append(item.operator.steps(own, self.own, draw, out, self._basis(item)))
+            messages.append(next(rounds[-1]))
+            if self.kept.due:
+                self.kept.encoded(item.number, self._called(item), own[0], item.operator, messages[-1][0], draw)
+        sent: _Sent | None = _Sent(items, rounds, 0, self._share(messages, self._sizes(items, 0)))
+
+        def finish() -> None:
+            nonlocal sent
+            while sent is not None:
+                sent = self._decode_round(sent)
+
+        return finish
+
+    def _basis(self, item: Item) -> Tensor | None:
+        """None before the first update."""
+        basis = self.bases.get(item.name)
+        return basis if basis is not None and bool(basis.any()) else None
+
+    def _called(self, item: Item) -> str:
+        return "entire model" if item.number < self.whole else item.name
+
+    def _sizes(self, items: Sequence[Item], round: int) -> list[int | None]:
+        return [item.operator.sizes(item.stop - item.start, self.flat.element_size())[round] for item in items]
+
+    def _decode_round(self, sent: "_Sent") -> "_Sent | None":
+        """What is to be sent once more, of operators with another round."""
+        items, rounds, messages = [], [], []
+        for item, steps, received in zip(sent.items, sent.rounds, sent.arrives(), strict=True):
+            try:
+                messages.append(steps.send(received))
+                items.append(item)
+                rounds.append(steps)
+                if self.kept.due:
+                    self.kept.one_more(item.number, messages[-1][0])
+            except StopIteration as end:
+                if end.value is not None:
+                    self.next_bases[item.name] = end.value
+                if self.kept.due and item.operator.residual:
+                    self.kept.left(item.number, self.vectors[0][item.start : item.stop])
+                if self.residual is not None and not item.operator.residual:
+                    for vector in self.vectors:
+                        vector[item.start : item.stop].zero_()
+            except (ValueError, IndexError) as error:
+                raise PeerError(f"another worker sent what is not a compressed gradient: {error}", _SAME) from error
+        if not items:
+            return None
+        round = sent.round + 1
+        return _Sent(items, rounds, round, self._share(messages, self._sizes(items, round)))
+
+    def _share(self, messages: list[list[Tensor]], sizes: Sequence[int | None]) -> Callable[[], list[list[Tensor]]]:
+        """Starts sending the messages, by item and own sender, to every rank. The answer waits, and has them by item and sender.
+
+        `sizes`: the bytes of each item's message, None where only the sender knows.
+        """
+        by_sender = list(zip(*messages, strict=True))
+        lengths = self._lengths(by_sender, sizes)
+        buffers = [self.flat.new_empty(sum(map(sum, table)), dtype=torch.uint8) for table in lengths]
+        buffers[self.comm.rank] = joined([message for row in by_sender for message in row])
+        wait = self.beside.complete(buffers)
+
+        def arrived() -> list[list[Tensor]]:
+            wait()
+            found: list[list[Tensor]] = [[] for _ in sizes]
+            for piece, table in zip(buffers, lengths, strict=True):
+                parts = iter(piece.split([length for row in table for length in row]))
+                for _ in table:
+                    for messages_of_item in found:
+                        messages_of_item.append(next(parts))
+            return found
+
+        return arrived
+
+    def _lengths(self, messages: Sequence[Sequence[Tensor]], sizes: Sequence[int | None]) -> list[list[list[int]]]:
+        """By rank, sender and item. Known sizes are not sent."""
+        if None not in sizes:
+            return [[list(sizes) for _ in run] for run in self.runs]  # type: ignore[arg-type]
+        tables = [self.flat.new_empty((len(run), len(sizes)), dtype=torch.int64) for run in self.runs]
+        mine = torch.tensor([[message.numel() for message in row] for row in messages], dtype=torch.int64)
+        tables[self.comm.rank].copy_(mine)
+        self.beside.complete([table.view(-1) for table in tables])()
+        found = [table.tolist() for table in tables]
+        if not all(0 <= length <= self.flat.nbytes for table in found for row in table for length in row):
+            raise PeerError("another worker announces a compressed gradient of an impossible length", _SAME)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """What is on its way: items, where their operators stand, and the answers, by item and sender."""
+
+    items: Sequence[Item]
+    rounds: list[Steps]
+    round: int
+    arrives: Callable[[], list[list[Tensor]]]
+
+
+def _pairs(vector: Tensor, ordered: Sequence[nn.Parameter]) -> list[tuple[nn.Parameter, Tensor]]:
+    return list(zip(ordered, views_of(vector, ordered), strict=True))

@@ -1,0 +1,256 @@
+"""Methods that send some of the numbers: which, and their values."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stagerun.comm.compression.operator import (
+    Draw,
+    OneRound,
+    Operator,
+    Steps,
+    expect,
+    from_bytes,
+    largest_of,
+    pieces,
+    take,
+    to_bytes,
+)
+from stagerun.comm.compression.pack import pack, unpack
+from stagerun.comm.compression.places import joined, nonzero, picked, put, zeros
+
+
+class Sparse(OneRound):
+    """A message is the values kept, in order, and where they were: as k numbers of as many bytes as n needs, or as n bits, whichever
+    is shorter. Where that isn't below n numbers, all n go, with 0 in the place of those not kept. The length tells which, since it grows with k."""
+
+    def select(self, vector: Tensor, draw: Draw) -> Tensor:
+        """The places kept: int64 [k], growing."""
+        raise NotImplementedError
+
+    def size(self, n: int, element_size: int) -> int | None:
+        return None
+
+    def encode(self, vector: Tensor, draw: Draw) -> Tensor:
+        n, index = vector.numel(), self.select(vector, draw)
+        values, k, bits = picked(vector, index), index.numel(), _bits(vector.numel())
+        if length(n, k, vector.element_size()) == n * vector.element_size():
+            whole = zeros((n,), vector, vector.dtype)
+            put(whole, index, values)
+            return to_bytes(whole)
+        if _width(n) * k <= bits:
+            places = to_bytes(index.int()).view(-1, 4)[:, : _width(n)]
+            return joined((to_bytes(values), places.reshape(-1)))
+        mask = zeros((8 * bits,), vector, torch.uint8)
+        put(mask, index, 1)
+        return joined((to_bytes(values), pack(mask, 1)))
+
+    def add(self, message: Tensor, out: Tensor, draw: Draw, vector: Tensor | None = None) -> None:
+        n, width, size = out.numel(), out.element_size(), message.numel()
+        if size == n * width:
+            return take(from_bytes(message, out.dtype), out, vector)
+        bits = _bits(n)
+        k, rest = divmod(size, _width(n) + width)
+        if rest == 0 and _width(n) * k <= bits:
+            whole = message.new_zeros((k, 4))
+            whole[:, : _width(n)] = message[width * k :].view(-1, _width(n))
+            index = whole.view(torch.int32).view(-1).long()
+            if k and not 0 <= int(index.min()) <= int(index.max()) < n:
+                raise ValueError(f"a sender's message has places beyond {n} elements")
+        else:
+            k = (size - bits) // width
+            index = nonzero(unpack(message[width * k :], 1, 8 * bits)) if k >= 0 else torch.empty(0)
+        if size != length(n, k, width) or len(index) != k:
+            raise ValueError(f"a sender's message of {size} bytes is not one of {n} elements")
+        values = from_bytes(message[: width * k], out.dtype)
+        put(out, index, picked(out, index).add_(values))
+        if vector is not None:
+            put(vector, index, picked(vector, index).sub_(values))
+
+
+def _width(n: int) -> int:
+    """Bytes of a place: a message with 1 % of a million values is a sixth shorter than with 4."""
+    return max(1, ((n - 1).bit_length() + 7) // 8)
+
+
+def _bits(n: int) -> int:
+    return (n + 7) // 8
+
+
+def length(n: int, k: int, element_size: int) -> int:
+    """Bytes of a message with k of n values."""
+    return min(min(_width(n) * k, _bits(n)) + k * element_size, n * element_size)
+
+
+def kept(n: int, ratio: float) -> int:
+    """floor(n ratio), of the ratio as it is written.
+
+    >>> kept(100, 0.29), math.floor(100 * 0.29)
+    (29, 28)
+    """
+    return math.floor(n * Fraction(repr(ratio)))
+
+
+@dataclass(frozen=True, slots=True)
+class TopK(Sparse):
+    """d = c where |c| is among the k largest, else 0; k = max(1, floor(n ratio)). Of equal ones the first are kept. NaN counts as the largest.
+    As released: d = g where not |g| < t, t the ceil(n (1 - ratio))-th smallest |g|, so that it keeps one more, and all equal to t. A ratio
+    of 1 keeps all; the released code fails there."""
+
+    residual: bool
+    ratio: float
+    as_released: bool = False
+
+    def size(self, n: int, element_size: int) -> int | None:
+        return None if self.as_released else length(n, self._k(n), element_size)
+
+    def _k(self, n: int) -> int:
+        if self.as_released:
+            return min(n - math.ceil(n * (1 - self.ratio)) + 1, n)
+        return max(1, kept(n, self.ratio))
+
+    def select(self, vector: Tensor, draw: Draw) -> Tensor:
+        return largest(vector, self._k(vector.numel()), self.as_released)
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold(Sparse):
+    """d = c where |c| >= threshold, else 0. NaN is kept. The paper's code does the same."""
+
+    residual: bool
+    threshold: float
+
+    def select(self, vector: Tensor, draw: Draw) -> Tensor:
+        return _not_less(vector, self.threshold)
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveThreshold(Sparse):
+    """d = c where 2 |c| >= max |c|, else 0. NaN is kept, and everything beside it. The paper's code does the same."""
+
+    residual: bool
+
+    def select(self, vector: Tensor, draw: Draw) -> Tensor:
+        return _not_less(vector, largest_of(vector).item(), 2)
+
+
+def _not_less(vector: Tensor, bound: float, times: int = 1) -> Tensor:
+    """Where `times` |v| is not below the bound, and v isn't 0, which needn't be sent."""
+    found = []
+    for p in pieces(vector.numel(), vector.device):
+        sizes = vector[p].abs()
+        found.append(nonzero(~((sizes * times if times > 1 else sizes) < bound) & (sizes != 0)) + p.start)
+    return joined(found)
+
+
+@dataclass(frozen=True, slots=True)
+class RandomK(Operator):
+    """d = c at k = max(1, floor(n ratio)) random places, the same for all senders, else 0: only values are sent. Without a memory d is
+    multiplied by n/k, so that it is c on average (Stich et al., arXiv:1809.07599)."""
+
+    residual: bool
+    ratio: float
+
+    def sizes(self, n: int, element_size: int) -> tuple[int]:
+        return (max(1, kept(n, self.ratio)) * element_size,)
+
+    def steps(
+        self, vectors: Sequence[Tensor], senders: Sequence[int], draw: Draw, out: Tensor, state: Tensor | None = None
+    ) -> Steps:
+        n = out.numel()
+        k = max(1, kept(n, self.ratio))
+        # Drawn on the CPU: GPUs of different models draw different numbers.
+        index = largest(draw.of(-1).uniform(torch.device("cpu"))(n), k, False).to(out.device)
+        scale = 1.0 if self.residual else n / k
+        # What isn't finite at another place has to be noticed too.
+        bad = [not torch.isfinite(largest_of(v)) for v in vectors]
+        messages = yield [
+            to_bytes(picked(v, index) * (torch.nan if is_bad else scale))
+            for v, is_bad in zip(vectors, bad, strict=True)
+        ]
+        total = picked(out, index)
+        for message in messages:
+            expect(message, k * out.element_size())
+            total += from_bytes(message, out.dtype)
+        put(out, index, total)
+        for vector in vectors:
+            put(vector, index, 0)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class RandomKReleased(Sparse):
+    """d = g where p < n ratio, else 0; p is a random permutation of 0 .. n-1, of each sender its own. Not rescaled."""
+
+    residual: bool
+    ratio: float
+
+    def size(self, n: int, element_size: int) -> int | None:
+        return length(n, min(math.ceil(n * self.ratio), n), element_size)
+
+    def select(self, vector: Tensor, draw: Draw) -> Tensor:
+        if not torch.isfinite(largest_of(vector)):  # so that it is sent, and noticed
+            return largest(vector, min(math.ceil(vector.numel() * self.ratio), vector.numel()), False)
+        order = torch.randperm(vector.numel(), generator=draw.generator(vector.device), device=vector.device)
+        return nonzero(order < vector.numel() * self.ratio)
+
+
+def largest(vector: Tensor, k: int, ties: bool) -> Tensor:
+    """The places of the k largest |v|, growing; the first of equal ones or, with `ties`, all that equal the k-th."""
+    return _largest_numpy(vector, k, ties) if vector.device.type == "cpu" else _largest_torch(vector, k, ties)
+
+
+def _keys(vector: Tensor) -> Tensor:
+    """Integers in the order of |v|: the bits without the sign. NaN is above infinity."""
+    whole = torch.int32 if vector.dtype == torch.float32 else torch.int64
+    return vector.view(whole) & torch.iinfo(whole).max
+
+
+def _largest_torch(vector: Tensor, k: int, ties: bool) -> Tensor:
+    keys = _keys(vector)
+    least = torch.topk(keys, k).values[-1]
+    if ties:
+        return torch.nonzero(keys >= least).view(-1)
+    above = torch.nonzero(keys > least).view(-1)
+    equal = torch.nonzero(keys == least).view(-1)[: k - len(above)]
+    return torch.cat((above, equal)).sort().values
+
+
+_SAMPLE = 1 << 15
+
+
+def _largest_numpy(vector: Tensor, k: int, ties: bool) -> Tensor:
+    """In a long vector a sample tells a bound that little more than k elements pass, and only these are partitioned."""
+    n = vector.numel()
+    if n <= 4 * _SAMPLE:
+        places, passed = np.arange(n), _keys(vector).numpy()
+    else:
+        keys = _keys(vector[:: n // _SAMPLE | 1]).numpy()
+        share = k / n * len(keys)
+        rank = int(share + 4 * math.sqrt(share) + 8)  # 4 standard deviations: hardly ever too few
+        bound = int(np.partition(keys, len(keys) - rank)[len(keys) - rank]) if rank < len(keys) else 0
+        places, passed = _not_below(vector, bound)
+        if len(places) < k:
+            places, passed = _not_below(vector, 0)
+    least = np.partition(passed, len(passed) - k)[len(passed) - k]
+    keep = passed >= least
+    if not ties:
+        equal = np.flatnonzero(passed == least)
+        keep[equal[k - np.count_nonzero(passed > least) :]] = False
+    return torch.from_numpy(places[keep])
+
+
+def _not_below(vector: Tensor, bound: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where the keys are at least `bound`, and these."""
+    places, passed = [], []
+    for p in pieces(vector.numel(), vector.device):
+        keys = _keys(vector[p]).numpy()
+        found = np.flatnonzero(keys >= bound)
+        passed.append(keys[found])
+        places.append(found + p.start)
+    return np.concatenate(places), np.concatenate(passed)

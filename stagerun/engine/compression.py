@@ -1,0 +1,150 @@
+"""`compress_param` applied to a network: which method each parameter has, and the reducer that carries it out."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+from stagerun.base.compression import METHODS
+from stagerun.base.recipe import Compression, Determinism, Memory, Method, ParamKind, Scope, Solver
+from stagerun.comm import Comm, Reducer, dense_bytes, make_reducer, runs_of
+from stagerun.comm.compressed import CompressedReducer
+from stagerun.comm.compression import Operator, make
+from stagerun.comm.kept import Kept
+from stagerun.comm.lossless import coded
+from stagerun.comm.reduce import Switch
+from stagerun.comm.residual import Residual
+from stagerun.engine.parameters import kind_of
+from stagerun.engine.state import TrainState
+from stagerun.engine.update import TAIL
+
+
+def rule_of(name: str, kind: ParamKind, how: Compression) -> Compression:
+    """How one parameter's gradient is compressed: by the first rule that fits, or as all are."""
+    for rule in how.param:
+        if fnmatchcase(name, rule.name) and rule.kind in (ParamKind.ANY, kind):
+            return replace(
+                how,
+                method=rule.method,
+                ratio=rule.ratio,
+                threshold=rule.threshold,
+                qstates=rule.qstates,
+                rank=rule.rank,
+                memory=rule.memory,
+            )
+    return how
+
+
+def rules_of(state: TrainState, how: Compression) -> dict[str, Compression]:
+    """That of each parameter that is trained, in model order; those that scope ENTIRE_MODEL leaves out come first."""
+    model = state.model
+    found = {p.name: rule_of(p.name, kind_of(model, p.name), how) for p in state.solver.parameters}
+    if how.scope is Scope.ENTIRE_MODEL:
+        return dict(sorted(found.items(), key=lambda pair: pair[1] == how))
+    return found
+
+
+def operator(how: Compression, shape: Sequence[int], senders: int) -> Operator:
+    """For gradients that are divided by the number of senders already, as losses are: so is a threshold."""
+    return make(
+        how.method,
+        shape,
+        ratio=how.ratio,
+        threshold=None if how.threshold is None else how.threshold / senders,
+        qstates=how.qstates,
+        rank=how.rank,
+        memory=how.memory,
+        as_released=how.as_released,
+    )
+
+
+def senders(determinism: Determinism, logical_workers: int, workers: int) -> list[range]:
+    """Of each rank: its logical workers with ELASTIC, itself with FIXED."""
+    if determinism is Determinism.ELASTIC:
+        return runs_of(logical_workers, workers)
+    return [range(rank, rank + 1) for rank in range(workers)]
+
+
+def residual_of(determinism: Determinism, state: TrainState, solver: Solver, comm: Comm) -> Residual | None:
+    """Zeros, where the stage's compression remembers anything."""
+    if solver.compress is None:
+        return None
+    rules = rules_of(state, solver.compress)
+    if not any(_remembers(rule) for rule in rules.values()):
+        return None
+    tensors = {p.name: p.tensor for p in state.solver.parameters}
+    runs = senders(determinism, solver.logical_workers, comm.size)
+    bases = {}
+    for name, rule in rules.items():
+        if rule.method is Method.POWER_SGD and (shape := operator(rule, tensors[name].shape, 1).basis()):
+            bases[name] = shape
+    return Residual({name: tensors[name] for name in rules}, runs, comm.rank, bases)
+
+
+def _remembers(rule: Compression) -> bool:
+    return rule.method is Method.POWER_SGD or (rule.memory is Memory.RESIDUAL and not METHODS[rule.method].exact)
+
+
+def dense_bytes_of(determinism: Determinism, state: TrainState, solver: Solver, comm: Comm) -> int:
+    """Bytes that rank 0 would send in an iteration of the stage without compression; 0 where there is none, and with one worker."""
+    if not compresses(solver):
+        return 0
+    tensors = [p.tensor for p in state.solver.parameters]
+    elements, tail = sum(t.numel() for t in tensors), state.statistics.n + TAIL
+    return dense_bytes(determinism, elements, tensors[0].element_size(), comm.size, solver.logical_workers, tail)
+
+
+def compresses(solver: Solver) -> bool:
+    how = solver.compress
+    return how is not None and {how.method, *(rule.method for rule in how.param)} != {Method.NONE}
+
+
+def reducer_of(
+    determinism: Determinism, state: TrainState, solver: Solver, comm: Comm, kept: Kept | None = None
+) -> Reducer:
+    """The way to add up the gradients of a stage. `kept` is filled where they are compressed."""
+    how = solver.compress
+    tensors = {p.name: p.tensor for p in state.solver.parameters}
+
+    def dense(comm: Comm) -> Reducer:
+        return make_reducer(determinism, list(tensors.values()), comm, solver.logical_workers)
+
+    if state.replicas is not None:
+        return state.replicas.around(lambda: dense(comm), state.iter)
+    if how is None:
+        return dense(comm)
+    if how.method is Method.LOSSLESS:
+        after = dense(coded(comm))
+        return From(how.start_iter, dense(comm), after) if how.start_iter else after
+    rules = rules_of(state, how)
+    if all(rule.method is Method.NONE for rule in rules.values()):
+        return dense(comm)
+    together = sum(rule == how for rule in rules.values()) if how.scope is Scope.ENTIRE_MODEL else 0
+    everything = sum(tensors[name].numel() for name, rule in rules.items() if rule == how)
+    shapes = {name: (everything,) if together and rule == how else tensors[name].shape for name, rule in rules.items()}
+    runs = senders(determinism, solver.logical_workers, comm.size)
+    operators = [operator(rule, shapes[name], runs[-1].stop) for name, rule in rules.items()]
+    compressed = CompressedReducer(
+        {name: tensors[name] for name in rules},
+        operators,
+        comm,
+        runs,
+        solver.random_seed,
+        each=determinism is Determinism.ELASTIC,
+        whole=together,
+        residual=state.residual,
+        kept=kept,
+    )
+    return From(how.start_iter, dense(comm), compressed) if how.start_iter else compressed
+
+
+class From(Switch):
+    """`before` for the first iterations of a stage, `after` from `start` on."""
+
+    def __init__(self, start: int, before: Reducer, after: Reducer) -> None:
+        super().__init__(before)
+        self.start, self.after = start, after
+
+    def begin(self, iter: int = 0) -> None:
+        if iter >= self.start:
+            self.now = self.after  # which frees the other one's buffers
+        super().begin(iter)

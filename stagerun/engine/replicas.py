@@ -1,0 +1,206 @@
+"""The replicas of a stage with `sync_param`, as far as this rank has a part in them.
+
+Replica r is the r-th of equal, contiguous runs of logical workers. The ranks that have some of its logical workers all hold its state,
+and add its gradients up among themselves, along a tree of its own with `determinism: ELASTIC`: so the bits don't depend on
+who holds what. The network has the tensors of one replica at a time, of which it is the `turn`, or what `show` puts there.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from stagerun.base.recipe import Determinism, Solver, SyncMomentum
+from stagerun.comm import Comm, Reducer, make_reducer, runs_of
+from stagerun.comm.average import average
+from stagerun.comm.reduce import Switch
+from stagerun.engine.codec import digest
+from stagerun.engine.outer import OuterUpdate, remembered
+from stagerun.schedule import parting, synchronisations
+
+Tensors = dict[str, Tensor]
+
+
+class Replicas:
+    """`own`: the replicas that this rank has logical workers of, and `runs` which, counted from the replica's first. `holders`: the first
+    rank of each, which speaks for it. `parted`: whether they go their own ways already."""
+
+    def __init__(
+        self,
+        weights: Tensors,
+        momentum: Tensors,
+        trained: Tensors,
+        solver: Solver,
+        determinism: Determinism,
+        comm: Comm,
+    ) -> None:
+        """`weights`, `momentum`: the live tensors of the network and its solver; `trained`: the parameters. Collective."""
+        assert solver.sync is not None
+        self.sync, self.comm, self.count = solver.sync, comm, solver.sync.replicas
+        self.start, self.meetings = parting(solver), frozenset(synchronisations(solver))
+        self.max_iter, self.logical_workers = solver.max_iter, solver.logical_workers // self.count
+        self.live = weights | momentum
+        self.weights = {name: t for name, t in weights.items() if t.is_floating_point()}
+        # What differs between replicas. The counts, which are whole numbers, are the same in all.
+        self.apart = {name: t for name, t in self.live.items() if t.is_floating_point()}
+        self.trained, self.determinism = trained, determinism
+        shares = [self._shares(run) for run in runs_of(solver.logical_workers, comm.size)]
+        ranks = [[rank for rank, share in enumerate(shares) if r in share] for r in range(self.count)]
+        parts = [comm.part(those) for those in ranks]
+        self.holders, self.runs = [those[0] for those in ranks], shares[comm.rank]
+        self.own = list(self.runs)
+        self._among: dict[int, tuple[Comm, list[range]]] = {}
+        for r in self.own:
+            part = parts[r]
+            assert part is not None
+            self._among[r] = part, [shares[rank][r] for rank in ranks[r]]
+        self.reducers: dict[int, Reducer] = {}
+        self.reducer: Switch | None = None
+        self.parted = self.shown = False
+        self.held: int | None = None  # the replica that the network has now
+        self.kept: dict[int, Tensors] = {}  # of the others, and of that one as it was
+        self.outer: OuterUpdate | None = None
+        self.digests: dict[str, int] = {}
+
+    def _shares(self, run: range) -> dict[int, range]:
+        """The replicas that a run of logical workers touches, and with which of theirs."""
+        size, found = self.logical_workers, {}
+        for r in range(self.count):
+            low, high = max(run.start, r * size), min(run.stop, (r + 1) * size)
+            if low < high:
+                found[r] = range(low - r * size, high - r * size)
+        return found
+
+    def around(self, plain: Callable[[], Reducer], iter: int) -> Switch:
+        """The reducer of a stage that goes on from `iter`; `plain` makes that of all workers."""
+        parameters = list(self.trained.values())
+        for r, (comm, runs) in self._among.items():
+            size = self.logical_workers
+            self.reducers[r] = make_reducer(self.determinism, parameters, comm, size, runs)  # type: ignore[arg-type]
+        self.reducer = Switch(plain() if iter < self.start else self.reducers[self.own[0]])
+        return self.reducer
+
+    # -- whose turn it is
+
+    def begin(self, iter: int) -> bool:
+        """Whether the update after `iter` is one of each replica; at `start` they part."""
+        if iter == self.start and not self.parted:
+            self._part()
+        return self.parted
+
+    @torch.no_grad()
+    def _part(self) -> None:
+        self.parted = True
+        self.held = self.own[0]
+        for r in self.own[1:]:
+            self.kept[r] = _like(self.live)
+            _copy(self.live, self.kept[r])
+        if self.sync.outer is not None:
+            self.outer = OuterUpdate(self.trained, self.sync.outer)
+
+    @torch.no_grad()
+    def turn(self, r: int) -> None:
+        """The network is replica `r` of this rank."""
+        if self.held != r:
+            self._keep()
+            _copy(self.kept[r], self.live)
+            self.held, self.shown = r, False
+        assert self.reducer is not None
+        self.reducer.now = self.reducers[r]
+
+    def _keep(self) -> None:
+        if self.held is not None:
+            if self.held not in self.kept:
+                self.kept[self.held] = _like(self.live)
+            _copy(self.live, self.kept[self.held])
+            self.held = None
+
+    # -- what they have in common
+
+    @torch.no_grad()
+    def show(self) -> None:
+        """The network is the average of the replicas, and remembers that of what they remember; they stay as they are. Collective."""
+        if self.parted and not self.shown:
+            self._keep()
+            self._average(self.apart)
+            self.shown = True
+
+    @torch.no_grad()
+    def meet(self, iter: int) -> None:
+        """The synchronisation after `iter` updates, where there is one. Collective."""
+        if not self.parted or iter not in self.meetings:
+            return
+        self._keep()
+        joined = self.apart if self.sync.momentum is SyncMomentum.AVERAGE else self.weights
+        self._average(joined)
+        if self.outer is not None:
+            self.outer.update(self.trained)
+        for r in self.own:
+            _copy(joined, {name: self.kept[r][name] for name in joined})
+
+    def _average(self, out: Tensors) -> None:
+        mine = [r for r in self.own if self.holders[r] == self.comm.rank]
+        own = [[self.kept[r][name] for name in out] for r in mine]
+        average(self.comm, self.holders, own, list(out.values()))
+
+    # -- snapshots
+
+    def differ(self, iter: int) -> bool:
+        """Whether a snapshot after `iter` updates must hold them one by one: what is made of the stage's end needs the average alone."""
+        return self.parted and iter < self.max_iter
+
+    def names(self) -> Tensors:
+        """What `gather` hands over, by name, as tensors of the same shapes."""
+        found = {f"{r}/{name}": t for r in range(self.count) for name, t in self.apart.items()}
+        return found | (remembered(self.trained, self.trained) if self.sync.outer is not None else {})
+
+    @torch.no_grad()
+    def gather(self, take: Callable[[str, Tensor], None] | None) -> None:
+        """Has rank 0's `take` see each tensor of each replica by its name, and those that all have in common. Collective. `digests` are
+        then those of each replica, as this rank has it, or has just heard of it: the same on all ranks that compute right."""
+        self._keep()
+        for r in range(self.count):
+            mine = self.kept[r] if r in self.own else self.apart
+            vector = torch.cat([mine[name].reshape(-1) for name in self.apart])
+            own = digest(vector) if r in self.own else None
+            self.comm.broadcast(vector, self.holders[r])
+            self.digests[f"replica {r}"] = digest(vector) if own is None else own
+            if take is not None:
+                for name, part in self._split(vector).items():
+                    take(f"{r}/{name}", part)
+        if take is not None and self.outer is not None:
+            for name, tensor in self.outer.remembered().items():
+                take(name, tensor)
+
+    @torch.no_grad()
+    def hand_out(self, saved: Mapping[str, Tensor] | None) -> None:
+        """The replicas are what rank 0 has `saved` of them. Collective."""
+        self._part()
+        self._keep()
+        for r in range(self.count):
+            vector = torch.cat([t.reshape(-1) for t in self.apart.values()])
+            if saved is not None:
+                for name, part in self._split(vector).items():
+                    part.copy_(saved[f"{r}/{name}"])
+            self.comm.broadcast(vector, 0)
+            if r in self.own:
+                _copy(self._split(vector), self.kept[r])
+        for name, tensor in (self.outer.remembered() if self.outer is not None else {}).items():
+            whole = (saved[name].to(tensor) if saved is not None else tensor).contiguous()
+            self.comm.broadcast(whole, 0)
+            tensor.copy_(whole)
+
+    def _split(self, vector: Tensor) -> Tensors:
+        parts = vector.split([t.numel() for t in self.apart.values()])
+        return {name: part.view(t.shape) for (name, t), part in zip(self.apart.items(), parts, strict=True)}
+
+
+def _like(tensors: Tensors) -> Tensors:
+    return {name: torch.empty_like(t, requires_grad=False) for name, t in tensors.items()}
+
+
+def _copy(source: Tensors, target: Tensors) -> None:
+    """What both have."""
+    for name, tensor in target.items():
+        if name in source:
+            tensor.copy_(source[name])

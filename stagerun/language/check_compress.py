@@ -1,0 +1,187 @@
+"""Errors of meaning in `compress_param` and in what is carried over of it. Pure."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from stagerun.base import compression
+from stagerun.base.compression import METHODS
+from stagerun.base.errors import Problems, listing
+from stagerun.base.recipe import Method
+from stagerun.language.view import Doubtful, View
+
+# Of the whole gradient, not of some parameters.
+WHOLE = (Method.AUTO, Method.LOSSLESS)
+
+
+def check_compression(stage: str, view: View, problems: Problems) -> None:
+    """Everything about one stage's `compress_param`."""
+    message = view.view("compress_param")
+    if message is None:
+        return
+    for check in CHECKS:
+        with contextlib.suppress(Doubtful):
+            check(message, problems)
+    with contextlib.suppress(Doubtful):
+        _start(stage, view, message, problems)
+
+
+def check_residual(stage: str, view: View, parent: str, before: View, problems: Problems) -> None:
+    """Residuals go on only where both stages have them."""
+    with contextlib.suppress(Doubtful):
+        if view.inside("carry").text("residual") != "KEEP":
+            return
+        lacking = [name for name, settings in ((stage, view), (parent, before)) if not _remembers(settings)]
+        if lacking:
+            which = {stage: "and has no memory itself", parent: "which has no memory"}
+            what = "and neither has a memory" if len(lacking) == 2 else which[lacking[0]]
+            hint = f"give {listing(lacking, 'and')} a `compress_param` with `memory: RESIDUAL`"
+            place = (view.view("carry") or view).place("residual")
+            message = f"stage `{stage}` keeps the residuals of `{parent}`, {what}"
+            problems.add(place, message, f"write `carry {{ residual: ZERO }}`, or {hint}")
+
+
+def _remembers(view: View) -> bool:
+    message = view.view("compress_param")
+    if message is None:
+        return False
+    released = message.flag("as_released")
+    return any(
+        (view.text("memory") or message.text("memory") or compression.default_memory(method, released).value)
+        == "RESIDUAL"
+        for view, method in [(message, _method(message)), *_rules(message)]
+    )
+
+
+def _method(view: View) -> Method:
+    """That of a CompressionParameter or of an entry of `param`. Doubtful where it is missing, which is reported as such."""
+    name = view.text("method")
+    if name is None:
+        raise Doubtful("method")
+    return Method(name)
+
+
+def _allowed(message: View) -> tuple[Method, ...]:
+    return tuple(Method(name) for name in message.texts("allow"))
+
+
+def _rules(message: View) -> Iterator[tuple[View, Method]]:
+    """The entries of `param` whose method is known and one that they can have."""
+    for rule in message.views("param"):
+        with contextlib.suppress(Doubtful):
+            method = _method(rule)
+            if method not in WHOLE:
+                yield rule, method
+
+
+def _unread_settings(message: View, problems: Problems) -> None:
+    """What is written and not read, in the message itself and in each entry of `param`."""
+    allow = _allowed(message)
+    for view, method in [(message, _method(message)), *_rules(message)]:
+        for name in compression.SETTINGS:
+            if name in view.block.entries and name not in compression.settings_read(method, allow):
+                readers = listing([m.value for m, known in METHODS.items() if name in known.reads], "or")
+                chosen = " with what it may choose here" if method is Method.AUTO else ""
+                text = f"method `{method.value}` does not read `{name}`{chosen}"
+                problems.add(view.place(name), text, f"remove it, or write method {readers}")
+
+
+def _allow(message: View, problems: Problems) -> None:
+    """`allow` is for AUTO, and names methods that it can choose, each once."""
+    method, seen = _method(message), set()
+    if not message.has("allow"):
+        return
+    if method is not Method.AUTO:
+        text = f"`allow` goes with method `AUTO`, not with `{method.value}`"
+        problems.add(message.place("allow"), text, "remove it, or write `method: AUTO`")
+        return
+    for value in message.block.entries["allow"].values:
+        if value.value == "AUTO":
+            problems.add(
+                value.span, "`AUTO` can't choose `AUTO`", "name methods that it may choose, or leave `allow` out"
+            )
+        elif value.value == "NONE":
+            problems.add(value.span, "`allow` names `NONE`, which is always allowed", "remove it")
+        elif value.value in seen:
+            problems.add(value.span, f"`allow` names `{value.value}` twice", "remove one of them")
+        seen.add(value.value)
+
+
+def _whole_methods(message: View, problems: Problems) -> None:
+    """AUTO and LOSSLESS are not for some parameters."""
+    if message.has("param") and _method(message) is Method.LOSSLESS:
+        text = "`param` with method `LOSSLESS`, which codes all parameters alike"
+        problems.add(message.place("param"), text, "remove it; training has the same bits in any case")
+        return
+    for rule in message.views("param"):
+        with contextlib.suppress(Doubtful):
+            method = _method(rule)
+            if method in WHOLE:
+                text = f"method `{method.value}` can't be for some parameters only"
+                problems.add(rule.place("method"), text, f"write `method: {method.value}` outside `param`")
+
+
+def _scope(message: View, problems: Problems) -> None:
+    """One vector of all parameters has one method, and no rows and columns."""
+    if message.text("scope") != "ENTIRE_MODEL":
+        return
+    method, hint = _method(message), "write `scope: LAYERWISE`"
+    why = "with `scope: ENTIRE_MODEL`: a vector of all parameters is not a matrix"
+    if method is Method.POWER_SGD:
+        problems.add(message.place("method"), f"method `POWER_SGD` {why}", hint)
+    for value in message.block.entries["allow"].values if message.has("allow") else ():
+        if value.value == "POWER_SGD":
+            problems.add(value.span, f"`allow: POWER_SGD` {why}", hint)
+    for rule, own in _rules(message):
+        if own is not Method.NONE:
+            text = f"method `{own.value}` for some parameters with `scope: ENTIRE_MODEL`, which makes all of them one vector"
+            problems.add(
+                rule.place("method"), text, f"write `method: NONE`, which leaves them out of it, or {hint[6:]}"
+            )
+
+
+def _memory(message: View, problems: Problems) -> None:
+    """Something must be lost for a residual to be left."""
+    method = _method(message)
+    lossy = any(not METHODS[own].exact for _, own in _rules(message))
+    for rule, own in _rules(message):
+        if rule.text("memory") == "RESIDUAL" and METHODS[own].exact:
+            problems.add(
+                rule.place("memory"), f"`memory: RESIDUAL` with method `{own.value}`, which loses nothing", "remove it"
+            )
+    if message.text("memory") == "RESIDUAL" and METHODS[method].exact and not lossy:
+        text = f"`memory: RESIDUAL` with method `{method.value}`, which loses nothing"
+        problems.add(message.place("memory"), text, "remove it")
+
+
+def _as_released(message: View, problems: Problems) -> None:
+    """Only what the code of the paper has is there in its form."""
+    if not message.flag("as_released"):
+        return
+    method, rules = _method(message), list(_rules(message))
+    hint = f"it has {listing([m.value for m, known in METHODS.items() if known.released], 'and')}; remove `as_released`"
+    if not METHODS[method].released and not (method is Method.NONE and rules):
+        text = f"`as_released` with method `{method.value}`, which the released code doesn't have"
+        problems.add(message.place("as_released"), text, hint)
+        return
+    for rule, own in rules:
+        if own is not Method.NONE and not METHODS[own].released:
+            text = f"`as_released` with method `{own.value}` for some parameters, which the released code doesn't have"
+            problems.add(rule.place("method"), text, hint)
+
+
+def _start(stage: str, view: View, message: View, problems: Problems) -> None:
+    """Compression begins before the stage ends."""
+    start, length = message.whole("start_iter"), view.whole("max_iter")
+    if start and length and start >= length:
+        text = f"compression would start at iteration {start}, and the stage ends after {length}"
+        problems.add(message.place("start_iter"), text, f"stage `{stage}`: {view.origin('max_iter')}")
+
+
+CHECKS: tuple[Callable[[View, Problems], None], ...] = (
+    _unread_settings,
+    _allow,
+    _whole_methods,
+    _scope,
+    _memory,
+    _as_released,
+)

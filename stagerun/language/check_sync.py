@@ -1,0 +1,88 @@
+"""Errors of meaning in `sync_param`. Pure."""
+
+import contextlib
+from collections.abc import Callable
+
+from stagerun.base.errors import Problems, listing
+from stagerun.base.text import count
+from stagerun.language.view import Doubtful, View
+
+# The method that reads a field which the other does not.
+_READERS = {"rule": "LOCAL", "alpha": "LOCAL", "momentum": "LOCAL", "outer": "DILOCO"}
+
+
+def check_sync(stage: str, view: View, problems: Problems) -> None:
+    """Everything about one stage's `sync_param`."""
+    message = view.view("sync_param")
+    if message is None:
+        return
+    for check in CHECKS:
+        with contextlib.suppress(Doubtful):
+            check(stage, view, message, problems)
+
+
+def _unread(stage: str, view: View, message: View, problems: Problems) -> None:
+    method = message.text("method")
+    for name, reader in _READERS.items():
+        if method is not None and reader != method and message.has(name):
+            text = f"method `{method}` does not read `{name}`"
+            problems.add(message.place(name), text, f"remove it, or write `method: {reader}`")
+
+
+def _alpha(stage: str, view: View, message: View, problems: Problems) -> None:
+    """`alpha` and `rule: QSR` go together."""
+    if message.text("method") != "LOCAL":
+        return
+    if message.text("rule") == "QSR" and not message.has("alpha"):
+        problems.add(message.place("rule"), "`rule: QSR` without `alpha`", "write `alpha: 0.2`, say, of SGD")
+    elif message.text("rule") != "QSR" and message.has("alpha"):
+        text = "`alpha` without `rule: QSR`, which alone reads it"
+        problems.add(message.place("alpha"), text, "write `rule: QSR`, or remove it")
+
+
+def _replicas(stage: str, view: View, message: View, problems: Problems) -> None:
+    """Each replica has as many device batches as any other."""
+    replicas, batch, device_batch = message.whole("replicas"), view.whole("batch_size"), view.whole("device_batch_size")
+    if not replicas or not batch or not device_batch or batch % device_batch:
+        return
+    logical = batch // device_batch
+    if logical % replicas:
+        text = (
+            f"{count(replicas, 'replica')} can't share out a batch evenly: batch_size / device_batch_size is {logical}"
+        )
+        fits = [str(n) for n in range(2, logical + 1) if logical % n == 0]
+        hint = f"`replicas` can be {listing(fits, 'or')}" if fits else "make device_batch_size smaller"
+        problems.add(message.place("replicas"), text, f"{hint} (batch_size {batch}, device_batch_size {device_batch})")
+
+
+def _start(stage: str, view: View, message: View, problems: Problems) -> None:
+    """Something is left after the warm-up."""
+    warm_up, length = view.whole("warmup_iter"), view.whole("max_iter")
+    skipped = view.whole("policy_start_iter") or 0
+    if message.text("start") == "WARMUP_END" and warm_up and length and warm_up - skipped >= length:
+        text = (
+            f"the replicas would start at the end of the warm-up, and the stage ends with it, after {length} iterations"
+        )
+        problems.add(message.place("start"), text, "write `start: STAGE_START`, or remove `sync_param`")
+
+
+def _neighbours(stage: str, view: View, message: View, problems: Problems) -> None:
+    """What doesn't go together with replicas, or with learning rates that are not known beforehand."""
+    if view.has("compress_param"):
+        text = "`sync_param` with `compress_param`: what replicas send is not gradients, and is not compressed"
+        problems.add(message.block.place, text, f"remove one of them from stage `{stage}`")
+    if view.has("ema_decay"):
+        text = "`sync_param` with `ema_decay`: an average follows every update, and replicas meet only at some"
+        problems.add(view.place("ema_decay"), text, "remove one of them")
+    if view.text("lr_policy") == "plateau" and message.text("rule") == "QSR":
+        text = "`rule: QSR` with lr_policy `plateau`, whose learning rates are not known beforehand"
+        problems.add(message.place("rule"), text, "write `rule: CONSTANT`, or another lr_policy")
+
+
+CHECKS: tuple[Callable[[str, View, View, Problems], None], ...] = (
+    _unread,
+    _alpha,
+    _replicas,
+    _start,
+    _neighbours,
+)

@@ -1,0 +1,156 @@
+"""What a stage that compresses its gradients sends over a link, beside dense gradients, for `plan --link`. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from stagerun.base.recipe import Method
+from stagerun.base.text import columns, count, size
+from stagerun.plan.link import Coding, Senders, Speeds, pays_below, ring_bytes, sent, wire, work
+from stagerun.plan.prediction import Link, ring
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Of one number of a vector: nanoseconds to make a message and to add one up, and its bytes."""
+
+    encode: float
+    add: float
+    size: float
+
+
+# Of float32, by `scripts/bench coding` on one core of an AMD EPYC: an orientation, where AUTO hasn't measured the machine itself.
+RATES: Mapping[Method, Rate] = {
+    Method.NONE: Rate(0.15, 0.19, 4),
+    Method.TOP_K: Rate(1.9, 0.27, 0.08),
+    Method.RANDOM_K: Rate(13, 0.25, 0.04),
+    Method.THRESHOLD: Rate(9.6, 17, 1.4),
+    Method.ADAPTIVE_THRESHOLD: Rate(6.4, 0.4, 0.09),
+    Method.TERNGRAD: Rate(19, 1.5, 0.25),
+    Method.QSGD: Rate(37, 4.4, 0.87),
+    Method.TWO_BIT: Rate(26, 2, 0.25),
+    Method.SIGN: Rate(7.5, 1.7, 0.13),
+    Method.POWER_SGD: Rate(13, 8.3, 0.031),
+    Method.INT8: Rate(1.6, 1.1, 1),
+    Method.BF16: Rate(0.22, 0.56, 2),
+    Method.FP16: Rate(0.19, 0.43, 2),
+    Method.LOSSLESS: Rate(9.2, 2.3, 3.3),
+}
+# Methods whose messages are as long as the gradients make them: what the table has for these is no promise.
+BY_CONTENT = (Method.THRESHOLD, Method.ADAPTIVE_THRESHOLD, Method.QSGD, Method.LOSSLESS)
+# Seconds that a message takes besides, each way.
+PER_MESSAGE = 3e-5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sending:
+    """One stage, or one method that its AUTO may choose. Bytes of a worker in an iteration; `seconds` on the link, `coding` to compress
+    and to add up. `pays_below`: bytes per second; 0 where nothing is saved on any link, None where there is nothing to do for it."""
+
+    stage: str
+    method: str  # in words
+    dense: float
+    sent: float
+    about: bool  # the gradients decide how much
+    dense_seconds: float
+    seconds: float
+    coding: float
+    pays_below: float | None
+    measured: bool  # the costs are of this machine
+
+
+def sending(
+    stage: str,
+    method: str,
+    chunks: Sequence[Sequence[Coding]],
+    dense: Sequence[float],
+    who: Senders,
+    link: Link,
+    *,
+    about: bool = False,
+    measured: bool = False,
+) -> Sending:
+    """`dense`: bytes of the chunks of dense gradients, as a ring would have to send as much as is sent."""
+    speeds = Speeds.of(link, who.workers)
+    whole, small = ring_bytes(sum(dense), who.workers), sum(sent(c, who) for chunk in chunks for c in chunk)
+    coding = sum(work(c, who) for chunk in chunks for c in chunk)
+    return Sending(
+        stage=stage,
+        method=method,
+        dense=whole,
+        sent=small,
+        about=about,
+        dense_seconds=sum(ring(each, who.workers, link) for each in dense),
+        seconds=sum(wire(chunk, who, speeds) for chunk in chunks),
+        coding=coding,
+        pays_below=pays_below(whole, small, coding) if coding else None,
+        measured=measured,
+    )
+
+
+def lossless(stage: str, rate: Rate, dense: Sequence[float], who: Senders, link: Link, measured: bool) -> Sending:
+    """As `sending`; what crosses the ring is coded, 4 bytes a number."""
+    share, whole = rate.size / 4, ring_bytes(sum(dense), who.workers)
+    coding = 1e-9 * (rate.encode + rate.add) * whole / 4
+    times = [ring(share * each, who.workers, link) + 4 * link.latency for each in dense]
+    return Sending(
+        stage=stage,
+        method=Method.LOSSLESS.value,
+        dense=whole,
+        sent=share * whole,
+        about=True,
+        dense_seconds=sum(ring(each, who.workers, link) for each in dense),
+        seconds=sum(times),
+        coding=coding,
+        pays_below=pays_below(whole, share * whole, coding),
+        measured=measured,
+    )
+
+
+def render_sending(found: Sequence[Sending], workers: int, link: Link) -> str:
+    """The table, with what it leaves out."""
+    rows: list[Sequence[str]] = [
+        ("stage", "gradients", "dense", "sent", "of it", "link, dense", "link", "to compress", "pays below")
+    ]
+    for s in found:
+        about = "about " * s.about
+        rows.append(
+            (
+                s.stage,
+                s.method,
+                size(s.dense),
+                f"{about}{size(s.sent)}",
+                f"{100 * s.sent / s.dense:.3g} %",
+                _time(s.dense_seconds),
+                _time(s.seconds),
+                _time(s.coding),
+                "" if s.pays_below is None else rate_text(s.pays_below) if s.pays_below else "never",
+            )
+        )
+    head = f"gradients of {count(workers, 'worker')} over {rate_text(link.bandwidth)}, {1e6 * link.latency:g} us: of one worker in an iteration"
+    here = "as AUTO measured it here" if all(s.measured for s in found) else "on one core (`scripts/bench coding`)"
+    return "\n".join(
+        [
+            head,
+            "",
+            *columns(rows),
+            f"note: to compress: {here}, and backward waits for it; pays below: the link on which what isn't sent saves as much time",
+        ]
+    )
+
+
+def sending_record(found: Sequence[Sending]) -> list[dict[str, object]]:
+    """For `--json`, in seconds and bytes."""
+    return [asdict(one) for one in found]
+
+
+def rate_text(rate: float) -> str:
+    """Bytes per second as `100 Mbit/s`."""
+    bits, units = 8 * rate, iter(("bit/s", "kbit/s", "Mbit/s", "Gbit/s"))
+    unit = next(units)
+    while bits >= 1000 and (larger := next(units, "")):
+        bits, unit = bits / 1000, larger
+    return f"{bits:.3g} {unit}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"

@@ -1,0 +1,164 @@
+"""What is seen of compressed gradients: the progress line, log.jsonl, log.csv, `report`; and that nothing is seen of none."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from log_help import feed, iterated, make, run_started, stage_started
+from made_up_runs import STAGES, Story, report, rows
+
+from stagerun.base.events import Compressed, CompressedItem, Event, Retraced
+from stagerun.base.pace import live_line, progress_line, sent
+from stagerun.tools.report.command import _look
+from stagerun.tools.report.kept import COLUMNS, matrix
+from stagerun.train.log_file import JsonLines, read_last_life
+from stagerun.train.logs.table import LOGS, Opened
+
+DENSE = 1_000_000
+
+
+def compressed(iter: int, stage: str = "trunk", residual: float | None = 3.0) -> Compressed:
+    """Of two layers; of the first a quarter is lost."""
+    kept = None if residual is None else 1 - (residual / 6) ** 2
+    first = CompressedItem(name="conv.weight", norm=6.0, residual_norm=residual, kept=kept, bytes=800)
+    second = CompressedItem(name="fc.weight", norm=0.0, residual_norm=0.0, kept=1.0, bytes=200)
+    return Compressed(stage=stage, iter=iter, items=(first, second))
+
+
+@pytest.mark.parametrize(
+    ("bytes", "text"),
+    [
+        (21_340, "21.3 kB sent, 2.1 % of dense"),
+        (217, "217 B sent, 0.022 % of dense"),
+        (499_000, "499.0 kB sent, 50 % of dense"),
+        (1_000_000, "1.0 MB sent, 100 % of dense"),
+        (1_204_000, "1.2 MB sent, 120 % of dense"),
+    ],
+)
+def test_bytes_and_their_share_of_dense(bytes: int, text: str) -> None:
+    assert sent(bytes, DENSE) == text
+
+
+def test_progress_lines_name_bytes_where_a_stage_compresses() -> None:
+    window = [iterated("trunk", 3, sent_bytes=20_000), iterated("trunk", 4, sent_bytes=24_000)]
+    dense, stage = stage_started("trunk"), stage_started("trunk", dense_bytes=DENSE)
+    words = "  22.0 kB sent, 2.2 % of dense  "
+    assert words in progress_line(stage, 2, window, 4) and "sent" not in progress_line(dense, 2, window, 4)
+    assert progress_line(stage, 2, window, 4).replace(words, "  ") == progress_line(dense, 2, window, 4)
+    assert words in live_line({"trunk": "50 %"}, stage, window, 4, 200)[2]
+    assert "sent" not in live_line({"trunk": "50 %"}, stage, window, 4, 80)[2]
+    assert "sent" not in live_line({"trunk": "50 %"}, dense, window, 4, 200)[2]
+
+
+def logged(path: Path, *events: Event) -> list[dict[str, object]]:
+    with JsonLines(path, print) as log:
+        feed(log, *events)
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_log_has_bytes_only_where_there_are_any(tmp_path: Path) -> None:
+    again = Retraced(stage="trunk", iter=1, until=2, lr=0.1, loss=1.0, images=1, seconds=1.0)
+    silent = logged(tmp_path / "one", stage_started("trunk"), iterated("trunk", 1), again)
+    assert not any({"sent_bytes", "dense_bytes"} & set(record) for record in silent)
+    start, iteration, retraced = logged(
+        tmp_path / "two",
+        stage_started("trunk", dense_bytes=DENSE),
+        iterated("trunk", 1, sent_bytes=20_000),
+        replace(again, sent_bytes=20_000),
+    )
+    assert start["dense_bytes"] == DENSE and iteration["sent_bytes"] == retraced["sent_bytes"] == 20_000
+
+
+def test_the_last_life_leaves_out_what_compression_kept(tmp_path: Path) -> None:
+    """Of which a long run has many lines, and long ones."""
+    events: list[Event] = [run_started(), stage_started("trunk", dense_bytes=DENSE)]
+    for i in range(1, 5001):
+        events += [iterated("trunk", i, sent_bytes=i), compressed(i)]
+    records = logged(tmp_path / "log.jsonl", *events)
+    assert sum(record["event"] == "Indexed" for record in records) > 1
+    life = read_last_life(tmp_path / "log.jsonl")
+    assert life is not None and life.seen[1][1] == events[1] and len(life.seen) == 2
+    assert [e.sent_bytes for e in life.window] == list(range(4951, 5001)) and life.unreadable == 0
+
+
+def test_csv_gets_a_column_for_bytes_with_the_first_of_them(tmp_path: Path) -> None:
+    def life(*events: Event) -> list[str]:
+        with LOGS["csv"].make(Opened(make(), tmp_path, [], print)) as log:
+            feed(log, *events)
+        return (tmp_path / "log.csv").read_text().splitlines()
+
+    header, row = life(stage_started("trunk"), iterated("trunk", 2))
+    assert header.endswith(",top1,top5") and row == "trunk,2,0.4,train,0.5,2.02,0.555555556,,"
+    header, *found = life(stage_started("trunk", 2), iterated("trunk", 4, sent_bytes=20_000))
+    assert header.endswith(",top1,top5,sent_bytes") and [line.split(",")[9] for line in found] == ["", "20000"]
+    _, *found = life(stage_started("trunk", 4), iterated("trunk", 6, sent_bytes=30_000))
+    assert [line.split(",")[9] for line in found] == ["", "20000", "30000"]
+    header, *found = life(stage_started("trunk", 2))
+    assert found == [row] and header.endswith(",top5"), "gone with the rows that a kill undid"
+
+
+# -- report
+
+
+def add(out: Path, start: dict[str, int], each: dict[int, int]) -> None:
+    """Puts `dense_bytes` and `sent_bytes` into a log."""
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    for record in lines:
+        if record["event"] == "StageStarted" and record["stage"] in start:
+            record["dense_bytes"] = start[record["stage"]]
+        if record["event"] == "Iterated":
+            record["sent_bytes"] = each[record["iter"]] if record["stage"] in start else 2 * DENSE
+    (out / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lines))
+
+
+def test_the_report_of_a_run_without_compression_is_what_it_was(tmp_path: Path) -> None:
+    """With several workers there are bytes, and nothing to compare them with."""
+    one, two = (
+        Story(tmp_path / "one" / "run").whole(0.6, 0.8, 0.9),
+        Story(tmp_path / "two" / "run").whole(0.6, 0.8, 0.9),
+    )
+    add(two.out, {}, {})
+    for form in ("markdown", "csv", "html"):
+        first, second = (report(story.out, "--format", form).stdout for story in (one, two))
+        assert first == second and "dense" not in first and "sent" not in first.replace("presented", "")
+
+
+def test_the_report_says_what_was_sent(tmp_path: Path) -> None:
+    story = Story(tmp_path / "out").whole(0.6, 0.8, 0.9)
+    add(story.out, {"init": DENSE}, {i: 10_000 * i for i in range(1, STAGES["init"][0] + 1)})
+    init, cyc1, _ = rows(story.out)
+    assert float(init["sent_bytes"]) == 35_000 and float(init["of_dense"]) == 0.035
+    assert cyc1["sent_bytes"] == cyc1["of_dense"] == ""
+    text = report(story.out).stdout
+    assert "| of dense |" in text and "35.0 kB |    3.5 % |" in text and "sent: by rank 0 in an iteration" in text
+
+
+def test_only_what_counts_is_drawn_of_what_compression_kept(tmp_path: Path) -> None:
+    """What a later life did again takes the place of what was done before."""
+    story = Story(tmp_path / "out").begin()
+    story.start("init", None)
+    for i in range(1, 6):
+        story.train("init", i, i, 0)
+        story.write(compressed(i, "init", residual=6.0))
+    story.begin().start("init", None, iter=3)
+    for i in range(4, 7):
+        story.train("init", i, i, 0)
+        story.write(compressed(i, "init"))
+    found = matrix(_look(story.out, "out", 900))
+    assert found is not None and found.names == ("conv.weight", "fc.weight")
+    assert found.places == tuple(("init", i) for i in range(1, 7)) and found.sent == (1000,) * 6
+    assert found.kept == [[0.0] * 3 + [0.75] * 3, [1.0] * 6]
+    assert found.residual == [[1.0] * 3 + [0.5] * 3, [0.0] * 6]
+
+
+def test_a_page_has_a_picture_of_what_compression_kept(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    story = Story(tmp_path / "out").whole(0.6, 0.8, 0.9)
+    plain = report(story.out, "--format", "html").stdout
+    for i in range(2 * COLUMNS + 1):
+        story.write(compressed(i + 1, "init", residual=None if i % 2 else 3.0))
+    page = report(story.out, "--format", "html").stdout
+    assert page == report(story.out, "--format", "html").stdout, "equal runs give equal bytes"
+    assert "Compressed gradients" in page and "Compressed gradients" not in plain
+    assert "conv.weight" in page and "<image" not in page, "the page may load nothing, not even from itself"

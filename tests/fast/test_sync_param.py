@@ -1,0 +1,197 @@
+"""`sync_param`: when replicas meet, what depends on it, and what is said of it. Mistakes: golden/spec/sync."""
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stagerun import language
+from stagerun.base.recipe import Outer, Schedule, Solver, Sync, SyncMethod, SyncMomentum, SyncRule, SyncStart
+from stagerun.base.snapshots import Inventory
+from stagerun.cli import main
+from stagerun.language.build import completed
+from stagerun.language.stored import read_recipe
+from stagerun.plan import make_plan
+from stagerun.plan.render import render_json, render_text
+from stagerun.schedule import learning_rate, parting, synchronisations
+
+SCHEDULE = """name: "made_up" model { name: "resnet_small" num_classes: 10 }
+data { train { source: "/data" images: 100 } } stage { name: "a" } stage { name: "b" }
+solver { batch_size: 20 device_batch_size: 5 base_lr: 0.1 lr_policy: "fixed" max_iter: 50 }"""
+
+
+def read(a: str = "", b: str = "", changes: tuple[str, ...] = (), more: str = "") -> Schedule:
+    texts = {"schedule.prototxt": (SCHEDULE + more).encode(), "a.prototxt": a.encode(), "b.prototxt": b.encode()}
+    return language.read(texts, "/s", changes)
+
+
+def solver(text: str, sync: str) -> Solver:
+    return read(f"{text} sync_param {{ {sync} }}").stage("a").solver
+
+
+# -- when
+
+
+def test_every_period_and_at_the_end() -> None:
+    local = "method: LOCAL replicas: 4 period: 20"
+    assert synchronisations(solver("", local)) == (20, 40, 50)
+    assert synchronisations(solver("warmup_iter: 8", local)) == (28, 48, 50)
+    assert synchronisations(solver("warmup_iter: 8", local + " start: STAGE_START")) == (20, 40, 50)
+    assert synchronisations(solver("max_iter: 40", local)) == (20, 40)
+    assert synchronisations(solver("max_iter: 7", local)) == (7,)
+    assert synchronisations(solver("", "method: DILOCO replicas: 2 period: 50")) == (50,)
+    assert synchronisations(read().stage("a").solver) == ()
+
+
+def test_the_quadratic_rule_goes_by_the_rate_of_the_next_iteration() -> None:
+    """By hand: rates 0.1 to iteration 9, 0.05 to 29, 0.025 from 30 on; (0.2 / lr)^2 = 4, 16, 64."""
+    steps = 'lr_policy: "multistep" gamma: 0.5 stepvalue: [10, 30] max_iter: 120'
+    qsr = "method: LOCAL replicas: 4 rule: QSR alpha: 0.2 period:"
+    assert synchronisations(solver(steps, f"{qsr} 3")) == (4, 8, 12, 28, 44, 108, 120)
+    assert synchronisations(solver(steps, f"{qsr} 10")) == (10, 26, 42, 106, 120)
+    warm = steps + " warmup_iter: 6 warmup_start_lr: 0.001"
+    assert synchronisations(solver(warm, f"{qsr} 3")) == (10, 26, 42, 106, 120)
+    # The rule would wait for ever while the rate is next to nothing, and does where it is 0.
+    assert synchronisations(solver(warm, f"{qsr} 3 start: STAGE_START")) == (120,)
+    assert synchronisations(solver("base_lr: 0", f"{qsr} 3")) == (50,)
+    assert synchronisations(solver("base_lr: 1e-300", f"{qsr} 3")) == (50,)
+
+
+@given(
+    st.sampled_from(["fixed", 'poly" power: "2', "cosine"]),
+    st.integers(1, 40),
+    st.floats(1e-3, 1e3),
+    st.integers(0, 49),
+)
+def test_no_two_are_closer_than_the_period_and_the_last_is_at_the_end(
+    policy: str, period: int, alpha: float, warm_up: int
+) -> None:
+    power = "power: 2" if "poly" in policy else ""
+    name = policy.partition('"')[0]
+    found = solver(
+        f'lr_policy: "{name}" {power} warmup_iter: {warm_up}',
+        f"method: LOCAL replicas: 2 rule: QSR alpha: {alpha!r} period: {period}",
+    )
+    places = [parting(found), *synchronisations(found)]
+    gaps = [b - a for a, b in pairwise(places)]
+    assert places[-1] == found.max_iter and min(gaps) > 0 and all(gap >= period for gap in gaps[:-1])
+    rate = learning_rate(found)
+    for at, gap in zip(places, gaps[:-1], strict=False):
+        grown = (alpha / rate(at)) ** 2
+        assert gap == period or (gap <= grown * (1 + 1e-9) and grown * (1 - 1e-9) < gap + 1)
+
+
+# -- the language
+
+
+def test_what_is_not_written_follows_from_the_method() -> None:
+    local = solver("", "method: LOCAL replicas: 4 period: 8").sync
+    assert local == Sync(method=SyncMethod.LOCAL, replicas=4, period=8)
+    assert (local.rule, local.start, local.momentum) == (SyncRule.CONSTANT, SyncStart.WARMUP_END, SyncMomentum.KEEP)
+    diloco = solver("", "method: DILOCO replicas: 4 period: 8").sync
+    assert diloco is not None and diloco.outer == Outer(type="Nesterov", base_lr=0.7, momentum=0.9)
+    assert solver("", "method: DILOCO replicas: 4 period: 8 outer { momentum: 0 }").sync == replace(
+        diloco, outer=Outer(momentum=0.0)
+    )
+
+
+def test_nothing_of_it_shows_where_it_is_not_written() -> None:
+    schedule = read()
+    assert "sync" not in language.canonical(schedule)
+    assert not [key for stage in schedule.stages for key in completed(stage.identity) if "sync" in key]
+
+
+SYNCS = (
+    "method: LOCAL replicas: 4 period: 8",
+    "method: LOCAL replicas: 2 period: 8",
+    "method: LOCAL replicas: 4 period: 9",
+    "method: LOCAL replicas: 4 period: 8 momentum: AVERAGE",
+    "method: LOCAL replicas: 4 period: 8 start: STAGE_START",
+    "method: LOCAL replicas: 4 period: 8 rule: QSR alpha: 0.2",
+    "method: DILOCO replicas: 4 period: 8",
+    "method: DILOCO replicas: 4 period: 8 outer { base_lr: 0.5 }",
+)
+
+
+def test_what_is_written_is_part_of_the_identity_and_can_be_read_back() -> None:
+    schedules = [read(f"sync_param {{ {text} }}" if text else "") for text in ("", *SYNCS)]
+    assert len({language.digest(schedule) for schedule in schedules}) == len(schedules)
+    for schedule in schedules:
+        stored = read_recipe(language.canonical(schedule))
+        assert [stage.solver.sync for stage in stored.stages] == [stage.solver.sync for stage in schedule.stages]
+    for written, spelt in (
+        (SYNCS[0], SYNCS[0] + " rule: CONSTANT start: WARMUP_END momentum: KEEP"),
+        (SYNCS[6], SYNCS[6] + ' outer { type: "Nesterov" base_lr: 0.7 momentum: 0.9 }'),
+        (SYNCS[6], SYNCS[6] + " outer { }"),
+    ):
+        assert language.digest(read(f"sync_param {{ {written} }}")) == language.digest(
+            read(f"sync_param {{ {spelt} }}")
+        )
+
+
+def test_a_stage_that_branches_off_is_no_part_of_what_it_starts_from() -> None:
+    sync = f"sync_param {{ {SYNCS[0]} }}"
+    alone, both = read(sync).stage("a"), read(sync, more=' stage { name: "c" from: "a@3" solver_param { } }').stage("a")
+    assert alone.identity == both.identity and synchronisations(alone.solver) == synchronisations(both.solver)
+
+
+# -- what is said of it
+
+
+def plan(schedule: Schedule) -> tuple[str, dict[str, object]]:
+    made = make_plan(schedule, Inventory())
+    return render_text(made), json.loads(render_json(made))["stages"][0]
+
+
+def test_plan_counts_and_names_the_synchronisations() -> None:
+    text, found = plan(read("sync_param { method: LOCAL replicas: 4 period: 6 } warmup_iter: 4"))
+    assert (
+        "  replicas: 4, LOCAL, every 6 iterations, from iteration 4: 8 synchronisations: "
+        "10, 16, 22, 28, 34, ...\n" in text
+    )
+    assert found["synchronisations"] == [10, 16, 22, 28, 34, 40, 46, 50]
+    text, _ = plan(read("sync_param { method: DILOCO replicas: 2 period: 50 }"))
+    assert (
+        "  replicas: 2, DILOCO, every 50 iterations, outer Nesterov at 0.7 with momentum 0.9: 1 synchronisation: 50\n"
+        in text
+    )
+    text, _ = plan(read("sync_param { method: LOCAL replicas: 2 rule: QSR alpha: 0.3 period: 4 momentum: AVERAGE }"))
+    assert "  replicas: 2, LOCAL, by QSR with alpha 0.3 every 4 or more iterations, momentum averaged: 6 sync" in text
+    assert "replicas" not in plan(read())[0] and "synchronisations" not in plan(read())[1]
+
+
+@pytest.mark.parametrize("at, said", [("6", ""), ("8", "2 iterations"), ("3", "3 iterations"), ("", "")])
+def test_plan_says_where_a_stage_starts_from_replicas_that_have_not_met(at: str, said: str) -> None:
+    more = f' stage {{ name: "c" from: "a{"@" + at if at else ""}" solver_param {{ }} }}'
+    text, _ = plan(read("sync_param { method: LOCAL replicas: 4 period: 6 }", more=more))
+    line = f"  starts from the average of 4 replicas, {said} after they last met\n"
+    assert (line in text) == bool(said) and text.count("starts from the average") == bool(said)
+
+
+def test_help_explains_it() -> None:
+    for name, words in (
+        ("sync_param", "meet only now and then"),
+        ("SyncParameter", "When replicas of the network meet."),
+        ("SyncParameter.rule", "arXiv:2310.14423"),
+        ("OuterParameter.type", "V = momentum * V + d"),
+    ):
+        result = CliRunner().invoke(main, ["help", name])
+        assert result.exit_code == 0 and words in " ".join(result.output.split()), name
+
+
+def test_explain_and_diff_know_it(tmp_path: Path) -> None:
+    for name, period in (("one", 8), ("two", 9)):
+        folder = tmp_path / name
+        folder.mkdir()
+        text = SCHEDULE.replace('stage { name: "b" }', "")
+        (folder / "schedule.prototxt").write_text(text)
+        (folder / "a.prototxt").write_text(f"sync_param {{ method: LOCAL replicas: 4 period: {period} }}")
+    explained = CliRunner().invoke(main, ["explain", str(tmp_path / "one"), "a.sync_param.period"])
+    assert explained.exit_code == 0 and "8" in explained.output
+    told = CliRunner().invoke(main, ["diff", str(tmp_path / "one"), str(tmp_path / "two")])
+    assert "sync_param.period" in told.output

@@ -1,0 +1,56 @@
+"""Drives an operator of compressed gradients as the ranks of a job do, and makes vectors for it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stagerun.base.recipe import Method
+from stagerun.comm.compression import Draw, Operator, make
+
+DRAW = Draw(7, 11, -1, 3)
+BITS = {np.dtype("f4"): np.uint32, np.dtype("f8"): np.uint64}
+
+
+def drive(
+    operator: Operator, vectors: Sequence[np.ndarray], draw: Draw = DRAW, state: Tensor | None = None, ranks: int = 1
+) -> tuple[np.ndarray, list[np.ndarray], list[int], Tensor | None]:
+    """What all ranks have at the end, which must be the same: the sum, the senders' residuals, bytes per sender and round, the state."""
+    held = [torch.from_numpy(v.copy()) for v in vectors]
+    shares = [range(len(held))[r::ranks] for r in range(ranks)]
+    outs = [torch.zeros_like(held[0]) for _ in shares]
+    running = [operator.steps([held[i] for i in s], s, draw, out, state) for s, out in zip(shares, outs, strict=True)]
+    answers, sizes, ends = [next(g) for g in running], [], []
+    while not ends:
+        messages = {i: m for s, a in zip(shares, answers, strict=True) for i, m in zip(s, a, strict=True)}
+        sizes.append(max(len(m) for m in messages.values()))
+        assert all(m.dtype == torch.uint8 and m.dim() == 1 for m in messages.values())
+        answers = []
+        for generator in running:
+            try:
+                answers.append(generator.send([messages[i].clone() for i in range(len(held))]))
+            except StopIteration as ended:
+                ends.append(ended.value)
+    assert all(same(outs[0].numpy(), o.numpy()) for o in outs)
+    for end in ends:
+        assert (end is None) == (ends[0] is None) and (end is None or same(end.numpy(), ends[0].numpy()))
+    return outs[0].numpy(), [h.numpy() for h in held], sizes, ends[0]
+
+
+def same(a: np.ndarray, b: np.ndarray) -> bool:
+    """To the bit, but for the sign of 0."""
+    return a.dtype == b.dtype and np.array_equal((a + 0).view(BITS[a.dtype]), (b + 0).view(BITS[b.dtype]))
+
+
+def one(method: Method, c: np.ndarray, **given: Any) -> np.ndarray:
+    return drive(make(method, c.shape, **given), [c])[0]
+
+
+def numbers(n: int, dtype: str = "f4", seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, 0.01, n).astype(dtype)
+
+
+def heavy(n: int, seed: int = 2) -> np.ndarray:
+    return (np.random.default_rng(seed).standard_t(1.5, n) * 0.001).astype("f4")

@@ -1,0 +1,351 @@
+"""Compressed gradients in training: who sends what, whose bits are the same, and what is remembered when."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from engine_help import CPU, KNOBS, SOLVER, ConvNet, ThreadComm, Threads, arithmetic, assert_same, cut, dataset, tensors
+
+from stagerun.base import compression
+from stagerun.base.errors import PeerError
+from stagerun.base.recipe import Compression, CompressionRule, Determinism, Memory, Method, Scope, Solver
+from stagerun.comm import Comm, SoloComm, runs_of
+from stagerun.comm.compressed import Background, CompressedReducer, Inline
+from stagerun.comm.residual import Residual
+from stagerun.engine.compression import From, reducer_of, residual_of
+from stagerun.engine.state import Capture, TrainState, make_state
+from stagerun.engine.update import update
+from stagerun.train.stage_start import _senders_of
+
+FIXED, ELASTIC = Determinism.FIXED, Determinism.ELASTIC
+LOGICAL = 4
+METHODS = [m for m in Method if m not in (Method.NONE, Method.LOSSLESS, Method.AUTO)]
+
+
+def how(method: Method, memory: Memory | None = None, **settings: object) -> Compression:
+    found = compression.settings_of(method)
+    found |= {"ratio": 0.1} if "ratio" in found else {}
+    found |= {"threshold": 0.01} if found.get("threshold") else {}
+    found |= {"rank": 2} if "rank" in found else {}
+    memory = memory or compression.default_memory(method, as_released=False)
+    return Compression(**{"method": method, "memory": memory, **found, **settings})
+
+
+def solver_of(compress: Compression | None) -> Solver:
+    return replace(SOLVER, batch_size=2 * LOGICAL, device_batch_size=2, compress=compress)
+
+
+def started(compress: Compression | None, determinism: Determinism, comm: Comm) -> TrainState:
+    solver = solver_of(compress)
+    state = make_state(ConvNet(), solver, CPU)
+    state.residual = residual_of(determinism, state, solver, comm)
+    return state
+
+
+def train(
+    compress: Compression | None,
+    determinism: Determinism,
+    comm: Comm,
+    iterations: range = range(4),
+    state: TrainState | None = None,
+) -> TrainState:
+    solver = solver_of(compress)
+    state = state or started(compress, determinism, comm)
+    reducer = reducer_of(determinism, state, solver, comm)
+    run = runs_of(LOGICAL, comm.size)[comm.rank]
+    for i in iterations:
+        whole = dataset(solver.batch_size, seed=i)
+        pieces = ((k, cut(whole, 2 * k, 2 * k + 2), k == run[-1]) for k in run)
+        update(state, pieces, KNOBS, reducer, arithmetic(solver), lambda: False)
+    return state
+
+
+def everything(state: TrainState, comm: Comm) -> dict[str, torch.Tensor]:
+    """Weights, momentum, and, on rank 0, all residuals: what a snapshot has."""
+    found = tensors(state)
+    if state.residual is not None and comm.rank == 0:
+        capture = Capture(state)
+        capture.take_residual(state.residual, comm)
+        assert capture.residual is not None
+        found |= {f"residual {name}": t.clone() for name, t in capture.residual.tensors.items()}
+    elif state.residual is not None:
+        state.residual.gather(comm, None)
+    return found
+
+
+def job(workers: int, compress: Compression | None, determinism: Determinism) -> list[dict[str, torch.Tensor]]:
+    def work(comm: Comm) -> dict[str, torch.Tensor]:
+        return everything(train(compress, determinism, comm), comm)
+
+    return Threads(workers).run(work) if workers > 1 else [work(SoloComm())]
+
+
+@pytest.mark.parametrize("scope", Scope)
+@pytest.mark.parametrize("method", METHODS)
+def test_elastic_gives_any_number_of_workers_the_same_bits(method: Method, scope: Scope) -> None:
+    compress = how(method, scope=scope)
+    (alone,) = job(1, compress, ELASTIC)
+    for workers in (2, 3, 4):
+        first, *others = job(workers, compress, ELASTIC)
+        assert_same(alone, first)
+        for other in others:
+            assert_same({k: v for k, v in alone.items() if not k.startswith("residual")}, other)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_fixed_gives_all_ranks_the_same_bits(method: Method) -> None:
+    first, second, third = job(3, how(method), FIXED)
+    assert_same(second, third)
+    assert_same({k: v for k, v in first.items() if not k.startswith("residual")}, second)
+
+
+@pytest.mark.parametrize("determinism", Determinism)
+def test_none_for_every_parameter_is_the_plain_sum(determinism: Determinism) -> None:
+    """In the order of the senders, which of two workers is that of every sum."""
+    compress = how(Method.SIGN, Memory.NONE, param=(CompressionRule(method=Method.NONE),))
+    plain, ours = job(2, None, determinism), job(2, compress, determinism)
+    assert_same(plain[0], ours[0], 1e-12)
+
+
+def test_what_is_sent_and_what_is_left_make_up_the_gradients() -> None:
+    """Without momentum and decay the weights have moved by what was sent: with what is left it is what dense training had sent at the
+    same weights."""
+    comm, compress = SoloComm(), how(Method.TOP_K)
+    solver = replace(solver_of(compress), momentum=0.0, weight_decay=0.0)
+    state, dense = started(compress, FIXED, comm), started(None, FIXED, comm)
+    reducer = reducer_of(FIXED, state, solver, comm)
+    plain = reducer_of(FIXED, dense, replace(solver, compress=None), comm)
+    sent, total = ({p.name: torch.zeros_like(p.tensor) for p in state.solver.parameters} for _ in range(2))
+    knobs = replace(KNOBS, lr=0.5, momentum=0.0, weight_decay=0.0)
+    for i in range(3):
+        for name, tensor in dense.model.state_dict().items():
+            tensor.copy_(state.model.state_dict()[name])
+        before = tensors(state)
+        for one, how_to, moved in ((dense, plain, total), (state, reducer, sent)):
+            whole = dataset(solver.batch_size, seed=i)
+            pieces = ((k, cut(whole, 2 * k, 2 * k + 2), k == LOGICAL - 1) for k in range(LOGICAL))
+            update(one, pieces, knobs, how_to, arithmetic(solver), lambda: False)
+            for p in one.solver.parameters:
+                moved[p.name] += (before[p.name] - p.tensor.detach()) / 0.5
+    assert state.residual is not None
+    left = state.residual.by_name(state.residual.vectors[0])
+    for name, whole_sum in total.items():
+        torch.testing.assert_close(sent[name] + left[name], whole_sum, atol=1e-12, rtol=1e-9)
+    assert any(left[name].abs().sum() > 0 for name in left)
+
+
+@pytest.mark.parametrize("method", [Method.TOP_K, Method.POWER_SGD, Method.QSGD])
+@pytest.mark.parametrize("determinism", Determinism)
+def test_a_run_that_goes_on_from_its_residuals_has_the_bits_of_one_that_never_stopped(
+    method: Method, determinism: Determinism
+) -> None:
+    compress = how(method)
+
+    def straight(comm: Comm) -> dict[str, torch.Tensor]:
+        return everything(train(compress, determinism, comm), comm)
+
+    def halved(comm: Comm) -> dict[str, torch.Tensor]:
+        half = train(compress, determinism, comm, range(2))
+        again = started(compress, determinism, comm)
+        again.model.load_state_dict(half.model.state_dict())
+        for slot, kept in half.solver.history.items():
+            for name, tensor in kept.items():
+                again.solver.history[slot][name].copy_(tensor)
+        again.iter = half.iter
+        saved: dict[int, dict[str, torch.Tensor]] = {}
+        if half.residual is not None and again.residual is not None:
+            half.residual.gather(comm, lambda s, parts: saved.update({s: {k: v.clone() for k, v in parts.items()}}))
+            fill = lambda s, parts: [part.copy_(saved[s][name]) for name, part in parts.items()]  # noqa: E731
+            again.residual.hand_out(comm, fill if comm.rank == 0 else None)
+            again.residual.bases |= half.residual.bases  # that of every rank is the same
+        return everything(train(compress, determinism, comm, range(2, 4), again), comm)
+
+    for one, other in zip(Threads(2).run(straight), Threads(2).run(halved), strict=True):
+        assert_same(one, other)
+
+
+def test_an_update_that_is_not_made_leaves_residuals_as_they_were() -> None:
+    comm, compress = SoloComm(), how(Method.POWER_SGD)
+    state = train(compress, FIXED, comm)
+    before = everything(state, comm)
+    solver = solver_of(compress)
+    reducer = reducer_of(FIXED, state, solver, comm)
+    whole = dataset(solver.batch_size, seed=9)
+    with torch.no_grad():
+        weight = state.model.fc.weight[0, 0].clone()
+        state.model.fc.weight[0, 0] = torch.nan
+    pieces = ((k, cut(whole, 2 * k, 2 * k + 2), k == LOGICAL - 1) for k in range(LOGICAL))
+    outcome = update(state, pieces, KNOBS, reducer, arithmetic(solver), lambda: False)
+    assert outcome.wrong
+    with torch.no_grad():
+        state.model.fc.weight[0, 0] = weight
+    assert_same(before, everything(state, comm))
+
+
+def test_an_iteration_that_is_broken_off_leaves_residuals_as_they_were() -> None:
+    compress = how(Method.TOP_K)
+
+    def work(comm: Comm) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        state = train(compress, ELASTIC, comm)
+        before, solver = everything(state, comm), solver_of(compress)
+        reducer, run = reducer_of(ELASTIC, state, solver, comm), runs_of(LOGICAL, comm.size)[comm.rank]
+        whole = dataset(solver.batch_size, seed=9)
+        pieces = ((k, cut(whole, 2 * k, 2 * k + 2), k == run[-1]) for k in run)
+        outcome = update(
+            state, pieces, KNOBS, reducer, arithmetic(solver), lambda: False, lambda done: comm.rank == 1 and done == 1
+        )
+        assert outcome.broken_off
+        return before, everything(state, comm)
+
+    for before, after in Threads(2).run(work):
+        assert_same(before, after)
+
+
+def test_dense_until_it_starts() -> None:
+    compress = how(Method.SIGN, start_iter=2)
+
+    def work(comm: Comm) -> list[dict[str, torch.Tensor]]:
+        found = []
+        state = started(compress, FIXED, comm)
+        for i in range(3):
+            # A reducer of its own for each process life: what it does depends on the iteration, not on what it has done.
+            found.append(tensors(train(compress, FIXED, comm, range(i, i + 1), state)))
+        return found
+
+    plain = [job_of(n) for n in (1, 2, 3)]
+    for found in Threads(2).run(work):
+        assert_same(found[0], plain[0])
+        assert_same(found[1], plain[1])
+        assert not torch.equal(found[2]["fc.weight"], plain[2]["fc.weight"])
+
+
+def job_of(iterations: int) -> dict[str, torch.Tensor]:
+    return Threads(2).run(lambda comm: tensors(train(None, FIXED, comm, range(iterations))))[0]
+
+
+def test_parameters_by_pattern() -> None:
+    rules = (CompressionRule(name="fc*", method=Method.NONE),)
+    for scope in Scope:
+        state = train(how(Method.TOP_K, scope=scope, param=rules), FIXED, SoloComm())
+        assert state.residual is not None
+        left = state.residual.by_name(state.residual.vectors[0])
+        assert not left["fc.weight"].any() and not left["fc.bias"].any()
+        assert left["conv2.weight"].any()
+
+
+def test_the_thread_beside_gives_the_bits_of_none() -> None:
+    compress, comm = how(Method.TOP_K), SoloComm()
+
+    def trained(line: Inline | Background) -> dict[str, torch.Tensor]:
+        state = started(compress, FIXED, comm)
+        reducer = reducer_of(FIXED, state, solver_of(compress), comm)
+        assert isinstance(reducer, CompressedReducer)
+        reducer.line = line
+        solver = solver_of(compress)
+        for i in range(3):
+            whole = dataset(solver.batch_size, seed=i)
+            pieces = ((k, cut(whole, 2 * k, 2 * k + 2), k == LOGICAL - 1) for k in range(LOGICAL))
+            update(state, pieces, KNOBS, reducer, arithmetic(solver), lambda: False)
+        return everything(state, comm)
+
+    assert_same(trained(Inline()), trained(Background()))
+
+
+def test_an_error_beside_is_raised_where_training_waits() -> None:
+    line = Background()
+
+    def fails() -> None:
+        raise PeerError("gone")
+
+    done: list[int] = []
+    line.put(lambda: done.append(1))
+    line.put(fails)
+    line.put(lambda: done.append(2))
+    with pytest.raises(PeerError, match="gone"):
+        line.wait()
+    assert done == [1]
+    line.put(lambda: done.append(3))
+    line.wait()
+    assert done == [1, 3]
+
+
+class Liar(ThreadComm):
+    """Rank 1's: what it hands out is not what it should be."""
+
+    def complete(self, pieces):  # type: ignore[no-untyped-def]
+        if self.rank == 1 and pieces[1].dtype == torch.int64:
+            pieces[1].fill_(1 << 40)
+        elif self.rank == 1 and pieces[1].dtype == torch.uint8 and len(pieces[1]) > 64:
+            pieces[1].copy_(torch.from_numpy(np.random.default_rng(1).integers(0, 256, len(pieces[1]), np.uint8)))
+        return super().complete(pieces)
+
+
+@pytest.mark.parametrize("method", [Method.TOP_K, Method.THRESHOLD, Method.QSGD])
+def test_what_another_worker_sends_in_error_ends_the_run_in_words(method: Method) -> None:
+    errors = []
+
+    def work(comm: ThreadComm) -> None:
+        try:
+            train(how(method), FIXED, Liar(comm.rank, comm.together))
+        except PeerError as error:
+            errors.append(error)
+            raise
+
+    try:  # what can be numbers is numbers: training goes on with them, or finds them not finite
+        Threads(2).run(work)
+    except PeerError:
+        assert errors and "another worker" in errors[0].message
+    except Exception as error:  # the other rank, which is left alone
+        assert errors, error
+
+
+def test_residuals_of_another_memory_format_are_the_same_by_name() -> None:
+    model = torch.nn.Conv2d(3, 4, 3)
+    rows = Residual(dict(model.named_parameters()), [range(1)], 0)
+    rows.vectors[0].copy_(torch.arange(len(rows.empty)))
+    columns = Residual(dict(model.to(memory_format=torch.channels_last).named_parameters()), [range(1)], 0)
+    saved = {k: v.clone() for k, v in rows.by_name(rows.vectors[0]).items()}
+    columns.hand_out(SoloComm(), lambda s, parts: [part.copy_(saved[k]) for k, part in parts.items()])
+    for name, part in columns.by_name(columns.vectors[0]).items():
+        assert torch.equal(part, saved[name])
+
+
+def test_before_and_after_are_two_reducers() -> None:
+    state = started(how(Method.TOP_K, start_iter=3), FIXED, SoloComm())
+    assert isinstance(reducer_of(FIXED, state, solver_of(how(Method.TOP_K, start_iter=3)), SoloComm()), From)
+
+
+def test_dense_where_every_parameter_is() -> None:
+    state = started(None, FIXED, SoloComm())
+    none = how(Method.TOP_K, param=(CompressionRule(method=Method.NONE),))
+    assert not isinstance(reducer_of(FIXED, state, solver_of(none), SoloComm()), CompressedReducer)
+    some = Compression(method=Method.NONE, memory=Memory.NONE, param=(CompressionRule(name="fc*", method=Method.SIGN),))
+    assert isinstance(reducer_of(FIXED, state, solver_of(some), SoloComm()), CompressedReducer)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_a_threshold_means_the_same_for_any_number_of_workers(workers: int) -> None:
+    """All workers have the same gradient: each sends what is above the threshold of the mean, and so does one alone."""
+    compress = how(Method.THRESHOLD, threshold=0.02)
+
+    def work(comm: Comm) -> dict[str, torch.Tensor]:
+        state, solver = started(compress, FIXED, comm), solver_of(compress)
+        reducer, run = reducer_of(FIXED, state, solver, comm), runs_of(LOGICAL, comm.size)[comm.rank]
+        same = dataset(2, seed=1)
+        pieces = ((k, same, k == run[-1]) for k in run)
+        update(state, pieces, KNOBS, reducer, arithmetic(solver), lambda: False)
+        return tensors(state)
+
+    for found in Threads(workers).run(work):
+        assert_same(found, Threads(1).run(work)[0], 1e-9)
+
+
+def test_of_another_rank_of_the_factors_nothing_is_taken_over() -> None:
+    two, four = (started(how(Method.POWER_SGD, rank=rank), FIXED, SoloComm()) for rank in (2, 1))
+    assert two.residual is not None and four.residual is not None
+    saved = {name: tensor.clone() for name, tensor in two.residual.like().items()}
+    with pytest.raises(ValueError, match="basis/conv"):
+        _senders_of(dict(saved), four.residual, exactly=True)
+    assert _senders_of(saved, four.residual, exactly=False) == 1
+    assert "conv1.weight" in saved and not any(name.startswith("basis/") for name in saved)

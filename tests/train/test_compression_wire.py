@@ -1,0 +1,212 @@
+"""What a reducer relies on, whatever the method: equal bits on all ranks, residuals, sizes, averages, and that nothing goes unnoticed."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from compressing import DRAW, drive, heavy, numbers, same
+
+from stagerun.base.recipe import Memory, Method
+from stagerun.comm.compression import BUILT, Draw, make, sparse
+from stagerun.comm.compression import operator as base
+from stagerun.comm.compression.methods import RELEASED as RELEASED_OPERATORS
+
+ALL = list(BUILT)
+VECTORS = [m for m in ALL if m is not Method.POWER_SGD]
+RELEASED = list(RELEASED_OPERATORS)
+
+
+def kinds(methods: Sequence[Method] = ALL) -> Callable:
+    """Each method, as is and as released."""
+    cases = [
+        pytest.param(m, r, id=m.name + "-released" * r)
+        for m in methods
+        for r in (False, True)
+        if not r or m in RELEASED
+    ]
+    return pytest.mark.parametrize(("method", "released"), cases)
+
+
+def shape_of(method: Method, n: int) -> tuple[int, ...]:
+    return (n // 10, 10) if method is Method.POWER_SGD else (n,)
+
+
+@kinds()
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("n", [1, 2, 3, 9, 600, 70_000])
+def test_sums_residuals_and_sizes(method: Method, released: bool, dtype: str, n: int) -> None:
+    """Any shares of the senders give the same bits; sums are added in the order of senders; c = d + residual as computed."""
+    own = [numbers(n, dtype, seed) for seed in range(4)]
+    operator = make(method, shape_of(method, n) if n >= 600 else (n,), memory=Memory.RESIDUAL, as_released=released)
+    out, residuals, sizes, _ = drive(operator, own)
+    for ranks in (2, 3, 4):
+        again, others, _, _ = drive(operator, own, ranks=ranks)
+        assert same(out, again) and all(same(a, b) for a, b in zip(residuals, others, strict=True))
+    stated = operator.sizes(n, np.dtype(dtype).itemsize)
+    assert len(stated) == len(sizes) and sum(sizes) <= n * np.dtype(dtype).itemsize
+    assert all(s is None or s == size for s, size in zip(stated, sizes, strict=True))
+    if len(sizes) > 1:
+        return
+    decoded = [c - r for c, r in zip(own, residuals, strict=True)]
+    total = np.zeros(n, dtype)
+    for i, (c, r) in enumerate(zip(own, residuals, strict=True)):
+        # The others send nothing, so that `out` is this one's share.
+        alone = drive(operator, [c if j == i else np.zeros(n, dtype) for j in range(4)])[0]
+        assert same(c - alone, r)
+        np.testing.assert_allclose(alone, decoded[i], atol=1e-6)
+        total += alone
+    assert same(out, total)
+
+
+@kinds()
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("n", [1, 2, 70, 700, 40_000])
+def test_what_is_not_finite_is_noticed(method: Method, released: bool, bad: float, n: int) -> None:
+    operator = make(method, shape_of(method, n) if n >= 600 else (n,), memory=Memory.RESIDUAL, as_released=released)
+    for place in {0, n // 2, n - 1}:
+        c = numbers(n)
+        c[place] = bad
+        out = drive(operator, [numbers(n), c], ranks=2)[0]
+        assert not np.isfinite(out).all()
+    assert np.isfinite(drive(operator, [numbers(n)] * 2)[0]).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_fixed_threshold_sends_no_infinity_as_itself(bad: float) -> None:
+    c = numbers(700)
+    c[300] = bad
+    assert np.isnan(drive(make(Method.TWO_BIT, c.shape, threshold=0.01), [c])[0][300])
+
+
+@kinds()
+@pytest.mark.parametrize("n", [1, 2, 513, 40_000])
+def test_zeros_stay_zeros(method: Method, released: bool, n: int) -> None:
+    shape = (n // 100, 100) if method is Method.POWER_SGD and n > 1000 else (n,)
+    out, residuals, _, _ = drive(
+        make(method, shape, memory=Memory.RESIDUAL, as_released=released), [np.zeros(n, "f4")] * 2
+    )
+    assert not out.any() and not residuals[0].any()
+
+
+@kinds()
+def test_bytes_do_not_depend_on_threads_nor_on_alignment(method: Method, released: bool) -> None:
+    c = numbers(200_000)
+    operator = make(method, shape_of(method, len(c)), as_released=released)
+
+    def messages() -> list[np.ndarray]:
+        vector, out, found = torch.from_numpy(c.copy()), torch.zeros(len(c)), []
+        steps = operator.steps([vector], [0], DRAW, out)
+        try:
+            sent = next(steps)
+            while True:
+                found.append(sent[0].numpy().copy())
+                shifted = torch.cat((torch.zeros(1, dtype=torch.uint8), sent[0]))[1:]
+                sent = steps.send([shifted])
+        except StopIteration:
+            return [*found, out.numpy()]
+
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        first = messages()
+        torch.set_num_threads(3)
+        second = messages()
+    finally:
+        torch.set_num_threads(threads)
+    assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+    assert same(first[-1], drive(operator, [c])[0])
+
+
+@kinds()
+def test_as_on_a_gpu(method: Method, released: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All at once, and with torch's own selection, as on a GPU: the same bytes. Sums of float64 are rounded to float32."""
+    own = [numbers(70_001 if method is not Method.POWER_SGD else 70_000, seed=s) for s in (1, 2)]
+    operator = make(method, shape_of(method, len(own[0])), memory=Memory.RESIDUAL, as_released=released)
+    here = drive(operator, own)
+    monkeypatch.setattr(base, "PIECE", 1 << 40)
+    monkeypatch.setattr(sparse, "largest", sparse._largest_torch)
+    monkeypatch.setattr(sparse, "nonzero", lambda mask: torch.nonzero(mask).view(-1))
+    there = drive(operator, own)
+    assert here[2] == there[2]
+    if method is Method.POWER_SGD:  # its sums are in another order
+        return np.testing.assert_allclose(here[0], there[0], atol=1e-6)
+    assert same(here[0], there[0]) and all(same(a, b) for a, b in zip(here[1], there[1], strict=True))
+
+
+@kinds([m for m in VECTORS if m is not Method.NONE])
+def test_a_message_of_another_length_is_refused(method: Method, released: bool) -> None:
+    c = numbers(1000)
+    operator = make(method, (1000,), as_released=released)
+    steps = operator.steps([torch.from_numpy(c)], [0], DRAW, torch.zeros(1000))
+    (message,) = next(steps)
+    with pytest.raises(ValueError, match="message"):
+        steps.send([message[:-1]])
+
+
+def test_random_numbers_have_their_keys() -> None:
+    keys = [DRAW, Draw(8, 11, -1, 3), Draw(7, 12, -1, 3), Draw(7, 11, 0, 3), Draw(7, 11, -1, 4)]
+    cpu = torch.device("cpu")
+    assert len({tuple(k.uniform(cpu)(4).tolist()) for k in keys}) == len(keys)
+    assert len({tuple(torch.rand(4, generator=k.generator()).tolist()) for k in keys}) == len(keys)
+    whole, parts = DRAW.uniform(cpu)(101), DRAW.uniform(cpu)
+    assert torch.equal(whole, torch.cat([parts(40), parts(40), parts(21)]))
+    # A resumed run and other ranks depend on them.
+    assert (whole[:3] * 2**24).int().tolist() == [13234454, 14818459, 10564529]
+
+
+def test_unbiased() -> None:
+    """The mean of 1000 draws is within 5 standard errors of c everywhere, by the variance of the formula, and so is the mean over all
+    numbers of what is above or below in size."""
+    c, rounds = numbers(600), 1000
+    wide = np.abs(c.astype("f8"))
+    norms = np.repeat([np.linalg.norm(wide[:512]), np.linalg.norm(wide[512:])], [512, 88])
+
+    def rounded(step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        chance = wide / step % 1
+        return step, step**2 * chance * (1 - chance)
+
+    cases = (
+        (make(Method.TERNGRAD, c.shape, as_released=True), *rounded(np.full(600, wide.max()))),
+        (make(Method.QSGD, c.shape, qstates=4), *rounded(norms / 4)),
+        (make(Method.QSGD, c.shape, qstates=255, as_released=True), *rounded(np.full(600, np.linalg.norm(wide) / 255))),
+        (make(Method.RANDOM_K, c.shape, ratio=0.1), wide * 10, wide**2 * 9),
+    )
+    for operator, step, variance in cases:
+        found = np.mean([drive(operator, [c], Draw(1, i, -1, 0))[0] for i in range(rounds)], axis=0, dtype="f8")
+        error = (found - c) * np.sign(c)
+        # Of what is hardly ever drawn, the number of times isn't normally distributed.
+        assert (np.abs(error) <= 5 * np.sqrt(variance / rounds) + 8 * step / rounds).all()
+        assert abs(error.sum()) <= 5 * math.sqrt(variance.sum() / rounds)
+
+
+def resnet9() -> list[int]:
+    convs = [(3, 64), (64, 128), (128, 128), (128, 128), (128, 256), (256, 512), (512, 512), (512, 512)]
+    return [n for i, o in convs for n in (9 * i * o, o, o)] + [5120]
+
+
+def share(method: Method, vectors: Sequence[np.ndarray], **given_: Any) -> float:
+    sent = sum(drive(make(method, v.shape, **given_), [v])[2][0] for v in vectors)
+    return sent / sum(v.nbytes for v in vectors)
+
+
+def test_bytes_on_the_wire() -> None:
+    assert sum(resnet9()) == 6_573_120
+    own = [numbers(n, seed=n) for n in resnet9()]
+    assert share(Method.TOP_K, own, ratio=0.01) <= 0.022
+    assert share(Method.RANDOM_K, own, ratio=0.01) <= 0.011
+    assert share(Method.SIGN, own) <= 0.033
+    for vectors_ in (own, [heavy(n) for n in resnet9()]):
+        assert share(Method.TERNGRAD, vectors_) <= 0.065
+        assert share(Method.TWO_BIT, vectors_) <= 0.065
+        assert share(Method.QSGD, vectors_, qstates=255) <= 0.26
+    assert share(Method.QSGD, [numbers(600)]) <= 0.26 and share(Method.QSGD, [numbers(10)]) <= 0.7
+
+
+@pytest.mark.parametrize("freedom", [1.0, 1.5, 2.0, 3.0])
+def test_qsgd_of_heavy_tails(freedom: float) -> None:
+    c = np.random.default_rng(5).standard_t(freedom, 200_000).astype("f4")
+    assert share(Method.QSGD, [c], qstates=255) <= 0.26
+    assert share(Method.QSGD, [c], qstates=255, as_released=True) <= 0.26

@@ -1,0 +1,318 @@
+"""Stages with `sync_param`: what replicas come to, for any number of workers, and over interruptions."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from engine_help import CPU, SOLVER, ConvNet, Linear, Threads, arithmetic, assert_same, cut, dataset, tensors
+from nan_help import lives, make_data, make_schedule
+from safetensors.numpy import load_file
+from test_engine_loop import device_batches, stage_loop
+
+from stagerun.base.events import Iterated, NotFinite, Tested
+from stagerun.base.recipe import Determinism, Outer, Solver, Sync, SyncMethod, SyncMomentum, SyncStart
+from stagerun.base.spans import BACKWARD, DATA, FORWARD, UPDATE, WAIT, Spans
+from stagerun.comm import SoloComm, make_reducer, runs_of
+from stagerun.comm import average as average_module
+from stagerun.comm.average import average
+from stagerun.engine.apart import update_replicas
+from stagerun.engine.compression import reducer_of
+from stagerun.engine.loop import train
+from stagerun.engine.state import TrainState, make_state, replicas_of
+from stagerun.engine.timed import timed_train
+from stagerun.engine.update import update
+from stagerun.schedule import make_knobs
+
+ELASTIC, FIXED = Determinism.ELASTIC, Determinism.FIXED
+LOCAL = Sync(method=SyncMethod.LOCAL, replicas=4, period=1, start=SyncStart.STAGE_START)
+PLAIN_SGD = replace(SOLVER, momentum=0.0)
+
+
+def trained(solver: Solver, model: torch.nn.Module, iterations: int, comm=None, determinism=ELASTIC) -> TrainState:
+    comm = comm or SoloComm()
+    state = make_state(model, solver, CPU)
+    if solver.sync is not None:
+        state.replicas = replicas_of(determinism, state, solver, comm)
+    reducer = reducer_of(determinism, state, solver, comm)
+    run, knobs, size = runs_of(solver.logical_workers, comm.size)[comm.rank], make_knobs(solver), 2
+    for i in range(iterations):
+        whole = dataset(8, seed=i)
+        pieces = ((k, cut(whole, k * size, (k + 1) * size), k == run[-1]) for k in run)
+        move = update_replicas if state.replicas is not None and state.replicas.begin(i) else update
+        assert not move(state, pieces, knobs(i), reducer, arithmetic(solver), lambda: False).wrong
+    if state.replicas is not None:
+        state.replicas.show()
+    return state
+
+
+# -- algebra
+
+
+def test_meeting_after_every_plain_update_is_averaging_gradients():
+    """The mean of w - r*g_i is w - r * (mean of g_i), and weight decay is linear too."""
+    local = trained(replace(PLAIN_SGD, sync=LOCAL), Linear(), 5)
+    assert_same(tensors(local), tensors(trained(PLAIN_SGD, Linear(), 5)), 1e-12)
+    apart = trained(replace(PLAIN_SGD, sync=replace(LOCAL, period=5)), Linear(), 5)
+    assert (tensors(apart)["fc.weight"] - tensors(local)["fc.weight"]).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("determinism", Determinism)
+def test_one_replica_is_training_without_replicas(determinism):
+    one = replace(SOLVER, sync=replace(LOCAL, replicas=1, period=2))
+    plain = tensors(trained(SOLVER, ConvNet(), 4, determinism=determinism))
+    assert_same(tensors(trained(one, ConvNet(), 4, determinism=determinism)), plain)
+
+
+def test_between_synchronisations_each_replica_trains_on_its_own_images():
+    """Against replicas that are trained one by one, each as a whole job on its part of the batch."""
+    solver = replace(SOLVER, sync=replace(LOCAL, replicas=2, period=5))
+    together = trained(solver, ConvNet(), 3)
+    alone = []
+    for r in range(2):
+        part = replace(SOLVER, batch_size=4)
+        state = make_state(ConvNet(), part, CPU)
+        reducer = make_reducer(ELASTIC, [p.tensor for p in state.solver.parameters], SoloComm(), 2)
+        for i in range(3):
+            whole = dataset(8, seed=i)
+            pieces = ((k, cut(whole, 4 * r + 2 * k, 4 * r + 2 * k + 2), k == 1) for k in range(2))
+            update(state, pieces, make_knobs(part)(i), reducer, arithmetic(part), lambda: False)
+        alone.append(tensors(state))
+    expected = {name: (alone[0][name] + alone[1][name]) / 2 for name in alone[0]}
+    counts = {name: t for name, t in alone[0].items() if not t.is_floating_point()}
+    assert_same(tensors(together), expected | counts, 1e-15)
+    for r, kept in together.replicas.kept.items():  # which show has left as they were
+        assert_same({name: kept[name.removeprefix("V ")] for name in alone[r]}, alone[r])
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Nesterov"])
+def test_the_outer_update_is_its_formula(kind):
+    outer, period = Outer(type=kind, base_lr=0.7, momentum=0.9), 2
+    sync = replace(LOCAL, method=SyncMethod.DILOCO, period=period, outer=outer)
+    state = trained(replace(PLAIN_SGD, sync=sync), Linear(), 4)
+
+    # The mean of the replicas before each synchronisation, in numpy, from what an update without meeting makes of the weights.
+    a = Linear().double().state_dict()["fc.weight"].numpy().copy()
+    b = Linear().double().state_dict()["fc.bias"].numpy().copy()
+    common, velocity = {"w": a, "b": b}, {"w": np.zeros_like(a), "b": np.zeros_like(b)}
+    for first in range(0, 4, period):
+        replicas = []
+        for r in range(4):
+            w, bias = common["w"].copy(), common["b"].copy()
+            for i in range(first, first + period):
+                images = cut(dataset(8, seed=i), 2 * r, 2 * r + 2)
+                x = (images.images.reshape(2, -1).astype(float) - 100) * 0.01
+                logits = x @ w.T + bias
+                p = np.exp(logits - logits.max(1, keepdims=True))
+                p /= p.sum(1, keepdims=True)
+                p[np.arange(2), images.labels] -= 1
+                w = w - 0.1 * (p.T @ x / 2 + 0.01 * w)
+                bias = bias - 0.1 * (p.mean(0) + 0.01 * bias)
+            replicas.append({"w": w, "b": bias})
+        for name in common:
+            d = common[name] - np.mean([one[name] for one in replicas], 0)
+            velocity[name] = 0.9 * velocity[name] + d
+            common[name] = common[name] - 0.7 * (velocity[name] if kind == "SGD" else d + 0.9 * velocity[name])
+    assert np.allclose(state.model.fc.weight.detach().numpy(), common["w"], rtol=0, atol=1e-12)
+    assert np.allclose(state.model.fc.bias.detach().numpy(), common["b"], rtol=0, atol=1e-12)
+
+
+def test_a_loop_that_is_looked_at_trains_replicas_to_the_same_bits() -> None:
+    solver = replace(SOLVER, sync=replace(LOCAL, replicas=2, period=4))
+    found, states = Spans(iter(range(10_000)).__next__), []
+    for timed in (False, True):
+        state, loop = make_state(ConvNet(), solver, CPU), stage_loop()
+        state.replicas = replicas_of(FIXED, state, solver, SoloComm())
+        given = (loop, state, device_batches(loop), reducer_of(FIXED, state, solver, SoloComm()), lambda: False)
+        list(timed_train(*given, lambda: None, found, CPU) if timed else train(*given))
+        state.replicas.show()
+        states.append(tensors(state))
+    assert_same(*states)
+    one = [s.name for s in found.found if s.iter == 4]
+    assert one == [*[DATA, FORWARD, BACKWARD, DATA, FORWARD, BACKWARD, WAIT] * 2, UPDATE]
+
+
+# -- any number of workers
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("replicas", [3, 5, 6])
+def test_the_average_of_equal_vectors_is_that_vector_and_of_others_is_rounded_once(replicas, workers, monkeypatch):
+    monkeypatch.setattr(average_module, "CHUNK_BYTES", 200)
+    torch.manual_seed(1)
+    tensors = [torch.randn(7, 5), torch.randn(()), torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)]
+    vectors = [[t * (1 + r) for t in tensors] for r in range(replicas)]
+    holders = [r * workers // replicas for r in range(replicas)]
+
+    def work(comm):
+        found = []
+        for of in ([tensors] * replicas, vectors):
+            out = [torch.empty_like(t) for t in tensors]
+            average(comm, holders, [of[r] for r in range(replicas) if holders[r] == comm.rank], out)
+            found.append(out)
+        return found
+
+    exact = [torch.stack([v[n].double() for v in vectors]).sum(0).div(replicas).float() for n in range(len(tensors))]
+    for same, mean in Threads(workers).run(work) if workers > 1 else [work(SoloComm())]:
+        assert all(torch.equal(a, b) for a, b in zip(same, tensors, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(mean, exact, strict=True))
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_the_number_of_workers_changes_no_bit_with_elastic(replicas, workers):
+    """Of 4 logical workers; with 3 workers a rank may have parts of two replicas, or the whole of two."""
+    sync = replace(LOCAL, replicas=replicas, period=3, momentum=SyncMomentum.AVERAGE)
+    solver = replace(SOLVER, sync=sync, clip_gradients=0.5)
+    expected = tensors(trained(solver, ConvNet(), 5))
+    for state in Threads(workers).run(lambda comm: trained(solver, ConvNet(), 5, comm)):
+        assert_same(tensors(state), expected)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_an_iteration_that_one_rank_breaks_off_leaves_all_replicas_as_they_were(workers, last):
+    """Before its first device batch, or its last."""
+    solver = replace(SOLVER, sync=replace(LOCAL, replicas=2, period=4))
+
+    def work(comm):
+        state = make_state(ConvNet(), solver, CPU)
+        state.replicas = replicas_of(ELASTIC, state, solver, comm)
+        reducer, run = reducer_of(ELASTIC, state, solver, comm), runs_of(4, comm.size)[comm.rank]
+        for i in (0, 1, 1, 2):  # the second is broken off by the last rank
+            whole = dataset(8, seed=i)
+            pieces = ((k, cut(whole, 2 * k, 2 * k + 2), k == run[-1]) for k in run)
+            late = state.iter == 1 and len(outcomes[comm.rank]) == 1 and comm.rank == comm.size - 1
+            assert state.replicas.begin(state.iter)
+            outcome = update_replicas(
+                state, pieces, make_knobs(solver)(i), reducer, arithmetic(solver), lambda: False,
+                lambda done, late=late: late and done == (len(run) - 1) * last,
+            )  # fmt: skip
+            outcomes[comm.rank].append((outcome.broken_off, outcome.stop, state.iter))
+        state.replicas.show()
+        return tensors(state)
+
+    outcomes = [[] for _ in range(workers)]
+    expected = tensors(trained(solver, ConvNet(), 3))
+    for found in Threads(workers).run(work) if workers > 1 else [work(SoloComm())]:
+        assert_same(found, expected)
+    assert outcomes == [[(False, False, 1), (True, True, 1), (False, False, 2), (False, False, 3)]] * workers
+
+
+# -- whole runs
+
+
+def snapshots(out: Path) -> dict[tuple[str, str], dict[str, bytes]]:
+    """The bytes of all tensors by snapshot and file, whatever attempt it was."""
+    return {
+        (folder.name.rpartition("-")[0], file.name): {n: t.tobytes() for n, t in load_file(file).items()}
+        for folder in sorted((out / "snapshots").iterdir())
+        for file in sorted(folder.glob("*.safetensors"))
+    }
+
+
+SYNCS = {
+    "local": "method: LOCAL replicas: 2 period: 4",
+    "averaged": "method: LOCAL replicas: 4 period: 3 momentum: AVERAGE start: STAGE_START",
+    "qsr": "method: LOCAL replicas: 2 rule: QSR period: 2 alpha: 0.1",
+    "diloco": "method: DILOCO replicas: 4 period: 4",
+}
+STAGES = {"main": "max_iter: 10 warmup_iter: 2 snapshot: 1", "after": "max_iter: 2 carry { momentum: KEEP }"}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_data(tmp_path_factory.mktemp("data") / "lmdb")
+
+
+def schedule(tmp_path: Path, data: Path, sync: str, **changes: str) -> Path:
+    shared = f"determinism: {changes.pop('determinism', 'ELASTIC')} keep_snapshots: 100"
+    return make_schedule(
+        tmp_path / "s",
+        data,
+        f"sync_param {{ {sync} }} " + changes.pop("solver", ""),
+        shared=shared,
+        **(changes or STAGES),
+    )
+
+
+@pytest.mark.parametrize("sync", SYNCS)
+def test_a_run_that_is_stopped_and_killed_between_synchronisations_ends_in_the_same_bits(tmp_path, data, sync):
+    folder = schedule(tmp_path, data, SYNCS[sync])
+    whole = lives(folder, tmp_path / "whole")
+    lives(folder, tmp_path / "parts", 2, stop_after=3)
+    lives(folder, tmp_path / "parts", 4, kill_after=4)
+    lives(folder, tmp_path / "parts", 3)
+    assert len([e for e in whole if isinstance(e, Iterated)]) == 12
+    a, b = snapshots(tmp_path / "whole"), snapshots(tmp_path / "parts")
+    assert a == b
+    files = {place for place, file in a if file == "replicas.safetensors"}
+    first = 1 if sync == "averaged" else 3
+    assert files == {f"main-{i:08}" for i in range(first, 10)}
+
+
+def test_a_snapshot_holds_the_replicas_and_their_average(tmp_path, data):
+    lives(schedule(tmp_path, data, SYNCS["local"]), tmp_path / "out")
+    found = {folder.name.rpartition("-")[0]: folder for folder in (tmp_path / "out" / "snapshots").iterdir()}
+    between, met = found["main-00000005"], found["main-00000006"]
+    model, own = load_file(between / "model.safetensors"), load_file(between / "replicas.safetensors")
+    for name in ("fc.weight", "bn1.running_mean"):
+        name = name if name in model else next(n for n in model if n.endswith(name.rpartition(".")[2]))
+        assert not np.array_equal(own[f"0/{name}"], own[f"1/{name}"])
+        assert np.array_equal(
+            model[name], ((own[f"0/{name}"].astype(np.float64) + own[f"1/{name}"]) / 2).astype(np.float32)
+        )
+    own = load_file(met / "replicas.safetensors")
+    slot = next(n.partition("/")[2] for n in own if n.startswith("0/") and n.count("/") == 2)
+    weight = slot.partition("/")[2]
+    assert np.array_equal(own[f"0/{weight}"], own[f"1/{weight}"])  # they have met, but
+    assert not np.array_equal(own[f"0/{slot}"], own[f"1/{slot}"])  # each keeps its momentum
+
+
+def test_a_stage_that_branches_off_changes_no_bit_of_the_one_it_starts_from(tmp_path, data):
+    folder = schedule(tmp_path, data, SYNCS["local"], main="max_iter: 10 snapshot: 5")
+    lives(folder, tmp_path / "alone")
+    text = (folder / "schedule.prototxt").read_text() + 'stage { name: "branch" from: "main@3" }'
+    (folder / "schedule.prototxt").write_text(text)
+    (folder / "branch.prototxt").write_text("max_iter: 2")
+    lives(folder, tmp_path / "both")
+    a, b = snapshots(tmp_path / "alone"), snapshots(tmp_path / "both")
+    assert a.items() <= b.items() and ("main-00000003", "replicas.safetensors") in b
+
+
+def test_an_evaluation_is_of_the_average_and_changes_no_replica(tmp_path, data):
+    """Whoever holds what, and whether a snapshot has made the average before."""
+
+    def tested(name: str, workers: int, changes: str) -> list[tuple[int, float]]:
+        folder = schedule(tmp_path / name, data, SYNCS["local"], main=f"max_iter: 8 {changes}")
+        text = (folder / "schedule.prototxt").read_text()
+        val = f'val {{ source: "{data}" images: 64 }} shuffle: false'
+        (folder / "schedule.prototxt").write_text(text.replace("shuffle: false", val))
+        events = lives(folder, tmp_path / name / "out", workers)
+        return [(e.iter, e.loss) for e in events if isinstance(e, Tested)]
+
+    one = tested("one", 1, "test_interval: 3 snapshot: 0")
+    assert [iter for iter, _ in one] == [3, 6, 8]
+    assert one == tested("two", 2, "test_interval: 3 snapshot: 0")
+    assert one == tested("saved", 4, "test_interval: 3 snapshot: 3")
+    tested("never", 2, "snapshot: 0")
+    last = {
+        name: snapshots(tmp_path / name / "out")[("main-00000008", "model.safetensors")] for name in ("one", "never")
+    }
+    assert last["one"] == last["never"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("on_nan", ["SKIP", "ROLLBACK"])
+def test_where_one_replica_fails_all_are_left_as_they_were(tmp_path, workers, on_nan):
+    data = make_data(tmp_path / "lmdb", 8 * 5 + 1)
+    folder = schedule(tmp_path, data, SYNCS["local"], solver=f"on_nan: {on_nan}", main="max_iter: 10 snapshot: 2")
+    failed = [e for e in lives(folder, tmp_path / "out", workers) if isinstance(e, NotFinite)]
+    assert [(e.iter, e.done) for e in failed] == [(5, on_nan)] and "of replica 0 " in failed[0].what
+    kept = snapshots(tmp_path / "out")
+    if on_nan == "SKIP":
+        lives(folder, tmp_path / "stopped", 3 - workers, stop_after=6)
+        lives(folder, tmp_path / "stopped", workers)
+        stopped = snapshots(tmp_path / "stopped")
+        assert kept[("main-00000010", "model.safetensors")] == stopped[("main-00000010", "model.safetensors")]
