@@ -2,10 +2,12 @@
 
 import json
 
+import pytest
 import small
 import tiny
 
 
+@pytest.mark.slow
 def test_a_bench_goes_on_where_it_was(tmp_path):
     tiny.make_data(tmp_path / "data")
     schedule = small.make_schedule(

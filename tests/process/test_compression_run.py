@@ -41,7 +41,7 @@ def stopped(schedule: Path, out: Path, *arguments: str, nproc: int, number: int)
     assert run.gone(30)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
 def test_a_run_that_was_ended_goes_on_to_the_same_bits(schedule: Path, tmp_path: Path, number: int) -> None:
     how = compressing("method: TOP_K ratio: 0.1")
     whole(schedule, tmp_path / "straight", *how, nproc=2)
@@ -59,6 +59,7 @@ def test_elastic_goes_on_with_other_workers_to_the_same_bits(schedule: Path, tmp
     assert processes.ends(tmp_path / "alone") == processes.ends(tmp_path / "many")
 
 
+@pytest.mark.slow
 def test_fixed_goes_on_with_other_workers_and_says_what_becomes_of_residuals(schedule: Path, tmp_path: Path) -> None:
     how = compressing("method: POWER_SGD rank: 2")
     stopped(schedule, tmp_path / "out", *how, nproc=2, number=signal.SIGTERM)
