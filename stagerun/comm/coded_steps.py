@@ -112,9 +112,9 @@ class _Shared(_Coded):
 
 def _lengths(comm: Comm, sizes: Sequence[int], incoming: Sequence[Values]) -> list[int]:
     """Bytes that come from each rank, to which `sizes` go. PeerError if they can't be those of `incoming`."""
-    told = torch.empty(comm.size, dtype=torch.int64)
-    comm.exchange(torch.tensor(sizes, dtype=torch.int64), [1] * comm.size, told, [1] * comm.size)()
-    come: list[int] = told.tolist()
+    found = torch.empty(comm.size, dtype=torch.int64)
+    comm.exchange(torch.tensor(sizes, dtype=torch.int64), [1] * comm.size, found, [1] * comm.size)()
+    come: list[int] = found.tolist()
     for rank, (length, values) in enumerate(zip(come, incoming, strict=True)):
         most = most_bytes(len(values))
         if not (length == 0 if rank == comm.rank else 1 <= length <= most):

@@ -252,13 +252,13 @@ class CompressedReducer(FlatReducer):
         self.left = waiting
 
     def _decode(self) -> None:
-        """Of the chunk before."""
+        """Adds up what came for the chunk before."""
         left, self.left = self.left, []
         for finish in left:
             finish()
 
     def _sum(self, items: Sequence[Item], dtype: torch.dtype) -> Callable[[], None]:
-        """Of numbers that are only rounded, each rank adds up a slice for all, in the order of the senders, and hands the sum out: what
+        """Numbers that are only rounded: each rank adds up a slice for all, in the order of the senders, and hands the sum out: what
         crosses the network grows with the number of senders of a rank, and not with that of ranks."""
         size = self.comm.size
         lengths = [item.stop - item.start for item in items]

@@ -11,7 +11,7 @@ from stagerun.comm.compression.operator import Draw, Operator, pieces
 
 
 class Kept:
-    """Of sender 0, in every `every`-th iteration; 0: in none. A reducer calls all but `take`."""
+    """What sender 0 keeps, in every `every`-th iteration; 0: in none. A reducer calls all but `take`."""
 
     def __init__(self, every: int = 0) -> None:
         self.every, self.due = every, False

@@ -124,7 +124,7 @@ class CodedComm:
             self._owed = None
 
     def _idle(self) -> None:
-        """Returns when all that was begun is done, or raises its error."""
+        """Returns when all that was started is done, or raises its error."""
         self._settle()
         self._put(Plain(lambda comm: lambda: None, None), doing="")()
 

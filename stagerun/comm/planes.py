@@ -31,7 +31,7 @@ STRIP = 1 << 16
 
 
 def most_bytes(elements: int) -> int:
-    """Of a coded piece of so many elements."""
+    """The longest that a coded piece of so many elements can be."""
     return 1 + 4 * elements
 
 

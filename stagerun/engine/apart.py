@@ -49,7 +49,7 @@ def update_replicas(
         found[r] = summed(state, mine, reducer, part, stop, too_late)
         done += len(run)
     started = next(reversed(found.values())).started
-    losses, wrong, stopping = _told(replicas, found, part, how.normalise.device)
+    losses, wrong, stopping = _agreed(replicas, found, part, how.normalise.device)
     loss = sum(losses) / how.logical_workers
     if stopping >= BROKEN_OFF:
         return Outcome(loss, True, time.monotonic() - started, broken_off=True)
@@ -72,7 +72,7 @@ def update_replicas(
     return Outcome(loss, stopping > 0, time.monotonic() - started)
 
 
-def _told(
+def _agreed(
     replicas: Replicas, found: dict[int, Summed], how: Arithmetic, device: torch.device
 ) -> tuple[list[float], str, float]:
     """(the loss of each replica, summed over its logical workers; what is not finite, '' if all is; how many ask to stop), the same on all

@@ -58,7 +58,7 @@ def operator(how: Compression, shape: Sequence[int], senders: int) -> Operator:
 
 
 def senders(determinism: Determinism, logical_workers: int, workers: int) -> list[range]:
-    """Of each rank: its logical workers with ELASTIC, itself with FIXED."""
+    """The senders of each rank: its logical workers with ELASTIC, itself with FIXED."""
     if determinism is Determinism.ELASTIC:
         return runs_of(logical_workers, workers)
     return [range(rank, rank + 1) for rank in range(workers)]

@@ -171,7 +171,7 @@ class Trial:
         return min(self.step(reducer) for _ in range(2))
 
     def gradients(self) -> dict[str, Tensor]:
-        """Of the last step."""
+        """Those of the last step."""
         return {p.name: p.tensor.grad.detach() for p in self.state.solver.parameters if p.tensor.grad is not None}
 
     def reducer(self, comm: Comm, compress: Compression) -> Reducer:

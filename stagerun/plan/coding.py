@@ -11,7 +11,7 @@ from stagerun.plan.prediction import Link, ring
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Of one number of a vector: nanoseconds to make a message and to add one up, and its bytes."""
+    """What one number of a vector costs: nanoseconds to make a message and to add one up, and its bytes."""
 
     encode: float
     add: float

@@ -66,7 +66,7 @@ def write_chosen(disk: store.Disk, out: Path, chosen: Chosen) -> None:
 
 
 def in_words(methods: Iterable[tuple[str, int]]) -> str:
-    """Of methods and how many tensors have each: `dense`, `TOP_K`, `dense for 34 tensors, TOP_K for 16`."""
+    """Methods, and how many tensors have each, in words: `dense`, `TOP_K`, `dense for 34 tensors, TOP_K for 16`."""
     found = [("dense" if method == DENSE else method, tensors) for method, tensors in methods]
     if len(found) == 1:
         return found[0][0]

@@ -104,7 +104,7 @@ def _race(
 
 
 def _speeds(comm: Comm, device: torch.device) -> Speeds:
-    """Of the slowest worker. Collective."""
+    """That of the slowest worker. Collective."""
     measured = gather_json(comm, [[kind.bandwidth, kind.latency] for kind in measure_link(comm, device)])
     ring, messages = (Link(min(m[kind][0] for m in measured), max(m[kind][1] for m in measured)) for kind in (0, 1))
     return Speeds(ring, messages)
