@@ -124,8 +124,7 @@ def _choose(
             )
         ref = own[0] if own else start
         going_on = replace(planned, state=State.RESUME if own else State.FRESH)
-        most = most_for(run.worker.schedule, going_on)
-        files = keeper.read(ref, most) if ref is not None else None
+        files = keeper.read(ref, most_for(run.worker.schedule, going_on)) if ref is not None else None
         if ref is None or files is not None:
             return ref, files, bool(own)
         notes.append(aside(ref.name, f".bad-{ref.name}"))

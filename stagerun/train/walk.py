@@ -250,8 +250,8 @@ def _decide(worker: Worker, notes: list[Note]) -> Step | EnsembleRun | None:
         if planned is None:
             return None
         source = planned.end if planned.state is State.DONE else planned.start
-        most = most_for(worker.schedule, planned)
-        files = keeper.read(source, most) if source is not None else None
+        # Not for the seed: how large a network is takes a second to find.
+        files = keeper.read(source, most_for(worker.schedule, planned)) if source is not None else None
         if source is None or files is not None:
             enabled = [s.stage.name for s in plan.stages if s.state is not State.DISABLED]
             return Step(planned, enabled.index(planned.stage.name) + 1, plan.iterations_left, files)
