@@ -343,7 +343,9 @@ class CompressedReducer(FlatReducer):
                     for vector in self.vectors:
                         vector[item.start : item.stop].zero_()
             except (ValueError, IndexError) as error:
-                raise PeerError(f"another worker sent what is not a compressed gradient: {error}", _SAME) from error
+                raise PeerError(
+                    f"another worker sent what is not a compressed gradient of `{item.name}`: {error}", _SAME
+                ) from error
         if not items:
             return None
         round = sent.round + 1
@@ -381,8 +383,11 @@ class CompressedReducer(FlatReducer):
         tables[self.comm.rank].copy_(mine)
         self.beside.complete([table.view(-1) for table in tables])()
         found = [table.tolist() for table in tables]
-        if not all(0 <= length <= self.flat.nbytes for table in found for row in table for length in row):
-            raise PeerError("another worker announces a compressed gradient of an impossible length", _SAME)
+        for rank, table in enumerate(found):
+            if not all(0 <= length <= self.flat.nbytes for row in table for length in row):
+                raise PeerError(
+                    f"another worker, rank {rank}, announces a compressed gradient of an impossible length", _SAME
+                )
         return found
 
 

@@ -192,7 +192,6 @@ class TorchComm:
         self.spans: Spans | None = None
         self.group: dist.ProcessGroup | None = None  # the default group
         self._twin: TorchComm | None = None  # as soon as it is asked for
-
         self.ranks: Sequence[int] = range(world.size)  # of the default group, by rank of this one
         self._parts: dict[tuple[int, ...], dist.ProcessGroup] = {}
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -208,9 +207,8 @@ class TorchComm:
         key = tuple(ranks)
         if key == tuple(range(self.size)):
             return self
-        if (
-            len(key) > 1 and key not in self._parts
-        ):  # a group is never given back: a stage that starts again takes the same
+        # A group is never given back: a stage that starts again takes the same.
+        if len(key) > 1 and key not in self._parts:
             self._parts[key] = dist.new_group(list(key), timeout=self.timeout)
         if self.rank not in key:
             return None

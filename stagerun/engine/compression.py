@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 
 from stagerun.base.compression import METHODS
 from stagerun.base.recipe import Compression, Determinism, Memory, Method, ParamKind, Scope, Solver
@@ -13,25 +12,25 @@ from stagerun.comm.kept import Kept
 from stagerun.comm.lossless import coded
 from stagerun.comm.reduce import Switch
 from stagerun.comm.residual import Residual
-from stagerun.engine.parameters import kind_of
+from stagerun.engine.parameters import first_that_fits, kind_of
 from stagerun.engine.state import TrainState
 from stagerun.engine.update import TAIL
 
 
 def rule_of(name: str, kind: ParamKind, how: Compression) -> Compression:
     """How one parameter's gradient is compressed: by the first rule that fits, or as all are."""
-    for rule in how.param:
-        if fnmatchcase(name, rule.name) and rule.kind in (ParamKind.ANY, kind):
-            return replace(
-                how,
-                method=rule.method,
-                ratio=rule.ratio,
-                threshold=rule.threshold,
-                qstates=rule.qstates,
-                rank=rule.rank,
-                memory=rule.memory,
-            )
-    return how
+    rule = first_that_fits(how.param, name, kind)
+    if rule is None:
+        return how
+    return replace(
+        how,
+        method=rule.method,
+        ratio=rule.ratio,
+        threshold=rule.threshold,
+        qstates=rule.qstates,
+        rank=rule.rank,
+        memory=rule.memory,
+    )
 
 
 def rules_of(state: TrainState, how: Compression) -> dict[str, Compression]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import TypeVar
 
 from torch import nn
 
@@ -33,12 +34,21 @@ def kind_of(model: nn.Module, name: str) -> ParamKind:
     return ParamKind.BIAS if last == "bias" or last.endswith("_bias") else ParamKind.WEIGHT
 
 
+Rule = TypeVar("Rule", ParamRule, CompressionRule)
+
+
+def fits(rule: ParamRule | CompressionRule, name: str, kind: ParamKind) -> bool:
+    """Whether a rule is for the parameter of that name and kind."""
+    return fnmatchcase(name, rule.name) and rule.kind in (ParamKind.ANY, kind)
+
+
+def first_that_fits(rules: Sequence[Rule], name: str, kind: ParamKind) -> Rule | None:
+    return next((rule for rule in rules if fits(rule, name, kind)), None)
+
+
 def multipliers(name: str, kind: ParamKind, rules: Sequence[ParamRule]) -> ParamRule:
     """The first rule that fits, or the rule that changes nothing."""
-    for rule in rules:
-        if fnmatchcase(name, rule.name) and rule.kind in (ParamKind.ANY, kind):
-            return rule
-    return ParamRule()
+    return first_that_fits(rules, name, kind) or ParamRule()
 
 
 def trained_parameters(model: nn.Module, rules: Sequence[ParamRule]) -> list[Parameter]:
@@ -67,7 +77,7 @@ def idle_rules(
     names = {name: kind_of(model, name) for name, _ in model.named_parameters()}
     idle = []
     for rule in rules:
-        if not any(fnmatchcase(n, rule.name) and rule.kind in (ParamKind.ANY, k) for n, k in names.items()):
+        if not any(fits(rule, n, k) for n, k in names.items()):
             hint = nearest(rule.name, names) or f"the model's parameters are named like `{next(iter(names), '')}`"
             idle.append((rule, hint))
     return idle

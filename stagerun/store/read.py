@@ -107,8 +107,8 @@ def read(disk: Disk, out: Path, ref: SnapshotRef, most: Mapping[str, int] | None
     """The files of a snapshot, byte for byte as they were written. Reads each once.
 
     `most`: bytes that files may have by what they are for; any other file may have OTHER, and one that may have none is left out.
-    Nothing is read of a snapshot in which one is larger: TooLarge. Damaged if the files are not as they were written; StorageError or PermissionDenied
-    if they can't be read.
+    Nothing is read of a snapshot in which one is larger: TooLarge. Damaged if the files are not as they were written; StorageError
+    or PermissionDenied if they can't be read.
     """
     manifest = inspect(disk, out, ref.name)
     if manifest.id != ref.id:
@@ -119,6 +119,7 @@ def read(disk: Disk, out: Path, ref: SnapshotRef, most: Mapping[str, int] | None
 
 
 def wanted(file: str, most: Mapping[str, int] | None) -> bool:
+    """Whether `read` reads the file."""
     return most is None or most.get(file, OTHER) > 0
 
 

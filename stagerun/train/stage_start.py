@@ -134,7 +134,8 @@ def _restore_residual(run: StageRun, residual: Residual) -> None:
             return _senders_of(saved, residual, exactly=run.planned.state is State.RESUME)
         except ValueError as error:
             raise ResumeRefused(
-                f"the residuals in the snapshot of stage `{run.stage.name}` do not fit: {error}",
+                f"the residuals in snapshot {run.planned.start.name if run.planned.start else ''} do not fit stage "
+                f"`{run.stage.name}`: {error}",
                 "they are of another `compress_param`; take `--redo` for the stage, or another --out",
             ) from error
 

@@ -1,9 +1,8 @@
 """OUT/log.csv: a row for each displayed iteration and each evaluation, for spreadsheets and pandas.
 
 `what` is `train`, `test`, or `ema_test` for the averaged weights. `epoch` counts along the path of ancestors. Of a `train` row the loss is
-that of the iteration's batch, before the update, and the images per second are those of this iteration, as are the bytes that rank 0 sent
-for the gradients. Rows stand in the order of the
-schedule. Rows of iterations that a kill undid go when the stage starts again, and those up to a snapshot are on disk before it is.
+that of the iteration's batch, before the update, and the images per second are those of this iteration, as are the bytes that rank 0
+sent for the gradients. Rows stand in the order of the schedule. Rows of iterations that a kill undid go when the stage starts again, and those up to a snapshot are on disk before it is.
 """
 
 import csv

@@ -2,8 +2,8 @@
 
 Each stage is a run of its own, OUT/tensorboard/STAGE, and its steps are the iterations along the path of its ancestors and its
 own: the curves of a chain lie end to end, and branches lie beside each other. Tags: train/loss, train/lr, train/momentum,
-train/weight_decay and train/images_per_second for every iteration, with several workers train/sent_bytes, too; test/top1, test/top5 (0 to 1) and test/loss for every
-evaluation; test_ema/... for the averaged weights. An ensemble is a run of its own, too, OUT/tensorboard/ENSEMBLE, with one point of
+train/weight_decay and train/images_per_second for every iteration, with several workers train/sent_bytes, too; test/top1, test/top5
+(0 to 1) and test/loss for every evaluation; test_ema/... for the averaged weights. An ensemble is a run of its own, too, OUT/tensorboard/ENSEMBLE, with one point of
 test/..., where the last of its members ends.
 
 Each process life appends a file. It opens with TensorBoard's mark of a restart, which takes away the points that a kill undid.
