@@ -10,8 +10,9 @@ import json
 import os
 import re
 import socket
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -40,6 +41,12 @@ class Traffic:
     2 (W - 1) / W times; what all ranks get is counted once for each of the others."""
 
     sent: int = 0
+    _adding: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    def add(self, size: int) -> None:
+        """From any thread."""
+        with self._adding:
+            self.sent += size
 
 
 class Comm(Protocol):
@@ -162,7 +169,7 @@ def serve(address: str, port: int) -> dist.TCPStore:
         )
     except (OSError, RuntimeError) as error:
         number = getattr(error, "errno", None)
-        why = os.strerror(number) if number else _first_words(error)
+        why = os.strerror(number) if number else first_words(error)
         raise PeerError(f"the workers can't meet at {address}, port {port}: {why}", AGAIN) from error
 
 
@@ -235,7 +242,7 @@ class TorchComm:
         with _peers(doing):
             work = dist.all_reduce(tensor, group=self.group, async_op=True)
         if doing == GRADIENTS:
-            self.traffic.sent += 2 * (self.size - 1) * tensor.nbytes // self.size
+            self.traffic.add(2 * (self.size - 1) * tensor.nbytes // self.size)
         return self._waiting([work], tensor.nbytes, doing)
 
     def exchange(
@@ -243,14 +250,14 @@ class TorchComm:
     ) -> Callable[[], None]:
         with _peers(GRADIENTS):
             work = dist.all_to_all_single(received, sent, list(received_sizes), list(sent_sizes), self.group, True)
-        self.traffic.sent += (sum(sent_sizes) - sent_sizes[self.rank]) * sent.element_size()
+        self.traffic.add((sum(sent_sizes) - sent_sizes[self.rank]) * sent.element_size())
         return self._waiting([work], sent.nbytes)
 
     def complete(self, pieces: Sequence[Tensor]) -> Callable[[], None]:
         # All at once: gloo's all-gather, which copies what it gets once more, takes two to three times as long.
         with _peers(GRADIENTS):
             works = [dist.broadcast(piece, self.ranks[r], self.group, True) for r, piece in enumerate(pieces)]
-        self.traffic.sent += (self.size - 1) * pieces[self.rank].nbytes
+        self.traffic.add((self.size - 1) * pieces[self.rank].nbytes)
         return self._waiting(works, sum(piece.nbytes for piece in pieces))
 
     def broadcast(self, tensor: Tensor, src: int = 0) -> None:
@@ -309,7 +316,8 @@ class TorchComm:
 _PLACE, _ADVICE = re.compile(r"\[\S+:\d+\]\s*"), ". This is typically caused by"
 
 
-def _first_words(error: Exception) -> str:
+def first_words(error: Exception) -> str:
+    """What happened, of an error of torch's."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return _PLACE.sub("", lines[0]).partition(_ADVICE)[0]
 
@@ -330,6 +338,6 @@ class _peers:
             self.pulse.go_on()
         if isinstance(error, RuntimeError):
             raise PeerError(
-                f"lost the other workers while trying to {self.doing}: {_first_words(error)}",
+                f"lost the other workers while trying to {self.doing}: {first_words(error)}",
                 AGAIN,
             ) from error

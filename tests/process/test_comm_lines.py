@@ -1,0 +1,187 @@
+"""Lines between two ranks, in real processes: what arrives, several at a time, and what is seen of a peer that is gone.
+
+Run as a program, this file starts the workers: it imports torch once and forks them.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+
+from stagerun.base.errors import PeerError
+from stagerun.comm import Comm, TorchComm
+from stagerun.comm.line import line
+from stagerun.system.pulse import Pulse
+from stagerun.system.world import World
+
+CPU = torch.device("cpu")
+SIZE, VICTIM, ROUNDS, ELEMENTS = 4, 2, 40, 100_003
+MEETING = timedelta(seconds=2)
+
+Seen = dict[str, object]
+
+
+def echo(comm: Comm, seen: Seen) -> None:
+    """Rank 0 sends to all others at a time, and they send it back; in the middle one of them is killed."""
+    if comm.rank:
+        back = line(comm, 0, "echo")
+        for i in range(ROUNDS):
+            got = torch.empty(ELEMENTS)
+            back.recv(got)
+            if comm.rank == VICTIM and i == ROUNDS // 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            back.send(got + comm.rank)
+        back.close()
+        return
+    threads = [threading.Thread(target=_echoed, args=(comm, peer, seen)) for peer in range(1, SIZE)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seen["sent"] = comm.traffic.sent
+
+
+def _echoed(comm: Comm, peer: int, seen: Seen) -> None:
+    rounds, right = 0, True
+    try:
+        to = line(comm, peer, "echo")
+        for i in range(ROUNDS):
+            sent, got = torch.arange(ELEMENTS) * 1.0 + i, torch.empty(ELEMENTS)
+            to.send(sent)
+            begun = time.monotonic()
+            to.recv(got)
+            right, rounds = right and torch.equal(got, sent + peer), rounds + 1
+        to.close()
+    except PeerError as error:
+        seen[f"error {peer}"], seen[f"seconds {peer}"] = error.message, time.monotonic() - begun
+    seen[f"rounds {peer}"], seen[f"right {peer}"] = rounds, right
+
+
+def patient(comm: Comm, seen: Seen) -> None:
+    """Nothing for longer than the two may take to meet, then tensors of odd kinds, then the other end closes."""
+    if comm.rank > 1:
+        return
+    one = line(comm, 1 - comm.rank, "patient", meeting=MEETING)
+    again = line(comm, 1 - comm.rank, "another")
+    odd = [torch.tensor([], dtype=torch.float32), torch.tensor([[1, 2]]), torch.tensor(3.0, dtype=torch.bfloat16)]
+    if comm.rank:
+        time.sleep(MEETING.total_seconds() + 1)
+        for tensor in odd:
+            one.send(tensor)
+        one.close()
+        again.send(torch.ones(1))
+        return
+    got = [torch.zeros_like(tensor) for tensor in odd]
+    for tensor in got:
+        one.recv(tensor)
+    seen["odd"] = all(torch.equal(a, b) for a, b in zip(got, odd, strict=True))
+    seen["closed"] = _error(lambda: one.recv(torch.zeros(1)))
+    again.recv(torch.zeros(1))
+
+
+def alone(comm: Comm, seen: Seen) -> None:
+    """The peer never comes; this rank is seen waiting meanwhile."""
+    if comm.rank:
+        return
+    pulse = Pulse()
+    threading.Timer(0.3, lambda: seen.update(waits=pulse.waits)).start()
+    begun = time.monotonic()
+    seen["alone"] = _error(lambda: line(comm, 1, "alone", pulse, timedelta(seconds=1)))
+    seen["alone seconds"], seen["waited"] = time.monotonic() - begun, not pulse.waits
+
+
+def _error(do: Callable[[], object]) -> str:
+    try:
+        do()
+    except PeerError as error:
+        return error.message
+    return ""
+
+
+def worker(rank: int, out: Path) -> None:
+    torch.set_num_threads(1)
+    comm = TorchComm(World(rank=rank, size=SIZE, local_rank=rank, local_size=SIZE), CPU)
+    seen: Seen = {}
+    for check in (patient, alone, echo):
+        check(comm, seen)
+        if check is not echo:
+            comm.barrier()
+    if rank == 0:
+        (out / "seen").write_text(json.dumps(seen))
+
+
+def fork(rank: int, out: Path) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    signal.alarm(50)
+    code = 1
+    try:
+        worker(rank, out)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def main(out: Path) -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(probe.getsockname()[1]))
+    pids = [fork(rank, out) for rank in range(SIZE)]
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    print(codes, file=sys.stderr)
+    return codes != [-signal.SIGKILL if rank == VICTIM else 0 for rank in range(SIZE)]
+
+
+# -- what is asserted of it
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    out = tmp_path_factory.mktemp("lines")
+    done = subprocess.run([sys.executable, __file__, str(out)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads((out / "seen").read_text())
+
+
+def test_a_line_waits_for_as_long_as_its_peer_lives_and_carries_any_tensor(seen: Seen) -> None:
+    assert seen["odd"] is True
+
+
+def test_a_peer_that_closes_its_end_or_never_comes_is_an_error(seen: Seen) -> None:
+    assert str(seen["closed"]).startswith("lost worker 1 while trying to receive from it: ")
+    assert str(seen["alone"]).startswith("lost worker 1 while trying to meet it: ")
+    assert 0.9 < float(str(seen["alone seconds"])) < 5
+    assert (seen["waits"], seen["waited"]) == (True, True)
+
+
+def test_a_killed_peer_is_an_error_on_its_line_at_once_and_on_no_other(seen: Seen) -> None:
+    assert str(seen[f"error {VICTIM}"]).startswith(f"lost worker {VICTIM} while trying to receive from it: ")
+    assert float(str(seen[f"seconds {VICTIM}"])) < 2
+    assert seen[f"rounds {VICTIM}"] == ROUNDS // 2
+    for peer in {1, 2, 3} - {VICTIM}:
+        assert (seen[f"rounds {peer}"], f"error {peer}" in seen) == (ROUNDS, False)
+    assert all(seen[f"right {peer}"] is True for peer in range(1, SIZE))
+
+
+def test_what_is_sent_counts(seen: Seen) -> None:
+    rounds = 2 * ROUNDS + ROUNDS // 2 + 1
+    assert seen["sent"] == rounds * 4 * ELEMENTS
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
