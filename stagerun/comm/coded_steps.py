@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stagerun.base.errors import PeerError
-from stagerun.comm.group import AGAIN, Comm
+from stagerun.comm.group import Comm
 from stagerun.comm.planes import Codec, most_bytes
 from stagerun.comm.ring import ring_pieces, ring_sum
+from stagerun.comm.store import AGAIN
 
 Values = NDArray[np.float32]
 

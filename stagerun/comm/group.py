@@ -5,23 +5,23 @@ A peer that is gone becomes PeerError. No objects are pickled: what crosses the 
 """
 
 import copy
-import ipaddress
+import hashlib
 import json
-import os
-import re
-import socket
+import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
 from stagerun.base.errors import PeerError
 from stagerun.base.spans import Spans
+from stagerun.comm.store import AGAIN, MEETING, client, first_words, meet, served
 from stagerun.system.pulse import Pulse
 from stagerun.system.world import World
 
@@ -32,7 +32,6 @@ TIMEOUT = timedelta(minutes=30)
 # suspended over a weekend goes on. Also where the user wants no time-outs. Below what milliseconds in 32 bits can hold.
 PATIENT = timedelta(days=7)
 GRADIENTS = "add up gradients"
-AGAIN = "run the same command again: it goes on from the newest snapshot"
 
 
 @dataclass(slots=True)
@@ -55,6 +54,15 @@ class Comm(Protocol):
     traffic: Traffic
     pulse: Pulse  # this rank's signs of life
     spans: Spans | None  # where it is noted how long gradients are on their way; None: nowhere
+
+    @property
+    def workers(self) -> Sequence[int]:
+        """The ranks that these had at the job's start, by rank: what launcher, monitors and logs call them."""
+
+    def without(self, gone: Collection[int]) -> None:
+        """Goes on as a job of fewer: ranks `gone`, never 0, are gone, and the others move up. All others call this, of the whole, with
+        the same `gone` and nothing else under way. `twin` goes on likewise; parts are to be asked for anew, of whichever ranks. PeerError
+        if one doesn't come: then all that can be done is to call it again, with more `gone`."""
 
     def first(self, size: int) -> "Comm | None":
         """The first `size` ranks as a job of their own, on these; None on the others. Collective over all. Only `close` of the
@@ -111,10 +119,14 @@ class SoloComm:
     pulse = Pulse()  # that no one reads
     traffic = Traffic()  # stays 0
     spans: Spans | None = None
+    workers: Sequence[int] = (0,)
 
     def __init__(self, pulse: Pulse | None = None) -> None:
         if pulse is not None:
             self.pulse = pulse
+
+    def without(self, gone: Collection[int]) -> None:
+        assert not gone
 
     def first(self, size: int) -> "SoloComm":
         return self
@@ -154,37 +166,9 @@ class SoloComm:
         pass
 
 
-def serve(address: str, port: int) -> dist.TCPStore:
-    """Starts the server of a job's store, which lives as long as what is returned; `port` 0: any. PeerError.
-
-    It listens at `address` alone; torch's own would listen on all interfaces. `multi_tenant` has torch's rendezvous use it: a process
-    has one server per port.
-    """
-    try:
-        family, *_, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.create_server(place, family=family)
-        port = listener.getsockname()[1]
-        return dist.TCPStore(
-            address, port, None, True, wait_for_workers=False, multi_tenant=True, master_listen_fd=listener.detach()
-        )
-    except (OSError, RuntimeError) as error:
-        number = getattr(error, "errno", None)
-        why = os.strerror(number) if number else first_words(error)
-        raise PeerError(f"the workers can't meet at {address}, port {port}: {why}", AGAIN) from error
-
-
-def _served(world: World) -> dist.TCPStore | None:
-    """On rank 0, where no launcher serves the store and this host has the address that the others reach; else None, and torch's own
-    server listens on all interfaces. A name may mean another address on another host."""
-    address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
-    if world.rank or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or not port.isdecimal():
-        return None
-    try:
-        if world.local_size < world.size:
-            ipaddress.ip_address(address)
-        return serve(address, int(port))
-    except (ValueError, PeerError):
-        return None
+def default_store() -> dist.Store:
+    """That of the default group, by the connection that torch uses."""
+    return c10d._get_default_store()
 
 
 class TorchComm:
@@ -200,11 +184,45 @@ class TorchComm:
         self.group: dist.ProcessGroup | None = None  # the default group
         self._twin: TorchComm | None = None  # as soon as it is asked for
         self.ranks: Sequence[int] = range(world.size)  # of the default group, by rank of this one
+        self.workers: Sequence[int] = range(world.size)
         self._parts: dict[tuple[int, ...], dist.ProcessGroup] = {}
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        with _peers("meet the other workers", self.pulse):
-            self._served = _served(world)
-            dist.init_process_group(backend, rank=world.rank, world_size=world.size, timeout=timeout)
+        self._groups: dict[tuple[int, ...], int] = {}  # how many these ranks have had of their own
+        self._backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        with peers("meet the other workers", self.pulse):
+            self._served = served(world)
+            dist.init_process_group(self._backend, rank=world.rank, world_size=world.size, timeout=timeout)
+        self._store = default_store()  # on rank 0 perhaps a server
+
+    def without(self, gone: Collection[int]) -> None:
+        assert self.group is None and 0 not in gone and self.rank not in gone
+        if not gone:
+            return
+        workers = [worker for rank, worker in enumerate(self.workers) if rank not in gone]
+        own = self.workers[self.rank]
+        # The members fall by each that is lost, so none of these names comes twice, whoever failed to come to the call before.
+        name = hashlib.sha256(repr(workers).encode()).hexdigest()
+        with peers("go on without those that are gone", self.pulse):
+            # First, since a collective that one that is gone has left half done ends only when the ranks that know leave it.
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            store = client(self._store, f"without/{name}", MEETING)
+            meet(store, own, workers, MEETING)
+            self._begin_anew(store, workers.index(own), len(workers))
+        self.rank, self.size, self.ranks, self.workers = workers.index(own), len(workers), range(len(workers)), workers
+        self._parts.clear()
+        self._groups.clear()
+        twin, self._twin = self._twin, None
+        if twin is not None:
+            twin.__dict__.update(self.twin().__dict__, pulse=twin.pulse)
+            self._twin = twin
+
+    def _begin_anew(self, store: dist.Store, rank: int, size: int) -> None:
+        """A default group of fewer. Not a group within the old one, which torch would name by how many groups a rank has been in."""
+        hook = sys.excepthook  # torch puts the rank before what it prints, once more each time
+        # One that ends between the meeting and this would be waited for, for as long as a collective may take.
+        dist.init_process_group(self._backend, store=store, rank=rank, world_size=size, timeout=MEETING)
+        c10d._set_pg_timeout(self.timeout, dist.group.WORLD)
+        sys.excepthook = hook
 
     def first(self, size: int) -> "TorchComm | SoloComm | None":
         return self.part(range(size))
@@ -223,23 +241,40 @@ class TorchComm:
             return SoloComm(self.pulse)
         part = copy.copy(self)
         part.rank, part.size, part.group, part.ranks = key.index(self.rank), len(key), self._parts[key], key
+        part.workers = [self.workers[rank] for rank in key]
         part._twin = None
         return part
 
     def twin(self) -> "TorchComm":
         if self._twin is None:
             twin = copy.copy(self)
-            # Only its members call this, which need not be all ranks of the job.
-            with _peers("meet the other workers once more", self.pulse):
-                twin.group = dist.new_group(
-                    range(self.size), timeout=self.timeout, backend="gloo", use_local_synchronization=True
-                )
+            with peers("meet the other workers once more", self.pulse):
+                twin.group = self._group_of_its_own()
             twin.device, twin.pulse, twin.spans = torch.device("cpu"), Pulse(), None
             self._twin = twin
         return self._twin
 
+    def _group_of_its_own(self) -> dist.ProcessGroup:
+        """These ranks once more over gloo. Only they call this, which need not be all ranks of the job, and may have been in different
+        numbers of groups. That is what `dist.new_group` would name it by, so that ranks would wait for each other under different names.
+        """
+        ranks = list(self.ranks)
+        number = self._groups[tuple(ranks)] = self._groups.get(tuple(ranks), 0) + 1
+        name = f"twin {number} of {ranks}"
+        group, _ = c10d._new_process_group_helper(
+            self.size,
+            self.rank,
+            ranks,
+            dist.Backend("gloo"),
+            default_store(),
+            cast(Any, name),  # a newer torch has a type of its own for it
+            timeout=self.timeout,
+        )
+        c10d._world.pg_group_ranks[group] = {rank: own for own, rank in enumerate(ranks)}
+        return group
+
     def all_reduce(self, tensor: Tensor, doing: str = GRADIENTS) -> Callable[[], None]:
-        with _peers(doing):
+        with peers(doing):
             work = dist.all_reduce(tensor, group=self.group, async_op=True)
         if doing == GRADIENTS:
             self.traffic.add(2 * (self.size - 1) * tensor.nbytes // self.size)
@@ -248,20 +283,20 @@ class TorchComm:
     def exchange(
         self, sent: Tensor, sent_sizes: Sequence[int], received: Tensor, received_sizes: Sequence[int]
     ) -> Callable[[], None]:
-        with _peers(GRADIENTS):
+        with peers(GRADIENTS):
             work = dist.all_to_all_single(received, sent, list(received_sizes), list(sent_sizes), self.group, True)
         self.traffic.add((sum(sent_sizes) - sent_sizes[self.rank]) * sent.element_size())
         return self._waiting([work], sent.nbytes)
 
     def complete(self, pieces: Sequence[Tensor]) -> Callable[[], None]:
         # All at once: gloo's all-gather, which copies what it gets once more, takes two to three times as long.
-        with _peers(GRADIENTS):
+        with peers(GRADIENTS):
             works = [dist.broadcast(piece, self.ranks[r], self.group, True) for r, piece in enumerate(pieces)]
         self.traffic.add((self.size - 1) * pieces[self.rank].nbytes)
         return self._waiting(works, sum(piece.nbytes for piece in pieces))
 
     def broadcast(self, tensor: Tensor, src: int = 0) -> None:
-        with _peers("hand out a tensor", self.pulse):
+        with peers("hand out a tensor", self.pulse):
             dist.broadcast(tensor, self.ranks[src], self.group)
             self._settle()
 
@@ -277,7 +312,7 @@ class TorchComm:
 
     def barrier(self) -> None:
         # Not dist.barrier(): with NCCL that would meet on the GPU and need one to be chosen.
-        with _peers("wait for the other workers", self.pulse):
+        with peers("wait for the other workers", self.pulse):
             dist.all_reduce(torch.zeros(1), group=self.group)
 
     def close(self) -> None:
@@ -293,7 +328,7 @@ class TorchComm:
                 work.get_future().add_done_callback(lambda _: arrived() if left.pop() == 0 else None)
 
         def wait() -> None:
-            with _peers(doing, self.pulse):
+            with peers(doing, self.pulse):
                 for work in works:
                     work.wait()
                 self._settle()
@@ -312,22 +347,12 @@ class TorchComm:
             torch.cuda.current_stream(self.device).synchronize()
 
 
-# What gloo writes around what happened: a place in its source, and advice that the hint below gives, too.
-_PLACE, _ADVICE = re.compile(r"\[\S+:\d+\]\s*"), ". This is typically caused by"
-
-
-def first_words(error: Exception) -> str:
-    """What happened, of an error of torch's."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return _PLACE.sub("", lines[0]).partition(_ADVICE)[0]
-
-
-class _peers:
+class peers:
     """Turns the RuntimeError of a collective whose peer is gone into PeerError. With `pulse` this rank waits for the others meanwhile;
     only the training thread does."""
 
-    def __init__(self, doing: str, pulse: Pulse | None = None) -> None:
-        self.doing, self.pulse = doing, pulse
+    def __init__(self, doing: str, pulse: Pulse | None = None, whom: str = "the other workers") -> None:
+        self.doing, self.pulse, self.whom = doing, pulse, whom
 
     def __enter__(self) -> None:
         if self.pulse is not None:
@@ -338,6 +363,6 @@ class _peers:
             self.pulse.go_on()
         if isinstance(error, RuntimeError):
             raise PeerError(
-                f"lost the other workers while trying to {self.doing}: {first_words(error)}",
+                f"lost {self.whom} while trying to {self.doing}: {first_words(error)}",
                 AGAIN,
             ) from error

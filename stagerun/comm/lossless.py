@@ -14,7 +14,7 @@ import copy
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -40,13 +40,20 @@ class CodedComm:
     """Beside it `comm` itself may be used only while none of these collectives is under way."""
 
     def __init__(self, comm: Comm) -> None:
-        self.comm, self.rank, self.size, self.pulse = comm, comm.rank, comm.size, comm.pulse
-        self.traffic = comm.traffic
-        self._line = _Line(comm)
+        self.comm, self.pulse, self.traffic = comm, comm.pulse, comm.traffic
         self._owed: HandOut | None = None  # the second half of the last sum
+        self._begin()
+
+    def _begin(self) -> None:
+        self.rank, self.size = self.comm.rank, self.comm.size
+        self._line = _Line(self.comm)
         # The thread knows the line only: it ends when this is no longer in use.
-        weakref.finalize(self, self._line.steps.put, None)
+        self._ending = weakref.finalize(self, self._line.steps.put, None)
         threading.Thread(target=self._line.run, name=THREAD, daemon=True).start()
+
+    @property
+    def workers(self) -> Sequence[int]:
+        return self.comm.workers
 
     @property
     def spans(self) -> Spans | None:
@@ -78,6 +85,12 @@ class CodedComm:
         if pieces[0].dtype != torch.float32 or sum(piece.nbytes for piece in pieces) < LEAST_BYTES:
             return self._put(Plain(lambda comm: comm.complete(pieces), pieces[0]))
         return self._put(Complete(pieces, self.rank))
+
+    def without(self, gone: Collection[int]) -> None:
+        self._owed = None  # a sum that those that are gone had a part in
+        self._ending()
+        self.comm.without(gone)
+        self._begin()
 
     def twin(self) -> Comm:
         self._idle()

@@ -127,7 +127,7 @@ def _elastic(command: Sequence[str], nproc: int, life: Life, saves: bool, node: 
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    from stagerun.comm.group import serve
+    from stagerun.comm.store import serve
 
     _silence("torch.distributed.elastic")
     if life.relay.asked is not None:

@@ -23,7 +23,7 @@ from stagerun.base.errors import PeerError
 from stagerun.base.knobs import Knobs
 from stagerun.base.recipe import Determinism, Precision
 from stagerun.comm import Comm, SoloComm, TorchComm, dense_bytes, elastic, make_reducer, reduce, runs_of
-from stagerun.comm.group import serve
+from stagerun.comm.store import serve
 from stagerun.engine.codec import decode, encode
 from stagerun.engine.state import TrainState, make_state, momentum, restore, weights
 from stagerun.engine.update import update

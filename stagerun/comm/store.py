@@ -1,0 +1,88 @@
+"""The job's store, in which its workers meet: on rank 0 or in our launcher it is served, and lives on when workers are gone."""
+
+import ipaddress
+import os
+import re
+import socket
+import time
+from collections.abc import Collection
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from stagerun.base.errors import PeerError
+from stagerun.base.text import duration
+from stagerun.system.world import World
+
+AGAIN = "run the same command again: it goes on from the newest snapshot"
+# Until all have come to a meeting that they call at about the same time. One that is gone shows there by nothing else.
+MEETING = timedelta(minutes=1)
+_LOOK_S = 0.01
+
+
+def serve(address: str, port: int) -> dist.TCPStore:
+    """Starts the server of a job's store, which lives as long as what is returned; `port` 0: any. PeerError.
+
+    It listens at `address` alone; torch's own would listen on all interfaces. `multi_tenant` has torch's rendezvous use it: a process
+    has one server per port.
+    """
+    try:
+        family, *_, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server(place, family=family)
+        port = listener.getsockname()[1]
+        return dist.TCPStore(
+            address, port, None, True, wait_for_workers=False, multi_tenant=True, master_listen_fd=listener.detach()
+        )
+    except (OSError, RuntimeError) as error:
+        number = getattr(error, "errno", None)
+        why = os.strerror(number) if number else first_words(error)
+        raise PeerError(f"the workers can't meet at {address}, port {port}: {why}", AGAIN) from error
+
+
+def served(world: World) -> dist.TCPStore | None:
+    """On rank 0, where no launcher serves the store and this host has the address that the others reach; else None, and torch's own
+    server listens on all interfaces. A name may mean another address on another host."""
+    address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    if world.rank or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or not port.isdecimal():
+        return None
+    try:
+        if world.local_size < world.size:
+            ipaddress.ip_address(address)
+        return serve(address, int(port))
+    except (ValueError, PeerError):
+        return None
+
+
+def client(of: dist.Store, name: str, timeout: timedelta) -> dist.Store:
+    """The part of store `of` with this name, by a connection of its own: one that waits for a key keeps all else on its connection
+    waiting. RuntimeError.
+
+    Under torchrun each life of the workers has another part, as it has of what is torch's own.
+    """
+    while isinstance(of, dist.PrefixStore):
+        of = of.underlying_store
+    assert isinstance(of, dist.TCPStore)
+    own = dist.TCPStore(of.host, of.port, None, False, timeout, wait_for_workers=False)
+    return dist.PrefixStore(f"stagerun/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}", own)
+
+
+def meet(store: dist.Store, worker: int, workers: Collection[int], timeout: timedelta) -> None:
+    """Returns when all `workers` have called it with the same part of the store, which is good for one meeting. RuntimeError; PeerError."""
+    store.set(f"here/{worker}", "")
+    missing, last = set(workers), time.monotonic() + timeout.total_seconds()
+    while missing := {other for other in missing if not store.check([f"here/{other}"])}:
+        if time.monotonic() > last:
+            names = ", ".join(str(other) for other in sorted(missing))
+            within = duration(timeout.total_seconds())
+            raise PeerError(f"worker{'s' * (len(missing) > 1)} {names} did not come within {within}", AGAIN)
+        time.sleep(_LOOK_S)  # `wait` prints a warning of torch's when one doesn't come
+
+
+# What gloo writes around what happened: a place in its source, and advice that the hint above gives, too.
+_PLACE, _ADVICE = re.compile(r"\[\S+:\d+\]\s*"), ". This is typically caused by"
+
+
+def first_words(error: Exception) -> str:
+    """What happened, of an error of torch's."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return _PLACE.sub("", lines[0]).partition(_ADVICE)[0]

@@ -1,0 +1,175 @@
+"""A job that goes on without workers that were killed: real processes over gloo, by each way in which the store is served.
+
+Run as a program, this file starts the workers: it imports torch once and forks them, a fresh set for each way.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+from test_comm_gloo import collectives
+
+from stagerun.base.errors import PeerError
+from stagerun.comm import Comm, TorchComm, group
+from stagerun.comm.line import line
+from stagerun.comm.lossless import coded
+from stagerun.comm.store import serve
+from stagerun.system.world import World
+
+CPU = torch.device("cpu")
+SIZE = 6
+KILLED = {2, 3, 4, 5}
+WAYS = ("launcher", "rank 0", "torch")
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def worker(rank: int, way: str, out: Path) -> None:
+    torch.set_num_threads(1)
+    group.MEETING = timedelta(seconds=1.5)  # as long as those that live may take, on a busy machine
+    comm = TorchComm(World(rank=rank, size=SIZE, local_rank=rank, local_size=SIZE if way != "torch" else 1), CPU)
+    twin, both = comm.twin(), comm.first(2)
+    if both is not None:
+        both.twin()  # so that the ranks have been in different numbers of groups
+    lossless = coded(comm)
+    seen: dict[str, object] = {}
+
+    comm.barrier()
+    if rank == 2:
+        die()
+    seen["missed"] = _error(comm.barrier)
+    comm.without({2})
+    assert (comm.rank, comm.size) == ([0, 1, -1, 2, 3, 4][rank], 5)
+    everything(comm, twin)
+    part = comm.part([0, 2, 4])  # workers 0, 3 and 5
+    if part is not None:
+        collectives(part)
+        everything(part, part.twin())
+
+    # Two more, of which the others know one.
+    if rank in (3, 5):
+        die()
+    seen["alone"] = _error(lambda: comm.without({comm.workers.index(3)}))
+    comm.without({comm.workers.index(3), comm.workers.index(5)})
+    everything(comm, twin)
+    seen["workers"] = list(comm.workers)
+
+    # Coded sums follow, and lines are made as ever.
+    lossless.without(())
+    assert (lossless.rank, lossless.size) == (comm.rank, comm.size)
+    total = torch.full((100_000,), comm.rank + 1.0)
+    lossless.all_reduce(total)()
+    assert torch.equal(total, torch.full_like(total, 6.0))
+    lossless.barrier()
+    if comm.rank < 2:
+        to = line(comm, 1 - comm.rank, "x")
+        got = torch.zeros(1)
+        if comm.rank:
+            to.send(got + 7)
+        else:
+            to.recv(got)
+            assert got.item() == 7
+        to.close()
+    comm.barrier()
+
+    if rank == 4:
+        die()
+    comm.without({2})
+    everything(comm, twin)
+    if rank == 0:
+        (out / f"seen {way}").write_text(json.dumps(seen))
+    if rank == 1:
+        comm.close()
+        return
+    comm.without({1})  # rank 0 alone
+    everything(comm, twin)
+    comm.close()
+
+
+def everything(comm: Comm, twin: Comm) -> None:
+    collectives(comm)
+    assert (twin.rank, twin.size) == (comm.rank, comm.size)
+    collectives(twin)
+
+
+def _error(do) -> str:  # type: ignore[no-untyped-def]
+    try:
+        do()
+    except PeerError as error:
+        return error.message
+    return ""
+
+
+def fork(rank: int, way: str, out: Path) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    signal.alarm(50)
+    code = 1
+    try:
+        worker(rank, way, out)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def main(out: Path) -> int:
+    failed = 0
+    for way in WAYS:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        # A name may be that of another address elsewhere, so with it rank 0 of two hosts leaves the store to torch.
+        os.environ["MASTER_ADDR"] = "localhost" if way == "torch" else "127.0.0.1"
+        os.environ["MASTER_PORT"] = str(port)
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(way == "launcher")
+        served = serve("127.0.0.1", port) if way == "launcher" else None
+        pids = [fork(rank, way, out) for rank in range(SIZE)]
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        del served
+        if codes != [-signal.SIGKILL if rank in KILLED else 0 for rank in range(SIZE)]:
+            print(f"{way}: exit codes {codes}", file=sys.stderr)
+            failed += 1
+    return failed
+
+
+# -- what is asserted of it
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("without")
+    here = Path(__file__)
+    path = os.pathsep.join([str(here.parents[2]), str(here.parents[1] / "help"), str(here.parent)])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(
+        [sys.executable, __file__, str(folder)], env=environment, stderr=subprocess.PIPE, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "", "the end says nothing"
+    return folder
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_those_that_are_left_go_on_as_a_job_of_fewer(out: Path, way: str) -> None:
+    seen = json.loads((out / f"seen {way}").read_text())
+    assert seen["workers"] == [0, 1, 4]
+    assert "lost the other workers" in seen["missed"]
+    assert seen["alone"] == "worker 5 did not come within 2 s"
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
