@@ -23,8 +23,9 @@ from typing import Any, NoReturn
 
 from stagerun.base.errors import ExitCode, StagerunError
 from stagerun.launch import addresses
-from stagerun.launch.folder import reports, send, tell_gone
+from stagerun.launch.folder import reports, send, spared, tell_gone
 from stagerun.launch.local import Life, Node, live, new_life
+from stagerun.launch.sparing import Watch, without
 from stagerun.launch.wire import ALIVE_S, SILENCE_S, line, reader
 from stagerun.system import signals
 from stagerun.system.lines import Garbled
@@ -50,6 +51,7 @@ class Agent:
         self._answers: Answers = {**answers, "meet": _meet, "port": lambda _: {"port": addresses.free_port()}}
         self._todo: queue.Queue[dict[str, Any]] = queue.Queue()
         self._life: Life | None = None
+        self._watch: Watch | None = None  # over the workers of that life
         self._early: list[dict[str, Any]] = []  # what came for a life that was only about to begin
         self._meeting = threading.Lock()
         self._ranks = 0, 0  # the first here, and how many
@@ -101,10 +103,13 @@ class Agent:
                 self._life = life
             if self._alone:
                 self._end(ExitCode.PEER)
+            self._watch = Watch(
+                life.folder, lambda rank, code, said: self.say("spared", rank=rank, code=code, text=said)
+            )
             for early in self._early:
                 self._pass_on(life, early)
             with giving_threads(message["threads"], nproc) as threads:
-                deaths = live(life, message["command"], nproc, threads, message["saves"], node)[1]
+                deaths = live(life, message["command"], nproc, threads, message["saves"], self._watch, node)[1]
             self._drain()
             self._say_ended(life, deaths)
             self._life = None
@@ -113,9 +118,10 @@ class Agent:
 
     def _say_ended(self, life: Life, deaths: dict[int, int]) -> None:
         first, nproc = self._ranks
+        found, deaths = without(reports(life.folder, nproc, first), deaths, spared(life.folder))
         self.say(
             "ended",
-            reports=[[one.rank, one.code, one.text] for one in reports(life.folder, nproc, first)],
+            reports=[[one.rank, one.code, one.text] for one in found],
             deaths=[[rank, code] for rank, code in deaths.items()],
             late=life.relay.late,
         )
@@ -156,7 +162,8 @@ class Agent:
     def _beat(self) -> None:
         while not self._alone:
             life = self._life
-            self.say("alive", starting=life is None or not _entered(life))
+            free = sorted(spared(life.folder)) if life is not None else []
+            self.say("alive", starting=life is None or not _entered(life), spared=free)
             time.sleep(ALIVE_S)
 
     def _read(self) -> None:
@@ -185,7 +192,7 @@ class Agent:
         match message:
             case {"is": "environment" | "ask" | "go"}:
                 self._todo.put(message)
-            case {"is": "stop" | "gone"}:
+            case {"is": "stop" | "gone" | "over"}:
                 with self._meeting:
                     if self._life is None:
                         self._early.append(message)
@@ -202,6 +209,9 @@ class Agent:
             case {"is": "stop", "signal": int(number)}:
                 life.relay.ask(signal.Signals(number))
                 self._leave_if_nothing_started(life)
+            case {"is": "over"}:
+                if self._watch is not None:
+                    self._watch.over = True
             case {"is": "gone", "text": str(text), "watched": bool(watched)}:
                 self._leave_if_nothing_started(life)
                 tell_gone(life.folder, text)

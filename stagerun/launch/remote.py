@@ -66,6 +66,7 @@ class _Line:
         self.began, self.heard, self.first = now, 0.0, 0.0  # heard: of its agent, last and first
         self.asked: tuple[float, float] | None = None  # since when no question is answered, and for how long at most
         self.open = True
+        self.spared: frozenset[int] = frozenset()  # ranks there that the others go on without, as it said last
         self.starting = True  # it may be importing what takes long, and says nothing meanwhile
 
     def send(self, *data: bytes) -> None:
@@ -176,6 +177,10 @@ class Remote:
         """When, of time.monotonic()."""
         return self._lines[host].heard
 
+    def spared(self, host: str) -> frozenset[int]:
+        """Ranks there that the others go on without, as it said last."""
+        return self._lines[host].spared
+
     def send(self, host: str, kind: str, **words: Any) -> None:
         if self._lines[host].open:
             self._lines[host].send(line(kind, **words))
@@ -285,6 +290,8 @@ class Remote:
         for words in messages:
             if words["is"] == "alive":
                 one.starting = bool(words.get("starting"))
+                free = words.get("spared")
+                one.spared = frozenset(free) if isinstance(free, list) else frozenset()
             if words["is"] in ("answer", "failed"):
                 one.asked = None
             if words["is"] in ("out", "err"):

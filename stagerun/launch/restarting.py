@@ -3,7 +3,7 @@ the end, or another life, and on which hosts. No torch."""
 
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 
@@ -12,6 +12,7 @@ from stagerun.base.text import count, listed
 from stagerun.launch.folder import Report
 from stagerun.launch.local import too_late, verdict
 from stagerun.launch.remote import Message, Remote
+from stagerun.launch.sparing import lost_text
 from stagerun.launch.start import Orders
 from stagerun.system import signals
 
@@ -242,22 +243,34 @@ class Lived:
                 self._reports += [Report(*one) for one in words["reports"]]
                 self._deaths |= dict(words["deaths"])
                 self._late |= bool(words["late"])
+                self._tell_over(words["reports"])
                 bad = any(r[1] not in (ExitCode.DONE, ExitCode.SAVED) for r in words["reports"])
                 if bad or words["deaths"]:
                     self._trouble = self._trouble or time.monotonic()
+            case "spared":
+                self._say(lost_text(words["rank"], words["code"], words["text"], host))
             case "failed":
                 self._waiting.discard(host)
                 self._failed[host] = (words["code"], f"{host}: {words['text']}")
                 self._tell_gone(self._failed[host][1])
             case "lost" if host in self._waiting:
                 self._waiting.discard(host)
+                ranks = [rank for rank, name in self._hosts.items() if name == host]
+                text = f"{words['text']} (rank{'s' * (len(ranks) > 1)} {' '.join(map(str, ranks))})"
+                if self._remote.spared(host).issuperset(ranks):
+                    self._say(f"warning: {text}; the others go on without it")
+                    return
                 self._lost[host] = words["text"]
                 self._slept = max(self._slept, self._remote.slept)
                 self._last_heard = max(self._last_heard, self._remote.heard(host))
-                ranks = [str(rank) for rank, name in self._hosts.items() if name == host]
-                text = f"{words['text']} (rank{'s' * (len(ranks) > 1)} {' '.join(ranks)})"
                 self._say(text)
                 self._tell_gone(f"{text}\n  hint: {AGAIN}")
+
+    def _tell_over(self, reports: Sequence[tuple[int, int, str]]) -> None:
+        """Rank 0 has ended well: a worker that it went on without, and that is stopped, needs no one any more."""
+        if any(rank == 0 and code == ExitCode.DONE for rank, code, _ in reports):
+            for name in self._waiting:
+                self._remote.send(name, "over")
 
     def _tell_gone(self, text: str) -> None:
         """The others would wait for it."""

@@ -2,10 +2,11 @@
 
 The launcher says
     environment {values}; ask {question, ...}; go {command, nproc, threads, node, ...}; stop {signal};
-    gone {text, watched}: another host is; end: at once, the workers, too; alive.
+    gone {text, watched}: another host is; over: rank 0 has ended well; end: at once, the workers, too; alive.
 An agent says
     answer {question, ...}; out, err {text}: what is printed on that host; ended {reports, deaths, late}: the workers of
-    that host have; failed {code, text}: what it was asked for, or to do; alive {starting}.
+    that host have; spared {rank, code, text}: a worker has ended that the others go on without; failed {code, text}: what it was
+    asked for, or to do; alive {starting, spared}.
 """
 
 from typing import Any
@@ -23,6 +24,7 @@ _WORDS: dict[str, dict[str, type]] = {
     "err": {"text": str},
     "ended": {"reports": list, "deaths": list, "late": bool},
     "failed": {"code": int, "text": str},
+    "spared": {"rank": int, "code": int, "text": str},
 }
 _ANSWERS: dict[str, dict[str, type]] = {
     "facts": {"facts": dict, "devices": int, "machine": str},

@@ -1,0 +1,247 @@
+"""Workers that the others go on without: what our launcher and the monitors do when one is gone, in real processes.
+
+Run as a program, this file is the launcher, and each worker, of three: what they do has a name, which is the first argument.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stagerun.base.errors import DataError, Diverged, ExitCode, PeerError
+from stagerun.launch import StopRequest, local, sparing
+from stagerun.launch.start import Orders, start, work
+from stagerun.launch.watch.worker import Monitored
+from stagerun.system.pulse import Limits, Section
+from stagerun.system.world import World
+
+LONG_S = 60.0
+Step = Callable[[World, StopRequest, Monitored, Path], object]
+
+
+# -- what the workers do
+
+
+class Files:
+    """As much of a Comm as the monitors need, through a folder."""
+
+    def __init__(self, world: World, folder: Path) -> None:
+        self.rank, self.size, self.file = world.rank, world.size, folder / "met"
+
+    def broadcast_bytes(self, data: bytes | None) -> bytes:
+        if data is not None:
+            self.file.with_suffix(".new").write_bytes(data)
+            self.file.with_suffix(".new").rename(self.file)
+        wait_for(self.file)
+        return self.file.read_bytes()
+
+
+def wait_for(file: Path, seconds: float = LONG_S) -> None:
+    end = time.monotonic() + seconds
+    while not file.exists():
+        assert time.monotonic() < end, file
+        time.sleep(0.02)
+
+
+def train(watch: Monitored, seconds: float, stop: Callable[[], object] = lambda: False) -> bool:
+    """Whether it was not stopped."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        watch.pulse.beat()
+        while watch.pulse.news:
+            print(f"news: {watch.pulse.news.popleft()}", file=sys.stderr, flush=True)
+        if stop():
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def dies(number: signal.Signals) -> Step:
+    """Of rank 2, while the others go on."""
+
+    def work(world: World, stop: StopRequest, watch: Monitored, folder: Path) -> None:
+        if world.rank == 2:
+            os.kill(os.getpid(), number)
+        train(watch, 5 if number == signal.SIGSTOP else 2)
+
+    return work
+
+
+def own_error(world: World, stop: StopRequest, watch: Monitored, folder: Path) -> None:
+    if world.rank == 2:
+        raise DataError("record 7 is damaged", "make it anew")
+    train(watch, 2)
+
+
+def diverges(world: World, stop: StopRequest, watch: Monitored, folder: Path) -> None:
+    raise Diverged("the loss is nan")
+
+
+def first_dies(world: World, stop: StopRequest, watch: Monitored, folder: Path) -> None:
+    if world.rank == 0:
+        (folder / "pid").write_text(str(os.getpid()))
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+    wait_for(folder / "pid")
+    time.sleep(0.3)
+    raise PeerError("lost worker 0")  # a little before its process has ended
+
+
+def is_stopped(world: World, stop: StopRequest, watch: Monitored, folder: Path) -> int:
+    if world.rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    (folder / f"{world.rank}.pid").write_text(str(os.getpid()))
+    return ExitCode.DONE if train(watch, LONG_S, stop) else ExitCode.SAVED
+
+
+def dies_afterwards(world: World, stop: StopRequest, watch: Monitored, folder: Path) -> None:
+    if world.rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    train(watch, 1.5)
+
+
+STEPS: dict[str, Step] = {
+    "killed": dies(signal.SIGKILL),
+    "stopped": dies(signal.SIGSTOP),
+    "own error": own_error,
+    "diverges": diverges,
+    "first dies": first_dies,
+    "is stopped": is_stopped,
+    "dies afterwards": dies_afterwards,
+}
+
+
+def job(world: World, stop: StopRequest, watch: Monitored | None) -> int:
+    name, folder = sys.argv[1], Path(sys.argv[2])
+    assert watch is not None
+    stop.begin()
+    watch.meet(Files(world, folder))  # type: ignore[arg-type]
+    for section in (Section.FIRST_ITERATION, Section.ITERATION):
+        watch.pulse.enter(section)
+    with sparing.sparing(world.rank, watch.pulse, world.rank > 0):
+        (folder / f"in {world.rank}").touch()
+        for rank in range(world.size):
+            wait_for(folder / f"in {rank}")
+        code = STEPS[name](world, stop, watch, folder)
+    if name == "dies afterwards" and world.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if name == "dies afterwards":
+        train(watch, LONG_S, stop)
+        raise PeerError("lost worker 1")
+    (folder / f"done {world.rank}").touch()
+    return int(code or 0)  # type: ignore[call-overload]
+
+
+def main() -> int:
+    limits = Limits({Section.ITERATION: 1.5})
+    orders = Orders(("run", *sys.argv[1:]), threads=1, grace=30, limits=limits)
+    if "RANK" in os.environ:
+        del sys.argv[1]
+        return work(job, orders)
+    local.program = lambda name: [__file__]  # type: ignore[assignment]
+    sparing.LEFT_S = 0.5
+    return start(job, orders, 3)
+
+
+# -- what is asserted of it
+
+
+class Launched:
+    def __init__(self, name: str, folder: Path) -> None:
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, name, str(folder)],
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    def end(self) -> tuple[int, str]:
+        try:
+            _, said = self.process.communicate(timeout=LONG_S)
+        finally:
+            with contextlib.suppress(OSError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        return self.process.returncode, said
+
+    def done(self) -> list[int]:
+        return [rank for rank in range(3) if (self.folder / f"done {rank}").exists()]
+
+
+GO_ON = "; the others go on without it"
+
+
+def test_the_others_go_on_when_one_is_killed(tmp_path: Path) -> None:
+    run = Launched("killed", tmp_path)
+    assert run.end() == (0, f"warning: worker 2 was killed by SIGKILL{GO_ON}\n")
+    assert run.done() == [0, 1]
+
+
+def test_what_one_says_of_its_own_error_is_shown(tmp_path: Path) -> None:
+    run = Launched("own error", tmp_path)
+    said = "\n  it said: record 7 is damaged\n  hint: make it anew\n"
+    assert run.end() == (0, f"warning: worker 2 ended with exit code 65{GO_ON}{said}")
+    assert run.done() == [0, 1]
+
+
+def test_one_that_is_stopped_for_ever_is_a_warning_and_nothing_waits_for_it(tmp_path: Path) -> None:
+    run = Launched("stopped", tmp_path)
+    code, said = run.end()
+    news, end = said.splitlines()
+    assert code == 0, said
+    assert news.startswith("news: rank 2 on ") and "is stopped (state T)" in news and news.endswith(GO_ON)
+    assert end == f"warning: worker 2 was killed by SIGKILL{GO_ON}"
+    assert run.done() == [0, 1]
+
+
+def test_one_that_is_needed_ends_all_as_ever(tmp_path: Path) -> None:
+    code, said = Launched("dies afterwards", tmp_path).end()
+    warning, *verdict = said.splitlines()
+    assert (code, warning) == (69, f"warning: worker 2 was killed by SIGKILL{GO_ON}")
+    assert verdict[0].startswith("worker 1 was killed by SIGKILL")
+
+
+@pytest.mark.parametrize(
+    "name, code, begins", [("first dies", 69, "worker 0 was killed by SIGKILL"), ("diverges", 79, "the loss is nan")]
+)
+def test_nothing_is_said_of_those_that_end_since_all_do(name: str, code: int, begins: str, tmp_path: Path) -> None:
+    found, said = Launched(name, tmp_path).end()
+    assert found == code and said.startswith(begins) and "go on" not in said, said
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_is_heard_while_the_others_go_on(number: signal.Signals, tmp_path: Path) -> None:
+    run = Launched("is stopped", tmp_path)
+    for rank in (0, 1):
+        wait_for(tmp_path / f"{rank}.pid")
+    time.sleep(2)
+    run.process.send_signal(number)
+    code, said = run.end()
+    assert code == 75 and f"{number.name}: stopping" in said, said
+    assert run.done() == [0, 1]
+
+
+def test_they_die_with_their_launcher(tmp_path: Path) -> None:
+    run = Launched("is stopped", tmp_path)
+    for rank in (0, 1):
+        wait_for(tmp_path / f"{rank}.pid")
+    time.sleep(2)
+    pids = [int((tmp_path / f"{rank}.pid").read_text()) for rank in (0, 1)]
+    run.process.kill()
+    run.process.wait()
+    end = time.monotonic() + 5
+    while any(Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    run.end()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
