@@ -1,6 +1,6 @@
 """Workers that the others go on without: what our launcher and the monitors do when one is gone, in real processes.
 
-Run as a program, this file is the launcher, and each worker, of three: what they do has a name, which is the first argument.
+Run as a program, this file is the launcher, an agent of a host, and each worker, of three: what they do has a name.
 """
 
 import contextlib
@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,8 +17,15 @@ import pytest
 
 from stagerun.base.errors import DataError, Diverged, ExitCode, PeerError
 from stagerun.launch import StopRequest, local, sparing
+from stagerun.launch.addresses import free_port
+from stagerun.launch.agent import Agent
+from stagerun.launch.hostfile import Host
+from stagerun.launch.remote import Remote
+from stagerun.launch.restarting import Asking, Lived
+from stagerun.launch.ssh import Way
 from stagerun.launch.start import Orders, start, work
 from stagerun.launch.watch.worker import Monitored
+from stagerun.launch.wire import ALIVE_S
 from stagerun.system.pulse import Limits, Section
 from stagerun.system.world import World
 
@@ -106,6 +114,13 @@ def dies_afterwards(world: World, stop: StopRequest, watch: Monitored, folder: P
     train(watch, 1.5)
 
 
+def host_dies(world: World, stop: StopRequest, watch: Monitored, folder: Path) -> None:
+    train(watch, ALIVE_S + 1)  # its agent has said who can be spared
+    if world.rank == 1:
+        os.kill(os.getppid(), signal.SIGKILL)
+    train(watch, 2)
+
+
 STEPS: dict[str, Step] = {
     "killed": dies(signal.SIGKILL),
     "stopped": dies(signal.SIGSTOP),
@@ -114,6 +129,7 @@ STEPS: dict[str, Step] = {
     "first dies": first_dies,
     "is stopped": is_stopped,
     "dies afterwards": dies_afterwards,
+    "host dies": host_dies,
 }
 
 
@@ -138,25 +154,47 @@ def job(world: World, stop: StopRequest, watch: Monitored | None) -> int:
     return int(code or 0)  # type: ignore[call-overload]
 
 
+def on_hosts(orders: Orders, folder: Path) -> int:
+    """Rank 0 on host a, the others on b, whose agents are started by a script in the place of ssh."""
+    ssh = folder / "ssh"
+    ssh.write_text(f"#!/bin/sh\nexec {sys.executable} {__file__} agent\n")
+    ssh.chmod(0o755)
+
+    def show(host: str, stream: str, text: str) -> None:
+        print(text, end="", file=sys.stderr)
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr)
+
+    with Remote([Host("a"), Host("b")], Way((str(ssh),)), show) as remote:
+        endpoint = f"127.0.0.1:{free_port()}"
+        life = Lived(remote, {"a": 1, "b": 2}, endpoint, uuid.uuid4().hex, orders, Asking(), say)
+        end = life.to_its_end(lambda: "")
+    say(end.text or f"lost: {', '.join(end.lost) or 'no host'}")
+    return end.code
+
+
 def main() -> int:
     limits = Limits({Section.ITERATION: 1.5})
-    orders = Orders(("run", *sys.argv[1:]), threads=1, grace=30, limits=limits)
+    orders = Orders(("run", *sys.argv[-2:]), threads=1, grace=30, limits=limits)
     if "RANK" in os.environ:
         del sys.argv[1]
         return work(job, orders)
     local.program = lambda name: [__file__]  # type: ignore[assignment]
     sparing.LEFT_S = 0.5
-    return start(job, orders, 3)
+    if sys.argv[1] == "agent":
+        Agent({}).run()
+    return on_hosts(orders, Path(sys.argv[-1])) if sys.argv[1] == "hosts" else start(job, orders, 3)
 
 
 # -- what is asserted of it
 
 
 class Launched:
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, folder: Path, *way: str) -> None:
         self.folder = folder
         self.process = subprocess.Popen(
-            [sys.executable, __file__, name, str(folder)],
+            [sys.executable, __file__, *way, name, str(folder)],
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
@@ -241,6 +279,27 @@ def test_they_die_with_their_launcher(tmp_path: Path) -> None:
         assert time.monotonic() < end
         time.sleep(0.05)
     run.end()
+
+
+def test_on_several_hosts_one_that_is_killed(tmp_path: Path) -> None:
+    run = Launched("killed", tmp_path, "hosts")
+    assert run.end() == (0, f"warning: worker 2 on b was killed by SIGKILL{GO_ON}\nlost: no host\n")
+    assert run.done() == [0, 1]
+
+
+def test_on_several_hosts_one_that_is_stopped_for_ever(tmp_path: Path) -> None:
+    run = Launched("stopped", tmp_path, "hosts")
+    code, said = run.end()
+    assert code == 0 and "is stopped (state T)" in said, said
+    assert said.endswith(f"warning: worker 2 on b was killed by SIGKILL{GO_ON}\nlost: no host\n")
+    assert run.done() == [0, 1]
+
+
+def test_a_host_with_none_but_such_workers_may_be_lost(tmp_path: Path) -> None:
+    run = Launched("host dies", tmp_path, "hosts")
+    warning = "warning: b is gone: its connection ended (ranks 1 2)"
+    assert run.end() == (0, f"{warning}{GO_ON}\nlost: no host\n")
+    assert run.done() == [0]
 
 
 if __name__ == "__main__":
