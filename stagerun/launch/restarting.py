@@ -1,6 +1,7 @@
 """One life of a job on several hosts: its workers are started through the agents and watched to their end; and what comes after it:
 the end, or another life, and on which hosts. No torch."""
 
+import math
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ from stagerun.base.text import count, listed
 from stagerun.launch.folder import Report
 from stagerun.launch.local import too_late, verdict
 from stagerun.launch.remote import Message, Remote
-from stagerun.launch.sparing import lost_text
+from stagerun.launch.sparing import lost_text, patience
 from stagerun.launch.start import Orders
 from stagerun.system import signals
 
@@ -186,6 +187,7 @@ class Lived:
         self._lost: dict[str, str] = {}
         self._last_heard = self._slept = 0.0
         self._late = False
+        self._spared: list[tuple[float, str]] = []  # of workers that the others go on without: when to say what
         self._stopped = 0.0  # when the workers were asked to stop
         self._trouble = 0.0  # when something went wrong
         self._hosts: dict[int, str] = {}  # by rank
@@ -211,9 +213,19 @@ class Lived:
             elif not self._stopped and not self._trouble and (text := come()):
                 self._say(text)
                 self._stop(_OWN_STOP)
+            self._tell_of_spared(time.monotonic())
             self._end_late()
+        if any(one.rank == 0 and one.code == ExitCode.DONE for one in self._reports):
+            self._tell_of_spared(math.inf)
         code, text = self._verdict()
         return LifeEnd(code, text, self._lost, self._last_heard, self._slept)
+
+    def _tell_of_spared(self, now: float) -> None:
+        """Where it is the others' end, too, that says why."""
+        due = [] if self._trouble else [text for at, text in self._spared if at <= now]
+        for text in due:
+            self._say(text)
+        self._spared = [(at, text) for at, text in self._spared if text not in due]
 
     def _at_once(self) -> LifeEnd:
         """All workers are killed; rank 0 may have saved all by then, and be about to say so."""
@@ -248,7 +260,8 @@ class Lived:
                 if bad or words["deaths"]:
                     self._trouble = self._trouble or time.monotonic()
             case "spared":
-                self._say(lost_text(words["rank"], words["code"], words["text"], host))
+                due = time.monotonic() + patience(words["code"])
+                self._spared.append((due, lost_text(words["rank"], words["code"], words["text"], host)))
             case "failed":
                 self._waiting.discard(host)
                 self._failed[host] = (words["code"], f"{host}: {words['text']}")

@@ -11,8 +11,6 @@ from stagerun.base.errors import Diverged, ExitCode
 from stagerun.launch.folder import Report, reports, spare, spared
 from stagerun.system.pulse import Pulse
 
-# So long after its end a worker counts as lost: others that end now may be why. One that has missed others waits for those longer, which
-# may still save what is trained.
 _LOST_S, _MISSED_S = 1.0, 10.0
 # A worker that the others go on without has so long to end when rank 0 has ended well; it may be stopped.
 LEFT_S = 10.0
@@ -57,6 +55,12 @@ def without(
     return kept, {rank: code for rank, code in deaths.items() if rank not in spared or code == ExitCode.SAVED}
 
 
+def patience(code: int) -> float:
+    """Seconds after its end until a worker counts as lost: one that is needed may end now and be why. Longer for one that has missed
+    others, which may still save what is trained."""
+    return _MISSED_S if code == ExitCode.PEER else _LOST_S
+
+
 def lost_text(rank: int, code: int, said: str, host: str = "") -> str:
     """For the user. `said`: what the worker reported."""
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
@@ -81,17 +85,16 @@ class Watch:
         self.over = self.over or codes.get(0) == ExitCode.DONE
         gone, needed = failed(codes, marked)
         for rank, code in gone.items() if not needed else ():
-            self._tell_of(rank, code, now)
+            # When none is left here this is the last look.
+            if now > self._since.setdefault(rank, now) + patience(code) or self.over or None not in codes.values():
+                self._tell_of(rank, code)
         self._end_left(codes, marked, now, kill)
         return bool(gone) and not needed and None in codes.values()
 
-    def _tell_of(self, rank: int, code: int, now: float) -> None:
-        report = next((one for one in reports(self.folder, 1, rank)), Report(rank, code, ""))
-        patience = _MISSED_S if ExitCode.PEER in (code, report.code) else _LOST_S
-        since = self._since.setdefault(rank, now)
-        if rank not in self._said and (self.over or now > since + patience):
+    def _tell_of(self, rank: int, code: int) -> None:
+        if rank not in self._said:
             self._said.add(rank)
-            self.say(rank, code, report.text)
+            self.say(rank, code, next((one.text for one in reports(self.folder, 1, rank)), ""))
 
     def _end_left(
         self, codes: Mapping[int, int | None], marked: Collection[int], now: float, kill: Callable[[int], None]

@@ -155,7 +155,7 @@ def job(world: World, stop: StopRequest, watch: Monitored | None) -> int:
 
 
 def on_hosts(orders: Orders, folder: Path) -> int:
-    """Rank 0 on host a, the others on b, whose agents are started by a script in the place of ssh."""
+    """The first ranks on host a, the others on b, whose agents are started by a script in the place of ssh."""
     ssh = folder / "ssh"
     ssh.write_text(f"#!/bin/sh\nexec {sys.executable} {__file__} agent\n")
     ssh.chmod(0o755)
@@ -168,7 +168,8 @@ def on_hosts(orders: Orders, folder: Path) -> int:
 
     with Remote([Host("a"), Host("b")], Way((str(ssh),)), show) as remote:
         endpoint = f"127.0.0.1:{free_port()}"
-        life = Lived(remote, {"a": 1, "b": 2}, endpoint, uuid.uuid4().hex, orders, Asking(), say)
+        workers = {"a": 2, "b": 1} if sys.argv[-2] == "killed" else {"a": 1, "b": 2}
+        life = Lived(remote, workers, endpoint, uuid.uuid4().hex, orders, Asking(), say)
         end = life.to_its_end(lambda: "")
     say(end.text or f"lost: {', '.join(end.lost) or 'no host'}")
     return end.code
@@ -287,6 +288,12 @@ def test_on_several_hosts_one_that_is_killed(tmp_path: Path) -> None:
     assert run.done() == [0, 1]
 
 
+def test_on_several_hosts_nothing_is_said_of_those_that_end_since_rank_0_does(tmp_path: Path) -> None:
+    code, said = Launched("first dies", tmp_path, "hosts").end()
+    assert code == 69 and said.startswith("worker 0 on a was killed by SIGKILL") and "go on" not in said, said
+
+
+@pytest.mark.slow
 def test_on_several_hosts_one_that_is_stopped_for_ever(tmp_path: Path) -> None:
     run = Launched("stopped", tmp_path, "hosts")
     code, said = run.end()
