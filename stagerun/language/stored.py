@@ -106,6 +106,8 @@ def _read(kind: Any, block: _Block) -> Any:
     for name, member in members.items():
         if member.default is dataclasses.MISSING and member.attribute not in values:
             raise ValueError(f"line {block.line}: {kind.__name__} lacks `{name}`")
+    if kind is recipe.Sync and values["method"] is not recipe.SyncMethod.ASYNC and values.get("period") is None:
+        raise ValueError(f"line {block.line}: Sync lacks `period`")
     if kind is recipe.Stage:
         values["parent"] = values["parent"] or None
         values |= {"identity": {}, "origins": {}, "span": Span("recipe.prototxt", block.line, 1)}
