@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WIDE, HIGH, GAP, BAR, BARS = 11.0, 1.5, 0.75, 0.8, 24  # inches, but BAR of a place, and BARS of a histogram
+LETTERS = 75  # that have room beneath a panel
 LEFT, MIDDLE = 0.6, 0.5  # inches, and between the two panels
 
 CAPTION = (
@@ -52,7 +53,7 @@ def draw(rows: Sequence[tuple[str, Staleness]], title: str) -> str:
 def _bars(shares: Mapping[str, float], colour: str, axes: "Axes") -> None:
     places = range(len(shares))
     axes.bar(places, [100 * share for share in shares.values()], BAR, color=colour, linewidth=0)
-    every = -(-len(shares) // BARS)
+    every = -(-sum(len(name) + 2 for name in shares) // LETTERS)
     axes.set_xticks(places[::every], list(shares)[::every])
     axes.set_xlim(-0.6, len(shares) - 0.4)
     axes.set_ylim(0, 108 * max(shares.values()))
