@@ -19,7 +19,8 @@ from stagerun.language.build import completed
 from stagerun.language.stored import read_recipe
 from stagerun.launch.worker_count import check_workers
 from stagerun.plan import make_plan
-from stagerun.plan.rehearsal import rehearsal
+from stagerun.plan.estimate import Cost, Figures, speeds_of
+from stagerun.plan.rehearsal import cost_key, rehearsal
 from stagerun.plan.render import render_json, render_text
 from stagerun.schedule import boundaries, learning_rate, parting, synchronisations
 
@@ -135,6 +136,29 @@ def test_an_iteration_of_a_rehearsal_is_one_device_batch_of_one_worker() -> None
     a, b = short.stages
     assert (a.solver.batch_size, b.solver.batch_size) == (5, 20) and a.solver.base_lr == 0.1 / 4 == b.solver.base_lr / 4
     assert a.solver.asynchronous and a.solver.max_iter == 5
+    assert cost_key(short, a.solver) == cost_key(short, b.solver) + " ASYNC"
+
+
+def test_pushes_of_more_workers_come_faster() -> None:
+    schedule = read("sync_param { method: ASYNC replicas: 4 max_staleness: 4 }")
+    solver = schedule.stage("a").solver
+    cost = Cost(
+        key=cost_key(schedule, solver),
+        stages=("a",),
+        iterations=4,
+        device_batch_size=5,
+        pass_seconds=0.5,
+        update_seconds=0.25,
+        test_batch_size=5,
+        test_seconds=0.0,
+        start_seconds=0.0,
+    )
+    figures = Figures(
+        schedule="made_up", date="", host="", device="cpu", torch="", workers=2, local_workers=2, threads=1, synthetic="",
+        costs=(cost,), snapshot_bytes=0, snapshot_seconds=0.0, blocked_seconds=0.0, memory_bytes=0, gpu_memory_bytes=0, log_bytes=0.0,
+    )  # fmt: skip
+    assert speeds_of(schedule, figures, 2)["a"].iteration == 4 * 0.5 + 0.25
+    assert speeds_of(schedule, figures, 4)["a"].iteration == (4 * 0.5 + 0.25) / 2
 
 
 def test_nothing_of_it_shows_where_it_is_not_written() -> None:
