@@ -88,7 +88,7 @@ class Replay:
         if ends is None or planned.state is State.DONE or planned.iter < min(ends, planned.last):
             return None
         name = planned.stage.name
-        where = f"the record of `{name}` ends at iteration {ends}" if ends else f"there is no record of `{name}`"
+        where = f"the record of `{name}` ends at iteration {ends}" if ends else f"nothing is recorded of `{name}`"
         return Note(text=f"{where}, and the replay with it; without --replay training goes on in an order of its own")
 
     def compared(self, plan: Plan, read: Callable[[SnapshotRef], Mapping[str, bytes] | None]) -> list[Note] | None:

@@ -263,7 +263,7 @@ def test_plan_says_what_hangs_on_the_order_of_pushes() -> None:
     for line in (
         "replicas: 3, ASYNC: up to 3 iterations at the same time, each 4 device batches of one worker, pushed to 2 servers at most 1 "
         "update stale",
-        "at 4 iterations all before are applied and none after has begun: 20, 30, 40, 50",
+        "4 boundaries, where all iterations before are applied and none after has started: 20, 30, 40, 50",
         "the order of pushes isn't known beforehand, and bits hang on it: snapshots keep it, and `stagerun run DIR --replay OUT` trains "
         "in that order again",
     ):
