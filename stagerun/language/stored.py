@@ -53,6 +53,9 @@ def read_foreign(text: str) -> recipe.Schedule:
             raise ValueError(f"`{name}` must be 1 or more")
     for stage in schedule.stages:
         _require_in_range(stage.solver.transform)
+        sync = stage.solver.sync
+        if sync is not None and sync.period is None and not stage.solver.asynchronous:
+            raise ValueError(f"`sync_param` of stage `{stage.name}` lacks `period`")
     return schedule
 
 
@@ -106,8 +109,6 @@ def _read(kind: Any, block: _Block) -> Any:
     for name, member in members.items():
         if member.default is dataclasses.MISSING and member.attribute not in values:
             raise ValueError(f"line {block.line}: {kind.__name__} lacks `{name}`")
-    if kind is recipe.Sync and values["method"] is not recipe.SyncMethod.ASYNC and values.get("period") is None:
-        raise ValueError(f"line {block.line}: Sync lacks `period`")
     if kind is recipe.Stage:
         values["parent"] = values["parent"] or None
         values |= {"identity": {}, "origins": {}, "span": Span("recipe.prototxt", block.line, 1)}
