@@ -102,7 +102,7 @@ def make(name: str) -> TrainState:
 
 def save_ours(disk: store.LocalDisk, out: Path, capture: Capture, iter: int) -> store.SnapshotRef:
     """All of the writing thread but reading it back; like it, with files of the copy's own memory."""
-    model, optim, _ = capture.files()
+    model, optim, *_ = capture.files()
     files = {"model.safetensors": model, "optim.safetensors": optim}
     return store.commit(
         disk,

@@ -2,7 +2,8 @@
 
 Every rank makes them, in the same order but for what rank 0 alone knows: snapshots, and notes on them, on other ranks, on what is
 promised, and Compressed. Only rank 0 has sinks. `OUT/log.jsonl` holds one line per event with the fields below and `time` (seconds since the
-epoch) and `event` (the class's name). `sent_bytes` and `dense_bytes` are left out where they are 0.
+epoch) and `event` (the class's name). `sent_bytes` and `dense_bytes` are left out where they are 0,
+`staleness` and `replica` where they are None.
 """
 
 from dataclasses import dataclass
@@ -75,6 +76,10 @@ class Iterated:
     seconds: float
     update_seconds: float = 0.0  # of them: from the last backward pass to the new weights, once per iteration
     sent_bytes: int = 0  # that this worker sent for the gradients, BatchNorm statistics and loss among them
+    staleness: int | None = (
+        None  # of `sync_param { method: ASYNC }`: updates of server 0 since its weights were pulled; rank 0 knows
+    )
+    replica: int | None = None  # of the same, the rank that computed it; rank 0 knows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

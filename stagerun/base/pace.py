@@ -1,9 +1,10 @@
 """How fast training goes and how long it will take: the arithmetic of the live line and of `status`. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stagerun.base.staleness import Staleness, staleness_of
 from stagerun.base.text import duration, size
 
 if TYPE_CHECKING:  # what every command prints goes by `strip`, and the events take 20 ms to import
@@ -39,19 +40,31 @@ def sent(sent_bytes: float, dense_bytes: int) -> str:
     return f"{size(sent_bytes)} sent, {percent:{'.0f' if percent >= 100 else '.2g'}} % of dense"
 
 
-def progress_line(stage: "StageStarted", stages: int, window: "Sequence[Iterated]", left: int) -> str:
-    """Where training is after the last iteration of `window`, with `left` iterations to go in all `stages`."""
+def stale(window: "Iterable[Iterated]") -> Staleness | None:
+    """None of a stage whose iterations are not pushes."""
+    return staleness_of((e.staleness, e.replica) for e in window)
+
+
+def progress_line(
+    stage: "StageStarted", stages: int, window: "Sequence[Iterated]", left: int, behind: Staleness | None = None
+) -> str:
+    """Where training is after the last iteration of `window`, with `left` iterations to go in all `stages`. `behind`: of the pushes that
+    it is about."""
     now, speed = window[-1], pace(window)
     return (
         f"stage {stage.number}/{stages} {now.stage}  {now.iter}/{stage.max_iter}  epoch {now.epoch:.2f}  "
         f"LR {now.lr:.4g}  loss {speed.loss:.4f}  {speed.images_per_second:.0f} images/s  "
-        f"{_sent(stage, speed)}{duration((stage.max_iter - now.iter) * speed.seconds_per_iteration)} left in stage, "
+        f"{_sent(stage, speed)}{_behind(behind)}{duration((stage.max_iter - now.iter) * speed.seconds_per_iteration)} left in stage, "
         f"{duration(left * speed.seconds_per_iteration)} in all"
     )
 
 
 def _sent(stage: "StageStarted", speed: Pace) -> str:
     return f"{sent(speed.sent_bytes, stage.dense_bytes)}  " if stage.dense_bytes else ""
+
+
+def _behind(behind: Staleness | None) -> str:
+    return f"{behind}  " if behind is not None else ""
 
 
 DONE, TO_DO, STALE = "ok", "-", "stale"  # marks of stages; of one that has started it is `62 %`
@@ -82,7 +95,7 @@ def live_line(
     times = f"{stage_left} of {duration(left * speed.seconds_per_iteration)} left"
     done, loss = f"{now.iter}/{stage.max_iter}", f"loss {speed.loss:.4f}"
     short = f"{done}  {speed.images_per_second:.0f} img/s  {loss}  {times}"
-    long = f"{done}  epoch {now.epoch:.2f}  LR {now.lr:.4g}  {speed.images_per_second:.0f} images/s  {loss}  {_sent(stage, speed)}{times}"
+    long = f"{done}  epoch {now.epoch:.2f}  LR {now.lr:.4g}  {speed.images_per_second:.0f} images/s  {loss}  {_sent(stage, speed)}{_behind(stale(window))}{times}"
     own = {now.stage: share(now.iter, stage.max_iter)}
     for shown, rest in ((dict(marks), long), (dict(marks), short), (own, long), (own, short)):
         bar = width - len(strip(shown)) - len(rest) - 4

@@ -140,6 +140,7 @@ class Memory(enum.Enum):
 class SyncMethod(enum.Enum):
     LOCAL = "LOCAL"
     DILOCO = "DILOCO"
+    ASYNC = "ASYNC"
 
 
 class SyncRule(enum.Enum):
@@ -330,16 +331,18 @@ class Outer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sync:
-    """SyncParameter. `alpha` is None but with `QSR`, and `outer` but with `DILOCO`."""
+    """SyncParameter. `alpha` is None but with `QSR`, `outer` but with `DILOCO`, `max_staleness` but with `ASYNC`, and `period` with that."""
 
     method: SyncMethod
     replicas: int
     rule: SyncRule = SyncRule.CONSTANT
-    period: int
+    period: int | None = None
     alpha: float | None = None
     start: SyncStart = SyncStart.WARMUP_END
     momentum: SyncMomentum = SyncMomentum.KEEP
     outer: Outer | None = None
+    max_staleness: int | None = None
+    servers: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -429,6 +432,16 @@ class Solver:
     def logical_workers(self) -> int:
         """Device batches per iteration, over the whole job."""
         return self.batch_size // self.device_batch_size
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether an iteration is a push (`sync_param { method: ASYNC }`), which one worker computes alone."""
+        return self.sync is not None and self.sync.method is SyncMethod.ASYNC
+
+    @property
+    def most_workers(self) -> int:
+        """No more than these have something to do."""
+        return self.sync.replicas if self.sync is not None and self.asynchronous else self.logical_workers
 
 
 @dataclass(frozen=True, slots=True)

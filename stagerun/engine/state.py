@@ -32,6 +32,7 @@ class TrainState:
     many of the last iterations, one after the other, `on_nan: SKIP` has passed over, and `skips_in_all` of all in the stage;
     `rollbacks`: how often it has gone back. `residual`: what this rank's compressed gradients lacked, of a stage that remembers it;
     that differs between ranks, as do `replicas`, of a stage with `sync_param`, and the model while they have parted and are not shown.
+    `arrivals`: of a stage with `method: ASYNC`, the file in which its snapshots keep the order of all pushes so far; on rank 0.
     """
 
     model: nn.Module
@@ -45,6 +46,7 @@ class TrainState:
     rollbacks: int = 0
     residual: Residual | None = None
     replicas: Replicas | None = None
+    arrivals: bytes | None = None
 
 
 def make_state(model: nn.Module, solver: Solver, device: torch.device) -> TrainState:
@@ -150,6 +152,7 @@ class Capture:
         self.weights, self.momentum, self.average = (packed.tensors for packed in self.parts.values())
         self.residual = Packed(state.residual.like(), pinned) if state.residual is not None else None
         self.replicas: Packed | None = None
+        self.arrivals: bytes | None = None
 
     @torch.no_grad()
     def take_replicas(self, replicas: Replicas, iter: int) -> None:
@@ -184,6 +187,7 @@ class Capture:
     def take(self, state: TrainState, found: dict[str, int] | None = None) -> None:
         """Copies the state in. The copy before must be on disk, or given up. `found` is filled with the `digests` of the copy, which is
         what a snapshot is made of."""
+        self.arrivals = state.arrivals
         device = next(iter(weights(state).values())).device
         late = []
         for part, packed in self.parts.items():
@@ -206,13 +210,15 @@ class Capture:
         vectors = [v for part in (weights, momentum) for v in self.parts[part].vectors if v.is_floating_point()]
         return all(math.isfinite(float(v.sum())) or bool(torch.isfinite(v).all()) for v in vectors)
 
-    def files(self) -> tuple[memoryview, memoryview, memoryview | None, memoryview | None, memoryview | None]:
-        """The copy's own memory as .safetensors files: weights, momentum, and averaged weights, residuals and replicas where there are
-        any."""
+    def files(self) -> tuple[memoryview | None, ...]:
+        """The copy's own memory as .safetensors files: weights, momentum, and averaged weights, residuals, replicas and arrivals, None
+        where there are none."""
         found = {part: packed.data for part, packed in self.parts.items()}
         residual = self.residual.data if self.residual is not None else None
         replicas = self.replicas.data if self.replicas is not None else None
-        return found[weights], found[momentum], found[average] if self.average else None, residual, replicas
+        arrivals = memoryview(self.arrivals) if self.arrivals is not None else None
+        averaged = found[average] if self.average else None
+        return found[weights], found[momentum], averaged, residual, replicas, arrivals
 
 
 def _copy(copy: Tensor, live: Tensor) -> None:

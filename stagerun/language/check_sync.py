@@ -7,8 +7,19 @@ from stagerun.base.errors import Problems, listing
 from stagerun.base.text import count
 from stagerun.language.view import Doubtful, View
 
-# The method that reads a field which the other does not.
-_READERS = {"rule": "LOCAL", "alpha": "LOCAL", "momentum": "LOCAL", "outer": "DILOCO"}
+# The methods that read a field which another does not.
+_READERS = {
+    "rule": ("LOCAL",),
+    "alpha": ("LOCAL",),
+    "momentum": ("LOCAL",),
+    "outer": ("DILOCO",),
+    "period": ("LOCAL", "DILOCO"),
+    "start": ("LOCAL", "DILOCO"),
+    "max_staleness": ("ASYNC",),
+    "servers": ("ASYNC",),
+}
+# What a method can't do without, and what to write.
+_NEEDED = {"LOCAL": ("period", "8"), "DILOCO": ("period", "64"), "ASYNC": ("max_staleness", "4")}
 
 
 def check_sync(stage: str, view: View, problems: Problems) -> None:
@@ -23,10 +34,20 @@ def check_sync(stage: str, view: View, problems: Problems) -> None:
 
 def _unread(stage: str, view: View, message: View, problems: Problems) -> None:
     method = message.text("method")
-    for name, reader in _READERS.items():
-        if method is not None and reader != method and message.has(name):
+    for name, readers in _READERS.items():
+        if method is not None and method not in readers and message.has(name):
             text = f"method `{method}` does not read `{name}`"
-            problems.add(message.place(name), text, f"remove it, or write `method: {reader}`")
+            other = listing([f"method: {reader}" for reader in readers], "or")
+            problems.add(message.place(name), text, f"remove it, or write {other}")
+
+
+def _needed(stage: str, view: View, message: View, problems: Problems) -> None:
+    method = message.text("method")
+    if method is None:
+        return
+    name, value = _NEEDED[method]
+    if not message.has(name):
+        problems.add(message.place("method"), f"method `{method}` lacks `{name}`", f"write `{name}: {value}`, say")
 
 
 def _alpha(stage: str, view: View, message: View, problems: Problems) -> None:
@@ -43,7 +64,7 @@ def _alpha(stage: str, view: View, message: View, problems: Problems) -> None:
 def _replicas(stage: str, view: View, message: View, problems: Problems) -> None:
     """Each replica has as many device batches as any other."""
     replicas, batch, device_batch = message.whole("replicas"), view.whole("batch_size"), view.whole("device_batch_size")
-    if not replicas or not batch or not device_batch or batch % device_batch:
+    if not replicas or not batch or not device_batch or batch % device_batch or message.text("method") == "ASYNC":
         return
     logical = batch // device_batch
     if logical % replicas:
@@ -55,10 +76,37 @@ def _replicas(stage: str, view: View, message: View, problems: Problems) -> None
         problems.add(message.place("replicas"), text, f"{hint} (batch_size {batch}, device_batch_size {device_batch})")
 
 
+def _asynchronous(stage: str, view: View, message: View, problems: Problems) -> None:
+    """Several replicas push, to no more servers than there are of them; nothing follows each update of all, or goes back."""
+    if message.text("method") != "ASYNC":
+        return
+    replicas, servers = message.whole("replicas"), message.whole("servers")
+    if replicas == 1:
+        text = "`method: ASYNC` with one replica, which has nobody to wait for"
+        problems.add(message.place("replicas"), text, "write `replicas: 2` or more, or remove `sync_param`")
+    elif replicas and servers and servers > replicas:
+        text = f"{count(servers, 'server')} and {count(replicas, 'replica')}: each server is beside a replica"
+        problems.add(message.place("servers"), text, f"`servers` can be 1 to {replicas}")
+    if view.has("compress_param"):
+        text = "`method: ASYNC` with `compress_param`: pushes are not compressed"
+        problems.add(message.block.place, text, f"remove one of them from stage `{stage}`")
+    if view.has("ema_decay"):
+        text = "`method: ASYNC` with `ema_decay`: servers hold the weights, and no average of them"
+        problems.add(view.place("ema_decay"), text, "remove one of them")
+    if view.text("on_nan") == "ROLLBACK":
+        text = "`on_nan: ROLLBACK` with `method: ASYNC`: pushes after the one that failed are applied already"
+        problems.add(view.place("on_nan"), text, "write `on_nan: SKIP` or `on_nan: STOP`")
+    if view.text("lr_policy") == "plateau":
+        text = "lr_policy `plateau` with `method: ASYNC`: the next learning rate is needed before the last losses are known"
+        problems.add(view.place("lr_policy"), text, "take another lr_policy, or `method: LOCAL`")
+
+
 def _start(stage: str, view: View, message: View, problems: Problems) -> None:
     """Something is left after the warm-up."""
     warm_up, length = view.whole("warmup_iter"), view.whole("max_iter")
     skipped = view.whole("policy_start_iter") or 0
+    if message.text("method") == "ASYNC":
+        return
     if message.text("start") == "WARMUP_END" and warm_up and length and warm_up - skipped >= length:
         text = (
             f"the replicas would start at the end of the warm-up, and the stage ends with it, after {length} iterations"
@@ -68,10 +116,10 @@ def _start(stage: str, view: View, message: View, problems: Problems) -> None:
 
 def _neighbours(stage: str, view: View, message: View, problems: Problems) -> None:
     """What doesn't go together with replicas, or with learning rates that are not known beforehand."""
-    if view.has("compress_param"):
+    if view.has("compress_param") and message.text("method") != "ASYNC":
         text = "`sync_param` with `compress_param`: what replicas send is not gradients, and is not compressed"
         problems.add(message.block.place, text, f"remove one of them from stage `{stage}`")
-    if view.has("ema_decay"):
+    if view.has("ema_decay") and message.text("method") != "ASYNC":
         text = "`sync_param` with `ema_decay`: an average follows every update, and replicas meet only at some"
         problems.add(view.place("ema_decay"), text, "remove one of them")
     if view.text("lr_policy") == "plateau" and message.text("rule") == "QSR":
@@ -81,8 +129,10 @@ def _neighbours(stage: str, view: View, message: View, problems: Problems) -> No
 
 CHECKS: tuple[Callable[[str, View, View, Problems], None], ...] = (
     _unread,
+    _needed,
     _alpha,
     _replicas,
+    _asynchronous,
     _start,
     _neighbours,
 )

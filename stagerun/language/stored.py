@@ -53,6 +53,9 @@ def read_foreign(text: str) -> recipe.Schedule:
             raise ValueError(f"`{name}` must be 1 or more")
     for stage in schedule.stages:
         _require_in_range(stage.solver.transform)
+        sync = stage.solver.sync
+        if sync is not None and sync.period is None and not stage.solver.asynchronous:
+            raise ValueError(f"`sync_param` of stage `{stage.name}` lacks `period`")
     return schedule
 
 

@@ -85,13 +85,15 @@ class Member:
 
 
 _layouts: dict[type, tuple[Member, ...]] = {}
+# Messages of which some fields are quiet, and what their names begin with.
+_MAY_BE_QUIET = {recipe.Solver: "solver.", recipe.Sync: "solver.sync_param."}
 
 
 def layout(kind: Any) -> tuple[Member, ...]:
     """The members of a message, in the recipe's order."""
     if kind not in _layouts:
         hints = get_type_hints(kind)
-        prefix = "solver." if kind is recipe.Solver else ""
+        prefix = _MAY_BE_QUIET.get(kind, "")
         _layouts[kind] = tuple(_member(field, hints[field.name], prefix) for field in dataclasses.fields(kind))
     return _layouts[kind]
 

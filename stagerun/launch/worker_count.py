@@ -28,17 +28,22 @@ def devices(schedule: Schedule | None = None) -> int:
 
             found = torch.cuda.device_count()
     stages = schedule.stages if schedule is not None else ()
-    most = min((stage.solver.logical_workers for stage in stages if stage.enabled), default=None)
+    most = min((stage.solver.most_workers for stage in stages if stage.enabled), default=None)
     return found or default_workers(replace(read(), gpus=()), most)
 
 
 def check_workers(schedule: Schedule, nproc: int) -> None:
-    """RecipeError with a mistake for each division of a batch into fewer device batches, at the first stage that has it."""
+    """RecipeError with a mistake for each division of a batch into fewer device batches, at the first stage that has it; and for each
+    stage with `ASYNC` and fewer replicas."""
     small: dict[tuple[int, int], list[Stage]] = {}
-    for stage in schedule.stages:
-        if stage.enabled and nproc > stage.solver.logical_workers:
-            small.setdefault((stage.solver.batch_size, stage.solver.device_batch_size), []).append(stage)
     problems = []
+    for stage in schedule.stages:
+        if not stage.enabled or nproc <= stage.solver.most_workers:
+            continue
+        if stage.solver.asynchronous:
+            problems.append(_few_replicas(stage, nproc))
+        else:
+            small.setdefault((stage.solver.batch_size, stage.solver.device_batch_size), []).append(stage)
     for (batch, device_batch), stages in small.items():
         most = stages[0].solver.logical_workers
         origin = stages[0].origins.get("solver.device_batch_size") or stages[0].origins.get("solver.batch_size")
@@ -54,6 +59,14 @@ def check_workers(schedule: Schedule, nproc: int) -> None:
         )
     if problems:
         raise RecipeError(problems)
+
+
+def _few_replicas(stage: Stage, nproc: int) -> Problem:
+    replicas = stage.solver.most_workers
+    origin = stage.origins.get("solver.sync_param.replicas")
+    text = f"{nproc} workers are too many for stage {stage.name}: `method: ASYNC` has {count(replicas, 'replica')}, a worker each"
+    hint = f"use at most {count(replicas, 'worker')}, or write `replicas: {nproc}`, which trains otherwise"
+    return Problem(text, origin.span if origin and origin.span else stage.span, hint=hint)
 
 
 def check_short(schedule: Schedule, workers: int, device_batch: int | None, synthetic: bool, does: str) -> None:

@@ -99,8 +99,11 @@ def _speed(schedule: Schedule, solver: Solver, cost: Cost, figures: Figures, wor
         batch *= 1 if solver.ema_decay is None else 2
         whole = math.ceil(math.ceil(val.images / solver.test_batch_size) / workers) * batch
         one_test = whole if solver.test_iter is None else math.ceil(solver.test_iter / workers) * batch
+    iteration = passes_of(solver, workers) * _one_pass(solver, cost) + cost.update_seconds
+    if solver.asynchronous:  # what was measured is the time from one push to the next, of all who were there
+        iteration *= figures.workers / workers
     return Speed(
-        iteration=passes_of(solver, workers) * _one_pass(solver, cost) + cost.update_seconds,
+        iteration=iteration,
         start=cost.start_seconds,
         test=whole,
         inner_test=min(one_test, whole),
@@ -121,8 +124,8 @@ def _one_pass(solver: Solver, cost: Cost) -> float:
 
 
 def passes_of(solver: Solver, workers: int) -> int:
-    """Forward passes of the busiest worker per iteration."""
-    return math.ceil(solver.logical_workers / workers)
+    """Forward passes of the busiest worker per iteration; one worker computes all of a push."""
+    return solver.logical_workers if solver.asynchronous else math.ceil(solver.logical_workers / workers)
 
 
 def _stage(schedule: Schedule, planned: PlannedStage, speed: Speed | None, workers: int) -> StageTime | None:

@@ -1,8 +1,8 @@
-"""When the replicas of a stage meet, in words. Pure."""
+"""When the replicas of a stage meet, or that they never do, in words. Pure."""
 
 from stagerun.base.recipe import Schedule, Solver, Stage, SyncMethod, SyncMomentum, SyncRule
 from stagerun.base.text import count
-from stagerun.schedule import parting, synchronisations
+from stagerun.schedule import boundaries, parting, synchronisations
 
 # So many of a stage's synchronisations are named.
 NAMED = 5
@@ -12,7 +12,7 @@ def replicas(solver: Solver) -> str:
     """`4, LOCAL, by QSR with alpha 0.2 every 4 or more iterations, from iteration 780: 312 synchronisations, every 26.3 iterations on
     average: 784, 788, ...`; the average is that of QSR alone"""
     sync = solver.sync
-    assert sync is not None
+    assert sync is not None and sync.period is not None
     every = f"every {count(sync.period, 'iteration')}"
     if sync.rule is SyncRule.QSR:
         every = f"by QSR with alpha {sync.alpha:g} every {sync.period} or more iterations"
@@ -29,12 +29,29 @@ def replicas(solver: Solver) -> str:
     return f"{', '.join(parts)}: {often}"
 
 
+def pushes(schedule: Schedule, stage: Stage) -> list[str]:
+    """The same of a stage with `ASYNC`, a line each: who pushes what; the boundaries; what the bits hang on."""
+    solver, sync = stage.solver, stage.solver.sync
+    assert sync is not None
+    found = boundaries(solver, schedule.branch_points(stage.name))
+    named = ", ".join(map(str, found[:NAMED])) + (", ..." if len(found) > NAMED else "")
+    each = "a device batch" if solver.logical_workers == 1 else f"{solver.logical_workers} device batches"
+    boundaries_in_all = "1 boundary" if len(found) == 1 else f"{len(found)} boundaries"
+    return [
+        f"replicas: {sync.replicas}, ASYNC: up to {count(min(sync.replicas, solver.max_iter), 'iteration')} at the same time, each "
+        f"{each} of one worker, pushed to {count(sync.servers, 'server')} at most {count(sync.max_staleness or 0, 'update')} stale",
+        f"{boundaries_in_all}, where all iterations before are applied and none after has started: {named}",
+        "the order of pushes isn't known beforehand, and bits hang on it: snapshots keep it, and `stagerun run DIR --replay OUT` "
+        "trains in that order again",
+    ]
+
+
 def starts_between(schedule: Schedule, stage: Stage) -> str:
     """What a stage starts from whose parent's replicas haven't met there; '' for any other."""
     if stage.parent is None:
         return ""
     solver, at = schedule.stage(stage.parent).solver, schedule.start_iter(stage)
-    if solver.sync is None or at <= parting(solver) or at in synchronisations(solver):
+    if solver.sync is None or solver.asynchronous or at <= parting(solver) or at in synchronisations(solver):
         return ""
     met = max((i for i in synchronisations(solver) if i < at), default=parting(solver))
     return f"starts from the average of {solver.sync.replicas} replicas, {count(at - met, 'iteration')} after they last met"

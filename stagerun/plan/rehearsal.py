@@ -51,7 +51,8 @@ def rehearsal(
     def cut(stage: Stage) -> Stage:
         solver = stage.solver
         size = min(device_batch or solver.device_batch_size, solver.device_batch_size)
-        share = size * workers / solver.batch_size
+        batch = size * (1 if solver.asynchronous else workers)  # an iteration of ASYNC is one worker's
+        share = batch / solver.batch_size
         short = replace(
             solver,
             base_lr=solver.base_lr * share,
@@ -61,7 +62,7 @@ def rehearsal(
             policy_start_iter=0,  # beyond the end of a policy that is so short now, there may be no rate
             epoch_iter=None if solver.epoch_iter is None else solver.epoch_iter / share,
             max_iter=min(iters, solver.max_iter),
-            batch_size=size * workers,
+            batch_size=batch,
             device_batch_size=size,
             transform=at_largest(solver.transform),
             display=0,
@@ -99,7 +100,7 @@ def interruptible(schedule: Schedule, iters: int, logical_workers: int, device_b
 def enough_logical_workers(schedule: Schedule, workers: int) -> int:
     """Device batches per iteration for up to `workers`: one more than these, so that one of them adds up several, or as many as the
     stage with the fewest has."""
-    return min([workers + 1, *(stage.solver.logical_workers for stage in schedule.stages if stage.enabled)])
+    return min([workers + 1, *(stage.solver.most_workers for stage in schedule.stages if stage.enabled)])
 
 
 def with_sources(schedule: Schedule, train: tuple[str, int], val: tuple[str, int]) -> Schedule:
@@ -152,7 +153,8 @@ def cost_key(schedule: Schedule, solver: Solver) -> str:
         schedule.determinism.value,
         (schedule.data.cache.value, schedule.data.loader_threads),
     )
-    return " ".join(map(str, parts))
+    # What is measured of pushes is the time from one to the next. Figures of other stages are older than they.
+    return " ".join(map(str, (*parts, "ASYNC") if solver.asynchronous else parts))
 
 
 def for_speed(schedule: Schedule, name: str, iters: int) -> Schedule:

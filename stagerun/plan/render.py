@@ -14,10 +14,10 @@ from stagerun.language.values import plain
 from stagerun.plan.described import augmentation, augmentation_changes, course, crop_size_ramp, described
 from stagerun.plan.gradients import compression
 from stagerun.plan.hazards import joints, notes, solver_changes
-from stagerun.plan.meeting import replicas, starts_between
+from stagerun.plan.meeting import pushes, replicas, starts_between
 from stagerun.plan.plan import Lost, Plan, PlannedStage, State
 from stagerun.plan.planned import label
-from stagerun.schedule import learning_rate, make_knobs, synchronisations, warm_up_end
+from stagerun.schedule import boundaries, learning_rate, make_knobs, synchronisations, warm_up_end
 
 CSV_COLUMNS = ("stage", "iter", "epoch", "lr", "momentum", "weight_decay")
 
@@ -119,7 +119,9 @@ def _details(plan: Plan, planned: PlannedStage) -> str:
     ]
     if solver.compress is not None:
         lines.append(f"  gradients: {compression(solver.compress, solver, plan.schedule.data.train.images)}")
-    if solver.sync is not None:
+    if solver.asynchronous:
+        lines += [f"  {line}" for line in pushes(plan.schedule, stage)]
+    elif solver.sync is not None:
         lines.append(f"  replicas: {replicas(solver)}")
     if growing := crop_size_ramp(solver):
         lines.append(f"  {growing}")
@@ -183,7 +185,10 @@ def moving_members(solver: Solver) -> dict[str, object]:
     return {f"{end}_{name}": getattr(knobs, name) for name in moving for end, knobs in ends}
 
 
-def _meeting(sync: Sync, solver: Solver) -> dict[str, object]:
+def _meeting(sync: Sync, schedule: Schedule, stage: Stage) -> dict[str, object]:
+    solver = stage.solver
+    if solver.asynchronous:
+        return {"sync_param": plain(sync), "boundaries": boundaries(solver, schedule.branch_points(stage.name))}
     return {"sync_param": plain(sync), "synchronisations": synchronisations(solver)}
 
 
@@ -210,7 +215,7 @@ def render_json(plan: Plan, remarks: Iterable[str] = (), beside: Mapping[str, ob
                 "weight_decay": solver.weight_decay,
                 **moving_members(solver),
                 **({} if solver.compress is None else {"compress_param": plain(solver.compress)}),
-                **({} if solver.sync is None else _meeting(solver.sync, solver)),
+                **({} if solver.sync is None else _meeting(solver.sync, schedule, stage)),
                 "augmentation": augmentation(solver),
                 "carried_over": carried_over(planned) if stage.parent else None,
                 "position": planned.begins_at,

@@ -19,13 +19,14 @@ from stagerun.schedule.rates import (
     slots_of,
     warm_up_end,
 )
-from stagerun.schedule.sync import parting, synchronisations
+from stagerun.schedule.sync import boundaries, parting, synchronisations
 
 __all__ = [
     "CURVES",
     "POLICIES",
     "SOLVER_TYPES",
     "KnobsAt",
+    "boundaries",
     "curve_fields",
     "fields_read",
     "is_ever",

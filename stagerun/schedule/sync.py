@@ -1,5 +1,7 @@
-"""When the replicas of a stage meet (`sync_param`): all learning rates are known beforehand, and so is every synchronisation. Pure."""
+"""When the replicas of a stage meet (`sync_param`): all learning rates are known beforehand, and so is every synchronisation; and
+the boundaries of a stage whose replicas never meet. Pure."""
 
+from collections.abc import Collection
 from fractions import Fraction
 from functools import lru_cache
 from math import floor
@@ -18,13 +20,15 @@ def parting(solver: Solver) -> int:
 
 @lru_cache(maxsize=64)
 def synchronisations(solver: Solver) -> tuple[int, ...]:
-    """After how many updates of the stage the replicas are averaged: growing, the last at its end. Nothing for a stage without.
+    """After how many updates of the stage the replicas are averaged: growing, the last at its end. Nothing for a stage without, or with
+    `ASYNC`.
 
     Stages that branch off are not among them: a stage's bits don't hang on those that start from it.
     """
     sync = solver.sync
-    if sync is None:
+    if sync is None or solver.asynchronous:
         return ()
+    assert sync.period is not None
     rate = learning_rate(solver) if sync.rule is SyncRule.QSR else None
     found, at = [], parting(solver)
     while at < solver.max_iter:
@@ -32,6 +36,20 @@ def synchronisations(solver: Solver) -> tuple[int, ...]:
         at = min(at + length, solver.max_iter)
         found.append(at)
     return tuple(found)
+
+
+def boundaries(solver: Solver, branch_points: Collection[int]) -> tuple[int, ...]:
+    """The iterations of a stage with `ASYNC` before which all pushes are applied, and none is under way: growing, the last at its end.
+
+    >>> from stagerun.base.recipe import SyncMethod
+    >>> how = Sync(method=SyncMethod.ASYNC, replicas=4, max_staleness=4)
+    >>> rest = dict(base_lr=0.1, lr_policy="fixed", device_batch_size=1, batch_size=1, test_batch_size=1, random_seed=1, sync=how)
+    >>> boundaries(Solver(max_iter=10, snapshot=4, test_interval=5, **rest), {7})
+    (4, 5, 7, 8, 10)
+    """
+    every = [n for n in (solver.snapshot, solver.test_interval) if n]
+    found = {i for n in every for i in range(n, solver.max_iter, n)} | set(branch_points)
+    return (*sorted(i for i in found if i < solver.max_iter), solver.max_iter)
 
 
 def qsr(sync: Sync, lr: float) -> int:
@@ -46,7 +64,7 @@ def qsr(sync: Sync, lr: float) -> int:
     >>> [qsr(how, lr) for lr in (0.3, 0.1, 0.07)]
     [4, 9, 18]
     """
-    assert sync.alpha is not None
+    assert sync.alpha is not None and sync.period is not None
     if lr == 0:
         return FOR_EVER
     return max(sync.period, min(FOR_EVER, floor((Fraction(repr(sync.alpha)) / Fraction(repr(lr))) ** 2)))

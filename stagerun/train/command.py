@@ -81,6 +81,8 @@ def _check(options: RunOptions) -> None:
     if options.comm_cores is not None and options.bind != CORES:
         hint = "it says how many cores of a worker are set apart"
         raise UsageError(f"--comm-cores {options.comm_cores} without --bind cores", hint)
+    if options.replay is not None and (options.redo or options.keep):
+        raise UsageError("--replay with --redo or --keep", "take another --out to replay once more")
     store.planned_fault()  # a mistake in it is reported here, too
 
 
@@ -109,7 +111,8 @@ def _on_hosts(options: RunOptions, hosts: HostOptions) -> int:
     schedule = load(options.folder, options.overrides)
     require_evaluation(options.log, schedule)
     bundle, folder = hosts.bundle(options.folder)
-    options = replace(options, folder=folder)
+    out = options.out if options.replay is None else str(options.output(schedule))
+    options = replace(options, folder=folder, out=out)
     task = Task(
         options.orders,
         {"folder": folder, "overrides": options.overrides, "out": options.out},

@@ -52,16 +52,23 @@ def environment_of(
     return found
 
 
-def promise(schedule: Schedule, planned: PlannedStage, now: dict[str, str]) -> Note | None:
+def promise(schedule: Schedule, planned: PlannedStage, now: dict[str, str], replays: bool = False) -> Note | None:
     """BIT-EXACT, or EQUIVALENT and why, on rank 0. A stage that starts has nothing to be exact to: only an environment
-    unlike its parent's is reported. For a finished stage whose evaluation was interrupted, the evaluation is what goes on."""
+    unlike its parent's is reported. For a finished stage whose evaluation was interrupted, the evaluation is what goes on. Pushes of
+    several workers (`method: ASYNC`) are exact to a record alone, which `replays` says is there, and then whatever the number of workers."""
     piece, tested = planned.until is not None, planned.state is State.DONE
     before = planned.like if piece else planned.end if tested else planned.start
     if before is None or (tested and schedule.data.val is None):
         return None
+    pushes = planned.stage.solver.asynchronous and not tested and planned.state is not State.FRESH
+    if pushes and replays:
+        now = now | {name: before.environment[name] for name in ("workers", "reducer") if name in before.environment}
     changed = _changed(schedule, before, now, evaluated=tested)
     what = f"{planned.label} again" if piece else f"the evaluation of {planned.stage.name}" if tested else "resume"
     like = f", before: {before.name}" if piece else ""
+    if pushes and not replays and {now["workers"], before.environment.get("workers")} != {"1"}:
+        text = "goes on in an order of pushes that no other run has: its bits are promised to a replay of its record (--replay)"
+        return Note(text=f"{what} {text}")
     if changed:
         return Note(text=f"{what} is EQUIVALENT, not BIT-EXACT{like}: " + "; ".join(changed), warning=True)
     if not piece and planned.state is State.FRESH:
@@ -70,7 +77,7 @@ def promise(schedule: Schedule, planned: PlannedStage, now: dict[str, str]) -> N
         return Note(
             text=f"{what} with everything as before{like}; that a GPU then gives the same bits was not verified"
         )
-    same = before.environment.get("workers") == now["workers"]
+    same = before.environment.get("workers") == now["workers"] and not (pushes and replays)
     alike = "threads, workers and reducer" if same else "threads and reducer"
     images = ""
     if TRAINING_SET in now and not tested:

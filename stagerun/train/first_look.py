@@ -1,6 +1,7 @@
 """What `run` finds and prints before workers start: most that can go wrong is found here, in the first second and without torch."""
 
 import shlex
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from stagerun.train.logs.results import ensembles_table, finished_line, results_
 from stagerun.train.logs.table import in_format, parents, require_evaluation
 from stagerun.train.options import RunOptions
 from stagerun.train.output import DISK
+from stagerun.train.recorded import recorded
 from stagerun.train.results import require_progress, standing
 
 
@@ -33,6 +35,8 @@ def look_first(options: RunOptions, schedule: Schedule, size: int) -> ExitCode |
     require_evaluation(options.log, schedule)
     out = options.output(schedule)
     schedule = with_sets(schedule)
+    if options.replay is not None:
+        recorded(Path(options.replay), schedule, out)
     plan, found = look(schedule, out, options)
     _report_idle_redo(plan, options)
     if results.nothing_to_do(plan, out):
@@ -68,6 +72,7 @@ def _shortly(plan: Plan, out: Path, options: RunOptions) -> str:
         return ""
     hours = find_hours(plan, out, None)
     left = render_hours(plan, hours).partition("\n")[0] if hours else ""
+    options = options if options.replay is None else replace(options, out=str(out))
     same = arguments(options, "folder", "overrides", "out", "redo", "keep", "only", "until")
     text += f", {left}" if left.startswith("about") else ""
     return f"{text}\n`{shlex.join(['stagerun', 'plan', *same])}` shows the full plan"

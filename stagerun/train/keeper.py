@@ -15,7 +15,7 @@ from stagerun.language import canonical
 from stagerun.plan import Plan, State, changed_fields, make_plan, require_fresh
 from stagerun.plan.counting import names_of, targets, under
 from stagerun.system.lmdb_file import with_sets
-from stagerun.train.progress import RECIPE, STATE, Progress, progress_of
+from stagerun.train.progress import ARRIVALS, RECIPE, STATE, Progress, progress_of
 from stagerun.train.results import require_progress, standing
 
 
@@ -213,7 +213,9 @@ class Keeper:
                 began_empty=self.began_empty,
             ),
             files={**files, STATE: json.dumps(progress.record()).encode(), RECIPE: canonical(self.schedule).encode()},
-            content=tuple(files),
+            content=tuple(
+                name for name in files if name != ARRIVALS
+            ),  # how it came about; what follows doesn't hang on it
             require_held=self.require_held,
         )
 

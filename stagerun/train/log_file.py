@@ -31,7 +31,8 @@ from stagerun.store.logged import Backwards, event_of
 _STARTED, _ITERATED, _RETRACED, _COMPRESSED = (
     b'"event": "%b"' % name for name in (b"RunStarted", b"Iterated", b"Retraced", b"Compressed")
 )
-_QUIET = ("sent_bytes", "dense_bytes")  # fields that a line has only where they say something
+# Fields that a line has only where they say something: of some 0 says nothing, of others None.
+_QUIET, _OPTIONAL = ("sent_bytes", "dense_bytes"), ("staleness", "replica")
 INDEX_EVERY = 2048  # lines of iterations
 _BUFFER = 1 << 10  # bytes that are read for a line by itself
 _TESTS = re.compile(rb'"event": "(?:Tested|StageStarted)"')
@@ -221,7 +222,11 @@ class JsonLines:
         self._file.close()
 
 
+def _says_nothing(name: str, value: object) -> bool:
+    return name in _QUIET or (name in _OPTIONAL and value is None)
+
+
 def _line(event: Event) -> bytes:
-    fields = {name: value for name, value in asdict(event).items() if value or name not in _QUIET}
+    fields = {name: value for name, value in asdict(event).items() if value or not _says_nothing(name, value)}
     record = {"time": round(time.time(), 3), "event": type(event).__name__, **fields}
     return json.dumps(record).encode() + b"\n"

@@ -13,6 +13,7 @@ from stagerun.command.shared import (
     BIND,
     CORES,
     NONE,
+    TRAINED,
     WORKERS,
     Duration,
     Nproc,
@@ -26,6 +27,7 @@ from stagerun.launch.sharing import Wish
 from stagerun.launch.start import Orders
 from stagerun.train.keeper import Selection
 from stagerun.train.logs.table import LOGS, SCREENS
+from stagerun.train.recorded import SUFFIX
 
 STOPPING = "Stopping and going on"
 LOGGED = "Logs"
@@ -76,6 +78,12 @@ class RunOptions(PlannedOptions):
     )
     retry: bool = flag(
         "--retry", "Go on though the last three runs ended without getting any further than they began.", title=STOPPING
+    )
+    replay: str | None = option(
+        "--replay OUT",
+        "Train stages with `method: ASYNC` in the order that the run in OUT has recorded, with any number of workers; that the bits are the "
+        "same is checked. Ends where the record does. Into --out, or out/NAME-replay.",
+        title=TRAINED,
     )
     exact: bool = flag(
         "--require-bit-exact",
@@ -130,7 +138,7 @@ class RunOptions(PlannedOptions):
         return Orders(tuple(self.arguments()), self.threads, self.grace_s, limits=limits(self.timeouts))
 
     def output(self, schedule: Schedule) -> Path:
-        return output_folder(schedule.name, self.out)
+        return output_folder(schedule.name + (SUFFIX if self.replay is not None else ""), self.out)
 
     def arguments(self) -> list[str]:
         """The command line of a worker."""

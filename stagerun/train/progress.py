@@ -8,6 +8,7 @@ from stagerun.system.typed import json_object, read_as
 
 WEIGHTS, MOMENTUM, AVERAGE = "model.safetensors", "optim.safetensors", "ema.safetensors"
 RESIDUAL, REPLICAS = "residual.safetensors", "replicas.safetensors"
+ARRIVALS = "arrivals.safetensors"  # in which order the pushes of a stage with `method: ASYNC` were claimed and applied
 STATE, RECIPE = "state.json", "recipe.prototxt"
 
 # What these two may be at most. Of a thousand bad records state.json has some 100 kB, of hundreds of stages the recipe 1 MB.

@@ -3,6 +3,7 @@ after stage, to the exit code."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
 
 from stagerun.base.errors import ExitCode, FolderInUseError, PeerError, StagerunError
@@ -51,7 +52,9 @@ def train(
             else None
         )
         grace = Grace(options.grace_s, stop.left)
-        events = run(schedule, str(out), comm, world, device, keeper, stop, test_iter, grace, options.exact, profile)
+        replay = Path(options.replay).resolve() if options.replay is not None else None
+        exact = options.exact
+        events = run(schedule, str(out), comm, world, device, keeper, stop, test_iter, grace, exact, profile, replay)
         for event in output.with_failure(after_first(events, placed)):
             output.show(event)
         if profile is not None and not profile.over:

@@ -12,7 +12,7 @@ from stagerun.base.snapshots import SnapshotRef
 from stagerun.engine.state import Capture, TrainState
 from stagerun.system.binding import step_aside
 from stagerun.train.keeper import Keeper, Lineage
-from stagerun.train.progress import AVERAGE, MOMENTUM, REPLICAS, RESIDUAL, WEIGHTS, Progress
+from stagerun.train.progress import ARRIVALS, AVERAGE, MOMENTUM, REPLICAS, RESIDUAL, WEIGHTS, Progress
 
 # Snapshots that may fail one after the other before training stops: more would train what no one can keep.
 FAILURES_IN_A_ROW = 3
@@ -100,7 +100,8 @@ class Snapshotter:
         step_aside()
         began = time.monotonic()
         try:
-            made = zip((WEIGHTS, MOMENTUM, AVERAGE, RESIDUAL, REPLICAS), self.capture.files(), strict=True)
+            names = (WEIGHTS, MOMENTUM, AVERAGE, RESIDUAL, REPLICAS, ARRIVALS)
+            made = zip(names, self.capture.files(), strict=True)
             files = {name: data for name, data in made if data is not None}
             ref = self._commit(iter, files, progress)
         except StagerunError as error:

@@ -82,7 +82,8 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
     if state.residual is not None and (before := state.residual.shared_from):
         text = f"the residuals of {count(before, 'sender')} are shared out evenly over {state.residual.senders}"
         yield Note(text=text)
-    if (same := promise(run.worker.schedule, planned, bits)) and (same.warning or run.rollbacks is None):
+    replays = run.worker.replay is not None
+    if (same := promise(run.worker.schedule, planned, bits, replays)) and (same.warning or run.rollbacks is None):
         yield same
     if planned.state is State.RESUME:
         run.saved = state.iter  # a stop before the first update has nothing to write
@@ -128,7 +129,7 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
     if note := replacing.summary():
         yield note
     yield from run.worker.images.copied(run.worker.comm, all_nodes=True)
-    if not run.is_piece:
+    if not run.is_piece and run.last == run.planned.last:
         yield from finish_stage(run, state)
     return None
 
@@ -192,7 +193,7 @@ def make_loop(run: StageRun) -> StageLoop:
     solver = run.stage.solver
     return StageLoop(
         stage=run.stage.name,
-        max_iter=run.planned.last,
+        max_iter=run.last,
         batch_size=solver.batch_size,
         epoch_images=run.worker.schedule.data.train.images,
         start_position=run.planned.position + run.planned.skipped,
@@ -400,7 +401,7 @@ def _save_what_is_trained(
     heard from each other what they met and found it few enough. Nor where residuals or replicas belong to the snapshot, which the others
     have: without them training would go on to other bits than from the snapshot before. RuntimeError is torch's, of a GPU.
     """
-    if run.worker.images.replacing.met is not None and state.iter == run.planned.last:
+    if run.worker.images.replacing.met is not None and state.iter == run.last:
         return
     if snapshotter is None or run.saved == state.iter or state.iter == run.planned.iter:
         return

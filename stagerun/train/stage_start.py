@@ -24,7 +24,7 @@ from stagerun.models import build
 from stagerun.plan import PlannedStage, State
 from stagerun.schedule.plateau import FRESH, PlateauState
 from stagerun.train.agreement import everyone, rank0
-from stagerun.train.progress import AVERAGE, MOMENTUM, REPLICAS, RESIDUAL, WEIGHTS, progress_of
+from stagerun.train.progress import ARRIVALS, AVERAGE, MOMENTUM, REPLICAS, RESIDUAL, WEIGHTS, progress_of
 from stagerun.train.worker import StageRun
 
 
@@ -67,7 +67,7 @@ def restored(run: StageRun) -> TrainState:
     hand_out(run.worker.comm, tensors)
     if run.planned.state is State.FRESH and state.average is not None:
         state.average.restart()
-    if run.planned.state in (State.FRESH, State.RESUME) and solver.sync is not None:
+    if run.planned.state in (State.FRESH, State.RESUME) and solver.sync is not None and not solver.asynchronous:
         state.replicas = replicas_of(run.worker.schedule.determinism, state, solver, run.worker.comm)
         if state.replicas.start < state.iter < solver.max_iter:  # at its end all are the average
             _restore_replicas(run, state.replicas)
@@ -250,6 +250,7 @@ def _fill(run: StageRun, state: TrainState) -> bool:
             "it was made by another model, solver type or stagerun; take another --out to start anew",
         ) from error
     if run.planned.state is not State.FRESH:
+        state.arrivals = run.step.files.get(ARRIVALS)
         progress = progress_of(run.step.files)
         run.seconds = progress.train_seconds
         run.losses.extend(progress.losses)

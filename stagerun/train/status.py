@@ -22,8 +22,9 @@ from stagerun.base.events import (
     StageStarted,
     Stopped,
 )
-from stagerun.base.pace import DONE, STALE, TO_DO, pace, progress_line, share
+from stagerun.base.pace import DONE, STALE, TO_DO, pace, progress_line, share, stale
 from stagerun.base.snapshots import Inventory
+from stagerun.base.staleness import Staleness
 from stagerun.plan import Plan, State, make_plan
 from stagerun.plan.counting import under
 from stagerun.train.choices import in_words
@@ -64,6 +65,7 @@ class Progress:
     images_per_second: float | None = None
     sent_bytes: float | None = None  # by rank 0 in an iteration, of a stage that compresses its gradients
     dense_bytes: int | None = None  # what it would be uncompressed
+    staleness: Staleness | None = None  # of the last pushes, of a stage with `method: ASYNC`
     seconds_left_in_stage: float | None = None
     seconds_left: float | None = None
 
@@ -290,18 +292,19 @@ def _progress(life: Life) -> Progress | None:
         return Progress(**place, iter=start.iter, iterations_left=start.iterations_left, line=line)
     now = life.window[-1]
     left = start.iterations_left - (now.iter - start.iter)
-    speed = pace(life.window)
+    speed, behind = pace(life.window), stale(life.window)
     return Progress(
         **place,
         iter=now.iter,
         iterations_left=left,
-        line=progress_line(start, stages, life.window, left),
+        line=progress_line(start, stages, life.window, left, behind),
         epoch=now.epoch,
         lr=now.lr,
         loss=speed.loss,
         images_per_second=speed.images_per_second,
         sent_bytes=speed.sent_bytes if start.dense_bytes else None,
         dense_bytes=start.dense_bytes or None,
+        staleness=behind,
         seconds_left_in_stage=(start.max_iter - now.iter) * speed.seconds_per_iteration,
         seconds_left=left * speed.seconds_per_iteration,
     )

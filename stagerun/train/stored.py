@@ -24,6 +24,7 @@ from stagerun.models import build
 from stagerun.plan import PlannedStage, State
 from stagerun.system.host import available_memory
 from stagerun.train.progress import (
+    ARRIVALS,
     AVERAGE,
     MOMENTUM,
     MOST_RECIPE,
@@ -37,13 +38,15 @@ from stagerun.train.progress import (
 
 # Bytes of a number in a tensor: precision FP64, and less than any. What a solver remembers of a parameter: two tensors at most (Adam's).
 NARROWEST, WIDEST, SLOTS = 2, 8, 2
+# Of a push in the record of each server: in which order it was claimed and applied, by whom, what it had seen, and how often it was refused.
+PUSH = 64
 # For names, and for what another version's network had more.
 SLACK = 16_000_000
 
 
-def most_bytes(model: recipe.Model, senders: int = 0, replicas: int = 0) -> Mapping[str, int]:
-    """Bytes by file, as `store.read` takes it: no more than the network makes them, with residuals of so many senders, and so many
-    replicas; of 0 none is read. So a file of 100 GB, which costs its maker nothing where the file system keeps holes, is refused by
+def most_bytes(model: recipe.Model, senders: int = 0, replicas: int = 0, arrivals: int = 0) -> Mapping[str, int]:
+    """Bytes by file, as `store.read` takes it: no more than the network makes them, with residuals of so many senders, so many replicas,
+    and `most_arrivals`; of 0 none is read. So a file of 100 GB, which costs its maker nothing where the file system keeps holes, is refused by
     its size, and a recipe of an endless network before it is built."""
     numbers = elements(model)
     tensors = WIDEST * numbers + SLACK
@@ -54,18 +57,25 @@ def most_bytes(model: recipe.Model, senders: int = 0, replicas: int = 0) -> Mapp
         RESIDUAL: (senders + 1) * tensors if senders else 0,
         # Of each its weights and what is remembered of them; and twice the weights for the outer update.
         REPLICAS: ((1 + SLOTS) * replicas + 2) * tensors if replicas else 0,
+        ARRIVALS: arrivals,
         STATE: MOST_STATE,
         RECIPE: MOST_RECIPE,
     }
 
 
+def most_arrivals(solver: recipe.Solver, iter: int) -> int:
+    """Bytes of the record of `iter` pushes; 0 of a stage that keeps none."""
+    return PUSH * iter * solver.sync.servers + SLACK if solver.sync is not None and solver.asynchronous else 0
+
+
 def most_for(schedule: Schedule, planned: PlannedStage) -> Mapping[str, int]:
-    """`most_bytes` of what a stage goes on from: residuals and replicas are read where it has a use for them. There is a residual per
-    logical worker, of the stage or of its parent."""
+    """`most_bytes` of what a stage goes on from: residuals, replicas and arrivals are read where it has a use for them. There is a residual
+    per logical worker, of the stage or of its parent."""
     solver, resumes = planned.stage.solver, planned.state is State.RESUME
     near = [s.solver for s in schedule.stages if s.name in (planned.stage.name, planned.stage.parent)]
     senders = max(s.logical_workers for s in near) if solver.compress and (resumes or solver.carry_residual) else 0
-    return most_bytes(schedule.model, senders, solver.sync.replicas if resumes and solver.sync else 0)
+    replicas = solver.sync.replicas if resumes and solver.sync and not solver.asynchronous else 0
+    return most_bytes(schedule.model, senders, replicas, most_arrivals(solver, planned.iter) if resumes else 0)
 
 
 @lru_cache(maxsize=4)

@@ -7,6 +7,7 @@ a path of its own: it is how every stage starts.
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ from stagerun.train.images import Images
 from stagerun.train.keeper import Keeper
 from stagerun.train.profiling import Profile
 from stagerun.train.progress import WEIGHTS
+from stagerun.train.replay import Replay
 from stagerun.train.rollback import aside
 from stagerun.train.stage import train_stage
 from stagerun.train.stage_start import restored
@@ -57,12 +59,15 @@ def run(
     grace: Grace | None = None,
     exact: bool = False,
     profile: Profile | None = None,
+    replay: Path | None = None,
 ) -> Iterator[Event]:
     """Runs what is not yet done. Collective; `keeper` (opened) on rank 0 alone. Ends after Stopped or RunFinished.
 
     `final_test_iter` cuts the evaluation after a stage short, which otherwise covers every image: for rehearsals.
     `stop` is asked in the midst of what takes long; with a `grace` it is found before that, too, and an iteration that can't be
     finished in time is broken off.
+
+    `replay`: the output folder whose records of `method: ASYNC` are replayed. It ends where they end.
 
     `exact`: ResumeRefused where it would go on, and the same bits are not promised.
 
@@ -73,14 +78,33 @@ def run(
     others = other_machines(comm, device)
     if keeper is not None:
         schedule = keeper.schedule  # which has the sets: rank 0 plans, promises and writes
+    replaying: list[Replay] = []
+    if replay is not None:
+        rank0(comm, lambda: replaying.append(Replay(replay, schedule, Path(out))))
     with closing(Images(schedule, device)) as images:
         stopping = Stopping(grace)
         worker = Worker(
-            schedule, out, comm, world, device, keeper, stop, images, stopping, exact, others, final_test_iter, profile
+            schedule,
+            out,
+            comm,
+            world,
+            device,
+            keeper,
+            stop,
+            images,
+            stopping,
+            exact,
+            others,
+            final_test_iter,
+            profile,
+            replay,
+            replaying[0] if replaying else None,
         )
         trained = yield from _walk(worker)
     if trained is not None:
         not_chosen = keeper.not_chosen() if keeper is not None else ()
+        if keeper is not None and replay is not None:  # a record may end before the schedule
+            not_chosen += tuple(dict.fromkeys(planned.stage.name for planned in keeper.plan().work))
         if keeper is not None and isinstance(keeper.disk, store.FaultyDisk) and (missed := keeper.disk.missed()):
             yield Note(text=missed, warning=True)
         yield RunFinished(trained=trained, seconds=time.monotonic() - began, not_chosen=not_chosen)
@@ -153,7 +177,7 @@ def _promise(worker: Worker, step: Step | EnsembleRun) -> Note | None:
         refs = [trained.ref for trained in step.trained]
         return promise_of_ensemble(worker.schedule, step.ensemble, refs, worker.device, worker.comm.size, worker.others)
     now = environment_of(worker.schedule, step.planned.stage, worker.device, worker.comm.size, worker.others)
-    return promise(worker.schedule, step.planned, now)
+    return promise(worker.schedule, step.planned, now, worker.replay is not None)
 
 
 def _opening(worker: Worker) -> Iterator[Event]:
@@ -215,6 +239,7 @@ def _next(worker: Worker) -> tuple[Step | EnsembleRun | None, list[Note]]:
                 return {"ensemble": step.ensemble.name}
             case Step(planned=planned):
                 shared = {name: getattr(planned, name) for name in _SHARED}
+                shared["record_ends"] = step.record_ends
                 return {"stage": planned.stage.name, "state": planned.state.value, "number": step.number, **shared}
         return {}
 
@@ -228,7 +253,7 @@ def _next(worker: Worker) -> tuple[Step | EnsembleRun | None, list[Note]]:
         return EnsembleRun(worker, next(e for e in schedule.ensembles if e.name == answer["ensemble"])), []
     shared = {name: answer[name] for name in _SHARED}
     planned = PlannedStage(stage=schedule.stage(answer["stage"]), state=State(answer["state"]), **shared)
-    return Step(planned, answer["number"], 0, None), []
+    return Step(planned, answer["number"], 0, None, answer["record_ends"]), []
 
 
 def _decide(worker: Worker, notes: list[Note]) -> Step | EnsembleRun | None:
@@ -239,6 +264,12 @@ def _decide(worker: Worker, notes: list[Note]) -> Step | EnsembleRun | None:
     while True:
         plan = keeper.plan()
         require_same(plan, worker.device, worker.comm.size, worker.others)
+        replay = worker.replaying
+        if replay is not None:
+            same = replay.compared(plan, lambda ref: keeper.read(ref, most_bytes(keeper.schedule.model)))
+            if same is None:
+                continue
+            notes += same
         waiting = results.unfinished(plan, keeper.out)
         ready = [] if waiting else results.ready_ensembles(plan, keeper.out)
         if ready:
@@ -249,12 +280,16 @@ def _decide(worker: Worker, notes: list[Note]) -> Step | EnsembleRun | None:
         planned = waiting[0] if waiting else plan.next
         if planned is None:
             return None
+        if replay is not None and (over := replay.over(planned)):
+            notes.append(over)
+            return None
         source = planned.end if planned.state is State.DONE else planned.start
         # Not for the seed: how large a network is takes a second to find.
         files = keeper.read(source, most_for(worker.schedule, planned)) if source is not None else None
         if source is None or files is not None:
             enabled = [s.stage.name for s in plan.stages if s.state is not State.DISABLED]
-            return Step(planned, enabled.index(planned.stage.name) + 1, plan.iterations_left, files)
+            number, ends = enabled.index(planned.stage.name) + 1, replay.ends(planned) if replay is not None else None
+            return Step(planned, number, plan.iterations_left, files, ends)
         notes.append(aside(source.name, f".bad-{source.name}"))
 
 

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
@@ -16,6 +17,7 @@ from stagerun.system.world import World
 from stagerun.train.images import Images
 from stagerun.train.keeper import Keeper
 from stagerun.train.profiling import Profile
+from stagerun.train.replay import Replay
 
 # A stop may have to wait for the snapshot under way before it writes its own.
 _SNAPSHOTS = 2
@@ -83,16 +85,20 @@ class Worker:
     others: str = ""  # `environment.other_machines`
     final_test_iter: int | None = None  # batches of the evaluation after a stage; None: every image
     profile: Profile | None = None
+    replay: Path | None = None  # the output folder whose records are replayed
+    replaying: Replay | None = None  # what rank 0 has read there
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A stage, or a piece of one, that comes next. `files` are the start snapshot's, on rank 0 alone."""
+    """A stage, or a piece of one, that comes next. `files` are the start snapshot's, on rank 0 alone. `record_ends`: in a replay, the
+    iteration of a stage with `method: ASYNC` at which its record ends; None of others."""
 
     planned: PlannedStage
     number: int  # of its stage among those that are enabled, from 1
     iterations_left: int  # of all stages; 0 but on rank 0
     files: dict[str, bytes] | None
+    record_ends: int | None = None
 
 
 # Iterations over which the loss in the table of results is averaged, at most.
@@ -121,6 +127,12 @@ class StageRun:
     @property
     def stage(self) -> Stage:
         return self.planned.stage
+
+    @property
+    def last(self) -> int:
+        """The iteration after which training stops: of a replay, where the record ends."""
+        ends = self.step.record_ends
+        return self.planned.last if ends is None else min(ends, self.planned.last)
 
     @property
     def is_piece(self) -> bool:

@@ -229,6 +229,7 @@ def test_every_option_is_a_decision() -> None:
             "--profile-iterations",
             "--redo",
             "--remote-python",
+            "--replay",
             "--require-bit-exact",
             "--retry",
             "--set",

@@ -125,6 +125,7 @@ RECIPES: dict[str, dict[str, Row]] = {
         **{f"ep40_{name}": (40 * 97, 1024, 512, 5e-4, layer_wise_aaai20(40)) for name in LONG},
     },
     "fashion_compressed": {f"main_{name}": (420, 128, 64, 5e-4, triangle(0.1, 0.01, 84, 420)) for name in METHODS},
+    "fashion_async": {"main": (1680, 32, 32, 5e-4, triangle(0.025, 0.0025, 336, 1680))},
     "cifar10_inception_bn_28": {"main": (40 * (60000 // 256 // 5), 1280, 128, 1e-5, constant(0.4))},
     "ilsvrc12_inception_bn": {"main": (30 * (IMAGENET // 144 // 10), 1440, 36, 1e-5, constant(0.05))},
     "imagenet_18min": {
@@ -167,6 +168,7 @@ EPOCHS = {
     "cifar10_alexnet": 47.68,
     "cifar10_resnet9_compressed": 746.95,  # 9 x 24 and 4 x 40, all images for each of two workers
     "fashion_compressed": 11.65,
+    "fashion_async": 0.90,
     "cifar10_inception_bn_28": 47.10,
     "ilsvrc12_inception_bn": 29.98,
     "imagenet_18min": 50.00,

@@ -137,6 +137,12 @@ FIRES = {
         ({"b": B + "compress_param { method: TOP_K memory: NONE }"}, "b.prototxt:5:40"),
         ({"b": B + "compress_param { method: SIGN memory: NONE }"}, "b.prototxt:5:39"),
     ],
+    "one-replica": [({"b": B + "sync_param { method: LOCAL replicas: 1 period: 8 }"}, "b.prototxt:5:38")],
+    "period-beyond": [
+        ({"b": B + "sync_param { method: LOCAL replicas: 2 period: 51 }"}, "b.prototxt:5:48"),
+        ({"b": B + "warmup_iter: 3 warmup_start_lr: 0.01 sync_param { method: DILOCO replicas: 2 period: 48 }"}, "b.prototxt:5:86"),
+    ],
+    "staleness-waits": [({"b": B + "sync_param { method: ASYNC replicas: 4 max_staleness: 2 }"}, "b.prototxt:5:55")],
     "no-test": [
         ({"schedule": SCHEDULE.replace('val { source: "val" images: 200 }', "")}, "schedule.prototxt:3:24"),
     ],
@@ -231,6 +237,12 @@ PASSES = {
         {"b": B + "compress_param { method: TOP_K as_released: true }"},
         {"b": B + "compress_param { method: QSGD }"},  # unbiased
     ],
+    "one-replica": [
+        {"b": B + "sync_param { method: LOCAL replicas: 2 period: 8 }"},
+        {"b": B + "sync_param { method: DILOCO replicas: 1 period: 8 }"},  # Lookahead
+    ],
+    "period-beyond": [{"b": B + "sync_param { method: LOCAL replicas: 2 period: 50 }"}],
+    "staleness-waits": [{"b": B + "sync_param { method: ASYNC replicas: 4 max_staleness: 3 }"}],
     "unsaved-work": [
         {"a": A.replace("100", "70000").replace("200", "140000") + 'clear: "snapshot"'},
         {"a": A.replace("100", "900000").replace("200", "1800000")},

@@ -175,6 +175,7 @@ def test_what_is_written_by_a_run_is_read(tmp_path: Path) -> None:
     events = [
         Iterated(
             stage="a", iter=1, epoch=0.1, lr=0.1, momentum=0.9, weight_decay=0, loss=2, images=4, seconds=1, sent_bytes=12,
+            staleness=3, replica=0,
         ),
         Stopped(stage="a", iter=1, reason="asked to stop"),
         StageFinished(
@@ -197,6 +198,8 @@ def test_what_is_written_by_a_run_is_read(tmp_path: Path) -> None:
         4,
         1,
         12,
+        3,
+        0,
     )
 
 

@@ -198,7 +198,7 @@ def test_thinning_loses_no_peak_of_the_learning_rate() -> None:
     n = range(1, 2001)
     rates = [5.0 if i == 777 else 0.1 for i in n]
     columns, ones = Columns(), [1] * 2000
-    columns.extend(Updates("a", ones, n, ones, rates, ones, ones, ones, ones, n), 0, 2000, life=1)
+    columns.extend(Updates("a", ones, n, ones, rates, ones, ones, ones, ones, n, ones, ones), 0, 2000, life=1)
     size = chunk_size(2000, 20)
     trained = columns.trained(size, 0.0, 0.1)
     assert trained is not None

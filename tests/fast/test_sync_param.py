@@ -1,4 +1,4 @@
-"""`sync_param`: when replicas meet, what depends on it, and what is said of it. Mistakes: golden/spec/sync."""
+"""`sync_param`: when replicas meet, what depends on it, and what is said of it. Mistakes: golden/spec/sync and sync_async."""
 
 import json
 from dataclasses import replace
@@ -11,14 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stagerun import language
+from stagerun.base.errors import RecipeError
 from stagerun.base.recipe import Outer, Schedule, Solver, Sync, SyncMethod, SyncMomentum, SyncRule, SyncStart
 from stagerun.base.snapshots import Inventory
 from stagerun.cli import main
 from stagerun.language.build import completed
 from stagerun.language.stored import read_recipe
+from stagerun.launch.worker_count import check_workers
 from stagerun.plan import make_plan
+from stagerun.plan.estimate import Cost, Figures, speeds_of
+from stagerun.plan.rehearsal import cost_key, rehearsal
 from stagerun.plan.render import render_json, render_text
-from stagerun.schedule import learning_rate, parting, synchronisations
+from stagerun.schedule import boundaries, learning_rate, parting, synchronisations
 
 SCHEDULE = """name: "made_up" model { name: "resnet_small" num_classes: 10 }
 data { train { source: "/data" images: 100 } } stage { name: "a" } stage { name: "b" }
@@ -100,6 +104,63 @@ def test_what_is_not_written_follows_from_the_method() -> None:
     )
 
 
+def test_async_has_no_period_and_no_synchronisation() -> None:
+    found = solver("warmup_iter: 50", "method: ASYNC replicas: 3 max_staleness: 5")
+    assert found.sync == Sync(method=SyncMethod.ASYNC, replicas=3, max_staleness=5, servers=1)
+    assert found.sync.period is None and synchronisations(found) == () and found.asynchronous
+    assert found.most_workers == 3 and found.logical_workers == 4
+    assert not solver("", SYNCS[0]).asynchronous and solver("", SYNCS[1]).most_workers == 4
+
+
+def test_boundaries_are_where_anything_looks_at_the_state() -> None:
+    found = replace(solver("snapshot: 20", "method: ASYNC replicas: 2 max_staleness: 1"), test_interval=25)
+    assert boundaries(found, ()) == (20, 25, 40, 50)
+    assert boundaries(found, (7, 50)) == (7, 20, 25, 40, 50)
+    assert boundaries(solver("max_iter: 3", "method: ASYNC replicas: 2 max_staleness: 1"), ()) == (3,)
+
+
+def test_more_workers_than_replicas_are_refused() -> None:
+    schedule = read("sync_param { method: ASYNC replicas: 2 max_staleness: 1 }")
+    check_workers(schedule, 2)
+    with pytest.raises(RecipeError) as caught:
+        check_workers(schedule, 3)
+    assert (
+        "a.prototxt:1:38: 3 workers are too many for stage a: `method: ASYNC` has 2 replicas" in caught.value.render()
+    )
+    # A replica needs no device batch of its own.
+    check_workers(read(*["sync_param { method: ASYNC replicas: 8 max_staleness: 8 }"] * 2), 8)
+
+
+def test_an_iteration_of_a_rehearsal_is_one_device_batch_of_one_worker() -> None:
+    short = rehearsal(read("sync_param { method: ASYNC replicas: 4 max_staleness: 4 }"), 5, 4, None)
+    a, b = short.stages
+    assert (a.solver.batch_size, b.solver.batch_size) == (5, 20) and a.solver.base_lr == 0.1 / 4 == b.solver.base_lr / 4
+    assert a.solver.asynchronous and a.solver.max_iter == 5
+    assert cost_key(short, a.solver) == cost_key(short, b.solver) + " ASYNC"
+
+
+def test_pushes_of_more_workers_come_faster() -> None:
+    schedule = read("sync_param { method: ASYNC replicas: 4 max_staleness: 4 }")
+    solver = schedule.stage("a").solver
+    cost = Cost(
+        key=cost_key(schedule, solver),
+        stages=("a",),
+        iterations=4,
+        device_batch_size=5,
+        pass_seconds=0.5,
+        update_seconds=0.25,
+        test_batch_size=5,
+        test_seconds=0.0,
+        start_seconds=0.0,
+    )
+    figures = Figures(
+        schedule="made_up", date="", host="", device="cpu", torch="", workers=2, local_workers=2, threads=1, synthetic="",
+        costs=(cost,), snapshot_bytes=0, snapshot_seconds=0.0, blocked_seconds=0.0, memory_bytes=0, gpu_memory_bytes=0, log_bytes=0.0,
+    )  # fmt: skip
+    assert speeds_of(schedule, figures, 2)["a"].iteration == 4 * 0.5 + 0.25
+    assert speeds_of(schedule, figures, 4)["a"].iteration == (4 * 0.5 + 0.25) / 2
+
+
 def test_nothing_of_it_shows_where_it_is_not_written() -> None:
     schedule = read()
     assert "sync" not in language.canonical(schedule)
@@ -115,7 +176,37 @@ SYNCS = (
     "method: LOCAL replicas: 4 period: 8 rule: QSR alpha: 0.2",
     "method: DILOCO replicas: 4 period: 8",
     "method: DILOCO replicas: 4 period: 8 outer { base_lr: 0.5 }",
+    "method: ASYNC replicas: 4 max_staleness: 4",
+    "method: ASYNC replicas: 2 max_staleness: 4",
+    "method: ASYNC replicas: 4 max_staleness: 5",
+    "method: ASYNC replicas: 4 max_staleness: 4 servers: 2",
 )
+LOCAL_AS_IT_WAS = """    sync_param {
+      method: LOCAL
+      replicas: 4
+      rule: CONSTANT
+      period: 8
+      start: WARMUP_END
+      momentum: KEEP
+    }
+"""
+
+
+def test_what_is_younger_changes_no_other_stage() -> None:
+    """Snapshots of stages with LOCAL or DILOCO are not stale since there is ASYNC."""
+    schedule = read(f"sync_param {{ {SYNCS[0]} }}")
+    assert LOCAL_AS_IT_WAS in language.canonical(schedule)
+    for identity in (schedule.stages[0].identity, completed(schedule.stages[0].identity)):
+        names = {key.partition("sync_param.")[2] for key in identity} - {""}
+        assert {name for name in names if "." not in name} == {
+            "method",
+            "replicas",
+            "rule",
+            "period",
+            "alpha",
+            "start",
+            "momentum",
+        }
 
 
 def test_what_is_written_is_part_of_the_identity_and_can_be_read_back() -> None:
@@ -128,6 +219,7 @@ def test_what_is_written_is_part_of_the_identity_and_can_be_read_back() -> None:
         (SYNCS[0], SYNCS[0] + " rule: CONSTANT start: WARMUP_END momentum: KEEP"),
         (SYNCS[6], SYNCS[6] + ' outer { type: "Nesterov" base_lr: 0.7 momentum: 0.9 }'),
         (SYNCS[6], SYNCS[6] + " outer { }"),
+        (SYNCS[8], SYNCS[8] + " servers: 1"),
     ):
         assert language.digest(read(f"sync_param {{ {written} }}")) == language.digest(
             read(f"sync_param {{ {spelt} }}")
@@ -163,6 +255,22 @@ def test_plan_counts_and_names_the_synchronisations() -> None:
     text, _ = plan(read("sync_param { method: LOCAL replicas: 2 rule: QSR alpha: 0.3 period: 4 momentum: AVERAGE }"))
     assert "  replicas: 2, LOCAL, by QSR with alpha 0.3 every 4 or more iterations, momentum averaged: 6 sync" in text
     assert "replicas" not in plan(read())[0] and "synchronisations" not in plan(read())[1]
+
+
+def test_plan_says_what_hangs_on_the_order_of_pushes() -> None:
+    sync = "sync_param { method: ASYNC replicas: 3 max_staleness: 1 servers: 2 } snapshot: 20"
+    text, found = plan(read(sync, more=' stage { name: "c" from: "a@30" solver_param { } }'))
+    for line in (
+        "replicas: 3, ASYNC: up to 3 iterations at the same time, each 4 device batches of one worker, pushed to 2 servers at most 1 "
+        "update stale",
+        "4 boundaries, where all iterations before are applied and none after has started: 20, 30, 40, 50",
+        "the order of pushes isn't known beforehand, and bits hang on it: snapshots keep it, and `stagerun run DIR --replay OUT` trains "
+        "in that order again",
+    ):
+        assert f"  {line}\n" in text
+    assert found["boundaries"] == [20, 30, 40, 50] and "synchronisations" not in found
+    assert found["sync_param"]["max_staleness"] == 1
+    assert "starts from the average" not in text
 
 
 @pytest.mark.parametrize("at, said", [("6", ""), ("8", "2 iterations"), ("3", "3 iterations"), ("", "")])

@@ -41,7 +41,8 @@ class Story:
         (out / "snapshots").mkdir(parents=True, exist_ok=True)
 
     def write(self, event: Event) -> None:
-        record = {"time": self.clock, "event": type(event).__name__, **asdict(event)}
+        said = {k: v for k, v in asdict(event).items() if v is not None or k not in ("staleness", "replica")}
+        record = {"time": self.clock, "event": type(event).__name__, **said}
         with open(self.out / "log.jsonl", "a") as file:
             file.write(json.dumps(record) + "\n")
 

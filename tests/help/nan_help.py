@@ -97,6 +97,7 @@ def lives(
     stop_after: int | None = None,
     kill_after: int | None = None,
     ask: Callable[[Event], None] = lambda event: None,
+    replay: Path | None = None,
 ) -> list[Event]:
     """The events on rank 0 of one process life, in this process; each rank must tell of the same iterations. It stops after so many
     iterations, failed ones too, or is left there as a kill leaves it, but for a snapshot under way, which is finished."""
@@ -116,7 +117,8 @@ def lives(
 
         if keeper is not None:
             keeper.open()
-        events = run(schedule, str(out), comm, World(rank=comm.rank, size=comm.size), torch.device("cpu"), keeper, stop)
+        world = World(rank=comm.rank, size=comm.size)
+        events = run(schedule, str(out), comm, world, torch.device("cpu"), keeper, stop, replay=replay)
         try:
             for event in events:
                 seen.append(event)

@@ -527,7 +527,8 @@ COMMENTS: dict[str, str] = {
         "of it is sent, 4 bytes a value. New in stagerun."
     ),
     "Solver.sync_param": (
-        "Lets parts of the batch train networks of their own, which meet only now and then: `sync_param { method: LOCAL replicas: 4 period: 8 }`.\n"
+        "Lets parts of the batch train networks of their own, which meet only now and then: `sync_param { method: LOCAL replicas: 4 period: 8 }`;\n"
+        "or replicas push gradients to servers without waiting for each other: `sync_param { method: ASYNC replicas: 4 max_staleness: 4 }`.\n"
         "Default: gradients are averaged at every iteration. Not with compress_param, nor with ema_decay. New in stagerun."
     ),
     "Solver.carry": (
@@ -835,25 +836,41 @@ COMMENTS: dict[str, str] = {
         "links and of compressing, written to the output folder and kept. Two runs may choose differently, and then have other bits."
     ),
     "SyncParameter": (
-        "When replicas of the network meet. Each trains on a part of every batch, always the same device batches of it, with weights, BatchNorm\n"
+        "When replicas of the network meet.\n"
+        "\n"
+        "`LOCAL` and `DILOCO`: each trains on a part of every batch, always the same device batches of it, with weights, BatchNorm\n"
         "statistics and memory of updates of its own; clip_gradients is for the gradient of one replica. At a synchronisation their weights\n"
         "and statistics are averaged, and all go on from that. The last one is at the stage's end. An evaluation inside the stage, a snapshot\n"
         "and a stage that starts from one have the average of that iteration, which doesn't change the replicas: they go on from their\n"
         "own. A loss in the log is the mean over all replicas, and `on_nan` is for all of them: none is moved where one is not finite.\n"
+        "\n"
+        "`ASYNC`: replicas never meet. Servers hold weights, BatchNorm statistics and memory of updates. A replica takes the next\n"
+        "iteration, pulls the weights, computes the gradient of that iteration's images and pushes it; servers update at each push.\n"
+        "- An iteration is one push, and one replica computes all of it: batch_size is what one replica computes at a time.\n"
+        "- Its place in the data is that of any iteration: iteration i has the i-th batch of the stage, whoever computes it.\n"
+        "- Its learning rate is that of i, whenever it is applied. So max_iter, epochs and policies mean what they mean elsewhere.\n"
+        "- Staleness of a push: the updates that were applied between its pull and its own application.\n"
+        "- Where a snapshot, an evaluation, a branch or the stage's end falls, all iterations before are applied and none after has started.\n"
+        "- A worker that dies doesn't stop the others, which take over its iterations. One that serves ends the run.\n"
+        "- The order of pushes hangs on the machines' speed, and bits hang on the order. Snapshots keep it; `run --replay` repeats it.\n"
+        "clip_gradients is for the gradient of one push, and BatchNorm statistics are pushed with it. `determinism` says how one process\n"
+        "adds up the device batches of a push. Not with lr_policy `plateau`, nor with `on_nan: ROLLBACK`.\n"
         "New in stagerun."
     ),
     "SyncParameter.method": (
         "How they meet. Required."
     ),
     "SyncParameter.replicas": (
-        "How many replicas there are. It is part of the recipe, and the number of workers is not. The device batches of a batch\n"
-        "(batch_size / device_batch_size) must be a multiple of it. 1 or more. Required."
+        "How many replicas there are. It is part of the recipe, and the number of workers is not. 1 or more. Required.\n"
+        "`LOCAL`, `DILOCO`: the device batches of a batch (batch_size / device_batch_size) must be a multiple of it.\n"
+        "`ASYNC`, which needs 2: the most that work at the same time. Each worker is one: with fewer workers there are fewer, and more\n"
+        "are refused. One worker alone trains as without sync_param, to the same bits."
     ),
     "SyncParameter.rule": (
         "How the time between two synchronisations is found. Of `LOCAL`. Default: CONSTANT."
     ),
     "SyncParameter.period": (
-        "Iterations between two synchronisations; with QSR the least. 1 or more. Required."
+        "Iterations between two synchronisations; with QSR the least. 1 or more. Required by `LOCAL` and `DILOCO`."
     ),
     "SyncParameter.alpha": (
         "Of `QSR`, which needs it: the larger, the fewer synchronisations. The paper has 0.2 to 0.3 for SGD with momentum 0.9, and 0.0175 for\n"
@@ -868,11 +885,24 @@ COMMENTS: dict[str, str] = {
     "SyncParameter.outer": (
         "How the replicas' changes are applied to the weights that they had in common. Of `DILOCO`."
     ),
+    "SyncParameter.max_staleness": (
+        "The largest staleness that a push may have. A replica whose update would make another's push staler waits for that one; a push\n"
+        "that stays away for more than 4 times the usual, and for a second at least, is refused, and its iteration computed once more.\n"
+        "Below replicas - 1 it keeps replicas waiting; 1 or more. Required by `ASYNC`."
+    ),
+    "SyncParameter.servers": (
+        "How many workers serve, beside their own replica: ranks 0 to servers - 1. Each holds some of the parameters, and a part of each\n"
+        "with a million numbers or more, as MXNet's servers do. Not more than replicas; fewer workers than servers serve all. 1 or more. Of\n"
+        "`ASYNC`. Default: 1."
+    ),
     "SyncParameter.Method.LOCAL": (
         "Local SGD: the replicas' weights are averaged. MXNet's `local` and `dist_sync`, in contrast, meet at every iteration."
     ),
     "SyncParameter.Method.DILOCO": (
         "The average of the replicas' changes is the gradient of an outer update. Each replica keeps its momentum. arXiv:2311.08105."
+    ),
+    "SyncParameter.Method.ASYNC": (
+        "Gradients are pushed to servers one by one, and nobody waits for the others. MXNet's `dist_async`, with a bound on staleness."
     ),
     "SyncParameter.Rule.CONSTANT": (
         "Always `period` iterations."

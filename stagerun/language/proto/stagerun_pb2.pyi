@@ -544,13 +544,15 @@ class CompressionRule(_message.Message):
     def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[ParamKind, str]] = ..., method: _Optional[_Union[CompressionRule.Method, str]] = ..., ratio: _Optional[float] = ..., threshold: _Optional[float] = ..., qstates: _Optional[int] = ..., rank: _Optional[int] = ..., memory: _Optional[_Union[CompressionParameter.Memory, str]] = ...) -> None: ...
 
 class SyncParameter(_message.Message):
-    __slots__ = ("method", "replicas", "rule", "period", "alpha", "start", "momentum", "outer")
+    __slots__ = ("method", "replicas", "rule", "period", "alpha", "start", "momentum", "outer", "max_staleness", "servers")
     class Method(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         LOCAL: _ClassVar[SyncParameter.Method]
         DILOCO: _ClassVar[SyncParameter.Method]
+        ASYNC: _ClassVar[SyncParameter.Method]
     LOCAL: SyncParameter.Method
     DILOCO: SyncParameter.Method
+    ASYNC: SyncParameter.Method
     class Rule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         CONSTANT: _ClassVar[SyncParameter.Rule]
@@ -577,6 +579,8 @@ class SyncParameter(_message.Message):
     START_FIELD_NUMBER: _ClassVar[int]
     MOMENTUM_FIELD_NUMBER: _ClassVar[int]
     OUTER_FIELD_NUMBER: _ClassVar[int]
+    MAX_STALENESS_FIELD_NUMBER: _ClassVar[int]
+    SERVERS_FIELD_NUMBER: _ClassVar[int]
     method: SyncParameter.Method
     replicas: int
     rule: SyncParameter.Rule
@@ -585,7 +589,9 @@ class SyncParameter(_message.Message):
     start: SyncParameter.Start
     momentum: SyncParameter.Momentum
     outer: OuterParameter
-    def __init__(self, method: _Optional[_Union[SyncParameter.Method, str]] = ..., replicas: _Optional[int] = ..., rule: _Optional[_Union[SyncParameter.Rule, str]] = ..., period: _Optional[int] = ..., alpha: _Optional[float] = ..., start: _Optional[_Union[SyncParameter.Start, str]] = ..., momentum: _Optional[_Union[SyncParameter.Momentum, str]] = ..., outer: _Optional[_Union[OuterParameter, _Mapping]] = ...) -> None: ...
+    max_staleness: int
+    servers: int
+    def __init__(self, method: _Optional[_Union[SyncParameter.Method, str]] = ..., replicas: _Optional[int] = ..., rule: _Optional[_Union[SyncParameter.Rule, str]] = ..., period: _Optional[int] = ..., alpha: _Optional[float] = ..., start: _Optional[_Union[SyncParameter.Start, str]] = ..., momentum: _Optional[_Union[SyncParameter.Momentum, str]] = ..., outer: _Optional[_Union[OuterParameter, _Mapping]] = ..., max_staleness: _Optional[int] = ..., servers: _Optional[int] = ...) -> None: ...
 
 class OuterParameter(_message.Message):
     __slots__ = ("type", "base_lr", "momentum")

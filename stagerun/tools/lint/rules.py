@@ -19,6 +19,7 @@ from stagerun.plan.hazards import policy_end
 from stagerun.schedule import learning_rate, own_fields, warm_up_end
 from stagerun.tools.lint.finding import ID, Finding, Rule, comments_of, place_of
 from stagerun.tools.lint.gradients import compress_alone, compress_more, no_memory
+from stagerun.tools.lint.replicas import one_replica, period_beyond, staleness_waits
 
 # Images that may be lost: six epochs of ImageNet, or more than two hours of a GPU that does a thousand in a second.
 UNSAVED = 8_000_000
@@ -442,6 +443,11 @@ RULES: dict[str, Rule] = {
     "compress-alone": Rule(compress_alone, "gradients are compressed that one worker alone can't send"),
     "compress-more": Rule(compress_more, "compressed gradients that take more bytes than dense ones"),
     "no-memory": Rule(no_memory, "a compression that loses the same part of each gradient, since it has no memory"),
+    "one-replica": Rule(one_replica, "a network whose replicas meet, and which has one"),
+    "period-beyond": Rule(period_beyond, "replicas that meet at the stage's end alone, since their period is longer"),
+    "staleness-waits": Rule(
+        staleness_waits, "a bound on staleness that keeps replicas of `ASYNC` waiting for each other"
+    ),
     "no-test": Rule(no_test, "there are no images to evaluate with"),
     ID: Rule(_of_comments, "a comment for lint that does nothing; can't be silenced"),
 }

@@ -286,6 +286,8 @@ def _all(runs: Sequence[Run]) -> tuple[list[Table], list[Table]]:
         summary.append(seeds_table(runs))
     if len({life.workers for run in runs for life in run.history.lives}) > 1:
         summary.append(workers_table(runs))
+    if any(stage.trained and stage.trained.staleness for run in runs for stage in run.history.stages):
+        details.append(tables.replicas_table(runs))
     if any(len(run.history.lives) > 1 for run in runs):
         details.append(tables.lives_table(runs))
     return summary, details

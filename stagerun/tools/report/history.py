@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from stagerun.base.events import Compressed, EnsembleTested, StageFinished, Tested
+from stagerun.base.staleness import Staleness
 from stagerun.store.layout import parse_name
 
 
@@ -51,6 +52,7 @@ class Trained:
     lives: Mapping[int, Span]
     sent: float | None = None  # bytes of rank 0 in an iteration, where the stage compresses its gradients
     of_dense: float | None = None
+    staleness: Staleness | None = None  # of a stage with `method: ASYNC`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

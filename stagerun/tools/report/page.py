@@ -6,7 +6,7 @@ from html import escape
 import stagerun
 from stagerun.drawing.html import STYLE as PICTURE_STYLE
 from stagerun.drawing.html import colour_style, scripts, variable, whole_page
-from stagerun.tools.report import kept
+from stagerun.tools.report import kept, stale
 from stagerun.tools.report.curves import COLUMNS, NARROW, WIDE, caption, colour, draw, points
 from stagerun.tools.report.history import Run
 from stagerun.tools.report.table import Table, moment, shown
@@ -108,6 +108,7 @@ def page(
         _states(runs),
         _curves(runs, title),
         *_kept(runs),
+        *_stale(runs),
         *(_table(table) for table in summary),
         *(_table(table, fold=True) for table in details),
     ]
@@ -171,6 +172,19 @@ def _kept(runs: Sequence[Run]) -> list[str]:
             f"{len(found)} runs" if len(runs) >= MANY_RUNS else "",
         )
         for label, matrix in found
+    ]
+
+
+def _stale(runs: Sequence[Run]) -> list[str]:
+    """A section for each run with stages whose replicas push."""
+    found = [(run.label, rows) for run in runs if (rows := stale.rows(run))]
+    return [
+        _section(
+            "Staleness" if len(runs) == 1 else f"Staleness: {escape(label)}",
+            f'{stale.draw(rows, label)}\n<p class="note">{escape(stale.CAPTION)}.</p>',
+            f"{len(found)} runs" if len(runs) >= MANY_RUNS else "",
+        )
+        for label, rows in found
     ]
 
 

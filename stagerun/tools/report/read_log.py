@@ -6,6 +6,7 @@ import re
 import statistics
 from array import array
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -15,6 +16,7 @@ from typing import BinaryIO, NamedTuple
 
 from stagerun.base.errors import PermissionDenied, StorageError, UsageError
 from stagerun.base.events import Event, Iterated
+from stagerun.base.staleness import Staleness
 from stagerun.store.logged import event_of
 from stagerun.tools.report.history import Bin, Span, Trained
 
@@ -36,20 +38,23 @@ class Updates(NamedTuple):
     images: Sequence[int]
     seconds: Sequence[float]
     sent: Sequence[int]
+    staleness: Sequence[int]  # -1 where an iteration is no push
+    replica: Sequence[int]
 
 
 class Columns:
     """The updates that count of a stage, `iter` ascending, by which process life each was done, and the bytes that rank 0 would have sent in
     it without compression."""
 
-    __slots__ = ("dense", "epoch", "images", "iter", "life", "loss", "lr", "seconds", "sent", "weight_decay")
-    FIELDS = ("iter", "epoch", "lr", "weight_decay", "loss", "images", "seconds", "sent")
+    FIELDS = ("iter", "epoch", "lr", "weight_decay", "loss", "images", "seconds", "sent", "staleness", "replica")
+    __slots__ = (*FIELDS, "dense", "life")
 
     def __init__(self) -> None:
         self.iter, self.images, self.life = array("q"), array("q"), array("i")
         self.epoch, self.lr, self.weight_decay = array("d"), array("d"), array("d")
         self.loss, self.seconds = array("d"), array("d")
         self.sent, self.dense = array("q"), array("q")
+        self.staleness, self.replica = array("i"), array("i")
 
     def extend(self, updates: Updates, begin: int, end: int, life: int, dense: int = 0) -> None:
         for name in self.FIELDS:
@@ -82,6 +87,7 @@ class Columns:
             weight_decay=self.weight_decay[-1],
             loss=statistics.fmean(self.loss[-100:]),
             **self._sent(),
+            staleness=self._staleness(),
             bins=tuple(self._bin(epochs, a, min(a + size, count)) for a in range(0, count, size)),
             epochs={n: self._span(a, b) for n, a, b in _stretches(count, lambda i: epoch_number(epochs[i]))},
             lives={n: self._span(a, b) for n, a, b in _stretches(count, self.life.__getitem__)},
@@ -91,6 +97,16 @@ class Columns:
         """Over the iterations of which it is known what dense would have sent."""
         sent = [sent for sent, dense in zip(self.sent, self.dense, strict=True) if dense]
         return {"sent": statistics.fmean(sent), "of_dense": sum(sent) / sum(self.dense)} if sent else {}
+
+    def _staleness(self) -> Staleness | None:
+        if max(self.replica, default=-1) < 0:
+            return None
+        found = Counter(zip(self.replica, self.staleness, strict=True))
+        del found[-1, -1]
+        by_replica: dict[int, dict[int, int]] = {}
+        for (replica, stale), number in sorted(found.items()):
+            by_replica.setdefault(replica, {})[stale] = number
+        return Staleness(by_replica)
 
     def _bin(self, epochs: Sequence[float], a: int, b: int) -> Bin:
         rates = self.lr[a:b]
@@ -156,7 +172,8 @@ _NUMBER = r"-?[0-9][-+.0-9e]{0,30}"
 _LINE = re.compile(
     rf'\{{"time": ({_NUMBER}), "event": "Iterated", "stage": "([ !#-\[\]-~]+)", "iter": ([0-9]{{1,15}}), "epoch": ({_NUMBER}), '
     rf'"lr": ({_NUMBER}), "momentum": {_NUMBER}, "weight_decay": ({_NUMBER}), "loss": ({_NUMBER}), "images": ([0-9]{{1,15}}), '
-    rf'"seconds": ({_NUMBER})(?:, "update_seconds": {_NUMBER})?(?:, "sent_bytes": ([0-9]{{1,15}}))?\}}\n|([^\n]*)\n'
+    rf'"seconds": ({_NUMBER})(?:, "update_seconds": {_NUMBER})?(?:, "sent_bytes": ([0-9]{{1,15}}))?'
+    r'(?:, "staleness": ([0-9]{1,9}), "replica": ([0-9]{1,9}))?\}\n|([^\n]*)\n'
 )
 
 
@@ -222,13 +239,14 @@ def _parsed(block: str, log: Log) -> Iterator[tuple[float, Event | Updates]]:
 
 def _updates(stage: str, rows: Iterable[tuple[str, ...]]) -> Updates:
     """Raises ValueError for what is not a finite number."""
-    times, _, iters, epochs, rates, decays, losses, images, seconds, sent, _ = zip(*rows, strict=True)
+    times, _, iters, epochs, rates, decays, losses, images, seconds, sent, *pushes, _ = zip(*rows, strict=True)
     floats = [array("d", map(float, column)) for column in (times, epochs, rates, decays, losses, seconds)]
     if not all(math.isfinite(sum(column)) for column in floats):
         raise ValueError("not a finite number")
     time, epoch, lr, decay, loss, long = floats
     whole = [array("q", (int(text or 0) for text in column)) for column in (iters, images, sent)]
-    return Updates(stage, time, whole[0], epoch, lr, decay, loss, whole[1], long, whole[2])
+    stale = [array("i", (int(text or -1) for text in column)) for column in pushes]
+    return Updates(stage, time, whole[0], epoch, lr, decay, loss, whole[1], long, whole[2], *stale)
 
 
 def _others(lines: Iterable[str], log: Log) -> Iterator[tuple[float, Event]]:
@@ -239,6 +257,8 @@ def _others(lines: Iterable[str], log: Log) -> Iterator[tuple[float, Event]]:
             event = event_of(line.encode("latin-1"))
             if event and isinstance(event[1], Iterated) and max(event[1].iter, event[1].images) >> 63:
                 raise ValueError("more than 64 bits")
+            if event and isinstance(event[1], Iterated) and not all(0 <= n < 1 << 31 for n in _push(event[1])):
+                raise ValueError("more than 31 bits")
         except ValueError:
             log.damaged += 1
             continue
@@ -246,6 +266,11 @@ def _others(lines: Iterable[str], log: Log) -> Iterator[tuple[float, Event]]:
             log.unknown += 1
         else:
             yield event
+
+
+def _push(event: Iterated) -> tuple[int, int]:
+    """Staleness and replica, 0 for none."""
+    return event.staleness or 0, event.replica or 0
 
 
 def is_schedule(folder: Path) -> bool:

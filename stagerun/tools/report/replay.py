@@ -12,6 +12,7 @@ from itertools import pairwise
 
 from stagerun.base import events
 from stagerun.base.recipe import OnNan
+from stagerun.base.staleness import staleness_of
 from stagerun.store.layout import parse_name, snapshot_name
 from stagerun.tools.report.history import History, Life, StageHistory
 from stagerun.tools.report.read_log import Columns, Log, Updates, Work, chunk_size
@@ -282,7 +283,9 @@ class _Reader:
 
 def _one(time: float, e: events.Iterated | events.Retraced, epoch: float, decay: float) -> Updates:
     figures = (e.lr,), (decay,), (e.loss,), (e.images,), (e.seconds,), (e.sent_bytes,)
-    return Updates(e.stage, (time,), (e.iter,), (epoch,), *figures)
+    pushed = staleness_of([(e.staleness, e.replica)]) if isinstance(e, events.Iterated) else None
+    stale, rank = (pushed.largest, *pushed.by_replica) if pushed else (-1, -1)
+    return Updates(e.stage, (time,), (e.iter,), (epoch,), *figures, (stale,), (rank,))
 
 
 def _epoch_images(stages: Sequence[_Stage]) -> int | None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from stagerun.base.events import EnsembleTested, Tested
+from stagerun.base.staleness import Staleness
 from stagerun.tools.report.history import History, Life, Run, Span, StageHistory, start_in_words
 from stagerun.tools.report.read_log import epoch_number
 from stagerun.tools.report.table import RUN, Cells, Column, Table, Value, table_of
@@ -89,6 +90,18 @@ _SENT: Cells = (
 _SENT_NOTE = "sent: by rank 0 in an iteration, for gradients and all that travels with them; of dense: of what it would be uncompressed"
 
 
+# Where an iteration of a stage is a push. Before the speed, too.
+_STALE: Cells = (
+    (Column("staleness_mean", "staleness", "speed"), lambda run, stage: s.mean if (s := _staleness(stage)) else None),
+    (Column("staleness_max", "at most", "count"), lambda run, stage: s.largest if (s := _staleness(stage)) else None),
+)
+_STALE_NOTE = "staleness: updates between the pull of an iteration's weights and its own, the mean and the largest"
+
+
+def _staleness(stage: StageHistory) -> Staleness | None:
+    return stage.trained.staleness if stage.trained else None
+
+
 def stages_table(runs: Sequence[Run]) -> Table:
     """One row per run and stage. What only a finished stage has is empty for one in training."""
 
@@ -99,14 +112,15 @@ def stages_table(runs: Sequence[Run]) -> Table:
 
     compressed = any(stage.trained and stage.trained.sent is not None for run in runs for stage in run.history.stages)
     at = next(i for i, (column, _) in enumerate(_STAGES) if column.key == "images_per_second")
-    cells = (*_STAGES[:at], *_SENT, *_STAGES[at:]) if compressed else _STAGES
+    pushed = any(_staleness(stage) for run in runs for stage in run.history.stages)
+    cells = (*_STAGES[:at], *(_SENT if compressed else ()), *(_STALE if pushed else ()), *_STAGES[at:])
 
     rows = tuple(row(run, stage) for run in runs for stage in run.history.stages)
     note = (
         "train loss: mean over the last iterations, 100 at most; gain: top-1 against the stage it started from, in "
         "percentage points; time: of training, without evaluation and without what was done again"
     )
-    notes = (note, _SENT_NOTE) if compressed else (note,)
+    notes = (note, *[_SENT_NOTE] * compressed, *[_STALE_NOTE] * pushed)
     return Table("Stages", _with_top5(runs, [column for column, _ in cells]), rows, notes)
 
 
@@ -150,6 +164,30 @@ def lives_table(runs: Sequence[Run]) -> Table:
         "the snapshot that it starts from once more"
     )
     return table_of("Process lives", _LIVES, ((run, life) for run in runs for life in run.history.lives), note)
+
+
+def replicas_table(runs: Sequence[Run]) -> Table:
+    """One row per replica of each stage whose replicas push."""
+    columns = (
+        RUN,
+        Column("stage", "stage", "text"),
+        Column("replica", "replica", "count"),
+        Column("pushes", "iterations", "count"),
+        Column("share", "share", "share"),
+        Column("staleness_mean", "staleness", "speed"),
+        Column("staleness_max", "at most", "count"),
+    )
+    rows: list[tuple[Value, ...]] = []
+    for run in runs:
+        for stage in run.history.stages:
+            found = _staleness(stage)
+            if found is None:
+                continue
+            for rank, share in found.shares.items():
+                own = found.of(rank)
+                rows.append((run.label, stage.name, rank, own.pushes, share, own.mean, own.largest))
+    note = "replica: the rank that computed an iteration; only those that count, and not what was done again"
+    return Table("Replicas", columns, tuple(rows), (note,))
 
 
 _ENSEMBLES = (

@@ -9,6 +9,7 @@ from pathlib import Path
 from stagerun.base.errors import WORTH_ANOTHER_START
 from stagerun.base.pace import strip
 from stagerun.base.snapshots import passed_over
+from stagerun.base.staleness import histogram
 from stagerun.base.text import columns, count, duration, percent, size
 from stagerun.command.ending import show, tell
 from stagerun.command.options import command
@@ -64,6 +65,9 @@ def status_text(status: Status, now: float, classes: int | None = None) -> str:
         lines.append(status.progress.line)
     if status.progress is not None and status.progress.stage in status.chosen:
         lines.append(f"gradients as AUTO chose: {status.chosen[status.progress.stage]}")
+    if status.progress is not None and (behind := status.progress.staleness) is not None and status.state != "finished":
+        lines.append(f"staleness of the last {count(behind.pushes, 'iteration')}:")
+        lines += [f"  {line}" for line in histogram(behind)]
     if status.state == "running" and status.last_logged is not None:
         lines.append(f"last logged {ago(status.last_logged)} ago")
     if status.not_finite:

@@ -126,6 +126,12 @@ def _check(options: VerifyOptions, schedule: Schedule, nproc: int) -> None:
             f"--then-workers {then}: the bits don't depend on the number of workers with `determinism: ELASTIC` alone",
             "write that into schedule.prototxt, or `--set determinism=ELASTIC`",
         )
+    pushing = [stage.name for stage in schedule.stages if stage.enabled and stage.solver.asynchronous]
+    if pushing and max(nproc, then or 1) > 1:
+        raise UsageError(
+            f"stage `{pushing[0]}` has `method: ASYNC`: no two runs of several workers have the same bits",
+            "`--nproc 1` has them; `stagerun run DIR --replay OUT` repeats a run, and compares what came out",
+        )
     check_short(schedule, max(nproc, then or 1), options.device_batch, options.synthetic, "verifies")
     if not options.synthetic:
         with signals.held():

@@ -13,7 +13,7 @@ from rich.segment import ControlType
 from rich.text import Text
 
 from stagerun.base import events
-from stagerun.base.pace import DONE, TO_DO, WINDOW, colour, live_line, progress_line, share
+from stagerun.base.pace import DONE, TO_DO, WINDOW, colour, live_line, progress_line, share, stale
 from stagerun.base.recipe import OnNan
 from stagerun.base.text import count, duration, size, to_nowhere, wrapped
 from stagerun.command.terminal import Terminal
@@ -61,6 +61,7 @@ class Console:
         self.started: events.RunStarted | None = None
         self.stage: events.StageStarted | None = None
         self.window: deque[events.Iterated] = deque(maxlen=WINDOW)
+        self.pushes: list[events.Iterated] = []  # since the last line
         self.retraced: deque[float] = deque(maxlen=WINDOW)  # seconds of the last updates of a piece
         self.left = 0
         self.results = list(results)
@@ -108,6 +109,8 @@ class Console:
         match event:
             case events.Iterated():
                 self.window.append(event)
+                if event.staleness is not None and not self.live:
+                    self.pushes.append(event)
                 self._updated(event)
             case events.RunStarted():
                 self.started, self.left = event, event.iterations_left
@@ -125,6 +128,7 @@ class Console:
                 self.ensembles = {k: e for k, e in self.ensembles.items() if event.stage not in e.members}
                 self.left = event.iterations_left or self.left  # a damaged snapshot may have added to it
                 self.window.clear()
+                self.pushes.clear()
                 self.say(
                     f"stage {event.number}/{self._stages} {event.stage}: iterations {event.iter} to {event.max_iter}, batch "
                     f"{event.batch_size}, from {event.start}"
@@ -204,7 +208,9 @@ class Console:
             done = f"{event.stage} again  {event.iter}/{event.until}"
             return f"{done}  LR {event.lr:.4g}  loss {event.loss:.4f}  {left} left in it"
         assert self.stage is not None
-        return progress_line(self.stage, self._stages, self.window, self.left)
+        behind = stale(self.pushes)
+        self.pushes.clear()
+        return progress_line(self.stage, self._stages, self.window, self.left, behind)
 
 
 def _painted(marks: Mapping[str, str]) -> Text:

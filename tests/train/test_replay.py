@@ -1,0 +1,255 @@
+"""`run --replay OUT`: where records lie, what is refused before anything is trained, where a replay ends, and what it is compared with.
+
+One worker, whose pushes come in their order: what is recorded here is no more than how many there were.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from nan_help import lives, make_data, make_schedule
+
+from stagerun import store
+from stagerun.base.errors import ExitCode, RanksDiffer, UsageError
+from stagerun.base.events import Event, Iterated, Note, RunFinished, SnapshotWritten, StageFinished, Stopped
+from stagerun.base.snapshots import SnapshotRef
+from stagerun.cli import main
+from stagerun.engine.codec import encode
+from stagerun.language import load
+from stagerun.plan import PlannedStage, State
+from stagerun.train import stage
+from stagerun.train.environment import promise
+from stagerun.train.progress import ARRIVALS
+from stagerun.train.replay import records, records_of
+
+ASYNC = "sync_param { method: ASYNC replicas: 2 max_staleness: 2 } "
+STAGES = {"first": "max_iter: 2", "main": ASYNC + "max_iter: 6 snapshot: 2", "after": "max_iter: 2"}
+DISK = store.LocalDisk()
+
+
+def record(pushes: int) -> bytes:
+    return encode({"order": torch.arange(pushes)})
+
+
+@pytest.fixture(autouse=True)
+def nudged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Keeps a record in place of the engine. After the iterations of `main` that are put into the list, a weight is another."""
+    iters: list[int] = []
+
+    def train(loop, state, *rest) -> Iterator[Event]:
+        for event in honest(loop, state, *rest):
+            if loop.stage == "main":
+                state.arrivals = record(state.iter)
+                if state.iter in iters and isinstance(event, Iterated):
+                    with torch.no_grad():
+                        state.model.state_dict()["fc.weight"].view(-1)[0] += 1
+            yield event
+
+    honest = stage.train
+    monkeypatch.setattr(stage, "train", train)
+    return iters
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_data(tmp_path_factory.mktemp("data") / "lmdb")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, data: Path) -> Path:
+    return make_schedule(tmp_path / "s", data, shared="keep_snapshots: 100", **STAGES)
+
+
+def notes(events: list[Event]) -> list[str]:
+    return [event.text for event in events if isinstance(event, Note)]
+
+
+def of(events: list[Event], kind: type) -> list[tuple[str, int]]:
+    return [(event.stage, event.iter) for event in events if isinstance(event, kind)]
+
+
+# -- the record in snapshots
+
+
+def test_a_record_is_in_the_snapshots_of_its_stage_and_not_in_their_identity(tmp_path: Path, folder: Path) -> None:
+    lives(folder, tmp_path / "out")
+    found = {p.parent.name: p.read_bytes() for p in (tmp_path / "out").glob(f"snapshots/*/{ARRIVALS}")}
+    assert found == {f"main-{i:08}-a0001": record(i) for i in (2, 4, 6)}
+    manifest = json.loads(
+        (tmp_path / "out/snapshots/main-00000006-a0001/MANIFEST.json").read_text().rpartition("}")[0] + "}"
+    )
+    assert ARRIVALS in manifest["files"] and ARRIVALS not in manifest["content"]
+
+
+def test_what_goes_on_has_the_record_so_far(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lives(folder, tmp_path / "out", stop_after=5)
+    seen = []
+
+    def train(loop, state, *rest) -> Iterator[Event]:
+        seen.append((loop.stage, state.iter, state.arrivals))
+        yield from honest(loop, state, *rest)
+
+    honest = stage.train
+    monkeypatch.setattr(stage, "train", train)
+    lives(folder, tmp_path / "out")
+    assert seen == [("main", 3, record(3)), ("after", 0, None)], "a stage that starts has none of its parent's"
+
+
+def test_a_record_that_is_too_long_is_refused_by_its_size(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stagerun.train import stored
+
+    lives(folder, tmp_path / "out")
+    monkeypatch.setattr(stored, "SLACK", 8_000_000)
+    assert records(tmp_path / "out", load(str(folder)), tmp_path / "new")["main"].ref.iter == 6
+    monkeypatch.setattr(stored, "most_arrivals", lambda *_: 10)
+    monkeypatch.setattr("stagerun.train.replay.most_arrivals", lambda *_: 10)
+    with pytest.raises(UsageError, match="there is no snapshot of `main` that can be read"):
+        records(tmp_path / "out", load(str(folder)), tmp_path / "new")
+
+
+# -- replays
+
+
+def test_a_replay_says_that_it_has_the_same_bits(tmp_path: Path, folder: Path) -> None:
+    lives(folder, tmp_path / "out")
+    events = lives(folder, tmp_path / "new", replay=tmp_path / "out")
+    same = f"replay: main-00000006-a0001 has the same bits as {tmp_path}/out/snapshots/main-00000006-a0001"
+    assert notes(events).count(same) == 1
+    assert [event.stage for event in events if isinstance(event, StageFinished)] == ["first", "main", "after"]
+    assert of(events, SnapshotWritten)[-1] == ("after", 2)
+    again = lives(folder, tmp_path / "new", replay=tmp_path / "out")
+    assert notes(again) == [same] and isinstance(again[-1], RunFinished) and not again[-1].trained
+
+
+def test_a_replay_with_other_bits_names_tensors(tmp_path: Path, folder: Path, nudged: list[int]) -> None:
+    lives(folder, tmp_path / "out")
+    nudged.append(6)
+    with pytest.raises(RanksDiffer) as caught:
+        lives(folder, tmp_path / "new", replay=tmp_path / "out")
+    assert caught.value.message == (
+        f"replay: main-00000006-a0001 has other bits than {tmp_path}/out/snapshots/main-00000006-a0001 in `fc.weight`"
+    )
+    assert "nothing that is known of the environment has changed" in caught.value.hint
+    nudged.clear()
+    with pytest.raises(RanksDiffer):  # the same command is no way around it
+        lives(folder, tmp_path / "new", replay=tmp_path / "out")
+
+
+def test_the_replay_of_a_killed_run_ends_where_its_record_does(tmp_path: Path, folder: Path) -> None:
+    lives(folder, tmp_path / "out", kill_after=7)  # in iteration 6 of `main`
+    events = lives(folder, tmp_path / "new", replay=tmp_path / "out")
+    assert of(events, Iterated)[-1] == ("main", 4)
+    same, end = notes(events)[-2:]
+    assert same == f"replay: main-00000004-a0001 has the same bits as {tmp_path}/out/snapshots/main-00000004-a0001"
+    assert end.startswith("the record of `main` ends at iteration 4, and the replay with it")
+    last = events[-1]
+    assert isinstance(last, RunFinished) and last.not_chosen == ("main", "after")
+    assert not any(isinstance(event, Stopped) for event in events) and "main" not in [
+        event.stage for event in events if isinstance(event, StageFinished)
+    ]
+    # Once more, and when the run has come further.
+    assert of(lives(folder, tmp_path / "new", replay=tmp_path / "out"), Iterated) == []
+    lives(folder, tmp_path / "out")
+    events = lives(folder, tmp_path / "new", replay=tmp_path / "out")
+    assert of(events, Iterated) == [("main", 5), ("main", 6), ("after", 1), ("after", 2)]
+    assert [text for text in notes(events) if "same bits" in text and "main-00000006" in text]
+
+
+def test_a_replay_that_is_stopped_goes_on(tmp_path: Path, folder: Path) -> None:
+    lives(folder, tmp_path / "out")
+    stopped = lives(folder, tmp_path / "new", replay=tmp_path / "out", stop_after=5)
+    assert isinstance(stopped[-1], Stopped)
+    events = lives(folder, tmp_path / "new", replay=tmp_path / "out")
+    assert of(events, Iterated)[0] == ("main", 4) and any("same bits" in text for text in notes(events))
+    assert any("is BIT-EXACT" in text for text in notes(events))
+
+
+def test_the_newest_snapshot_that_is_whole_is_taken(tmp_path: Path, folder: Path) -> None:
+    lives(folder, tmp_path / "out")
+    for name in ("main-00000006-a0001/" + ARRIVALS, "main-00000004-a0001/model.safetensors"):
+        path = tmp_path / "out" / "snapshots" / name
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    found = records_of(tmp_path / "out", load(str(folder)), tmp_path / "new")
+    assert found == {"main": record(2)}
+
+
+# -- mistakes, in the first second
+
+
+def refused(replayed: Path, folder: Path, out: Path, *changes: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        records(replayed, load(str(folder), changes), out)
+    assert caught.value.exit_code == ExitCode.RECIPE and caught.value.hint
+    return caught.value.message
+
+
+def test_mistakes(tmp_path: Path, folder: Path, data: Path) -> None:
+    lives(folder, tmp_path / "out")
+    out, new = tmp_path / "out", tmp_path / "new"
+    assert "is the replay's own output folder" in refused(out, folder, tmp_path / "s" / ".." / "out")
+    assert "there is no such folder" in refused(tmp_path / "none", folder, new)
+    assert "it has no snapshots" in refused(data, folder, new)
+    assert "that is the folder of a schedule" in refused(folder, folder, new)
+    plain = make_schedule(tmp_path / "plain", data, main="max_iter: 6")
+    assert "no stage of nan has `method: ASYNC`" in refused(out, plain, new)
+    changed = refused(out, folder, new, "first.base_lr=0.5")
+    assert "is of another schedule:" in changed and "base_lr 0.05 -> 0.5 (--set:1)" in changed
+    assert "sync_param.max_staleness 2 -> 3" in refused(out, folder, new, "main.sync_param.max_staleness=3")
+    # What comes after, and what is only looked at, changes nothing.
+    assert records(out, load(str(folder), ["after.base_lr=0.5", "main.display=7"]), new)
+
+
+def test_a_run_that_ended_before_the_first_snapshot_has_no_record(tmp_path: Path, folder: Path) -> None:
+    lives(folder, tmp_path / "out", kill_after=3)
+    assert "there is no snapshot of `main` that can be read" in refused(tmp_path / "out", folder, tmp_path / "new")
+
+
+def test_a_snapshot_without_a_record_is_none_of_this_version(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stagerun.train.snapshotter.ARRIVALS", "other.safetensors")
+    lives(folder, tmp_path / "out")
+    assert f"has no {ARRIVALS}" in refused(tmp_path / "out", folder, tmp_path / "new")
+
+
+def test_the_command_finds_them_before_workers_start_and_has_a_folder_of_its_own(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    wrong = CliRunner().invoke(main, ["run", str(folder), "--nproc", "1", "--replay", "nowhere"])
+    assert wrong.exit_code == ExitCode.RECIPE and "--replay nowhere: there is no such folder" in wrong.output
+    assert not (tmp_path / "out").exists()
+    both = CliRunner().invoke(main, ["run", str(folder), "--nproc", "1", "--replay", "nowhere", "--redo", "main"])
+    assert both.exit_code == ExitCode.RECIPE and "--replay with --redo or --keep" in both.output
+
+
+# -- what is promised where a stage goes on
+
+
+def test_bits_are_promised_to_a_replay_alone(folder: Path) -> None:
+    stage_of = load(str(folder)).stage("main")
+
+    def said(before: int, now: int, replays: bool, plain: bool = False) -> str:
+        schedule = load(str(folder))
+        one = schedule.stage("first") if plain else stage_of
+        then = {"workers": str(before), "reducer": f"ring {before}", "device": "cpu", "torch": "2"}
+        ref = SnapshotRef(name="main-2", stage=one.name, iter=2, attempt=1, id="i", parent="", environment=then)
+        planned = PlannedStage(stage=one, state=State.RESUME, iter=2, position=0, start=ref)
+        here = then | {"workers": str(now), "reducer": f"ring {now}"}
+        note = promise(schedule, planned, here, replays)
+        return note.text if note else ""
+
+    assert "promised to a replay of its record (--replay)" in said(2, 2, replays=False)
+    assert "promised to a replay of its record (--replay)" in said(2, 1, replays=False)
+    assert "is BIT-EXACT: same torch build, processor, instruction set, threads, workers" in said(1, 1, replays=False)
+    assert (
+        said(2, 4, replays=True)
+        == "resume is BIT-EXACT: same torch build, processor, instruction set, threads and reducer"
+    )
+    assert "EQUIVALENT" in said(2, 4, replays=True, plain=True) and "BIT-EXACT" in said(2, 2, replays=True, plain=True)
