@@ -1,0 +1,133 @@
+"""The order of arrival in a stage, as snapshots keep it (`train.progress.ARRIVALS`): by it the stage can be trained again to the same bits.
+
+A push is known by its claim: the how manyth of its leg that was granted. Per claim the record has the iteration and the replica; per
+server the claims in the order in which they were applied, and how many updates each was behind: 12 bytes per push and server, at most.
+A push whose replica died half way may be in the order of some servers and not of others.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stagerun.engine.codec import decode, encode
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """What one server has applied: `order`, the claims; `staleness`, of each the updates that it had not seen."""
+
+    order: Sequence[int] = ()
+    staleness: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """The stretch of iterations `first` .. `last` - 1. `iterations` and `replicas` by claim; `servers` what each has applied.
+    `skips` and `skips_in_all`: those of TrainState at its end."""
+
+    first: int
+    last: int
+    iterations: Sequence[int]
+    replicas: Sequence[int]
+    servers: tuple[Arrived, ...]
+    skips: int = 0
+    skips_in_all: int = 0
+
+
+@dataclass(slots=True)
+class Record:
+    """The legs of a stage so far, from its iteration 0 on."""
+
+    legs: list[Leg] = field(default_factory=list)
+
+    @property
+    def last(self) -> int:
+        """The iteration up to which the order is known."""
+        return self.legs[-1].last if self.legs else 0
+
+    def leg(self, first: int) -> Leg | None:
+        """The leg that starts at an iteration; None: none does."""
+        return next((leg for leg in self.legs if leg.first == first), None)
+
+    def up_to(self, iter: int) -> "Record":
+        return Record([leg for leg in self.legs if leg.last <= iter])
+
+    def staleness(self) -> list[int]:
+        """At server 0, in the order of application."""
+        return [s for leg in self.legs for s in leg.servers[0].staleness]
+
+    def encoded(self) -> bytes:
+        servers = len(self.legs[0].servers) if self.legs else 0
+        lengths = [len(leg.iterations) for leg in self.legs]
+        heads = [[g.first, g.last, n, g.skips, g.skips_in_all] for g, n in zip(self.legs, lengths, strict=True)]
+        tensors = {
+            "legs": torch.tensor(heads, dtype=torch.int64).reshape(-1, 5),
+            "iterations": _joined([leg.iterations for leg in self.legs], torch.int64),
+            "replicas": _joined([leg.replicas for leg in self.legs], torch.int16),
+        }
+        for s in range(servers):
+            own = [leg.servers[s] for leg in self.legs]
+            tensors[f"{s}/pushes"] = torch.tensor([len(one.order) for one in own], dtype=torch.int64)
+            tensors[f"{s}/order"] = _joined([one.order for one in own], torch.int32)
+            tensors[f"{s}/staleness"] = _joined([one.staleness for one in own], torch.int16)
+        return encode(tensors)
+
+
+def _joined(parts: Sequence[Sequence[int]], dtype: torch.dtype) -> Tensor:
+    return torch.tensor([number for part in parts for number in part], dtype=dtype)
+
+
+def record_of(data: bytes) -> Record:
+    """ValueError if it is none, or one that no run can have written."""
+    found = {name: tensor.numpy() for name, tensor in decode(data).items()}
+    try:
+        record = _legs(found)
+    except (KeyError, IndexError, TypeError) as error:
+        raise ValueError(f"not a record of arrivals: {error}") from error
+    at = 0
+    for leg in record.legs:
+        if leg.first != at or not _sound(leg):
+            raise ValueError(f"not a record of arrivals: its leg at iteration {leg.first} is not one that a run has")
+        at = leg.last
+    return record
+
+
+def _legs(found: Mapping[str, NDArray[np.generic]]) -> Record:
+    heads = found["legs"].tolist()
+    ends = np.cumsum([n for _, _, n, _, _ in heads]).tolist()
+    iterations, replicas = found["iterations"].tolist(), found["replicas"].tolist()
+    servers = sum(name.endswith("/pushes") for name in found)
+    pushes = [found[f"{s}/pushes"].tolist() for s in range(servers)]
+    order = [found[f"{s}/order"].tolist() for s in range(servers)]
+    staleness = [found[f"{s}/staleness"].tolist() for s in range(servers)]
+    legs, at = [], [0] * servers
+    for k, (first, last, n, skips, skips_in_all) in enumerate(heads):
+        mine = []
+        for s in range(servers):
+            part = slice(at[s], at[s] + pushes[s][k])
+            mine.append(Arrived(tuple(order[s][part]), tuple(staleness[s][part])))
+            at[s] = part.stop
+        part = slice(ends[k] - n, ends[k])
+        legs.append(Leg(first, last, tuple(iterations[part]), tuple(replicas[part]), tuple(mine), skips, skips_in_all))
+    return Record(legs)
+
+
+def _sound(leg: Leg) -> bool:
+    claims = len(leg.iterations)
+    return (
+        leg.first < leg.last
+        and len(leg.replicas) == claims
+        and all(leg.first <= i < leg.last for i in leg.iterations)
+        and bool(leg.servers)
+        and all(
+            len(one.order) == len(one.staleness)
+            and len(set(one.order)) == len(one.order)
+            and all(0 <= claim < claims for claim in one.order)
+            and all(0 <= behind <= at for at, behind in enumerate(one.staleness))
+            for one in leg.servers
+        )
+    )
