@@ -16,7 +16,7 @@ from stagerun.engine.update import Arithmetic, Outcome, Pace, hopeless, update
 from stagerun.schedule.plateau import PlateauState, follow
 
 _OVERFLOWED = "a weight, or what is remembered of its updates, is not finite after the update"
-_HINT = "lower base_lr, lengthen the warm-up or set clip_gradients; earlier snapshots are unharmed"
+NOT_FINITE_HINT = "lower base_lr, lengthen the warm-up or set clip_gradients; earlier snapshots are unharmed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ def train(
             state.skips = 0
             if state.plateau.drops > before.drops:
                 yield Note(text=_drop(loop, before, state.plateau.drops, state.iter - 1))
-            yield _iterated(loop, state.iter, outcome, knobs, seconds)
+            yield iterated(loop, state.iter, outcome, knobs, seconds)
             saves = _saves(loop, state.iter)
             if loop.on_nan is OnNan.ROLLBACK and (saves or outcome.stop) and not finite(state):
                 # The update overflowed. Where a snapshot is due it has failed; elsewhere the next loss will show it, as it does in a
@@ -97,7 +97,7 @@ def train(
         if failed is not None:
             yield failed
             if failed.done == OnNan.STOP.value:
-                raise _diverged(loop, failed)
+                raise diverged(loop, failed)
             if failed.done == OnNan.ROLLBACK.value:
                 return
             if state.iter == loop.max_iter and state.skips_in_all >= state.iter and not loop.is_piece:
@@ -105,11 +105,15 @@ def train(
         if outcome.stop:
             yield Stopped(stage=loop.stage, iter=state.iter, reason="asked to stop")
             return
-        # The snapshot first, which is then written behind the evaluation: a kill in there loses a line of the log, not training.
-        if _saves(loop, state.iter) and state.iter != loop.max_iter:
-            yield SnapshotDue(stage=loop.stage, iter=state.iter)
-        if due(state.iter, loop.test_interval, loop.max_iter):
-            yield TestDue(stage=loop.stage, iter=state.iter)
+        yield from whats_due(loop, state)
+
+
+def whats_due(loop: StageLoop, state: TrainState) -> Iterator[SnapshotDue | TestDue]:
+    """The snapshot first, which is then written behind the evaluation: a kill in there loses a line of the log, not training."""
+    if _saves(loop, state.iter) and state.iter != loop.max_iter:
+        yield SnapshotDue(stage=loop.stage, iter=state.iter)
+    if due(state.iter, loop.test_interval, loop.max_iter):
+        yield TestDue(stage=loop.stage, iter=state.iter)
 
 
 def all_skipped(stage: str, iterations: int) -> Diverged:
@@ -119,7 +123,7 @@ def all_skipped(stage: str, iterations: int) -> Diverged:
     )
 
 
-def _iterated(loop: StageLoop, iter: int, outcome: Outcome, knobs: Knobs, seconds: float) -> Iterated:
+def iterated(loop: StageLoop, iter: int, outcome: Outcome, knobs: Knobs, seconds: float) -> Iterated:
     return Iterated(
         stage=loop.stage,
         iter=iter,
@@ -140,8 +144,12 @@ def _saves(loop: StageLoop, iter: int) -> bool:
 
 
 def _failed(loop: StageLoop, state: TrainState, what: str, knobs: Knobs, seconds: float, iter: int) -> NotFinite:
-    """The event for the update after `iter` updates."""
     number = {OnNan.SKIP: state.skips + 1, OnNan.ROLLBACK: state.rollbacks + 1}.get(loop.on_nan, 1)
+    return failed(loop, number, what, knobs, seconds, iter)
+
+
+def failed(loop: StageLoop, number: int, what: str, knobs: Knobs, seconds: float, iter: int) -> NotFinite:
+    """The event for the update after `iter` updates, the `number`-th that failed by what `on_nan` counts."""
     return NotFinite(
         stage=loop.stage,
         iter=iter,
@@ -156,13 +164,13 @@ def _failed(loop: StageLoop, state: TrainState, what: str, knobs: Knobs, seconds
     )
 
 
-def _diverged(loop: StageLoop, failed: NotFinite) -> Diverged:
+def diverged(loop: StageLoop, failed: NotFinite) -> Diverged:
     where = f"in stage `{loop.stage}` {failed.what} at iteration {failed.iter}, learning rate {failed.lr:g}"
     often = {
         OnNan.SKIP: f"; so it was in the {failed.number - 1} before it, which were skipped, and max_nan is {loop.max_nan}",
         OnNan.ROLLBACK: f"; the stage has gone back {failed.number - 1} times, and max_nan is {loop.max_nan}",
     }.get(loop.on_nan, "")
-    return Diverged(where + often, _HINT)
+    return Diverged(where + often, NOT_FINITE_HINT)
 
 
 def _update(

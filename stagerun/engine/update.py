@@ -137,13 +137,19 @@ def summed(
 
 def apply(state: TrainState, found: Summed, now: Knobs, how: Arithmetic) -> None:
     """Moves weights and statistics by what was summed; the gradients stand at the parameters."""
-    gradients, norm = list(found.gradients.values()), found.norm
-    if how.clip_gradients is not None:
-        if not math.isfinite(found.size):  # of numbers, whose squares are too large
-            norm = global_norm(gradients, torch.float64)
-        clip(gradients, how.clip_gradients, norm)
+    clip_summed(found, how)
     state.solver.update(now)
     state.statistics.move(found.total[: state.statistics.n], how.logical_workers)
+
+
+def clip_summed(found: Summed, how: Arithmetic) -> None:
+    """Clips the gradients as the stage has it."""
+    if how.clip_gradients is None:
+        return
+    gradients, norm = list(found.gradients.values()), found.norm
+    if not math.isfinite(found.size):  # of numbers, whose squares are too large
+        norm = global_norm(gradients, torch.float64)
+    clip(gradients, how.clip_gradients, norm)
 
 
 def too_fast(state: TrainState, knobs: Knobs, loss: float) -> str:

@@ -33,10 +33,13 @@ from stagerun.base.text import count
 from stagerun.comm import Reducer, runs_of
 from stagerun.comm.group import Traffic
 from stagerun.comm.kept import Kept
+from stagerun.engine.asynchronous.record import Record, record_of
+from stagerun.engine.asynchronous.training import Asynchronous
 from stagerun.engine.compression import dense_bytes_of, reducer_of
 from stagerun.engine.images import Batch
 from stagerun.engine.loop import StageLoop, train
 from stagerun.engine.state import TrainState, digests, finite
+from stagerun.launch.sparing import sparing
 from stagerun.plan import State
 from stagerun.plan.render import carried_over
 from stagerun.schedule import make_knobs
@@ -72,13 +75,16 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
         _recall(run)
     bits = environment_of(run.worker.schedule, run.stage, run.worker.device, run.worker.comm.size, run.worker.others)
     yield _started(run, dense_bytes_of(run.worker.schedule.determinism, state, solver, run.worker.comm))
-    compress = yield from resolved(run, state)
-    if compress is not None and compress.method is Method.AUTO:
-        return None  # asked to stop
-    resolving = replace(solver, compress=compress)
-    take_up_residual(run, state, resolving)
+    loop, replacing = make_loop(run), run.worker.images.replacing
+    pushing = _pushing(run, loop, state) if solver.asynchronous else None
     kept = Kept(solver.display if run.worker.comm.rank == 0 else 0)
-    reducer = reducer_of(run.worker.schedule.determinism, state, resolving, run.worker.comm, kept)
+    if pushing is None:
+        compress = yield from resolved(run, state)
+        if compress is not None and compress.method is Method.AUTO:
+            return None  # asked to stop
+        resolving = replace(solver, compress=compress)
+        take_up_residual(run, state, resolving)
+        reducer = reducer_of(run.worker.schedule.determinism, state, resolving, run.worker.comm, kept)
     if state.residual is not None and (before := state.residual.shared_from):
         text = f"the residuals of {count(before, 'sender')} are shared out evenly over {state.residual.senders}"
         yield Note(text=text)
@@ -94,17 +100,27 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
         run.worker.stopping.expect(sum(part.nbytes for part in snapshotter.capture.files() if part is not None))
         if run.saved == state.iter:
             snapshotter.newest = planned.start
-    loop, replacing = make_loop(run), run.worker.images.replacing
 
     def stop() -> bool:
         return run.worker.stop() or replacing.too_many()
 
     try:
-        asked = requests(loop, state.iter, solver.device_batch_size)
+        size = solver.device_batch_size
+        asked = requests(loop, state.iter, size) if pushing is None else pushing.requests(size)
         resident = yield from keep(run)
         pulse.stage(run.stage.name, state.iter, solver.compile)
-        with training_batches(run, resident, asked) as fed:
-            events = _events(run, loop, state, beating(fed, pulse), reducer, stop)
+
+        def read(iteration: int) -> list[Batch]:
+            assert pushing is not None
+            with training_batches(run, resident, pushing.places(iteration, size)) as those:
+                return list(those)
+
+        spared = pushing is not None and run.worker.comm.rank not in pushing.hosts
+        with sparing(run.worker.world.rank, pulse, spared), training_batches(run, resident, asked) as fed:
+            if pushing is None:
+                events = _events(run, loop, state, beating(fed, pulse), reducer, stop)
+            else:
+                events = pushing.train(beating(fed, pulse), read, stop)
             for event in _counting(events, run.worker.comm.traffic):
                 stopped = yield from _handle(run, state, snapshotter, event)
                 if isinstance(event, Iterated) and (items := kept.take()):
@@ -132,6 +148,17 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
     if not run.is_piece and run.last == run.planned.last:
         yield from finish_stage(run, state)
     return None
+
+
+def _pushing(run: StageRun, loop: StageLoop, state: TrainState) -> Asynchronous:
+    """The replicas and servers of a stage with `ASYNC`. Collective."""
+    replaying, comm = run.worker.replaying, run.worker.comm
+    record = record_of(state.arrivals) if state.arrivals is not None else Record()
+    recorded = None
+    if run.worker.replay is not None:
+        known = replaying.records[run.stage.name].arrivals if replaying is not None else None
+        recorded = record_of(comm.broadcast_bytes(known))
+    return Asynchronous(loop, state, run.stage.solver, run.worker.schedule.determinism, comm, record, recorded)
 
 
 def _events(
@@ -197,7 +224,7 @@ def make_loop(run: StageRun) -> StageLoop:
         batch_size=solver.batch_size,
         epoch_images=run.worker.schedule.data.train.images,
         start_position=run.planned.position + run.planned.skipped,
-        run=runs_of(solver.logical_workers, run.worker.comm.size)[run.worker.comm.rank],
+        run=_own(run),
         knobs=make_knobs(solver),
         snapshot=solver.snapshot,
         test_interval=0 if run.is_piece else solver.test_interval,
@@ -208,6 +235,14 @@ def make_loop(run: StageRun) -> StageLoop:
         plateau=solver if solver.lr_policy == "plateau" else None,
         arithmetic=arithmetic_of(run.worker.schedule.model, solver, run.worker.device),
     )
+
+
+def _own(run: StageRun) -> range:
+    """The logical workers that this rank computes of an iteration."""
+    solver = run.stage.solver
+    if solver.asynchronous:
+        return range(solver.logical_workers)
+    return runs_of(solver.logical_workers, run.worker.comm.size)[run.worker.comm.rank]
 
 
 def requests(loop: StageLoop, iter: int, device_batch_size: int) -> Iterator[tuple[int, int]]:
@@ -289,8 +324,7 @@ def _counted(run: StageRun, iter: int, seconds: float) -> Iterator[Note]:
 
 def _warned(run: StageRun, snapshotter: Snapshotter, iteration_s: float) -> Iterator[Note]:
     run.worker.stopping.snapshot_s = max(run.worker.stopping.snapshot_s, snapshotter.slowest)
-    passes = len(runs_of(run.stage.solver.logical_workers, run.worker.comm.size)[run.worker.comm.rank])
-    if note := run.worker.stopping.warning(iteration_s / passes):
+    if note := run.worker.stopping.warning(iteration_s / len(_own(run))):
         yield note
 
 
@@ -404,6 +438,8 @@ def _save_what_is_trained(
     if run.worker.images.replacing.met is not None and state.iter == run.last:
         return
     if snapshotter is None or run.saved == state.iter or state.iter == run.planned.iter:
+        return
+    if run.stage.solver.asynchronous:  # between two boundaries there is no one state
         return
     parted = state.replicas is not None and state.replicas.parted
     if (state.residual is not None or parted) and run.worker.comm.size > 1:

@@ -1,0 +1,306 @@
+"""Server 0's other task: it hands out iterations, says whose push is next, and writes down who came when.
+
+`Hub` decides by who comes, with `Tickets`. `Replay` has the same face and goes by a record, as pushes were claimed: so what an iteration has
+to have seen was pushed before it begins, and one replica alone gets through.
+"""
+
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from stagerun.base.errors import PeerError
+from stagerun.comm.group import AGAIN
+from stagerun.engine.asynchronous.record import Leg
+from stagerun.engine.asynchronous.tickets import Begin, End, Granted, Refused, Tickets, Wait
+
+T = TypeVar("T")
+
+# A replica that keeps others waiting is waited for so many times as long as a push usually takes, and at least so many seconds.
+PATIENCE, LEAST_PATIENCE_S = 4.0, 1.0
+# One that stays away at the end of a leg is left behind after so many seconds: the others can't tell it from a dead one.
+LEFT_BEHIND_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """An iteration to compute. `claim`: its number in a record, -1 without one."""
+
+    iteration: int
+    claim: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class LegEnd:
+    """The leg is over after `iter` iterations. `gone`: the ranks that are no longer there. `stopped`: someone asked for it. `wrong`: what
+    isn't finite, '' if training goes on."""
+
+    iter: int
+    gone: tuple[int, ...] = ()
+    stopped: bool = False
+    wrong: str = ""
+    skips: int = 0
+    skips_in_all: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """An iteration that counts. `wrong`: why it has no push; `lr`, `seconds` of the replica's computing, `staleness` at server 0."""
+
+    iteration: int
+    replica: int
+    loss: float
+    seconds: float
+    staleness: int = 0
+    wrong: str = ""
+
+
+class Desk(Protocol):
+    """What a replica asks for, here or over the network."""
+
+    def ask(self, replica: int) -> int | None:
+        """The next iteration that its loader is to read; None at the stage's end."""
+
+    def begin(self, replica: int, stop: bool) -> Work | LegEnd:
+        """Waits for what the replica is to do now. `stop`: it asks all to stop."""
+
+    def claim(self, replica: int) -> int:
+        """Waits for its turn to push: the number of its claim, or -1: it came too late, and is to begin another."""
+
+    def done(self, replica: int, done: Done) -> None:
+        """All servers have its push; or it has none, since something isn't finite."""
+
+
+class Hub:
+    """Any thread may call it. `news`: what was done, for the one who reports it."""
+
+    def __init__(
+        self,
+        tickets: Tickets,
+        replicas: Sequence[int],
+        most_skips: int = 0,
+        explained: Callable[[Done, int], str] = lambda done, number: done.wrong,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`most_skips`: iterations one after the other that may have no push; one more, the `number`-th, ends the leg, and is `explained`."""
+        self._tickets, self._clock, self._most, self._explained = tickets, clock, most_skips, explained
+        self.present, self.gone = set(replicas), set[int]()
+        self.news: deque[tuple[Done, float]] = deque()  # and when, by time.monotonic()
+        self.skips = self.skips_in_all = 0
+        self._changed = threading.Condition()
+        self._recent: deque[float] = deque(maxlen=16)
+        self._error: BaseException | None = None
+        self._end: LegEnd | None = None
+        self._ended: set[int] = set()  # who knows that the leg is over
+        self._stopped, self._wrong = False, ""
+        self._iterations: list[int] = []  # by claim
+        self._replicas: list[int] = []
+        self._working: dict[int, int] = {}
+
+    def start(self, first: int, limit: int, skips: int, skips_in_all: int) -> None:
+        """The leg of iterations `first` .. `limit` - 1."""
+        with self._changed:
+            self._tickets.leg(first, limit)
+            self._iterations, self._replicas, self._ended, self._end = [], [], set(), None
+            self.skips, self.skips_in_all = skips, skips_in_all
+            self._changed.notify_all()
+
+    def ask(self, replica: int) -> int | None:
+        with self._changed:
+            found = self._tickets.ask(replica)
+            self._changed.notify_all()
+            return found
+
+    def begin(self, replica: int, stop: bool) -> Work | LegEnd:
+        with self._changed:
+            if stop:
+                self._cut()
+            if replica in self.gone:  # left behind, and back
+                return LegEnd(self._tickets.limit, tuple(sorted(self.gone)))
+            answer = self._until(replica, lambda: self._tickets.begin(replica), Wait)
+            if isinstance(answer, End):
+                self._ended.add(replica)
+                self._changed.notify_all()
+                return self._meet()
+            assert isinstance(answer, Begin)
+            self._working[replica] = answer.iteration
+            return Work(answer.iteration)
+
+    def claim(self, replica: int) -> int:
+        with self._changed:
+            if replica in self.gone:
+                return -1
+            answer = self._until(replica, lambda: self._tickets.claim(replica), Wait)
+            if isinstance(answer, Refused):
+                return -1
+            assert isinstance(answer, Granted)
+            self._iterations.append(self._working[replica])
+            self._replicas.append(replica)
+            self._changed.notify_all()
+            return answer.number
+
+    def done(self, replica: int, done: Done) -> None:
+        with self._changed:
+            if replica in self.gone:
+                return
+            if done.wrong and not self._tickets.holds(replica):
+                return  # it was given to another, who will see for itself
+            self._tickets.done(replica)
+            self._recent.append(done.seconds)
+            self.news.append((done, self._clock()))
+            if done.wrong:
+                self.skips, self.skips_in_all = self.skips + 1, self.skips_in_all + 1
+                if self.skips > self._most:
+                    self._wrong = self._explained(done, self.skips)
+                    self._cut()
+            else:
+                self.skips = 0
+            self._changed.notify_all()
+
+    def lost(self, replica: int) -> None:
+        """It is dead, or as good as dead."""
+        with self._changed:
+            if replica not in self.gone:
+                self.gone.add(replica)
+                self.present.discard(replica)
+                self._tickets.lost(replica)
+                self._changed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """A thread that answers replicas met what it should not have: whoever waits next raises it."""
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
+
+    def noted(self) -> tuple[list[int], list[int]]:
+        """(iterations, replicas) of the leg's claims."""
+        return self._iterations, self._replicas
+
+    def _cut(self) -> None:
+        self._stopped = self._stopped or not self._wrong
+        self._tickets.cut()
+        self._changed.notify_all()
+
+    def _until(self, replica: int, ask: Callable[[], T], not_yet: type) -> T:
+        """What `ask` answers when it is no longer `not_yet`. Who holds this one up for too long is refused."""
+        since = self._clock()
+        while isinstance(answer := ask(), not_yet):
+            if self._error is not None:
+                raise self._error
+            usual = statistics.median(self._recent) if self._recent else None
+            patience = max(LEAST_PATIENCE_S, PATIENCE * usual) if usual is not None else LEFT_BEHIND_S
+            if not self._changed.wait(timeout=max(0.01, since + patience - self._clock())):
+                for other in answer.for_whom:  # type: ignore[attr-defined]
+                    self._tickets.refuse(other)
+                since = self._clock()
+                self._changed.notify_all()
+        return answer
+
+    def _meet(self) -> LegEnd:
+        """When all that are present know that the leg is over, the same for all of them. Who stays away is left behind."""
+
+        def over() -> bool:
+            return self._error is not None or self._end is not None or self.present <= self._ended
+
+        all_here = self._changed.wait_for(over, LEFT_BEHIND_S)
+        if self._error is not None:
+            raise self._error
+        if self._end is None:
+            for replica in () if all_here else self.present - self._ended:
+                self.gone.add(replica)
+                self._tickets.lost(replica)
+            self.present &= self._ended
+            gone = tuple(sorted(self.gone))
+            iter, skips = self._tickets.limit, self.skips
+            self._end = LegEnd(iter, gone, self._stopped, self._wrong, skips, self.skips_in_all)
+        return self._end
+
+
+class Replay:
+    """Hands out the claims of a leg in their order, to whoever comes."""
+
+    def __init__(self, legs: Sequence[Leg], replicas: Sequence[int]) -> None:
+        self._legs = {leg.first: leg for leg in legs}
+        self._all = deque((leg.first, claim) for leg in legs for claim in self._applied(leg))
+        self.present, self.gone = set(replicas), set[int]()
+        self.news: deque[tuple[Done, float]] = deque()  # and when, by time.monotonic()
+        self._changed = threading.Condition()
+        self._asked: dict[int, deque[tuple[int, int]]] = {}
+        self._claims: dict[int, int] = {}
+        self._error: BaseException | None = None
+        self._left, self._stopped = 0, False
+        self._ended: set[int] = set()
+        self._now: Leg | None = None
+        self.skips = self.skips_in_all = 0
+
+    @staticmethod
+    def _applied(leg: Leg) -> list[int]:
+        """The claims that some server has had a push of."""
+        return sorted({claim for server in leg.servers for claim in server.order})
+
+    def start(self, first: int, limit: int, skips: int, skips_in_all: int) -> None:
+        with self._changed:
+            self._now = self._legs[first]
+            assert limit == self._now.last
+            self._left, self._ended = len(self._applied(self._now)), set()
+            self.skips, self.skips_in_all = skips, skips_in_all
+            self._changed.notify_all()
+
+    def ask(self, replica: int) -> int | None:
+        with self._changed:
+            if not self._all:
+                return None
+            first, claim = self._all.popleft()
+            self._asked.setdefault(replica, deque()).append((first, claim))
+            return self._legs[first].iterations[claim]
+
+    def begin(self, replica: int, stop: bool) -> Work | LegEnd:
+        with self._changed:
+            self._stopped = self._stopped or stop
+            leg = self._now
+            assert leg is not None
+            mine = self._asked.get(replica)
+            if not self._stopped and mine and mine[0][0] == leg.first:
+                _, claim = mine.popleft()
+                self._claims[replica] = claim
+                return Work(leg.iterations[claim], claim)
+            self._ended.add(replica)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: bool(self.gone or self._error) or self._ended >= self.present)
+            if self._error is not None:
+                raise self._error
+            if self.gone:
+                raise PeerError(
+                    f"worker {min(self.gone)} is gone, and a replay goes on with those that it started with", AGAIN
+                )
+            if self._left:
+                return LegEnd(leg.first, (), True, "", self.skips, self.skips_in_all)
+            self.skips, self.skips_in_all = leg.skips, leg.skips_in_all
+            return LegEnd(leg.last, (), self._stopped, "", leg.skips, leg.skips_in_all)
+
+    def claim(self, replica: int) -> int:
+        return self._claims[replica]
+
+    def done(self, replica: int, done: Done) -> None:
+        with self._changed:
+            self._left -= 1
+            self.news.append((done, time.monotonic()))
+            self._changed.notify_all()
+
+    def noted(self) -> tuple[list[int], list[int]]:
+        assert self._now is not None
+        return list(self._now.iterations), list(self._now.replicas)
+
+    def fail(self, error: BaseException) -> None:
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
+
+    def lost(self, replica: int) -> None:
+        """What it had is not given to another: the same command goes on from the newest snapshot."""
+        with self._changed:
+            self.gone.add(replica)
+            self._changed.notify_all()

@@ -1,0 +1,390 @@
+"""The training loop of a stage with `method: ASYNC`, on one rank: in the place of `engine.loop.train`.
+
+Each rank is a replica; the first ones serve, too, in threads. Where a snapshot or an evaluation is due, a leg ends: all
+iterations before are done, none after it has begun, and all ranks hold what the servers have. So a snapshot needs nothing that is under
+way, and what the engine does there is what it does in any stage.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from stagerun.base.errors import Diverged, PeerError
+from stagerun.base.events import Iterated, Note, NotFinite, SnapshotDue, Stopped, TestDue
+from stagerun.base.recipe import Determinism, OnNan, Solver
+from stagerun.comm import Comm, SoloComm, make_reducer
+from stagerun.comm.group import AGAIN
+from stagerun.comm.line import line
+from stagerun.engine.asynchronous.hub import Desk, Done, Hub, LegEnd, Replay
+from stagerun.engine.asynchronous.lines import Clerk, RemoteDesk, RemoteServer
+from stagerun.engine.asynchronous.record import Arrived, Leg, Record
+from stagerun.engine.asynchronous.servers import Push, Server
+from stagerun.engine.asynchronous.shards import Shards, needs_whole
+from stagerun.engine.asynchronous.tickets import Tickets
+from stagerun.engine.images import Batch
+from stagerun.engine.loop import NOT_FINITE_HINT, StageLoop, diverged, failed, iterated, whats_due
+from stagerun.engine.state import TrainState
+from stagerun.engine.update import Outcome, Summed, clip_summed, not_finite, summed, too_fast
+from stagerun.schedule.sync import boundaries
+
+Batches = Callable[[int], list[Batch]]
+
+
+class Asynchronous:
+    """One rank's part in the stage. Collective: `__init__`, and the ends of legs."""
+
+    def __init__(
+        self,
+        loop: StageLoop,
+        state: TrainState,
+        solver: Solver,
+        determinism: Determinism,
+        comm: Comm,
+        record: Record,
+        recorded: Record | None = None,
+    ) -> None:
+        """`record`: of the stage so far. `recorded`: goes by that one, up to its end."""
+        assert solver.sync is not None
+        self.loop, self.state, self.comm, self.record, self.recorded = loop, state, comm, record, recorded
+        self.last = loop.max_iter if recorded is None else min(recorded.last, loop.max_iter)
+        self.boundaries = boundaries(solver, loop.branch_points)
+        self.rank, self.servers = comm.rank, solver.sync.servers
+        self.hosts = [
+            s % comm.size for s in range(self.servers)
+        ]  # the ranks that serve; of few workers each serves more
+        # By rank of `comm`, which changes when one is lost; those of the stage's start go on to be the replicas' names.
+        self.names = list(range(comm.size))
+        self.shards = Shards(state.solver.parameters, self.servers, needs_whole(solver))
+        self.tensors: list[Tensor] = [p.tensor for p in state.solver.parameters]
+        parameters = [p.tensor for p in state.solver.parameters]
+        self.reducer = make_reducer(determinism, parameters, SoloComm(), loop.arithmetic.logical_workers)
+        self.own: dict[int, Server] = {}  # of the present leg
+        self.hub = self._hub(solver.sync.max_staleness or 1) if self.rank == 0 else None
+        self.asked: deque[int] = deque()  # by the loader, and not begun
+        self._connect()
+
+    def _hub(self, max_staleness: int) -> Hub | Replay:
+        if self.recorded is not None:
+            legs = [leg for leg in self.recorded.legs if leg.first >= self.state.iter]
+            return Replay(legs, self.names)
+        most = self.loop.max_nan if self.loop.on_nan is OnNan.SKIP else 0
+
+        def explained(done: Done, number: int) -> str:
+            return diverged(self.loop, self._not_finite(done, number, 0.0)).message
+
+        return Hub(Tickets(self.state.iter, self.last, max_staleness), self.names, most, explained)
+
+    def _connect(self) -> None:
+        """A line to each server, one more to the hub, and on a server a thread for each of the others."""
+        at, like = self.state.iter, self.tensors[0]
+        self.desk: Desk | None = self.hub
+        self.remote: dict[int, RemoteServer] = {}
+        clerks = []
+        for s, host in enumerate(self.hosts):
+            for r in self.names:
+                if r == host or self.rank not in (host, r):
+                    continue
+                other = r if self.rank == host else host
+                name = f"{self.loop.stage}/{at}/{s}-{r}"
+                wire = line(self.comm, other, name)
+                asks = line(self.comm, other, f"{name}/asks") if s == 0 else None
+                if self.rank == host:
+                    clerks += [(one, r, s) for one in (wire, asks) if one is not None]
+                    continue
+                self.remote[s] = RemoteServer(wire, like.detach(), self.shards.sizes[s])
+                if asks is not None:
+                    self.desk = RemoteDesk(wire, asks)
+        self.clerks = [
+            Clerk(wire, r, self.hub if s == 0 else None, partial(self.own.__getitem__, s), self._lost, self._failed)
+            for wire, r, s in clerks
+        ]
+
+    def _lost(self, replica: int) -> None:
+        if self.hub is None:
+            return
+        if replica in self.hosts:
+            text = f"worker {replica} is gone, and with it what it served of the weights"
+            self.hub.fail(PeerError(text, AGAIN))
+        else:
+            self.hub.lost(replica)
+
+    def _failed(self, error: BaseException) -> None:
+        if self.hub is None:
+            raise error
+        self.hub.fail(error)
+
+    # -- images
+
+    def requests(self, device_batch_size: int) -> Iterator[tuple[int, int]]:
+        """(position, count) of each device batch of the iterations that this rank gets. Walked by the loader's threads, ahead."""
+        assert self.desk is not None
+        while (iteration := self.desk.ask(self.rank)) is not None:
+            self.asked.append(iteration)
+            yield from self.places(iteration, device_batch_size)
+
+    def places(self, iteration: int, device_batch_size: int) -> Iterator[tuple[int, int]]:
+        start = self.loop.start_position + iteration * self.loop.batch_size
+        for worker in self.loop.run:
+            yield start + worker * device_batch_size, device_batch_size
+
+    def _batches(self, iteration: int, batches: Iterator[Batch], read: Batches) -> list[Batch]:
+        """Those of an iteration: what was read ahead, but for what was given to others meanwhile; or read now."""
+        if iteration not in self.asked:
+            return read(iteration)
+        while True:
+            found = [next(batches) for _ in self.loop.run]
+            if self.asked.popleft() == iteration:
+                return found
+
+    # -- the loop
+
+    def train(
+        self, batches: Iterator[Batch], read: Batches, stop: Callable[[], bool]
+    ) -> Iterator[Iterated | NotFinite | SnapshotDue | TestDue | Stopped | Note]:
+        """Takes the state to the end of the stage, or of the record. Of iterations rank 0 tells, as the servers do them; all ranks yield the same
+        SnapshotDue, TestDue and Stopped. `batches` are those of `requests`; `read` reads those of one iteration."""
+        state, loop = self.state, self.loop
+        while state.iter < self.last:
+            ended = yield from self._leg(self._limit(), batches, read, stop)
+            if ended.wrong:
+                self._leave()
+                raise Diverged(ended.wrong, NOT_FINITE_HINT)
+            if ended.stopped:
+                self._leave()
+                yield Stopped(stage=loop.stage, iter=state.iter, reason="asked to stop")
+                return
+            yield from whats_due(loop, state)
+        self._leave()
+
+    def _limit(self) -> int:
+        """Where the leg from the present iteration on ends."""
+        if self.recorded is not None:
+            leg = self.recorded.leg(self.state.iter)
+            assert leg is not None
+            return leg.last
+        return min(self.last, next(at for at in self.boundaries if at > self.state.iter))
+
+    def _leg(
+        self, limit: int, batches: Iterator[Batch], read: Batches, stop: Callable[[], bool]
+    ) -> Generator[Iterated | NotFinite | Note, None, LegEnd]:
+        desk, first = self.desk, self.state.iter
+        assert desk is not None
+        self._open(limit)
+        while True:
+            with self._waiting():
+                work = desk.begin(self.rank, stop())
+            if isinstance(work, LegEnd):
+                break
+            pieces = self._batches(work.iteration, batches, read)
+            own = self._iterate(work.iteration, work.claim, pieces)
+            if own is not None and self.hub is None:
+                yield self._event(own, own.seconds)
+            yield from self._news()
+        if self.rank in work.gone:
+            raise PeerError("this worker was away for too long, and the others went on without it", AGAIN)
+        yield from self._news()
+        yield from self._close(first, work)
+        return work
+
+    def _open(self, limit: int) -> None:
+        state, loop = self.state, self.loop
+        leg = self.recorded.leg(state.iter) if self.recorded is not None else None
+
+        def move(total: Tensor) -> None:
+            state.statistics.move(total, loop.arithmetic.logical_workers)
+
+        for s, host in enumerate(self.hosts):
+            if host == self.rank:
+                arrived = leg.servers[s] if leg is not None else None
+                self.own[s] = Server(s, self.shards, state.solver, loop.knobs, move, arrived)
+        # A replay that is stopped half way goes back: what it has is not the state after any iteration.
+        self.began = {k: t.clone() for k, t in self._live().items()} if self.recorded is not None else {}
+        self.before = time.monotonic()
+        if self.hub is not None:
+            self.hub.start(state.iter, limit, state.skips, state.skips_in_all)
+        self.comm.barrier()  # hub and servers are open before anyone comes
+
+    def _iterate(self, iteration: int, claim: int, pieces: list[Batch]) -> Done | None:
+        """Pull, compute, push. None where it came too late."""
+        began, desk = time.monotonic(), self.desk
+        assert desk is not None
+        seen = self._pull(claim)
+        found = self._summed(iteration, pieces)
+        how = self.loop.arithmetic
+        loss = found.loss_sum / how.logical_workers
+        wrong = not_finite(loss, found.size, found.gradients, found.moved)
+        wrong = wrong or too_fast(self.state, self.loop.knobs(iteration), loss)
+        seconds = time.monotonic() - began
+        if wrong:
+            self.state.statistics.forget()
+            done = Done(iteration, self.rank, loss, seconds, wrong=wrong)
+            desk.done(self.rank, done)
+            return done
+        clip_summed(found, how)
+        with self._waiting():
+            claim = desk.claim(self.rank)
+        if claim < 0:
+            return None
+        staleness = self._push(claim, iteration, seen, found)
+        done = Done(iteration, self.rank, loss, seconds, staleness)
+        desk.done(self.rank, done)
+        return done
+
+    def _pull(self, claim: int) -> list[int]:
+        """The versions that were seen, by server."""
+        seen = []
+        for s in range(self.servers):
+            with self._waiting():
+                version, vector = self._server(s).pull(claim)
+            self.shards.unpack(s, vector, self.tensors)
+            seen.append(version)
+        return seen
+
+    def _push(self, claim: int, iteration: int, seen: list[int], found: Summed) -> int:
+        """How many updates the gradient had not seen, at server 0."""
+        gradients, staleness = self.shards.gradients(found.gradients), 0
+        total = found.total[: self.state.statistics.n]
+        for s in range(self.servers):
+            vector = self.shards.packed(s, gradients)
+            with self._waiting():
+                behind = self._server(s).push(Push(claim, iteration, seen[s], vector, total if s == 0 else None))
+            staleness = behind if s == 0 else staleness
+        return staleness
+
+    def _server(self, number: int) -> Server | RemoteServer:
+        return self.own[number] if number in self.own else self.remote[number]
+
+    def _summed(self, iteration: int, pieces: list[Batch]) -> Summed:
+        run = self.loop.run
+        workers = ((worker, batch, worker == run[-1]) for worker, batch in zip(run, pieces, strict=True))
+        self.state.model.train()
+        return summed(self.state, workers, self.reducer, self.loop.arithmetic, lambda: False, lambda done: False)
+
+    # -- the end of a leg
+
+    def _close(self, first: int, end: LegEnd) -> Iterator[Note]:
+        """All ranks that are left have the state of the servers, or, where a replay was stopped half way, that of the leg's start. Collective."""
+        yield from self._without(end.gone)
+        state = self.state
+        arrived = {s: server.close() for s, server in self.own.items()}
+        state.iter, state.skips, state.skips_in_all = end.iter, end.skips, end.skips_in_all
+        if end.iter == first:
+            for name, begun in self.began.items():
+                self._live()[name].copy_(begun)
+            return
+        self._assemble()
+        said = [
+            self.comm.broadcast_bytes(_said(arrived[s]) if s in arrived else None, host)
+            for s, host in enumerate(self.hosts)
+        ]
+        if self.hub is not None:
+            iterations, replicas = self.hub.noted()
+            servers = tuple(_heard(one) for one in said)
+            leg = Leg(first, end.iter, tuple(iterations), tuple(replicas), servers, end.skips, end.skips_in_all)
+            self.record.legs.append(leg)
+            state.arrivals = self.record.encoded()
+
+    def _without(self, gone: tuple[int, ...]) -> Iterator[Note]:
+        lost = [name for name in self.names if name in gone]
+        if lost:
+            self.comm.without([self.names.index(name) for name in lost])
+            self.names = [name for name in self.names if name not in gone]
+            who = ", ".join(map(str, lost))
+            yield Note(
+                text=f"lost worker {who}; the other {len(self.names)} go on, and do its iterations", warning=True
+            )
+
+    @torch.no_grad()
+    def _assemble(self) -> None:
+        update = self.state.solver
+        for s, host in enumerate(self.hosts):
+            mine = self.own.get(s)
+            vector = mine.vector if mine is not None else self.tensors[0].new_empty(self.shards.sizes[s])
+            if len(vector):
+                self.comm.broadcast(vector, host)
+                self.shards.unpack(s, vector, self.tensors)
+            remembered = mine.remembered() if mine is not None else {}
+            for slot, kept in update.history.items():
+                tensors = [kept[p.name] for p in update.parameters]
+                counts = slot == "t"
+                size = len(self.shards.parts[s]) if counts else self.shards.sizes[s]
+                if not size:
+                    continue
+                whole = remembered[slot] if mine is not None else tensors[0].new_empty(size)
+                self.comm.broadcast(whole, host)
+                if not counts:
+                    self.shards.unpack(s, whole, tensors)
+                    continue
+                for part, count in zip(self.shards.parts[s], whole, strict=True):
+                    if part.begin == 0:
+                        tensors[part.index].copy_(count)
+        trained = {p.name for p in update.parameters}
+        for name, tensor in self._live().items():
+            if name not in trained:
+                whole = tensor.contiguous()
+                self.comm.broadcast(whole)
+                tensor.copy_(whole)
+
+    def _leave(self) -> None:
+        """Ends the threads that served this rank, and waits for those that serve others here."""
+        if isinstance(self.desk, RemoteDesk):
+            self.desk.leave()
+        for s, server in self.remote.items():
+            if s > 0:  # that of the hub has the hub's line
+                server.leave()
+        for clerk in self.clerks:
+            clerk.thread.join()
+
+    def _live(self) -> dict[str, Tensor]:
+        return dict(self.state.model.state_dict())
+
+    # -- what is told of it
+
+    def _news(self) -> Iterator[Iterated | NotFinite]:
+        while self.hub is not None and self.hub.news:
+            done, at = self.hub.news.popleft()
+            if done.wrong:
+                yield self._skipped(done, at - self.before)
+            else:
+                self.state.iter, self.state.skips = self.state.iter + 1, 0
+                yield self._event(done, at - self.before)
+            self.before = at
+
+    def _event(self, done: Done, seconds: float) -> Iterated:
+        outcome = Outcome(done.loss, False, 0.0)
+        event = iterated(self.loop, self.state.iter, outcome, self.loop.knobs(done.iteration), seconds)
+        return replace(event, staleness=done.staleness, replica=done.replica)
+
+    def _skipped(self, done: Done, seconds: float) -> NotFinite:
+        self.state.skips += 1
+        event = self._not_finite(done, self.state.skips, seconds)
+        self.state.iter += event.done == OnNan.SKIP.value
+        return event
+
+    def _not_finite(self, done: Done, number: int, seconds: float) -> NotFinite:
+        return failed(self.loop, number, done.wrong, self.loop.knobs(done.iteration), seconds, done.iteration)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        self.comm.pulse.wait()
+        try:
+            yield
+        finally:
+            self.comm.pulse.go_on()
+
+
+def _said(arrived: Arrived) -> bytes:
+    return torch.tensor([arrived.order, arrived.staleness], dtype=torch.int32).numpy().tobytes()
+
+
+def _heard(data: bytes) -> Arrived:
+    order, staleness = (
+        torch.frombuffer(bytearray(data), dtype=torch.int32).reshape(2, -1).tolist() if data else ((), ())
+    )
+    return Arrived(tuple(order), tuple(staleness))
