@@ -215,6 +215,7 @@ def test_a_stop_is_heard_while_others_are_waited_for(nodes: list[Node], original
     copy.close()
 
 
+@pytest.mark.long
 def test_measured_from_the_source_alone(nodes: list[Node]) -> None:
     together(nodes, Phase.NODES)
     until(lambda: all(node.exchange.measured for node in nodes))
