@@ -11,15 +11,21 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import drawn
 import pytest
 import small
 import tiny
 from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# How long an example takes says how busy the machine is.
-settings.register_profile("stagerun", deadline=None)
-settings.load_profile("stagerun")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    drawn.quick = "not long" in config.option.markexpr
+    # How long an example takes says how busy the machine is.
+    settings.register_profile("stagerun", drawn.examples(100), deadline=None)
+    settings.load_profile("stagerun")
+
 
 _STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from stagerun.comm.compressed import views_of
 from stagerun.comm.group import Comm
+from stagerun.comm.reduce import views_of
 
 # About so much of each vector at a time, which bounds the memory for it. No bit depends on it.
 CHUNK_BYTES = 4 << 20

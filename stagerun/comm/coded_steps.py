@@ -27,7 +27,7 @@ class Link(NamedTuple):
 
 
 class Step:
-    """One collective on its way through the line."""
+    """One collective on its way through the thread."""
 
     after: "Step | None" = None  # has to have been finished before
 

@@ -10,12 +10,8 @@ the timing: that order must be the same on all ranks.
 """
 
 import copy
-import queue
-import threading
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,14 +19,13 @@ from torch import Tensor, nn
 from stagerun.base.errors import PeerError
 from stagerun.comm.compression import Draw, Operator
 from stagerun.comm.compression.operator import Steps, pieces
-from stagerun.comm.compression.places import joined
 from stagerun.comm.group import Comm
+from stagerun.comm.jobs import Background, Inline, Jobs
 from stagerun.comm.kept import Kept
+from stagerun.comm.messages import SAME, Messages
 from stagerun.comm.reduce import FlatReducer, views_of
 from stagerun.comm.residual import Residual
 from stagerun.system.pulse import Pulse
-
-_SAME = "run the same stagerun on all hosts, and the same command again: it goes on from the newest snapshot"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,61 +45,6 @@ def by_pieces(do: Callable[..., Tensor], *vectors: Tensor) -> None:
         do(*(vector[p] for vector in vectors))
 
 
-class Line(Protocol):
-    """Does one job after the other."""
-
-    def put(self, job: Callable[[], None]) -> None:
-        """Does it now or later."""
-
-    def wait(self) -> None:
-        """Returns when all that was put is done, or raises the first error of a job; those after it are left out."""
-
-
-class Inline:
-    """Does each job at once."""
-
-    def put(self, job: Callable[[], None]) -> None:
-        job()
-
-    def wait(self) -> None:
-        pass
-
-
-class Background:
-    """Does the jobs in a thread, which ends with this object. The process doesn't wait for it: a peer may never answer."""
-
-    def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._error: BaseException | None = None
-        threading.Thread(target=_work, args=(self._jobs,), name="compress", daemon=True).start()
-        weakref.finalize(self, self._jobs.put, None)
-
-    def put(self, job: Callable[[], None]) -> None:
-        def careful() -> None:
-            if self._error is None:
-                try:
-                    job()
-                except BaseException as error:  # raised by `wait`, in the thread that trains
-                    self._error = error
-
-        self._jobs.put(careful)
-
-    def wait(self) -> None:
-        done = threading.Event()
-        self._jobs.put(done.set)
-        done.wait()
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-
-
-@torch.no_grad()
-def _work(jobs: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
-    while (job := jobs.get()) is not None:
-        job()
-        del job  # it holds what holds this thread's end
-
-
 class CompressedReducer(FlatReducer):
     """`flat` is the sum. The gradients of each sender of this rank lie in a vector of its own, which becomes its next residual."""
 
@@ -119,7 +59,7 @@ class CompressedReducer(FlatReducer):
         each: bool = False,
         whole: int = 0,
         residual: Residual | None = None,
-        line: Line | None = None,
+        jobs: Jobs | None = None,
         kept: Kept | None = None,
     ) -> None:
         """`operators`: of each of the `parameters`, which are in model order. `runs[r]`: the senders of rank r; `each` says that they
@@ -139,10 +79,11 @@ class CompressedReducer(FlatReducer):
         self.now = 0  # the sender whose gradients come
         self.tails: list[Tensor] = []
         self.total = torch.empty(0)
-        self.line = line or (Background() if comm.size > 1 else Inline())
+        self.jobs = jobs or (Background("compress") if comm.size > 1 else Inline())
         # Waiting is the training thread's to report; what this one waits for lies behind `finish`.
         self.beside = copy.copy(comm)
         self.beside.pulse = Pulse()
+        self.messages = Messages(self.beside, runs, self.flat.device, self.flat.nbytes)
         self.left: list[Callable[[], None]] = []
         self.bases = residual.bases if residual is not None else {}
         self.next_bases: dict[str, Tensor] = {}  # once this update is made
@@ -194,7 +135,7 @@ class CompressedReducer(FlatReducer):
 
     def _arm(self) -> None:
         self.missing, self.sent, self.armed = list(self.sizes), 0, True
-        self.line.put(self._add_tails)
+        self.jobs.put(self._add_tails)
 
     def _fill(self) -> None:
         """The parameters that the losses of a sender don't reach."""
@@ -204,7 +145,7 @@ class CompressedReducer(FlatReducer):
 
     def _send(self) -> None:
         chunk = self.sent
-        self.line.put(lambda: self._compress(chunk))
+        self.jobs.put(lambda: self._compress(chunk))
         self.sent += 1
 
     def finish(self) -> Tensor:
@@ -212,10 +153,10 @@ class CompressedReducer(FlatReducer):
         self._fill()
         while self.sent < len(self.chunks):
             self._send()
-        self.line.put(self._decode)
+        self.jobs.put(self._decode)
         self.comm.pulse.wait()
         try:
-            self.line.wait()
+            self.jobs.wait()
         finally:
             self.comm.pulse.go_on()
         for p, view in self.sums:
@@ -229,11 +170,11 @@ class CompressedReducer(FlatReducer):
             self.vectors, self.residual.vectors = self.residual.vectors, self.vectors
             self.places, self.spare = self.spare, self.places
 
-    # -- in the line, in this order: tails, then each chunk; the answers to a chunk are decoded when the next one is on its way
+    # -- the jobs, in this order: tails, then each chunk; the answers to a chunk are decoded when the next one is on its way
 
     def _add_tails(self) -> None:
         size = self.tails[0].nbytes
-        received = self._share([[tail.view(torch.uint8) for tail in self.tails]], [size])()
+        received = self.messages.share([[tail.view(torch.uint8) for tail in self.tails]], [size])()
         self.total = received[0][0].clone().view(torch.float64)
         for other in received[0][1:]:
             self.total.add_(other.clone().view(torch.float64))
@@ -304,7 +245,7 @@ class CompressedReducer(FlatReducer):
             messages.append(next(rounds[-1]))
             if self.kept.due:
                 self.kept.encoded(item.number, self._called(item), own[0], item.operator, messages[-1][0], draw)
-        sent: _Sent | None = _Sent(items, rounds, 0, self._share(messages, self._sizes(items, 0)))
+        sent: _Sent | None = _Sent(items, rounds, 0, self.messages.share(messages, self._sizes(items, 0)))
 
         def finish() -> None:
             nonlocal sent
@@ -344,51 +285,12 @@ class CompressedReducer(FlatReducer):
                         vector[item.start : item.stop].zero_()
             except (ValueError, IndexError) as error:
                 raise PeerError(
-                    f"another worker sent what is not a compressed gradient of `{item.name}`: {error}", _SAME
+                    f"another worker sent what is not a compressed gradient of `{item.name}`: {error}", SAME
                 ) from error
         if not items:
             return None
         round = sent.round + 1
-        return _Sent(items, rounds, round, self._share(messages, self._sizes(items, round)))
-
-    def _share(self, messages: list[list[Tensor]], sizes: Sequence[int | None]) -> Callable[[], list[list[Tensor]]]:
-        """Starts sending the messages, by item and own sender, to every rank. The answer waits, and has them by item and sender.
-
-        `sizes`: the bytes of each item's message, None where only the sender knows.
-        """
-        by_sender = list(zip(*messages, strict=True))
-        lengths = self._lengths(by_sender, sizes)
-        buffers = [self.flat.new_empty(sum(map(sum, table)), dtype=torch.uint8) for table in lengths]
-        buffers[self.comm.rank] = joined([message for row in by_sender for message in row])
-        wait = self.beside.complete(buffers)
-
-        def arrived() -> list[list[Tensor]]:
-            wait()
-            found: list[list[Tensor]] = [[] for _ in sizes]
-            for piece, table in zip(buffers, lengths, strict=True):
-                parts = iter(piece.split([length for row in table for length in row]))
-                for _ in table:
-                    for messages_of_item in found:
-                        messages_of_item.append(next(parts))
-            return found
-
-        return arrived
-
-    def _lengths(self, messages: Sequence[Sequence[Tensor]], sizes: Sequence[int | None]) -> list[list[list[int]]]:
-        """By rank, sender and item. Known sizes are not sent."""
-        if None not in sizes:
-            return [[list(sizes) for _ in run] for run in self.runs]  # type: ignore[arg-type]
-        tables = [self.flat.new_empty((len(run), len(sizes)), dtype=torch.int64) for run in self.runs]
-        mine = torch.tensor([[message.numel() for message in row] for row in messages], dtype=torch.int64)
-        tables[self.comm.rank].copy_(mine)
-        self.beside.complete([table.view(-1) for table in tables])()
-        found = [table.tolist() for table in tables]
-        for rank, table in enumerate(found):
-            if not all(0 <= length <= self.flat.nbytes for row in table for length in row):
-                raise PeerError(
-                    f"another worker, rank {rank}, announces a compressed gradient of an impossible length", _SAME
-                )
-        return found
+        return _Sent(items, rounds, round, self.messages.share(messages, self._sizes(items, round)))
 
 
 @dataclass(frozen=True, slots=True)

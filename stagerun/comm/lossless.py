@@ -11,11 +11,9 @@ all; the second is queued when the next sum begins, or when it is waited for. So
 """
 
 import copy
-import queue
-import threading
-import weakref
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,6 +21,7 @@ from torch import Tensor
 from stagerun.base.spans import Spans
 from stagerun.comm.coded_steps import Collect, Complete, Exchange, HandOut, Link, Plain, Step
 from stagerun.comm.group import GRADIENTS, Comm
+from stagerun.comm.jobs import Background
 from stagerun.comm.planes import Codec
 from stagerun.system.pulse import Pulse
 
@@ -46,10 +45,8 @@ class CodedComm:
 
     def _begin(self) -> None:
         self.rank, self.size = self.comm.rank, self.comm.size
-        self._line = _Line(self.comm)
-        # The thread knows the line only: it ends when this is no longer in use.
-        self._ending = weakref.finalize(self, self._line.steps.put, None)
-        threading.Thread(target=self._line.run, name=THREAD, daemon=True).start()
+        self._wire = _Wire(self.comm)
+        self._jobs = Background(THREAD, self._wire.land)
 
     @property
     def workers(self) -> Sequence[int]:
@@ -88,7 +85,6 @@ class CodedComm:
 
     def without(self, gone: Collection[int]) -> None:
         self._owed = None  # a sum that those that are gone had a part in
-        self._ending()
         self.comm.without(gone)
         self._begin()
 
@@ -127,13 +123,13 @@ class CodedComm:
         self.comm.close()
 
     def _put(self, step: Step, doing: str = GRADIENTS) -> Callable[[], None]:
-        self._line.steps.put(step)
+        self._jobs.put(partial(self._wire.start, step))
         return self._wait(step, doing)
 
     def _settle(self) -> None:
         """Queues what is owed. Called where all ranks call it at the same place among their collectives."""
         if self._owed is not None:
-            self._line.steps.put(self._owed)
+            self._jobs.put(partial(self._wire.start, self._owed))
             self._owed = None
 
     def _idle(self) -> None:
@@ -159,32 +155,21 @@ class CodedComm:
         return wait
 
 
-class _Line:
-    """What the thread does, and all that it knows."""
+class _Wire:
+    """What the thread does, and all that it knows: it ends when nobody uses the CodedComm any more."""
 
     def __init__(self, comm: Comm) -> None:
         # Only the thread that trains gives signs of life, and what is noted of a sum covers coding.
         quiet = copy.copy(comm)
         quiet.pulse, quiet.spans = Pulse(), None
         self.link = Link(quiet, comm.twin(), Codec())
-        self.steps: queue.SimpleQueue[Step | None] = queue.SimpleQueue()
         self.sending: tuple[Step, Callable[[], None]] | None = None  # the step on the wire, and what waits for it
         self.error: Exception | None = None  # after which nothing is sent any more
         self.stream: torch.cuda.Stream | None = None
 
-    def run(self) -> None:
-        while True:
-            if self.steps.empty():
-                self._land()
-            step = self.steps.get()
-            if step is None:
-                return
-            self._start(step)
-            del step  # and the tensors with it, while there is nothing to do
-
-    def _start(self, step: Step) -> None:
+    def start(self, step: Step) -> None:
         if self.sending is not None and step.after is self.sending[0]:
-            self._land()
+            self.land()
         started = None
         try:
             if self.error is None:
@@ -192,12 +177,12 @@ class _Line:
                     started = step, step.start(self.link)
         except Exception as error:
             self.error = error
-        self._land()
+        self.land()
         self.sending = started
         if started is None:
             step.end(self.error)
 
-    def _land(self) -> None:
+    def land(self) -> None:
         """Waits for what is on the wire, and decodes it."""
         if self.sending is None:
             return

@@ -20,6 +20,7 @@ SOLVERS = Path(__file__).parents[2] / "solvers"
 FASHION = SOLVERS / "fashion_compressed"
 
 
+@pytest.mark.long
 def test_every_case_is_a_schedule_that_can_be_trained():
     words = ",".join(method.value for method in Method)
     found = cases(wanted(words), scopes=True, memory=True)

@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from hypothesis import HealthCheck, given, settings
+from drawn import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from stagerun.base.errors import RecipeError, StagerunError
@@ -93,7 +94,7 @@ def imported(files: Mapping[str, bytes], order: tuple[str, ...], model: str | No
         assert problem.render()
 
 
-@settings(max_examples=150, suppress_health_check=list(HealthCheck))
+@examples(150, suppress_health_check=list(HealthCheck))
 @given(
     st.integers(0, 2**32), st.sampled_from([(), (), ("main",), ("collapse", "main"), ("main", "drop")]), st.booleans()
 )
@@ -102,7 +103,7 @@ def test_damaged_folders(seed: int, order: tuple[str, ...], nets: bool) -> None:
     imported(damaged(chance.choice(SEEDS), chance), order, chance.choice([None, "resnet18", "vgg16"]), nets)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(st.binary(max_size=300), st.binary(max_size=300))
 def test_any_bytes(solver: bytes, script: bytes) -> None:
     net = SEEDS[0]["net.prototxt"]

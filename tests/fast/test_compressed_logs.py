@@ -112,6 +112,7 @@ def add(out: Path, start: dict[str, int], each: dict[int, int]) -> None:
     (out / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lines))
 
 
+@pytest.mark.long
 def test_the_report_of_a_run_without_compression_is_what_it_was(tmp_path: Path) -> None:
     """With several workers there are bytes, and nothing to compare them with."""
     one, two = (

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import tiny
 from click.testing import CliRunner, Result
-from hypothesis import given, settings
+from drawn import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import ImageFont
 
@@ -321,7 +322,7 @@ def test_sheets_are_wider_than_high_and_hold_every_tile(tiles: int) -> None:
     assert tiles < 4 or 1 <= columns / -(-tiles // columns) <= 2
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["C"]), max_size=200), st.integers(64, 400))
 def test_no_text_is_wider_than_its_picture(text: str, width: int) -> None:
     font = ImageFont.load_default(13)

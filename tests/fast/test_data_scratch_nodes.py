@@ -67,7 +67,7 @@ def together(nodes: list[Node], phase: Phase = Phase.SHARED, members: list[Membe
 
 
 def until(ready: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while not ready():
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -189,9 +189,9 @@ def test_a_thread_that_waits_for_others_hears_that_another_has_failed(
 
     together(nodes, members=[Member(idle.place, frozenset({original.name}), frozenset())])
     for node in nodes:
-        node.thread.join(10)
+        node.thread.join(50)
         assert node.error is not None and "No space left" in str(node.error)
-    assert time.monotonic() < begun + 10
+    assert time.monotonic() < begun + 50
     idle.server.close()
 
 
@@ -205,7 +205,7 @@ def test_a_stop_is_heard_while_others_are_waited_for(nodes: list[Node], original
         assert node.thread.is_alive()
         node.stopped = True
     for node in nodes:
-        node.thread.join(10)
+        node.thread.join(50)
         assert isinstance(node.error, CopyStopped)
     idle.server.close()
     # What they had stays, and the next run goes on from it.
@@ -215,6 +215,7 @@ def test_a_stop_is_heard_while_others_are_waited_for(nodes: list[Node], original
     copy.close()
 
 
+@pytest.mark.long
 def test_measured_from_the_source_alone(nodes: list[Node]) -> None:
     together(nodes, Phase.NODES)
     until(lambda: all(node.exchange.measured for node in nodes))
@@ -253,7 +254,7 @@ def test_who_takes_nothing_or_never_says_who_it_is_is_let_go(
         with suppress(OSError):
             mute.sendall(b"{")  # something, again and again
         time.sleep(0.05)
-        assert time.monotonic() < begun + 10
+        assert time.monotonic() < begun + 50
     mute.close()
     deaf.close()
 

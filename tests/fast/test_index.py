@@ -13,7 +13,8 @@ import lmdb
 import made_images
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from drawn import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stagerun.base.errors import DataError, PermissionDenied, StorageError
@@ -91,7 +92,7 @@ def test_another_kind_of_lmdb_is_refused(tmp_path: Path) -> None:
         offsets_of(str(tmp_path / "named"))
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 255)), min_size=1, max_size=5), st.randoms())
 def test_a_damaged_file_is_an_error_or_gives_places_inside_it(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]], rng: random.Random

@@ -4,7 +4,8 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from drawn import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from jpeg_pictures import END, FRAME, INTERVAL, SAMPLINGS, SCAN, by_pillow, changed, jpeg, whole
 
@@ -71,7 +72,7 @@ def test_any_part_of_any_picture(name: str) -> None:
         pytest.skip(f"{name} isn't available here")
 
     @given(cases())
-    @settings(max_examples=150)
+    @examples(150)
     def tried(case: tuple[bytes, int, Rectangle | None, int]) -> None:
         check(DECODERS[name], *case)
 

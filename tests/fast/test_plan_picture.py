@@ -35,7 +35,11 @@ def test_every_point_is_what_the_trainer_gets(of: Schedule) -> None:
         assert (drawn.points[0].iter, drawn.points[-1].iter) == (0, solver.max_iter - 1)
 
 
-@pytest.mark.parametrize("of", pictures(), ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "of",
+    [pytest.param(p, marks=pytest.mark.long) if len(p.stages) > 4 else p for p in pictures()],
+    ids=lambda s: s.name,
+)
 def test_few_points_that_hide_nothing(of: Schedule) -> None:
     """A line through the points is never off by more than 1 % of the stage's largest rate, and no extreme is missing."""
     for drawn in make_picture(of).stages:

@@ -243,7 +243,7 @@ def test_watching_in_a_terminal(folder: Path, capsys: pytest.CaptureFixture[str]
     assert mended.split("\n")[:-2] == first.split("\n")[:-2]  # but for the time of day
 
 
-@pytest.mark.parametrize("ending", ["svg", "html", "png"])
+@pytest.mark.parametrize("ending", ["svg", *(pytest.param(e, marks=pytest.mark.long) for e in ("html", "png"))])
 def test_watching_into_a_file_of_the_folder_itself(folder: Path, ending: str) -> None:
     target, init = folder / f"tree.{ending}", folder / "init.prototxt"
     sound, seen = init.read_text(), []

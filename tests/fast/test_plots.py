@@ -79,10 +79,11 @@ def chain(count: int = 8, shorts: int = 3, **short: object) -> Picture:
 # The usual width of a terminal, and what is about the least and the most; with the rest it takes a minute.
 WIDTHS = [50, 80, 120, 197]
 MORE_WIDTHS = [pytest.param(width, marks=pytest.mark.slow) for width in range(57, 197, 7)]
+_LONGER = [pytest.param(picture, marks=pytest.mark.long) for picture in (chain(3, 60), chain(40, 1))]
 
 
 @pytest.mark.parametrize("width", [*WIDTHS, *MORE_WIDTHS])
-@pytest.mark.parametrize("picture", [chain(), chain(3, 60), chain(40, 1)], ids=["8x3", "3x60", "40x1"])
+@pytest.mark.parametrize("picture", [chain(), *_LONGER], ids=["8x3", "3x60", "40x1"])
 def test_labels_that_have_no_room_are_left_out_and_counted(picture: Picture, width: int) -> None:
     """No key is cut short, none is explained that is not there, and each stage is labelled, explained or counted."""
     lines = text(picture, width).split("\n\nLR")[0].split("\n")
@@ -97,6 +98,7 @@ def test_labels_that_have_no_room_are_left_out_and_counted(picture: Picture, wid
     assert len(whole) + len(keys) + sum(more) == len(picture.stages)
 
 
+@pytest.mark.long
 def test_labels_of_short_stages_are_not_printed_over_each_other_in_files() -> None:
     picture = chain()
     found = svg_texts(figure.svg(picture, Unit.EPOCHS, make_scale(picture)))

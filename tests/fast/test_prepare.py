@@ -100,6 +100,7 @@ def test_the_same_records_with_the_same_pixels(tmp_path: Path) -> None:
     assert set_of(str(tmp_path / "out")) == set_of(source)
 
 
+@pytest.mark.long
 @needs_transcoder
 def test_without_a_side_file_and_in_pieces_it_comes_out_alike(tmp_path: Path) -> None:
     source = caffes(tmp_path)
@@ -116,6 +117,7 @@ def test_without_a_side_file_and_in_pieces_it_comes_out_alike(tmp_path: Path) ->
     assert records(tmp_path / "again") == records(tmp_path / "one")
 
 
+@pytest.mark.long
 @needs_transcoder
 def test_what_cannot_be_arranged_anew_is_copied_and_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = caffes(tmp_path)
@@ -133,6 +135,7 @@ def test_what_cannot_be_arranged_anew_is_copied_and_noted(tmp_path: Path, monkey
     assert "copied as it is\t00000000_k0: the pixels" in (tmp_path / "out" / REPORT).read_text()
 
 
+@pytest.mark.long
 @needs_transcoder
 def test_damage_is_not_given_a_fresh_digest(tmp_path: Path) -> None:
     source = caffes(tmp_path)

@@ -125,6 +125,7 @@ def test_the_best_stands_on_top_with_mean_and_deviation_over_seeds(three: list[P
     ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_page_in_mid_run_says_what_is_done_and_has_no_empty_axes(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     story = Story(tmp_path / "out").begin()
@@ -251,6 +252,7 @@ def test_without_matplotlib_the_page_says_what_to_install(three: list[Path], mon
     assert report(*three).exit_code == 0
 
 
+@pytest.mark.long
 def test_no_log_however_damaged_is_a_bug(tmp_path: Path) -> None:
     """Lines with values changed at random: a report or one clear message, in every format but the slow one."""
     killed_and_resumed(tmp_path / "out")

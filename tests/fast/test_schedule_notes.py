@@ -3,7 +3,8 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from drawn import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from test_plan import schedule
 from test_spec_resolve import SCHEDULE, A, mutated, read
@@ -159,7 +160,7 @@ def shaped(draw: st.DrawFn) -> str:
 
 
 @given(shaped(), st.lists(mutated("a.momentum_policy.end_value=0.3"), max_size=1))
-@settings(max_examples=300)
+@examples(300)
 def test_mutated_shapes_give_rates_or_mistakes_with_places(text: str, changes: list[str]) -> None:
     try:
         found = read(SCHEDULE, text, A, tuple(changes))
@@ -211,7 +212,7 @@ def drawn(draw: st.DrawFn) -> str:
 
 
 @given(drawn())
-@settings(max_examples=300)
+@examples(300)
 def test_what_passes_the_checks_has_sound_knobs_at_every_iteration(text: str) -> None:
     try:
         solver = schedule(trunk=text).stage("trunk").solver

@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from drawn import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stagerun.base.errors import DataError, RecipeError, StagerunError, UsageError
@@ -44,7 +45,7 @@ def test_the_checksum_is_crc32c() -> None:
     assert masked_crc(bytes(32)) == ((0x8A9136AA >> 15 | 0x8A9136AA << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(st.binary(max_size=700), st.integers(0, 3))
 def test_the_checksum_by_rows_is_the_one_by_bytes(data: bytes, times: int) -> None:
     data *= 1 << times

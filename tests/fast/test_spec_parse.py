@@ -3,10 +3,11 @@
 import time
 
 import pytest
+from drawn import examples
 from google.protobuf import text_format
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stagerun.base.errors import Problems
@@ -141,20 +142,20 @@ def agrees(text: str, kind: type[Message]) -> None:
 
 
 @given(st.lists(st.sampled_from(WORDS), max_size=14).map(" ".join))
-@settings(max_examples=600)
+@examples(600)
 def test_agrees_with_text_format_on_words(text: str) -> None:
     agrees(text, stagerun_pb2.Solver)
     agrees(text, stagerun_pb2.Schedule)
 
 
 @given(st.lists(fields(), max_size=3).map("".join))
-@settings(max_examples=600)
+@examples(600)
 def test_agrees_with_text_format_on_fields(text: str) -> None:
     agrees(text, stagerun_pb2.Solver)
 
 
 @given(changed())
-@settings(max_examples=600)
+@examples(600)
 def test_agrees_with_text_format_on_changed_texts(text: str) -> None:
     agrees(text, stagerun_pb2.Solver)
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from drawn import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stagerun import language
@@ -391,7 +392,7 @@ def mutated(draw: st.DrawFn, text: str) -> str:
 
 
 @given(mutated(SCHEDULE), mutated(A), mutated(B), st.lists(mutated("a.transform_param.pad=3"), max_size=2))
-@settings(max_examples=400)
+@examples(400)
 def test_mutated_files_give_a_schedule_or_mistakes_with_places(
     schedule: str, a: str, b: str, changes: list[str]
 ) -> None:

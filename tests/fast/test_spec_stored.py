@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from drawn import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from stagerun.base import recipe
@@ -60,7 +61,7 @@ def without_places(schedule: recipe.Schedule) -> recipe.Schedule:
     return dataclasses.replace(schedule, stages=stages, files=(), ensembles=ensembles)
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@examples(100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(values(recipe.Schedule))
 def test_what_canonical_writes_is_read_back(schedule: recipe.Schedule) -> None:
     text = canonical(schedule)

@@ -1,7 +1,8 @@
 """Trees of stages as they are written: iterations of a parent, several parents, sweeps, what is not enabled."""
 
 import pytest
-from hypothesis import given, settings
+from drawn import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stagerun import language
@@ -198,7 +199,7 @@ def test_a_parent_that_stands_below() -> None:
     assert [s.position for s in make_plan(schedule, Inventory()).stages] == [0, 300]
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     st.lists(st.text("@main0123456789 -_", max_size=30) | st.just("main@" + "0" * 30 + "9" * 5000), max_size=4),
     st.lists(st.sampled_from(["a", "b", "main", "main_7", ""]), max_size=3),

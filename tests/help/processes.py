@@ -6,6 +6,7 @@ import ipaddress
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -77,7 +78,7 @@ class Run:
         out, _ = self.process.communicate(timeout=timeout)
         return self.process.returncode, out
 
-    def gone(self, within: float = 5.0) -> bool:
+    def gone(self, within: float = 60.0) -> bool:
         """Whether no process of this run is left."""
         end = time.monotonic() + within
         while self.pids():
@@ -85,6 +86,16 @@ class Run:
                 return False
             time.sleep(0.05)
         return True
+
+
+def free_port() -> int:
+    """For a meeting on this host. Below those that the kernel gives to whoever asks for none: meanwhile no one gets it by chance."""
+    least = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(10_000, max(least, 20_000))
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def is_monitor(pid: int) -> bool:

@@ -35,7 +35,7 @@ def make_schedule(folder: Path, data: Path, **stages: str) -> Path:
     return folder
 
 
-def stagerun(*arguments: object, timeout: float = 120, **options: object) -> subprocess.CompletedProcess[str]:
+def stagerun(*arguments: object, timeout: float = 400, **options: object) -> subprocess.CompletedProcess[str]:
     """The command, to its end. Nothing it prints may look like a bug of ours."""
     env = options.pop("env", None) or {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -65,7 +65,7 @@ ENDLESS = ("--set", "early.max_iter=100000")
 AGAIN = ("--redo", "early")
 
 
-def wait_for(path: Path, run: processes.Run, timeout: float = 90) -> None:
+def wait_for(path: Path, run: processes.Run, timeout: float = 300) -> None:
     """Returns when `path` exists. Fails when the run ends before."""
     end = time.monotonic() + timeout
     while not path.exists():

@@ -64,7 +64,7 @@ def signalled(commits: int, number: int, *words: str | Path) -> tuple[int, str]:
         [sys.executable, "-c", SIGNALLED, str(commits), str(int(number)), "data", *map(str, words)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
     )
     return done.returncode, done.stderr
@@ -92,7 +92,7 @@ def test_without_a_folder_it_says_how_to_call_it() -> None:
         [sys.executable, "-m", "stagerun.tools.data.fashion"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
     )
     assert done.returncode == 64 and "usage" in done.stderr
@@ -119,7 +119,7 @@ def test_a_cut_off_lmdb_is_an_error_not_a_bus_error(tmp_path: Path, made: str) -
         path.mkdir()
         (path / "data.mdb").write_bytes(whole[:length])
         paths.append(str(path))
-    done = subprocess.run([sys.executable, "-c", program, *paths], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program, *paths], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == len(paths)
     assert all("is cut off" in line for line in done.stdout.splitlines()[1:])
@@ -135,7 +135,7 @@ def test_a_kill_half_way_leaves_no_lmdb_under_the_final_name(tmp_path: Path) -> 
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "write_lmdb(sys.argv[1], values())\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "db")], timeout=60)
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "db")], timeout=300)
     assert done.returncode == -signal.SIGKILL
     assert [path.name.partition("-")[0] for path in tmp_path.iterdir()] == ["db.partial"]
     assert write_lmdb(str(tmp_path / "db"), VALUES) == 300
@@ -154,7 +154,7 @@ def test_a_full_disk_is_a_storage_error(tmp_path: Path) -> None:
         "    print(error.render())\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "db")], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program, str(tmp_path / "db")], capture_output=True, text=True, timeout=300
     )
     assert "can't be written" in done.stdout, done.stderr
     assert list(tmp_path.iterdir()) == []
@@ -172,7 +172,7 @@ def test_an_interpreter_with_an_open_stream_exits() -> None:
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         cwd=Path(__file__).parents[1] / "fast",
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
@@ -189,7 +189,7 @@ def python(program: str, *arguments: object) -> "subprocess.Popen[str]":
 def test_many_processes_at_once_make_one_copy(source: str, disk: Path) -> None:
     program = "import sys; c, = stage([look(sys.argv[1])], sys.argv[2], 0); print(c.path, c.how.name)"
     running = [python(program, source, disk) for _ in range(4)]
-    lines = [process.communicate(timeout=60)[0].split() for process in running]
+    lines = [process.communicate(timeout=300)[0].split() for process in running]
     assert len({path for path, _ in lines}) == 1 and len(folders(disk)) == 1
     assert sorted(how for _, how in lines) == ["COPIED"] + ["THERE"] * 3
 
@@ -256,12 +256,12 @@ def test_a_signal_stops_it_and_the_same_command_goes_on(base: Path, disk: Path) 
     process = subprocess.Popen(
         [sys.executable, "-m", "stagerun", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while not (home / f"{look(str(train)).name}.lock").exists():  # then it has its handlers, and waits for ours
         assert process.poll() is None and time.monotonic() < end
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     os.close(held)
     assert process.returncode == 75 and out == "", err
     assert "stopped; the same command goes on where it was" in err and "Traceback" not in err
@@ -341,7 +341,7 @@ def test_killed_anywhere(tmp_path: Path, expected: tuple[dict[bytes, bytes], byt
         [sys.executable, "-c", KILLER, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         env=os.environ | {"PYTHONPATH": path},
     )
     assert done.returncode == 0, done.stderr

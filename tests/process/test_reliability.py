@@ -7,8 +7,9 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from disks import HookedDisk, ModelDisk
@@ -91,7 +92,11 @@ def test_power_finds_what_was_forgotten(forgotten: str) -> None:
         power.check(disk, sequence)
 
 
-def test_a_process_that_comes_after_an_empty_look_is_found() -> None:
+def test_a_process_that_comes_after_an_empty_look_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = count()
+    clock = SimpleNamespace(monotonic=lambda: next(ticks) * 0.03, sleep=lambda seconds: None)
+    monkeypatch.setattr(kills, "time", clock)
+
     class Late:
         looks = 0
 

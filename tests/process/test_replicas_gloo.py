@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import processes
 import pytest
 import torch
 from engine_help import CPU, SOLVER, Linear, arithmetic, cut, dataset, tensors
@@ -22,7 +23,6 @@ from stagerun.engine.codec import digest
 from stagerun.engine.compression import reducer_of
 from stagerun.engine.state import make_state, replicas_of
 from stagerun.engine.update import update
-from stagerun.launch.addresses import free_port
 from stagerun.schedule import make_knobs
 from stagerun.system.world import World
 
@@ -55,9 +55,9 @@ def train(comm: Comm) -> dict[str, object]:
 
 def told(folder: Path, workers: int) -> list[dict[str, object]]:
     """What each of so many processes says."""
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(processes.free_port())}
     paths = os.pathsep.join(path for path in sys.path if path)
-    processes = [
+    started = [
         subprocess.Popen(
             [sys.executable, __file__, str(folder)],
             env={**os.environ, **meeting, "PYTHONPATH": paths, "RANK": str(rank), "WORLD_SIZE": str(workers)},
@@ -65,9 +65,9 @@ def told(folder: Path, workers: int) -> list[dict[str, object]]:
         for rank in range(workers)
     ]
     try:
-        assert [process.wait(120) for process in processes] == [0] * workers
+        assert [process.wait(300) for process in started] == [0] * workers
     finally:
-        for process in processes:
+        for process in started:
             process.kill()
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(workers)]
 

@@ -26,7 +26,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def until(run: processes.Run, ready: Callable[[], bool]) -> None:
-    end = time.monotonic() + 90
+    end = time.monotonic() + 300
     while not ready():
         assert run.process.poll() is None, run.wait()
         assert time.monotonic() < end
@@ -35,7 +35,7 @@ def until(run: processes.Run, ready: Callable[[], bool]) -> None:
 
 def ended(run: processes.Run, temporary: Path) -> str:
     """What was said by one that was stopped in time."""
-    code, text = run.wait(90)
+    code, text = run.wait()
     assert code == 75, text
     assert "Traceback" not in text and "bug" not in text
     assert run.gone()
@@ -132,7 +132,7 @@ def test_a_rehearsal_that_is_stopped_keeps_nothing(base: Path, tmp_path: Path, t
     run = processes.Run([str(word) for word in words]).start()
     until(run, lambda: (tmp_path / "out" / ".rehearsal").exists())
     os.kill(run.process.pid, signal.SIGTERM)
-    code, text = run.wait(90)
+    code, text = run.wait()
     assert code in (0, 130) and "Traceback" not in text, text
     assert run.gone() and not (tmp_path / "out" / ".rehearsal").exists()
 
@@ -140,8 +140,13 @@ def test_a_rehearsal_that_is_stopped_keeps_nothing(base: Path, tmp_path: Path, t
 @pytest.mark.parametrize("command", ["plan", "rehearse"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_other_commands_are_interrupted(base: Path, tmp_path: Path, command: str, number: signal.Signals) -> None:
-    run = processes.Run([command, str(base / "schedule"), "--out", str(tmp_path / "out")]).start()
-    until(run, lambda: answers(run.process.pid))
-    os.kill(run.process.pid, number)
-    code, text = run.wait(90)
+    code, text = 0, ""
+    for _ in range(30):
+        run = processes.Run([command, str(base / "schedule"), "--out", str(tmp_path / "out")]).start()
+        while run.process.poll() is None and not answers(run.process.pid):
+            time.sleep(0.002)
+        run.process.send_signal(number)
+        code, text = run.wait()
+        if code:  # `plan` may have been faster than this process was on a busy machine
+            break
     assert code == 130 and text.strip().endswith("interrupted"), text

@@ -121,12 +121,12 @@ class Terminal:
         while self._read():
             pass
         os.close(self.side)
-        return self.process.wait(120), self.seen.decode()
+        return self.process.wait(300), self.seen.decode()
 
     def _read(self) -> bool:
-        if not select.select([self.side], [], [], 90)[0]:
+        if not select.select([self.side], [], [], 300)[0]:
             self.process.kill()
-            raise AssertionError(f"nothing came for 90 s, after {self.seen.decode()}")
+            raise AssertionError(f"nothing came for 300 s, after {self.seen.decode()}")
         try:
             more = os.read(self.side, 1 << 16)
         except OSError:  # the last process has closed its end

@@ -71,6 +71,7 @@ def test_one_worker_stays_dense_and_says_so(data: Path, tmp_path: Path) -> None:
     assert "choice" not in saved(tmp_path / "plain", 12) and not (tmp_path / "plain" / "choices").exists()
 
 
+@pytest.mark.long
 def test_what_was_chosen_before_the_first_snapshot_is_kept(data: Path, tmp_path: Path) -> None:
     schedule = make_schedule(tmp_path / "s", data, AUTO)
     rules = " ".join(f'param {{ name: "{name}" method: {m} }}' for name, m in CHOICE.items() if name != "*")
@@ -109,6 +110,7 @@ def test_what_does_not_fit_is_chosen_anew(data: Path, tmp_path: Path, changes: d
     assert found is not None and found.choice == {"*": DENSE}
 
 
+@pytest.mark.long
 def test_the_snapshot_has_it_too(data: Path, tmp_path: Path) -> None:
     """A run that goes on elsewhere, or after someone has cleared OUT/choices away."""
     schedule = make_schedule(tmp_path / "s", data, AUTO)
@@ -123,6 +125,7 @@ def test_the_snapshot_has_it_too(data: Path, tmp_path: Path) -> None:
     assert ends(tmp_path / "straight") == ends(tmp_path / "killed")
 
 
+@pytest.mark.long
 def test_a_snapshot_that_does_not_say_what_was_chosen_is_refused(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +157,7 @@ def two_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trying, "_ways", both)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("two_ways")
 def test_choosing_leaves_training_as_it_was(data: Path, tmp_path: Path) -> None:
     """Weights, BatchNorm's statistics, momentum and what is drawn at random: bit for bit those of a run that chose nothing."""

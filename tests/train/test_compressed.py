@@ -11,7 +11,8 @@ from stagerun.base import compression
 from stagerun.base.errors import PeerError
 from stagerun.base.recipe import Compression, CompressionRule, Determinism, Memory, Method, Scope, Solver
 from stagerun.comm import Comm, SoloComm, runs_of
-from stagerun.comm.compressed import Background, CompressedReducer, Inline
+from stagerun.comm.compressed import CompressedReducer
+from stagerun.comm.jobs import Background, Inline, Jobs
 from stagerun.comm.residual import Residual
 from stagerun.engine.compression import From, reducer_of, residual_of
 from stagerun.engine.state import Capture, TrainState, make_state
@@ -20,6 +21,8 @@ from stagerun.train.stage_start import _senders_of
 
 FIXED, ELASTIC = Determinism.FIXED, Determinism.ELASTIC
 LOGICAL = 4
+# One that is sparse, one that is drawn, one with several rounds, one that is a sum.
+FEW = (Method.TOP_K, Method.QSGD, Method.POWER_SGD, Method.FP16)
 METHODS = [m for m in Method if m not in (Method.NONE, Method.LOSSLESS, Method.AUTO)]
 
 
@@ -81,8 +84,8 @@ def job(workers: int, compress: Compression | None, determinism: Determinism) ->
     return Threads(workers).run(work) if workers > 1 else [work(SoloComm())]
 
 
-@pytest.mark.parametrize("scope", Scope)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("scope", [Scope.LAYERWISE, pytest.param(Scope.ENTIRE_MODEL, marks=pytest.mark.long)])
+@pytest.mark.parametrize("method", [m if m in FEW else pytest.param(m, marks=pytest.mark.long) for m in METHODS])
 def test_elastic_gives_any_number_of_workers_the_same_bits(method: Method, scope: Scope) -> None:
     compress = how(method, scope=scope)
     (alone,) = job(1, compress, ELASTIC)
@@ -237,11 +240,11 @@ def test_parameters_by_pattern() -> None:
 def test_the_thread_beside_gives_the_bits_of_none() -> None:
     compress, comm = how(Method.TOP_K), SoloComm()
 
-    def trained(line: Inline | Background) -> dict[str, torch.Tensor]:
+    def trained(jobs: Jobs) -> dict[str, torch.Tensor]:
         state = started(compress, FIXED, comm)
         reducer = reducer_of(FIXED, state, solver_of(compress), comm)
         assert isinstance(reducer, CompressedReducer)
-        reducer.line = line
+        reducer.jobs = jobs
         solver = solver_of(compress)
         for i in range(3):
             whole = dataset(solver.batch_size, seed=i)
@@ -249,24 +252,24 @@ def test_the_thread_beside_gives_the_bits_of_none() -> None:
             update(state, pieces, KNOBS, reducer, arithmetic(solver), lambda: False)
         return everything(state, comm)
 
-    assert_same(trained(Inline()), trained(Background()))
+    assert_same(trained(Inline()), trained(Background("beside")))
 
 
 def test_an_error_beside_is_raised_where_training_waits() -> None:
-    line = Background()
+    jobs = Background("beside")
 
     def fails() -> None:
         raise PeerError("gone")
 
     done: list[int] = []
-    line.put(lambda: done.append(1))
-    line.put(fails)
-    line.put(lambda: done.append(2))
+    jobs.put(lambda: done.append(1))
+    jobs.put(fails)
+    jobs.put(lambda: done.append(2))
     with pytest.raises(PeerError, match="gone"):
-        line.wait()
+        jobs.wait()
     assert done == [1]
-    line.put(lambda: done.append(3))
-    line.wait()
+    jobs.put(lambda: done.append(3))
+    jobs.wait()
     assert done == [1, 3]
 
 

@@ -57,6 +57,7 @@ def test_top_k(c: np.ndarray, ratio: float) -> None:
     assert same(one(Method.TOP_K, c, ratio=ratio, as_released=True), top_k_released(c, ratio))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("c", LONG)
 @pytest.mark.parametrize("ratio", [0.0001, 0.01, 0.3, 0.5, 1.0])
 def test_top_k_of_long_vectors(c: np.ndarray, ratio: float) -> None:
@@ -64,6 +65,7 @@ def test_top_k_of_long_vectors(c: np.ndarray, ratio: float) -> None:
     assert same(one(Method.TOP_K, c, ratio=ratio, as_released=True), top_k_released(c, ratio))
 
 
+@pytest.mark.long
 def test_top_k_where_a_sample_misleads() -> None:
     c = numbers(1 << 18)
     c[:: (1 << 18) // (1 << 15) | 1] *= 1000  # all that is sampled
@@ -85,6 +87,7 @@ def test_thresholds(c: np.ndarray, threshold: float) -> None:
         assert same(found, np.where(keep, c, 0).astype(c.dtype))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("c", LONG)
 def test_thresholds_of_long_vectors(c: np.ndarray) -> None:
     for threshold in (0.0001, 0.01, 0.03):
@@ -125,6 +128,7 @@ def test_terngrad(c: np.ndarray) -> None:
     check_terngrad(c)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("c", LONG)
 def test_terngrad_of_long_vectors(c: np.ndarray) -> None:
     check_terngrad(c)
@@ -154,12 +158,14 @@ def test_qsgd(c: np.ndarray, s: int) -> None:
     check_qsgd(c, s)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("c", LONG)
 @pytest.mark.parametrize("s", [1, 64, 255, 1000, 32767])
 def test_qsgd_of_long_vectors(c: np.ndarray, s: int) -> None:
     check_qsgd(c, s)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("s", [1, 255, 32767])
 def test_qsgd_of_one_number_per_bucket_is_that_number(s: int) -> None:
     c = np.zeros(512 * 4000, "f4")

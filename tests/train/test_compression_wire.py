@@ -36,7 +36,7 @@ def shape_of(method: Method, n: int) -> tuple[int, ...]:
 
 @kinds()
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
-@pytest.mark.parametrize("n", [1, 2, 3, 9, 600, 70_000])
+@pytest.mark.parametrize("n", [1, 2, 3, 9, 600, pytest.param(70_000, marks=pytest.mark.long)])
 def test_sums_residuals_and_sizes(method: Method, released: bool, dtype: str, n: int) -> None:
     """Any shares of the senders give the same bits; sums are added in the order of senders; c = d + residual as computed."""
     own = [numbers(n, dtype, seed) for seed in range(4)]
@@ -81,6 +81,7 @@ def test_a_fixed_threshold_sends_no_infinity_as_itself(bad: float) -> None:
     assert np.isnan(drive(make(Method.TWO_BIT, c.shape, threshold=0.01), [c])[0][300])
 
 
+@pytest.mark.long
 @kinds()
 @pytest.mark.parametrize("n", [1, 2, 513, 40_000])
 def test_zeros_stay_zeros(method: Method, released: bool, n: int) -> None:
@@ -91,6 +92,7 @@ def test_zeros_stay_zeros(method: Method, released: bool, n: int) -> None:
     assert not out.any() and not residuals[0].any()
 
 
+@pytest.mark.long
 @kinds()
 def test_bytes_do_not_depend_on_threads_nor_on_alignment(method: Method, released: bool) -> None:
     c = numbers(200_000)
@@ -120,6 +122,7 @@ def test_bytes_do_not_depend_on_threads_nor_on_alignment(method: Method, release
     assert same(first[-1], drive(operator, [c])[0])
 
 
+@pytest.mark.long
 @kinds()
 def test_as_on_a_gpu(method: Method, released: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """All at once, and with torch's own selection, as on a GPU: the same bytes. Sums of float64 are rounded to float32."""
@@ -157,6 +160,7 @@ def test_random_numbers_have_their_keys() -> None:
     assert (whole[:3] * 2**24).int().tolist() == [13234454, 14818459, 10564529]
 
 
+@pytest.mark.long
 def test_unbiased() -> None:
     """The mean of 1000 draws is within 5 standard errors of c everywhere, by the variance of the formula, and so is the mean over all
     numbers of what is above or below in size."""
@@ -192,6 +196,7 @@ def share(method: Method, vectors: Sequence[np.ndarray], **given_: Any) -> float
     return sent / sum(v.nbytes for v in vectors)
 
 
+@pytest.mark.long
 def test_bytes_on_the_wire() -> None:
     assert sum(resnet9()) == 6_573_120
     own = [numbers(n, seed=n) for n in resnet9()]
@@ -205,6 +210,7 @@ def test_bytes_on_the_wire() -> None:
     assert share(Method.QSGD, [numbers(600)]) <= 0.26 and share(Method.QSGD, [numbers(10)]) <= 0.7
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("freedom", [1.0, 1.5, 2.0, 3.0])
 def test_qsgd_of_heavy_tails(freedom: float) -> None:
     c = np.random.default_rng(5).standard_t(freedom, 200_000).astype("f4")

@@ -7,7 +7,8 @@ import cv2
 import numpy as np
 import PIL.Image
 import pytest
-from hypothesis import given, settings
+from drawn import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from test_data_transform import SOURCE, golden_draw, golden_rows
 
@@ -67,7 +68,7 @@ def step_by_step(image: Image, drawn: Draw) -> Image:
     return image[:, ::-1].copy() if drawn.mirror else image
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(images_and_draws())
 def test_a_draw_is_carried_out_in_one_way(case: tuple[Image, Draw]) -> None:
     image, drawn = case
@@ -147,7 +148,7 @@ def test_antialias_is_what_torchvision_makes_of_a_pil_image(channels: int) -> No
         assert np.abs(difference).max() <= apart
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(
     st.integers(1, 90),
     st.integers(1, 90),

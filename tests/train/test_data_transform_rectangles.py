@@ -5,7 +5,8 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from drawn import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stagerun.base import order
@@ -77,7 +78,7 @@ def test_rectangles_are_spread_like_torchvisions(param: RandomResizedCrop, heigh
         assert distance(what(ours), what(other)) < most
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(
     st.integers(1, 600),
     st.integers(1, 600),

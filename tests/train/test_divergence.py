@@ -136,7 +136,7 @@ def saved(out: Path) -> list[int]:
     return sorted(ref.iter for ref in store.inventory(store.LocalDisk(), out).snapshots)
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("harm", "name"),
     [
@@ -188,6 +188,7 @@ def test_also_at_a_stop_and_at_the_end_of_a_stage(
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("determinism", ["FIXED", "ELASTIC"])
 def test_no_false_alarm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, determinism: str, tmp_path_factory: pytest.TempPathFactory

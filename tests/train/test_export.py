@@ -66,7 +66,7 @@ def answers(folder: Path, images: np.ndarray, ema: bool = False) -> torch.Tensor
 
 
 @pytest.mark.parametrize("rgb", [False, True])
-@pytest.mark.parametrize("ema", [False, True])
+@pytest.mark.parametrize("ema", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_torchvisions_own_network_takes_the_file_and_what_is_printed(
     resnet18: Path, tmp_path: Path, rgb: bool, ema: bool
 ) -> None:
@@ -89,6 +89,7 @@ def test_torchvisions_own_network_takes_the_file_and_what_is_printed(
     assert not torch.allclose(found, answers(resnet18, images, not ema), rtol=1e-2)
 
 
+@pytest.mark.long
 def test_a_network_trained_on_rgb_with_std_value_takes_rgb_whatever_is_asked(tmp_path: Path) -> None:
     """torchvision's own normalisation: it is printed, the weights are as they were, and --rgb changes nothing."""
     means = "channel_order: RGB mean_value: [123.675, 116.28, 103.53] std_value: [58.395, 57.12, 57.375] crop_size: 40"
@@ -158,6 +159,7 @@ def test_metadata_says_what_the_network_expects(resnet18: Path, tmp_path: Path) 
     assert (facts["bgr"]["weights"], facts["rgb"]["weights"]) == ("trained", "averaged")
 
 
+@pytest.mark.long
 def test_one_mean_for_all_channels_and_none(tmp_path: Path) -> None:
     one = snapshot(tmp_path / "one", solver="transform_param { mean_value: 127.5 }")
     assert "RGB: (0..255 - [127.5, 127.5, 127.5]) * 1, " in export(
@@ -263,17 +265,20 @@ def check_onnx(folder: Path, file: Path, side: int, *options: str) -> None:
         assert np.abs(found - own).max() <= 1e-5 * max(1.0, np.abs(own).max())
 
 
+@pytest.mark.long
 def test_an_onnx_graph_takes_bytes_and_normalises_itself(onnx: object, tiny: Path, tmp_path: Path) -> None:
     check_onnx(tiny, tmp_path / "net.onnx", 28)
     check_onnx(tiny, tmp_path / "other.onnx", 36, "--size", "36")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--rgb"]], ids=["bgr", "rgb"])
 def test_an_onnx_graph_of_a_colour_network(onnx: object, resnet18: Path, tmp_path: Path, options: list[str]) -> None:
     check_onnx(resnet18, tmp_path / "net.onnx", 40, *options)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [pytest.param([], marks=pytest.mark.slow), ["--rgb"]], ids=["as it is", "rgb"])
 @pytest.mark.parametrize("order", ["BGR", "RGB"])
 def test_an_onnx_graph_divides_by_std_value(onnx: object, tmp_path: Path, order: str, options: list[str]) -> None:
@@ -289,6 +294,7 @@ def test_an_onnx_graph_divides_by_std_value(onnx: object, tmp_path: Path, order:
     assert np.abs(found - own).max() <= 1e-5 * max(1.0, np.abs(own).max())
 
 
+@pytest.mark.long
 def test_an_onnx_graph_of_a_network_trained_in_64_bits(onnx: object, tmp_path: Path) -> None:
     """In 32 bits: what runs ONNX seldom has convolutions of 64."""
     folder = snapshot(tmp_path / "out", TINY, GREY + " precision: FP64")
@@ -301,6 +307,7 @@ def test_an_onnx_graph_of_a_network_trained_in_64_bits(onnx: object, tmp_path: P
     assert np.abs(run_onnx(tmp_path / "net.onnx", images) - own).max() <= 1e-5
 
 
+@pytest.mark.long
 def test_an_onnx_file_holds_its_facts_and_nothing_of_this_machine(onnx, tiny: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     files = [tmp_path / "a.onnx", tmp_path / "b.onnx"]
     for file in files:

@@ -157,7 +157,10 @@ def assert_equal(name: str, losses: list[float], state, tolerance: float) -> Non
         assert np.abs(live[key].numpy() - value).max() <= tolerance * max(scale, 1e-3), key
 
 
-@pytest.mark.parametrize("name", RUNS)
+LATER = ("lenet_m09_B", "lenet_m09_C")  # which go on from the first
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in LATER else n for n in RUNS])
 def test_same_loss_and_weights_as_caffe(name, fashion):
     lrs, _, start = trace(name)
     solver = RUNS[name][2]
@@ -167,6 +170,7 @@ def test_same_loss_and_weights_as_caffe(name, fashion):
     assert_equal(name, losses, state, 1e-9)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["lenet_m09_A", "lenet_lrjump", "bnnet_m09_A"])
 def test_end_to_end_with_the_learning_rate_of_the_solver_file(name, fashion):
     solver = RUNS[name][2]
@@ -174,6 +178,7 @@ def test_end_to_end_with_the_learning_rate_of_the_solver_file(name, fashion):
     assert_equal(name, losses, state, 2e-6)
 
 
+@pytest.mark.long
 def test_golden_runs_tell_caffes_momentum_from_torchs(fashion):
     from stagerun.base.recipe import MomentumForm
 

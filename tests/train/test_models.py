@@ -21,7 +21,14 @@ def parameters(model: nn.Module) -> int:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("name", ["resnet_small", "resnet18", "resnet50", "resnet50_intel_caffe"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnet_small",
+        "resnet18",
+        *(pytest.param(n, marks=pytest.mark.long) for n in ("resnet50", "resnet50_intel_caffe")),
+    ],
+)
 def test_fresh_weights_give_logits_of_moderate_size_and_a_gradient_for_every_parameter(name, channels):
     torch.manual_seed(1)
     model = build(Model(name=name, num_classes=7, channels=channels))
@@ -46,15 +53,22 @@ def test_resnet_small_has_the_maps_of_its_description():
     assert shapes == [(32, 14, 14), (32, 14, 14), (64, 7, 7), (128, 4, 4), (10,)]
 
 
-def test_the_seed_alone_decides_the_weights():
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnet_small",
+        "resnet18",
+        *(pytest.param(n, marks=pytest.mark.long) for n in ("resnet50_intel_caffe", "googlenet")),
+    ],
+)
+def test_the_seed_alone_decides_the_weights(name):
     def drawn(seed: int, name: str) -> torch.Tensor:
         torch.manual_seed(seed)
         model = build(Model(name=name, num_classes=10, channels=1))
         return torch.cat([p.detach().flatten() for p in model.parameters()])
 
-    for name in ("resnet_small", "resnet18", "resnet50_intel_caffe", "googlenet"):
-        assert torch.equal(drawn(1, name), drawn(1, name))
-        assert not torch.equal(drawn(1, name), drawn(2, name))
+    assert torch.equal(drawn(1, name), drawn(1, name))
+    assert not torch.equal(drawn(1, name), drawn(2, name))
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -58,7 +58,7 @@ def slow(name: str, side: int):
         ("mobilenet_v3_small", 32),
         ("shufflenet_v2_x0_5", 32),
         ("squeezenet1_1", 33),  # without any BatchNorm
-        ("swin_t", 32),
+        pytest.param("swin_t", 32, marks=pytest.mark.long),
         ("resnet50_intel_caffe", 32),
         ("resnet9", 32),
         ("alexnet_bn", 32),
@@ -89,6 +89,7 @@ _SLOWLY = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precision", [Precision.BF16, *_SLOWLY])
 def test_intel_caffes_resnet50_with_every_option_in_every_precision(precision):
     """channels_last, 64x64; bfloat16 is coarse and near the others."""
@@ -98,7 +99,7 @@ def test_intel_caffes_resnet50_with_every_option_in_every_precision(precision):
     assert outcome.loss == pytest.approx(trained("resnet50_intel_caffe", 64, blur_pool=True)[1].loss, rel=0.05)
 
 
-@pytest.mark.parametrize("side", [28, 192])
+@pytest.mark.parametrize("side", [28, pytest.param(192, marks=pytest.mark.long)])
 def test_images_of_a_size_that_the_network_does_not_take_are_a_mistake_of_the_user(side):
     name = "vit_b_16" if side == 192 else "alexnet"
     with pytest.raises(UsageError, match=f"`{name}` takes images of .* {side} x {side}") as caught:

@@ -54,6 +54,7 @@ def done(events: list[Event]) -> list[str]:
     return [f"{e.done} {e.iter}" if isinstance(e, NotFinite) else str(e.iter) for e in same(events)]  # type: ignore[union-attr]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize(
     ("solver", "expected"),
@@ -127,6 +128,7 @@ def test_the_limit_of_skips_is_the_same_for_who_was_interrupted(tmp_path: Path) 
     assert isinstance(wider[-1], RunFinished)
 
 
+@pytest.mark.long
 def test_a_stage_that_was_skipped_whole_never_counts_as_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +163,7 @@ def test_a_piece_may_be_skipped_whole_where_the_stage_passed(tmp_path: Path) -> 
     assert ends(out) == ends(tmp_path / "whole")
 
 
+@pytest.mark.long
 def test_the_limit_of_rollbacks_is_the_same_for_who_was_interrupted(tmp_path: Path) -> None:
     """No snapshot in the midst: back to the start each time, and what was met is left out."""
     data = make_data(tmp_path / "lmdb", 20, 30, 40)
@@ -207,6 +210,7 @@ def test_a_damaged_target_is_set_aside_and_the_one_before_it_taken(tmp_path: Pat
     assert isinstance(events[-1], RunFinished) and not any(isinstance(event, SnapshotFailed) for event in events)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("workers", "gone", "all_stops"),
     [
@@ -251,6 +255,7 @@ def test_the_bits_are_those_of_a_run_whose_target_was_not_damaged(
         assert result.rollbacks == len(failures(straight))
 
 
+@pytest.mark.long
 def test_the_stages_after_go_on_where_the_images_were_left_out(tmp_path: Path) -> None:
     """Also one whose parent stopped before that, a piece of it, and one that begins the data anew."""
     data = make_data(tmp_path / "lmdb", POISON)

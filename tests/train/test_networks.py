@@ -13,10 +13,15 @@ from stagerun.models import BatchNorm2d, build, maker
 from stagerun.models.catalog import ARGUMENTS, FIRST_FILLS, _of_channels, family
 from stagerun.models.vision import torchvision_models
 
-# One of each family and of what is known of it; the rest is left to scripts/test-slow where a test computes something.
+# One of each family and of what is known of it; the rest is left to scripts/test-slow where a test computes something. A FEW of them
+# in the quick run.
 SAMPLE = {(family(name), NETWORKS[name]): name for name in reversed(NETWORKS)}.values()
+FEW = ("resnet18", "resnet9", "squeezenet1_1", "shufflenet_v2_x0_5", "vit_b_16", "googlenet")
 REST = [name for name in NETWORKS if name not in SAMPLE]
-ALL = [*SAMPLE, *(pytest.param(name, marks=pytest.mark.slow) for name in REST)]
+ALL = [
+    *(name if name in FEW else pytest.param(name, marks=pytest.mark.long) for name in SAMPLE),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in REST),
+]
 OF_TORCHVISION = [one for one in ALL if (one if isinstance(one, str) else one.values[0]) in TORCHVISION]
 
 
@@ -147,7 +152,14 @@ def test_a_first_convolution_of_other_channels_is_filled_as_torchvision_fills_it
     assert (grey.stride, grey.padding) == (published.stride, published.padding)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "resnext50_32x4d", "mobilenet_v3_small", "squeezenet1_1", "googlenet"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnet18",
+        "squeezenet1_1",
+        *(pytest.param(n, marks=pytest.mark.long) for n in ("resnext50_32x4d", "mobilenet_v3_small", "googlenet")),
+    ],
+)
 def test_weights_are_those_that_torchvision_draws_and_fit_into_its_network(name):
     torch.manual_seed(3)
     ours = build(Model(name=name, num_classes=5))

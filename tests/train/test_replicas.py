@@ -237,6 +237,7 @@ def schedule(tmp_path: Path, data: Path, sync: str, **changes: str) -> Path:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sync", SYNCS)
 def test_a_run_that_is_stopped_and_killed_between_synchronisations_ends_in_the_same_bits(tmp_path, data, sync):
     folder = schedule(tmp_path, data, SYNCS[sync])
@@ -270,6 +271,7 @@ def test_a_snapshot_holds_the_replicas_and_their_average(tmp_path, data):
     assert not np.array_equal(own[f"0/{slot}"], own[f"1/{slot}"])  # each keeps its momentum
 
 
+@pytest.mark.long
 def test_a_stage_that_branches_off_changes_no_bit_of_the_one_it_starts_from(tmp_path, data):
     folder = schedule(tmp_path, data, SYNCS["local"], main="max_iter: 10 snapshot: 5")
     lives(folder, tmp_path / "alone")
@@ -281,6 +283,7 @@ def test_a_stage_that_branches_off_changes_no_bit_of_the_one_it_starts_from(tmp_
     assert a.items() <= b.items() and ("main-00000003", "replicas.safetensors") in b
 
 
+@pytest.mark.long
 def test_an_evaluation_is_of_the_average_and_changes_no_replica(tmp_path, data):
     """Whoever holds what, and whether a snapshot has made the average before."""
 
@@ -303,6 +306,7 @@ def test_an_evaluation_is_of_the_average_and_changes_no_replica(tmp_path, data):
     assert last["one"] == last["never"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("on_nan", ["SKIP", "ROLLBACK"])
 def test_where_one_replica_fails_all_are_left_as_they_were(tmp_path, workers, on_nan):

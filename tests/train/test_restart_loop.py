@@ -262,7 +262,7 @@ def test_the_command_ends_with_73_on_all_ranks_and_leaves_the_log_to_the_other(
     running = small.start(base / "schedule", out, *small.ENDLESS, nproc=nproc)
     small.wait_for(out / "snapshots" / "init-00000002-a0001", running)
     elsewhere(out, 2)
-    code, text = running.wait(timeout=90)
+    code, text = running.wait()
     assert code == 73, text
     assert f"another run has taken over {out}" in text and "life 2, process 12 on node7" in text
     assert running.gone()

@@ -27,6 +27,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base
 
 
+@pytest.mark.long
 def test_one_more_parent_trains_one_more_stage(base: Path, tmp_path: Path) -> None:
     out = shutil.copytree(base / "out", tmp_path / "out")
     before = mtimes(out)
@@ -51,6 +52,7 @@ def test_one_more_parent_trains_one_more_stage(base: Path, tmp_path: Path) -> No
     assert (row["stage"], row["snapshot"]) == ("cut_main_3", names(out, "cut-")[0])
 
 
+@pytest.mark.long
 def test_the_report_and_the_status_of_the_folder_have_the_new_names(base: Path, tmp_path: Path) -> None:
     out = shutil.copytree(base / "out", tmp_path / "out")
     stages = 'stage { name: "trunk" solver: "main.prototxt" }\n' + (TWO + DEEP + BOTH).replace("main@", "trunk@")
@@ -90,6 +92,7 @@ def test_renamed_in_its_midst_it_comes_to_the_same_weights(base: Path, tmp_path:
     assert found["cut-00000002-a0002"].id == straight["cut@2"]
 
 
+@pytest.mark.long
 def test_what_is_lost_comes_back_under_the_new_name_for_the_same_children(base: Path, tmp_path: Path) -> None:
     out = shutil.copytree(base / "out", tmp_path / "out")
     shutil.rmtree(out / "snapshots" / "main-00000003-a0001")

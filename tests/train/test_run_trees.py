@@ -153,6 +153,7 @@ def test_a_branch_sees_the_images_that_the_trunk_sees_next(base: Path, tmp_path:
     assert branch.keys() == trunk.keys() and all(torch.equal(branch[k], trunk[k]) for k in trunk)
 
 
+@pytest.mark.long
 def test_a_branch_thought_of_later_trains_a_piece_of_the_trunk_to_the_same_bits(base: Path, tmp_path: Path) -> None:
     schedule, out = make_schedule(tmp_path / "s", base / "data", MAIN + END), tmp_path / "out"
     go(schedule, out)
@@ -207,6 +208,7 @@ def test_stopped_and_resumed_in_the_trunk_a_branch_and_a_piece(base: Path, tmp_p
     assert found.keys() - straight.keys() <= {"main-00000002"}
 
 
+@pytest.mark.long
 def test_not_enabled_then_enabled(base: Path, tmp_path: Path) -> None:
     schedule, out = tmp_path / "s", tmp_path / "out"
     make_schedule(schedule, base / "data", MAIN + CUT.replace("from", "enabled: false from") + LATE)
@@ -236,6 +238,7 @@ def test_an_edit_of_one_stage_trains_it_and_what_follows_from_it(base: Path, out
     }  # fmt: skip
 
 
+@pytest.mark.long
 def test_only_what_was_asked_for(base: Path, tmp_path: Path) -> None:
     schedule, out = base / "schedule", tmp_path / "out"
     with pytest.raises(UsageError) as caught:

@@ -95,6 +95,7 @@ def test_copied_before_training(base: Path, disk: Path, tmp_path: Path) -> None:
     assert [removal.kept for removal in unstage(str(disk), None)] == ["", ""], "nobody uses the copies any more"
 
 
+@pytest.mark.long
 def test_copied_beside_training_without_changing_a_bit(base: Path, disk: Path, tmp_path: Path) -> None:
     """Training has begun, on the LMDBs themselves, before the copies can be made; it ends on the copies, with the LMDBs gone."""
     held = locked(disk / HOME / "lock")
@@ -133,6 +134,7 @@ def wait(ready: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.long
 def test_a_copy_beside_training_that_fails_is_a_warning(base: Path, disk: Path, tmp_path: Path) -> None:
     seen = events(base, tmp_path / "out", disk, "data.scratch_copy=BESIDE", "data.scratch_reserve=1e8")
     assert notes(seen, warning=True).count("the images are read where they are") == 1
@@ -141,6 +143,7 @@ def test_a_copy_beside_training_that_fails_is_a_warning(base: Path, disk: Path, 
     assert processes.ends(tmp_path / "out") == processes.ends(base / "plain")
 
 
+@pytest.mark.long
 def test_a_copy_beside_training_ends_with_the_run(base: Path, disk: Path, tmp_path: Path) -> None:
     with locked(disk / HOME / "lock"):
         seen = events(base, tmp_path / "out", disk, "data.scratch_copy=BESIDE")
@@ -149,6 +152,7 @@ def test_a_copy_beside_training_ends_with_the_run(base: Path, disk: Path, tmp_pa
     assert processes.ends(tmp_path / "out") == processes.ends(base / "plain")
 
 
+@pytest.mark.long
 def test_a_copy_that_fails_in_mid_run_is_left_for_the_source(base: Path, disk: Path, tmp_path: Path) -> None:
     def at(event: Event) -> None:
         if isinstance(event, Iterated) and event.stage == "init" and event.iter == 2:
@@ -161,6 +165,7 @@ def test_a_copy_that_fails_in_mid_run_is_left_for_the_source(base: Path, disk: P
     assert "copied again" in notes(events(base, tmp_path / "again", disk), warning=True)
 
 
+@pytest.mark.long
 def test_a_stop_while_images_are_copied_loses_nothing(base: Path, disk: Path, tmp_path: Path) -> None:
     asked: list[bool] = []
 
@@ -295,6 +300,7 @@ def test_scratch_that_is_gone_or_full_ends_the_run_with_one_message(base: Path, 
             events(base, tmp_path / "out", disk, *more)
 
 
+@pytest.mark.long
 def test_a_source_that_is_gone_is_named_with_the_copy_that_is_left(base: Path, disk: Path, tmp_path: Path) -> None:
     events(base, tmp_path / "out", disk)
     schedule = load(str(base / "schedule"), options(disk))

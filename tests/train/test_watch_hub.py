@@ -61,7 +61,7 @@ class Pair:
 
     def until(self, found: Callable[[], object]) -> None:
         """Both look and listen in turn."""
-        end = time.monotonic() + 30
+        end = time.monotonic() + 120
         while not found():
             assert time.monotonic() < end
             self.spoke.retry_at = 0.0
