@@ -9,6 +9,7 @@ from stagerun.base.errors import (
     ExitCode,
     PeerError,
     PermissionDenied,
+    ResumeRefused,
     StagerunError,
     StorageError,
     UsageError,
@@ -49,11 +50,12 @@ from stagerun.train.choosing import resolved
 from stagerun.train.environment import environment_of, promise
 from stagerun.train.finish import finish_stage, test
 from stagerun.train.keeper import Lineage
-from stagerun.train.progress import Progress, progress_of
+from stagerun.train.progress import ARRIVALS, Progress, progress_of
 from stagerun.train.resident import keep, training_batches
 from stagerun.train.rollback import gone_back, keys_of
 from stagerun.train.snapshotter import Snapshotter
 from stagerun.train.stage_start import arithmetic_of, parent_id, restored, take_up_residual
+from stagerun.train.stored import most_arrivals, most_bytes
 from stagerun.train.worker import StageRun
 
 
@@ -88,9 +90,11 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
     if state.residual is not None and (before := state.residual.shared_from):
         text = f"the residuals of {count(before, 'sender')} are shared out evenly over {state.residual.senders}"
         yield Note(text=text)
-    replays = run.worker.replay is not None
+    replays = run.worker.replay is not None or run.is_piece
     if (same := promise(run.worker.schedule, planned, bits, replays)) and (same.warning or run.rollbacks is None):
         yield same
+    if pushing is not None and run.worker.profile is not None:
+        yield Note(text=f"no profile of stage `{run.stage.name}`: iterations of `method: ASYNC` overlap", warning=True)
     if planned.state is State.RESUME:
         run.saved = state.iter  # a stop before the first update has nothing to write
     snapshotter = None
@@ -152,13 +156,41 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
 
 def _pushing(run: StageRun, loop: StageLoop, state: TrainState) -> Asynchronous:
     """The replicas and servers of a stage with `ASYNC`. Collective."""
-    replaying, comm = run.worker.replaying, run.worker.comm
+    comm = run.worker.comm
     record = record_of(state.arrivals) if state.arrivals is not None else Record()
     recorded = None
-    if run.worker.replay is not None:
-        known = replaying.records[run.stage.name].arrivals if replaying is not None else None
-        recorded = record_of(comm.broadcast_bytes(known))
+    if run.worker.replay is not None or run.is_piece:
+        found: list[bytes] = []
+        rank0(comm, lambda: found.append(_recorded(run)))
+        recorded = record_of(comm.broadcast_bytes(found[0] if found else None))
     return Asynchronous(loop, state, run.stage.solver, run.worker.schedule.determinism, comm, record, recorded)
+
+
+def _recorded(run: StageRun) -> bytes:
+    """The order to go by, on rank 0: that of the replay, or, of a piece, that in which the stage itself went on from there. ResumeRefused
+    where the stage had no state of its own."""
+    worker, planned = run.worker, run.planned
+    if worker.replaying is not None:
+        return worker.replaying.records[run.stage.name].arrivals
+    assert worker.keeper is not None
+    source = planned.like
+    if source is not None:
+        most = most_bytes(worker.schedule.model, arrivals=most_arrivals(run.stage.solver, source.iter))
+    files = worker.keeper.read(source, most) if source is not None else None
+    known = files.get(ARRIVALS) if files is not None else None
+    ends = [leg.last for leg in record_of(known).legs] if known is not None else []
+    if known is None or planned.until not in ends:
+        near = min(ends, key=lambda at: abs(at - (planned.until or 0)), default=None)
+        raise ResumeRefused(
+            f"stage `{run.stage.name}` pushed without waiting (`method: ASYNC`), and had no one state after {planned.until} iterations",
+            (
+                f"start from {run.stage.name}@{near}, where all had met"
+                if near
+                else "no snapshot of it has its order of pushes"
+            )
+            + f"; or train it anew with `--redo {run.stage.name}`",
+        )
+    return known
 
 
 def _events(

@@ -177,7 +177,7 @@ def _promise(worker: Worker, step: Step | EnsembleRun) -> Note | None:
         refs = [trained.ref for trained in step.trained]
         return promise_of_ensemble(worker.schedule, step.ensemble, refs, worker.device, worker.comm.size, worker.others)
     now = environment_of(worker.schedule, step.planned.stage, worker.device, worker.comm.size, worker.others)
-    return promise(worker.schedule, step.planned, now, worker.replay is not None)
+    return promise(worker.schedule, step.planned, now, worker.replay is not None or step.planned.until is not None)
 
 
 def _opening(worker: Worker) -> Iterator[Event]:
