@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from stagerun.base.compression import METHODS
 from stagerun.base.recipe import Compression, Determinism, Memory, Method, ParamKind, Scope, Solver
-from stagerun.comm import Comm, Reducer, dense_bytes, make_reducer, runs_of
+from stagerun.comm import Comm, Reducer, make_reducer, runs_of
 from stagerun.comm.compressed import CompressedReducer
 from stagerun.comm.compression import Operator, make
 from stagerun.comm.kept import Kept
@@ -14,7 +14,6 @@ from stagerun.comm.reduce import Switch
 from stagerun.comm.residual import Residual
 from stagerun.engine.parameters import first_that_fits, kind_of
 from stagerun.engine.state import TrainState
-from stagerun.engine.update import TAIL
 
 
 def rule_of(name: str, kind: ParamKind, how: Compression) -> Compression:
@@ -81,15 +80,6 @@ def residual_of(determinism: Determinism, state: TrainState, solver: Solver, com
 
 def _remembers(rule: Compression) -> bool:
     return rule.method is Method.POWER_SGD or (rule.memory is Memory.RESIDUAL and not METHODS[rule.method].exact)
-
-
-def dense_bytes_of(determinism: Determinism, state: TrainState, solver: Solver, comm: Comm) -> int:
-    """Bytes that rank 0 would send in an iteration of the stage without compression; 0 where there is none, and with one worker."""
-    if not compresses(solver):
-        return 0
-    tensors = [p.tensor for p in state.solver.parameters]
-    elements, tail = sum(t.numel() for t in tensors), state.statistics.n + TAIL
-    return dense_bytes(determinism, elements, tensors[0].element_size(), comm.size, solver.logical_workers, tail)
 
 
 def compresses(solver: Solver) -> bool:

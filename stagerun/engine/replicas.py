@@ -5,7 +5,7 @@ and add its gradients up among themselves, along a tree of its own with `determi
 who holds what. The network has the tensors of one replica at a time, of which it is the `turn`, or what `show` puts there.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -44,8 +44,8 @@ class Replicas:
         # What differs between replicas. The counts, which are whole numbers, are the same in all.
         self.apart = {name: t for name, t in self.live.items() if t.is_floating_point()}
         self.trained, self.determinism = trained, determinism
-        shares = [self._shares(run) for run in runs_of(solver.logical_workers, comm.size)]
-        ranks = [[rank for rank, share in enumerate(shares) if r in share] for r in range(self.count)]
+        shares = shares_of(solver, comm.size)
+        ranks = holders_of(shares, self.count)
         parts = [comm.part(those) for those in ranks]
         self.holders, self.runs = [those[0] for those in ranks], shares[comm.rank]
         self.own = list(self.runs)
@@ -61,15 +61,6 @@ class Replicas:
         self.kept: dict[int, Tensors] = {}  # of the others, and of that one as it was
         self.outer: OuterUpdate | None = None
         self.digests: dict[str, int] = {}
-
-    def _shares(self, run: range) -> dict[int, range]:
-        """The replicas that a run of logical workers touches, and with which of theirs."""
-        size, found = self.logical_workers, {}
-        for r in range(self.count):
-            low, high = max(run.start, r * size), min(run.stop, (r + 1) * size)
-            if low < high:
-                found[r] = range(low - r * size, high - r * size)
-        return found
 
     def around(self, plain: Callable[[], Reducer], iter: int) -> Switch:
         """The reducer of a stage that goes on from `iter`; `plain` makes that of all workers."""
@@ -126,10 +117,11 @@ class Replicas:
             self.shown = True
 
     @torch.no_grad()
-    def meet(self, iter: int) -> None:
-        """The synchronisation after `iter` updates, where there is one. Collective."""
+    def meet(self, iter: int) -> int | None:
+        """The synchronisation after `iter` updates, and the bytes that this rank sent for it; None where there is none. Collective."""
         if not self.parted or iter not in self.meetings:
-            return
+            return None
+        before = self.comm.traffic.sent
         self._keep()
         joined = self.apart if self.sync.momentum is SyncMomentum.AVERAGE else self.weights
         self._average(joined)
@@ -137,6 +129,7 @@ class Replicas:
             self.outer.update(self.trained)
         for r in self.own:
             _copy(joined, {name: self.kept[r][name] for name in joined})
+        return self.comm.traffic.sent - before
 
     def _average(self, out: Tensors) -> None:
         mine = [r for r in self.own if self.holders[r] == self.comm.rank]
@@ -193,6 +186,25 @@ class Replicas:
     def _split(self, vector: Tensor) -> Tensors:
         parts = vector.split([t.numel() for t in self.apart.values()])
         return {name: part.view(t.shape) for (name, t), part in zip(self.apart.items(), parts, strict=True)}
+
+
+def shares_of(solver: Solver, workers: int) -> list[dict[int, range]]:
+    """By rank, the replicas that its logical workers belong to, and which of theirs they are, counted from the replica's first."""
+    assert solver.sync is not None
+    size = solver.logical_workers // solver.sync.replicas
+    found: list[dict[int, range]] = []
+    for run in runs_of(solver.logical_workers, workers):
+        share = {}
+        for r in range(run.start // size, -(-run.stop // size)):
+            low, high = max(run.start, r * size), min(run.stop, (r + 1) * size)
+            share[r] = range(low - r * size, high - r * size)
+        found.append(share)
+    return found
+
+
+def holders_of(shares: Sequence[dict[int, range]], count: int) -> list[list[int]]:
+    """By replica, the ranks that have some of it."""
+    return [[rank for rank, share in enumerate(shares) if r in share] for r in range(count)]
 
 
 def _like(tensors: Tensors) -> Tensors:

@@ -26,6 +26,7 @@ from stagerun.base.events import (
     SnapshotWritten,
     StageStarted,
     Stopped,
+    Synchronised,
     TestDue,
 )
 from stagerun.base.recipe import Method, OnNan
@@ -33,13 +34,15 @@ from stagerun.base.text import count
 from stagerun.comm import Reducer, runs_of
 from stagerun.comm.group import Traffic
 from stagerun.comm.kept import Kept
-from stagerun.engine.compression import dense_bytes_of, reducer_of
+from stagerun.engine.compression import reducer_of
 from stagerun.engine.images import Batch
 from stagerun.engine.loop import StageLoop, train
 from stagerun.engine.state import TrainState, digests, finite
+from stagerun.engine.traffic import dense_bytes_of
 from stagerun.plan import State
+from stagerun.plan.gradients import sending
 from stagerun.plan.render import carried_over
-from stagerun.schedule import make_knobs
+from stagerun.schedule import make_knobs, parting
 from stagerun.system.pulse import Section, beating
 from stagerun.train.agreement import ToldByAnother, compare, rank0
 from stagerun.train.choosing import resolved
@@ -104,7 +107,7 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
         pulse.stage(run.stage.name, state.iter, solver.compile)
         with training_batches(run, resident, asked) as fed:
             events = _events(run, loop, state, beating(fed, pulse), reducer, stop)
-            for event in _counting(events, run.worker.comm.traffic):
+            for event in _counting(events, run.worker.comm.traffic, parting(solver) if solver.sync is not None else 0):
                 stopped = yield from _handle(run, state, snapshotter, event)
                 if isinstance(event, Iterated) and (items := kept.take()):
                     yield Compressed(stage=event.stage, iter=event.iter, items=items)
@@ -147,13 +150,19 @@ def _events(
     return run.worker.profile.train(loop, state, batches, reducer, stop, left, run.worker.device)
 
 
-def _counting(events: Iterator[Event], traffic: Traffic) -> Iterator[Event]:
-    """The events of a loop, each Iterated with what was sent for it. What is sent between two events is not counted."""
+def _counting(events: Iterator[Event], traffic: Traffic, parting: int = 0) -> Iterator[Event]:
+    """The events of a loop, each Iterated with what was sent for it, and each Synchronised with what was sent since the one before, or since
+    the replicas went apart, after `parting` iterations. What is sent between two events is not counted."""
     sent, before = 0, traffic.sent
+    iterations = since = 0  # and what was sent in them
     for event in events:
         sent += traffic.sent - before
         if isinstance(event, Iterated):
             event = replace(event, sent_bytes=sent) if sent else event
+            iterations, since = (iterations + 1, since + sent) if event.iter > parting else (0, 0)
+        elif isinstance(event, Synchronised):
+            event = replace(event, iterations=iterations, sent_bytes=since)
+            iterations = since = 0
         if isinstance(event, Iterated | NotFinite):
             sent = 0
         yield event
@@ -184,6 +193,7 @@ def _started(run: StageRun, dense: int) -> StageStarted | PieceStarted:
         iterations_left=run.step.iterations_left,
         train_seconds=run.seconds,
         dense_bytes=dense,
+        gradients=sending(solver, run.worker.schedule.data.train.images),
     )
 
 
@@ -249,6 +259,9 @@ def _handle(
                 yield replace(event, keys=keys_of(run, event), until=run.planned.until)
         case Note():
             yield event
+        case Synchronised():
+            if run.planned.until is None:
+                yield event
         case SnapshotDue():
             yield event
             yield from run.worker.images.replacing.news_of_all(run.worker.comm)

@@ -17,6 +17,7 @@ from engine_help import CPU, SOLVER, Linear, arithmetic, cut, dataset, tensors
 
 from stagerun.base.recipe import Determinism, Precision, Sync, SyncMethod
 from stagerun.comm import Comm, SoloComm, TorchComm, runs_of
+from stagerun.engine import traffic
 from stagerun.engine.apart import update_replicas
 from stagerun.engine.codec import digest
 from stagerun.engine.compression import reducer_of
@@ -50,7 +51,12 @@ def train(comm: Comm) -> dict[str, object]:
         assert not move(state, pieces, knobs(i), reducer, arithmetic(SOLVER), lambda: False).wrong
         sent.append(comm.traffic.sent)
     state.replicas.show()
-    return {"sent": sent, "digests": {name: digest(t) for name, t in tensors(state).items()}}
+    return {
+        "sent": sent,
+        "digests": {name: digest(t) for name, t in tensors(state).items()},
+        "apart": traffic.apart(Determinism.ELASTIC, state, SOLVER, comm.size),
+        "meeting": traffic.meeting(state, SOLVER, comm.size),
+    }
 
 
 def told(folder: Path, workers: int) -> list[dict[str, object]]:
@@ -87,6 +93,7 @@ def test_bits_are_those_of_one_worker_and_bytes_fall_when_the_replicas_have_part
             meeting = [each[WARM_UP + PERIOD * n - 1] for n in range(1, MEETINGS + 1)]
             quiet = [b for i, b in enumerate(each) if i >= WARM_UP and (i - WARM_UP + 1) % PERIOD]
             assert max(quiet) < 1000 and max(meeting) <= before
+            assert set(quiet) == {one["apart"]} and set(meeting) == {one["apart"] + one["meeting"]}
             assert sum(each[WARM_UP:]) <= before * (LENGTH - WARM_UP) / PERIOD * 1.01
         assert sum(each[:WARM_UP]) == WARM_UP * before
 

@@ -1,19 +1,22 @@
 """Stages with `sync_param`: what replicas come to, for any number of workers, and over interruptions."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from engine_help import CPU, SOLVER, ConvNet, Linear, Threads, arithmetic, assert_same, cut, dataset, tensors
 from nan_help import lives, make_data, make_schedule
 from safetensors.numpy import load_file
 from test_engine_loop import device_batches, stage_loop
 
-from stagerun.base.events import Iterated, NotFinite, Tested
+from stagerun.base.events import Iterated, NotFinite, StageStarted, Synchronised, Tested
 from stagerun.base.recipe import Determinism, Outer, Solver, Sync, SyncMethod, SyncMomentum, SyncStart
 from stagerun.base.spans import BACKWARD, DATA, FORWARD, UPDATE, WAIT, Spans
+from stagerun.cli import main
 from stagerun.comm import SoloComm, make_reducer, runs_of
 from stagerun.comm import average as average_module
 from stagerun.comm.average import average
@@ -23,7 +26,9 @@ from stagerun.engine.loop import train
 from stagerun.engine.state import TrainState, make_state, replicas_of
 from stagerun.engine.timed import timed_train
 from stagerun.engine.update import update
-from stagerun.schedule import make_knobs
+from stagerun.language import load
+from stagerun.schedule import make_knobs, synchronisations
+from stagerun.train.log_file import JsonLines
 
 ELASTIC, FIXED = Determinism.ELASTIC, Determinism.FIXED
 LOCAL = Sync(method=SyncMethod.LOCAL, replicas=4, period=1, start=SyncStart.STAGE_START)
@@ -250,6 +255,62 @@ def test_a_run_that_is_stopped_and_killed_between_synchronisations_ends_in_the_s
     files = {place for place, file in a if file == "replicas.safetensors"}
     first = 1 if sync == "averaged" else 3
     assert files == {f"main-{i:08}" for i in range(first, 10)}
+
+
+def planned(folder: Path, workers: int, *words: str) -> dict[str, object]:
+    """What `plan --link` says of the first stage."""
+    answer = CliRunner().invoke(
+        main, ["plan", str(folder), "--link", "1Gbit/s", "--workers", str(workers), "--json", *words]
+    )
+    assert answer.exit_code == 0, answer.output
+    return json.loads(answer.stdout)["gradients"][0]
+
+
+@pytest.mark.parametrize("determinism", ["FIXED", "ELASTIC"])
+@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("sync", SYNCS)
+def test_the_bytes_that_are_counted_are_those_that_plan_says(tmp_path, data, sync, workers, determinism):
+    """But for rounding, one byte a piece at most, and what the tree adds so that its parts lie at multiples of 64 bytes."""
+    folder = schedule(tmp_path, data, SYNCS[sync], determinism=determinism, main=STAGES["main"])
+    events, said = lives(folder, tmp_path / "out", workers), planned(folder, workers)
+    counted = [e for e in events if isinstance(e, Iterated)]
+    off = 1 if determinism == "FIXED" else 0.02 * said["sent"]
+    assert sum(e.sent_bytes for e in counted) / len(counted) == pytest.approx(said["sent"], abs=off)
+    (start,) = (e for e in events if isinstance(e, StageStarted))
+    assert start.dense_bytes == pytest.approx(said["dense"], abs=1)
+
+    met, begin = [e for e in events if isinstance(e, Synchronised)], 0 if sync == "averaged" else 2
+    assert [e.iter for e in met] == list(synchronisations(load(str(folder)).stages[0].solver))
+    assert [begin + sum(e.iterations for e in met[: n + 1]) for n in range(len(met))] == [e.iter for e in met]
+    assert sum(e.sent_bytes for e in met) == sum(e.sent_bytes for e in counted[begin:])
+    assert len({e.bytes for e in met}) == 1 and 0 < met[0].bytes <= met[0].sent_bytes
+
+
+@pytest.mark.parametrize("how", ["method: TOP_K", "method: SIGN scope: ENTIRE_MODEL", "method: BF16"])
+def test_bytes_of_compressed_gradients_are_those_that_plan_says_too(tmp_path, data, how):
+    folder = make_schedule(tmp_path / "s", data, f"compress_param {{ {how} }}", main="max_iter: 2")
+    counted = [e.sent_bytes for e in lives(folder, tmp_path / "out", 3) if isinstance(e, Iterated)]
+    assert counted == [pytest.approx(planned(folder, 3)["sent"], rel=2e-3)] * 2
+
+
+def test_what_replicas_send_is_shown(tmp_path, data):
+    """In a line of progress it is the mean since they met before, however many iterations ago that was."""
+    folder = schedule(tmp_path, data, SYNCS["local"], main="max_iter: 14 warmup_iter: 2")
+    events = lives(folder, tmp_path / "out", 2)
+    with JsonLines(tmp_path / "out" / "log.jsonl", print) as log:
+        for event in events:
+            log(event)
+    lines = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
+    found = [line for line in lines if line["event"] == "Synchronised"]
+    assert [line["iter"] for line in found] == [6, 10, 14] and all(line["bytes"] > 0 for line in found)
+    start = next(e for e in events if isinstance(e, StageStarted))
+    assert start.gradients == "2 replicas by LOCAL"
+    last = found[-1]
+    share = f"{100 * last['sent_bytes'] / 4 / start.dense_bytes:.2g} % of dense"
+    status = CliRunner().invoke(main, ["status", str(tmp_path / "out")]).output
+    assert "gradients: 2 replicas by LOCAL; " in status and share in status
+    shown = CliRunner().invoke(main, ["report", str(tmp_path / "out")]).output
+    assert "synchronised" in shown and "of dense" in shown and "2 replicas by LOCAL" in shown
 
 
 def test_a_snapshot_holds_the_replicas_and_their_average(tmp_path, data):
