@@ -48,6 +48,11 @@ METHODS: dict[Method, Known] = {
 ALLOWED = (Method.TOP_K, Method.QSGD, Method.INT8, Method.BF16, Method.LOSSLESS)
 
 
+def methods_of(how: Compression) -> set[Method]:
+    """That of all parameters, and those of its rules."""
+    return {how.method, *(rule.method for rule in how.param)}
+
+
 def default_memory(method: Method, as_released: bool) -> Memory:
     """What was released has none."""
     return Memory.NONE if as_released else METHODS[method].memory

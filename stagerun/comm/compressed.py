@@ -229,6 +229,27 @@ class CompressedReducer(FlatReducer):
             self.vectors, self.residual.vectors = self.residual.vectors, self.vectors
             self.places, self.spare = self.spare, self.places
 
+    # -- in the place of an iteration, for vectors that are there already
+
+    @torch.no_grad()
+    def add_up(self, iter: int, fill: Callable[[int, Mapping[str, Tensor]], None]) -> dict[str, Tensor]:
+        """The sum over all senders, by parameter, of what `fill` puts into the parts of each of this rank's, in the iteration after which
+        there are `iter`. What their messages lack is a residual at once. Collective."""
+        self.beside.spans = self.comm.spans
+        self.iter, self.left, self.next_bases = iter, [], {}
+        self.kept.begin(iter - 1)
+        for sender, pairs in zip(self.own, self.places, strict=True):
+            fill(sender, {name: view for name, (_, view) in zip(self.names, pairs, strict=True)})
+        self.comm.pulse.wait()
+        try:
+            for chunk in range(len(self.chunks)):
+                self._compress(chunk)
+            self._decode()
+        finally:
+            self.comm.pulse.go_on()
+        self.accept()
+        return {name: view for name, (_, view) in zip(self.names, self.sums, strict=True)}
+
     # -- in the line, in this order: tails, then each chunk; the answers to a chunk are decoded when the next one is on its way
 
     def _add_tails(self) -> None:
@@ -359,7 +380,8 @@ class CompressedReducer(FlatReducer):
         by_sender = list(zip(*messages, strict=True))
         lengths = self._lengths(by_sender, sizes)
         buffers = [self.flat.new_empty(sum(map(sum, table)), dtype=torch.uint8) for table in lengths]
-        buffers[self.comm.rank] = joined([message for row in by_sender for message in row])
+        if by_sender:  # a rank may have no sender
+            buffers[self.comm.rank] = joined([message for row in by_sender for message in row])
         wait = self.beside.complete(buffers)
 
         def arrived() -> list[list[Tensor]]:
@@ -379,8 +401,9 @@ class CompressedReducer(FlatReducer):
         if None not in sizes:
             return [[list(sizes) for _ in run] for run in self.runs]  # type: ignore[arg-type]
         tables = [self.flat.new_empty((len(run), len(sizes)), dtype=torch.int64) for run in self.runs]
-        mine = torch.tensor([[message.numel() for message in row] for row in messages], dtype=torch.int64)
-        tables[self.comm.rank].copy_(mine)
+        if messages:
+            mine = torch.tensor([[message.numel() for message in row] for row in messages], dtype=torch.int64)
+            tables[self.comm.rank].copy_(mine)
         self.beside.complete([table.view(-1) for table in tables])()
         found = [table.tolist() for table in tables]
         for rank, table in enumerate(found):

@@ -73,7 +73,7 @@ class Comm(Protocol):
         the answer waits for it. Both are contiguous vectors; the sizes are in elements, by rank, and may be 0."""
 
     def complete(self, pieces: Sequence[Tensor]) -> Callable[[], None]:
-        """Starts filling `pieces`, contiguous and as large everywhere: piece r is rank r's; the answer waits for it."""
+        """Starts filling `pieces`, contiguous and as large everywhere: piece r is rank r's, and may be empty; the answer waits for it."""
 
     def broadcast(self, tensor: Tensor, src: int = 0) -> None:
         """`tensor` of rank `src` on every rank, in place."""
@@ -222,10 +222,11 @@ class TorchComm:
     def twin(self) -> "TorchComm":
         if self._twin is None:
             twin = copy.copy(self)
-            # Only its members call this, which need not be all ranks of the job.
+            # Only its members call this, which need not be all ranks of the job. Where they are, they must not meet by a name that torch makes from
+            # the number of groups a rank is in: parts make that differ.
             with _peers("meet the other workers once more", self.pulse):
                 twin.group = dist.new_group(
-                    range(self.size), timeout=self.timeout, backend="gloo", use_local_synchronization=True
+                    list(self.ranks), self.timeout, "gloo", use_local_synchronization=self.group is not None
                 )
             twin.device, twin.pulse, twin.spans = torch.device("cpu"), Pulse(), None
             self._twin = twin
@@ -249,7 +250,11 @@ class TorchComm:
     def complete(self, pieces: Sequence[Tensor]) -> Callable[[], None]:
         # All at once: gloo's all-gather, which copies what it gets once more, takes two to three times as long.
         with _peers(GRADIENTS):
-            works = [dist.broadcast(piece, self.ranks[r], self.group, True) for r, piece in enumerate(pieces)]
+            works = [
+                dist.broadcast(piece, self.ranks[r], self.group, True)
+                for r, piece in enumerate(pieces)
+                if piece.numel()
+            ]
         self.traffic.sent += (self.size - 1) * pieces[self.rank].nbytes
         return self._waiting(works, sum(piece.nbytes for piece in pieces))
 

@@ -53,6 +53,7 @@ def update_replicas(
     loss = sum(losses) / how.logical_workers
     if stopping >= BROKEN_OFF:
         return Outcome(loss, True, time.monotonic() - started, broken_off=True)
+    state.residual = replicas.residual  # what gradients lacked before they parted is dropped
     if not wrong:
         now = knobs if isinstance(knobs, Knobs) else knobs(loss)
         wrong = too_fast(state, now, loss)

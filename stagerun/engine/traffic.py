@@ -42,12 +42,14 @@ def apart(determinism: Determinism, state: TrainState, solver: Solver, workers: 
     return found
 
 
-def meeting(state: TrainState, solver: Solver, workers: int) -> int:
-    """For a synchronisation, beside what that iteration sends anyway."""
+def meeting(state: TrainState, solver: Solver, workers: int, compressed: bool = False) -> int:
+    """For what is averaged in a synchronisation, beside what that iteration sends anyway; `compressed`: that is no weight that is trained."""
     assert solver.sync is not None
     joined = weights(state) | (momentum(state) if solver.sync.momentum is SyncMomentum.AVERAGE else {})
+    trained = {p.name for p in state.solver.parameters} if compressed else set()
     own = sum(ranks[0] == 0 for ranks in holders_of(shares_of(solver, workers), solver.sync.replicas))
-    return average_bytes(workers, own, [t for t in joined.values() if t.is_floating_point()])
+    averaged = [t for name, t in joined.items() if t.is_floating_point() and name not in trained]
+    return average_bytes(workers, own, averaged)
 
 
 def _sizes(state: TrainState) -> tuple[int, int]:

@@ -1,11 +1,11 @@
 """What a stage that compresses its gradients or has replicas sends over a link, beside dense gradients, for `plan --link`. Pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from stagerun.base.recipe import Method
 from stagerun.base.text import columns, count, size
-from stagerun.plan.link import Coding, Senders, Speeds, pays_below, ring_bytes, sent, wire, work
+from stagerun.plan.link import Coding, Senders, Speeds, collectives, pays_below, ring_bytes, sent, wire, work
 from stagerun.plan.prediction import Link, ring
 
 
@@ -113,11 +113,20 @@ def lossless(stage: str, rate: Rate, dense: Sequence[float], who: Senders, link:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """So many `times` in a stage a worker sends `bytes`, in so many `messages`, each after the other."""
+    """So many `times` in a stage a worker sends `bytes`, in so many `messages` one after the other, and compresses for `coding` seconds."""
 
     times: int
     bytes: float
     messages: int = 2
+    coding: float = 0.0
+
+    @classmethod
+    def of(cls, times: int, codings: Sequence[Coding], who: Senders) -> "Share":
+        return cls(times, sum(sent(c, who) for c in codings), collectives(codings), sum(work(c, who) for c in codings))
+
+    def coded(self, rate: Rate) -> "Share":
+        """By LOSSLESS."""
+        return replace(self, bytes=self.bytes * rate.size / 4, coding=1e-9 * (rate.encode + rate.add) * self.bytes / 4)
 
 
 def replicas(
@@ -125,22 +134,27 @@ def replicas(
     method: str,
     dense: Sequence[float],
     shares: Sequence[Share],
+    plain: Sequence[Share],
     iterations: int,
     workers: int,
     link: Link,
+    about: bool = False,
 ) -> Sending:
-    """Of a stage whose replicas meet now and then: means over its iterations. `dense` as of `sending`."""
+    """Of a stage whose replicas meet now and then: means over its iterations. `plain`: what it would send uncompressed; `dense` as of
+    `sending`."""
     seconds = sum(s.times * (s.bytes / link.bandwidth + s.messages * link.latency) for s in shares if s.bytes)
+    small, most = (sum(s.times * s.bytes for s in each) / iterations for each in (shares, plain))
+    coding = sum(s.times * s.coding for s in shares) / iterations
     return Sending(
         stage=stage,
         method=method,
         dense=ring_bytes(sum(dense), workers),
-        sent=sum(s.times * s.bytes for s in shares) / iterations,
-        about=False,
+        sent=small,
+        about=about,
         dense_seconds=sum(ring(each, workers, link) for each in dense),
         seconds=seconds / iterations,
-        coding=0.0,
-        pays_below=None,
+        coding=coding,
+        pays_below=pays_below(most, small, coding) if coding else None,
         measured=False,
         replicas=True,
     )

@@ -37,7 +37,7 @@ from stagerun.comm.kept import Kept
 from stagerun.engine.compression import reducer_of
 from stagerun.engine.images import Batch
 from stagerun.engine.loop import StageLoop, train
-from stagerun.engine.state import TrainState, digests, finite
+from stagerun.engine.state import TrainState, digests, finite, saved_residual
 from stagerun.engine.traffic import dense_bytes_of
 from stagerun.plan import State
 from stagerun.plan.gradients import sending
@@ -340,8 +340,10 @@ def _begin_snapshot(
                 )
 
             def gather() -> None:
-                if state.residual is not None:
-                    snapshotter.capture.take_residual(state.residual, run.worker.comm)
+                if (residual := saved_residual(state)) is not None:
+                    snapshotter.capture.take_residual(residual, run.worker.comm)
+                else:
+                    snapshotter.capture.residual = None
                 if state.replicas is not None:
                     snapshotter.capture.take_replicas(state.replicas, state.iter)
 
@@ -352,8 +354,8 @@ def _begin_snapshot(
                 yield from snapshotter.wait()
                 raise
         else:
-            if state.residual is not None:
-                state.residual.gather(run.worker.comm, None)
+            if (residual := saved_residual(state)) is not None:
+                residual.gather(run.worker.comm, None)
             if state.replicas is not None and state.replicas.differ(state.iter):
                 state.replicas.gather(None)
             found, good = digests(state)

@@ -14,14 +14,26 @@ from safetensors.numpy import load_file
 from test_engine_loop import device_batches, stage_loop
 
 from stagerun.base.events import Iterated, NotFinite, StageStarted, Synchronised, Tested
-from stagerun.base.recipe import Determinism, Outer, Solver, Sync, SyncMethod, SyncMomentum, SyncStart
+from stagerun.base.recipe import (
+    Compression,
+    Determinism,
+    Memory,
+    Method,
+    Outer,
+    Scope,
+    Solver,
+    Sync,
+    SyncMethod,
+    SyncMomentum,
+    SyncStart,
+)
 from stagerun.base.spans import BACKWARD, DATA, FORWARD, UPDATE, WAIT, Spans
 from stagerun.cli import main
 from stagerun.comm import SoloComm, make_reducer, runs_of
 from stagerun.comm import average as average_module
 from stagerun.comm.average import average
 from stagerun.engine.apart import update_replicas
-from stagerun.engine.compression import reducer_of
+from stagerun.engine.compression import reducer_of, residual_of
 from stagerun.engine.loop import train
 from stagerun.engine.state import TrainState, make_state, replicas_of
 from stagerun.engine.timed import timed_train
@@ -40,6 +52,7 @@ def trained(solver: Solver, model: torch.nn.Module, iterations: int, comm=None, 
     state = make_state(model, solver, CPU)
     if solver.sync is not None:
         state.replicas = replicas_of(determinism, state, solver, comm)
+    state.residual = residual_of(determinism, state, solver, comm)
     reducer = reducer_of(determinism, state, solver, comm)
     run, knobs, size = runs_of(solver.logical_workers, comm.size)[comm.rank], make_knobs(solver), 2
     for i in range(iterations):
@@ -138,6 +151,106 @@ def test_a_loop_that_is_looked_at_trains_replicas_to_the_same_bits() -> None:
     assert one == [*[DATA, FORWARD, BACKWARD, DATA, FORWARD, BACKWARD, WAIT] * 2, UPDATE]
 
 
+# -- compressed changes
+
+
+def compressed(sync: Sync, **how: object) -> Solver:
+    compress = Compression(**{"method": Method.TOP_K, "ratio": 0.1, "memory": Memory.RESIDUAL, **how})
+    return replace(SOLVER, sync=sync, compress=compress)
+
+
+def test_meeting_after_every_plain_update_is_compressing_gradients():
+    """A change is then the learning rate times a gradient, and so is a residual: the largest values are the same."""
+    plain = replace(compressed(LOCAL), momentum=0.0, weight_decay=0.0)
+    expected = trained(replace(plain, sync=None), Linear(), 6)
+    found = trained(plain, Linear(), 6)
+    assert_same(dict(found.model.state_dict()), dict(expected.model.state_dict()), 1e-12)
+    for r, vector in enumerate(found.residual.vectors):
+        assert torch.allclose(vector, -0.1 * expected.residual.vectors[r], rtol=0, atol=1e-12) and vector.any()
+
+
+@pytest.mark.parametrize("method", [SyncMethod.LOCAL, SyncMethod.DILOCO])
+def test_changes_that_are_sent_whole_are_those_of_replicas_that_are_averaged(method):
+    outer = Outer() if method is SyncMethod.DILOCO else None
+    sync = replace(LOCAL, method=method, period=2, outer=outer)
+    found = trained(compressed(sync, ratio=1.0), ConvNet(), 5)
+    assert_same(tensors(found), tensors(trained(replace(SOLVER, sync=sync), ConvNet(), 5)), 1e-12)
+
+
+@pytest.mark.parametrize("method", [SyncMethod.LOCAL, SyncMethod.DILOCO])
+def test_a_synchronisation_adds_the_largest_changes_and_keeps_the_rest(method):
+    """By numpy, over two synchronisations, from the replicas as they are before each."""
+    outer = Outer(base_lr=0.5, momentum=0.9) if method is SyncMethod.DILOCO else None
+    solver = compressed(replace(LOCAL, method=method, period=1, replicas=2, outer=outer), ratio=0.25)
+    state = make_state(Linear(), solver, CPU)
+    state.replicas = replicas_of(ELASTIC, state, solver, SoloComm())
+    state.residual = residual_of(ELASTIC, state, solver, SoloComm())
+    reducer_of(ELASTIC, state, solver, SoloComm())
+    replicas = state.replicas
+    assert replicas.begin(0)
+    common = {n: t.detach().numpy().copy() for n, t in replicas.trained.items()}
+    left, velocity = ({(n, r): 0.0 for n in common for r in range(2)}, dict.fromkeys(common, 0.0))
+    torch.manual_seed(3)
+    for iter in (1, 2):
+        replicas.turn(0)
+        replicas._keep()
+        for r in range(2):
+            for name in common:
+                replicas.kept[r][name].add_(torch.randn(common[name].shape, dtype=torch.float64))
+        before = {r: {n: replicas.kept[r][n].numpy().copy() for n in common} for r in range(2)}
+        assert replicas.meet(iter) == 0
+        for name, last in common.items():
+            change = np.zeros_like(last)
+            for r in range(2):
+                c = (before[r][name] - last) / 2 + left[name, r]
+                largest = np.argsort(-np.abs(c), axis=None)[: -(-c.size // 4)]
+                sent = np.zeros(c.size)
+                sent[largest] = c.reshape(-1)[largest]
+                change += sent.reshape(c.shape)
+                left[name, r] = c - sent.reshape(c.shape)
+            velocity[name] = 0.9 * velocity[name] - change
+            step = change if outer is None else -0.5 * (-change + 0.9 * velocity[name])
+            common[name] = last + step
+            assert np.allclose(replicas.kept[1][name].numpy(), common[name], rtol=0, atol=1e-12)
+            assert np.allclose(replicas.trained[name].detach().numpy(), common[name], rtol=0, atol=1e-12)
+    for r, vector in enumerate(replicas.residual.vectors):
+        for name, part in replicas.residual.by_name(vector).items():
+            assert np.allclose(part.numpy(), left[name, r], rtol=0, atol=1e-12)
+
+
+HOW = {
+    "top": {},
+    "whole": {"scope": Scope.ENTIRE_MODEL},
+    "drawn": {"method": Method.QSGD, "ratio": None, "qstates": 15, "memory": Memory.RESIDUAL},
+    "rounded": {"method": Method.BF16, "ratio": None, "memory": Memory.NONE},
+    "varying": {"method": Method.THRESHOLD, "ratio": None, "threshold": 0.01},
+    "thin": {"method": Method.POWER_SGD, "ratio": None, "rank": 1},
+    "later": {"start_iter": 3},
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_the_number_of_workers_changes_no_bit_of_compressed_changes(replicas, how):
+    """Three workers of two replicas: one of them has nothing to send. Two iterations of warm-up come first."""
+    sync = replace(LOCAL, replicas=replicas, period=2, start=SyncStart.WARMUP_END)
+    solver = replace(compressed(sync, **HOW[how]), warmup_iter=2, max_iter=7)
+
+    def work(comm):
+        state = trained(solver, ConvNet(), 7, comm)
+        return tensors(state), state.replicas
+
+    expected, whole = work(SoloComm())
+    plain = tensors(trained(replace(solver, compress=None), ConvNet(), 7))
+    assert any(not torch.equal(expected[name], plain[name]) for name in expected)
+    for workers in (2, 3, 4):
+        for found, own in Threads(workers).run(work):
+            assert_same(found, expected)
+            for r in own.senders[own.comm.rank] if own.residual is not None else ():
+                mine = own.residual.vectors[r - own.senders[own.comm.rank].start]
+                assert torch.equal(mine, whole.residual.vectors[r])
+
+
 # -- any number of workers
 
 
@@ -223,6 +336,12 @@ SYNCS = {
     "qsr": "method: LOCAL replicas: 2 rule: QSR period: 2 alpha: 0.1",
     "diloco": "method: DILOCO replicas: 4 period: 4",
 }
+COMPRESSED = {
+    "local": "compress_param { method: TOP_K ratio: 0.1 }",
+    "diloco": "compress_param { method: POWER_SGD rank: 1 }",
+    "averaged": "compress_param { method: QSGD memory: RESIDUAL scope: ENTIRE_MODEL }",
+    "qsr": "compress_param { method: BF16 }",
+}
 STAGES = {"main": "max_iter: 10 warmup_iter: 2 snapshot: 1", "after": "max_iter: 2 carry { momentum: KEEP }"}
 
 
@@ -242,11 +361,14 @@ def schedule(tmp_path: Path, data: Path, sync: str, **changes: str) -> Path:
     )
 
 
+@pytest.mark.parametrize("how", ["", "compressed"])
 @pytest.mark.parametrize("sync", SYNCS)
-def test_a_run_that_is_stopped_and_killed_between_synchronisations_ends_in_the_same_bits(tmp_path, data, sync):
-    folder = schedule(tmp_path, data, SYNCS[sync])
+def test_a_run_that_is_stopped_and_killed_between_synchronisations_ends_in_the_same_bits(tmp_path, data, sync, how):
+    folder = schedule(tmp_path, data, SYNCS[sync], solver=COMPRESSED[sync] if how else "")
     whole = lives(folder, tmp_path / "whole")
-    lives(folder, tmp_path / "parts", 2, stop_after=3)
+    if how:
+        lives(folder, tmp_path / "parts", 3, stop_after=2)  # they part, and the residuals of gradients end
+    lives(folder, tmp_path / "parts", 2, stop_after=1 if how else 3)
     lives(folder, tmp_path / "parts", 4, kill_after=4)
     lives(folder, tmp_path / "parts", 3)
     assert len([e for e in whole if isinstance(e, Iterated)]) == 12
@@ -267,14 +389,16 @@ def planned(folder: Path, workers: int, *words: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("determinism", ["FIXED", "ELASTIC"])
+@pytest.mark.parametrize("how", ["", "compressed"])
 @pytest.mark.parametrize("workers", [2, 3, 4])
 @pytest.mark.parametrize("sync", SYNCS)
-def test_the_bytes_that_are_counted_are_those_that_plan_says(tmp_path, data, sync, workers, determinism):
-    """But for rounding, one byte a piece at most, and what the tree adds so that its parts lie at multiples of 64 bytes."""
-    folder = schedule(tmp_path, data, SYNCS[sync], determinism=determinism, main=STAGES["main"])
+def test_the_bytes_that_are_counted_are_those_that_plan_says(tmp_path, data, sync, workers, determinism, how):
+    """But for rounding, what the tree adds so that its parts lie at multiples of 64 bytes, and messages whose length the gradients decide."""
+    solver = (COMPRESSED[sync] if sync != "averaged" else "compress_param { method: SIGN }") if how else ""
+    folder = schedule(tmp_path, data, SYNCS[sync], determinism=determinism, solver=solver, main=STAGES["main"])
     events, said = lives(folder, tmp_path / "out", workers), planned(folder, workers)
     counted = [e for e in events if isinstance(e, Iterated)]
-    off = 1 if determinism == "FIXED" else 0.02 * said["sent"]
+    off = (16 if how else 1) if determinism == "FIXED" else 0.02 * said["sent"]
     assert sum(e.sent_bytes for e in counted) / len(counted) == pytest.approx(said["sent"], abs=off)
     (start,) = (e for e in events if isinstance(e, StageStarted))
     assert start.dense_bytes == pytest.approx(said["dense"], abs=1)
@@ -284,6 +408,8 @@ def test_the_bytes_that_are_counted_are_those_that_plan_says(tmp_path, data, syn
     assert [begin + sum(e.iterations for e in met[: n + 1]) for n in range(len(met))] == [e.iter for e in met]
     assert sum(e.sent_bytes for e in met) == sum(e.sent_bytes for e in counted[begin:])
     assert len({e.bytes for e in met}) == 1 and 0 < met[0].bytes <= met[0].sent_bytes
+    if workers == 2 and sync in ("local", "diloco"):
+        assert (met[0].bytes < 0.2 * start.dense_bytes) == bool(how)
 
 
 @pytest.mark.parametrize("how", ["method: TOP_K", "method: SIGN scope: ENTIRE_MODEL", "method: BF16"])

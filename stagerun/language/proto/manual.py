@@ -528,7 +528,7 @@ COMMENTS: dict[str, str] = {
     ),
     "Solver.sync_param": (
         "Lets parts of the batch train networks of their own, which meet only now and then: `sync_param { method: LOCAL replicas: 4 period: 8 }`.\n"
-        "Default: gradients are averaged at every iteration. Not with compress_param, nor with ema_decay. New in stagerun."
+        "Default: gradients are averaged at every iteration. Not with ema_decay. New in stagerun."
     ),
     "Solver.carry": (
         "What is carried over from the stage it starts from."
@@ -700,7 +700,13 @@ COMMENTS: dict[str, str] = {
     "CompressionParameter": (
         "How gradients are compressed. c is what one sender has to send of one parameter, its gradient plus its residual, and n the number of\n"
         "values in it. Each sender's c is replaced by the value that `method` states, which takes fewer bytes; those values are added up over\n"
-        "the senders and divided by their number. Senders are the workers, with `determinism: ELASTIC` the logical workers. New in stagerun."
+        "the senders and divided by their number. Senders are the workers, with `determinism: ELASTIC` the logical workers. New in stagerun.\n"
+        "\n"
+        "With `sync_param` gradients are compressed until the replicas part; what they then have left in memory is dropped. From there on the\n"
+        "senders are the replicas, however many workers there are, and c is a replica's change since the last synchronisation plus its residual:\n"
+        "error feedback on local SGD's change (arXiv:1906.02367), or DiLoCo's pseudo-gradient. All replicas go on from the weights they had in common plus\n"
+        "the mean of what was sent, or from what `outer` makes of it. Statistics of BatchNorm, and momentum that is averaged, are sent as they are.\n"
+        "A synchronisation before `start_iter` averages weights. `LOSSLESS` codes what is averaged; `AUTO` can't be."
     ),
     "CompressionParameter.method": (
         "What is sent in place of c. Required."

@@ -130,22 +130,51 @@ def _codings(job: _Job, how: Compression, rules: Mapping[str, Compression]) -> l
 
 def _of_replicas(job: _Job, stage: Stage) -> Sending:
     from stagerun.engine import traffic
+    from stagerun.engine.replicas import compresses_changes
 
-    solver = stage.solver
+    solver, how = stage.solver, stage.solver.compress
     assert solver.sync is not None
-    start, met = parting(solver), len(synchronisations(solver))
+    start, found = parting(solver), synchronisations(solver)
+    every = traffic.every_iteration(job.determinism, job.state, solver, job.workers)
+    apart = Share(solver.max_iter - start, traffic.apart(job.determinism, job.state, solver, job.workers))
+    plain = [Share(start, every), apart, Share(len(found), traffic.meeting(job.state, solver, job.workers))]
+    shares, words = plain, [solver.sync.method.value, count(len(found), "synchronisation")]
+    if how is not None and compresses_changes(solver):
+        rules = _rules(job, how)
+        messages = [one for chunk in _codings(job, how, rules) for one in chunk]
+        late = sum(iter > how.start_iter for iter in found)
+        rest = Share(late, traffic.meeting(job.state, solver, job.workers, compressed=True))
+        dense_start = min(start, how.start_iter)
+        elastic = job.determinism is Determinism.ELASTIC
+        gradients = Senders(job.workers, solver.logical_workers if elastic else job.workers)
+        tail = [Coding(rounds=(job.tail,))]
+        shares = [
+            Share(dense_start, every),
+            Share.of(start - dense_start, [*tail, *messages], gradients),
+            apart,
+            Share(len(found) - late, plain[-1].bytes),
+            rest,
+            Share.of(late, messages, Senders(job.workers, solver.sync.replicas)),
+        ]
+        words.append(method_text(how.method, how))
+    elif how is not None and how.method is Method.LOSSLESS:
+        shares = [
+            plain[0].coded(job.rates[Method.LOSSLESS]),
+            apart,
+            plain[-1].coded(job.rates[Method.LOSSLESS]),
+        ]
+        words.append(method_text(how.method, how))
+    methods = {rule.method for rule in _rules(job, how).values()} if how is not None else set()
     return replicas(
         stage.name,
-        f"{solver.sync.method.value}, {count(met, 'synchronisation')}",
+        ", ".join(words),
         job.dense,
-        [
-            Share(start, traffic.every_iteration(job.determinism, job.state, solver, job.workers)),
-            Share(solver.max_iter - start, traffic.apart(job.determinism, job.state, solver, job.workers)),
-            Share(met, traffic.meeting(job.state, solver, job.workers)),
-        ],
+        shares,
+        plain,
         solver.max_iter,
         job.workers,
         job.link,
+        about=bool(methods & set(BY_CONTENT)),
     )
 
 
