@@ -29,7 +29,7 @@ from stagerun.base.events import (
     Synchronised,
     TestDue,
 )
-from stagerun.base.recipe import Method, OnNan
+from stagerun.base.recipe import Compression, Method, OnNan
 from stagerun.base.text import count
 from stagerun.comm import Reducer, runs_of
 from stagerun.comm.group import Traffic
@@ -80,6 +80,8 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
         return None  # asked to stop
     resolving = replace(solver, compress=compress)
     take_up_residual(run, state, resolving)
+    if too_large := _rank_too_large(run, state, compress):
+        yield too_large
     kept = Kept(solver.display if run.worker.comm.rank == 0 else 0)
     reducer = reducer_of(run.worker.schedule.determinism, state, resolving, run.worker.comm, kept)
     if state.residual is not None and (before := state.residual.shared_from):
@@ -134,6 +136,21 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
     if not run.is_piece:
         yield from finish_stage(run, state)
     return None
+
+
+def _rank_too_large(run: StageRun, state: TrainState, compress: Compression | None) -> Note | None:
+    """Where POWER_SGD has nothing to do: only the network's shapes tell."""
+    if (
+        compress is None
+        or compress.method is not Method.POWER_SGD
+        or (state.residual is not None and state.residual.bases)
+    ):
+        return None
+    text = (
+        f"POWER_SGD of rank {compress.rank} makes no layer of `{run.worker.schedule.model.name}` smaller: stage `{run.stage.name}` sends gradients "
+        "as they are; make `rank` smaller"
+    )
+    return Note(text=text, warning=True)
 
 
 def _events(

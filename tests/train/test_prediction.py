@@ -79,13 +79,23 @@ def test_pieces_are_those_that_are_sent():
 
 @pytest.mark.parametrize(
     "text, bytes_per_second",
-    [("10Gbit/s", 1.25e9), ("100 Mbit/s", 12.5e6), ("1Gbps", 125e6), ("1.2GB/s", 1.2e9), ("8 bit/s", 1)],
+    [
+        ("10Gbit/s", 1.25e9),
+        ("100 Mbit/s", 12.5e6),
+        ("1Gbps", 125e6),
+        ("1.2GB/s", 1.2e9),
+        ("8 bit/s", 1),
+        ("1Gb/s", 125e6),
+        ("100mbit/s", 12.5e6),
+    ],
 )
 def test_bandwidths(text, bytes_per_second):
     assert units.bandwidth(text) == bytes_per_second
 
 
-@pytest.mark.parametrize("text", ["", "10", "10Gb", "0Gbit/s", "-1Gbit/s", "nanGbit/s", "1e9bit/s", "10 gbit/s"])
+@pytest.mark.parametrize(
+    "text", ["", "10", "10Gb", "0Gbit/s", "-1Gbit/s", "nanGbit/s", "1e9bit/s", "10 gb/s", "1Pbit/s"]
+)
 def test_what_is_no_bandwidth(text):
     with pytest.raises(ValueError, match="^" + text.replace("/", ".") + "$"):
         units.bandwidth(text)

@@ -13,7 +13,7 @@ from nan_help import lives, make_data, make_schedule
 from safetensors.numpy import load_file
 from test_engine_loop import device_batches, stage_loop
 
-from stagerun.base.events import Iterated, NotFinite, StageStarted, Synchronised, Tested
+from stagerun.base.events import Iterated, Note, NotFinite, StageStarted, Synchronised, Tested
 from stagerun.base.recipe import (
     Compression,
     Determinism,
@@ -417,6 +417,15 @@ def test_bytes_of_compressed_gradients_are_those_that_plan_says_too(tmp_path, da
     folder = make_schedule(tmp_path / "s", data, f"compress_param {{ {how} }}", main="max_iter: 2")
     counted = [e.sent_bytes for e in lives(folder, tmp_path / "out", 3) if isinstance(e, Iterated)]
     assert counted == [pytest.approx(planned(folder, 3)["sent"], rel=2e-3)] * 2
+
+
+@pytest.mark.parametrize("rank, said", [(2, 0), (512, 1)])
+def test_a_rank_that_makes_no_layer_smaller_is_warned_of(tmp_path, data, rank, said):
+    folder = make_schedule(
+        tmp_path / "s", data, f"compress_param {{ method: POWER_SGD rank: {rank} }}", main="max_iter: 1"
+    )
+    notes = [e.text for e in lives(folder, tmp_path / "out") if isinstance(e, Note) and e.warning]
+    assert len([text for text in notes if "makes no layer of `resnet_small` smaller" in text]) == said
 
 
 def test_what_replicas_send_is_shown(tmp_path, data):
