@@ -131,10 +131,13 @@ class Replicas:
 
     @torch.no_grad()
     def show(self) -> None:
-        """The network is the average of the replicas, and remembers that of what they remember; they stay as they are. Collective."""
+        """The network is the average of the replicas, and remembers that of what they remember; they stay as they are. It is for what looks
+        on, and counts for no traffic of training. Collective."""
         if self.parted and not self.shown:
             self._keep()
+            before = self.comm.traffic.sent
             self._average(self.apart)
+            self.comm.traffic.sent = before
             self.shown = True
 
     @torch.no_grad()

@@ -501,9 +501,10 @@ def test_an_evaluation_is_of_the_average_and_changes_no_replica(tmp_path, data):
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("on_nan", ["SKIP", "ROLLBACK"])
-def test_where_one_replica_fails_all_are_left_as_they_were(tmp_path, workers, on_nan):
+@pytest.mark.parametrize("how", ["", COMPRESSED["local"]])
+def test_where_one_replica_fails_all_are_left_as_they_were(tmp_path, workers, on_nan, how):
     data = make_data(tmp_path / "lmdb", 8 * 5 + 1)
-    folder = schedule(tmp_path, data, SYNCS["local"], solver=f"on_nan: {on_nan}", main="max_iter: 10 snapshot: 2")
+    folder = schedule(tmp_path, data, SYNCS["local"], solver=f"on_nan: {on_nan} {how}", main="max_iter: 10 snapshot: 2")
     failed = [e for e in lives(folder, tmp_path / "out", workers) if isinstance(e, NotFinite)]
     assert [(e.iter, e.done) for e in failed] == [(5, on_nan)] and "of replica 0 " in failed[0].what
     kept = snapshots(tmp_path / "out")

@@ -704,9 +704,9 @@ COMMENTS: dict[str, str] = {
         "\n"
         "With `sync_param` gradients are compressed until the replicas part; what they then have left in memory is dropped. From there on the\n"
         "senders are the replicas, however many workers there are, and c is a replica's change since the last synchronisation plus its residual:\n"
-        "error feedback on local SGD's change (arXiv:1906.02367), or DiLoCo's pseudo-gradient. All replicas go on from the weights they had in common plus\n"
-        "the mean of what was sent, or from what `outer` makes of it. Statistics of BatchNorm, and momentum that is averaged, are sent as they are.\n"
-        "A synchronisation before `start_iter` averages weights. `LOSSLESS` codes what is averaged; `AUTO` can't be."
+        "error feedback on local SGD's change (arXiv:1906.02367), or on DiLoCo's pseudo-gradient. All replicas go on from the weights they had in\n"
+        "common plus the mean of what was sent, or from what `outer` makes of it. Statistics of BatchNorm, and momentum that is averaged, are sent\n"
+        "as they are. A synchronisation up to `start_iter` averages weights. `LOSSLESS` codes what is averaged, and `AUTO` is refused."
     ),
     "CompressionParameter.method": (
         "What is sent in place of c. Required."
@@ -925,7 +925,8 @@ COMMENTS: dict[str, str] = {
     ),
     "Carry.residual": (
         "Of stages whose `compress_param` has a memory. ZERO: residuals start at zero, and what the stage before had not yet sent is\n"
-        "lost. KEEP: they go on, whatever the methods; both stages then have `memory: RESIDUAL`. Default: ZERO."
+        "lost. KEEP: they go on, whatever the methods; both stages then have `memory: RESIDUAL`, and neither has sync_param.\n"
+        "Default: ZERO."
     ),
     "TransformParameter": (
         "What is done to an image, in this order: pad, resize or cut out a rectangle, crop, mirror, colours (jitter, then RandAugment\n"
