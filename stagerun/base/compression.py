@@ -44,8 +44,18 @@ METHODS: dict[Method, Known] = {
     Method.LOSSLESS: Known(exact=True),
     Method.AUTO: Known(memory=Memory.RESIDUAL),
 }
+# Fields that take a method, and those they don't take.
+REFUSED = {
+    "CompressionParameter.allow": (Method.NONE, Method.AUTO),
+    "CompressionRule.method": (Method.AUTO, Method.LOSSLESS),
+}
 # What AUTO chooses among where `allow` is not written.
 ALLOWED = (Method.TOP_K, Method.QSGD, Method.INT8, Method.BF16, Method.LOSSLESS)
+
+
+def methods_of(how: Compression) -> set[Method]:
+    """That of all parameters, and those of its rules."""
+    return {how.method, *(rule.method for rule in how.param)}
 
 
 def default_memory(method: Method, as_released: bool) -> Memory:

@@ -160,9 +160,9 @@ class RanksDiffer(StagerunError):
     exit_code = ExitCode.RANKS_DIFFER
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """``did you mean `x`?`` for the known word nearest to `word`, or ''."""
-    match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """``did you mean `x`?`` for the known word nearest to `word`, or ''; equal ones have a likeness of 1, and `cutoff` is the least."""
+    match = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f"did you mean `{match[0]}`?" if match else ""
 
 

@@ -2,8 +2,8 @@
 
 Every rank makes them, in the same order but for what rank 0 alone knows: snapshots, and notes on them, on other ranks, on what is
 promised, and Compressed. Only rank 0 has sinks. `OUT/log.jsonl` holds one line per event with the fields below and `time` (seconds since the
-epoch) and `event` (the class's name). `sent_bytes` and `dense_bytes` are left out where they are 0,
-`staleness` and `replica` where they are None.
+epoch) and `event` (the class's name). `sent_bytes`, `dense_bytes` and `gradients` are left out where
+they say nothing, `staleness` and `replica` where they are None.
 """
 
 from dataclasses import dataclass
@@ -46,7 +46,9 @@ class StageStarted:
     carried_over: str = ""  # from the stage it starts from, in words
     iterations_left: int = 0  # of all stages, this one among them; rank 0 knows
     train_seconds: float = 0.0  # spent on the stage's iterations before, over all process lives; rank 0 knows
-    dense_bytes: int = 0  # that rank 0 would send in an iteration uncompressed; 0 where nothing is compressed
+    # That rank 0 would send in an iteration whose gradients all workers add up uncompressed; 0 where every iteration does that.
+    dense_bytes: int = 0
+    gradients: str = ""  # how they are sent, in words; '' where they are added up as they are at every iteration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +159,17 @@ class Compressed:
     stage: str
     iter: int
     items: tuple[CompressedItem, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Synchronised:
+    """The replicas of a stage (`sync_param`) have met after the iteration that an Iterated has reported."""
+
+    stage: str
+    iter: int
+    bytes: int  # that this worker sent for it
+    iterations: int  # since they last met or parted, or this process life began
+    sent_bytes: int  # in all of those, `bytes` among them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,8 +310,8 @@ class RunFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Indexed:
-    """In log.jsonl alone, every few thousand lines: from byte `since` to this line all lines are Iterated, Retraced or Compressed, except
-    for those that begin at `lines`. A reader that needs few lines of a long log skips the rest."""
+    """In log.jsonl alone, every few thousand lines: from byte `since` to this line all lines are Iterated, Retraced, Compressed or
+    Synchronised, except for those that begin at `lines`. A reader that needs few lines of a long log skips the rest."""
 
     since: int
     lines: tuple[int, ...]
@@ -315,6 +328,7 @@ Event = (
     | PieceStarted
     | Retraced
     | Compressed
+    | Synchronised
     | SnapshotDue
     | SnapshotWritten
     | SnapshotFailed

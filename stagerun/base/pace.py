@@ -8,7 +8,7 @@ from stagerun.base.staleness import Staleness, staleness_of
 from stagerun.base.text import duration, size
 
 if TYPE_CHECKING:  # what every command prints goes by `strip`, and the events take 20 ms to import
-    from stagerun.base.events import Iterated, StageStarted
+    from stagerun.base.events import Iterated, StageStarted, Synchronised
 
 # Iterations over which speed and loss are averaged.
 WINDOW = 50
@@ -17,7 +17,8 @@ _LEAST_BAR, _LONGEST_BAR = 6, 40
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The last iterations: mean loss, images per second, seconds per iteration, bytes that rank 0 sent in one."""
+    """The last iterations: mean loss, images per second, seconds per iteration, bytes that rank 0 sent in one; those of
+    replicas are since they last met but one."""
 
     loss: float
     images_per_second: float
@@ -25,12 +26,14 @@ class Pace:
     sent_bytes: float
 
 
-def pace(window: "Sequence[Iterated]") -> Pace:
-    """Over `window`, at least one and at most WINDOW iterations of one stage."""
+def pace(window: "Sequence[Iterated]", met: "Synchronised | None" = None) -> Pace:
+    """Over `window`, at least one and at most WINDOW iterations of one stage; `met` is its newest Synchronised, which counts for the bytes."""
     seconds = sum(e.seconds for e in window)
     images = sum(e.images for e in window)
     loss = sum(e.loss for e in window) / len(window)
     sent = sum(e.sent_bytes for e in window) / len(window)
+    if met is not None and met.iterations:
+        sent = met.sent_bytes / met.iterations
     return Pace(loss, images / seconds if seconds else 0.0, seconds / len(window), sent)
 
 
@@ -46,11 +49,16 @@ def stale(window: "Iterable[Iterated]") -> Staleness | None:
 
 
 def progress_line(
-    stage: "StageStarted", stages: int, window: "Sequence[Iterated]", left: int, behind: Staleness | None = None
+    stage: "StageStarted",
+    stages: int,
+    window: "Sequence[Iterated]",
+    left: int,
+    behind: Staleness | None = None,
+    met: "Synchronised | None" = None,
 ) -> str:
     """Where training is after the last iteration of `window`, with `left` iterations to go in all `stages`. `behind`: of the pushes that
     it is about."""
-    now, speed = window[-1], pace(window)
+    now, speed = window[-1], pace(window, met)
     return (
         f"stage {stage.number}/{stages} {now.stage}  {now.iter}/{stage.max_iter}  epoch {now.epoch:.2f}  "
         f"LR {now.lr:.4g}  loss {speed.loss:.4f}  {speed.images_per_second:.0f} images/s  "
@@ -86,11 +94,16 @@ def strip(marks: Mapping[str, str]) -> str:
 
 
 def live_line(
-    marks: Mapping[str, str], stage: "StageStarted", window: "Sequence[Iterated]", left: int, width: int
+    marks: Mapping[str, str],
+    stage: "StageStarted",
+    window: "Sequence[Iterated]",
+    left: int,
+    width: int,
+    met: "Synchronised | None" = None,
 ) -> tuple[dict[str, str], int, str]:
     """As `progress_line`, in at most `width` characters if that can be: the marks to show, how long a bar, 0 for none, and the rest,
     with two spaces between them. A narrow terminal leaves out first epoch, LR and bytes, or other stages, then the bar."""
-    now, speed = window[-1], pace(window)
+    now, speed = window[-1], pace(window, met)
     stage_left = duration((stage.max_iter - now.iter) * speed.seconds_per_iteration)
     times = f"{stage_left} of {duration(left * speed.seconds_per_iteration)} left"
     done, loss = f"{now.iter}/{stage.max_iter}", f"loss {speed.loss:.4f}"

@@ -170,6 +170,27 @@ class CompressedReducer(FlatReducer):
             self.vectors, self.residual.vectors = self.residual.vectors, self.vectors
             self.places, self.spare = self.spare, self.places
 
+    # -- in the place of an iteration, for vectors that are there already
+
+    @torch.no_grad()
+    def add_up(self, iter: int, fill: Callable[[int, Mapping[str, Tensor]], None]) -> dict[str, Tensor]:
+        """The sum over all senders, by parameter, of what `fill` puts into the parts of each of this rank's, in the iteration after which
+        there are `iter`. What their messages lack is a residual at once. Collective."""
+        self.beside.spans = self.comm.spans
+        self.iter, self.left, self.next_bases = iter, [], {}
+        self.kept.begin(iter - 1)
+        for sender, pairs in zip(self.own, self.places, strict=True):
+            fill(sender, {name: view for name, (_, view) in zip(self.names, pairs, strict=True)})
+        self.comm.pulse.wait()
+        try:
+            for chunk in range(len(self.chunks)):
+                self._compress(chunk)
+            self._decode()
+        finally:
+            self.comm.pulse.go_on()
+        self.accept()
+        return {name: view for name, (_, view) in zip(self.names, self.sums, strict=True)}
+
     # -- the jobs, in this order: tails, then each chunk; the answers to a chunk are decoded when the next one is on its way
 
     def _add_tails(self) -> None:

@@ -88,7 +88,7 @@ class Comm(Protocol):
         the answer waits for it. Both are contiguous vectors; the sizes are in elements, by rank, and may be 0."""
 
     def complete(self, pieces: Sequence[Tensor]) -> Callable[[], None]:
-        """Starts filling `pieces`, contiguous and as large everywhere: piece r is rank r's; the answer waits for it."""
+        """Starts filling `pieces`, contiguous and as large everywhere: piece r is rank r's, and may be empty; the answer waits for it."""
 
     def broadcast(self, tensor: Tensor, src: int = 0) -> None:
         """`tensor` of rank `src` on every rank, in place."""
@@ -291,7 +291,11 @@ class TorchComm:
     def complete(self, pieces: Sequence[Tensor]) -> Callable[[], None]:
         # All at once: gloo's all-gather, which copies what it gets once more, takes two to three times as long.
         with peers(GRADIENTS):
-            works = [dist.broadcast(piece, self.ranks[r], self.group, True) for r, piece in enumerate(pieces)]
+            works = [
+                dist.broadcast(piece, self.ranks[r], self.group, True)
+                for r, piece in enumerate(pieces)
+                if piece.numel()
+            ]
         self.traffic.add((self.size - 1) * pieces[self.rank].nbytes)
         return self._waiting(works, sum(piece.nbytes for piece in pieces))
 

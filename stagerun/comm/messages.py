@@ -26,7 +26,8 @@ class Messages:
         by_sender = list(zip(*messages, strict=True))
         lengths = self._lengths(by_sender, sizes)
         buffers = [torch.empty(sum(map(sum, table)), dtype=torch.uint8, device=self.device) for table in lengths]
-        buffers[self.comm.rank] = joined([message for row in by_sender for message in row])
+        if by_sender:  # a rank may have no sender
+            buffers[self.comm.rank] = joined([message for row in by_sender for message in row])
         wait = self.comm.complete(buffers)
 
         def arrived() -> list[list[Tensor]]:
@@ -46,8 +47,9 @@ class Messages:
         if None not in sizes:
             return [[list(sizes) for _ in run] for run in self.runs]  # type: ignore[arg-type]
         tables = [torch.empty((len(run), len(sizes)), dtype=torch.int64, device=self.device) for run in self.runs]
-        mine = torch.tensor([[message.numel() for message in row] for row in messages], dtype=torch.int64)
-        tables[self.comm.rank].copy_(mine)
+        if messages:
+            mine = torch.tensor([[message.numel() for message in row] for row in messages], dtype=torch.int64)
+            tables[self.comm.rank].copy_(mine)
         self.comm.complete([table.view(-1) for table in tables])()
         found = [table.tolist() for table in tables]
         for rank, table in enumerate(found):

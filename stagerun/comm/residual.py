@@ -1,4 +1,4 @@
-"""What compressed gradients have left out so far, and its way into a snapshot and back."""
+"""What compressed gradients, or changes of replicas, have left out so far, and its way into a snapshot and back."""
 
 from collections.abc import Callable, Mapping, Sequence
 

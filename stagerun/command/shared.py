@@ -59,7 +59,11 @@ class Bandwidth(click.ParamType):
         try:
             return value if isinstance(value, float) else units.bandwidth(str(value))
         except ValueError:
-            self.fail(f"{value!r} is not the speed of a link: write 10Gbit/s, 100Mbit/s or 1.2GB/s.", param, ctx)
+            self.fail(
+                f"{value!r} is not the speed of a link: write 10Gbit/s, 100Mbit/s or 1.2GB/s, with a B for bytes.",
+                param,
+                ctx,
+            )
 
 
 class Latency(click.ParamType):

@@ -3,18 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stagerun.base.compression import METHODS
+from stagerun.base.compression import METHODS, methods_of
 from stagerun.base.recipe import Compression, Determinism, Memory, Method, ParamKind, Scope, Solver
-from stagerun.comm import Comm, Reducer, dense_bytes, make_reducer, runs_of
+from stagerun.comm import Comm, Reducer, make_reducer, runs_of
 from stagerun.comm.compressed import CompressedReducer
 from stagerun.comm.compression import Operator, make
+from stagerun.comm.jobs import Inline, Jobs
 from stagerun.comm.kept import Kept
 from stagerun.comm.lossless import coded
 from stagerun.comm.reduce import Switch
 from stagerun.comm.residual import Residual
 from stagerun.engine.parameters import first_that_fits, kind_of
 from stagerun.engine.state import TrainState
-from stagerun.engine.update import TAIL
 
 
 def rule_of(name: str, kind: ParamKind, how: Compression) -> Compression:
@@ -64,14 +64,20 @@ def senders(determinism: Determinism, logical_workers: int, workers: int) -> lis
 
 
 def residual_of(determinism: Determinism, state: TrainState, solver: Solver, comm: Comm) -> Residual | None:
-    """Zeros, where the stage's compression remembers anything."""
+    """Zeros, where the stage's compression remembers anything: of gradients, and of replicas that have parted of their changes."""
+    replicas = state.replicas
+    if replicas is not None and replicas.apart_after(state.iter):
+        return _zeros(state, solver, comm, replicas.senders)
+    return _zeros(state, solver, comm, senders(determinism, solver.logical_workers, comm.size))
+
+
+def _zeros(state: TrainState, solver: Solver, comm: Comm, runs: Sequence[range]) -> Residual | None:
     if solver.compress is None:
         return None
     rules = rules_of(state, solver.compress)
     if not any(_remembers(rule) for rule in rules.values()):
         return None
     tensors = {p.name: p.tensor for p in state.solver.parameters}
-    runs = senders(determinism, solver.logical_workers, comm.size)
     bases = {}
     for name, rule in rules.items():
         if rule.method is Method.POWER_SGD and (shape := operator(rule, tensors[name].shape, 1).basis()):
@@ -83,57 +89,74 @@ def _remembers(rule: Compression) -> bool:
     return rule.method is Method.POWER_SGD or (rule.memory is Memory.RESIDUAL and not METHODS[rule.method].exact)
 
 
-def dense_bytes_of(determinism: Determinism, state: TrainState, solver: Solver, comm: Comm) -> int:
-    """Bytes that rank 0 would send in an iteration of the stage without compression; 0 where there is none, and with one worker."""
-    if not compresses(solver):
-        return 0
-    tensors = [p.tensor for p in state.solver.parameters]
-    elements, tail = sum(t.numel() for t in tensors), state.statistics.n + TAIL
-    return dense_bytes(determinism, elements, tensors[0].element_size(), comm.size, solver.logical_workers, tail)
-
-
 def compresses(solver: Solver) -> bool:
-    how = solver.compress
-    return how is not None and {how.method, *(rule.method for rule in how.param)} != {Method.NONE}
+    return solver.compress is not None and methods_of(solver.compress) != {Method.NONE}
 
 
 def reducer_of(
     determinism: Determinism, state: TrainState, solver: Solver, comm: Comm, kept: Kept | None = None
 ) -> Reducer:
-    """The way to add up the gradients of a stage. `kept` is filled where they are compressed."""
-    how = solver.compress
-    tensors = {p.name: p.tensor for p in state.solver.parameters}
+    """The way to add up the gradients of a stage, and the changes of its replicas. `kept` is filled where they are compressed."""
+    how, replicas = solver.compress, state.replicas
 
-    def dense(comm: Comm) -> Reducer:
-        return make_reducer(determinism, list(tensors.values()), comm, solver.logical_workers)
+    def of_all() -> Reducer:
+        dense = _dense(determinism, state, solver, comm)
+        if how is None or not compresses(solver):
+            return dense
+        if how.method is Method.LOSSLESS:
+            after = _dense(determinism, state, solver, coded(comm))
+        elif all(rule.method is Method.NONE for rule in rules_of(state, how).values()):
+            return dense
+        else:
+            runs, each = senders(determinism, solver.logical_workers, comm.size), determinism is Determinism.ELASTIC
+            after = _compressed(state, solver, how, comm, runs, each, state.residual, kept)
+        return From(how.start_iter, dense, after) if how.start_iter else after
 
-    if state.replicas is not None:
-        return state.replicas.around(lambda: dense(comm), state.iter)
-    if how is None:
-        return dense(comm)
-    if how.method is Method.LOSSLESS:
-        after = dense(coded(comm))
-        return From(how.start_iter, dense(comm), after) if how.start_iter else after
-    rules = rules_of(state, how)
-    if all(rule.method is Method.NONE for rule in rules.values()):
-        return dense(comm)
+    if replicas is None:
+        return of_all()
+    if how is not None and how.method is Method.LOSSLESS:
+        replicas.averaging = coded(comm)
+    if how is not None and replicas.compresses:
+        past = replicas.apart_after(state.iter)
+        replicas.residual = state.residual if past else _zeros(state, solver, comm, replicas.senders)
+        replicas.changes = _compressed(
+            state, solver, how, comm, replicas.senders, True, replicas.residual, kept, Inline()
+        )
+    return replicas.around(of_all, state.iter)
+
+
+def _dense(determinism: Determinism, state: TrainState, solver: Solver, comm: Comm) -> Reducer:
+    return make_reducer(determinism, [p.tensor for p in state.solver.parameters], comm, solver.logical_workers)
+
+
+def _compressed(
+    state: TrainState,
+    solver: Solver,
+    how: Compression,
+    comm: Comm,
+    runs: Sequence[range],
+    each: bool,
+    residual: Residual | None,
+    kept: Kept | None,
+    jobs: Jobs | None = None,
+) -> CompressedReducer:
+    """Of the senders `runs` of each rank; each of those is a logical worker, or whatever `each` is."""
+    tensors, rules = {p.name: p.tensor for p in state.solver.parameters}, rules_of(state, how)
     together = sum(rule == how for rule in rules.values()) if how.scope is Scope.ENTIRE_MODEL else 0
     everything = sum(tensors[name].numel() for name, rule in rules.items() if rule == how)
     shapes = {name: (everything,) if together and rule == how else tensors[name].shape for name, rule in rules.items()}
-    runs = senders(determinism, solver.logical_workers, comm.size)
-    operators = [operator(rule, shapes[name], runs[-1].stop) for name, rule in rules.items()]
-    compressed = CompressedReducer(
+    return CompressedReducer(
         {name: tensors[name] for name in rules},
-        operators,
+        [operator(rule, shapes[name], runs[-1].stop) for name, rule in rules.items()],
         comm,
         runs,
         solver.random_seed,
-        each=determinism is Determinism.ELASTIC,
+        each=each,
         whole=together,
-        residual=state.residual,
+        residual=residual,
+        jobs=jobs,
         kept=kept,
     )
-    return From(how.start_iter, dense(comm), compressed) if how.start_iter else compressed
 
 
 class From(Switch):

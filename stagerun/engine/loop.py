@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from stagerun.base.errors import Diverged
-from stagerun.base.events import Iterated, Note, NotFinite, SnapshotDue, Stopped, TestDue
+from stagerun.base.events import Iterated, Note, NotFinite, SnapshotDue, Stopped, Synchronised, TestDue
 from stagerun.base.knobs import Knobs
 from stagerun.base.recipe import OnNan, Solver
 from stagerun.comm import Reducer
@@ -52,7 +52,7 @@ def train(
     reducer: Reducer,
     stop: Callable[[], bool],
     left: Callable[[], float | None] = lambda: None,
-) -> Iterator[Iterated | NotFinite | SnapshotDue | TestDue | Stopped | Note]:
+) -> Iterator[Iterated | NotFinite | Synchronised | SnapshotDue | TestDue | Stopped | Note]:
     """Takes `state` from `state.iter` to `loop.max_iter` updates. Collective; every rank yields the same events.
 
     `batches` are the device batches of this rank, from the present position on. `stop` is asked on each rank once per
@@ -85,6 +85,8 @@ def train(
             if state.plateau.drops > before.drops:
                 yield Note(text=_drop(loop, before, state.plateau.drops, state.iter - 1))
             yield iterated(loop, state.iter, outcome, knobs, seconds)
+            if outcome.met is not None:
+                yield Synchronised(stage=loop.stage, iter=state.iter, bytes=outcome.met, iterations=0, sent_bytes=0)
             saves = _saves(loop, state.iter)
             if loop.on_nan is OnNan.ROLLBACK and (saves or outcome.stop) and not finite(state):
                 # The update overflowed. Where a snapshot is due it has failed; elsewhere the next loss will show it, as it does in a

@@ -5,15 +5,19 @@ and add its gradients up among themselves, along a tree of its own with `determi
 who holds what. The network has the tensors of one replica at a time, of which it is the `turn`, or what `show` puts there.
 """
 
-from collections.abc import Callable, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from stagerun.base.recipe import Determinism, Solver, SyncMomentum
+from stagerun.base.compression import methods_of
+from stagerun.base.recipe import Determinism, Method, Solver, SyncMomentum
 from stagerun.comm import Comm, Reducer, make_reducer, runs_of
 from stagerun.comm.average import average
+from stagerun.comm.compressed import CompressedReducer
 from stagerun.comm.reduce import Switch
+from stagerun.comm.residual import Residual
 from stagerun.engine.codec import digest
 from stagerun.engine.outer import OuterUpdate, remembered
 from stagerun.schedule import parting, synchronisations
@@ -44,10 +48,13 @@ class Replicas:
         # What differs between replicas. The counts, which are whole numbers, are the same in all.
         self.apart = {name: t for name, t in self.live.items() if t.is_floating_point()}
         self.trained, self.determinism = trained, determinism
-        shares = [self._shares(run) for run in runs_of(solver.logical_workers, comm.size)]
-        ranks = [[rank for rank, share in enumerate(shares) if r in share] for r in range(self.count)]
+        shares = shares_of(solver, comm.size)
+        ranks = holders_of(shares, self.count)
         parts = [comm.part(those) for those in ranks]
         self.holders, self.runs = [those[0] for those in ranks], shares[comm.rank]
+        self.senders = [
+            range(bisect_left(self.holders, rank), bisect_right(self.holders, rank)) for rank in range(comm.size)
+        ]
         self.own = list(self.runs)
         self._among: dict[int, tuple[Comm, list[range]]] = {}
         for r in self.own:
@@ -60,16 +67,14 @@ class Replicas:
         self.held: int | None = None  # the replica that the network has now
         self.kept: dict[int, Tensors] = {}  # of the others, and of that one as it was
         self.outer: OuterUpdate | None = None
+        # Of a stage that compresses what changes: the weights that all went on from, who adds changes up, and from when on.
+        self.compresses = compresses_changes(solver)
+        self.common: Tensors = {}
+        self.changes: CompressedReducer | None = None
+        self.residual: Residual | None = None
+        self.compress_start = solver.compress.start_iter if solver.compress is not None else 0
+        self.averaging = comm  # for what is averaged
         self.digests: dict[str, int] = {}
-
-    def _shares(self, run: range) -> dict[int, range]:
-        """The replicas that a run of logical workers touches, and with which of theirs."""
-        size, found = self.logical_workers, {}
-        for r in range(self.count):
-            low, high = max(run.start, r * size), min(run.stop, (r + 1) * size)
-            if low < high:
-                found[r] = range(low - r * size, high - r * size)
-        return found
 
     def around(self, plain: Callable[[], Reducer], iter: int) -> Switch:
         """The reducer of a stage that goes on from `iter`; `plain` makes that of all workers."""
@@ -81,6 +86,10 @@ class Replicas:
         return self.reducer
 
     # -- whose turn it is
+
+    def apart_after(self, iter: int) -> bool:
+        """Whether a state after `iter` updates is one of replicas that went their own ways."""
+        return iter > self.start or self.start == 0
 
     def begin(self, iter: int) -> bool:
         """Whether the update after `iter` is one of each replica; at `start` they part."""
@@ -97,6 +106,9 @@ class Replicas:
             _copy(self.live, self.kept[r])
         if self.sync.outer is not None:
             self.outer = OuterUpdate(self.trained, self.sync.outer)
+            self.common = self.outer.common
+        elif self.compresses:
+            self.common = {name: t.detach().clone() for name, t in self.trained.items()}
 
     @torch.no_grad()
     def turn(self, r: int) -> None:
@@ -119,29 +131,51 @@ class Replicas:
 
     @torch.no_grad()
     def show(self) -> None:
-        """The network is the average of the replicas, and remembers that of what they remember; they stay as they are. Collective."""
+        """The network is the average of the replicas, and remembers that of what they remember; they stay as they are. It is for what looks
+        on, and counts for no traffic of training. Collective."""
         if self.parted and not self.shown:
             self._keep()
+            before = self.comm.traffic.sent
             self._average(self.apart)
+            self.comm.traffic.sent = before
             self.shown = True
 
     @torch.no_grad()
-    def meet(self, iter: int) -> None:
-        """The synchronisation after `iter` updates, where there is one. Collective."""
+    def meet(self, iter: int) -> int | None:
+        """The synchronisation after `iter` updates, and the bytes that this rank sent for it; None where there is none. Collective."""
         if not self.parted or iter not in self.meetings:
-            return
+            return None
+        before = self.comm.traffic.sent
         self._keep()
         joined = self.apart if self.sync.momentum is SyncMomentum.AVERAGE else self.weights
-        self._average(joined)
+        if self.changes is not None and iter > self.compress_start:
+            self._average({name: t for name, t in joined.items() if name not in self.trained})
+            self._add_changes(self.changes, iter)
+        else:
+            self._average(joined)
         if self.outer is not None:
             self.outer.update(self.trained)
+        else:
+            _copy(self.trained, self.common)
         for r in self.own:
             _copy(joined, {name: self.kept[r][name] for name in joined})
+        return self.comm.traffic.sent - before
 
     def _average(self, out: Tensors) -> None:
-        mine = [r for r in self.own if self.holders[r] == self.comm.rank]
-        own = [[self.kept[r][name] for name in out] for r in mine]
-        average(self.comm, self.holders, own, list(out.values()))
+        own = [[self.kept[r][name] for name in out] for r in self.senders[self.comm.rank]]
+        average(self.averaging, self.holders, own, list(out.values()))
+
+    def _add_changes(self, changes: CompressedReducer, iter: int) -> None:
+        """The network's weights are those that all went on from, and the mean of what each replica's message says of its change and its
+        residual: local SGD with error feedback, as Basu, Data, Karakus and Diggavi, Qsparse-local-SGD (arXiv:1906.02367), algorithm 1."""
+
+        def fill(r: int, parts: Mapping[str, Tensor]) -> None:
+            # Shares of the mean, as the gradients of senders are.
+            for name, part in parts.items():
+                torch.sub(self.kept[r][name], self.common[name], out=part).div_(self.count)
+
+        for name, change in changes.add_up(iter, fill).items():
+            torch.add(self.common[name], change, out=self.trained[name])
 
     # -- snapshots
 
@@ -152,7 +186,15 @@ class Replicas:
     def names(self) -> Tensors:
         """What `gather` hands over, by name, as tensors of the same shapes."""
         found = {f"{r}/{name}": t for r in range(self.count) for name, t in self.apart.items()}
-        return found | (remembered(self.trained, self.trained) if self.sync.outer is not None else {})
+        return found | self._common_by_name(self.trained)
+
+    def _common_by_name(self, like: Tensors | None = None) -> Tensors:
+        """What all replicas have in common, by the names that it has in a snapshot: the live tensors, or of the shapes of `like`."""
+        if self.sync.outer is not None:
+            return remembered(like, like) if like is not None else self.outer.remembered() if self.outer else {}
+        if not self.compresses:
+            return {}
+        return {f"common/{name}": t for name, t in (like or self.common).items()}
 
     @torch.no_grad()
     def gather(self, take: Callable[[str, Tensor], None] | None) -> None:
@@ -168,8 +210,8 @@ class Replicas:
             if take is not None:
                 for name, part in self._split(vector).items():
                     take(f"{r}/{name}", part)
-        if take is not None and self.outer is not None:
-            for name, tensor in self.outer.remembered().items():
+        if take is not None:
+            for name, tensor in self._common_by_name().items():
                 take(name, tensor)
 
     @torch.no_grad()
@@ -185,7 +227,7 @@ class Replicas:
             self.comm.broadcast(vector, 0)
             if r in self.own:
                 _copy(self._split(vector), self.kept[r])
-        for name, tensor in (self.outer.remembered() if self.outer is not None else {}).items():
+        for name, tensor in self._common_by_name().items():
             whole = (saved[name].to(tensor) if saved is not None else tensor).contiguous()
             self.comm.broadcast(whole, 0)
             tensor.copy_(whole)
@@ -193,6 +235,31 @@ class Replicas:
     def _split(self, vector: Tensor) -> Tensors:
         parts = vector.split([t.numel() for t in self.apart.values()])
         return {name: part.view(t.shape) for (name, t), part in zip(self.apart.items(), parts, strict=True)}
+
+
+def compresses_changes(solver: Solver) -> bool:
+    """Whether synchronisations send messages in the place of the changes. LOSSLESS codes the averages themselves."""
+    how = solver.compress
+    return how is not None and how.method is not Method.LOSSLESS and methods_of(how) != {Method.NONE}
+
+
+def shares_of(solver: Solver, workers: int) -> list[dict[int, range]]:
+    """By rank, the replicas that its logical workers belong to, and which of theirs they are, counted from the replica's first."""
+    assert solver.sync is not None
+    size = solver.logical_workers // solver.sync.replicas
+    found: list[dict[int, range]] = []
+    for run in runs_of(solver.logical_workers, workers):
+        share = {}
+        for r in range(run.start // size, -(-run.stop // size)):
+            low, high = max(run.start, r * size), min(run.stop, (r + 1) * size)
+            share[r] = range(low - r * size, high - r * size)
+        found.append(share)
+    return found
+
+
+def holders_of(shares: Sequence[dict[int, range]], count: int) -> list[list[int]]:
+    """By replica, the ranks that have some of it."""
+    return [[rank for rank, share in enumerate(shares) if r in share] for r in range(count)]
 
 
 def _like(tensors: Tensors) -> Tensors:

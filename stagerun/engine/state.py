@@ -107,6 +107,13 @@ def replicas_of(determinism: Determinism, state: TrainState, solver: Solver, com
     return Replicas(weights(state), momentum(state), trained, solver, determinism, comm)
 
 
+def saved_residual(state: TrainState) -> Residual | None:
+    """What a snapshot is to hold of it: nothing at the end of replicas, which no stage goes on from."""
+    replicas = state.replicas
+    over = replicas is not None and replicas.parted and not replicas.differ(state.iter)
+    return None if over else state.residual
+
+
 PARTS = (weights, momentum, average)
 
 
@@ -150,7 +157,10 @@ class Capture:
         pinned = any(t.device.type == "cuda" for t in weights(state).values())
         self.parts = {part: Packed(part(state), pinned) for part in PARTS}
         self.weights, self.momentum, self.average = (packed.tensors for packed in self.parts.values())
-        self.residual = Packed(state.residual.like(), pinned) if state.residual is not None else None
+        self.pinned = pinned
+        self.residual: Packed | None = None
+        if state.residual is not None:
+            self._room_for(state.residual)
         self.replicas: Packed | None = None
         self.arrivals: bytes | None = None
 
@@ -172,8 +182,7 @@ class Capture:
     @torch.no_grad()
     def take_residual(self, residual: Residual, comm: Comm) -> None:
         """Copies those of all ranks in. Collective; the others call `residual.gather` with None."""
-        assert self.residual is not None
-        tensors = self.residual.tensors
+        tensors = self._room_for(residual)
 
         def take(sender: int, parts: Mapping[str, Tensor]) -> None:
             for name, tensor in parts.items():
@@ -182,6 +191,15 @@ class Capture:
         for name, basis in residual.bases.items():
             tensors[f"{BASIS}{name}"].copy_(basis)
         residual.gather(comm, take)
+
+    def _room_for(self, residual: Residual) -> Mapping[str, Tensor]:
+        """Replicas have other ones than gradients had before they parted."""
+        like = residual.like()
+        if self.residual is None or {n: t.shape for n, t in self.residual.tensors.items()} != {
+            n: t.shape for n, t in like.items()
+        }:
+            self.residual = Packed(like, self.pinned)
+        return self.residual.tensors
 
     @torch.no_grad()
     def take(self, state: TrainState, found: dict[str, int] | None = None) -> None:

@@ -45,6 +45,7 @@ class Outcome:
     seconds: float = 0.0  # since the last backward pass; a GPU may not have moved the weights yet
     wrong: str = ""
     broken_off: bool = False  # the state was not moved, whatever the rest says
+    met: int | None = None  # bytes that this rank sent for the replicas' synchronisation, where there was one
 
 
 def update(

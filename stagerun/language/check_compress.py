@@ -38,6 +38,11 @@ def check_residual(stage: str, view: View, parent: str, before: View, problems: 
             place = (view.view("carry") or view).place("residual")
             message = f"stage `{stage}` keeps the residuals of `{parent}`, {what}"
             problems.add(place, message, f"write `carry {{ residual: ZERO }}`, or {hint}")
+        elif view.has("sync_param") or before.has("sync_param"):
+            place = (view.view("carry") or view).place("residual")
+            own = stage if view.has("sync_param") else parent
+            message = f"stage `{stage}` keeps residuals, and `{own}` has `sync_param`: a replica lacks changes, and not gradients"
+            problems.add(place, message, "write `carry { residual: ZERO }`")
 
 
 def _remembers(view: View) -> bool:

@@ -116,9 +116,10 @@ def _start(stage: str, view: View, message: View, problems: Problems) -> None:
 
 def _neighbours(stage: str, view: View, message: View, problems: Problems) -> None:
     """What doesn't go together with replicas, or with learning rates that are not known beforehand."""
-    if view.has("compress_param") and message.text("method") != "ASYNC":
-        text = "`sync_param` with `compress_param`: what replicas send is not gradients, and is not compressed"
-        problems.add(message.block.place, text, f"remove one of them from stage `{stage}`")
+    compress = view.view("compress_param")
+    if compress is not None and compress.text("method") == "AUTO" and message.text("method") != "ASYNC":
+        text = "`method: AUTO` chooses by the time of an iteration, and with `sync_param` few of them send anything"
+        problems.add(compress.place("method"), text, f"write the method of stage `{stage}`: TOP_K, say")
     if view.has("ema_decay") and message.text("method") != "ASYNC":
         text = "`sync_param` with `ema_decay`: an average follows every update, and replicas meet only at some"
         problems.add(view.place("ema_decay"), text, "remove one of them")

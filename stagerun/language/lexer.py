@@ -224,7 +224,8 @@ def _enum(field: FieldDescriptor, text: str) -> str:
     try:
         number = int(text, 0)
     except ValueError:
-        hint = f"did you mean `{text.upper()}`?" if text.upper() in values else f"known: {wanted(field)}"
+        # A slip of the pen, TOPK for TOP_K: FP16 is no slip for FP64.
+        hint = nearest(text.upper(), values, cutoff=0.8) or f"known: {wanted(field)}"
         raise WrongValue(f"has no value `{shown(text)}`", hint) from None
     if number not in field.enum_type.values_by_number:
         raise WrongValue(f"has no value number {shown(text)}", f"known: {wanted(field)}")

@@ -1,10 +1,11 @@
 """The manual: what `stagerun help NAME` prints, from the comments of stagerun.proto. Pure."""
 
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 
+from stagerun.base.compression import REFUSED
 from stagerun.base.errors import UsageError, nearest
 from stagerun.language import tree
 from stagerun.language.layers import partner
@@ -86,7 +87,7 @@ def _type(field: FieldDescriptor) -> str:
     if is_message(field):
         base = str(field.message_type.name)
     elif field.enum_type is not None:
-        base = ", ".join(v.name for v in field.enum_type.values)
+        base = ", ".join(v.name for v in field.enum_type.values if v.name not in _refused(field))
     else:
         base = _TYPES[field.type]
     return f"{base}, any number of times" if field.is_repeated else base
@@ -111,13 +112,20 @@ def _field(field: FieldDescriptor) -> str:
     if is_message(field):
         text += f"\n  Its fields: `stagerun help {field.message_type.name}`."
     if field.enum_type is not None:
-        text += "\n" + _values(field.enum_type)
+        text += "\n" + _values(field.enum_type, _refused(field))
     return text
 
 
-def _values(kind: EnumDescriptor) -> str:
+def _refused(field: FieldDescriptor) -> set[str]:
+    """Values of its enum that the field doesn't take."""
+    return {method.value for method in REFUSED.get(f"{field.containing_type.name}.{field.name}", ())}
+
+
+def _values(kind: EnumDescriptor, but: Collection[str] = ()) -> str:
     lines = []
     for value in kind.values:
+        if value.name in but:
+            continue
         comment = COMMENTS.get(f"{_enum_name(kind)}.{value.name}", "").replace("\n", "\n      ")
         lines.append(f"    {value.name}" + (f"\n      {comment}" if comment else ""))
     return "\n".join(lines)

@@ -1,11 +1,11 @@
-"""What a stage that compresses its gradients sends over a link, beside dense gradients, for `plan --link`. Pure."""
+"""What a stage that compresses its gradients or has replicas sends over a link, beside dense gradients, for `plan --link`. Pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from stagerun.base.recipe import Method
 from stagerun.base.text import columns, count, size
-from stagerun.plan.link import Coding, Senders, Speeds, pays_below, ring_bytes, sent, wire, work
+from stagerun.plan.link import Coding, Senders, Speeds, collectives, pays_below, ring_bytes, sent, wire, work
 from stagerun.plan.prediction import Link, ring
 
 
@@ -56,6 +56,7 @@ class Sending:
     coding: float
     pays_below: float | None
     measured: bool  # the costs are of this machine
+    replicas: bool = False  # it is a mean over the stage's iterations
 
 
 def sending(
@@ -69,7 +70,8 @@ def sending(
     about: bool = False,
     measured: bool = False,
 ) -> Sending:
-    """`dense`: bytes of the chunks of dense gradients, as a ring would have to send as much as is sent."""
+    """`dense`: bytes of the tail and of the chunks of dense gradients, as a ring would have to send as much as is sent; the first of `chunks`
+    is the tail, too."""
     speeds = Speeds.of(link, who.workers)
     whole, small = ring_bytes(sum(dense), who.workers), sum(sent(c, who) for chunk in chunks for c in chunk)
     coding = sum(work(c, who) for chunk in chunks for c in chunk)
@@ -88,21 +90,73 @@ def sending(
 
 
 def lossless(stage: str, rate: Rate, dense: Sequence[float], who: Senders, link: Link, measured: bool) -> Sending:
-    """As `sending`; what crosses the ring is coded, 4 bytes a number."""
+    """As `sending`; what crosses the ring is coded, 4 bytes a number, but for the tail, the first of `dense`."""
+    tail, *gradients = dense
     share, whole = rate.size / 4, ring_bytes(sum(dense), who.workers)
-    coding = 1e-9 * (rate.encode + rate.add) * whole / 4
-    times = [ring(share * each, who.workers, link) + 4 * link.latency for each in dense]
+    coded = ring_bytes(sum(gradients), who.workers)
+    small = share * coded + ring_bytes(tail, who.workers)
+    coding = 1e-9 * (rate.encode + rate.add) * coded / 4
+    times = [ring(tail, who.workers, link), *(ring(share * g, who.workers, link) + 4 * link.latency for g in gradients)]
     return Sending(
         stage=stage,
         method=Method.LOSSLESS.value,
         dense=whole,
-        sent=share * whole,
+        sent=small,
         about=True,
         dense_seconds=sum(ring(each, who.workers, link) for each in dense),
         seconds=sum(times),
         coding=coding,
-        pays_below=pays_below(whole, share * whole, coding),
+        pays_below=pays_below(whole, small, coding),
         measured=measured,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """So many `times` in a stage a worker sends `bytes`, in so many `messages` one after the other, and compresses for `coding` seconds."""
+
+    times: int
+    bytes: float
+    messages: int = 2
+    coding: float = 0.0
+
+    @classmethod
+    def of(cls, times: int, codings: Sequence[Coding], who: Senders) -> "Share":
+        return cls(times, sum(sent(c, who) for c in codings), collectives(codings), sum(work(c, who) for c in codings))
+
+    def coded(self, rate: Rate) -> "Share":
+        """By LOSSLESS."""
+        return replace(self, bytes=self.bytes * rate.size / 4, coding=1e-9 * (rate.encode + rate.add) * self.bytes / 4)
+
+
+def replicas(
+    stage: str,
+    method: str,
+    dense: Sequence[float],
+    shares: Sequence[Share],
+    plain: Sequence[Share],
+    iterations: int,
+    workers: int,
+    link: Link,
+    about: bool = False,
+) -> Sending:
+    """Of a stage whose replicas meet now and then: means over its iterations. `plain`: what it would send uncompressed; `dense` as of
+    `sending`."""
+    seconds = sum(s.times * (s.bytes / link.bandwidth + s.messages * link.latency) for s in shares if s.bytes)
+    small, most = (sum(s.times * s.bytes for s in each) / iterations for each in (shares, plain))
+    coding = sum(s.times * s.coding for s in shares) / iterations
+    return Sending(
+        stage=stage,
+        method=method,
+        dense=ring_bytes(sum(dense), workers),
+        sent=small,
+        about=about,
+        dense_seconds=sum(ring(each, workers, link) for each in dense),
+        seconds=seconds / iterations,
+        coding=coding,
+        pays_below=pays_below(most, small, coding) if coding else None,
+        measured=False,
+        replicas=True,
     )
 
 
@@ -127,15 +181,26 @@ def render_sending(found: Sequence[Sending], workers: int, link: Link) -> str:
             )
         )
     head = f"gradients of {count(workers, 'worker')} over {rate_text(link.bandwidth)}, {1e6 * link.latency:g} us: of one worker in an iteration"
-    here = "as AUTO measured it here" if all(s.measured for s in found) else "on one core (`scripts/bench coding`)"
-    return "\n".join(
-        [
-            head,
-            "",
-            *columns(rows),
-            f"note: to compress: {here}, and backward waits for it; pays below: the link on which what isn't sent saves as much time",
-        ]
-    )
+    return "\n".join([head, "", *columns(rows), *(f"note: {text}" for text in _notes(found))])
+
+
+def _notes(found: Sequence[Sending]) -> list[str]:
+    compressing, replicas = [s for s in found if s.coding], [s for s in found if s.replicas]
+    said = ["BatchNorm's statistics and the loss, which are sent as they are, are among all bytes"]
+    if compressing:
+        here = (
+            "as AUTO measured it here"
+            if all(s.measured for s in compressing)
+            else "on one core (`scripts/bench coding`)"
+        )
+        said.append(
+            f"to compress: {here}, and backward waits for it; pays below: the link on which what isn't sent saves as much time"
+        )
+    if replicas:
+        said.append(
+            "sent by replicas: on average over the stage's iterations, of which all but synchronisations send next to nothing"
+        )
+    return said
 
 
 def sending_record(found: Sequence[Sending]) -> list[dict[str, object]]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from stagerun.base.recipe import Schedule, Solver, Stage
+from stagerun.base.recipe import Determinism, Memory, Schedule, Solver, Stage
 from stagerun.base.text import columns, count, duration, size
 from stagerun.plan.hours import Speed, stage_left, times
 from stagerun.plan.plan import Plan, PlannedStage
@@ -274,6 +274,13 @@ def caveats(plan: Plan, figures: Figures, workers: int) -> list[str]:
             "one device batch per worker and iteration was run; the other passes of an iteration are extrapolated from it, "
             "with their memory the same"
         )
+    if plan.schedule.determinism is Determinism.ELASTIC and any(
+        _keeps_several(s.stage.solver, workers) for s in plan.stages
+    ):
+        found.append(
+            "with `determinism: ELASTIC` a worker keeps the residual of each of its logical workers, as large as the gradients, and that of one "
+            "was in memory"
+        )
     found += doubts(plan, figures)
     if workers != figures.workers:
         found.append(
@@ -289,6 +296,13 @@ def caveats(plan: Plan, figures: Figures, workers: int) -> list[str]:
         "a few iterations, at learning rates that are scaled down where the batch is smaller: that says nothing about accuracy"
     )
     return found
+
+
+def _keeps_several(solver: Solver, workers: int) -> bool:
+    """Whether a worker has several senders of compressed gradients. Those of replicas are all rehearsed."""
+    how = solver.compress
+    remembers = how is not None and how.memory is Memory.RESIDUAL
+    return remembers and solver.sync is None and solver.logical_workers > workers
 
 
 def doubts(plan: Plan, figures: Figures) -> list[str]:

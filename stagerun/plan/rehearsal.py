@@ -1,8 +1,9 @@
 """A schedule cut down to a rehearsal: every stage, a handful of iterations, one device batch per worker. Pure."""
 
+import math
 from dataclasses import dataclass, replace
 
-from stagerun.base.recipe import Data, Schedule, Solver, Source, Stage, Transform
+from stagerun.base.recipe import Data, Schedule, Solver, Source, Stage, SyncStart, Transform
 from stagerun.language.networks import NETWORKS
 from stagerun.schedule.image_size import at_largest, largest_crop_size
 
@@ -39,7 +40,8 @@ def synthetic_images(schedule: Schedule) -> Synthetic:
 def rehearsal(
     schedule: Schedule, iters: int, workers: int, device_batch: int | None, test_inside: bool = True
 ) -> Schedule:
-    """Every stage with `iters` iterations, or all it has if those are fewer, of one device batch per worker.
+    """Every stage with `iters` iterations, or all it has if those are fewer, of one device batch per worker; with replicas of the fewest that
+    give each worker and each replica as many. They part, and gradients are compressed, from the first iteration on.
     Stages that start from inside another do so here, as near to its middle as possible.
 
     Learning rates are scaled with the batch, so that a network that has hardly been trained stays finite. Images are read
@@ -51,8 +53,11 @@ def rehearsal(
     def cut(stage: Stage) -> Stage:
         solver = stage.solver
         size = min(device_batch or solver.device_batch_size, solver.device_batch_size)
-        batch = size * (1 if solver.asynchronous else workers)  # an iteration of ASYNC is one worker's
-        share = batch / solver.batch_size
+        if solver.asynchronous:
+            batches = 1  # an iteration is one worker's
+        else:
+            batches = workers if solver.sync is None else math.lcm(workers, solver.sync.replicas)
+        share = size * batches / solver.batch_size
         short = replace(
             solver,
             base_lr=solver.base_lr * share,
@@ -62,9 +67,11 @@ def rehearsal(
             policy_start_iter=0,  # beyond the end of a policy that is so short now, there may be no rate
             epoch_iter=None if solver.epoch_iter is None else solver.epoch_iter / share,
             max_iter=min(iters, solver.max_iter),
-            batch_size=batch,
+            batch_size=size * batches,
             device_batch_size=size,
             transform=at_largest(solver.transform),
+            sync=None if solver.sync is None else replace(solver.sync, start=SyncStart.STAGE_START),
+            compress=None if solver.compress is None else replace(solver.compress, start_iter=0),
             display=0,
             snapshot=0,
             test_interval=max(1, min(iters, solver.max_iter) // 2) if schedule.data.val and test_inside else 0,
@@ -154,7 +161,8 @@ def cost_key(schedule: Schedule, solver: Solver) -> str:
         (schedule.data.cache.value, schedule.data.loader_threads),
     )
     # What is measured of pushes is the time from one to the next. Figures of other stages are older than they.
-    return " ".join(map(str, (*parts, "ASYNC") if solver.asynchronous else parts))
+    how = tuple(part for part in (solver.sync, solver.compress) if part is not None)
+    return " ".join(map(str, (*parts, *how)))
 
 
 def for_speed(schedule: Schedule, name: str, iters: int) -> Schedule:

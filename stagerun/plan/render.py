@@ -118,7 +118,8 @@ def _details(plan: Plan, planned: PlannedStage) -> str:
         f"{solver.lr_policy}" + (f" after {count(warm_up, 'iteration')} of warm-up" if warm_up else "")
     ]
     if solver.compress is not None:
-        lines.append(f"  gradients: {compression(solver.compress, solver, plan.schedule.data.train.images)}")
+        what = "gradients" if solver.sync is None else "gradients, and changes of replicas"
+        lines.append(f"  {what}: {compression(solver.compress, solver, plan.schedule.data.train.images)}")
     if solver.asynchronous:
         lines += [f"  {line}" for line in pushes(plan.schedule, stage)]
     elif solver.sync is not None:

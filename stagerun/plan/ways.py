@@ -8,7 +8,7 @@ from stagerun.base.recipe import Method
 from stagerun.plan.link import Coding, Senders, Speeds, cheapest, compressed_step, dense_step, lossless_step
 
 DENSE = Method.NONE.value
-MIXED = "by tensor"
+MIXED = "a mixture by layer"
 
 # Dense gradients stay unless another way takes so much less: what a few steps show is not surer.
 CLEARLY = 0.97

@@ -36,7 +36,7 @@ def ensemble_of(text: bytes) -> EnsembleTested:
 
 class Backwards:
     """The lines of a log from the last to the first, without their ends, but for one in the writing and those of Indexed. Once
-    `skipping` is set, they are without the Iterated, Retraced and Compressed before the next Indexed."""
+    `skipping` is set, those that it doesn't name are left out of what lies before the next Indexed."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.skipping = file, False

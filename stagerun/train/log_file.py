@@ -21,6 +21,7 @@ from stagerun.base.events import (
     Retraced,
     RunStarted,
     StageStarted,
+    Synchronised,
     Tested,
 )
 from stagerun.base.pace import WINDOW
@@ -28,11 +29,11 @@ from stagerun.store.errors import reporting
 from stagerun.store.logged import Backwards, event_of
 
 # As JsonLines writes them. Inside a text the quotes would have backslashes.
-_STARTED, _ITERATED, _RETRACED, _COMPRESSED = (
-    b'"event": "%b"' % name for name in (b"RunStarted", b"Iterated", b"Retraced", b"Compressed")
+_STARTED, _ITERATED, _RETRACED, _COMPRESSED, _SYNCHRONISED = (
+    b'"event": "%b"' % name for name in (b"RunStarted", b"Iterated", b"Retraced", b"Compressed", b"Synchronised")
 )
 # Fields that a line has only where they say something: of some 0 says nothing, of others None.
-_QUIET, _OPTIONAL = ("sent_bytes", "dense_bytes"), ("staleness", "replica")
+_QUIET, _OPTIONAL = ("sent_bytes", "dense_bytes", "gradients"), ("staleness", "replica")
 INDEX_EVERY = 2048  # lines of iterations
 _BUFFER = 1 << 10  # bytes that are read for a line by itself
 _TESTS = re.compile(rb'"event": "(?:Tested|StageStarted)"')
@@ -42,14 +43,16 @@ _TESTS = re.compile(rb'"event": "(?:Tested|StageStarted)"')
 class Life:
     """From the last RunStarted on: (seconds since the epoch, event), in order.
 
-    `seen` has every event but Iterated, Retraced and Compressed, of which a life may have millions; `window` the last iterations of the
-    last stage, `retraced` those of a piece that came after it, WINDOW at most of either. `last` is the newest line. `unreadable`
+    `seen` has every event but Iterated, Retraced, Compressed and Synchronised, of which a life may have millions; `window` the last
+    iterations of the last stage, `retraced` those of a piece that came after it, WINDOW at most of either; `met` the last stage's newest
+    Synchronised. `last` is the newest line. `unreadable`
     counts lines that are not whole, but for one at the end, which may be in the writing.
     """
 
     seen: tuple[tuple[float, Event], ...] = ()
     window: tuple[Iterated, ...] = ()
     retraced: tuple[Retraced, ...] = ()
+    met: Synchronised | None = None
     last: tuple[float, Event] | None = None
     unreadable: int = 0
 
@@ -90,6 +93,7 @@ def _last_life(lines: Backwards) -> Life | None:
     seen: list[tuple[float, Event]] = []
     window: list[Iterated] = []
     retraced: list[Retraced] = []
+    met: Synchronised | None = None
     # The newest line is the last in the file: a clock may be set back.
     last: tuple[float, Event] | None = None
     unreadable, stage_seen, piece_seen = 0, False, False  # the newest StageStarted; that or a PieceStarted
@@ -98,6 +102,8 @@ def _last_life(lines: Backwards) -> Life | None:
         retraced_full = piece_seen or len(retraced) == WINDOW
         lines.skipping = window_full or len(retraced) == WINDOW
         if (window_full and _ITERATED in line) or (retraced_full and _RETRACED in line) or _COMPRESSED in line:
+            continue
+        if (met is not None or stage_seen) and _SYNCHRONISED in line:
             continue
         found, damaged = _parse(line)
         unreadable += damaged
@@ -109,13 +115,15 @@ def _last_life(lines: Backwards) -> Life | None:
                 window.append(event)
             case Retraced() as event:
                 retraced.append(event)
+            case Synchronised() as event:
+                met = event
             case event:
                 seen.append(found)
                 stage_seen |= isinstance(event, StageStarted)
                 piece_seen |= isinstance(event, StageStarted | PieceStarted)
         if _STARTED in line:
             break
-    return Life(tuple(seen[::-1]), tuple(window[::-1]), tuple(retraced[::-1]), last, unreadable) if last else None
+    return Life(tuple(seen[::-1]), tuple(window[::-1]), tuple(retraced[::-1]), met, last, unreadable) if last else None
 
 
 def earlier_tests(log: Path, stage: str) -> list[Tested]:
@@ -179,6 +187,7 @@ class JsonLines:
             self._torn = size > 0 and self._file.read(1) != b"\n"
             self._indexed = self._file.seek(0, os.SEEK_END) + self._torn
             self._others, self._iterations = dict[int, bool](), 0
+            self._met: int | None = None  # where the newest Synchronised is, which readers want
         except PermissionError as error:
             raise PermissionDenied(f"{path}: may not be written", "give another output folder with --out") from error
         except OSError as error:
@@ -199,13 +208,17 @@ class JsonLines:
     def _index(self, event: Event) -> bytes:
         """What comes before the line of `event`: after many iterations, an Indexed. Where a line could not be written, the next one may name
         wrong places, which its readers see."""
+        if isinstance(event, Synchronised):
+            self._met = self._file.seek(0, os.SEEK_END) + self._torn
+            return b""
         if not isinstance(event, Iterated | Retraced | Compressed):
             self._others[self._file.seek(0, os.SEEK_END) + self._torn] = True
             return b""
         self._iterations += 1
         if self._iterations % INDEX_EVERY:
             return b""
-        line = _line(Indexed(since=self._indexed, lines=tuple(self._others)))
+        named = sorted({*self._others, *([self._met] if self._met is not None and self._met >= self._indexed else [])})
+        line = _line(Indexed(since=self._indexed, lines=tuple(named)))
         if self._others:  # else the next one covers these lines, too: a reader that goes backwards meets few of them
             self._indexed, self._others = self._file.seek(0, os.SEEK_END) + self._torn + len(line), {}
         return line

@@ -27,23 +27,26 @@ from stagerun.base.events import (
     SnapshotWritten,
     StageStarted,
     Stopped,
+    Synchronised,
     TestDue,
 )
-from stagerun.base.recipe import Method, OnNan
+from stagerun.base.recipe import Compression, Method, OnNan
 from stagerun.base.text import count
 from stagerun.comm import Reducer, runs_of
 from stagerun.comm.group import Traffic
 from stagerun.comm.kept import Kept
 from stagerun.engine.asynchronous.record import Record, record_of
 from stagerun.engine.asynchronous.training import Asynchronous
-from stagerun.engine.compression import dense_bytes_of, reducer_of
+from stagerun.engine.compression import reducer_of
 from stagerun.engine.images import Batch
 from stagerun.engine.loop import StageLoop, train
-from stagerun.engine.state import TrainState, digests, finite
+from stagerun.engine.state import TrainState, digests, finite, saved_residual
+from stagerun.engine.traffic import dense_bytes_of
 from stagerun.launch.sparing import sparing
 from stagerun.plan import State
+from stagerun.plan.gradients import sending
 from stagerun.plan.render import carried_over
-from stagerun.schedule import make_knobs
+from stagerun.schedule import make_knobs, parting
 from stagerun.system.pulse import Section, beating
 from stagerun.train.agreement import ToldByAnother, compare, rank0
 from stagerun.train.choosing import resolved
@@ -86,6 +89,8 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
             return None  # asked to stop
         resolving = replace(solver, compress=compress)
         take_up_residual(run, state, resolving)
+        if too_large := _rank_too_large(run, state, compress):
+            yield too_large
         reducer = reducer_of(run.worker.schedule.determinism, state, resolving, run.worker.comm, kept)
     if state.residual is not None and (before := state.residual.shared_from):
         text = f"the residuals of {count(before, 'sender')} are shared out evenly over {state.residual.senders}"
@@ -119,13 +124,14 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
             with training_batches(run, resident, pushing.places(iteration, size)) as those:
                 return list(those)
 
+        alone = parting(solver) if solver.sync is not None and pushing is None else 0
         spared = pushing is not None and run.worker.comm.rank not in pushing.hosts
         with sparing(run.worker.world.rank, pulse, spared), training_batches(run, resident, asked) as fed:
             if pushing is None:
                 events = _events(run, loop, state, beating(fed, pulse), reducer, stop)
             else:
                 events = pushing.train(beating(fed, pulse), read, stop)
-            for event in _counting(events, run.worker.comm.traffic):
+            for event in _counting(events, run.worker.comm.traffic, alone):
                 stopped = yield from _handle(run, state, snapshotter, event)
                 if isinstance(event, Iterated) and (items := kept.take()):
                     yield Compressed(stage=event.stage, iter=event.iter, items=items)
@@ -193,6 +199,21 @@ def _recorded(run: StageRun) -> bytes:
     return known
 
 
+def _rank_too_large(run: StageRun, state: TrainState, compress: Compression | None) -> Note | None:
+    """Where POWER_SGD has nothing to do: only the network's shapes tell."""
+    if (
+        compress is None
+        or compress.method is not Method.POWER_SGD
+        or (state.residual is not None and state.residual.bases)
+    ):
+        return None
+    text = (
+        f"POWER_SGD of rank {compress.rank} makes no layer of `{run.worker.schedule.model.name}` smaller: stage `{run.stage.name}` sends gradients "
+        "as they are; make `rank` smaller"
+    )
+    return Note(text=text, warning=True)
+
+
 def _events(
     run: StageRun,
     loop: StageLoop,
@@ -207,13 +228,19 @@ def _events(
     return run.worker.profile.train(loop, state, batches, reducer, stop, left, run.worker.device)
 
 
-def _counting(events: Iterator[Event], traffic: Traffic) -> Iterator[Event]:
-    """The events of a loop, each Iterated with what was sent for it. What is sent between two events is not counted."""
+def _counting(events: Iterator[Event], traffic: Traffic, parting: int = 0) -> Iterator[Event]:
+    """The events of a loop, each Iterated with what was sent for it, and each Synchronised with what was sent since the one before, or since
+    the replicas went apart, after `parting` iterations. What is sent between two events is not counted."""
     sent, before = 0, traffic.sent
+    iterations = since = 0  # and what was sent in them
     for event in events:
         sent += traffic.sent - before
         if isinstance(event, Iterated):
             event = replace(event, sent_bytes=sent) if sent else event
+            iterations, since = (iterations + 1, since + sent) if event.iter > parting else (0, 0)
+        elif isinstance(event, Synchronised):
+            event = replace(event, iterations=iterations, sent_bytes=since)
+            iterations = since = 0
         if isinstance(event, Iterated | NotFinite):
             sent = 0
         yield event
@@ -244,6 +271,7 @@ def _started(run: StageRun, dense: int) -> StageStarted | PieceStarted:
         iterations_left=run.step.iterations_left,
         train_seconds=run.seconds,
         dense_bytes=dense,
+        gradients=sending(solver, run.worker.schedule.data.train.images),
     )
 
 
@@ -317,6 +345,9 @@ def _handle(
                 yield replace(event, keys=keys_of(run, event), until=run.planned.until)
         case Note():
             yield event
+        case Synchronised():
+            if run.planned.until is None:
+                yield event
         case SnapshotDue():
             yield event
             yield from run.worker.images.replacing.news_of_all(run.worker.comm)
@@ -394,8 +425,10 @@ def _begin_snapshot(
                 )
 
             def gather() -> None:
-                if state.residual is not None:
-                    snapshotter.capture.take_residual(state.residual, run.worker.comm)
+                if (residual := saved_residual(state)) is not None:
+                    snapshotter.capture.take_residual(residual, run.worker.comm)
+                else:
+                    snapshotter.capture.residual = None
                 if state.replicas is not None:
                     snapshotter.capture.take_replicas(state.replicas, state.iter)
 
@@ -406,8 +439,8 @@ def _begin_snapshot(
                 yield from snapshotter.wait()
                 raise
         else:
-            if state.residual is not None:
-                state.residual.gather(run.worker.comm, None)
+            if (residual := saved_residual(state)) is not None:
+                residual.gather(run.worker.comm, None)
             if state.replicas is not None and state.replicas.differ(state.iter):
                 state.replicas.gather(None)
             found, good = digests(state)

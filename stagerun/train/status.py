@@ -63,8 +63,10 @@ class Progress:
     lr: float | None = None
     loss: float | None = None
     images_per_second: float | None = None
-    sent_bytes: float | None = None  # by rank 0 in an iteration, of a stage that compresses its gradients
-    dense_bytes: int | None = None  # what it would be uncompressed
+    sent_bytes: float | None = (
+        None  # by rank 0 in an iteration, on average, of a stage that sends less than all gradients
+    )
+    dense_bytes: int | None = None  # what all gradients would be, uncompressed
     staleness: Staleness | None = None  # of the last pushes, of a stage with `method: ASYNC`
     seconds_left_in_stage: float | None = None
     seconds_left: float | None = None
@@ -122,6 +124,9 @@ class Status:
     chosen: Mapping[str, str] = field(
         default_factory=dict
     )  # by stage, how its gradients are sent, where `method: AUTO` chose it
+    gradients: Mapping[str, str] = field(
+        default_factory=dict
+    )  # the same where the schedule says how, or says when replicas meet
     not_chosen: tuple[str, ...] = ()  # of one that finished: stages that it left out, and that are still to be trained
 
 
@@ -176,6 +181,7 @@ def look(target: Target, now: float, say: Callable[[str], None] | None = None) -
         not_finite=len(list(life.of(NotFinite))),
         stuck=state in ("failed", "killed") and _stuck(target, found),
         chosen={e.stage: in_words((m, tensors) for m, tensors, *_ in e.methods) for e in life.of(CompressionChosen)},
+        gradients={e.stage: e.gradients for e in life.of(StageStarted) if e.gradients},
         not_chosen=last[1].not_chosen if last and isinstance(last[1], RunFinished) else (),
     )  # fmt: skip
 
@@ -292,12 +298,12 @@ def _progress(life: Life) -> Progress | None:
         return Progress(**place, iter=start.iter, iterations_left=start.iterations_left, line=line)
     now = life.window[-1]
     left = start.iterations_left - (now.iter - start.iter)
-    speed, behind = pace(life.window), stale(life.window)
+    speed, behind = pace(life.window, life.met), stale(life.window)
     return Progress(
         **place,
         iter=now.iter,
         iterations_left=left,
-        line=progress_line(start, stages, life.window, left, behind),
+        line=progress_line(start, stages, life.window, left, behind, life.met),
         epoch=now.epoch,
         lr=now.lr,
         loss=speed.loss,

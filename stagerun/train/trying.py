@@ -19,6 +19,7 @@ from stagerun.comm.compression import Operator
 from stagerun.comm.reduce import chunks_of
 from stagerun.engine.compression import operator, rules_of, senders
 from stagerun.engine.trials import Trial, cost_of, lossless_cost, measure_link, unseen, vectors
+from stagerun.plan.coding import rate_text
 from stagerun.plan.link import Coding, Senders, Speeds, ring_bytes
 from stagerun.plan.prediction import Link
 from stagerun.plan.ways import DENSE, Job, Way, decided, enough, still_tried, ways, with_lossless, worth_trying
@@ -235,4 +236,4 @@ def _ms(seconds: float) -> str:
 
 def _link(speeds: Speeds) -> str:
     link = speeds.messages
-    return f"{8e-6 * link.bandwidth:.3g} Mbit/s, {_ms(link.latency)} per message,"
+    return f"{rate_text(link.bandwidth)}, {_ms(link.latency)} per message,"

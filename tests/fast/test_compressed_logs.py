@@ -8,7 +8,15 @@ import pytest
 from log_help import feed, iterated, make, run_started, stage_started
 from made_up_runs import STAGES, Story, report, rows
 
-from stagerun.base.events import Compressed, CompressedItem, Event, Retraced
+from stagerun.base.events import (
+    Compressed,
+    CompressedItem,
+    CompressionChosen,
+    Event,
+    Retraced,
+    StageStarted,
+    Synchronised,
+)
 from stagerun.base.pace import live_line, progress_line, sent
 from stagerun.tools.report.command import _look
 from stagerun.tools.report.kept import COLUMNS, matrix
@@ -130,9 +138,46 @@ def test_the_report_says_what_was_sent(tmp_path: Path) -> None:
     add(story.out, {"init": DENSE}, {i: 10_000 * i for i in range(1, STAGES["init"][0] + 1)})
     init, cyc1, _ = rows(story.out)
     assert float(init["sent_bytes"]) == 35_000 and float(init["of_dense"]) == 0.035
-    assert cyc1["sent_bytes"] == cyc1["of_dense"] == ""
+    assert float(cyc1["sent_bytes"]) == 2 * DENSE and float(cyc1["of_dense"]) == 1, "gradients as they are"
     text = report(story.out).stdout
     assert "| of dense |" in text and "35.0 kB |    3.5 % |" in text and "sent: by rank 0 in an iteration" in text
+
+
+def test_the_report_names_methods_and_synchronisations(tmp_path: Path) -> None:
+    """What AUTO chose, the schedule's own method, and how often replicas met, of what counts."""
+    story = Story(tmp_path / "out").begin()
+    story.start("init", None)
+    methods = (("NONE", 34, 900, "conv1 to fc"), ("TOP_K", 16, 90_000, "conv2"))
+    story.write(CompressionChosen(stage="init", methods=methods, why="fastest"))
+    story.train("init", 1, STAGES["init"][0], 0)
+    story.write(stage_started("cyc1", dense_bytes=DENSE, gradients="2 replicas by LOCAL"))
+    story.train("cyc1", 1, 3, 0)
+    for iter in (1, 2, 3):
+        story.write(Synchronised(stage="cyc1", iter=iter, bytes=9, iterations=1, sent_bytes=9))
+    story.begin()
+    story.write(replace(stage_started("cyc1", dense_bytes=DENSE, gradients="2 replicas by LOCAL"), iter=2))
+    init, cyc1, _ = rows(story.out)
+    assert (init["gradients"], init["synchronisations"]) == ("AUTO: dense for 34 tensors, TOP_K for 16", "0")
+    assert (cyc1["gradients"], cyc1["synchronisations"]) == ("2 replicas by LOCAL", "2")
+
+
+def test_the_last_life_finds_the_newest_synchronisation_however_long_ago(tmp_path: Path) -> None:
+    """Of which a long run has many lines, too; the mean since the one before is what a line of progress shows."""
+    events: list[Event] = [run_started(), stage_started("trunk", dense_bytes=DENSE)]
+    for i in range(1, 9001):
+        events.append(iterated("trunk", i, sent_bytes=100))
+        if i <= 6000 and i % 10 == 0:
+            events.append(Synchronised(stage="trunk", iter=i, bytes=5000, iterations=10, sent_bytes=6000))
+    logged(tmp_path / "log.jsonl", *events)
+    life = read_last_life(tmp_path / "log.jsonl")
+    assert life is not None and life.met == events[-3001] and life.met.iter == 6000 and len(life.seen) == 2
+    start = events[1]
+    assert isinstance(start, StageStarted)
+    assert "  600 B sent, 0.06 % of dense  " in progress_line(start, 2, life.window, 4, life.met)
+    with JsonLines(tmp_path / "log.jsonl", print) as log:
+        feed(log, stage_started("next"), iterated("next", 1))
+    life = read_last_life(tmp_path / "log.jsonl")
+    assert life is not None and life.met is None, "of another stage"
 
 
 def test_only_what_counts_is_drawn_of_what_compression_kept(tmp_path: Path) -> None:

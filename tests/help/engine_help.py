@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from stagerun.base.knobs import Knobs
 from stagerun.base.recipe import Determinism, Precision, Solver, Transform
 from stagerun.comm import Comm, make_reducer, runs_of
-from stagerun.comm.group import Traffic
+from stagerun.comm.group import GRADIENTS, Traffic
 from stagerun.engine.images import Normalise
 from stagerun.engine.mixing import Mixing
 from stagerun.engine.state import TrainState, make_state, momentum
@@ -189,7 +189,7 @@ class Threads:
 
 
 class ThreadComm:
-    """One worker's Comm. Sums are taken in order of rank."""
+    """One worker's Comm. Sums are taken in order of rank; what is sent is counted as `TorchComm` counts it."""
 
     def __init__(self, rank: int, together: Threads) -> None:
         self.rank, self.size, self.together = rank, together.size, together
@@ -225,7 +225,10 @@ class ThreadComm:
         )
         return found
 
-    def all_reduce(self, tensor: Tensor, doing: str = "") -> Callable[[], None]:
+    def all_reduce(self, tensor: Tensor, doing: str = GRADIENTS) -> Callable[[], None]:
+        if doing == GRADIENTS:
+            self.traffic.sent += 2 * (self.size - 1) * tensor.nbytes // self.size
+
         def add_up(parts: dict[int, Tensor]) -> None:
             assert len({part.shape for part in parts.values()}) == 1
             total = parts[0].clone()
@@ -239,6 +242,8 @@ class ThreadComm:
     def exchange(
         self, sent: Tensor, sent_sizes: Sequence[int], received: Tensor, received_sizes: Sequence[int]
     ) -> Callable[[], None]:
+        self.traffic.sent += (sum(sent_sizes) - sent_sizes[self.rank]) * sent.element_size()
+
         def hand_out(parts: dict[int, tuple[list[Tensor], list[Tensor]]]) -> None:
             for target, (_, places) in parts.items():
                 for source, place in enumerate(places):
@@ -249,6 +254,8 @@ class ThreadComm:
         )
 
     def complete(self, pieces: Sequence[Tensor]) -> Callable[[], None]:
+        self.traffic.sent += (self.size - 1) * pieces[self.rank].nbytes
+
         def fill(parts: dict[int, Sequence[Tensor]]) -> None:
             for target in parts.values():
                 for source, piece in enumerate(target):
@@ -259,7 +266,7 @@ class ThreadComm:
     def broadcast(self, tensor: Tensor, src: int = 0) -> None:
         if self.rank != src:
             tensor.zero_()
-        self.all_reduce(tensor)()
+        self.all_reduce(tensor, "hand out a tensor")()
 
     def broadcast_bytes(self, data: bytes | None, src: int = 0) -> bytes:
         return self.gather_bytes(data or b"")[src]

@@ -10,11 +10,25 @@ from pathlib import Path
 import processes
 import pytest
 import small
+import torch
+from nan_help import make_data, make_schedule
 from test_plan import finished, inventory, schedule
 
-from stagerun.base.events import Iterated, RunStarted, StageStarted, Tested
-from stagerun.base.recipe import Cache, CropSizeRamp, ParamRule, Schedule
+from stagerun.base.events import Event, Iterated, RunStarted, StageStarted, Synchronised, Tested
+from stagerun.base.recipe import (
+    Cache,
+    Compression,
+    CropSizeRamp,
+    Memory,
+    Method,
+    Outer,
+    ParamRule,
+    Schedule,
+    Sync,
+    SyncMethod,
+)
 from stagerun.base.snapshots import Inventory
+from stagerun.comm import SoloComm
 from stagerun.data.loader import Loader
 from stagerun.data.records import LmdbSource
 from stagerun.data.synthetic import write_synthetic
@@ -26,6 +40,7 @@ from stagerun.plan.estimate import (
     Room,
     caveats,
     estimate,
+    mean,
     needs,
     render_needs,
     render_times,
@@ -33,6 +48,9 @@ from stagerun.plan.estimate import (
     times,
 )
 from stagerun.plan.rehearsal import Synthetic, cost_key, rehearsal, synthetic_images
+from stagerun.schedule import parting, synchronisations
+from stagerun.system.world import World
+from stagerun.tools.rehearse import measure
 from stagerun.tools.rehearse.measure import LEAST_ITERS, Observer, Rehearsal, costs, first_life
 
 SOLVERS = Path(__file__).parents[2] / "solvers"
@@ -91,6 +109,30 @@ def test_a_rehearsal_is_each_stage_with_one_device_batch_per_worker_and_the_lear
     smaller = rehearsal(TREE, 7, 3, 4).stages[0].solver
     assert (smaller.batch_size, smaller.test_batch_size) == (12, 4)
     assert rehearsal(replace(TREE, data=replace(TREE.data, scratch="/tmp")), 5, 1, None).data.scratch is None
+
+
+@pytest.mark.parametrize("method", [SyncMethod.LOCAL, SyncMethod.DILOCO])
+def test_a_rehearsal_parts_replicas_though_it_is_shorter_than_their_warm_up(tmp_path: Path, method: SyncMethod) -> None:
+    outer = Outer() if method is SyncMethod.DILOCO else None
+    sync = Sync(method=method, replicas=2, period=64, outer=outer)
+    compress = Compression(method=Method.TOP_K, ratio=0.1, memory=Memory.RESIDUAL, start_iter=30)
+    folder = make_schedule(tmp_path / "s", make_data(tmp_path / "lmdb"), main="max_iter: 100 warmup_iter: 50")
+    real = load(str(folder), ())
+    solver = replace(real.stages[0].solver, sync=sync, compress=compress)
+    of = replace(real, stages=(replace(real.stages[0], solver=solver),))
+    for workers, batches in ((1, 2), (2, 2), (3, 6)):
+        short = rehearsal(of, 5, workers, None).stages[0].solver
+        assert parting(short) == 0 and synchronisations(short) == (5,) and short.logical_workers == batches
+    seen: list[Event] = []
+    figures = measure.rehearse(
+        of, measure.Rehearsal(6, None, False), tmp_path / "out", SoloComm(), World(), torch.device("cpu"), lambda: False,
+        seen.append,
+    )  # fmt: skip
+    assert figures is not None and [e.iter for e in seen if isinstance(e, Synchronised)] == [6]
+    # Two replicas of a worker are two passes of an iteration.
+    (cost,), timed = figures.costs, [e for e in seen if isinstance(e, Iterated) and e.iter not in (1, 4)]
+    assert cost.pass_seconds == pytest.approx(mean([e.seconds - e.update_seconds for e in timed]) / 2)
+    assert cost.key != cost_key(real, real.stages[0].solver)
 
 
 @pytest.mark.parametrize("iters", [None, *range(1, 15)])

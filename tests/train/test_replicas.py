@@ -1,29 +1,46 @@
 """Stages with `sync_param`: what replicas come to, for any number of workers, and over interruptions."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from engine_help import CPU, SOLVER, ConvNet, Linear, Threads, arithmetic, assert_same, cut, dataset, tensors
 from nan_help import lives, make_data, make_schedule
 from safetensors.numpy import load_file
 from test_engine_loop import device_batches, stage_loop
 
-from stagerun.base.events import Iterated, NotFinite, Tested
-from stagerun.base.recipe import Determinism, Outer, Solver, Sync, SyncMethod, SyncMomentum, SyncStart
+from stagerun.base.events import Iterated, Note, NotFinite, StageStarted, Synchronised, Tested
+from stagerun.base.recipe import (
+    Compression,
+    Determinism,
+    Memory,
+    Method,
+    Outer,
+    Scope,
+    Solver,
+    Sync,
+    SyncMethod,
+    SyncMomentum,
+    SyncStart,
+)
 from stagerun.base.spans import BACKWARD, DATA, FORWARD, UPDATE, WAIT, Spans
+from stagerun.cli import main
 from stagerun.comm import SoloComm, make_reducer, runs_of
 from stagerun.comm import average as average_module
 from stagerun.comm.average import average
 from stagerun.engine.apart import update_replicas
-from stagerun.engine.compression import reducer_of
+from stagerun.engine.compression import reducer_of, residual_of
 from stagerun.engine.loop import train
 from stagerun.engine.state import TrainState, make_state, replicas_of
 from stagerun.engine.timed import timed_train
 from stagerun.engine.update import update
-from stagerun.schedule import make_knobs
+from stagerun.language import load
+from stagerun.schedule import make_knobs, synchronisations
+from stagerun.train.log_file import JsonLines
 
 ELASTIC, FIXED = Determinism.ELASTIC, Determinism.FIXED
 LOCAL = Sync(method=SyncMethod.LOCAL, replicas=4, period=1, start=SyncStart.STAGE_START)
@@ -35,6 +52,7 @@ def trained(solver: Solver, model: torch.nn.Module, iterations: int, comm=None, 
     state = make_state(model, solver, CPU)
     if solver.sync is not None:
         state.replicas = replicas_of(determinism, state, solver, comm)
+    state.residual = residual_of(determinism, state, solver, comm)
     reducer = reducer_of(determinism, state, solver, comm)
     run, knobs, size = runs_of(solver.logical_workers, comm.size)[comm.rank], make_knobs(solver), 2
     for i in range(iterations):
@@ -133,6 +151,106 @@ def test_a_loop_that_is_looked_at_trains_replicas_to_the_same_bits() -> None:
     assert one == [*[DATA, FORWARD, BACKWARD, DATA, FORWARD, BACKWARD, WAIT] * 2, UPDATE]
 
 
+# -- compressed changes
+
+
+def compressed(sync: Sync, **how: object) -> Solver:
+    compress = Compression(**{"method": Method.TOP_K, "ratio": 0.1, "memory": Memory.RESIDUAL, **how})
+    return replace(SOLVER, sync=sync, compress=compress)
+
+
+def test_meeting_after_every_plain_update_is_compressing_gradients():
+    """A change is then the learning rate times a gradient, and so is a residual: the largest values are the same."""
+    plain = replace(compressed(LOCAL), momentum=0.0, weight_decay=0.0)
+    expected = trained(replace(plain, sync=None), Linear(), 6)
+    found = trained(plain, Linear(), 6)
+    assert_same(dict(found.model.state_dict()), dict(expected.model.state_dict()), 1e-12)
+    for r, vector in enumerate(found.residual.vectors):
+        assert torch.allclose(vector, -0.1 * expected.residual.vectors[r], rtol=0, atol=1e-12) and vector.any()
+
+
+@pytest.mark.parametrize("method", [SyncMethod.LOCAL, SyncMethod.DILOCO])
+def test_changes_that_are_sent_whole_are_those_of_replicas_that_are_averaged(method):
+    outer = Outer() if method is SyncMethod.DILOCO else None
+    sync = replace(LOCAL, method=method, period=2, outer=outer)
+    found = trained(compressed(sync, ratio=1.0), ConvNet(), 5)
+    assert_same(tensors(found), tensors(trained(replace(SOLVER, sync=sync), ConvNet(), 5)), 1e-12)
+
+
+@pytest.mark.parametrize("method", [SyncMethod.LOCAL, SyncMethod.DILOCO])
+def test_a_synchronisation_adds_the_largest_changes_and_keeps_the_rest(method):
+    """By numpy, over two synchronisations, from the replicas as they are before each."""
+    outer = Outer(base_lr=0.5, momentum=0.9) if method is SyncMethod.DILOCO else None
+    solver = compressed(replace(LOCAL, method=method, period=1, replicas=2, outer=outer), ratio=0.25)
+    state = make_state(Linear(), solver, CPU)
+    state.replicas = replicas_of(ELASTIC, state, solver, SoloComm())
+    state.residual = residual_of(ELASTIC, state, solver, SoloComm())
+    reducer_of(ELASTIC, state, solver, SoloComm())
+    replicas = state.replicas
+    assert replicas.begin(0)
+    common = {n: t.detach().numpy().copy() for n, t in replicas.trained.items()}
+    left, velocity = ({(n, r): 0.0 for n in common for r in range(2)}, dict.fromkeys(common, 0.0))
+    torch.manual_seed(3)
+    for iter in (1, 2):
+        replicas.turn(0)
+        replicas._keep()
+        for r in range(2):
+            for name in common:
+                replicas.kept[r][name].add_(torch.randn(common[name].shape, dtype=torch.float64))
+        before = {r: {n: replicas.kept[r][n].numpy().copy() for n in common} for r in range(2)}
+        assert replicas.meet(iter) == 0
+        for name, last in common.items():
+            change = np.zeros_like(last)
+            for r in range(2):
+                c = (before[r][name] - last) / 2 + left[name, r]
+                largest = np.argsort(-np.abs(c), axis=None)[: -(-c.size // 4)]
+                sent = np.zeros(c.size)
+                sent[largest] = c.reshape(-1)[largest]
+                change += sent.reshape(c.shape)
+                left[name, r] = c - sent.reshape(c.shape)
+            velocity[name] = 0.9 * velocity[name] - change
+            step = change if outer is None else -0.5 * (-change + 0.9 * velocity[name])
+            common[name] = last + step
+            assert np.allclose(replicas.kept[1][name].numpy(), common[name], rtol=0, atol=1e-12)
+            assert np.allclose(replicas.trained[name].detach().numpy(), common[name], rtol=0, atol=1e-12)
+    for r, vector in enumerate(replicas.residual.vectors):
+        for name, part in replicas.residual.by_name(vector).items():
+            assert np.allclose(part.numpy(), left[name, r], rtol=0, atol=1e-12)
+
+
+HOW = {
+    "top": {},
+    "whole": {"scope": Scope.ENTIRE_MODEL},
+    "drawn": {"method": Method.QSGD, "ratio": None, "qstates": 15, "memory": Memory.RESIDUAL},
+    "rounded": {"method": Method.BF16, "ratio": None, "memory": Memory.NONE},
+    "varying": {"method": Method.THRESHOLD, "ratio": None, "threshold": 0.01},
+    "thin": {"method": Method.POWER_SGD, "ratio": None, "rank": 1},
+    "later": {"start_iter": 3},
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_the_number_of_workers_changes_no_bit_of_compressed_changes(replicas, how):
+    """Three workers of two replicas: one of them has nothing to send. Two iterations of warm-up come first."""
+    sync = replace(LOCAL, replicas=replicas, period=2, start=SyncStart.WARMUP_END)
+    solver = replace(compressed(sync, **HOW[how]), warmup_iter=2, max_iter=7)
+
+    def work(comm):
+        state = trained(solver, ConvNet(), 7, comm)
+        return tensors(state), state.replicas
+
+    expected, whole = work(SoloComm())
+    plain = tensors(trained(replace(solver, compress=None), ConvNet(), 7))
+    assert any(not torch.equal(expected[name], plain[name]) for name in expected)
+    for workers in (2, 3, 4):
+        for found, own in Threads(workers).run(work):
+            assert_same(found, expected)
+            for r in own.senders[own.comm.rank] if own.residual is not None else ():
+                mine = own.residual.vectors[r - own.senders[own.comm.rank].start]
+                assert torch.equal(mine, whole.residual.vectors[r])
+
+
 # -- any number of workers
 
 
@@ -218,6 +336,12 @@ SYNCS = {
     "qsr": "method: LOCAL replicas: 2 rule: QSR period: 2 alpha: 0.1",
     "diloco": "method: DILOCO replicas: 4 period: 4",
 }
+COMPRESSED = {
+    "local": "compress_param { method: TOP_K ratio: 0.1 }",
+    "diloco": "compress_param { method: POWER_SGD rank: 1 }",
+    "averaged": "compress_param { method: QSGD memory: RESIDUAL scope: ENTIRE_MODEL }",
+    "qsr": "compress_param { method: BF16 }",
+}
 STAGES = {"main": "max_iter: 10 warmup_iter: 2 snapshot: 1", "after": "max_iter: 2 carry { momentum: KEEP }"}
 
 
@@ -238,11 +362,14 @@ def schedule(tmp_path: Path, data: Path, sync: str, **changes: str) -> Path:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("how", ["", "compressed"])
 @pytest.mark.parametrize("sync", SYNCS)
-def test_a_run_that_is_stopped_and_killed_between_synchronisations_ends_in_the_same_bits(tmp_path, data, sync):
-    folder = schedule(tmp_path, data, SYNCS[sync])
+def test_a_run_that_is_stopped_and_killed_between_synchronisations_ends_in_the_same_bits(tmp_path, data, sync, how):
+    folder = schedule(tmp_path, data, SYNCS[sync], solver=COMPRESSED[sync] if how else "")
     whole = lives(folder, tmp_path / "whole")
-    lives(folder, tmp_path / "parts", 2, stop_after=3)
+    if how:
+        lives(folder, tmp_path / "parts", 3, stop_after=2)  # they part, and the residuals of gradients end
+    lives(folder, tmp_path / "parts", 2, stop_after=1 if how else 3)
     lives(folder, tmp_path / "parts", 4, kill_after=4)
     lives(folder, tmp_path / "parts", 3)
     assert len([e for e in whole if isinstance(e, Iterated)]) == 12
@@ -251,6 +378,75 @@ def test_a_run_that_is_stopped_and_killed_between_synchronisations_ends_in_the_s
     files = {place for place, file in a if file == "replicas.safetensors"}
     first = 1 if sync == "averaged" else 3
     assert files == {f"main-{i:08}" for i in range(first, 10)}
+
+
+def planned(folder: Path, workers: int, *words: str) -> dict[str, object]:
+    """What `plan --link` says of the first stage."""
+    answer = CliRunner().invoke(
+        main, ["plan", str(folder), "--link", "1Gbit/s", "--workers", str(workers), "--json", *words]
+    )
+    assert answer.exit_code == 0, answer.output
+    return json.loads(answer.stdout)["gradients"][0]
+
+
+@pytest.mark.parametrize("determinism", ["FIXED", "ELASTIC"])
+@pytest.mark.parametrize("how", ["", "compressed"])
+@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("sync", SYNCS)
+def test_the_bytes_that_are_counted_are_those_that_plan_says(tmp_path, data, sync, workers, determinism, how):
+    """But for rounding, what the tree adds so that its parts lie at multiples of 64 bytes, and messages whose length the gradients decide."""
+    solver = (COMPRESSED[sync] if sync != "averaged" else "compress_param { method: SIGN }") if how else ""
+    folder = schedule(tmp_path, data, SYNCS[sync], determinism=determinism, solver=solver, main=STAGES["main"])
+    events, said = lives(folder, tmp_path / "out", workers), planned(folder, workers)
+    counted = [e for e in events if isinstance(e, Iterated)]
+    off = (16 if how else 1) if determinism == "FIXED" else 0.02 * said["sent"]
+    assert sum(e.sent_bytes for e in counted) / len(counted) == pytest.approx(said["sent"], abs=off)
+    (start,) = (e for e in events if isinstance(e, StageStarted))
+    assert start.dense_bytes == pytest.approx(said["dense"], abs=1)
+
+    met, begin = [e for e in events if isinstance(e, Synchronised)], 0 if sync == "averaged" else 2
+    assert [e.iter for e in met] == list(synchronisations(load(str(folder)).stages[0].solver))
+    assert [begin + sum(e.iterations for e in met[: n + 1]) for n in range(len(met))] == [e.iter for e in met]
+    assert sum(e.sent_bytes for e in met) == sum(e.sent_bytes for e in counted[begin:])
+    assert len({e.bytes for e in met}) == 1 and 0 < met[0].bytes <= met[0].sent_bytes
+    if workers == 2 and sync in ("local", "diloco"):
+        assert (met[0].bytes < 0.2 * start.dense_bytes) == bool(how)
+
+
+@pytest.mark.parametrize("how", ["method: TOP_K", "method: SIGN scope: ENTIRE_MODEL", "method: BF16"])
+def test_bytes_of_compressed_gradients_are_those_that_plan_says_too(tmp_path, data, how):
+    folder = make_schedule(tmp_path / "s", data, f"compress_param {{ {how} }}", main="max_iter: 2")
+    counted = [e.sent_bytes for e in lives(folder, tmp_path / "out", 3) if isinstance(e, Iterated)]
+    assert counted == [pytest.approx(planned(folder, 3)["sent"], rel=2e-3)] * 2
+
+
+@pytest.mark.parametrize("rank, said", [(2, 0), (512, 1)])
+def test_a_rank_that_makes_no_layer_smaller_is_warned_of(tmp_path, data, rank, said):
+    folder = make_schedule(
+        tmp_path / "s", data, f"compress_param {{ method: POWER_SGD rank: {rank} }}", main="max_iter: 1"
+    )
+    notes = [e.text for e in lives(folder, tmp_path / "out") if isinstance(e, Note) and e.warning]
+    assert len([text for text in notes if "makes no layer of `resnet_small` smaller" in text]) == said
+
+
+def test_what_replicas_send_is_shown(tmp_path, data):
+    """In a line of progress it is the mean since they met before, however many iterations ago that was."""
+    folder = schedule(tmp_path, data, SYNCS["local"], main="max_iter: 14 warmup_iter: 2")
+    events = lives(folder, tmp_path / "out", 2)
+    with JsonLines(tmp_path / "out" / "log.jsonl", print) as log:
+        for event in events:
+            log(event)
+    lines = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
+    found = [line for line in lines if line["event"] == "Synchronised"]
+    assert [line["iter"] for line in found] == [6, 10, 14] and all(line["bytes"] > 0 for line in found)
+    start = next(e for e in events if isinstance(e, StageStarted))
+    assert start.gradients == "2 replicas by LOCAL"
+    last = found[-1]
+    share = f"{100 * last['sent_bytes'] / 4 / start.dense_bytes:.2g} % of dense"
+    status = CliRunner().invoke(main, ["status", str(tmp_path / "out")]).output
+    assert "gradients: 2 replicas by LOCAL; " in status and share in status
+    shown = CliRunner().invoke(main, ["report", str(tmp_path / "out")]).output
+    assert "synchronised" in shown and "of dense" in shown and "2 replicas by LOCAL" in shown
 
 
 def test_a_snapshot_holds_the_replicas_and_their_average(tmp_path, data):
@@ -309,9 +505,10 @@ def test_an_evaluation_is_of_the_average_and_changes_no_replica(tmp_path, data):
 @pytest.mark.long
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("on_nan", ["SKIP", "ROLLBACK"])
-def test_where_one_replica_fails_all_are_left_as_they_were(tmp_path, workers, on_nan):
+@pytest.mark.parametrize("how", ["", COMPRESSED["local"]])
+def test_where_one_replica_fails_all_are_left_as_they_were(tmp_path, workers, on_nan, how):
     data = make_data(tmp_path / "lmdb", 8 * 5 + 1)
-    folder = schedule(tmp_path, data, SYNCS["local"], solver=f"on_nan: {on_nan}", main="max_iter: 10 snapshot: 2")
+    folder = schedule(tmp_path, data, SYNCS["local"], solver=f"on_nan: {on_nan} {how}", main="max_iter: 10 snapshot: 2")
     failed = [e for e in lives(folder, tmp_path / "out", workers) if isinstance(e, NotFinite)]
     assert [(e.iter, e.done) for e in failed] == [(5, on_nan)] and "of replica 0 " in failed[0].what
     kept = snapshots(tmp_path / "out")

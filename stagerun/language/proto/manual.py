@@ -529,7 +529,7 @@ COMMENTS: dict[str, str] = {
     "Solver.sync_param": (
         "Lets parts of the batch train networks of their own, which meet only now and then: `sync_param { method: LOCAL replicas: 4 period: 8 }`;\n"
         "or replicas push gradients to servers without waiting for each other: `sync_param { method: ASYNC replicas: 4 max_staleness: 4 }`.\n"
-        "Default: gradients are averaged at every iteration. Not with compress_param, nor with ema_decay. New in stagerun."
+        "Default: gradients are averaged at every iteration. Not with ema_decay. New in stagerun."
     ),
     "Solver.carry": (
         "What is carried over from the stage it starts from."
@@ -701,7 +701,13 @@ COMMENTS: dict[str, str] = {
     "CompressionParameter": (
         "How gradients are compressed. c is what one sender has to send of one parameter, its gradient plus its residual, and n the number of\n"
         "values in it. Each sender's c is replaced by the value that `method` states, which takes fewer bytes; those values are added up over\n"
-        "the senders and divided by their number. Senders are the workers, with `determinism: ELASTIC` the logical workers. New in stagerun."
+        "the senders and divided by their number. Senders are the workers, with `determinism: ELASTIC` the logical workers. New in stagerun.\n"
+        "\n"
+        "With `sync_param` gradients are compressed until the replicas part; what they then have left in memory is dropped. From there on the\n"
+        "senders are the replicas, however many workers there are, and c is a replica's change since the last synchronisation plus its residual:\n"
+        "error feedback on local SGD's change (arXiv:1906.02367), or on DiLoCo's pseudo-gradient. All replicas go on from the weights they had in\n"
+        "common plus the mean of what was sent, or from what `outer` makes of it. Statistics of BatchNorm, and momentum that is averaged, are sent\n"
+        "as they are. A synchronisation up to `start_iter` averages weights. `LOSSLESS` codes what is averaged, and `AUTO` is refused."
     ),
     "CompressionParameter.method": (
         "What is sent in place of c. Required."
@@ -949,7 +955,8 @@ COMMENTS: dict[str, str] = {
     ),
     "Carry.residual": (
         "Of stages whose `compress_param` has a memory. ZERO: residuals start at zero, and what the stage before had not yet sent is\n"
-        "lost. KEEP: they go on, whatever the methods; both stages then have `memory: RESIDUAL`. Default: ZERO."
+        "lost. KEEP: they go on, whatever the methods; both stages then have `memory: RESIDUAL`, and neither has sync_param.\n"
+        "Default: ZERO."
     ),
     "TransformParameter": (
         "What is done to an image, in this order: pad, resize or cut out a rectangle, crop, mirror, colours (jitter, then RandAugment\n"

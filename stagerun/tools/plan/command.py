@@ -205,10 +205,11 @@ _FEWEST = 2
 
 
 def sent_of(plan: Plan, out: Path, options: PlanOptions) -> list[Sending]:
-    """What stages that compress send over --link; none where no one asked. RecipeError for more workers than there is work for."""
-    from stagerun.tools.plan.gradients import compresses, sendings
+    """What stages that compress or have replicas send over --link; none where no one asked. RecipeError for more workers than there is
+    work for."""
+    from stagerun.tools.plan.gradients import sendings, sends_less
 
-    if options.link is None or options.workers == 1 or not any(map(compresses, plan.schedule.stages)):
+    if options.link is None or options.workers == 1 or not any(map(sends_less, plan.schedule.stages)):
         return []
     from stagerun.launch.worker_count import check_workers
 

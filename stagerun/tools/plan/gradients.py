@@ -1,35 +1,34 @@
-"""`plan --link`: the tensors of each stage that compresses its gradients, and what each method makes of them."""
+"""`plan --link`: the tensors of each stage that compresses its gradients or has replicas, and what is sent of them."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from stagerun.base.compression import applied
 from stagerun.base.recipe import Compression, Determinism, Method, Schedule, Scope, Stage
-from stagerun.plan.coding import BY_CONTENT, PER_MESSAGE, RATES, Rate, Sending, lossless, sending
+from stagerun.base.text import count
+from stagerun.plan.coding import BY_CONTENT, PER_MESSAGE, RATES, Rate, Sending, Share, lossless, replicas, sending
 from stagerun.plan.gradients import method_text
 from stagerun.plan.link import Coding, Senders, ring_bytes
 from stagerun.plan.prediction import Link
+from stagerun.schedule import parting, synchronisations
 from stagerun.system import signals
 from stagerun.train.choices import read_chosen
 
 
-def compresses(stage: Stage) -> bool:
-    return stage.solver.compress is not None and stage.solver.compress.method is not Method.NONE
+def sends_less(stage: Stage) -> bool:
+    how = stage.solver.compress
+    return stage.solver.sync is not None or (how is not None and how.method is not Method.NONE)
 
 
 def sendings(schedule: Schedule, out: Path, workers: int, link: Link) -> list[Sending]:
-    """One for each stage that compresses, of AUTO one for each method that it may choose."""
-    with signals.held():
-        import torch
-
-        from stagerun.models import build
-
-    with torch.device("meta"):
-        network = build(schedule.model)
+    """One for each stage that compresses or has replicas, of AUTO one for each method that it may choose."""
     found: list[Sending] = []
-    for stage in filter(compresses, schedule.stages):
-        found += _of_stage(schedule, stage, network, read_rates(out, stage), workers, link)
+    for stage in filter(sends_less, schedule.stages):
+        rates = read_rates(out, stage)
+        job = _job(schedule, stage, workers, link, rates)
+        found += _of_stage(job, stage) if stage.solver.sync is None else [_of_replicas(job, stage)]
     return found
 
 
@@ -41,59 +40,149 @@ def read_rates(out: Path, stage: Stage) -> Mapping[Method, Rate]:
     return {Method(name): Rate(1e9 * e, 1e9 * a, s) for name, (e, a, s) in chosen.rates.items()}
 
 
-def _of_stage(
-    schedule: Schedule, stage: Stage, network: Any, own: Mapping[Method, Rate], workers: int, link: Link
-) -> Iterator[Sending]:
-    from stagerun.comm import dense_bytes
-    from stagerun.comm.reduce import chunks_of
-    from stagerun.engine.device import dtype_of
-    from stagerun.engine.parameters import trained_parameters
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A stage's network without memory. `numbers` and `shapes` of what is trained, as it is sent; `counts`: parameters per chunk; `dense`: bytes
+    of each, behind those of the tail; `own`: the methods whose rates were measured here."""
 
-    how = stage.solver.compress
-    assert how is not None
-    parameters = list(reversed(trained_parameters(network.to(dtype_of(stage.solver.precision)), stage.solver.param)))
-    shapes = {p.name: tuple(p.tensor.shape) for p in parameters}
-    element = parameters[0].tensor.element_size()
+    determinism: Determinism
+    state: Any
+    workers: int
+    link: Link
+    shapes: Mapping[str, Sequence[int]]
+    element: int
+    counts: Sequence[int]
+    dense: Sequence[float]
+    tail: float
+    rates: Mapping[Method, Rate]
+    own: frozenset[Method]
+
+
+def _job(schedule: Schedule, stage: Stage, workers: int, link: Link, own: Mapping[Method, Rate]) -> _Job:
+    with signals.held():
+        import torch
+
+        from stagerun.comm.reduce import chunks_of
+        from stagerun.engine.state import make_state
+        from stagerun.engine.traffic import every_iteration
+        from stagerun.engine.update import TAIL
+        from stagerun.models import build
+
+    solver = replace(stage.solver, compile=False, ema_decay=None)
+    with torch.device("meta"):
+        network = build(schedule.model)
+    state = make_state(network, solver, torch.device("meta"))
+    parameters = list(reversed(state.solver.parameters))
+    element, tail = parameters[0].tensor.element_size(), 8 * (state.statistics.n + TAIL)
     numbers = [p.tensor.numel() for p in parameters]
     counts = chunks_of(numbers, element)
     # A tree (ELASTIC) may send more than a ring.
-    whole = dense_bytes(schedule.determinism, sum(numbers), element, workers, stage.solver.logical_workers)
-    more = whole / ring_bytes(element * sum(numbers), workers)
-    dense = [more * element * sum(part) for part in cut(numbers, counts)]
-    elastic = schedule.determinism is Determinism.ELASTIC
-    who = Senders(workers, stage.solver.logical_workers if elastic else workers)
-    rates = {**RATES, **own}
+    whole = every_iteration(schedule.determinism, state, solver, workers)
+    more = whole / ring_bytes(element * sum(numbers) + tail, workers)
+    return _Job(
+        determinism=schedule.determinism,
+        state=state,
+        workers=workers,
+        link=link,
+        shapes={p.name: tuple(p.tensor.shape) for p in parameters},
+        element=element,
+        counts=counts,
+        dense=[more * tail, *(more * element * sum(part) for part in cut(numbers, counts))],
+        tail=tail,
+        rates={**RATES, **own},
+        own=frozenset(own),
+    )
+
+
+def _of_stage(job: _Job, stage: Stage) -> Iterator[Sending]:
+    how = stage.solver.compress
+    assert how is not None
+    elastic = job.determinism is Determinism.ELASTIC
+    who = Senders(job.workers, stage.solver.logical_workers if elastic else job.workers)
     for method in how.allow if how.method is Method.AUTO else (how.method,):
         if method is Method.LOSSLESS:
-            yield lossless(stage.name, rates[method], dense, who, link, method in own)
+            yield lossless(stage.name, job.rates[method], job.dense, who, job.link, method in job.own)
             continue
         each = applied(how, {"*": method.value}) if how.method is Method.AUTO else how
-        rules = _rules(network, list(shapes), each)
-        items = [(name, shapes[name], rules[name]) for name in shapes]
-        chunks = cut(items, counts)
-        if each.scope is Scope.ENTIRE_MODEL:
-            together = [item for item in items if item[2] == each]
-            one = (sum(_numel(shape) for _, shape, _ in together),)
-            chunks = [[("", one, each)], [item for item in items if item[2] != each]]
-        codings = [[_coding(shape, rule, rates, element) for _, shape, rule in chunk] for chunk in chunks]
-        methods = {rule.method for _, _, rule in items}
+        rules = _rules(job, each)
+        methods = {rule.method for rule in rules.values()}
         yield sending(
             stage.name,
             method_text(method, each),
-            codings,
-            dense,
+            [[Coding(rounds=(job.tail,))], *_codings(job, each, rules)],
+            job.dense,
             who,
-            link,
+            job.link,
             about=bool(methods & set(BY_CONTENT)),
-            measured=methods <= own.keys(),
+            measured=methods <= job.own,
         )
 
 
-def _rules(network: Any, names: Sequence[str], how: Compression) -> dict[str, Compression]:
+def _codings(job: _Job, how: Compression, rules: Mapping[str, Compression]) -> list[list[Coding]]:
+    items = [(name, job.shapes[name], rules[name]) for name in job.shapes]
+    chunks = cut(items, job.counts)
+    if how.scope is Scope.ENTIRE_MODEL:
+        together = [item for item in items if item[2] == how]
+        one = (sum(_numel(shape) for _, shape, _ in together),)
+        chunks = [[("", one, how)], [item for item in items if item[2] != how]]
+    return [[_coding(shape, rule, job.rates, job.element) for _, shape, rule in chunk] for chunk in chunks]
+
+
+def _of_replicas(job: _Job, stage: Stage) -> Sending:
+    from stagerun.engine import traffic
+    from stagerun.engine.replicas import compresses_changes
+
+    solver, how = stage.solver, stage.solver.compress
+    assert solver.sync is not None
+    start, found = parting(solver), synchronisations(solver)
+    every = traffic.every_iteration(job.determinism, job.state, solver, job.workers)
+    apart = Share(solver.max_iter - start, traffic.apart(job.determinism, job.state, solver, job.workers))
+    plain = [Share(start, every), apart, Share(len(found), traffic.meeting(job.state, solver, job.workers))]
+    shares, words = plain, [solver.sync.method.value, count(len(found), "synchronisation")]
+    if how is not None and compresses_changes(solver):
+        rules = _rules(job, how)
+        messages = [one for chunk in _codings(job, how, rules) for one in chunk]
+        late = sum(iter > how.start_iter for iter in found)
+        rest = Share(late, traffic.meeting(job.state, solver, job.workers, compressed=True))
+        dense_start = min(start, how.start_iter)
+        elastic = job.determinism is Determinism.ELASTIC
+        gradients = Senders(job.workers, solver.logical_workers if elastic else job.workers)
+        tail = [Coding(rounds=(job.tail,))]
+        shares = [
+            Share(dense_start, every),
+            Share.of(start - dense_start, [*tail, *messages], gradients),
+            apart,
+            Share(len(found) - late, plain[-1].bytes),
+            rest,
+            Share.of(late, messages, Senders(job.workers, solver.sync.replicas)),
+        ]
+        words.append(method_text(how.method, how))
+    elif how is not None and how.method is Method.LOSSLESS:
+        shares = [
+            plain[0].coded(job.rates[Method.LOSSLESS]),
+            apart,
+            plain[-1].coded(job.rates[Method.LOSSLESS]),
+        ]
+        words.append(method_text(how.method, how))
+    methods = {rule.method for rule in _rules(job, how).values()} if how is not None else set()
+    return replicas(
+        stage.name,
+        ", ".join(words),
+        job.dense,
+        shares,
+        plain,
+        solver.max_iter,
+        job.workers,
+        job.link,
+        about=bool(methods & set(BY_CONTENT)),
+    )
+
+
+def _rules(job: _Job, how: Compression) -> dict[str, Compression]:
     from stagerun.engine.compression import rule_of
     from stagerun.engine.parameters import kind_of
 
-    return {name: rule_of(name, kind_of(network, name), how) for name in names}
+    return {name: rule_of(name, kind_of(job.state.model, name), how) for name in job.shapes}
 
 
 def _coding(shape: Sequence[int], rule: Compression, rates: Mapping[Method, Rate], element: int) -> Coding:

@@ -226,7 +226,7 @@ def costs(schedule: Schedule, asked: Rehearsal, observer: Observer, workers: int
             stages=tuple(names),
             iterations=len(timed),
             device_batch_size=solver.device_batch_size,
-            pass_seconds=mean([i.seconds - i.update_seconds for i in timed]),
+            pass_seconds=mean([i.seconds - i.update_seconds for i in timed]) / (solver.logical_workers // workers),
             update_seconds=mean([i.update_seconds for i in timed]),
             test_batch_size=solver.test_batch_size,
             test_seconds=mean([one_test(t) for m in measured for t in m.tests]),

@@ -50,8 +50,8 @@ class Trained:
     bins: tuple[Bin, ...]
     epochs: Mapping[int, Span]
     lives: Mapping[int, Span]
-    sent: float | None = None  # bytes of rank 0 in an iteration, where the stage compresses its gradients
-    of_dense: float | None = None
+    sent: float | None = None  # bytes of rank 0 in an iteration, with several workers
+    of_dense: float | None = None  # where the stage doesn't add up all gradients as they are
     staleness: Staleness | None = None  # of a stage with `method: ASYNC`
 
 
@@ -103,6 +103,8 @@ class StageHistory:
     gone: bool = False
     disabled: bool = False
     compressed: tuple[Compressed, ...] = ()  # of displayed iterations, in order
+    gradients: str = ""  # how they are sent, in words, where they aren't added up as they are at every iteration
+    synchronisations: int = 0  # of replicas
 
     @property
     def left_out(self) -> bool:

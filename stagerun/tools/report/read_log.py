@@ -94,9 +94,11 @@ class Columns:
         )
 
     def _sent(self) -> dict[str, float]:
-        """Over the iterations of which it is known what dense would have sent."""
+        """Over the iterations of which it is known what dense would have sent; over all where that is what they sent."""
         sent = [sent for sent, dense in zip(self.sent, self.dense, strict=True) if dense]
-        return {"sent": statistics.fmean(sent), "of_dense": sum(sent) / sum(self.dense)} if sent else {}
+        if sent:
+            return {"sent": statistics.fmean(sent), "of_dense": sum(sent) / sum(self.dense)}
+        return {"sent": statistics.fmean(self.sent)} if any(self.sent) else {}
 
     def _staleness(self) -> Staleness | None:
         if max(self.replica, default=-1) < 0:

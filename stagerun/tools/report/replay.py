@@ -16,6 +16,7 @@ from stagerun.base.staleness import staleness_of
 from stagerun.store.layout import parse_name, snapshot_name
 from stagerun.tools.report.history import History, Life, StageHistory
 from stagerun.tools.report.read_log import Columns, Log, Updates, Work, chunk_size
+from stagerun.train.choices import in_words
 
 MOST = 900  # points of a curve
 
@@ -53,6 +54,8 @@ class _Stage:
     rollbacks: int = 0
     went_back: bool = False
     compressed: dict[int, events.Compressed] = field(default_factory=dict)  # by iteration
+    chosen: str = ""  # by AUTO, in words
+    met: set[int] = field(default_factory=set)  # iterations
 
     @property
     def batch_size(self) -> int:
@@ -75,6 +78,8 @@ class _Stage:
             gone=gone,
             disabled=disabled,
             compressed=tuple(self.compressed[iter] for iter in sorted(self.compressed)),
+            gradients=f"AUTO: {self.chosen}" if self.chosen else self.started.gradients if self.started else "",
+            synchronisations=len(self.met),
         )
 
 
@@ -170,6 +175,10 @@ class _Reader:
                 life.again += 1
             case events.Compressed():
                 self._stage(event.stage).compressed[event.iter] = event
+            case events.Synchronised():
+                self._stage(event.stage).met.add(event.iter)
+            case events.CompressionChosen():
+                self._stage(event.stage).chosen = in_words((method, tensors) for method, tensors, *_ in event.methods)
             case events.NotFinite() if event.until is None:
                 self._failed(event)
             case events.RunStarted():
@@ -212,7 +221,7 @@ class _Reader:
         stage = self._stage(event.stage)
         self._cut(stage, event.iter)
         back, stage.went_back = stage.went_back, False
-        stage.started, stage.finished = event, None
+        stage.started, stage.finished, stage.chosen = event, None, ""
         if back:  # the same life, and no new beginning
             return
         if event.iter == 0:
@@ -279,6 +288,7 @@ class _Reader:
         stage.resumes = [i for i in stage.resumes if i <= iter]
         stage.compressed = {i: event for i, event in stage.compressed.items() if i <= iter}
         stage.skips = {i for i in stage.skips if i < iter}
+        stage.met = {i for i in stage.met if i <= iter}
 
 
 def _one(time: float, e: events.Iterated | events.Retraced, epoch: float, decay: float) -> Updates:

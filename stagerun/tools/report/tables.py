@@ -82,12 +82,30 @@ _STAGES: Cells = (
 )
 
 
-# Where a stage compresses its gradients. Before the speed.
+def _of_dense(run: Run, stage: StageHistory) -> Value:
+    """Of a stage that adds up all gradients as they are, all of it."""
+    if stage.trained is None or stage.trained.sent is None:
+        return None
+    return 1.0 if stage.trained.of_dense is None else stage.trained.of_dense
+
+
+def _gradients(run: Run, stage: StageHistory) -> Value:
+    """Nothing of a log of before, which doesn't say how."""
+    plain = stage.trained is not None and stage.trained.of_dense is None
+    return stage.gradients or ("dense" if plain else None)
+
+
+# Where a stage compresses its gradients, or has replicas. Before the speed.
 _SENT: Cells = (
+    (Column("gradients", "gradients", "text", dull="dense"), _gradients),
+    (Column("synchronisations", "synchronised", "count", dull=0), lambda run, stage: stage.synchronisations),
     (Column("sent_bytes", "sent", "bytes"), lambda run, stage: stage.trained.sent if stage.trained else None),
-    (Column("of_dense", "of dense", "share"), lambda run, stage: stage.trained.of_dense if stage.trained else None),
+    (Column("of_dense", "of dense", "share"), _of_dense),
 )
-_SENT_NOTE = "sent: by rank 0 in an iteration, for gradients and all that travels with them; of dense: of what it would be uncompressed"
+_SENT_NOTE = (
+    "sent: by rank 0 in an iteration, on average, for gradients or replicas and all that travels with them; of dense: of what plain gradients "
+    "at every iteration take"
+)
 
 
 # Where an iteration of a stage is a push. Before the speed, too.
@@ -110,7 +128,8 @@ def stages_table(runs: Sequence[Run]) -> Table:
             return tuple(value(run, stage) for _, value in cells)
         return run.label, stage.name, *[None] * (len(cells) - 3), run.state(stage)
 
-    compressed = any(stage.trained and stage.trained.sent is not None for run in runs for stage in run.history.stages)
+    stages = [stage for run in runs for stage in run.history.stages]
+    compressed = any(stage.gradients or (stage.trained and stage.trained.of_dense is not None) for stage in stages)
     at = next(i for i, (column, _) in enumerate(_STAGES) if column.key == "images_per_second")
     pushed = any(_staleness(stage) for run in runs for stage in run.history.stages)
     cells = (*_STAGES[:at], *(_SENT if compressed else ()), *(_STALE if pushed else ()), *_STAGES[at:])

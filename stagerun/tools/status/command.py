@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from stagerun.base.errors import WORTH_ANOTHER_START
-from stagerun.base.pace import strip
+from stagerun.base.pace import sent, strip
 from stagerun.base.snapshots import passed_over
 from stagerun.base.staleness import histogram
 from stagerun.base.text import columns, count, duration, percent, size
@@ -63,8 +63,7 @@ def status_text(status: Status, now: float, classes: int | None = None) -> str:
         lines.append(strip(status.stages))
     if status.progress is not None and status.state != "finished":
         lines.append(status.progress.line)
-    if status.progress is not None and status.progress.stage in status.chosen:
-        lines.append(f"gradients as AUTO chose: {status.chosen[status.progress.stage]}")
+    lines += _gradients(status)
     if status.progress is not None and (behind := status.progress.staleness) is not None and status.state != "finished":
         lines.append(f"staleness of the last {count(behind.pushes, 'iteration')}:")
         lines += [f"  {line}" for line in histogram(behind)]
@@ -82,6 +81,18 @@ def status_text(status: Status, now: float, classes: int | None = None) -> str:
     lines += [passed_over(name) for name in status.forbidden]
     lines += _warnings(status, ago)
     return "\n".join(lines)
+
+
+def _gradients(status: Status) -> list[str]:
+    """How those of the present or last stage are sent; where a line of progress doesn't say it, how much that is, too."""
+    now = status.progress
+    if now is None or now.stage not in {**status.gradients, **status.chosen}:
+        return []
+    chosen = status.chosen.get(now.stage)
+    line = f"gradients as AUTO chose: {chosen}" if chosen else f"gradients: {status.gradients[now.stage]}"
+    if status.state == "finished" and now.sent_bytes is not None and now.dense_bytes:
+        line += f"; {sent(now.sent_bytes, now.dense_bytes)}"
+    return [line]
 
 
 def _headline(status: Status, ago: Callable[[float], str]) -> str:

@@ -62,6 +62,7 @@ class Console:
         self.stage: events.StageStarted | None = None
         self.window: deque[events.Iterated] = deque(maxlen=WINDOW)
         self.pushes: list[events.Iterated] = []  # since the last line
+        self.met: events.Synchronised | None = None  # the stage's newest
         self.retraced: deque[float] = deque(maxlen=WINDOW)  # seconds of the last updates of a piece
         self.left = 0
         self.results = list(results)
@@ -123,8 +124,10 @@ class Console:
                 self.say(f"warning: {failed_line(event)}", "yellow")
             case events.Note():
                 self.say(f"{'warning' if event.warning else 'note'}: {event.text}", "yellow" if event.warning else "")
+            case events.Synchronised():
+                self.met = event
             case events.StageStarted():
-                self.stage = event
+                self.stage, self.met = event, None
                 self.ensembles = {k: e for k, e in self.ensembles.items() if event.stage not in e.members}
                 self.left = event.iterations_left or self.left  # a damaged snapshot may have added to it
                 self.window.clear()
@@ -196,7 +199,7 @@ class Console:
             return self._show(Text(self._line(event)), live=True)
         assert self.stage is not None
         width = self.rich.width - 1  # in the last column a terminal may begin a new line
-        marks, bar, rest = live_line(self._marks(), self.stage, self.window, self.left, width)
+        marks, bar, rest = live_line(self._marks(), self.stage, self.window, self.left, width, self.met)
         parts: list[Text | ProgressBar] = [_painted(marks), Text("  ")]
         if bar:
             parts += [ProgressBar(self.stage.max_iter, self.window[-1].iter, width=bar), Text("  ")]
@@ -210,7 +213,7 @@ class Console:
         assert self.stage is not None
         behind = stale(self.pushes)
         self.pushes.clear()
-        return progress_line(self.stage, self._stages, self.window, self.left, behind)
+        return progress_line(self.stage, self._stages, self.window, self.left, behind, self.met)
 
 
 def _painted(marks: Mapping[str, str]) -> Text:
