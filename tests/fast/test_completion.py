@@ -39,7 +39,7 @@ def test_zsh_and_fish_get_the_line_of_help_too() -> None:
 @pytest.mark.parametrize(
     ("words", "incomplete", "expected"),
     [
-        ("run", "--re", ["--redo", "--retry", "--require-bit-exact", "--remote-python"]),
+        ("run", "--re", ["--redo", "--replay", "--retry", "--require-bit-exact", "--remote-python"]),
         ("run d", "--stop", ["--stop-after"]),
         ("run d --log", "", ["tensorboard", "dawnbench", "mllog", "csv"]),
         ("data import", "--syn", ["--synsets"]),

@@ -173,7 +173,7 @@ def test_the_last_life_finds_the_newest_synchronisation_however_long_ago(tmp_pat
     assert life is not None and life.met == events[-3001] and life.met.iter == 6000 and len(life.seen) == 2
     start = events[1]
     assert isinstance(start, StageStarted)
-    assert "  600 B sent, 0.06 % of dense  " in progress_line(start, 2, life.window, 4, life.met)
+    assert "  600 B sent, 0.06 % of dense  " in progress_line(start, 2, life.window, 4, met=life.met)
     with JsonLines(tmp_path / "log.jsonl", print) as log:
         feed(log, stage_started("next"), iterated("next", 1))
     life = read_last_life(tmp_path / "log.jsonl")
