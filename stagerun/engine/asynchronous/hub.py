@@ -8,7 +8,7 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -84,14 +84,19 @@ class Hub:
         most_skips: int = 0,
         explained: Callable[[Done, int], str] = lambda done, number: done.wrong,
         clock: Callable[[], float] = time.monotonic,
+        needed: Collection[int] = (0,),
     ) -> None:
-        """`most_skips`: iterations one after the other that may have no push; one more, the `number`-th, ends the leg, and is `explained`."""
+        """`most_skips`: iterations one after the other that may have no push; one more, the `number`-th, ends the leg, and is `explained`.
+        `needed`: who serves, and is waited for whatever it takes."""
         self._tickets, self._clock, self._most, self._explained = tickets, clock, most_skips, explained
         self.present, self.gone = set(replicas), set[int]()
         self.news: deque[tuple[Done, float]] = deque()  # and when, by time.monotonic()
         self.skips = self.skips_in_all = 0
+        self._needed = frozenset(needed)
         self._changed = threading.Condition()
         self._recent: deque[float] = deque(maxlen=16)
+        self._began: dict[int, float] = {}  # since when those that have not come to push work
+        self._meeting = 0  # threads that are in `_meet`
         self._error: BaseException | None = None
         self._end: LegEnd | None = None
         self._ended: set[int] = set()  # who knows that the leg is over
@@ -103,6 +108,7 @@ class Hub:
     def start(self, first: int, limit: int, skips: int, skips_in_all: int) -> None:
         """The leg of iterations `first` .. `limit` - 1."""
         with self._changed:
+            self._changed.wait_for(lambda: not self._meeting)  # all have heard how the leg before ended
             self._tickets.leg(first, limit)
             self._iterations, self._replicas, self._ended, self._end = [], [], set(), None
             self.skips, self.skips_in_all = skips, skips_in_all
@@ -118,23 +124,20 @@ class Hub:
         with self._changed:
             if stop:
                 self._cut()
-            if replica in self.gone:  # left behind, and back
+            answer = self._until(replica, lambda: self._tickets.begin(replica))
+            if answer is None:
                 return LegEnd(self._tickets.limit, tuple(sorted(self.gone)))
-            answer = self._until(replica, lambda: self._tickets.begin(replica), Wait)
             if isinstance(answer, End):
-                self._ended.add(replica)
-                self._changed.notify_all()
-                return self._meet()
+                return self._meet(replica)
             assert isinstance(answer, Begin)
-            self._working[replica] = answer.iteration
+            self._working[replica], self._began[replica] = answer.iteration, self._clock()
             return Work(answer.iteration)
 
     def claim(self, replica: int) -> int:
         with self._changed:
-            if replica in self.gone:
-                return -1
-            answer = self._until(replica, lambda: self._tickets.claim(replica), Wait)
-            if isinstance(answer, Refused):
+            self._came(replica)
+            answer = self._until(replica, lambda: self._tickets.claim(replica))
+            if answer is None or isinstance(answer, Refused):
                 return -1
             assert isinstance(answer, Granted)
             self._iterations.append(self._working[replica])
@@ -146,10 +149,9 @@ class Hub:
         with self._changed:
             if replica in self.gone:
                 return
-            if done.wrong and not self._tickets.holds(replica):
+            self._came(replica)
+            if not self._tickets.done(replica):
                 return  # it was given to another, who will see for itself
-            self._tickets.done(replica)
-            self._recent.append(done.seconds)
             self.news.append((done, self._clock()))
             if done.wrong:
                 self.skips, self.skips_in_all = self.skips + 1, self.skips_in_all + 1
@@ -163,11 +165,7 @@ class Hub:
     def lost(self, replica: int) -> None:
         """It is dead, or as good as dead."""
         with self._changed:
-            if replica not in self.gone:
-                self.gone.add(replica)
-                self.present.discard(replica)
-                self._tickets.lost(replica)
-                self._changed.notify_all()
+            self._give_up(replica)
 
     def fail(self, error: BaseException) -> None:
         """A thread that answers replicas met what it should not have: whoever waits next raises it."""
@@ -184,38 +182,70 @@ class Hub:
         self._tickets.cut()
         self._changed.notify_all()
 
-    def _until(self, replica: int, ask: Callable[[], T], not_yet: type) -> T:
-        """What `ask` answers when it is no longer `not_yet`. Who holds this one up for too long is refused."""
+    def _came(self, replica: int) -> None:
+        """It has computed. That counts where it is too late, too: what all take longer for than they did is soon the usual."""
+        if (began := self._began.pop(replica, None)) is not None:
+            self._recent.append(self._clock() - began)
+
+    def _give_up(self, replica: int) -> None:
+        if replica not in self.gone:
+            self.gone.add(replica)
+            self.present.discard(replica)
+            self._began.pop(replica, None)
+            self._tickets.lost(replica)
+            self._changed.notify_all()
+
+    def _patience(self) -> float:
+        if not self._recent:
+            return LEFT_BEHIND_S
+        return max(LEAST_PATIENCE_S, PATIENCE * statistics.median(self._recent))
+
+    def _until(self, replica: int, ask: Callable[[], T | Wait]) -> T | None:
+        """What `ask` answers when it is no longer Wait; None where `replica` is gone, or was left behind. Who works for too long
+        meanwhile, and holds this one up, is refused."""
         since = self._clock()
-        while isinstance(answer := ask(), not_yet):
+        while True:
             if self._error is not None:
                 raise self._error
-            usual = statistics.median(self._recent) if self._recent else None
-            patience = max(LEAST_PATIENCE_S, PATIENCE * usual) if usual is not None else LEFT_BEHIND_S
-            if not self._changed.wait(timeout=max(0.01, since + patience - self._clock())):
-                for other in answer.for_whom:  # type: ignore[attr-defined]
-                    self._tickets.refuse(other)
-                since = self._clock()
+            if replica in self.gone:
+                return None
+            answer = ask()
+            if not isinstance(answer, Wait):
+                return answer
+            now, patience = self._clock(), self._patience()
+            working = [other for other in answer.for_whom if other in self._began]
+            ends = {other: max(since, self._began[other]) + patience for other in working}
+            late = [other for other, end in ends.items() if end <= now]
+            for other in late:
+                self._tickets.refuse(other)
+            if late:
+                since = now
                 self._changed.notify_all()
-        return answer
+            else:
+                self._changed.wait(min(ends.values()) - now if ends else None)
 
-    def _meet(self) -> LegEnd:
-        """When all that are present know that the leg is over, the same for all of them. Who stays away is left behind."""
+    def _meet(self, replica: int) -> LegEnd:
+        """When all that are present know that the leg is over, the same for all of them. Who stays away is left behind, unless it serves."""
 
         def over() -> bool:
             return self._error is not None or self._end is not None or self.present <= self._ended
 
-        all_here = self._changed.wait_for(over, LEFT_BEHIND_S)
+        self._ended.add(replica)
+        self._meeting += 1
+        self._changed.notify_all()
+        try:
+            if not self._changed.wait_for(over, max(LEFT_BEHIND_S, self._patience())):
+                for other in self.present - self._ended - self._needed:
+                    self._give_up(other)
+                self._changed.wait_for(over)
+        finally:
+            self._meeting -= 1
+            self._changed.notify_all()
         if self._error is not None:
             raise self._error
         if self._end is None:
-            for replica in () if all_here else self.present - self._ended:
-                self.gone.add(replica)
-                self._tickets.lost(replica)
-            self.present &= self._ended
-            gone = tuple(sorted(self.gone))
-            iter, skips = self._tickets.limit, self.skips
-            self._end = LegEnd(iter, gone, self._stopped, self._wrong, skips, self.skips_in_all)
+            gone, iter = tuple(sorted(self.gone)), self._tickets.limit
+            self._end = LegEnd(iter, gone, self._stopped, self._wrong, self.skips, self.skips_in_all)
         return self._end
 
 
@@ -233,6 +263,8 @@ class Replay:
         self._error: BaseException | None = None
         self._left, self._stopped = 0, False
         self._ended: set[int] = set()
+        self._meeting = 0  # threads that wait for the others at the end of a leg
+        self._top = -1  # the last claim of the leg that was begun
         self._now: Leg | None = None
         self.skips = self.skips_in_all = 0
 
@@ -243,7 +275,8 @@ class Replay:
 
     def start(self, first: int, limit: int, skips: int, skips_in_all: int) -> None:
         with self._changed:
-            self._now = self._legs[first]
+            self._changed.wait_for(lambda: not self._meeting)
+            self._now, self._top = self._legs[first], -1
             assert limit == self._now.last
             self._left, self._ended = len(self._applied(self._now)), set()
             self.skips, self.skips_in_all = skips, skips_in_all
@@ -255,31 +288,45 @@ class Replay:
                 return None
             first, claim = self._all.popleft()
             self._asked.setdefault(replica, deque()).append((first, claim))
+            self._changed.notify_all()
             return self._legs[first].iterations[claim]
 
     def begin(self, replica: int, stop: bool) -> Work | LegEnd:
         with self._changed:
             self._stopped = self._stopped or stop
+            self._changed.notify_all()
             leg = self._now
             assert leg is not None
-            mine = self._asked.get(replica)
-            if not self._stopped and mine and mine[0][0] == leg.first:
-                _, claim = mine.popleft()
-                self._claims[replica] = claim
-                return Work(leg.iterations[claim], claim)
-            self._ended.add(replica)
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: bool(self.gone or self._error) or self._ended >= self.present)
+            mine = self._asked.setdefault(replica, deque())
+
+            def known() -> bool:
+                # The loader may be slower, and nobody else takes what it asks for.
+                return bool(mine or self._error or self._stopped) or not self._all or self._all[0][0] != leg.first
+
+            self._changed.wait_for(known)
             if self._error is not None:
                 raise self._error
-            if self.gone:
-                raise PeerError(
-                    f"worker {min(self.gone)} is gone, and a replay goes on with those that it started with", AGAIN
-                )
-            if self._left:
-                return LegEnd(leg.first, (), True, "", self.skips, self.skips_in_all)
-            self.skips, self.skips_in_all = leg.skips, leg.skips_in_all
-            return LegEnd(leg.last, (), self._stopped, "", leg.skips, leg.skips_in_all)
+            # Those that have begun wait for the pushes of all claims before theirs, a stop or not.
+            if mine and mine[0][0] == leg.first and (not self._stopped or mine[0][1] < self._top):
+                _, claim = mine.popleft()
+                self._claims[replica], self._top = claim, max(self._top, claim)
+                return Work(leg.iterations[claim], claim)
+            return self._meet(replica, leg)
+
+    def _meet(self, replica: int, leg: Leg) -> LegEnd:
+        self._ended.add(replica)
+        self._meeting += 1
+        self._changed.notify_all()
+        try:
+            self._changed.wait_for(lambda: self._error is not None or self._ended >= self.present)
+        finally:
+            self._meeting -= 1
+            self._changed.notify_all()
+        if self._error is not None:
+            raise self._error
+        if self._left:
+            return LegEnd(leg.first, (), True, "", self.skips, self.skips_in_all)
+        return LegEnd(leg.last, (), self._stopped, "", leg.skips, leg.skips_in_all)
 
     def claim(self, replica: int) -> int:
         return self._claims[replica]
@@ -296,11 +343,9 @@ class Replay:
 
     def fail(self, error: BaseException) -> None:
         with self._changed:
-            self._error = error
+            self._error = self._error or error
             self._changed.notify_all()
 
     def lost(self, replica: int) -> None:
         """What it had is not given to another: the same command goes on from the newest snapshot."""
-        with self._changed:
-            self.gone.add(replica)
-            self._changed.notify_all()
+        self.fail(PeerError(f"worker {replica} is gone, and a replay goes on with those that it started with", AGAIN))

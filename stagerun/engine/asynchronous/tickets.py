@@ -146,10 +146,12 @@ class Tickets:
             held.refused = True
             heapq.heappush(self._returned, held.iteration)
 
-    def done(self, replica: int) -> None:
-        """The iteration counts: its push was applied by all servers, or its gradient is not finite and there is none."""
-        del self._begun[replica]
-        self.left -= 1
+    def done(self, replica: int) -> bool:
+        """Its push was applied by all servers, or its gradient is not finite and there is none. Whether the iteration counts: not where it
+        was given away meanwhile."""
+        held = self._begun.pop(replica)
+        self.left -= not held.refused
+        return not held.refused
 
     def lost(self, replica: int) -> None:
         """`replica` is dead. What it had goes to the others."""

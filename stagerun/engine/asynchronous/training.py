@@ -78,7 +78,7 @@ class Asynchronous:
         def explained(done: Done, number: int) -> str:
             return diverged(self.loop, self._not_finite(done, number, 0.0)).message
 
-        return Hub(Tickets(self.state.iter, self.last, max_staleness), self.names, most, explained)
+        return Hub(Tickets(self.state.iter, self.last, max_staleness), self.names, most, explained, needed=self.hosts)
 
     def _connect(self) -> None:
         """A line to each server, one more to the hub, and on a server a thread for each of the others."""
