@@ -125,7 +125,8 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
                 return list(those)
 
         alone = parting(solver) if solver.sync is not None and pushing is None else 0
-        spared = pushing is not None and run.worker.comm.rank not in pushing.hosts
+        # A replay goes on with those that it started with.
+        spared = pushing is not None and not replays and run.worker.comm.rank not in pushing.hosts
         with sparing(run.worker.world.rank, pulse, spared), training_batches(run, resident, asked) as fed:
             if pushing is None:
                 events = _events(run, loop, state, beating(fed, pulse), reducer, stop)
@@ -163,12 +164,16 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
 def _pushing(run: StageRun, loop: StageLoop, state: TrainState) -> Asynchronous:
     """The replicas and servers of a stage with `ASYNC`. Collective."""
     comm = run.worker.comm
-    record = record_of(state.arrivals) if state.arrivals is not None else Record()
-    recorded = None
-    if run.worker.replay is not None or run.is_piece:
-        found: list[bytes] = []
-        rank0(comm, lambda: found.append(_recorded(run)))
-        recorded = record_of(comm.broadcast_bytes(found[0] if found else None))
+    own: list[tuple[Record, bytes | None]] = []
+
+    def known_order() -> bool:
+        known = _recorded(run) if run.worker.replay is not None or run.is_piece else None
+        own.append((_record(run, state, known), known))
+        return known is not None
+
+    goes_by = rank0(comm, known_order)
+    record, known = own[0] if own else (Record(), None)
+    recorded = record_of(comm.broadcast_bytes(known)) if goes_by else None
     return Asynchronous(loop, state, run.stage.solver, run.worker.schedule.determinism, comm, record, recorded)
 
 
@@ -212,6 +217,27 @@ def _rank_too_large(run: StageRun, state: TrainState, compress: Compression | No
         "as they are; make `rank` smaller"
     )
     return Note(text=text, warning=True)
+
+
+def _record(run: StageRun, state: TrainState, known: bytes | None) -> Record:
+    """On rank 0, what the stage has recorded so far, which is the beginning of the record `known` that is replayed. ResumeRefused, UsageError."""
+    name = run.stage.name
+    try:
+        record = record_of(state.arrivals) if state.arrivals is not None else Record()
+        recorded = record_of(known) if known is not None else None
+    except ValueError as error:
+        raise ResumeRefused(
+            f"the order of pushes in stage `{name}` can't be read: {error}", "no run has written it"
+        ) from error
+    if record.last != state.iter:
+        text = f"the order of pushes in stage `{name}` is known up to iteration {record.last}, and its snapshot is of {state.iter}"
+        raise ResumeRefused(text, "take `--redo` for the stage, or another --out")
+    if recorded is not None and recorded.up_to(state.iter).legs != record.legs:
+        raise UsageError(
+            f"--replay {run.worker.replay}: the replay's own folder has stage `{name}` up to iteration {state.iter}, in another order",
+            "name another folder with --out",
+        )
+    return record
 
 
 def _events(

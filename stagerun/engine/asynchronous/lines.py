@@ -62,10 +62,12 @@ class RemoteDesk:
 
     def __init__(self, wire: Wire, asks: Wire) -> None:
         self._wire, self._asks = wire, asks
-        self._asking = threading.Lock()
+        self._asking, self._left = threading.Lock(), False
 
     def ask(self, replica: int) -> int | None:
         with self._asking:
+            if self._left:  # the loader reads ahead until it is closed, and nobody answers any more
+                return None
             _say(self._asks, _Op.ASK)
             iteration = int(_hear(self._asks)[0])
         return None if iteration < 0 else iteration
@@ -90,8 +92,10 @@ class RemoteDesk:
         _hear(self._wire)
 
     def leave(self) -> None:
-        for wire in (self._asks, self._wire):
-            _say(wire, _Op.LEAVE)
+        with self._asking:
+            self._left = True
+            _say(self._asks, _Op.LEAVE)
+        _say(self._wire, _Op.LEAVE)
 
 
 class RemoteServer:
@@ -133,7 +137,7 @@ class Clerk:
         failed: Callable[[BaseException], None],
     ) -> None:
         """`desk`: of the rank that has the hub. `server`: that of the present leg. `failed` hears of what should not have happened."""
-        self._wire, self._replica, self._desk, self._server = wire, replica, desk, server
+        self._wire, self.replica, self._desk, self._server = wire, replica, desk, server
         self._lost, self._failed = lost, failed
         self.thread = threading.Thread(target=self._run, name=f"server of {replica}", daemon=True)
         self.thread.start()
@@ -143,7 +147,7 @@ class Clerk:
             while self._answer(*_hear(self._wire)):
                 pass
         except PeerError:
-            self._lost(self._replica)
+            self._lost(self.replica)
         except BaseException as error:
             self._failed(error)
 
@@ -175,7 +179,7 @@ class Clerk:
         return server.push(Push(claim, iteration, seen, gradient, total))
 
     def _at_desk(self, op: _Op, numbers: tuple[float, ...]) -> None:
-        desk, wire, replica = self._desk, self._wire, self._replica
+        desk, wire, replica = self._desk, self._wire, self.replica
         assert desk is not None
         match op:
             case _Op.ASK:

@@ -7,6 +7,7 @@ A push whose replica died half way may be in the order of some servers and not o
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -84,6 +85,8 @@ def _joined(parts: Sequence[Sequence[int]], dtype: torch.dtype) -> Tensor:
 def record_of(data: bytes) -> Record:
     """ValueError if it is none, or one that no run can have written."""
     found = {name: tensor.numpy() for name, tensor in decode(data).items()}
+    if any(a.dtype.kind != "i" or a.ndim != 1 + (name == "legs") for name, a in found.items()):
+        raise ValueError("not a record of arrivals: it has other tensors than a record")
     try:
         record = _legs(found)
     except (KeyError, IndexError, TypeError) as error:
@@ -128,6 +131,15 @@ def _sound(leg: Leg) -> bool:
             and len(set(one.order)) == len(one.order)
             and all(0 <= claim < claims for claim in one.order)
             and all(0 <= behind <= at for at, behind in enumerate(one.staleness))
+            and _in_time(one)
             for one in leg.servers
         )
+    )
+
+
+def _in_time(one: Arrived) -> bool:
+    """Whether each claim has seen earlier ones alone: else a replay would wait for ever."""
+    latest = list(accumulate(one.order, max, initial=-1))  # of the claims behind each version
+    return all(
+        latest[at - behind] < claim for at, (claim, behind) in enumerate(zip(one.order, one.staleness, strict=True))
     )

@@ -53,6 +53,7 @@ class Server:
         self.order: list[int] = []
         self.staleness: list[int] = []
         self._closed = False
+        self._error: BaseException | None = None
         self._waiting: dict[int, Push] = {}
         self._recorded = recorded is not None
         self._line = recorded.order if recorded is not None else ()
@@ -100,12 +101,20 @@ class Server:
             if claim not in self._sees:  # without a record; or it died before this server had its push
                 return self.version, self.vector.clone()
             version = self._sees[claim]
-            self._changed.wait_for(lambda: self.version >= version)
+            self._changed.wait_for(lambda: self.version >= version or self._error is not None)
+            if self._error is not None:
+                raise self._error
             self._wanted[version] -= 1
             found = self.vector.clone() if version == self.version else self._kept[version]
             if not self._wanted[version]:
                 self._kept.pop(version, None)
             return version, found
+
+    def fail(self, error: BaseException) -> None:
+        """Who waits for a version raises it: the push that would make it won't come."""
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
 
     def close(self) -> Arrived:
         """The leg is over: a push that still comes, of a replica that died meanwhile, is not applied."""

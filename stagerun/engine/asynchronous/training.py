@@ -5,6 +5,7 @@ iterations before are done, none after it has begun, and all ranks hold what the
 way, and what the engine does there is what it does in any stage.
 """
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -15,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from stagerun.base.errors import Diverged, PeerError
+from stagerun.base.errors import Diverged, PeerError, RanksDiffer
 from stagerun.base.events import Iterated, Note, NotFinite, SnapshotDue, Stopped, TestDue
 from stagerun.base.recipe import Determinism, OnNan, Solver
 from stagerun.comm import Comm, SoloComm, make_reducer
@@ -59,7 +60,7 @@ class Asynchronous:
             s % comm.size for s in range(self.servers)
         ]  # the ranks that serve; of few workers each serves more
         # By rank of `comm`, which changes when one is lost; those of the stage's start go on to be the replicas' names.
-        self.names = list(range(comm.size))
+        self.names, self.workers = list(range(comm.size)), list(comm.workers)
         self.shards = Shards(state.solver.parameters, self.servers, needs_whole(solver))
         self.tensors: list[Tensor] = [p.tensor for p in state.solver.parameters]
         parameters = [p.tensor for p in state.solver.parameters]
@@ -82,7 +83,9 @@ class Asynchronous:
 
     def _connect(self) -> None:
         """A line to each server, one more to the hub, and on a server a thread for each of the others."""
-        at, like = self.state.iter, self.tensors[0]
+        like = self.tensors[0]
+        # A stage may start twice in a process life, at the same iteration: where the snapshot that it has come to is damaged.
+        start = self.comm.broadcast_bytes(os.urandom(8) if self.rank == 0 else None).hex()
         self.desk: Desk | None = self.hub
         self.remote: dict[int, RemoteServer] = {}
         clerks = []
@@ -91,7 +94,7 @@ class Asynchronous:
                 if r == host or self.rank not in (host, r):
                     continue
                 other = r if self.rank == host else host
-                name = f"{self.loop.stage}/{at}/{s}-{r}"
+                name = f"{self.loop.stage}/{start}/{s}-{r}"
                 wire = line(self.comm, other, name)
                 asks = line(self.comm, other, f"{name}/asks") if s == 0 else None
                 if self.rank == host:
@@ -106,10 +109,15 @@ class Asynchronous:
         ]
 
     def _lost(self, replica: int) -> None:
+        if self.recorded is not None:
+            for server in list(self.own.values()):
+                server.fail(
+                    PeerError(f"worker {self.workers[replica]} is gone, and nobody else replays its pushes", AGAIN)
+                )
         if self.hub is None:
             return
         if replica in self.hosts:
-            text = f"worker {replica} is gone, and with it what it served of the weights"
+            text = f"worker {self.workers[replica]} is gone, and with it what it served of the weights"
             self.hub.fail(PeerError(text, AGAIN))
         else:
             self.hub.lost(replica)
@@ -221,6 +229,9 @@ class Asynchronous:
         wrong = not_finite(loss, found.size, found.gradients, found.moved)
         wrong = wrong or too_fast(self.state, self.loop.knobs(iteration), loss)
         seconds = time.monotonic() - began
+        if wrong and self.recorded is not None:  # and the servers would wait for its push
+            text = f"replay: at iteration {iteration} of stage `{self.loop.stage}` {wrong}, and it was pushed in the run that is recorded"
+            raise RanksDiffer(text, "it was made in another environment, or one of the machines computes wrongly")
         if wrong:
             self.state.statistics.forget()
             done = Done(iteration, self.rank, loss, seconds, wrong=wrong)
@@ -295,7 +306,7 @@ class Asynchronous:
         if lost:
             self.comm.without([self.names.index(name) for name in lost])
             self.names = [name for name in self.names if name not in gone]
-            who = ", ".join(map(str, lost))
+            who = ", ".join(str(self.workers[name]) for name in lost)
             yield Note(
                 text=f"lost worker {who}; the other {len(self.names)} go on, and do its iterations", warning=True
             )
@@ -332,14 +343,15 @@ class Asynchronous:
                 tensor.copy_(whole)
 
     def _leave(self) -> None:
-        """Ends the threads that served this rank, and waits for those that serve others here."""
+        """Ends the threads that served this rank, and waits for those that serve others here, but for who was left behind."""
         if isinstance(self.desk, RemoteDesk):
             self.desk.leave()
         for s, server in self.remote.items():
             if s > 0:  # that of the hub has the hub's line
                 server.leave()
         for clerk in self.clerks:
-            clerk.thread.join()
+            if clerk.replica in self.names:
+                clerk.thread.join()
 
     def _live(self) -> dict[str, Tensor]:
         return dict(self.state.model.state_dict())
