@@ -43,7 +43,9 @@ class Leg:
 class Record:
     """The legs of a stage so far, from its iteration 0 on."""
 
-    legs: list[Leg] = field(default_factory=list)
+    legs: list[Leg] = field(default_factory=list)  # appended to, and not changed
+    _encoded: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)  # of the first `_kept` legs
+    _kept: int = field(default=0, repr=False, compare=False)
 
     @property
     def last(self) -> int:
@@ -62,20 +64,27 @@ class Record:
         return [s for leg in self.legs for s in leg.servers[0].staleness]
 
     def encoded(self) -> bytes:
-        servers = len(self.legs[0].servers) if self.legs else 0
-        lengths = [len(leg.iterations) for leg in self.legs]
-        heads = [[g.first, g.last, n, g.skips, g.skips_in_all] for g, n in zip(self.legs, lengths, strict=True)]
-        tensors = {
-            "legs": torch.tensor(heads, dtype=torch.int64).reshape(-1, 5),
-            "iterations": _joined([leg.iterations for leg in self.legs], torch.int64),
-            "replicas": _joined([leg.replicas for leg in self.legs], torch.int16),
-        }
-        for s in range(servers):
-            own = [leg.servers[s] for leg in self.legs]
-            tensors[f"{s}/pushes"] = torch.tensor([len(one.order) for one in own], dtype=torch.int64)
-            tensors[f"{s}/order"] = _joined([one.order for one in own], torch.int32)
-            tensors[f"{s}/staleness"] = _joined([one.staleness for one in own], torch.int16)
-        return encode(tensors)
+        if self._kept < len(self.legs):  # of a million pushes, all of them anew would take a second at each boundary
+            new = _tensors(self.legs[self._kept :])
+            self._encoded = {k: torch.cat([self._encoded[k], t]) if self._encoded else t for k, t in new.items()}
+            self._kept = len(self.legs)
+        return encode(self._encoded or _tensors([]))
+
+
+def _tensors(legs: Sequence[Leg]) -> dict[str, Tensor]:
+    lengths = [len(leg.iterations) for leg in legs]
+    heads = [[g.first, g.last, n, g.skips, g.skips_in_all] for g, n in zip(legs, lengths, strict=True)]
+    found = {
+        "legs": torch.tensor(heads, dtype=torch.int64).reshape(-1, 5),
+        "iterations": _joined([leg.iterations for leg in legs], torch.int64),
+        "replicas": _joined([leg.replicas for leg in legs], torch.int16),
+    }
+    for s in range(len(legs[0].servers) if legs else 0):
+        own = [leg.servers[s] for leg in legs]
+        found[f"{s}/pushes"] = torch.tensor([len(one.order) for one in own], dtype=torch.int64)
+        found[f"{s}/order"] = _joined([one.order for one in own], torch.int32)
+        found[f"{s}/staleness"] = _joined([one.staleness for one in own], torch.int16)
+    return found
 
 
 def _joined(parts: Sequence[Sequence[int]], dtype: torch.dtype) -> Tensor:
