@@ -9,7 +9,6 @@ from stagerun.base.errors import (
     ExitCode,
     PeerError,
     PermissionDenied,
-    ResumeRefused,
     StagerunError,
     StorageError,
     UsageError,
@@ -35,8 +34,6 @@ from stagerun.base.text import count
 from stagerun.comm import Reducer, runs_of
 from stagerun.comm.group import Traffic
 from stagerun.comm.kept import Kept
-from stagerun.engine.asynchronous.record import Record, record_of
-from stagerun.engine.asynchronous.training import Asynchronous
 from stagerun.engine.compression import reducer_of
 from stagerun.engine.images import Batch
 from stagerun.engine.loop import StageLoop, train
@@ -53,12 +50,12 @@ from stagerun.train.choosing import resolved
 from stagerun.train.environment import environment_of, promise
 from stagerun.train.finish import finish_stage, test
 from stagerun.train.keeper import Lineage
-from stagerun.train.progress import ARRIVALS, Progress, progress_of
+from stagerun.train.progress import Progress, progress_of
+from stagerun.train.pushing import asynchronous
 from stagerun.train.resident import keep, training_batches
 from stagerun.train.rollback import gone_back, keys_of
 from stagerun.train.snapshotter import Snapshotter
 from stagerun.train.stage_start import arithmetic_of, parent_id, restored, take_up_residual
-from stagerun.train.stored import most_arrivals, most_bytes
 from stagerun.train.worker import StageRun
 
 
@@ -81,7 +78,7 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
     bits = environment_of(run.worker.schedule, run.stage, run.worker.device, run.worker.comm.size, run.worker.others)
     yield _started(run, dense_bytes_of(run.worker.schedule.determinism, state, solver, run.worker.comm))
     loop, replacing = make_loop(run), run.worker.images.replacing
-    pushing = _pushing(run, loop, state) if solver.asynchronous else None
+    pushing = asynchronous(run, loop, state) if solver.asynchronous else None
     kept = Kept(solver.display if run.worker.comm.rank == 0 else 0)
     if pushing is None:
         compress = yield from resolved(run, state)
@@ -161,49 +158,6 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
     return None
 
 
-def _pushing(run: StageRun, loop: StageLoop, state: TrainState) -> Asynchronous:
-    """The replicas and servers of a stage with `ASYNC`. Collective."""
-    comm = run.worker.comm
-    own: list[tuple[Record, bytes | None]] = []
-
-    def known_order() -> bool:
-        known = _recorded(run) if run.worker.replay is not None or run.is_piece else None
-        own.append((_record(run, state, known), known))
-        return known is not None
-
-    goes_by = rank0(comm, known_order)
-    record, known = own[0] if own else (Record(), None)
-    recorded = record_of(comm.broadcast_bytes(known)) if goes_by else None
-    return Asynchronous(loop, state, run.stage.solver, run.worker.schedule.determinism, comm, record, recorded)
-
-
-def _recorded(run: StageRun) -> bytes:
-    """The order to go by, on rank 0: that of the replay, or, of a piece, that in which the stage itself went on from there. ResumeRefused
-    where the stage had no state of its own."""
-    worker, planned = run.worker, run.planned
-    if worker.replaying is not None:
-        return worker.replaying.records[run.stage.name].arrivals
-    assert worker.keeper is not None
-    source = planned.like
-    if source is not None:
-        most = most_bytes(worker.schedule.model, arrivals=most_arrivals(run.stage.solver, source.iter))
-    files = worker.keeper.read(source, most) if source is not None else None
-    known = files.get(ARRIVALS) if files is not None else None
-    ends = [leg.last for leg in record_of(known).legs] if known is not None else []
-    if known is None or planned.until not in ends:
-        near = min(ends, key=lambda at: abs(at - (planned.until or 0)), default=None)
-        raise ResumeRefused(
-            f"stage `{run.stage.name}` pushed without waiting (`method: ASYNC`), and had no one state after {planned.until} iterations",
-            (
-                f"start from {run.stage.name}@{near}, where all had met"
-                if near
-                else "no snapshot of it has its order of pushes"
-            )
-            + f"; or train it anew with `--redo {run.stage.name}`",
-        )
-    return known
-
-
 def _rank_too_large(run: StageRun, state: TrainState, compress: Compression | None) -> Note | None:
     """Where POWER_SGD has nothing to do: only the network's shapes tell."""
     if (
@@ -217,27 +171,6 @@ def _rank_too_large(run: StageRun, state: TrainState, compress: Compression | No
         "as they are; make `rank` smaller"
     )
     return Note(text=text, warning=True)
-
-
-def _record(run: StageRun, state: TrainState, known: bytes | None) -> Record:
-    """On rank 0, what the stage has recorded so far, which is the beginning of the record `known` that is replayed. ResumeRefused, UsageError."""
-    name = run.stage.name
-    try:
-        record = record_of(state.arrivals) if state.arrivals is not None else Record()
-        recorded = record_of(known) if known is not None else None
-    except ValueError as error:
-        raise ResumeRefused(
-            f"the order of pushes in stage `{name}` can't be read: {error}", "no run has written it"
-        ) from error
-    if record.last != state.iter:
-        text = f"the order of pushes in stage `{name}` is known up to iteration {record.last}, and its snapshot is of {state.iter}"
-        raise ResumeRefused(text, "take `--redo` for the stage, or another --out")
-    if recorded is not None and recorded.up_to(state.iter).legs != record.legs:
-        raise UsageError(
-            f"--replay {run.worker.replay}: the replay's own folder has stage `{name}` up to iteration {state.iter}, in another order",
-            "name another folder with --out",
-        )
-    return record
 
 
 def _events(
