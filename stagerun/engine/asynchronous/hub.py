@@ -9,12 +9,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
-from stagerun.base.errors import PeerError
+from stagerun.base.errors import PeerError, RanksDiffer
 from stagerun.comm.group import AGAIN
-from stagerun.engine.asynchronous.record import Leg
+from stagerun.engine.asynchronous.record import Arrived, Leg
 from stagerun.engine.asynchronous.tickets import Begin, End, Granted, Refused, Tickets, Wait
 
 T = TypeVar("T")
@@ -27,10 +27,12 @@ LEFT_BEHIND_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """An iteration to compute. `claim`: its number in a record, -1 without one."""
+    """An iteration to compute. `claim`: its number in a record, -1 without one. `own_from`: what the replica has asked for before this
+    iteration is no longer its own, unless it is the one to compute."""
 
     iteration: int
     claim: int = -1
+    own_from: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,9 @@ class Desk(Protocol):
     def begin(self, replica: int, stop: bool) -> Work | LegEnd:
         """Waits for what the replica is to do now. `stop`: it asks all to stop."""
 
-    def claim(self, replica: int) -> int:
-        """Waits for its turn to push: the number of its claim, or -1: it came too late, and is to begin another."""
+    def claim(self, replica: int, seen: Sequence[int]) -> int:
+        """Waits for its turn to push: the number of its claim, or -1: it came too late, and is to begin another. `seen`: the versions that it
+        has pulled, by server."""
 
     def done(self, replica: int, done: Done) -> None:
         """All servers have its push; or it has none, since something isn't finite."""
@@ -103,6 +106,7 @@ class Hub:
         self._stopped, self._wrong = False, ""
         self._iterations: list[int] = []  # by claim
         self._replicas: list[int] = []
+        self._seen: list[Sequence[int]] = []
         self._working: dict[int, int] = {}
 
     def start(self, first: int, limit: int, skips: int, skips_in_all: int) -> None:
@@ -110,7 +114,7 @@ class Hub:
         with self._changed:
             self._changed.wait_for(lambda: not self._meeting)  # all have heard how the leg before ended
             self._tickets.leg(first, limit)
-            self._iterations, self._replicas, self._ended, self._end = [], [], set(), None
+            self._iterations, self._replicas, self._seen, self._ended, self._end = [], [], [], set(), None
             self.skips, self.skips_in_all = skips, skips_in_all
             self._changed.notify_all()
 
@@ -131,9 +135,9 @@ class Hub:
                 return self._meet(replica)
             assert isinstance(answer, Begin)
             self._working[replica], self._began[replica] = answer.iteration, self._clock()
-            return Work(answer.iteration)
+            return Work(answer.iteration, own_from=self._tickets.own_from(replica))
 
-    def claim(self, replica: int) -> int:
+    def claim(self, replica: int, seen: Sequence[int]) -> int:
         with self._changed:
             self._came(replica)
             answer = self._until(replica, lambda: self._tickets.claim(replica))
@@ -142,6 +146,7 @@ class Hub:
             assert isinstance(answer, Granted)
             self._iterations.append(self._working[replica])
             self._replicas.append(replica)
+            self._seen.append(seen)
             self._changed.notify_all()
             return answer.number
 
@@ -173,9 +178,15 @@ class Hub:
             self._error = error
             self._changed.notify_all()
 
-    def noted(self) -> tuple[list[int], list[int]]:
-        """(iterations, replicas) of the leg's claims."""
-        return self._iterations, self._replicas
+    def noted(self, first: int, end: LegEnd, arrived: Sequence[Arrived]) -> Leg:
+        """The leg from iteration `first` to its `end`, of which each server has applied what `arrived` says."""
+        applied = {claim for one in arrived for claim in one.order}
+        servers = []
+        for s, one in enumerate(arrived):
+            missed = tuple((claim, self._seen[claim][s]) for claim in sorted(applied.difference(one.order)))
+            servers.append(replace(one, missed=missed))
+        claims = tuple(self._iterations), tuple(self._replicas)
+        return Leg(first, end.iter, *claims, tuple(servers), end.skips, end.skips_in_all)
 
     def _cut(self) -> None:
         self._stopped = self._stopped or not self._wrong
@@ -262,9 +273,9 @@ class Replay:
         self._claims: dict[int, int] = {}
         self._error: BaseException | None = None
         self._left, self._stopped = 0, False
+        self._top = 0  # no claim of the leg from here on was begun
         self._ended: set[int] = set()
         self._meeting = 0  # threads that wait for the others at the end of a leg
-        self._top = -1  # the last claim of the leg that was begun
         self._now: Leg | None = None
         self.skips = self.skips_in_all = 0
 
@@ -276,9 +287,9 @@ class Replay:
     def start(self, first: int, limit: int, skips: int, skips_in_all: int) -> None:
         with self._changed:
             self._changed.wait_for(lambda: not self._meeting)
-            self._now, self._top = self._legs[first], -1
+            self._now = self._legs[first]
             assert limit == self._now.last
-            self._left, self._ended = len(self._applied(self._now)), set()
+            self._left, self._ended, self._top = len(self._applied(self._now)), set(), 0
             self.skips, self.skips_in_all = skips, skips_in_all
             self._changed.notify_all()
 
@@ -297,19 +308,11 @@ class Replay:
             self._changed.notify_all()
             leg = self._now
             assert leg is not None
-            mine = self._asked.setdefault(replica, deque())
-
-            def known() -> bool:
-                # The loader may be slower, and nobody else takes what it asks for.
-                return bool(mine or self._error or self._stopped) or not self._all or self._all[0][0] != leg.first
-
-            self._changed.wait_for(known)
             if self._error is not None:
                 raise self._error
-            # Those that have begun wait for the pushes of all claims before theirs, a stop or not.
-            if mine and mine[0][0] == leg.first and (not self._stopped or mine[0][1] < self._top):
-                _, claim = mine.popleft()
-                self._claims[replica], self._top = claim, max(self._top, claim)
+            claim = self._next(replica, leg)
+            if claim is not None:
+                self._claims[replica], self._top = claim, max(self._top, claim + 1)
                 return Work(leg.iterations[claim], claim)
             return self._meet(replica, leg)
 
@@ -328,18 +331,32 @@ class Replay:
             return LegEnd(leg.first, (), True, "", self.skips, self.skips_in_all)
         return LegEnd(leg.last, (), self._stopped, "", leg.skips, leg.skips_in_all)
 
-    def claim(self, replica: int) -> int:
+    def _next(self, replica: int, leg: Leg) -> int | None:
+        """The claim that `replica` begins: what it has asked for, or, where its loader has not come to ask, what is next. After a stop those
+        before one that was begun, since that one may have to see them."""
+        mine = self._asked.get(replica)
+        source = mine if mine and mine[0][0] == leg.first else self._all
+        if not source or source[0][0] != leg.first or (self._stopped and source[0][1] >= self._top):
+            return None
+        return source.popleft()[1]
+
+    def claim(self, replica: int, seen: Sequence[int]) -> int:
         return self._claims[replica]
 
     def done(self, replica: int, done: Done) -> None:
         with self._changed:
+            if done.wrong:
+                self._error = RanksDiffer(
+                    f"replay: {done.wrong} at iteration {done.iteration}, where the recorded run went on",
+                    "test memory and processor of both machines",
+                )
             self._left -= 1
             self.news.append((done, time.monotonic()))
             self._changed.notify_all()
 
-    def noted(self) -> tuple[list[int], list[int]]:
+    def noted(self, first: int, end: LegEnd, arrived: Sequence[Arrived]) -> Leg:
         assert self._now is not None
-        return list(self._now.iterations), list(self._now.replicas)
+        return self._now
 
     def fail(self, error: BaseException) -> None:
         with self._changed:

@@ -5,7 +5,7 @@ A question is seven numbers, and so is an answer; vectors and texts follow where
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from enum import IntEnum
 from typing import Protocol
@@ -25,6 +25,7 @@ class Wire(Protocol):
 
     def send(self, tensor: Tensor) -> None: ...
     def recv(self, tensor: Tensor) -> None: ...
+    def close(self) -> None: ...
 
 
 class _Op(IntEnum):
@@ -74,14 +75,15 @@ class RemoteDesk:
 
     def begin(self, replica: int, stop: bool) -> Work | LegEnd:
         _say(self._wire, _Op.BEGIN, stop)
-        over, first, second, *_ = map(int, _hear(self._wire))
+        over, first, second, third, *_ = map(int, _hear(self._wire))
         if not over:
-            return Work(first, second)
+            return Work(first, second, third)
         found = json.loads(_hear_text(self._wire, first))
         return LegEnd(**{**found, "gone": tuple(found["gone"])})
 
-    def claim(self, replica: int) -> int:
-        _say(self._wire, _Op.CLAIM)
+    def claim(self, replica: int, seen: Sequence[int]) -> int:
+        _say(self._wire, _Op.CLAIM, len(seen))
+        self._wire.send(torch.tensor(seen, dtype=torch.int64))
         return int(_hear(self._wire)[0])
 
     def done(self, replica: int, done: Done) -> None:
@@ -92,6 +94,7 @@ class RemoteDesk:
         _hear(self._wire)
 
     def leave(self) -> None:
+        """There is nothing more to ask, also for a loader that still reads ahead."""
         with self._asking:
             self._left = True
             _say(self._asks, _Op.LEAVE)
@@ -150,6 +153,8 @@ class Clerk:
             self._lost(self.replica)
         except BaseException as error:
             self._failed(error)
+        finally:  # who still waits for an answer there gets none
+            self._wire.close()
 
     def _answer(self, op: float, *numbers: float) -> bool:
         """Whether there may be more."""
@@ -188,13 +193,15 @@ class Clerk:
             case _Op.BEGIN:
                 answer = desk.begin(replica, bool(numbers[0]))
                 if isinstance(answer, Work):
-                    _say(wire, 0, answer.iteration, answer.claim)
+                    _say(wire, 0, answer.iteration, answer.claim, answer.own_from)
                 else:
                     text = json.dumps(asdict(answer)).encode()
                     _say(wire, 1, len(text))
                     _say_text(wire, text)
             case _Op.CLAIM:
-                _say(wire, desk.claim(replica))
+                seen = torch.zeros(int(numbers[0]), dtype=torch.int64)
+                wire.recv(seen)
+                _say(wire, desk.claim(replica, seen.tolist()))
             case _Op.DONE:
                 iteration, loss, seconds, staleness, size = numbers[:5]
                 wrong = _hear_text(wire, int(size)).decode() if size else ""

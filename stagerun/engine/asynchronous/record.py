@@ -1,8 +1,8 @@
 """The order of arrival in a stage, as snapshots keep it (`train.progress.ARRIVALS`): by it the stage can be trained again to the same bits.
 
 A push is known by its claim: the how manyth of its leg that was granted. Per claim the record has the iteration and the replica; per
-server the claims in the order in which they were applied, and how many updates each was behind: 12 bytes per push and server, at most.
-A push whose replica died half way may be in the order of some servers and not of others.
+server the claims in the order in which they were applied, and how many updates each was behind: 10 bytes per push, and 6 per push and
+server. A push whose replica died half way may be in the order of some servers and not of others: what it had seen of those is kept apart.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,10 +19,12 @@ from stagerun.engine.codec import decode, encode
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """What one server has applied: `order`, the claims; `staleness`, of each the updates that it had not seen."""
+    """What one server has applied: `order`, the claims; `staleness`, of each the updates that it had not seen. `missed`: the claims that
+    others have applied and it has not, each with the version of its weights that was pulled."""
 
     order: Sequence[int] = ()
     staleness: Sequence[int] = ()
+    missed: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +67,14 @@ class Record:
 
     def encoded(self) -> bytes:
         if self._kept < len(self.legs):  # of a million pushes, all of them anew would take a second at each boundary
-            new = _tensors(self.legs[self._kept :])
-            self._encoded = {k: torch.cat([self._encoded[k], t]) if self._encoded else t for k, t in new.items()}
-            self._kept = len(self.legs)
-        return encode(self._encoded or _tensors([]))
+            new = _tensors(self.legs[self._kept :], self._kept)
+            joined = {k: torch.cat([self._encoded[k], t]) if k in self._encoded else t for k, t in new.items()}
+            self._encoded, self._kept = self._encoded | joined, len(self.legs)
+        return encode(self._encoded or _tensors([], 0))
 
 
-def _tensors(legs: Sequence[Leg]) -> dict[str, Tensor]:
+def _tensors(legs: Sequence[Leg], first: int) -> dict[str, Tensor]:
+    """Of the legs from number `first` on."""
     lengths = [len(leg.iterations) for leg in legs]
     heads = [[g.first, g.last, n, g.skips, g.skips_in_all] for g, n in zip(legs, lengths, strict=True)]
     found = {
@@ -84,6 +87,9 @@ def _tensors(legs: Sequence[Leg]) -> dict[str, Tensor]:
         found[f"{s}/pushes"] = torch.tensor([len(one.order) for one in own], dtype=torch.int64)
         found[f"{s}/order"] = _joined([one.order for one in own], torch.int32)
         found[f"{s}/staleness"] = _joined([one.staleness for one in own], torch.int16)
+        missed = [(k, *one) for k, arrived in enumerate(own, first) for one in arrived.missed]
+        if missed:
+            found[f"{s}/missed"] = torch.tensor(missed, dtype=torch.int64)  # leg, claim, version
     return found
 
 
@@ -94,7 +100,9 @@ def _joined(parts: Sequence[Sequence[int]], dtype: torch.dtype) -> Tensor:
 def record_of(data: bytes) -> Record:
     """ValueError if it is none, or one that no run can have written."""
     found = {name: tensor.numpy() for name, tensor in decode(data).items()}
-    if any(a.dtype.kind != "i" or a.ndim != 1 + (name == "legs") for name, a in found.items()):
+    if any(
+        a.dtype.kind != "i" or a.ndim != 1 + (name == "legs" or name.endswith("/missed")) for name, a in found.items()
+    ):
         raise ValueError("not a record of arrivals: it has other tensors than a record")
     try:
         record = _legs(found)
@@ -116,12 +124,14 @@ def _legs(found: Mapping[str, NDArray[np.generic]]) -> Record:
     pushes = [found[f"{s}/pushes"].tolist() for s in range(servers)]
     order = [found[f"{s}/order"].tolist() for s in range(servers)]
     staleness = [found[f"{s}/staleness"].tolist() for s in range(servers)]
+    lost = [found[f"{s}/missed"].tolist() if f"{s}/missed" in found else [] for s in range(servers)]
     legs, at = [], [0] * servers
     for k, (first, last, n, skips, skips_in_all) in enumerate(heads):
         mine = []
         for s in range(servers):
             part = slice(at[s], at[s] + pushes[s][k])
-            mine.append(Arrived(tuple(order[s][part]), tuple(staleness[s][part])))
+            missed = tuple((claim, version) for leg, claim, version in lost[s] if leg == k)
+            mine.append(Arrived(tuple(order[s][part]), tuple(staleness[s][part]), missed))
             at[s] = part.stop
         part = slice(ends[k] - n, ends[k])
         legs.append(Leg(first, last, tuple(iterations[part]), tuple(replicas[part]), tuple(mine), skips, skips_in_all))
@@ -140,6 +150,8 @@ def _sound(leg: Leg) -> bool:
             and len(set(one.order)) == len(one.order)
             and all(0 <= claim < claims for claim in one.order)
             and all(0 <= behind <= at for at, behind in enumerate(one.staleness))
+            and all(0 <= claim < claims and 0 <= version <= len(one.order) for claim, version in one.missed)
+            and not {claim for claim, _ in one.missed} & set(one.order)
             and _in_time(one)
             for one in leg.servers
         )
@@ -149,6 +161,5 @@ def _sound(leg: Leg) -> bool:
 def _in_time(one: Arrived) -> bool:
     """Whether each claim has seen earlier ones alone: else a replay would wait for ever."""
     latest = list(accumulate(one.order, max, initial=-1))  # of the claims behind each version
-    return all(
-        latest[at - behind] < claim for at, (claim, behind) in enumerate(zip(one.order, one.staleness, strict=True))
-    )
+    seen = [(claim, at - behind) for at, (claim, behind) in enumerate(zip(one.order, one.staleness, strict=True))]
+    return all(latest[version] < claim for claim, version in [*seen, *one.missed])

@@ -59,6 +59,7 @@ class Server:
         self._line = recorded.order if recorded is not None else ()
         self._behind = dict(zip(recorded.order, recorded.staleness, strict=True)) if recorded is not None else {}
         self._sees = {claim: at - self._behind[claim] for at, claim in enumerate(self._line)}
+        self._sees |= dict(recorded.missed) if recorded is not None else {}
         self._wanted = Counter(self._sees.values())
         self._kept: dict[int, Tensor] = {}
 
@@ -98,7 +99,7 @@ class Server:
     def pull(self, claim: int) -> tuple[int, Tensor]:
         """(version, the weights [n]). `claim`: of whom a record says what it sees; -1 without one."""
         with self._changed:
-            if claim not in self._sees:  # without a record; or it died before this server had its push
+            if claim not in self._sees:  # without a record
                 return self.version, self.vector.clone()
             version = self._sees[claim]
             self._changed.wait_for(lambda: self.version >= version or self._error is not None)
@@ -111,7 +112,7 @@ class Server:
             return version, found
 
     def fail(self, error: BaseException) -> None:
-        """Who waits for a version raises it: the push that would make it won't come."""
+        """A push of the record won't come: who waits for it raises this."""
         with self._changed:
             self._error = error
             self._changed.notify_all()
@@ -131,8 +132,8 @@ class Server:
             if not self._recorded:
                 self._apply(push)
                 return self.staleness[-1]
-            if push.claim not in self._sees:
-                return 0
+            if push.claim not in self._behind:
+                return 0  # its replica had died before this server had it
             self._waiting[push.claim] = push
             while self.version < len(self._line) and self._line[self.version] in self._waiting:
                 if self._wanted[self.version]:

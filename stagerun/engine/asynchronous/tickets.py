@@ -89,6 +89,8 @@ class Tickets:
 
     def begin(self, replica: int) -> Begin | Wait | End:
         """What `replica` begins now: what others have left comes first."""
+        if not self.holds(replica):  # it was refused, and had nothing to claim
+            self._begun.pop(replica, None)
         source = self._source(replica)
         if source is None:
             others = tuple(r for r in self._ages(without=replica))
@@ -97,24 +99,35 @@ class Tickets:
         ages = self._ages(without=replica)
         if not self._fits([*ages.values(), age]):
             return Wait(tuple(ages))
-        if source is self._returned:
-            iteration = heapq.heappop(self._returned)
-        else:
-            asked = self._asked[source]  # type: ignore[index]
-            iteration = asked.popleft() if source == replica else _last_before(asked, self.limit)
+        iteration = self._taken(source, replica)
         self._begun[replica] = _Begun(iteration, age)
         self._top = max(self._top, iteration + 1)
         return Begin(iteration)
 
+    def own_from(self, replica: int) -> int:
+        """What `replica` has asked for before this iteration and not begun was given to others."""
+        return min(self._asked.get(replica, ()), default=self.next)
+
     def _source(self, replica: int) -> list[int] | int | None:
-        """Where the next iteration of the leg comes from: what was left, or whose queue it is in. At the end of a leg one takes what another
-        has asked for and not begun."""
+        """Where the next iteration of the leg comes from: what was left, or whose queue it is in; -1: nobody's. At the end of a leg one takes
+        what another has asked for and not begun."""
         if self._returned and self._returned[0] < self.limit:
             return self._returned
         waiting = {r: asked for r, asked in self._asked.items() if asked and min(asked) < self.limit}
         if replica in waiting:
             return replica
+        if self.next < self.limit:  # whoever reads ahead for this one has not come to ask
+            return -1
         return max(waiting, key=lambda r: sum(i < self.limit for i in waiting[r]), default=None)
+
+    def _taken(self, source: list[int] | int, replica: int) -> int:
+        if isinstance(source, list):
+            return heapq.heappop(source)
+        if source < 0:
+            self.next += 1
+            return self.next - 1
+        asked = self._asked[source]
+        return asked.popleft() if source == replica else _last_before(asked, self.limit)
 
     def holds(self, replica: int) -> bool:
         """Whether what it has begun is still its own."""

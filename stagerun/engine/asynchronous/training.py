@@ -22,9 +22,9 @@ from stagerun.base.recipe import Determinism, OnNan, Solver
 from stagerun.comm import Comm, SoloComm, make_reducer
 from stagerun.comm.group import AGAIN
 from stagerun.comm.line import line
-from stagerun.engine.asynchronous.hub import Desk, Done, Hub, LegEnd, Replay
+from stagerun.engine.asynchronous.hub import Desk, Done, Hub, LegEnd, Replay, Work
 from stagerun.engine.asynchronous.lines import Clerk, RemoteDesk, RemoteServer
-from stagerun.engine.asynchronous.record import Arrived, Leg, Record
+from stagerun.engine.asynchronous.record import Arrived, Record
 from stagerun.engine.asynchronous.servers import Push, Server
 from stagerun.engine.asynchronous.shards import Shards, needs_whole
 from stagerun.engine.asynchronous.tickets import Tickets
@@ -67,6 +67,7 @@ class Asynchronous:
         self.reducer = make_reducer(determinism, parameters, SoloComm(), loop.arithmetic.logical_workers)
         self.own: dict[int, Server] = {}  # of the present leg
         self.hub = self._hub(solver.sync.max_staleness or 1) if self.rank == 0 else None
+        self.error: BaseException | None = None  # of a thread that serves
         self.asked: deque[int] = deque()  # by the loader, and not begun
         self._connect()
 
@@ -109,11 +110,8 @@ class Asynchronous:
         ]
 
     def _lost(self, replica: int) -> None:
-        if self.recorded is not None:
-            for server in list(self.own.values()):
-                server.fail(
-                    PeerError(f"worker {self.workers[replica]} is gone, and nobody else replays its pushes", AGAIN)
-                )
+        if self.recorded is not None:  # what it was to push may be waited for
+            self._fail_servers(PeerError(f"worker {self.workers[replica]} is gone", AGAIN))
         if self.hub is None:
             return
         if replica in self.hosts:
@@ -123,9 +121,14 @@ class Asynchronous:
             self.hub.lost(replica)
 
     def _failed(self, error: BaseException) -> None:
-        if self.hub is None:
-            raise error
-        self.hub.fail(error)
+        self.error = error
+        self._fail_servers(error)
+        if self.hub is not None:
+            self.hub.fail(error)
+
+    def _fail_servers(self, error: BaseException) -> None:
+        for server in list(self.own.values()):
+            server.fail(error)
 
     # -- images
 
@@ -141,14 +144,15 @@ class Asynchronous:
         for worker in self.loop.run:
             yield start + worker * device_batch_size, device_batch_size
 
-    def _batches(self, iteration: int, batches: Iterator[Batch], read: Batches) -> list[Batch]:
-        """Those of an iteration: what was read ahead, but for what was given to others meanwhile; or read now."""
-        if iteration not in self.asked:
-            return read(iteration)
-        while True:
-            found = [next(batches) for _ in self.loop.run]
-            if self.asked.popleft() == iteration:
-                return found
+    def _batches(self, work: Work, batches: Iterator[Batch], read: Batches) -> list[Batch]:
+        """Those of an iteration: what was read ahead, or read now. What was given to others is thrown away, so that the loader comes to ask
+        for more."""
+        found = None
+        while self.asked and (self.asked[0] < work.own_from or (found is None and work.iteration in self.asked)):
+            pieces = [next(batches) for _ in self.loop.run]
+            if self.asked.popleft() == work.iteration:
+                found = pieces
+        return read(work.iteration) if found is None else found
 
     # -- the loop
 
@@ -185,11 +189,13 @@ class Asynchronous:
         assert desk is not None
         self._open(limit)
         while True:
+            if self.error is not None:
+                raise self.error
             with self._waiting():
                 work = desk.begin(self.rank, stop())
             if isinstance(work, LegEnd):
                 break
-            pieces = self._batches(work.iteration, batches, read)
+            pieces = self._batches(work, batches, read)
             own = self._iterate(work.iteration, work.claim, pieces)
             if own is not None and self.hub is None:
                 yield self._event(own, own.seconds)
@@ -239,7 +245,7 @@ class Asynchronous:
             return done
         clip_summed(found, how)
         with self._waiting():
-            claim = desk.claim(self.rank)
+            claim = desk.claim(self.rank, seen)
         if claim < 0:
             return None
         staleness = self._push(claim, iteration, seen, found)
@@ -295,10 +301,7 @@ class Asynchronous:
             for s, host in enumerate(self.hosts)
         ]
         if self.hub is not None:
-            iterations, replicas = self.hub.noted()
-            servers = tuple(_heard(one) for one in said)
-            leg = Leg(first, end.iter, tuple(iterations), tuple(replicas), servers, end.skips, end.skips_in_all)
-            self.record.legs.append(leg)
+            self.record.legs.append(self.hub.noted(first, end, [_heard(one) for one in said]))
             state.arrivals = self.record.encoded()
 
     def _without(self, gone: tuple[int, ...]) -> Iterator[Note]:
