@@ -160,7 +160,7 @@ class Hub:
             self.news.append((done, self._clock()))
             if done.wrong:
                 self.skips, self.skips_in_all = self.skips + 1, self.skips_in_all + 1
-                if self.skips > self._most:
+                if self.skips > self._most and not self._wrong:
                     self._wrong = self._explained(done, self.skips)
                     self._cut()
             else:

@@ -29,7 +29,7 @@ from stagerun.engine.asynchronous.servers import Push, Server
 from stagerun.engine.asynchronous.shards import Shards, needs_whole
 from stagerun.engine.asynchronous.tickets import Tickets
 from stagerun.engine.images import Batch
-from stagerun.engine.loop import NOT_FINITE_HINT, StageLoop, diverged, failed, iterated, whats_due
+from stagerun.engine.loop import NOT_FINITE_HINT, StageLoop, all_skipped, diverged, failed, iterated, whats_due
 from stagerun.engine.state import TrainState
 from stagerun.engine.update import Outcome, Summed, clip_summed, not_finite, summed, too_fast
 from stagerun.schedule.sync import boundaries
@@ -167,6 +167,9 @@ class Asynchronous:
             if ended.wrong:
                 self._leave()
                 raise Diverged(ended.wrong, NOT_FINITE_HINT)
+            if state.iter == loop.max_iter and state.skips_in_all >= state.iter and not loop.is_piece:
+                self._leave()
+                raise all_skipped(loop.stage, state.iter)  # before a stop, which would save it as finished
             if ended.stopped:
                 self._leave()
                 yield Stopped(stage=loop.stage, iter=state.iter, reason="asked to stop")
