@@ -1,0 +1,261 @@
+"""A stage with `sync_param { method: ASYNC }` in threads of one process: replicas with networks of their own, and lines that are queues."""
+
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from engine_help import CPU, SOLVER, Batch, ConvNet, ThreadComm, Threads, arithmetic, cut, dataset, tensors
+from torch import Tensor, nn
+
+from stagerun.base.errors import PeerError
+from stagerun.base.events import Event
+from stagerun.base.knobs import Knobs
+from stagerun.base.recipe import Determinism, Solver, Sync, SyncMethod
+from stagerun.comm import SoloComm
+from stagerun.engine.asynchronous import training
+from stagerun.engine.asynchronous.record import Record
+from stagerun.engine.asynchronous.training import Asynchronous
+from stagerun.engine.feed import Ahead
+from stagerun.engine.loop import StageLoop
+from stagerun.engine.state import TrainState, make_state
+
+LONG_S = 20.0
+ITERATIONS, SNAPSHOT = 24, 10
+
+
+class Killed(BaseException):
+    """What a replica meets in the place of SIGKILL."""
+
+
+class Wire:
+    """One end of a line. What was sent before the other end is gone still arrives."""
+
+    def __init__(self, out: "queue.Queue[Tensor]", into: "queue.Queue[Tensor]", gone: threading.Event) -> None:
+        self.out, self.into, self.gone = out, into, gone
+
+    def send(self, tensor: Tensor) -> None:
+        if self.gone.is_set():
+            raise PeerError("lost the other end")
+        self.out.put(tensor.detach().clone())
+
+    def recv(self, tensor: Tensor) -> None:
+        end = time.monotonic() + LONG_S
+        while True:
+            try:
+                found = self.into.get(timeout=0.01)
+            except queue.Empty:
+                if self.gone.is_set():
+                    raise PeerError("lost the other end") from None
+                assert time.monotonic() < end, "nothing came"
+                continue
+            assert found.shape == tensor.shape and found.dtype == tensor.dtype
+            tensor.copy_(found)
+            return
+
+    def close(self) -> None:
+        self.gone.set()
+
+
+def wires() -> tuple[Wire, Wire]:
+    a: queue.Queue[Tensor] = queue.Queue()
+    b: queue.Queue[Tensor] = queue.Queue()
+    gone = threading.Event()
+    return Wire(a, b, gone), Wire(b, a, gone)
+
+
+class NoTurn:
+    """All threads run at a time."""
+
+    def acquire(self) -> None: ...
+    def release(self) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+class Job(Threads):
+    def __init__(self, size: int) -> None:
+        super().__init__(size, NoTurn())
+        self.lock = threading.Lock()
+        self.lines: dict[tuple[str, tuple[int, int]], tuple[Wire, Wire]] = {}
+        self.dead: set[int] = set()
+
+    def line(self, comm: "JobComm", peer: int, name: str) -> Wire:
+        own, other = comm.workers[comm.rank], comm.workers[peer]
+        both = (min(own, other), max(own, other))
+        with self.lock:
+            ends = self.lines.setdefault((name, both), wires())
+        return ends[own > other]
+
+    def kill(self, worker: int) -> None:
+        with self.lock:
+            self.dead.add(worker)
+            for (_, both), (end, _) in self.lines.items():
+                if worker in both:
+                    end.close()
+
+    def of(self, workers: tuple[int, ...]) -> Threads:
+        with self.lock:
+            return self.parts.setdefault(workers, Threads(len(workers), NoTurn()))
+
+
+class JobComm(ThreadComm):
+    def __init__(self, rank: int, job: Job) -> None:
+        super().__init__(rank, job)
+        self.job, self.workers = job, list(range(job.size))
+
+    def without(self, gone: Collection[int]) -> None:
+        own = self.workers[self.rank]
+        self.workers = [worker for rank, worker in enumerate(self.workers) if rank not in gone]
+        self.rank, self.size, self.count = self.workers.index(own), len(self.workers), 0
+        self.together = self.job.of(tuple(self.workers))
+
+    def broadcast(self, tensor: Tensor, src: int = 0) -> None:
+        def give(parts: dict[int, Tensor]) -> None:
+            for rank, part in parts.items():
+                if rank != src:
+                    part.copy_(parts[src])
+
+        self._collective(tensor, give)()
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        found: list[bytes] = []
+
+        def hand_out(parts: dict[int, tuple[bytes, list[bytes]]]) -> None:
+            for _, place in parts.values():
+                place += [parts[rank][0] for rank in range(self.size)]
+
+        self._collective((data, found), hand_out)()
+        return found
+
+    def broadcast_bytes(self, data: bytes | None, src: int = 0) -> bytes:
+        return self.gather_bytes(data or b"")[src]
+
+
+class Uneven(Asynchronous):
+    """Iterations take different times."""
+
+    rnd: random.Random
+
+    def _summed(self, iteration: int, pieces: list[Batch]) -> Any:
+        time.sleep(self.rnd.random() * 0.004)
+        return super()._summed(iteration, pieces)  # type: ignore[arg-type]
+
+
+@dataclass
+class Found:
+    """Of one replica; a dead one has none. `record` and what the servers did are known on rank 0."""
+
+    state: TrainState
+    events: list[Event]
+    record: Record
+    comm: Any
+
+    def tensors(self) -> dict[str, Tensor]:
+        return tensors(self.state)
+
+    def of(self, kind: type) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+@dataclass
+class Stage:
+    """`make` gives a network with the stage's first weights. `prepare` is called for each replica before it begins; `stop` with the events
+    so far of a rank."""
+
+    servers: int = 1
+    max_staleness: int = 3
+    solver: Solver = SOLVER
+    make: Callable[[], nn.Module] = ConvNet
+    loop: dict[str, Any] = field(default_factory=dict)
+    data: Batch = field(default_factory=lambda: dataset(8 * ITERATIONS))
+    prepare: Callable[[Asynchronous], None] = lambda pushing: None
+    stop: Callable[[int, list[Event]], bool] = lambda rank, events: False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        sync = Sync(method=SyncMethod.ASYNC, replicas=8, max_staleness=self.max_staleness, servers=self.servers)
+        self.solver = replace(self.solver, sync=sync, max_iter=ITERATIONS, snapshot=SNAPSHOT)
+
+    def stage_loop(self) -> StageLoop:
+        loop = StageLoop(
+            stage="main",
+            max_iter=ITERATIONS,
+            batch_size=8,
+            epoch_images=8 * ITERATIONS,
+            start_position=0,
+            run=range(4),
+            knobs=lambda i: Knobs(0.05 / (i + 1), 0.9 - 0.01 * i, 0.001 * i),
+            snapshot=SNAPSHOT,
+            test_interval=0,
+            arithmetic=arithmetic(self.solver),
+        )
+        return replace(loop, **self.loop)
+
+    def batches(self, places: Iterator[tuple[int, int]]) -> Iterator[Batch]:
+        for position, count in places:
+            yield cut(self.data, position, position + count)
+
+    def work(self, comm: Any, state: TrainState, record: Record, recorded: Record | None) -> Found:
+        loop = self.stage_loop()
+        pushing = Uneven(loop, state, self.solver, Determinism.FIXED, comm, record, recorded)
+        pushing.rnd = random.Random(100 * self.seed + comm.rank)
+        self.prepare(pushing)
+        events: list[Event] = []
+
+        def read(iteration: int) -> list[Batch]:
+            return list(self.batches(pushing.places(iteration, 2)))
+
+        with Ahead(self.batches(pushing.requests(2))) as batches:
+            for event in pushing.train(batches, read, lambda: self.stop(comm.rank, events)):
+                events.append(event)
+        return Found(state, events, pushing.record, comm)
+
+    def run(
+        self,
+        replicas: int,
+        *,
+        recorded: Record | None = None,
+        state: Callable[[], TrainState] | None = None,
+        record: Record | None = None,
+    ) -> list[Found | None]:
+        """What each replica has at the end; None of one that was killed. `state`: what each begins with, and `record` up to there."""
+        torch.set_num_threads(1)
+        job = Job(replicas)
+
+        def begun() -> TrainState:
+            return make_state(self.make(), self.solver, CPU) if state is None else state()
+
+        begins = [begun() for _ in range(replicas)]  # torch's random state is one for all
+
+        def one(comm: ThreadComm) -> Found | None:
+            own = JobComm(comm.rank, job) if replicas > 1 else SoloComm()
+            own_record = Record(list(record.legs)) if record is not None else Record()
+            try:
+                return self.work(own, begins[comm.rank], own_record, recorded)
+            except Killed:
+                job.kill(comm.rank)
+                return None
+
+        with lines_of(job):
+            return job.run(one)
+
+    def replay(self, recorded: Record, replicas: int, **rest: Any) -> list[Found | None]:
+        return replace(self, seed=self.seed + 7, prepare=lambda pushing: None).run(replicas, recorded=recorded, **rest)
+
+
+@contextmanager
+def lines_of(job: Job) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "line", lambda comm, peer, name: job.line(comm, peer, name))
+        yield
+
+
+def survivors(found: Sequence[Found | None]) -> list[Found]:
+    return [one for one in found if one is not None]

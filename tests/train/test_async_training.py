@@ -1,0 +1,355 @@
+"""Stages with `sync_param { method: ASYNC }` as a whole, replicas in threads: a run and the replay of its record have the same bits, whatever
+happened; and one replica alone has those of plain training."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from async_help import ITERATIONS, SNAPSHOT, Found, Killed, Stage, survivors
+from engine_help import CPU, SOLVER, ConvNet, assert_same, dataset, tensors
+
+from stagerun.base.errors import Diverged, PeerError, RanksDiffer
+from stagerun.base.events import Iterated, Note, NotFinite, SnapshotDue, Stopped
+from stagerun.base.recipe import Determinism, OnNan, Precision
+from stagerun.comm import SoloComm, make_reducer
+from stagerun.engine.asynchronous import hub, shards
+from stagerun.engine.asynchronous.training import Asynchronous
+from stagerun.engine.loop import train
+from stagerun.engine.state import TrainState, make_state
+
+SOLVERS = {
+    "sgd": SOLVER,
+    "float": replace(SOLVER, precision=Precision.FP32),
+    "clipped": replace(SOLVER, clip_gradients=0.5),
+    "adam": replace(SOLVER, type="Adam", momentum2=0.99, delta=1e-8, clip_gradients=0.5),
+    "lars": replace(SOLVER, type="LARS"),
+}
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The larger weights of a small network are split, too."""
+    monkeypatch.setattr(shards, "SPLIT_FROM", 40)
+
+
+def same_everywhere(found: list[Found | None]) -> Found:
+    """All that are left have the same state; rank 0's."""
+    first, *others = survivors(found)
+    for other in others:
+        assert_same(first.tensors(), other.tensors())
+        assert other.state.iter == first.state.iter
+    return first
+
+
+def assert_replays(stage: Stage, run: Found, *replicas: int) -> None:
+    for number in replicas:
+        again = same_everywhere(stage.replay(run.record, number))
+        assert_same(run.tensors(), again.tensors())
+        assert again.record.encoded() == run.record.encoded()
+        assert again.state.iter == run.state.iter
+
+
+def last_of(run: Found, leg: int = -1) -> list[int]:
+    return [len(server.order) for server in run.record.legs[leg].servers]
+
+
+# -- the same bits
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3])
+def test_a_run_and_its_replay_by_any_number_of_replicas(servers: int) -> None:
+    stage = Stage(servers=servers)
+    run = same_everywhere(stage.run(4))
+    assert [(leg.first, leg.last) for leg in run.record.legs] == [(0, 10), (10, 20), (20, 24)]
+    assert 0 < max(run.record.staleness()) <= 3
+    assert_replays(stage, run, 1, 2, 4, 5)
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_every_kind_of_solver(name: str) -> None:
+    stage = Stage(servers=2, solver=SOLVERS[name])
+    assert_replays(stage, same_everywhere(stage.run(3)), 2)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_many_orders(seed: int) -> None:
+    stage = Stage(servers=1 + seed % 3, max_staleness=1 + seed, seed=seed, solver=SOLVERS["float"])
+    run = same_everywhere(stage.run(2 + seed % 4))
+    assert max(run.record.staleness()) <= 1 + seed
+    assert_replays(stage, run, 1 + seed % 5)
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("name", SOLVERS)
+def test_one_replica_alone_is_plain_training(name: str, servers: int) -> None:
+    stage = Stage(servers=servers, solver=SOLVERS[name])
+    (alone,) = survivors(stage.run(1))
+    plain, losses = plainly(stage)
+    assert_same(tensors(plain), alone.tensors())
+    assert [event.loss for event in alone.of(Iterated)] == losses
+    assert {event.staleness for event in alone.of(Iterated)} == {0}
+
+
+def plainly(stage: Stage) -> tuple[TrainState, list[float]]:
+    state, loop = make_state(stage.make(), stage.solver, CPU), stage.stage_loop()
+    parameters = [p.tensor for p in state.solver.parameters]
+    reducer = make_reducer(Determinism.FIXED, parameters, SoloComm(), loop.arithmetic.logical_workers)
+    places = ((8 * i + 2 * worker, 2) for i in range(ITERATIONS) for worker in range(4))
+    events = list(train(loop, state, stage.batches(places), reducer, lambda: False))
+    return state, [event.loss for event in events if isinstance(event, Iterated)]
+
+
+# -- what is told
+
+
+def test_rank_0_tells_of_each_iteration_once_and_all_of_boundaries() -> None:
+    found = survivors(Stage(servers=2).run(3))
+    told = found[0].of(Iterated)
+    assert [event.iter for event in told] == list(range(1, ITERATIONS + 1))
+    assert sorted(event.staleness for event in told) == sorted(found[0].record.staleness())
+    assert sorted(event.replica for event in told) == sorted(r for leg in found[0].record.legs for r in leg.replicas)
+    for one in found:
+        assert [event.iter for event in one.of(SnapshotDue)] == [SNAPSHOT, 2 * SNAPSHOT]
+    rates = {event.lr for event in told}
+    assert rates == {0.05 / (i + 1) for i in range(ITERATIONS)}, "each iteration at its own rate"
+
+
+# -- stops and resumes
+
+
+def resumed(run: Found, stage: Stage) -> Callable[[], TrainState]:
+    """What a snapshot of it gives back."""
+
+    def make() -> TrainState:
+        state = make_state(stage.make(), stage.solver, CPU)
+        state.model.load_state_dict({k: v.clone() for k, v in run.state.model.state_dict().items()})
+        for slot, kept in run.state.solver.history.items():
+            for name, tensor in kept.items():
+                state.solver.history[slot][name].copy_(tensor)
+        state.iter, state.skips, state.skips_in_all = run.state.iter, run.state.skips, run.state.skips_in_all
+        return state
+
+    return make
+
+
+@pytest.mark.parametrize("who", [0, 2])
+def test_a_stop_ends_a_leg_and_the_whole_can_be_replayed(who: int) -> None:
+    stage = Stage(servers=2, solver=SOLVERS["adam"])
+    stops = replace(stage, stop=lambda rank, events: rank == who and len(events) >= 5)
+    run = same_everywhere(stops.run(3))
+    assert isinstance(run.events[-1], Stopped) and 5 <= run.state.iter < ITERATIONS
+    assert run.record.last == run.state.iter == sum(last_of(run, leg)[0] for leg in range(len(run.record.legs)))
+    assert_replays(stage, run, 1, 3)
+    rest = same_everywhere(stage.run(4, state=resumed(run, stage), record=run.record))
+    assert rest.record.legs[: len(run.record.legs)] == run.record.legs and rest.record.last == ITERATIONS
+    assert_replays(stage, rest, 1, 2)
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_a_replay_that_is_stopped_goes_back_to_the_last_boundary(replicas: int) -> None:
+    stage = Stage(servers=2, max_staleness=5)
+    run = same_everywhere(stage.run(5))
+    stops = replace(
+        stage, stop=lambda rank, events: len([e for e in events if isinstance(e, Iterated)]) >= 13 // replicas
+    )
+    for seed in range(4):
+        half = same_everywhere(replace(stops, seed=seed).run(replicas, recorded=run.record))
+        assert half.state.iter in (0, SNAPSHOT, 2 * SNAPSHOT)
+        assert isinstance(half.events[-1], Stopped)
+        rest = stage.replay(run.record, 3, state=resumed(half, stage), record=half.record)
+        assert_same(run.tensors(), same_everywhere(rest).tensors())
+
+
+# -- deaths
+
+
+def kills(rank: int, at: Callable[[Asynchronous], None]) -> Callable[[Asynchronous], None]:
+    def prepare(pushing: Asynchronous) -> None:
+        if pushing.comm.rank == rank:
+            at(pushing)
+
+    return prepare
+
+
+def before(obj: Any, name: str, number: int) -> None:
+    """The process dies before the `number`-th call of a method, from 0."""
+    honest, calls = getattr(obj, name), [0]
+
+    def call(*arguments: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == number + 1:
+            raise Killed
+        return honest(*arguments)
+
+    setattr(obj, name, call)
+
+
+def in_the_second_leg(pushing: Asynchronous) -> None:
+    honest = pushing._iterate
+
+    def call(*arguments: Any) -> Any:
+        if pushing.state.iter:
+            raise Killed
+        return honest(*arguments)
+
+    pushing._iterate = call  # type: ignore[method-assign]
+
+
+MOMENTS = {
+    "before it begins": lambda pushing: before(pushing.desk, "begin", 1),
+    "before a pull": lambda pushing: before(pushing.remote[1], "pull", 0),
+    "before a claim": lambda pushing: before(pushing.desk, "claim", 0),
+    "before a push": lambda pushing: before(pushing.remote[0], "push", 0),
+    "between two pushes": lambda pushing: before(pushing.remote[1], "push", 0),
+    "before it has said that it is done": lambda pushing: before(pushing.desk, "done", 0),
+    "in the second leg": in_the_second_leg,
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_the_others_do_what_a_dead_one_had_and_its_record_replays(moment: str) -> None:
+    stage = Stage(servers=2, max_staleness=4)
+    run = same_everywhere(replace(stage, prepare=kills(3, MOMENTS[moment])).run(4))
+    assert run.comm.workers == [0, 1, 2] and run.state.iter == ITERATIONS
+    (note,) = run.of(Note)
+    assert note.text == "lost worker 3; the other 3 go on, and do its iterations" and note.warning
+    assert [event.iter for event in run.of(Iterated)] == list(range(1, ITERATIONS + 1))
+    assert_replays(stage, run, 1, 2, 4)
+    if moment == "between two pushes":
+        (missed,) = [leg.servers[1].missed for leg in run.record.legs if leg.servers[1].missed]
+        assert len(missed) == 1
+
+
+@pytest.mark.parametrize("slot", ["push", "pull"])
+def test_two_die(slot: str) -> None:
+    def prepare(pushing: Asynchronous) -> None:
+        if pushing.comm.rank in (1, 3):
+            before(pushing.remote[0], slot, pushing.comm.rank // 3)
+
+    stage = Stage(servers=1, max_staleness=4)
+    run = same_everywhere(replace(stage, prepare=prepare).run(4))
+    assert run.comm.workers == [0, 2] and run.state.iter == ITERATIONS
+    assert_replays(stage, run, 3)
+
+
+def test_where_one_that_serves_dies_all_end() -> None:
+    stage = Stage(servers=2, prepare=kills(1, lambda pushing: before(pushing, "_summed", 3)))
+    with pytest.raises(PeerError):
+        stage.run(3)
+
+
+def test_where_a_replay_loses_one_all_end_and_none_waits_for_what_it_had() -> None:
+    stage = Stage(servers=2, max_staleness=5)
+    run = same_everywhere(stage.run(5))
+    for number in range(4):
+        dying = replace(stage, prepare=kills(2, lambda pushing, n=number: before(pushing.remote[0], "push", n)))
+        with pytest.raises(PeerError):
+            dying.run(3, recorded=run.record)
+
+
+# -- one that stays away
+
+
+def test_one_that_stays_away_computes_its_iteration_again_and_holds_no_one_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "LEAST_PATIENCE_S", 0.05)
+
+    def sleepy(pushing: Asynchronous) -> None:
+        honest, calls = pushing.desk.claim, [0]  # type: ignore[union-attr]
+
+        def claim(replica: int, seen: list[int]) -> int:
+            calls[0] += 1
+            if calls[0] == 2:
+                time.sleep(1)
+            answers.append(honest(replica, seen))
+            return answers[-1]
+
+        pushing.desk.claim = claim  # type: ignore[union-attr, method-assign]
+
+    answers: list[int] = []
+    stage = Stage(max_staleness=3)
+    run = same_everywhere(replace(stage, prepare=kills(2, sleepy)).run(3))
+    assert answers[1] == -1, "it was refused"
+    assert run.record.legs[0].replicas.count(2) <= 2 and run.state.iter == ITERATIONS
+    assert max(run.record.staleness()) <= 3
+    assert_replays(stage, run, 2)
+
+
+# -- what is not finite
+
+
+class Poison(ConvNet):
+    """Its loss is not finite where all pixels of an image are 255."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = super().forward(x)
+        bad = (x > 1.54).flatten(1).all(1)
+        return found + torch.where(bad, float("nan"), 0.0)[:, None]
+
+
+def with_bad(*iterations: int) -> Any:
+    data = dataset(8 * ITERATIONS)
+    images = np.array(data.images)
+    for i in iterations:
+        images[8 * i + 3] = 255
+    return replace(data, images=images)
+
+
+def skipping(*iterations: int, **changes: Any) -> Stage:
+    loop = {"on_nan": OnNan.SKIP, "max_nan": 2, **changes}
+    return Stage(servers=2, make=Poison, data=with_bad(*iterations), loop=loop)
+
+
+def test_what_is_not_finite_is_skipped_as_in_plain_training() -> None:
+    stage = skipping(4, 5, 13)
+    (alone,) = survivors(stage.run(1))
+    plain, _ = plainly(stage)
+    assert_same(tensors(plain), alone.tensors())
+    assert (alone.state.skips, alone.state.skips_in_all) == (plain.skips, plain.skips_in_all) == (0, 3)
+    assert [event.iter for event in alone.of(NotFinite)] == [4, 5, 13]
+
+
+def test_skipped_iterations_count_and_replays_leave_them_out() -> None:
+    stage = skipping(4, 13, 23)
+    run = same_everywhere(stage.run(3))
+    assert sorted(event.iter for event in run.of(NotFinite)) == [4, 13, 23]
+    assert run.state.iter == ITERATIONS and run.state.skips_in_all == 3
+    assert sum(last_of(run, leg)[0] for leg in range(3)) == ITERATIONS - 3
+    assert_replays(stage, run, 1, 3)
+    again = same_everywhere(stage.replay(run.record, 2))
+    assert (again.state.skips, again.state.skips_in_all) == (run.state.skips, 3)
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_too_many_end_the_stage_on_all_ranks_and_say_why(replicas: int) -> None:
+    with pytest.raises(
+        Diverged, match=r"the loss is nan at iteration \d+, .*so it was in the 2 before it, which were skipped"
+    ):
+        skipping(*range(4, 12)).run(replicas)
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_where_nothing_is_skipped_the_first_ends_the_stage(replicas: int) -> None:
+    stage = skipping(6, on_nan=OnNan.STOP)
+    with pytest.raises(Diverged, match=r"the loss is nan at iteration 6, learning rate 0\.00714"):
+        stage.run(replicas)
+
+
+def test_a_stage_of_which_every_iteration_was_skipped_has_not_trained() -> None:
+    stage = skipping(*range(ITERATIONS), max_nan=100)
+    with pytest.raises(Diverged, match="all 24 iterations of stage `main` were skipped"):
+        plainly(stage)
+    with pytest.raises(Diverged, match="all 24 iterations of stage `main` were skipped"):
+        stage.run(2)
+
+
+def test_a_replay_that_meets_what_the_run_did_not_ends() -> None:
+    stage = skipping()
+    run = same_everywhere(stage.run(3))
+    with pytest.raises((RanksDiffer, PeerError), match=r"at iteration 7, where the recorded run went on|gone|lost"):
+        replace(stage, data=with_bad(7)).replay(run.record, 3)
+    with pytest.raises(RanksDiffer, match="replay: the loss is nan at iteration 7, where the recorded run went on"):
+        replace(stage, data=with_bad(7)).replay(run.record, 1)
