@@ -351,5 +351,8 @@ def test_a_replay_that_meets_what_the_run_did_not_ends() -> None:
     run = same_everywhere(stage.run(3))
     with pytest.raises((RanksDiffer, PeerError), match=r"at iteration 7 of stage|gone|lost"):
         replace(stage, data=with_bad(7)).replay(run.record, 3)
-    with pytest.raises(RanksDiffer, match="replay: the loss is nan at iteration 7, where the recorded run went on"):
+    with pytest.raises(
+        RanksDiffer,
+        match="replay: at iteration 7 of stage `main` the loss is nan, and it was pushed in the run that is recorded",
+    ):
         replace(stage, data=with_bad(7)).replay(run.record, 1)
