@@ -8,10 +8,9 @@ server. A push whose replica died half way may be in the order of some servers a
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from stagerun.engine.codec import decode, encode
@@ -99,14 +98,10 @@ def _joined(parts: Sequence[Sequence[int]], dtype: torch.dtype) -> Tensor:
 
 def record_of(data: bytes) -> Record:
     """ValueError if it is none, or one that no run can have written."""
-    found = {name: tensor.numpy() for name, tensor in decode(data).items()}
-    if any(
-        a.dtype.kind != "i" or a.ndim != 1 + (name == "legs" or name.endswith("/missed")) for name, a in found.items()
-    ):
-        raise ValueError("not a record of arrivals: it has other tensors than a record")
+    found = decode(data)
     try:
-        record = _legs(found)
-    except (KeyError, IndexError, TypeError) as error:
+        record = _legs({name: _numbers(name, tensor) for name, tensor in found.items()})
+    except (KeyError, IndexError) as error:
         raise ValueError(f"not a record of arrivals: {error}") from error
     at = 0
     for leg in record.legs:
@@ -116,15 +111,26 @@ def record_of(data: bytes) -> Record:
     return record
 
 
-def _legs(found: Mapping[str, NDArray[np.generic]]) -> Record:
-    heads = found["legs"].tolist()
-    ends = np.cumsum([n for _, _, n, _, _ in heads]).tolist()
-    iterations, replicas = found["iterations"].tolist(), found["replicas"].tolist()
+_ROWS = {"legs": 5, "missed": 3}  # numbers in a row; all else is one number per row
+
+
+def _numbers(name: str, tensor: Tensor) -> list[Any]:
+    width = _ROWS.get(name.rpartition("/")[2])
+    integers = not tensor.is_floating_point() and not tensor.is_complex() and tensor.dtype != torch.bool
+    if not integers or (tensor.shape[1:] != (() if width is None else (width,))) or not tensor.dim():
+        raise ValueError(f"not a record of arrivals: `{name}` is {tensor.dtype} {tuple(tensor.shape)}")
+    return tensor.tolist()
+
+
+def _legs(found: Mapping[str, list[Any]]) -> Record:
+    heads = found["legs"]
+    ends = list(accumulate(n for _, _, n, _, _ in heads))
+    iterations, replicas = found["iterations"], found["replicas"]
     servers = sum(name.endswith("/pushes") for name in found)
-    pushes = [found[f"{s}/pushes"].tolist() for s in range(servers)]
-    order = [found[f"{s}/order"].tolist() for s in range(servers)]
-    staleness = [found[f"{s}/staleness"].tolist() for s in range(servers)]
-    lost = [found[f"{s}/missed"].tolist() if f"{s}/missed" in found else [] for s in range(servers)]
+    pushes = [found[f"{s}/pushes"] for s in range(servers)]
+    order = [found[f"{s}/order"] for s in range(servers)]
+    staleness = [found[f"{s}/staleness"] for s in range(servers)]
+    lost = [found.get(f"{s}/missed", []) for s in range(servers)]
     legs, at = [], [0] * servers
     for k, (first, last, n, skips, skips_in_all) in enumerate(heads):
         mine = []
