@@ -6,6 +6,7 @@ One worker, whose pushes come in their order: what is recorded here is no more t
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +15,22 @@ from nan_help import lives, make_data, make_schedule
 
 from stagerun import store
 from stagerun.base.errors import ExitCode, RanksDiffer, UsageError
-from stagerun.base.events import Event, Iterated, Note, RunFinished, SnapshotWritten, StageFinished, Stopped
+from stagerun.base.events import (
+    Event,
+    Iterated,
+    Note,
+    RunFinished,
+    SnapshotDue,
+    SnapshotWritten,
+    StageFinished,
+    Stopped,
+)
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.cli import main
-from stagerun.engine.codec import encode
+from stagerun.engine.asynchronous.record import record_of
+from stagerun.engine.asynchronous.training import Asynchronous
+from stagerun.engine.loop import StageLoop
+from stagerun.engine.state import TrainState
 from stagerun.language import load
 from stagerun.plan import PlannedStage, State
 from stagerun.train import stage
@@ -30,26 +43,25 @@ STAGES = {"first": "max_iter: 2", "main": ASYNC + "max_iter: 6 snapshot: 2", "af
 DISK = store.LocalDisk()
 
 
-def record(pushes: int) -> bytes:
-    return encode({"order": torch.arange(pushes)})
-
-
 @pytest.fixture(autouse=True)
 def nudged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Keeps a record in place of the engine. After the iterations of `main` that are put into the list, a weight is another."""
+    """After the iterations of `main` that are put into the list, at boundaries, a weight is another."""
     iters: list[int] = []
 
-    def train(loop, state, *rest) -> Iterator[Event]:
-        for event in honest(loop, state, *rest):
-            if loop.stage == "main":
-                state.arrivals = record(state.iter)
-                if state.iter in iters and isinstance(event, Iterated):
-                    with torch.no_grad():
-                        state.model.state_dict()["fc.weight"].view(-1)[0] += 1
-            yield event
+    def nudge(state: TrainState) -> None:
+        if state.iter in iters:
+            with torch.no_grad():
+                state.model.state_dict()["fc.weight"].view(-1)[0] += 1
 
-    honest = stage.train
-    monkeypatch.setattr(stage, "train", train)
+    def train(self: Asynchronous, *rest: Any) -> Iterator[Event]:
+        for event in honest(self, *rest):
+            if isinstance(event, SnapshotDue):
+                nudge(self.state)
+            yield event
+        nudge(self.state)
+
+    honest = Asynchronous.train
+    monkeypatch.setattr(Asynchronous, "train", train)
     return iters
 
 
@@ -76,8 +88,8 @@ def of(events: list[Event], kind: type) -> list[tuple[str, int]]:
 
 def test_a_record_is_in_the_snapshots_of_its_stage_and_not_in_their_identity(tmp_path: Path, folder: Path) -> None:
     lives(folder, tmp_path / "out")
-    found = {p.parent.name: p.read_bytes() for p in (tmp_path / "out").glob(f"snapshots/*/{ARRIVALS}")}
-    assert found == {f"main-{i:08}-a0001": record(i) for i in (2, 4, 6)}
+    found = {p.parent.name: record_of(p.read_bytes()).last for p in (tmp_path / "out").glob(f"snapshots/*/{ARRIVALS}")}
+    assert found == {f"main-{i:08}-a0001": i for i in (2, 4, 6)}
     manifest = json.loads(
         (tmp_path / "out/snapshots/main-00000006-a0001/MANIFEST.json").read_text().rpartition("}")[0] + "}"
     )
@@ -88,14 +100,22 @@ def test_what_goes_on_has_the_record_so_far(tmp_path: Path, folder: Path, monkey
     lives(folder, tmp_path / "out", stop_after=5)
     seen = []
 
-    def train(loop, state, *rest) -> Iterator[Event]:
+    def train(loop: StageLoop, state: TrainState, *rest: Any) -> Iterator[Event]:
         seen.append((loop.stage, state.iter, state.arrivals))
         yield from honest(loop, state, *rest)
 
-    honest = stage.train
+    def pushing(self: Asynchronous, *rest: Any) -> Iterator[Event]:
+        seen.append((self.loop.stage, self.state.iter, record_of(self.state.arrivals).last))
+        yield from asynchronous(self, *rest)
+
+    honest, asynchronous = stage.train, Asynchronous.train
     monkeypatch.setattr(stage, "train", train)
+    monkeypatch.setattr(Asynchronous, "train", pushing)
     lives(folder, tmp_path / "out")
-    assert seen == [("main", 3, record(3)), ("after", 0, None)], "a stage that starts has none of its parent's"
+    assert [name for name, *_ in seen] == ["main", "after"]
+    assert seen[0][1] == seen[0][2] > 0 and seen[1] == ("after", 0, None), (
+        "a stage that starts has none of its parent's"
+    )
 
 
 def test_a_record_that_is_too_long_is_refused_by_its_size(
@@ -165,7 +185,8 @@ def test_a_replay_that_is_stopped_goes_on(tmp_path: Path, folder: Path) -> None:
     stopped = lives(folder, tmp_path / "new", replay=tmp_path / "out", stop_after=5)
     assert isinstance(stopped[-1], Stopped)
     events = lives(folder, tmp_path / "new", replay=tmp_path / "out")
-    assert of(events, Iterated)[0] == ("main", 4) and any("same bits" in text for text in notes(events))
+    assert of(events, Iterated)[0] == ("main", 3), "from the last boundary on"
+    assert any("same bits" in text for text in notes(events))
     assert any("is BIT-EXACT" in text for text in notes(events))
 
 
@@ -176,7 +197,7 @@ def test_the_newest_snapshot_that_is_whole_is_taken(tmp_path: Path, folder: Path
         whole = path.read_bytes()
         path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     found = records_of(tmp_path / "out", load(str(folder)), tmp_path / "new")
-    assert found == {"main": record(2)}
+    assert {name: record_of(data).last for name, data in found.items()} == {"main": 2}
 
 
 # -- mistakes, in the first second

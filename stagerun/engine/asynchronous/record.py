@@ -1,7 +1,7 @@
 """The order of arrival in a stage, as snapshots keep it (`train.progress.ARRIVALS`): by it the stage can be trained again to the same bits.
 
 A push is known by its claim: the how manyth of its leg that was granted. Per claim the record has the iteration and the replica; per
-server the claims in the order in which they were applied, and how many updates each was behind: 10 bytes per push, and 6 per push and
+server the claims in the order in which they were applied, and how many updates each was behind: 10 bytes per push, and 8 per push and
 server. A push whose replica died half way may be in the order of some servers and not of others: what it had seen of those is kept apart.
 """
 
@@ -85,7 +85,7 @@ def _tensors(legs: Sequence[Leg], first: int) -> dict[str, Tensor]:
         own = [leg.servers[s] for leg in legs]
         found[f"{s}/pushes"] = torch.tensor([len(one.order) for one in own], dtype=torch.int64)
         found[f"{s}/order"] = _joined([one.order for one in own], torch.int32)
-        found[f"{s}/staleness"] = _joined([one.staleness for one in own], torch.int16)
+        found[f"{s}/staleness"] = _joined([one.staleness for one in own], torch.int32)
         missed = [(k, *one) for k, arrived in enumerate(own, first) for one in arrived.missed]
         if missed:
             found[f"{s}/missed"] = torch.tensor(missed, dtype=torch.int64)  # leg, claim, version
