@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stagerun.base.errors import DataError, Diverged, ExitCode, UsageError
+from stagerun.base.errors import Diverged, ExitCode
 from stagerun.launch.folder import Report, reports, spare, spared
 from stagerun.system.pulse import Pulse
 
@@ -20,7 +20,7 @@ LEFT_S = 10.0
 def sparing(worker: int, pulse: Pulse, yes: bool = True) -> Iterator[None]:
     """Within it the others go on without this worker if it is gone. `worker`: its rank at the job's start; `yes`: False does nothing.
 
-    Its own error is one that the others go on without, so the mark stays; a loss that is not finite, or bad images, end all."""
+    Its own error is one that the others go on without, so the mark stays; a loss that is not finite ends all."""
     if not yes:
         yield
         return
@@ -28,7 +28,7 @@ def sparing(worker: int, pulse: Pulse, yes: bool = True) -> Iterator[None]:
     pulse.spare(True)
     try:
         yield
-    except (Diverged, DataError, UsageError):  # the others would meet the same
+    except Diverged:
         _unmark(worker, pulse)
         raise
     _unmark(worker, pulse)
