@@ -31,6 +31,8 @@ from stagerun.engine.codec import decode, encode
 from stagerun.engine.parameters import Parameter
 from stagerun.engine.solvers import WeightUpdate, make_update
 
+pytestmark = pytest.mark.long
+
 # -- the record
 
 

@@ -21,6 +21,8 @@ from stagerun.engine.asynchronous.training import Asynchronous
 from stagerun.engine.loop import train
 from stagerun.engine.state import TrainState, make_state
 
+pytestmark = pytest.mark.long
+
 SOLVERS = {
     "sgd": SOLVER,
     "float": replace(SOLVER, precision=Precision.FP32),

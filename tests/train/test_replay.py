@@ -38,6 +38,8 @@ from stagerun.train.environment import promise
 from stagerun.train.progress import ARRIVALS
 from stagerun.train.replay import records, records_of
 
+pytestmark = pytest.mark.long
+
 ASYNC = "sync_param { method: ASYNC replicas: 2 max_staleness: 2 } "
 STAGES = {"first": "max_iter: 2", "main": ASYNC + "max_iter: 6 snapshot: 2", "after": "max_iter: 2"}
 DISK = store.LocalDisk()
