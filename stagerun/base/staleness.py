@@ -61,7 +61,7 @@ class Staleness:
 
 
 def staleness_of(pushes: Iterable[tuple[int | None, int | None]]) -> Staleness | None:
-    """Of (staleness, replica) of each push; None where none says either."""
+    """What (staleness, replica) of each push come to; None where none says either."""
     found: dict[int, Counter[int]] = {}
     for stale, replica in pushes:
         if stale is not None and replica is not None:

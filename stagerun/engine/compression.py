@@ -140,7 +140,7 @@ def _compressed(
     kept: Kept | None,
     jobs: Jobs | None = None,
 ) -> CompressedReducer:
-    """Of the senders `runs` of each rank; each of those is a logical worker, or whatever `each` is."""
+    """The reducer for the senders `runs` of each rank; each of those is a logical worker, or whatever `each` is."""
     tensors, rules = {p.name: p.tensor for p in state.solver.parameters}, rules_of(state, how)
     together = sum(rule == how for rule in rules.values()) if how.scope is Scope.ENTIRE_MODEL else 0
     everything = sum(tensors[name].numel() for name, rule in rules.items() if rule == how)

@@ -40,7 +40,7 @@ def _unmark(worker: int, pulse: Pulse) -> None:
 
 
 def failed(codes: Mapping[int, int | None], spared: Collection[int]) -> tuple[dict[int, int], dict[int, int]]:
-    """Of the workers that have ended as they shouldn't, by rank: those that the others go on without, and those that are needed. One that
+    """Sorts the workers that have ended as they shouldn't, by rank: those that the others go on without, and those that are needed. One that
     was stopped and has saved is no loss, but the end of all. `codes`: of all workers here, None of one that runs."""
     gone = {rank: code for rank, code in codes.items() if code}
     needed = {rank: code for rank, code in gone.items() if rank not in spared or code == ExitCode.SAVED}

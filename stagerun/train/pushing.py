@@ -39,7 +39,7 @@ def _recorded(run: StageRun) -> bytes:
         most = most_bytes(worker.schedule.model, arrivals=most_arrivals(run.stage.solver, source.iter))
     files = worker.keeper.read(source, most) if source is not None else None
     known = files.get(ARRIVALS) if files is not None else None
-    ends = [leg.last for leg in record_of(known).legs] if known is not None else []
+    ends = [leg.last for leg in _read(run, known).legs] if known is not None else []
     if known is None or planned.until not in ends:
         near = min(ends, key=lambda at: abs(at - (planned.until or 0)), default=None)
         raise ResumeRefused(
@@ -57,19 +57,24 @@ def _recorded(run: StageRun) -> bytes:
 def _record(run: StageRun, state: TrainState, known: bytes | None) -> Record:
     """On rank 0, what the stage has recorded so far, which is the beginning of the record `known` that is replayed. ResumeRefused, UsageError."""
     name = run.stage.name
-    try:
-        record = record_of(state.arrivals) if state.arrivals is not None else Record()
-        recorded = record_of(known) if known is not None else None
-    except ValueError as error:
-        raise ResumeRefused(
-            f"the order of pushes in stage `{name}` can't be read: {error}", "no run has written it"
-        ) from error
+    record = _read(run, state.arrivals) if state.arrivals is not None else Record()
     if record.last != state.iter:
         text = f"the order of pushes in stage `{name}` is known up to iteration {record.last}, and its snapshot is of {state.iter}"
         raise ResumeRefused(text, "take `--redo` for the stage, or another --out")
-    if recorded is not None and recorded.up_to(state.iter).legs != record.legs:
+    if known is not None and _read(run, known).up_to(state.iter).legs != record.legs:
+        if run.is_piece:
+            text = f"snapshots of stage `{name}` have two orders of pushes up to iteration {state.iter}"
+            raise ResumeRefused(text, f"take `--redo {name}`, which trains it anew")
         raise UsageError(
             f"--replay {run.worker.replay}: the replay's own folder has stage `{name}` up to iteration {state.iter}, in another order",
             "name another folder with --out",
         )
     return record
+
+
+def _read(run: StageRun, data: bytes) -> Record:
+    try:
+        return record_of(data)
+    except ValueError as error:
+        text = f"the order of pushes in stage `{run.stage.name}` can't be read: {error}"
+        raise ResumeRefused(text, "no run has written it; take `--redo` for the stage, or another --out") from error

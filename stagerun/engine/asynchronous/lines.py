@@ -102,7 +102,7 @@ class RemoteDesk:
 
 
 class RemoteServer:
-    """Of another rank. `like`: an empty tensor on the device and of the dtype of the weights; `size`: elements of its parts."""
+    """A server of another rank. `like`: an empty tensor on the device and of the dtype of the weights; `size`: elements of its parts."""
 
     def __init__(self, wire: Wire, like: Tensor, size: int) -> None:
         self._wire, self._vector = wire, like.new_empty(size)

@@ -73,7 +73,7 @@ class Record:
 
 
 def _tensors(legs: Sequence[Leg], first: int) -> dict[str, Tensor]:
-    """Of the legs from number `first` on."""
+    """Encodes the legs from number `first` on."""
     lengths = [len(leg.iterations) for leg in legs]
     heads = [[g.first, g.last, n, g.skips, g.skips_in_all] for g, n in zip(legs, lengths, strict=True)]
     found = {

@@ -55,7 +55,7 @@ class _Begun:
 
 @dataclass(slots=True)
 class Tickets:
-    """Of a stage, from iteration `next` to `last`; the present leg ends before iteration `limit`."""
+    """Hands out the iterations of a stage, from `next` to `last`. The present leg ends before iteration `limit`."""
 
     next: int
     last: int

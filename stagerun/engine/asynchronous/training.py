@@ -56,9 +56,8 @@ class Asynchronous:
         self.last = loop.max_iter if recorded is None else min(recorded.last, loop.max_iter)
         self.boundaries = boundaries(solver, loop.branch_points)
         self.rank, self.servers = comm.rank, solver.sync.servers
-        self.hosts = [
-            s % comm.size for s in range(self.servers)
-        ]  # the ranks that serve; of few workers each serves more
+        # The ranks that serve; of few workers each serves more.
+        self.hosts = [s % comm.size for s in range(self.servers)]
         # By rank of `comm`, which changes when one is lost; those of the stage's start go on to be the replicas' names.
         self.names, self.workers = list(range(comm.size)), list(comm.workers)
         self.shards = Shards(state.solver.parameters, self.servers, needs_whole(solver))
@@ -377,7 +376,7 @@ class Asynchronous:
     def _event(self, done: Done, seconds: float) -> Iterated:
         outcome = Outcome(done.loss, False, 0.0)
         event = iterated(self.loop, self.state.iter, outcome, self.loop.knobs(done.iteration), seconds)
-        return replace(event, staleness=done.staleness, replica=done.replica)
+        return replace(event, staleness=done.staleness, replica=self.workers[done.replica])
 
     def _skipped(self, done: Done, seconds: float) -> NotFinite:
         self.state.skips += 1

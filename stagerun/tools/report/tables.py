@@ -83,7 +83,7 @@ _STAGES: Cells = (
 
 
 def _of_dense(run: Run, stage: StageHistory) -> Value:
-    """Of a stage that adds up all gradients as they are, all of it."""
+    """All of it for a stage that adds up all gradients as they are."""
     if stage.trained is None or stage.trained.sent is None:
         return None
     return 1.0 if stage.trained.of_dense is None else stage.trained.of_dense
