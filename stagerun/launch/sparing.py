@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stagerun.base.errors import Diverged, ExitCode
+from stagerun.base.errors import ExitCode
 from stagerun.launch.folder import Report, reports, spare, spared
 from stagerun.system.pulse import Pulse
 
@@ -20,21 +20,13 @@ LEFT_S = 10.0
 def sparing(worker: int, pulse: Pulse, yes: bool = True) -> Iterator[None]:
     """Within it the others go on without this worker if it is gone. `worker`: its rank at the job's start; `yes`: False does nothing.
 
-    Its own error is one that the others go on without, so the mark stays; a loss that is not finite ends all."""
+    Its own error is one that the others go on without, so the mark stays."""
     if not yes:
         yield
         return
     spare(worker, True)
     pulse.spare(True)
-    try:
-        yield
-    except Diverged:
-        _unmark(worker, pulse)
-        raise
-    _unmark(worker, pulse)
-
-
-def _unmark(worker: int, pulse: Pulse) -> None:
+    yield
     pulse.spare(False)
     spare(worker, False)
 

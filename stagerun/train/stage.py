@@ -3,6 +3,7 @@
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from stagerun.base.errors import (
     DataError,
@@ -34,6 +35,7 @@ from stagerun.base.text import count
 from stagerun.comm import Reducer, runs_of
 from stagerun.comm.group import Traffic
 from stagerun.comm.kept import Kept
+from stagerun.engine.asynchronous.training import Asynchronous
 from stagerun.engine.compression import reducer_of
 from stagerun.engine.images import Batch
 from stagerun.engine.loop import StageLoop, train
@@ -124,13 +126,14 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
         alone = parting(solver) if solver.sync is not None and pushing is None else 0
         # A replay goes on with those that it started with.
         spared = pushing is not None and not replays and run.worker.comm.rank not in pushing.hosts
-        with sparing(run.worker.world.rank, pulse, spared), training_batches(run, resident, asked) as fed:
+        with training_batches(run, resident, asked) as fed:
             if pushing is None:
                 events = _events(run, loop, state, beating(fed, pulse), reducer, stop)
             else:
-                events = pushing.train(beating(fed, pulse), read, stop)
+                within = partial(sparing, run.worker.world.rank, pulse, spared)
+                events = pushing.train(beating(fed, pulse), read, stop, within)
             for event in _counting(events, run.worker.comm.traffic, alone):
-                stopped = yield from _handle(run, state, snapshotter, event)
+                stopped = yield from _handle(run, state, snapshotter, event, pushing)
                 if isinstance(event, Iterated) and (items := kept.take()):
                     yield Compressed(stage=event.stage, iter=event.iter, items=items)
                 if stopped:
@@ -281,7 +284,7 @@ def _recall(run: StageRun) -> None:
 
 
 def _handle(
-    run: StageRun, state: TrainState, snapshotter: Snapshotter | None, event: Event
+    run: StageRun, state: TrainState, snapshotter: Snapshotter | None, event: Event, pushing: Asynchronous | None
 ) -> Generator[Event, None, bool]:
     """What is done about an event of the loop. True when the run stops here, with everything saved."""
     stopped, reason = isinstance(event, Stopped), event.reason if isinstance(event, Stopped) else ""
@@ -293,7 +296,7 @@ def _handle(
             yield _retraced(event, run.planned.until) if run.planned.until is not None else event
             if snapshotter is not None:
                 yield from snapshotter.finished()
-                yield from _warned(run, snapshotter, event.seconds)
+                yield from _warned(run, snapshotter, event.seconds, pushing)
                 snapshotter.keeper.require_not_lost()  # the others then find rank 0 gone
         case NotFinite():
             if event.done == OnNan.SKIP.value:
@@ -344,9 +347,16 @@ def _counted(run: StageRun, iter: int, seconds: float) -> Iterator[Note]:
         yield Note(text=pulse.news.popleft(), warning=True)
 
 
-def _warned(run: StageRun, snapshotter: Snapshotter, iteration_s: float) -> Iterator[Note]:
-    run.worker.stopping.snapshot_s = max(run.worker.stopping.snapshot_s, snapshotter.slowest)
-    if note := run.worker.stopping.warning(iteration_s / len(_own(run))):
+def _warned(
+    run: StageRun, snapshotter: Snapshotter, iteration_s: float, pushing: Asynchronous | None
+) -> Iterator[Note]:
+    stopping = run.worker.stopping
+    stopping.snapshot_s = max(stopping.snapshot_s, snapshotter.slowest)
+    if pushing is None:
+        note = stopping.warning(iteration_s / len(_own(run)), "a device batch")
+    else:  # what a replica has begun it finishes; events come as often as all of them together have one
+        note = stopping.warning(pushing.iteration_s, "an iteration of one replica")
+    if note:
         yield note
 
 

@@ -54,14 +54,14 @@ class Stopping:
         left = self.grace.left() if self.grace is not None else None
         return None if left is None else left - _SNAPSHOTS * (self.snapshot_s or self._expected_s)
 
-    def warning(self, batch_s: float) -> Note | None:
-        """Once, when it turns out that the time may not do. `batch_s`: what a device batch takes."""
-        needed = batch_s + _SNAPSHOTS * self.snapshot_s
+    def warning(self, step_s: float, step: str) -> Note | None:
+        """Once, when it turns out that the time may not do. `step_s`: what a `step` takes, which a stop doesn't break off."""
+        needed = step_s + _SNAPSHOTS * self.snapshot_s
         if self._warned or self.grace is None or not self.snapshot_s or needed <= self.grace.seconds:
             return None
         self._warned = True
         return Note(
-            text=f"a stop may take {duration(needed)}: {batch_s:.1f} s for a device batch, {self.snapshot_s:.1f} s for a snapshot, "
+            text=f"a stop may take {duration(needed)}: {step_s:.1f} s for {step}, {self.snapshot_s:.1f} s for a snapshot, "
             f"which may have to wait for another; the grace period is {duration(self.grace.seconds)}: what was trained since the "
             "last snapshot may be lost (--grace says how long the scheduler waits)",
             warning=True,

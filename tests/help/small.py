@@ -54,9 +54,11 @@ def run(
     return stagerun("run", schedule, "--out", out, "--nproc", nproc, "--threads", 1, *arguments, **options)
 
 
-def start(schedule: Path, out: Path, *arguments: object, nproc: int = 1) -> processes.Run:
+def start(
+    schedule: Path, out: Path, *arguments: object, nproc: int = 1, environment: dict[str, str] | None = None
+) -> processes.Run:
     words = ["run", schedule, "--out", out, "--nproc", nproc, "--threads", 1, *arguments]
-    return processes.Run([str(word) for word in words]).start()
+    return processes.Run([str(word) for word in words], environment or {}).start()
 
 
 # For a run that must not be over before it is stopped, however busy the machine is: its last stage has no end. With AGAIN

@@ -1,24 +1,23 @@
 """Reducers and collectives between real processes over gloo: bits, process lives, and what is seen of a peer that is gone.
 
-Run as a program, this file starts the workers: it imports torch once and forks them, a fresh set for each life.
+Run as a program, this file starts the workers, a fresh set for each life.
 """
 
 import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-import processes
 import pytest
 import torch
 from engine_help import CPU, SOLVER, ConvNet, arithmetic, assert_same, cut, dataset, tensors
+from forked import exit_codes, run_program
 
 from stagerun.base.errors import PeerError
 from stagerun.base.knobs import Knobs
@@ -219,28 +218,10 @@ def worker(rank: int, life: Life, out: Path) -> None:
         comm.close()
 
 
-def fork(rank: int, life: Life, out: Path) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
-    signal.alarm(300)
-    code = 1
-    try:
-        worker(rank, life, out)
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
-
-
 def main(out: Path) -> int:
     failed = 0
     for life in LIVES:
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(processes.free_port()))
-        pids = [fork(rank, life, out) for rank in range(life.size)]
-        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        codes = exit_codes(life.size, partial(worker, life=life, out=out))
         if codes != [0] * (life.size - 1) + [-signal.SIGKILL if life.dies else 0]:
             print(f"{life}: exit codes {codes}", file=sys.stderr)
             failed += 1
@@ -253,18 +234,7 @@ def main(out: Path) -> int:
 @pytest.fixture(scope="module")
 def out(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("gloo")
-    here = Path(__file__)
-    path = os.pathsep.join(
-        [str(here.parents[2]), str(here.parents[1] / "help"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    )
-    done = subprocess.run(
-        [sys.executable, __file__, str(folder)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=1200,
-    )
-    assert done.returncode == 0, done.stderr
+    run_program(__file__, folder)
     return folder
 
 

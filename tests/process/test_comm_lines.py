@@ -1,23 +1,21 @@
 """Lines between two ranks, in real processes: what arrives, several at a time, and what is seen of a peer that is gone.
 
-Run as a program, this file starts the workers: it imports torch once and forks them.
+Run as a program, this file starts the workers.
 """
 
 import json
 import os
 import signal
-import socket
-import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
+from forked import exit_codes, run_program
 
 from stagerun.base.errors import PeerError
 from stagerun.comm import Comm, TorchComm
@@ -121,28 +119,8 @@ def worker(rank: int, out: Path) -> None:
         (out / "seen").write_text(json.dumps(seen))
 
 
-def fork(rank: int, out: Path) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
-    signal.alarm(50)
-    code = 1
-    try:
-        worker(rank, out)
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
-
-
 def main(out: Path) -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(probe.getsockname()[1]))
-    pids = [fork(rank, out) for rank in range(SIZE)]
-    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    codes = exit_codes(SIZE, lambda rank: worker(rank, out), seconds=50)
     print(codes, file=sys.stderr)
     return codes != [-signal.SIGKILL if rank == VICTIM else 0 for rank in range(SIZE)]
 
@@ -153,8 +131,7 @@ def main(out: Path) -> int:
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     out = tmp_path_factory.mktemp("lines")
-    done = subprocess.run([sys.executable, __file__, str(out)], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    run_program(__file__, out, seconds=60)
     return json.loads((out / "seen").read_text())
 
 

@@ -1,20 +1,20 @@
 """A job that goes on without workers that were killed: real processes over gloo, by each way in which the store is served.
 
-Run as a program, this file starts the workers: it imports torch once and forks them, a fresh set for each way.
+Run as a program, this file starts the workers, a fresh set for each way.
 """
 
 import json
 import os
 import signal
-import socket
-import subprocess
 import sys
-import traceback
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
+import processes
 import pytest
 import torch
+from forked import exit_codes, run_program
 from test_comm_gloo import collectives
 
 from stagerun.base.errors import PeerError
@@ -110,35 +110,15 @@ def _error(do) -> str:  # type: ignore[no-untyped-def]
     return ""
 
 
-def fork(rank: int, way: str, out: Path) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
-    signal.alarm(50)
-    code = 1
-    try:
-        worker(rank, way, out)
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
-
-
 def main(out: Path) -> int:
     failed = 0
     for way in WAYS:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = processes.free_port()
         # A name may be that of another address elsewhere, so with it rank 0 of two hosts leaves the store to torch.
-        os.environ["MASTER_ADDR"] = "localhost" if way == "torch" else "127.0.0.1"
-        os.environ["MASTER_PORT"] = str(port)
+        host = "localhost" if way == "torch" else "127.0.0.1"
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(way == "launcher")
         served = serve("127.0.0.1", port) if way == "launcher" else None
-        pids = [fork(rank, way, out) for rank in range(SIZE)]
-        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        codes = exit_codes(SIZE, partial(worker, way=way, out=out), 50, host, port)
         del served
         if codes != [-signal.SIGKILL if rank in KILLED else 0 for rank in range(SIZE)]:
             print(f"{way}: exit codes {codes}", file=sys.stderr)
@@ -152,14 +132,7 @@ def main(out: Path) -> int:
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("without")
-    here = Path(__file__)
-    path = os.pathsep.join([str(here.parents[2]), str(here.parents[1] / "help"), str(here.parent)])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(
-        [sys.executable, __file__, str(folder)], env=environment, stderr=subprocess.PIPE, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == "", "the end says nothing"
+    assert run_program(__file__, folder, 120, GLOO_SOCKET_IFNAME="lo") == "", "the end says nothing"
     return folder
 
 

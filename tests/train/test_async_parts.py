@@ -21,9 +21,11 @@ from stagerun.base.knobs import Knobs
 from stagerun.base.recipe import Solver
 from stagerun.engine.asynchronous import hub as hubs
 from stagerun.engine.asynchronous import lines, shards
-from stagerun.engine.asynchronous.hub import Done, Hub, LegEnd, Replay, Work
+from stagerun.engine.asynchronous.desk import Done, LegEnd, Work
+from stagerun.engine.asynchronous.hub import Hub
 from stagerun.engine.asynchronous.lines import Clerk, RemoteDesk, RemoteServer
 from stagerun.engine.asynchronous.record import Arrived, Leg, Record, record_of
+from stagerun.engine.asynchronous.replay import Replay
 from stagerun.engine.asynchronous.servers import Push, Server
 from stagerun.engine.asynchronous.shards import Shards, flat, needs_whole, placement
 from stagerun.engine.asynchronous.tickets import Tickets
@@ -198,7 +200,9 @@ def apply_plainly(update: WeightUpdate, iterations: list[int]) -> None:
 class Servers:
     """Of one leg, over the parameters of `update`."""
 
-    def __init__(self, update: WeightUpdate, number: int, recorded: list[Arrived] | None = None) -> None:
+    def __init__(
+        self, update: WeightUpdate, number: int, recorded: list[Arrived] | None = None, max_staleness: int = 99
+    ) -> None:
         self.shards = Shards(update.parameters, number, needs_whole(update.settings))
         self.moved: list[float] = []
         self.each = [
@@ -208,7 +212,8 @@ class Servers:
                 update,
                 knobs,
                 lambda total: self.moved.append(float(total)),
-                recorded[s] if recorded else None,
+                max_staleness,
+                recorded=recorded[s] if recorded else None,
             )
             for s in range(number)
         ]
@@ -265,11 +270,43 @@ def test_a_server_counts_what_a_push_had_not_seen_and_takes_none_after_its_leg()
     servers = Servers(make_update(parameters(), SOLVER), 1)
     assert [servers.push(0, claim, claim, seen) for claim, seen in enumerate([0, 0, 1, 3])] == [0, 1, 1, 0]
     server = servers.each[0]
-    version, vector = server.pull(-1)
+    version, vector = server.pull(-1, 0, 0)
     assert version == 4 and torch.equal(vector, server.vector) and vector.data_ptr() != server.vector.data_ptr()
     assert server.close() == Arrived((0, 1, 2, 3), (0, 1, 1, 0))
-    assert servers.push(0, 4, 4, 4) == 0 and torch.equal(vector, server.vector)
+    assert servers.push(0, 4, 4, 4) == -1 and torch.equal(vector, server.vector)
     assert servers.moved == [0, 1, 2, 3], "statistics move with each push"
+
+
+def test_a_void_push_is_rejected_by_server_0_unless_it_was_applied() -> None:
+    servers = Servers(make_update(parameters(), SOLVER), 1)
+    server = servers.each[0]
+    assert [servers.push(0, 0, 0), servers.push(0, 1, 1)] == [0, 1]
+    assert [server.void(claim) for claim in (1, 0, 2)] == [1, 0, -1]
+    before = server.vector.clone()
+    assert servers.push(0, 2, 2, 2) == -1 and torch.equal(server.vector, before) and servers.moved == [0, 1]
+    assert servers.push(0, 3, 3, 2) == 0 and server.order == [0, 1, 3]
+
+
+def test_a_server_rejects_what_is_below_the_floor_of_a_pull() -> None:
+    servers = Servers(make_update(parameters(), SOLVER), 2)
+    server = servers.each[1]
+    server.pull(-1, 10, 9)  # of one that was left behind: a claim of this leg is not below that floor
+    assert servers.push(1, 1, 1) == 0
+    server.pull(-1, 0, 3)
+    server.pull(-1, 0, 2)
+    assert [servers.push(1, claim, claim) for claim in (2, 0, 3)] == [-1, -1, 1] and server.order == [1, 3]
+
+
+def test_a_server_applies_nothing_that_is_too_stale() -> None:
+    servers = Servers(make_update(parameters(), SOLVER), 2, max_staleness=2)
+    assert [servers.push(1, claim, claim) for claim in range(4)] == [0, 1, 2, -1]
+    assert servers.push(1, 4, 4, 1) == 2
+
+
+def test_a_server_applies_nothing_of_another_leg() -> None:
+    servers = Servers(make_update(parameters(), SOLVER), 1)
+    vector = servers.shards.packed(0, gradients(0))
+    assert servers.each[0].push(Push(0, 7, 0, vector, torch.tensor(0.0), leg=5)) == -1 and not servers.each[0].order
 
 
 def a_run(seed: int, number: int, pushes: int = 12) -> tuple[Servers, list[Arrived], list[list[Tensor]]]:
@@ -280,7 +317,7 @@ def a_run(seed: int, number: int, pushes: int = 12) -> tuple[Servers, list[Arriv
     pulled: list[list[Tensor]] = []
     under_way: list[list[int]] = [[] for _ in range(number)]
     for claim in range(pushes):
-        got = [server.pull(-1) for server in servers.each]
+        got = [server.pull(-1, 0, 0) for server in servers.each]
         seen.append([version for version, _ in got])
         pulled.append([vector for _, vector in got])
         for s in range(number):
@@ -309,7 +346,7 @@ def test_with_a_record_pushes_and_pulls_may_come_in_any_order(seed: int) -> None
 
     def replica(claims: list[int], waits: random.Random) -> None:
         for claim in claims:
-            saw = [server.pull(claim) for server in again.each]
+            saw = [server.pull(claim, 0, 0) for server in again.each]
             for s, (_, vector) in enumerate(saw):
                 if not torch.equal(vector, pulled[claim][s]):
                     wrong.append(f"{claim} saw other weights of {s}")
@@ -334,9 +371,9 @@ def test_a_push_that_a_server_missed_is_not_applied_there_and_sees_what_it_saw()
     server = servers.each[0]
     first = server.vector.clone()
     found: list[int] = []
-    waiting = threading.Thread(target=lambda: found.append(server.pull(1)[0]))
+    waiting = threading.Thread(target=lambda: found.append(server.pull(1, 0, 0)[0]))
     waiting.start()
-    assert torch.equal(server.pull(0)[1], first)
+    assert torch.equal(server.pull(0, 0, 0)[1], first)
     servers.push(0, 1, 1)
     assert not found and server.version == 0
     servers.push(0, 0, 0)
@@ -348,10 +385,17 @@ def test_who_waits_for_a_push_that_will_not_come_hears_of_it() -> None:
     server = Servers(make_update(parameters(), SOLVER), 1, [Arrived((0, 1), (0, 0))]).each[0]
     threading.Timer(0.05, lambda: server.fail(PeerError("gone"))).start()
     with pytest.raises(PeerError, match="gone"):
-        server.pull(1)
+        server.pull(1, 0, 0)
 
 
 # -- the hub
+
+ANY = Done(0, 0, 0.0, 0.001)
+
+
+def nothing_applied(claim: int) -> int:
+    """Server 0 has no push of those that are made void."""
+    return -1
 
 
 def work_through(hub: Hub, replicas: int, last: int, legs: int, slow: float = 5.0) -> list[int]:
@@ -371,8 +415,9 @@ def work_through(hub: Hub, replicas: int, last: int, legs: int, slow: float = 5.
             while not isinstance(work := hub.begin(r, False), LegEnd):
                 hub.ask(r)
                 time.sleep(rnd.random() * 0.002 * (slow if r == replicas - 1 else 1))
-                if hub.claim(r, [0]) >= 0:
-                    hub.done(r, Done(work.iteration, r, 0.0, 0.001))
+                done_now = Done(work.iteration, r, 0.0, 0.001)
+                if hub.claim(r, [0], done_now) >= 0:
+                    hub.done(r, done_now)
                     done.append(work.iteration)
             first = work.iter
 
@@ -390,7 +435,7 @@ def test_all_iterations_are_done_once_also_by_replicas_that_differ_in_speed(
     patience: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hubs, "LEAST_PATIENCE_S", patience)
-    hub = Hub(Tickets(next=0, last=150, max_staleness=3), range(4))
+    hub = Hub(Tickets(next=0, last=150, max_staleness=3), range(4), nothing_applied)
     assert sorted(work_through(hub, 4, 150, 40)) == list(range(150))
     assert len(hub.news) == 150
 
@@ -404,8 +449,8 @@ def asked(hub: Hub | Replay, call: Callable[[], object]) -> tuple[threading.Thre
     return thread, answers
 
 
-def begun(replicas: int, max_staleness: int, last: int = 20) -> Hub:
-    hub = Hub(Tickets(next=0, last=last, max_staleness=max_staleness), range(replicas))
+def begun(replicas: int, max_staleness: int, last: int = 20, void: Callable[[int], int] = nothing_applied) -> Hub:
+    hub = Hub(Tickets(next=0, last=last, max_staleness=max_staleness), range(replicas), void)
     hub.start(0, last, 0, 0)
     for replica in range(replicas):
         assert isinstance(hub.begin(replica, False), Work)
@@ -413,22 +458,26 @@ def begun(replicas: int, max_staleness: int, last: int = 20) -> Hub:
 
 
 def push(hub: Hub, replica: int, iteration: int) -> None:
-    assert hub.claim(replica, [0]) >= 0
+    granted(hub, replica, iteration)
     hub.done(replica, Done(iteration, replica, 0.0, 0.001))
+
+
+def granted(hub: Hub, replica: int, iteration: int) -> None:
+    assert hub.claim(replica, [0], Done(iteration, replica, 0.0, 0.001)) >= 0
 
 
 def test_one_that_dies_while_it_waits_for_its_turn_leaves_what_it_has_to_another() -> None:
     hub = begun(3, max_staleness=2)
     push(hub, 0, 0)
     push(hub, 1, 1)
-    assert hub.begin(1, False) == Work(3, own_from=4)
-    thread, answers = asked(hub, lambda: hub.claim(1, [0]))
+    assert hub.begin(1, False) == Work(3, own_from=4, floor=2)
+    thread, answers = asked(hub, lambda: hub.claim(1, [0], ANY))
     assert not answers
     hub.lost(1)
     thread.join(5)
     assert answers == [-1]
     push(hub, 2, 2)
-    assert hub.begin(2, False) == Work(3, own_from=4)
+    assert hub.begin(2, False) == Work(3, own_from=4, floor=3)
 
 
 def test_one_that_dies_while_it_waits_for_work_is_given_none() -> None:
@@ -441,7 +490,7 @@ def test_one_that_dies_while_it_waits_for_work_is_given_none() -> None:
     assert answers == [LegEnd(3, (1,))]
     push(hub, 0, 0)
     hub.lost(2)
-    assert hub.begin(0, False) == Work(2, own_from=3)
+    assert hub.begin(0, False) == Work(2, own_from=3, floor=2)
     push(hub, 0, 2)
     assert hub.begin(0, False) == LegEnd(3, (1, 2))
 
@@ -450,7 +499,7 @@ def test_an_error_of_one_who_serves_reaches_whoever_asks() -> None:
     hub = begun(2, max_staleness=1)
     push(hub, 0, 0)
     hub.begin(0, False)
-    thread, answers = asked(hub, lambda: _error(lambda: hub.claim(0, [0])))
+    thread, answers = asked(hub, lambda: _error(lambda: hub.claim(0, [0], ANY)))
     hub.fail(PeerError("a server is gone"))
     thread.join(5)
     assert answers == ["a server is gone"]
@@ -473,7 +522,94 @@ def test_one_that_never_comes_to_the_end_is_left_behind(monkeypatch: pytest.Monk
     while not isinstance(work := hub.begin(0, False), LegEnd):
         push(hub, 0, work.iteration)
     assert work == LegEnd(4, (1,))
-    assert hub.claim(1, [0]) == -1 and hub.begin(1, False) == LegEnd(4, (1,))
+    assert hub.claim(1, [0], ANY) == -1 and hub.begin(1, False) == LegEnd(4, (1,))
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hubs, "LEFT_BEHIND_S", 0.3)
+    monkeypatch.setattr(hubs, "LEAST_PATIENCE_S", 0.05)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("staleness, by_0", [(-1, [1, 2, 3]), (2, [2, 3])])
+def test_one_that_stands_still_in_the_midst_of_its_push_holds_no_one_up(staleness: int, by_0: list[int]) -> None:
+    """Whether server 0 has its push or not, each iteration counts once."""
+    voids: list[int] = []
+
+    def void(claim: int) -> int:
+        voids.append(claim)
+        return staleness
+
+    hub, done = begun(2, max_staleness=2, last=4, void=void), []
+    push(hub, 0, 0)
+    granted(hub, 1, 1)
+    while not isinstance(work := hub.begin(0, False), LegEnd):
+        push(hub, 0, work.iteration)
+        done.append(work.iteration)
+    assert sorted(done) == by_0 and voids == [1]
+    assert sorted(one.iteration for one, _ in hub.news) == [0, 1, 2, 3]
+    assert [one.staleness for one, _ in hub.news if one.replica == 1] == [2] * (staleness == 2)
+    assert work == LegEnd(4, (1,)), "it has not come to the end"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_one_whose_push_was_made_void_wakes_and_works_on() -> None:
+    hub = begun(2, max_staleness=1, last=6, void=lambda claim: 1)
+    push(hub, 0, 0)
+    granted(hub, 1, 1)
+    assert hub.begin(0, False) == Work(2, own_from=3, floor=1)
+    granted(hub, 0, 2)  # it has waited for the other
+    hub.done(1, Done(1, 1, 0.0, 0.001, staleness=1))
+    assert [one.iteration for one, _ in hub.news] == [0, 1], "it counts once"
+    hub.done(0, Done(2, 0, 0.0, 0.001))
+    assert hub.begin(1, False) == Work(3, own_from=4, floor=3)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_the_push_of_one_that_serves_is_waited_for() -> None:
+    def void(claim: int) -> int:
+        raise AssertionError("without it nothing goes on")
+
+    hub = Hub(Tickets(next=0, last=9, max_staleness=1), [0, 1], void, needed=[0, 1])
+    hub.start(0, 9, 0, 0)
+    for replica in (0, 1):
+        hub.begin(replica, False)
+    push(hub, 0, 0)
+    granted(hub, 1, 1)
+    hub.begin(0, False)
+    thread, answers = asked(hub, lambda: hub.claim(0, [0], ANY))
+    time.sleep(0.3)
+    assert not answers
+    hub.done(1, Done(1, 1, 0.0, 0.001))
+    thread.join(5)
+    assert answers == [2]
+
+
+@pytest.mark.parametrize("staleness", [-1, 1])
+def test_what_a_dead_one_has_pushed_to_server_0_counts_and_nothing_else(staleness: int) -> None:
+    hub = begun(2, max_staleness=2, last=3, void=lambda claim: staleness)
+    granted(hub, 1, 1)
+    hub.lost(1)
+    push(hub, 0, 0)
+    for _ in range(2 if staleness < 0 else 1):
+        work = hub.begin(0, False)
+        assert isinstance(work, Work)
+        push(hub, 0, work.iteration)
+    assert hub.begin(0, False) == LegEnd(3, (1,))
+    assert sorted(one.iteration for one, _ in hub.news) == [0, 1, 2]
+
+
+def test_how_long_one_is_waited_for_follows_what_it_took_of_late() -> None:
+    now = [0.0]
+    doing = hubs._Doing(lambda: now[0])
+    assert doing.patience == hubs.LEFT_BEHIND_S
+    for seconds in (0.1, 2.0, 3.0):
+        doing.starts(7)
+        now[0] += seconds
+        doing.ends(7)
+        doing.ends(7)
+    assert doing.patience == 4 * 2.0 and not doing.since
 
 
 LEG = Leg(0, 3, (1, 0, 2), (0, 1, 0), (Arrived((0, 1, 2), (0, 0, 0)),))
@@ -484,7 +620,7 @@ def test_a_replay_gives_out_claims_in_their_order_also_where_no_loader_has_asked
     replay.start(0, 3, 0, 0)
     assert replay.ask(0) == 1
     for claim, iteration in enumerate(LEG.iterations):
-        assert replay.begin(0, False) == Work(iteration, claim) and replay.claim(0, [0]) == claim
+        assert replay.begin(0, False) == Work(iteration, claim) and replay.claim(0, [0], ANY) == claim
         replay.done(0, Done(iteration, 0, 0.0, 0.0))
     assert replay.begin(0, False) == LegEnd(3)
     assert replay.noted(0, LegEnd(3), []) == LEG
@@ -510,9 +646,9 @@ def test_a_replay_that_is_stopped_does_what_others_have_to_see() -> None:
 
 def served(recorded: bool = False) -> tuple[RemoteDesk, RemoteServer, Server, list[object], list[Clerk]]:
     """A desk and a server behind lines, and what was heard of the other end."""
-    hub = Hub(Tickets(next=0, last=6, max_staleness=2), [0, 1], most_skips=1)
-    hub.start(0, 6, 0, 0)
     servers = Servers(make_update(parameters(), SOLVER), 1)
+    hub = Hub(Tickets(next=0, last=6, max_staleness=2), [0, 1], servers.each[0].void, most_skips=1)
+    hub.start(0, 6, 0, 0)
     heard: list[object] = []
     ends = [wires() for _ in range(2)]
     clerks = [Clerk(far, 1, hub, lambda: servers.each[0], heard.append, heard.append) for far, _ in ends]
@@ -526,16 +662,16 @@ def test_over_lines_a_replica_asks_computes_and_pushes_as_one_that_is_there() ->
     assert [desk.ask(1) for _ in range(2)] == [0, 1]
     work = desk.begin(1, False)
     assert work == Work(0, own_from=1)
-    version, vector = remote.pull(-1)
+    version, vector = remote.pull(-1, 0, 0)
     assert version == 0 and torch.equal(vector, server.vector)
-    claim = desk.claim(1, [version])
+    claim = desk.claim(1, [version], Done(0, 1, 1.5, 0.25))
     gradient = torch.randn(len(vector), generator=torch.Generator().manual_seed(4))
     assert (claim, remote.push(Push(claim, 0, 0, gradient, torch.ones((), dtype=torch.float64).reshape(1)))) == (0, 0)
     here = Servers(make_update(parameters(), SOLVER), 1).each[0]
     here.push(Push(0, 0, 0, gradient))
     assert server.order == [0] and torch.equal(server.vector, here.vector)
     desk.done(1, Done(0, 1, 1.5, 0.25))
-    assert desk.begin(1, False) == Work(1, own_from=2)
+    assert desk.begin(1, False) == Work(1, own_from=2, floor=1)
     desk.done(1, Done(1, 1, float("nan"), 0.25, wrong="the loss is nän"))
     desk.leave()
     assert desk.ask(1) is None, "a loader may still read ahead"

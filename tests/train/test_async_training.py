@@ -17,6 +17,7 @@ from stagerun.base.events import Iterated, Note, NotFinite, SnapshotDue, Stopped
 from stagerun.base.recipe import Determinism, OnNan, Precision
 from stagerun.comm import SoloComm, make_reducer
 from stagerun.engine.asynchronous import hub, shards
+from stagerun.engine.asynchronous.desk import Done
 from stagerun.engine.asynchronous.training import Asynchronous
 from stagerun.engine.loop import train
 from stagerun.engine.state import TrainState, make_state
@@ -263,11 +264,11 @@ def test_one_that_stays_away_computes_its_iteration_again_and_holds_no_one_up(mo
     def sleepy(pushing: Asynchronous) -> None:
         honest, calls = pushing.desk.claim, [0]  # type: ignore[union-attr]
 
-        def claim(replica: int, seen: list[int]) -> int:
+        def claim(replica: int, seen: list[int], computed: Done) -> int:
             calls[0] += 1
             if calls[0] == 2:
                 time.sleep(1)
-            answers.append(honest(replica, seen))
+            answers.append(honest(replica, seen, computed))
             return answers[-1]
 
         pushing.desk.claim = claim  # type: ignore[union-attr, method-assign]
@@ -279,6 +280,63 @@ def test_one_that_stays_away_computes_its_iteration_again_and_holds_no_one_up(mo
     assert run.record.legs[0].replicas.count(2) <= 2 and run.state.iter == ITERATIONS
     assert max(run.record.staleness()) <= 3
     assert_replays(stage, run, 2)
+
+
+def stands_still(obj: Any, name: str, number: int, hubs: dict[int, Any], went_on: list[int]) -> None:
+    """For a second before the `number`-th call of a method, from 0. `went_on`: how many pushes of others were granted meanwhile."""
+    honest, calls = getattr(obj, name), [0]
+
+    def call(*arguments: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == number + 1:
+            before = hubs[0]._tickets.claims
+            time.sleep(1)
+            went_on.append(hubs[0]._tickets.claims - before)
+        return honest(*arguments)
+
+    setattr(obj, name, call)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "moment, where",
+    [
+        ("before its push", lambda pushing: (pushing.remote[0], "push")),
+        ("between two pushes", lambda pushing: (pushing.remote[1], "push")),
+        ("before it has said that it is done", lambda pushing: (pushing.desk, "done")),
+    ],
+)
+def test_one_that_stands_still_in_the_midst_of_its_push_holds_no_one_up(
+    moment: str, where: Callable[[Asynchronous], tuple[Any, str]], seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "LEAST_PATIENCE_S", 0.05)
+    hubs: dict[int, Any] = {}
+    went_on: list[int] = []
+
+    def prepare(pushing: Asynchronous) -> None:
+        hubs[pushing.rank] = pushing.hub
+        if pushing.rank == 2:
+            stands_still(*where(pushing), 0, hubs, went_on)
+
+    stage = Stage(servers=2, max_staleness=2, seed=seed)
+    run = same_everywhere(replace(stage, prepare=prepare).run(4))
+    assert run.comm.workers == [0, 1, 2, 3] and not run.of(Note)
+    assert went_on[0] > 3, "more than it may be behind"
+    assert [event.iter for event in run.of(Iterated)] == list(range(1, ITERATIONS + 1))
+    applied = [leg.iterations[claim] for leg in run.record.legs for claim in leg.servers[0].order]
+    assert sorted(applied) == list(range(ITERATIONS)), "server 0 has each once"
+    assert max(s for leg in run.record.legs for one in leg.servers for s in one.staleness) <= 2
+    assert sorted(event.staleness for event in run.of(Iterated)) == sorted(run.record.staleness())
+    missed = [claim for leg in run.record.legs for claim, _ in leg.servers[1].missed]
+    claims = sum(len(leg.iterations) for leg in run.record.legs)
+    match moment:
+        case "before its push":
+            assert claims == ITERATIONS + 1 and not missed, "no server has it, and no replay does it"
+        case "between two pushes":
+            assert claims == ITERATIONS and len(missed) == 1, "the other server goes without it"
+        case _:
+            assert claims == ITERATIONS and not missed
+    assert_replays(stage, run, 1, 2, 4)
 
 
 # -- what is not finite

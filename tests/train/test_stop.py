@@ -74,19 +74,20 @@ def test_time_for_snapshots_is_set_aside_and_a_grace_that_is_too_short_is_report
     left: list[float | None] = [None]
     stopping = Stopping(Grace(60.0, lambda: left[0]))
     assert not stopping.asked and stopping.left() is None
-    assert stopping.warning(100.0) is None, "before the first snapshot nothing is known"
+    assert stopping.warning(100.0, "a device batch") is None, "before the first snapshot nothing is known"
     left[0] = 50.0
     stopping.expect(500_000_000)
     assert stopping.left() == 28.0, "as long as nothing is known, it is what a slow disk takes"
     left[0] = None
     stopping.snapshot_s = 20.0
-    assert stopping.warning(19.0) is None
-    note = stopping.warning(21.0)
-    assert note is not None and note.warning and "the grace period is 1 min 00 s" in note.text
-    assert stopping.warning(21.0) is None
+    assert stopping.warning(19.0, "a device batch") is None
+    note = stopping.warning(21.0, "an iteration of one replica")
+    assert note is not None and note.warning and "21.0 s for an iteration of one replica, " in note.text
+    assert "the grace period is 1 min 00 s" in note.text
+    assert stopping.warning(21.0, "a device batch") is None
     left[0] = 50.0
     assert stopping.asked and stopping.left() == 10.0
-    assert Stopping().left() is None and Stopping().warning(1e9) is None
+    assert Stopping().left() is None and Stopping().warning(1e9, "a device batch") is None
 
 
 # -- what all ranks make of it

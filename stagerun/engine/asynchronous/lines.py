@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stagerun.base.errors import PeerError
-from stagerun.engine.asynchronous.hub import Desk, Done, LegEnd, Work
+from stagerun.engine.asynchronous.desk import Desk, Done, LegEnd, Work
 from stagerun.engine.asynchronous.servers import Push, Server
 
 _NUMBERS = 7
@@ -75,14 +75,14 @@ class RemoteDesk:
 
     def begin(self, replica: int, stop: bool) -> Work | LegEnd:
         _say(self._wire, _Op.BEGIN, stop)
-        over, first, second, third, *_ = map(int, _hear(self._wire))
+        over, *numbers = map(int, _hear(self._wire))
         if not over:
-            return Work(first, second, third)
-        found = json.loads(_hear_text(self._wire, first))
+            return Work(*numbers[:4])
+        found = json.loads(_hear_text(self._wire, numbers[0]))
         return LegEnd(**{**found, "gone": tuple(found["gone"])})
 
-    def claim(self, replica: int, seen: Sequence[int]) -> int:
-        _say(self._wire, _Op.CLAIM, len(seen))
+    def claim(self, replica: int, seen: Sequence[int], computed: Done) -> int:
+        _say(self._wire, _Op.CLAIM, len(seen), computed.iteration, computed.loss, computed.seconds)
         self._wire.send(torch.tensor(seen, dtype=torch.int64))
         return int(_hear(self._wire)[0])
 
@@ -107,8 +107,8 @@ class RemoteServer:
     def __init__(self, wire: Wire, like: Tensor, size: int) -> None:
         self._wire, self._vector = wire, like.new_empty(size)
 
-    def pull(self, claim: int) -> tuple[int, Tensor]:
-        _say(self._wire, _Op.PULL, claim)
+    def pull(self, claim: int, leg: int, floor: int) -> tuple[int, Tensor]:
+        _say(self._wire, _Op.PULL, claim, leg, floor)
         version = int(_hear(self._wire)[0])
         if len(self._vector):
             self._wire.recv(self._vector)
@@ -116,7 +116,7 @@ class RemoteServer:
 
     def push(self, push: Push) -> int:
         statistics = len(push.total) if push.total is not None else 0
-        _say(self._wire, _Op.PUSH, push.claim, push.iteration, push.seen, statistics)
+        _say(self._wire, _Op.PUSH, push.claim, push.iteration, push.seen, statistics, push.leg)
         if len(push.gradient):
             self._wire.send(push.gradient)
         if push.total is not None and statistics:
@@ -163,17 +163,17 @@ class Clerk:
             case _Op.LEAVE:
                 return False
             case _Op.PULL:
-                version, vector = self._server().pull(int(numbers[0]))
+                version, vector = self._server().pull(*map(int, numbers[:3]))
                 _say(wire, version)
                 if len(vector):
                     wire.send(vector)
             case _Op.PUSH:
-                _say(wire, self._take(*map(int, numbers[:4])))
+                _say(wire, self._take(*map(int, numbers[:5])))
             case other:
                 self._at_desk(other, numbers)
         return True
 
-    def _take(self, claim: int, iteration: int, seen: int, statistics: int) -> int:
+    def _take(self, claim: int, iteration: int, seen: int, statistics: int, leg: int) -> int:
         server = self._server()
         gradient = torch.empty_like(server.vector)
         if len(gradient):
@@ -181,7 +181,7 @@ class Clerk:
         total = torch.empty(statistics, dtype=torch.float64, device=gradient.device) if server.number == 0 else None
         if total is not None and statistics:
             self._wire.recv(total)
-        return server.push(Push(claim, iteration, seen, gradient, total))
+        return server.push(Push(claim, iteration, seen, gradient, total, leg))
 
     def _at_desk(self, op: _Op, numbers: tuple[float, ...]) -> None:
         desk, wire, replica = self._desk, self._wire, self.replica
@@ -193,7 +193,7 @@ class Clerk:
             case _Op.BEGIN:
                 answer = desk.begin(replica, bool(numbers[0]))
                 if isinstance(answer, Work):
-                    _say(wire, 0, answer.iteration, answer.claim, answer.own_from)
+                    _say(wire, 0, answer.iteration, answer.claim, answer.own_from, answer.floor)
                 else:
                     text = json.dumps(asdict(answer)).encode()
                     _say(wire, 1, len(text))
@@ -201,7 +201,8 @@ class Clerk:
             case _Op.CLAIM:
                 seen = torch.zeros(int(numbers[0]), dtype=torch.int64)
                 wire.recv(seen)
-                _say(wire, desk.claim(replica, seen.tolist()))
+                iteration, loss, seconds = numbers[1:4]
+                _say(wire, desk.claim(replica, seen.tolist(), Done(int(iteration), replica, loss, seconds)))
             case _Op.DONE:
                 iteration, loss, seconds, staleness, size = numbers[:5]
                 wrong = _hear_text(wire, int(size)).decode() if size else ""

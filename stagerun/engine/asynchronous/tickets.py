@@ -6,6 +6,9 @@ and claims its turn before it pushes. The age of what it has begun is the number
 Ages stay at most `max_staleness`. Whoever has begun must find a turn in time, whatever the others do: so with the ages of those that have
 not found it in falling order, the k-th (from 0) plus k is at most `max_staleness`, after every step. The oldest can then always push
 next, as soon as the pushes under way are done: there is no deadlock.
+
+A push that is granted and does not come is made void: no one waits for it any more. Servers other than server 0 may still apply it, until
+they know a floor above its claim; so until then it counts in the age of whoever begins.
 """
 
 import heapq
@@ -23,7 +26,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Not now. `for_whom`: the replicas whose age forbids it; empty: something else has to happen first."""
+    """Not now. `for_whom`: the replicas whose age or push forbids it; empty: something else has to happen first."""
 
     for_whom: tuple[int, ...] = ()
 
@@ -49,8 +52,17 @@ class Refused:
 class _Begun:
     iteration: int
     age: int
-    granted: bool = False
     refused: bool = False
+
+
+@dataclass(slots=True)
+class _Push:
+    """`void`: server 0 has applied it, so that its iteration is done, and others may."""
+
+    replica: int
+    iteration: int
+    age: int
+    void: bool = False
 
 
 @dataclass(slots=True)
@@ -66,11 +78,14 @@ class Tickets:
     _top: int = 0  # no iteration from here on was begun
     _asked: dict[int, deque[int]] = field(default_factory=dict)
     _begun: dict[int, _Begun] = field(default_factory=dict)
+    _pushes: dict[int, _Push] = field(
+        default_factory=dict
+    )  # by claim, in their order: granted, and not known to be over
     _returned: list[int] = field(default_factory=list)  # a heap
 
     def leg(self, first: int, limit: int) -> None:
         """The leg of iterations `first` .. `limit` - 1 starts; nothing is begun."""
-        assert not self._begun and not self.left
+        assert not self._begun and not self._pushes and not self.left
         self.limit, self.left, self._top, self.claims = limit, limit - first, first, 0
 
     def ask(self, replica: int) -> int | None:
@@ -93,12 +108,11 @@ class Tickets:
             self._begun.pop(replica, None)
         source = self._source(replica)
         if source is None:
-            others = tuple(r for r in self._ages(without=replica))
-            return Wait(others) if self.left else End()
-        age = sum(one.granted for one in self._begun.values())
+            return Wait((*self._ages(without=replica), *self._pushing())) if self.left else End()
+        age = len(self._pushes)
         ages = self._ages(without=replica)
         if not self._fits([*ages.values(), age]):
-            return Wait(tuple(ages))
+            return Wait((*ages, *self._pushing()))
         iteration = self._taken(source, replica)
         self._begun[replica] = _Begun(iteration, age)
         self._top = max(self._top, iteration + 1)
@@ -143,31 +157,57 @@ class Tickets:
         older = {r: age + 1 for r, age in self._ages(without=replica).items()}
         if not self._fits(older.values()):
             return Wait(tuple(r for r, age in older.items() if age + self._before(older, r) > self.max_staleness))
-        under_way = [one for one in self._begun.values() if one.granted]
-        if any(one.age == self.max_staleness for one in under_way):
-            return Wait()  # a push that was granted before may come to a server after this one
+        under_way = [push for push in self._pushes.values() if not push.void]
+        if oldest := tuple(push.replica for push in under_way if push.age == self.max_staleness):
+            return Wait(oldest)  # a push that was granted before may come to a server after this one
         for one in (*under_way, *(self._begun[r] for r in older)):
             one.age += 1
-        held.granted = True
+        del self._begun[replica]
+        self._pushes[self.claims] = _Push(replica, held.iteration, held.age)
         self.claims += 1
         return Granted(self.claims - 1)
+
+    @property
+    def floor(self) -> int:
+        """The lowest claim that is under way: those below it were applied, or are void. It never falls during a leg."""
+        return next((claim for claim, push in self._pushes.items() if not push.void), self.claims)
 
     def refuse(self, replica: int) -> None:
         """What `replica` has begun no longer holds the others up: it goes to one of them."""
         held = self._begun.get(replica)
-        if held is not None and not held.granted and not held.refused:
+        if held is not None and not held.refused:
             held.refused = True
             heapq.heappush(self._returned, held.iteration)
 
     def done(self, replica: int) -> bool:
-        """Its push was applied by all servers, or its gradient is not finite and there is none. Whether the iteration counts: not where it
-        was given away meanwhile."""
-        held = self._begun.pop(replica)
-        self.left -= not held.refused
-        return not held.refused
+        """Its push was applied by all servers, or its gradient is not finite and there is none. Whether the iteration counts now: not where
+        it was given away meanwhile, or its push was made void."""
+        claim = self._claim_of(replica)
+        if claim is not None:
+            del self._pushes[claim]
+            self._forget()
+            counts = True
+        else:
+            held = self._begun.pop(replica, None)
+            counts = held is not None and not held.refused
+        self.left -= counts
+        return counts
+
+    def void(self, replica: int, applied: bool) -> None:
+        """No one waits any more for the push of `replica`, which is under way. `applied`: by server 0, so that the iteration is done; else no
+        server will apply it, and the iteration goes to another."""
+        claim = self._claim_of(replica)
+        assert claim is not None
+        if applied:
+            self._pushes[claim].void = True
+            self.left -= 1
+        else:
+            heapq.heappush(self._returned, self._pushes.pop(claim).iteration)
+        self._forget()
 
     def lost(self, replica: int) -> None:
-        """`replica` is dead. What it had goes to the others."""
+        """`replica` is dead; its push, if there was one, was made void. What it had goes to the others."""
+        assert self._claim_of(replica) is None
         held = self._begun.pop(replica, None)
         if held is not None and not held.refused:
             heapq.heappush(self._returned, held.iteration)
@@ -175,7 +215,19 @@ class Tickets:
             heapq.heappush(self._returned, iteration)
 
     def _ages(self, without: int) -> dict[int, int]:
-        return {r: b.age for r, b in self._begun.items() if r != without and not b.granted and not b.refused}
+        return {r: b.age for r, b in self._begun.items() if r != without and not b.refused}
+
+    def _pushing(self) -> list[int]:
+        return [push.replica for push in self._pushes.values() if not push.void]
+
+    def _claim_of(self, replica: int) -> int | None:
+        """That of its push under way."""
+        return next((c for c, push in self._pushes.items() if push.replica == replica and not push.void), None)
+
+    def _forget(self) -> None:
+        """No server applies any more what is below the floor."""
+        floor = self.floor
+        self._pushes = {claim: push for claim, push in self._pushes.items() if claim >= floor}
 
     def _fits(self, ages: Iterable[int]) -> bool:
         return all(age + k <= self.max_staleness for k, age in enumerate(sorted(ages, reverse=True)))

@@ -9,11 +9,10 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from stagerun.base.errors import Diverged, PeerError, RanksDiffer
@@ -22,9 +21,12 @@ from stagerun.base.recipe import Determinism, OnNan, Solver
 from stagerun.comm import Comm, SoloComm, make_reducer
 from stagerun.comm.group import AGAIN
 from stagerun.comm.line import line
-from stagerun.engine.asynchronous.hub import Desk, Done, Hub, LegEnd, Replay, Work
+from stagerun.engine.asynchronous.boundary import arrivals, assemble
+from stagerun.engine.asynchronous.desk import Desk, Done, LegEnd, Work
+from stagerun.engine.asynchronous.hub import Hub
 from stagerun.engine.asynchronous.lines import Clerk, RemoteDesk, RemoteServer
-from stagerun.engine.asynchronous.record import Arrived, Record
+from stagerun.engine.asynchronous.record import Record
+from stagerun.engine.asynchronous.replay import Replay
 from stagerun.engine.asynchronous.servers import Push, Server
 from stagerun.engine.asynchronous.shards import Shards, needs_whole
 from stagerun.engine.asynchronous.tickets import Tickets
@@ -65,12 +67,15 @@ class Asynchronous:
         parameters = [p.tensor for p in state.solver.parameters]
         self.reducer = make_reducer(determinism, parameters, SoloComm(), loop.arithmetic.logical_workers)
         self.own: dict[int, Server] = {}  # of the present leg
-        self.hub = self._hub(solver.sync.max_staleness or 1) if self.rank == 0 else None
+        self.max_staleness = solver.sync.max_staleness or 1
+        self.leg = state.iter  # the present one's first iteration
+        self.iteration_s = 0.0  # what a replica took for the one that was reported last; rank 0 knows
+        self.hub = self._hub() if self.rank == 0 else None
         self.error: BaseException | None = None  # of a thread that serves
         self.asked: deque[int] = deque()  # by the loader, and not begun
         self._connect()
 
-    def _hub(self, max_staleness: int) -> Hub | Replay:
+    def _hub(self) -> Hub | Replay:
         if self.recorded is not None:
             legs = [leg for leg in self.recorded.legs if leg.first >= self.state.iter]
             return Replay(legs, self.names)
@@ -79,7 +84,11 @@ class Asynchronous:
         def explained(done: Done, number: int) -> str:
             return diverged(self.loop, self._not_finite(done, number, 0.0)).message
 
-        return Hub(Tickets(self.state.iter, self.last, max_staleness), self.names, most, explained, needed=self.hosts)
+        def void(claim: int) -> int:
+            return self.own[0].void(claim)
+
+        tickets = Tickets(self.state.iter, self.last, self.max_staleness)
+        return Hub(tickets, self.names, void, most, explained, needed=self.hosts)
 
     def _connect(self) -> None:
         """A line to each server, one more to the hub, and on a server a thread for each of the others."""
@@ -156,13 +165,22 @@ class Asynchronous:
     # -- the loop
 
     def train(
-        self, batches: Iterator[Batch], read: Batches, stop: Callable[[], bool]
+        self,
+        batches: Iterator[Batch],
+        read: Batches,
+        stop: Callable[[], bool],
+        within: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> Iterator[Iterated | NotFinite | SnapshotDue | TestDue | Stopped | Note]:
         """Takes the state to the end of the stage, or of the record. Of iterations rank 0 tells, as the servers do them; all ranks yield the same
-        SnapshotDue, TestDue and Stopped. `batches` are those of `requests`; `read` reads those of one iteration."""
+        SnapshotDue, TestDue and Stopped. `batches` are those of `requests`; `read` reads those of one iteration. `within`: entered for each
+        leg, where the others go on without a rank that doesn't serve; not for what is between legs."""
         state, loop = self.state, self.loop
         while state.iter < self.last:
-            ended = yield from self._leg(self._limit(), batches, read, stop)
+            first = state.iter
+            self._open(self._limit())
+            with within():
+                ended = yield from self._leg(batches, read, stop)
+            yield from self._close(first, ended)
             if ended.wrong:
                 self._leave()
                 raise Diverged(ended.wrong, NOT_FINITE_HINT)
@@ -185,11 +203,10 @@ class Asynchronous:
         return min(self.last, next(at for at in self.boundaries if at > self.state.iter))
 
     def _leg(
-        self, limit: int, batches: Iterator[Batch], read: Batches, stop: Callable[[], bool]
-    ) -> Generator[Iterated | NotFinite | Note, None, LegEnd]:
-        desk, first = self.desk, self.state.iter
+        self, batches: Iterator[Batch], read: Batches, stop: Callable[[], bool]
+    ) -> Generator[Iterated | NotFinite, None, LegEnd]:
+        desk = self.desk
         assert desk is not None
-        self._open(limit)
         while True:
             if self.error is not None:
                 raise self.error
@@ -198,27 +215,28 @@ class Asynchronous:
             if isinstance(work, LegEnd):
                 break
             pieces = self._batches(work, batches, read)
-            own = self._iterate(work.iteration, work.claim, pieces)
+            own = self._iterate(work, pieces)
             if own is not None and self.hub is None:
                 yield self._event(own, own.seconds)
             yield from self._news()
         if self.rank in work.gone:
             raise PeerError("this worker was away for too long, and the others went on without it", AGAIN)
         yield from self._news()
-        yield from self._close(first, work)
         return work
 
     def _open(self, limit: int) -> None:
         state, loop = self.state, self.loop
-        leg = self.recorded.leg(state.iter) if self.recorded is not None else None
+        self.leg = state.iter
+        recorded = self.recorded.leg(state.iter) if self.recorded is not None else None
 
         def move(total: Tensor) -> None:
             state.statistics.move(total, loop.arithmetic.logical_workers)
 
         for s, host in enumerate(self.hosts):
             if host == self.rank:
-                arrived = leg.servers[s] if leg is not None else None
-                self.own[s] = Server(s, self.shards, state.solver, loop.knobs, move, arrived)
+                arrived = recorded.servers[s] if recorded is not None else None
+                most = self.max_staleness
+                self.own[s] = Server(s, self.shards, state.solver, loop.knobs, move, most, self.leg, arrived)
         # A replay that is stopped half way goes back: what it has is not the state after any iteration.
         self.began = {k: t.clone() for k, t in self._live().items()} if self.recorded is not None else {}
         self.before = time.monotonic()
@@ -226,11 +244,11 @@ class Asynchronous:
             self.hub.start(state.iter, limit, state.skips, state.skips_in_all)
         self.comm.barrier()  # hub and servers are open before anyone comes
 
-    def _iterate(self, iteration: int, claim: int, pieces: list[Batch]) -> Done | None:
+    def _iterate(self, work: Work, pieces: list[Batch]) -> Done | None:
         """Pull, compute, push. None where it came too late."""
-        began, desk = time.monotonic(), self.desk
+        began, desk, iteration = time.monotonic(), self.desk, work.iteration
         assert desk is not None
-        seen = self._pull(claim)
+        seen = self._pull(work)
         found = self._summed(iteration, pieces)
         how = self.loop.arithmetic
         loss = found.loss_sum / how.logical_workers
@@ -246,33 +264,38 @@ class Asynchronous:
             desk.done(self.rank, done)
             return done
         clip_summed(found, how)
+        done = Done(iteration, self.rank, loss, seconds)
         with self._waiting():
-            claim = desk.claim(self.rank, seen)
-        if claim < 0:
+            claim = desk.claim(self.rank, seen, done)
+        staleness = self._push(claim, iteration, seen, found) if claim >= 0 else -1
+        if staleness < 0:
             return None
-        staleness = self._push(claim, iteration, seen, found)
-        done = Done(iteration, self.rank, loss, seconds, staleness)
+        done = replace(done, staleness=staleness)
         desk.done(self.rank, done)
         return done
 
-    def _pull(self, claim: int) -> list[int]:
+    def _pull(self, work: Work) -> list[int]:
         """The versions that were seen, by server."""
         seen = []
         for s in range(self.servers):
             with self._waiting():
-                version, vector = self._server(s).pull(claim)
+                version, vector = self._server(s).pull(work.claim, self.leg, work.floor)
             self.shards.unpack(s, vector, self.tensors)
             seen.append(version)
         return seen
 
     def _push(self, claim: int, iteration: int, seen: list[int], found: Summed) -> int:
-        """How many updates the gradient had not seen, at server 0."""
+        """How many updates the gradient had not seen, at server 0. -1: it came too late there, and goes to no other; what server 0 has
+        counts, whether the others still take it or not."""
         gradients, staleness = self.shards.gradients(found.gradients), 0
         total = found.total[: self.state.statistics.n]
         for s in range(self.servers):
             vector = self.shards.packed(s, gradients)
             with self._waiting():
-                behind = self._server(s).push(Push(claim, iteration, seen[s], vector, total if s == 0 else None))
+                push = Push(claim, iteration, seen[s], vector, total if s == 0 else None, self.leg)
+                behind = self._server(s).push(push)
+            if s == 0 and behind < 0:
+                return -1
             staleness = behind if s == 0 else staleness
         return staleness
 
@@ -297,13 +320,10 @@ class Asynchronous:
             for name, begun in self.began.items():
                 self._live()[name].copy_(begun)
             return
-        self._assemble()
-        said = [
-            self.comm.broadcast_bytes(_said(arrived[s]) if s in arrived else None, host)
-            for s, host in enumerate(self.hosts)
-        ]
+        assemble(self.comm, state, self.shards, self.own, self.hosts)
+        everywhere = arrivals(self.comm, arrived, self.hosts)
         if self.hub is not None:
-            self.record.legs.append(self.hub.noted(first, end, [_heard(one) for one in said]))
+            self.record.legs.append(self.hub.noted(first, end, everywhere))
             state.arrivals = self.record.encoded()
 
     def _without(self, gone: tuple[int, ...]) -> Iterator[Note]:
@@ -315,37 +335,6 @@ class Asynchronous:
             yield Note(
                 text=f"lost worker {who}; the other {len(self.names)} go on, and do its iterations", warning=True
             )
-
-    @torch.no_grad()
-    def _assemble(self) -> None:
-        update = self.state.solver
-        for s, host in enumerate(self.hosts):
-            mine = self.own.get(s)
-            vector = mine.vector if mine is not None else self.tensors[0].new_empty(self.shards.sizes[s])
-            if len(vector):
-                self.comm.broadcast(vector, host)
-                self.shards.unpack(s, vector, self.tensors)
-            remembered = mine.remembered() if mine is not None else {}
-            for slot, kept in update.history.items():
-                tensors = [kept[p.name] for p in update.parameters]
-                counts = slot == "t"
-                size = len(self.shards.parts[s]) if counts else self.shards.sizes[s]
-                if not size:
-                    continue
-                whole = remembered[slot] if mine is not None else tensors[0].new_empty(size)
-                self.comm.broadcast(whole, host)
-                if not counts:
-                    self.shards.unpack(s, whole, tensors)
-                    continue
-                for part, count in zip(self.shards.parts[s], whole, strict=True):
-                    if part.begin == 0:
-                        tensors[part.index].copy_(count)
-        trained = {p.name for p in update.parameters}
-        for name, tensor in self._live().items():
-            if name not in trained:
-                whole = tensor.contiguous()
-                self.comm.broadcast(whole)
-                tensor.copy_(whole)
 
     def _leave(self) -> None:
         """Ends the threads that served this rank, and waits for those that serve others here, but for who was left behind."""
@@ -366,6 +355,7 @@ class Asynchronous:
     def _news(self) -> Iterator[Iterated | NotFinite]:
         while self.hub is not None and self.hub.news:
             done, at = self.hub.news.popleft()
+            self.iteration_s = done.seconds
             if done.wrong:
                 yield self._skipped(done, at - self.before)
             else:
@@ -394,14 +384,3 @@ class Asynchronous:
             yield
         finally:
             self.comm.pulse.go_on()
-
-
-def _said(arrived: Arrived) -> bytes:
-    return torch.tensor([arrived.order, arrived.staleness], dtype=torch.int32).numpy().tobytes()
-
-
-def _heard(data: bytes) -> Arrived:
-    order, staleness = (
-        torch.frombuffer(bytearray(data), dtype=torch.int32).reshape(2, -1).tolist() if data else ((), ())
-    )
-    return Arrived(tuple(order), tuple(staleness))
