@@ -60,7 +60,8 @@ class Hub:
         needed: Collection[int] = (0,),
     ) -> None:
         """`void`: `Server.void` of server 0, which has the last word on each push. `most_skips`: iterations one after the other that may have no
-        push; one more, the `number`-th, ends the leg, and is `explained`. `needed`: who serves; its pushes are waited for whatever it takes."""
+        push; one more, the `number`-th, ends the leg, and is `explained`. `needed`: who serves; its pushes, and its coming to the end of a leg,
+        are waited for whatever it takes."""
         self._tickets, self._clock, self._most, self._explained = tickets, clock, most_skips, explained
         self._void_at_server_0 = void
         self.present, self.gone = set(replicas), set[int]()

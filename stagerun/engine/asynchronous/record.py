@@ -2,7 +2,8 @@
 
 A push is known by its claim: the how manyth of its leg that was granted. Per claim the record has the iteration and the replica; per
 server the claims in the order in which they were applied, and how many updates each was behind: 10 bytes per push, and 8 per push and
-server. A push whose replica died half way may be in the order of some servers and not of others: what it had seen of those is kept apart.
+server. A push whose replica died or stood still half way may be in the order of server 0 and not of others: what it had seen of those is kept
+apart.
 """
 
 from collections.abc import Mapping, Sequence

@@ -160,8 +160,10 @@ class Tickets:
         under_way = [push for push in self._pushes.values() if not push.void]
         if oldest := tuple(push.replica for push in under_way if push.age == self.max_staleness):
             return Wait(oldest)  # a push that was granted before may come to a server after this one
-        for one in (*under_way, *(self._begun[r] for r in older)):
-            one.age += 1
+        for push in under_way:
+            push.age += 1
+        for other in older:
+            self._begun[other].age += 1
         del self._begun[replica]
         self._pushes[self.claims] = _Push(replica, held.iteration, held.age)
         self.claims += 1
