@@ -8,7 +8,7 @@ from typing import Any
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from stagerun.base import compression, recipe
+from stagerun.base import compression, recipe, weights
 from stagerun.language import layers, tree, values
 from stagerun.language.layers import pairs
 from stagerun.language.networks import NETWORKS, PLAIN
@@ -34,6 +34,7 @@ def _says_nothing(field: FieldDescriptor) -> bool:
 
 
 def model(view: View) -> recipe.Model:
+    """Of a `model { }`, the schedule's or a stage's."""
     norm = view.inside("batch_norm_param")
     fraction, eps = NETWORKS[view.text("name") or ""].batch_norm or PLAIN
     return values.build(
@@ -62,9 +63,10 @@ def path_of(root: str, source: str) -> str:
     return posixpath.normpath(posixpath.join(root, source))
 
 
-def solver(view: View, seed: int, images: int) -> recipe.Solver:
+def solver(view: View, seed: int, images: int, root: str) -> recipe.Solver:
     """A stage's settings, durations in iterations; `seed` is Schedule.seed, `images` is how many an epoch has."""
     own_seed, compressed = view.whole("random_seed"), view.view("compress_param")
+    own_model, given = view.view("model"), view.view("weights")
     return values.build(
         recipe.Solver,
         view,
@@ -72,8 +74,16 @@ def solver(view: View, seed: int, images: int) -> recipe.Solver:
         test_transform=evaluation_transform(view),
         random_seed=seed if own_seed is None else own_seed,
         compress=_compression(compressed) if compressed is not None else None,
+        model=model(own_model) if own_model is not None else None,
+        weights=_weights(given, root) if given is not None else None,
         sync=_sync(met) if (met := view.view("sync_param")) is not None else None,
     )
+
+
+def _weights(view: View, root: str) -> recipe.Weights:
+    found = weights.place_of(view.text("file") or "")
+    path = path_of(root, found.path) if found.path else ""
+    return values.build(recipe.Weights, view, path=path)
 
 
 def _sync(view: View) -> recipe.Sync:

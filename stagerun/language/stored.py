@@ -37,7 +37,7 @@ def read_recipe(text: str) -> recipe.Schedule:
     """
     reader = _Reader(tokens(text))
     schedule: recipe.Schedule = _read(recipe.Schedule, reader.block(None))
-    stages = tuple(replace(stage, model=schedule.model) for stage in schedule.stages)
+    stages = tuple(replace(stage, model=stage.solver.model or schedule.model) for stage in schedule.stages)
     return replace(schedule, stages=stages)
 
 

@@ -40,6 +40,7 @@ _RENAMED = {
     "crop_size_ramp": "crop_size_ramp_param",
     "compress": "compress_param",
     "sync": "sync_param",
+    "from_": "from",
 }
 # Fields that the language has inside a message that the recipe doesn't have.
 _INSIDE = {
@@ -140,7 +141,7 @@ def _setting(member: Member, view: View) -> Any:
     if member.repeated and issubclass(member.kind, enum.Enum):
         return tuple(member.kind(text) for text in view.texts(name))
     if member.repeated:
-        return view.numbers(name)
+        return view.texts(name) if member.kind is str else view.numbers(name)
     if member.is_message:
         found = view.view(name)
         return build(member.kind, found) if found is not None else member.default

@@ -163,7 +163,7 @@ def cost_key(schedule: Schedule, stage: Stage) -> str:
         (schedule.data.cache.value, schedule.data.loader_threads),
     )
     # What is measured of pushes is the time from one to the next. Figures of other stages are older than they.
-    how = tuple(part for part in (solver.sync, solver.compress) if part is not None)
+    how = tuple(part for part in (solver.sync, solver.compress, solver.freeze) if part)
     return " ".join(map(str, (*parts, *how)))
 
 
