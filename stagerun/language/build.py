@@ -28,6 +28,10 @@ OPTIONAL = {"test_transform_param"} | {
 SKIPPED = {"clear", "solver", "stage", "ensemble"}
 
 
+def _optional(field: FieldDescriptor) -> bool:
+    return field.name in OPTIONAL and field.containing_type is not SCHEDULE  # which has a `model` always
+
+
 def _says_nothing(field: FieldDescriptor) -> bool:
     """Whether the field stands in stages, or is resolved into its partner."""
     return field.name in SKIPPED or field.name in dict(pairs(field.containing_type)).values()
@@ -179,7 +183,7 @@ def facts(
         key = prefix + field.name
         counts = identity and tree.identity(field)
         entry = block.entries.get(field.name) if block else None
-        if is_message(field) and not field.is_repeated and (entry or field.name not in OPTIONAL):
+        if is_message(field) and not field.is_repeated and (entry or not _optional(field)):
             inner = block.block(field.name) if block else None
             yield from facts(field.message_type, inner, key + ".", derived, schedule, counts)
         elif entry:
@@ -262,7 +266,7 @@ def _defaults(kind: Descriptor, prefix: str, said: Mapping[str, str]) -> Iterato
         elif not is_message(field) or field.is_repeated:
             if not tree.quiet(field):
                 yield key, _CONSTANT.get(field.name) or default_text(field)
-        elif field.name not in OPTIONAL or any(name.startswith(f"{key}.") for name in said):
+        elif not _optional(field) or any(name.startswith(f"{key}.") for name in said):
             yield from _defaults(field.message_type, f"{key}.", said)
         elif not tree.quiet(field):
             yield key, NONE

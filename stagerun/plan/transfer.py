@@ -7,7 +7,6 @@ same shape comes from there; the rest is drawn anew.
 import enum
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from stagerun.base.errors import listing, nearest
 from stagerun.base.recipe import Rename, Schedule, Stage, Weights
@@ -229,10 +228,10 @@ def table(made: Transfer, stage: Stage, start: str, frozen: Mapping[str, bool] |
     for origin in Origin:
         found = made.of(origin)
         if found:
-            word = {Origin.FILE: f"taken from {weights.file}" if weights else "", Origin.PARENT: f"kept from {start}"}
+            words = {Origin.FILE: f"taken from {weights.file}" if weights else "", Origin.PARENT: f"kept from {start}"}
             drawn = origin in (Origin.MISFIT, Origin.ANEW)
             rows.append(
-                (word.get(origin, origin.value), *_counted(r.shape for r in found), _why(found) if drawn else "")
+                (words.get(origin, origin.value), *_counted(r.shape for r in found), _why(found) if drawn else "")
             )
     if made.left and weights is not None:
         why = _why(made.left)
@@ -254,11 +253,10 @@ def _counted(shapes: Iterable[Shape]) -> tuple[str, str]:
 
 def _why(found: Sequence[Row | Left]) -> str:
     """`fc.weight 10 x 64, fc.bias 10: dropped; ...`, those of one reason together."""
-    parts = []
-    for why, group in groupby(found, key=lambda one: one.why):
-        names = [f"{one.name} {_size(one.shape)}" for one in group]
-        parts.append(_some(names) + (f": {why}" if why else ""))
-    return "; ".join(parts)
+    groups: dict[str, list[str]] = {}
+    for one in found:
+        groups.setdefault(one.why, []).append(f"{one.name} {_size(one.shape)}")
+    return "; ".join(_some(names) + (f": {why}" if why else "") for why, names in groups.items())
 
 
 # -- what is known without tensors

@@ -20,6 +20,7 @@ from stagerun.engine.device import dtype_of
 from stagerun.engine.ensemble import Member, WeightMean, take_statistics, together
 from stagerun.engine.evaluate import Score, score
 from stagerun.engine.feed import feed
+from stagerun.engine.parameters import frozen_norms
 from stagerun.engine.state import restore
 from stagerun.engine.update import explained
 from stagerun.models import build
@@ -106,7 +107,8 @@ def _weight_average(run: EnsembleRun) -> Generator[Event, None, Member | None]:
     Collective. It computes as the first member does."""
     stage = run.stages[0]
     model = _network(run, stage)
-    statistics = BatchStatistics(model)
+    frozen = frozen_norms(model, stage.solver.freeze)
+    statistics = BatchStatistics(model, frozen)
 
     def fill() -> None:
         mean = WeightMean(model)
@@ -123,13 +125,15 @@ def _weight_average(run: EnsembleRun) -> Generator[Event, None, Member | None]:
         yield Note(
             text=f"ensemble {run.ensemble.name}: BatchNorm statistics of the averaged network, over {images} images"
         )
-        if not _take_statistics(run, model, statistics):
+        if not _take_statistics(run, model, statistics, frozen):
             return None
     yield from run.worker.images.replacing.news_of_all(run.worker.comm)
     return _as_member(run, model, stage)
 
 
-def _take_statistics(run: EnsembleRun, model: nn.Module, statistics: BatchStatistics) -> bool:
+def _take_statistics(
+    run: EnsembleRun, model: nn.Module, statistics: BatchStatistics, frozen: Sequence[nn.Module]
+) -> bool:
     """Over the first member's images of training, from the start of its epoch 0, at the size that it ends with."""
     stage, iterations = run.stages[0], run.ensemble.batch_norm_iter
     solver = replace(stage.solver, transform=replace(stage.solver.transform, crop_size_ramp=None))
@@ -142,7 +146,7 @@ def _take_statistics(run: EnsembleRun, model: nn.Module, statistics: BatchStatis
     pulse = run.worker.comm.pulse
     with pulse.section(Section.EVALUATION), loader.stream(asked) as batches, feed(batches, run.worker.device) as fed:
         return take_statistics(
-            model, statistics, beating(fed, pulse), iterations, workers, how, run.worker.comm, run.worker.stop
+            model, statistics, frozen, beating(fed, pulse), iterations, workers, how, run.worker.comm, run.worker.stop
         )
 
 

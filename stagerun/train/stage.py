@@ -77,6 +77,8 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
         _recall(run)
     bits = environment_of(run.worker.schedule, run.stage, run.worker.device, run.worker.comm.size, run.worker.others)
     yield _started(run, dense_bytes_of(run.worker.schedule.determinism, state, solver, run.worker.comm))
+    if run.weights_table:
+        yield Note(text=run.weights_table)
     loop, replacing = make_loop(run), run.worker.images.replacing
     pushing = asynchronous(run, loop, state) if solver.asynchronous else None
     kept = Kept(solver.display if run.worker.comm.rank == 0 else 0)
@@ -444,6 +446,7 @@ def _progress(run: StageRun, state: TrainState) -> Progress:
         skips_in_all=state.skips_in_all,
         rollbacks=state.rollbacks,
         choice=dict(run.choice),
+        weights=run.weights,
     )
 
 

@@ -1,14 +1,12 @@
 """A snapshot on its own, without the schedule's folder: its recipe, its network, and how large its files may be."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from stagerun import store
 from stagerun.base import recipe
@@ -21,6 +19,7 @@ from stagerun.engine.device import dtype_of
 from stagerun.engine.state import restore
 from stagerun.language.stored import read_foreign
 from stagerun.models import build
+from stagerun.models.skeleton import without_memory
 from stagerun.plan import PlannedStage, State
 from stagerun.system.host import available_memory
 from stagerun.train.progress import (
@@ -80,32 +79,10 @@ def most_for(schedule: Schedule, planned: PlannedStage) -> Mapping[str, int]:
     return most_bytes(model, senders, replicas, most_arrivals(solver, planned.iter) if resumes else 0)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def elements(model: recipe.Model) -> int:
-    """Numbers in the parameters and buffers of a network, however large it is: it is made without memory for them. Torch's random
-    state is left alone."""
-    with torch.random.fork_rng(devices=[]):
-        try:
-            with torch.device("meta"):
-                return _count(build(model))
-        except NotImplementedError:  # torchvision's RegNets compute their widths with tensors, which must have memory
-            with _LayersWithoutMemory():
-                return _count(build(model))
-
-
-class _LayersWithoutMemory(TorchFunctionMode):
-    """Inside it, the tensors that layers are made of have no memory; those that are computed with have."""
-
-    def __torch_function__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func in (torch.empty, torch.zeros, torch.ones):
-            return func(*args, **{**(kwargs or {}), "device": "meta"})
-        return func(*args, **(kwargs or {}))
-
-
-def _count(network: nn.Module) -> int:
-    return sum(tensor.numel() for tensor in network.state_dict().values())
+    """Numbers in the parameters and buffers of a network, however large it is: it is made without memory for them."""
+    return sum(tensor.numel() for tensor in without_memory(model).state_dict().values())
 
 
 def require_buildable(name: str, model: recipe.Model) -> Mapping[str, int]:
