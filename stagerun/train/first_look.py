@@ -63,8 +63,7 @@ def look_first(options: RunOptions, schedule: Schedule, size: int) -> ExitCode |
 def require_weights(plan: Plan) -> None:
     """RecipeError for each stage to be started whose weights are not where it says; what is in them is looked at when training starts."""
     problems = Problems()
-    for path, text in plan.schedule.files:
-        problems.file(path, text)
+    problems.files(plan.schedule.files)
     for one in plan.stages:
         weights = one.stage.solver.weights
         if one.state is State.FRESH and weights is not None:

@@ -73,8 +73,7 @@ def require_none(schedule: Schedule, stage: Stage, mistakes: Sequence[Mistake]) 
 def problems_in(schedule: Schedule) -> Problems:
     """None so far; those that are added are shown with their lines."""
     problems = Problems()
-    for path, text in schedule.files:
-        problems.file(path, text)
+    problems.files(schedule.files)
     return problems
 
 
