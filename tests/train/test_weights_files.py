@@ -50,7 +50,7 @@ def test_nothing_in_a_file_is_run_and_what_is_no_network_is_refused(tmp_path: Pa
     cases = {
         "holds more than tensors": saved(nn.Linear(2, 2), tmp_path / "b.pt"),
         "is not a whole file of `torch.save`": whole[: len(whole) // 2],
-        "has no state_dict: it holds epoch and lr": saved({"epoch": 1, "lr": 0.1}, tmp_path / "c.pt"),
+        "has no state_dict: it holds `epoch` and `lr`": saved({"epoch": 1, "lr": 0.1}, tmp_path / "c.pt"),
         "not a safetensors file": b"hello, this is text",
     }
     for message, data in cases.items():
@@ -146,10 +146,9 @@ def address(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp
     data = encode(HELD)
     for where in served(data if request.param == "whole" else data[:-1] + b"!"):
         monkeypatch.setenv("HF_ENDPOINT", where)
-        stem = f"resnet18-{hashlib.sha256(data).hexdigest()[:8]}"
-        monkeypatch.setattr(
-            fetch, "published", lambda name: [(stem, f"{where}/{stem}.pth")] if name == "resnet18" else []
-        )
+        stem = f"resnet18-{hashlib.sha256(encode(HELD)).hexdigest()[:8]}"
+        known = {"resnet18": [(stem, f"{where}/{stem}.pth")]}
+        monkeypatch.setattr(fetch, "published", lambda name, known=known: known.get(name, []))
         yield request.param
 
 
