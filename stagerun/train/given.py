@@ -148,7 +148,8 @@ def tables(plan: Plan) -> list[str]:
         try:
             made, mistakes = planned_transfer(plan.schedule, stage)
         except StagerunError as error:
-            made, mistakes = Transfer(()), (Mistake("file", error.message, error.hint),)
+            report(stage, [Mistake("file", error.message, error.hint)], problems)
+            continue
         report(stage, mistakes, problems)
         frozen = frozen_in(without_memory(stage.model), stage)
         found.append(table(made, stage, start_of(stage), frozen))

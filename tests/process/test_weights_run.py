@@ -166,7 +166,7 @@ def test_a_mistake_is_found_before_training_at_its_line(tuned: Path, name: str) 
     folder = write(tuned / "wrong", tuned / "data", TUNED.format(file=file, how=how))
     plan = small.stagerun("plan", folder, "--weights")
     assert plan.returncode == 64 and message in plan.stderr, plan.stderr
-    assert "schedule.prototxt:17:" in plan.stderr and "^" in plan.stderr, plan.stderr
+    assert "schedule.prototxt:16:" in plan.stderr and "^" in plan.stderr, plan.stderr
 
 
 def test_a_run_says_so_too(tuned: Path, tmp_path: Path) -> None:
@@ -178,3 +178,35 @@ def test_a_run_says_so_too(tuned: Path, tmp_path: Path) -> None:
         done.stderr
     )
     assert not list((tmp_path / "out" / "snapshots").glob("head-*"))
+
+
+HOW = {
+    "compressed": "compress_param { method: TOP_K ratio: 0.1 }",
+    "replicas": "sync_param { method: LOCAL replicas: 3 period: 2 }",
+    "pushed": "sync_param { method: ASYNC replicas: 3 max_staleness: 2 }",
+    "layer-wise": 'type: "LARS" ema_decay: 0.9',
+}
+
+
+@pytest.mark.parametrize("name", HOW)
+def test_what_is_frozen_stays_whatever_moves_the_rest(tuned: Path, name: str, tmp_path: Path) -> None:
+    text = TUNED.format(file=f"{tuned}/out:trunk", how='drop: "fc.*"').replace(
+        "max_iter: 4", f"max_iter: 4 {HOW[name]}"
+    )
+    text = text.replace("batch_size: 12", "batch_size: 4") if name == "pushed" else text
+    folder = write(tmp_path / "s", tuned / "data", text)
+    done = small.run(folder, tmp_path / "out", "--only", "head")
+    assert done.returncode == 0, done.stderr
+    trunk, head = tensors(tuned / "out", "trunk", 3), tensors(tmp_path / "out", "head", 4)
+    moved = [
+        name for name in trunk if name not in ("fc.weight", "fc.bias") and not torch.equal(trunk[name], head[name])
+    ]
+    assert not moved
+
+
+def test_a_rehearsal_starts_from_the_weights_too(tuned: Path, tmp_path: Path) -> None:
+    done = small.stagerun("rehearse", tuned / "tuned", "--out", tmp_path / "out", "--nproc", 1, "--threads", 1)
+    assert done.returncode == 0, done.stderr
+    folder = write(tuned / "wrong", tuned / "data", TUNED.format(file="../out:trunk", how=""))
+    done = small.stagerun("rehearse", folder, "--out", tmp_path / "out", "--nproc", 1, "--threads", 1)
+    assert done.returncode == 64 and "have another shape" in done.stderr, done.stderr
