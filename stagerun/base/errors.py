@@ -197,6 +197,11 @@ class Problems:
         """Makes the lines of a text known, before mistakes in it are added."""
         self._lines[path] = text.split("\n")
 
+    def files(self, texts: Iterable[tuple[str, str]]) -> None:
+        """The same for each (path, text): `Schedule.files`."""
+        for path, text in texts:
+            self.file(path, text)
+
     def add(self, span: Span, message: str, hint: str = "") -> None:
         self._found.setdefault((span, message), Problem(message, span, self.line(span), hint))
 

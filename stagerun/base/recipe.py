@@ -289,6 +289,26 @@ class ParamRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rename:
+    """`from_` is `from` in the language."""
+
+    from_: str
+    to: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """WeightsParameter. `path`: what `file` means on this machine, an absolute path; of a snapshot that of its output folder; '' for
+    published weights."""
+
+    file: str
+    path: str
+    drop: tuple[str, ...] = ()
+    rename: tuple[Rename, ...] = ()
+    strict: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompressionRule:
     """The method for some parameters. A setting that the method reads and nothing states is None for `TWO_BIT` alone."""
 
@@ -410,6 +430,9 @@ class Solver:
     carry_data: bool = True
     compress: Compression | None = None
     carry_residual: bool = False
+    model: Model | None = None
+    weights: Weights | None = None
+    freeze: tuple[str, ...] = ()
     sync: Sync | None = None
     transform: Transform = field(default_factory=Transform)
     test_transform: Transform = field(default_factory=Transform)
@@ -455,6 +478,9 @@ class Origin:
 
 # The key in a stage's identity of the iteration of its parent that it starts from. Not there where that is the parent's end.
 FROM_ITER = "from_iter"
+# The key of the digest of what `Solver.weights` names. It is in `origins` of every stage that has `weights`, and in its identity as
+# far as someone has looked: a file that is gone makes nothing stale.
+WEIGHTS_DIGEST = "weights.sha256"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -462,6 +488,8 @@ class Stage:
     """One node of the tree. `parent` is None for a stage that starts from the seed; `parent_iter` is the iteration of the
     parent that it starts from, None for the parent's end. `group` is the stage in schedule.prototxt that several were made of.
     A stage below one that is not enabled is not enabled either.
+
+    `model` is its network: its own, or the schedule's.
 
     `identity` maps each field that snapshots depend on, shared ones included (`solver.base_lr`, `model.name`, ...), to
     its canonical text; two stages with equal identity and equal parent snapshots train to the same bits. `origins` has
@@ -473,6 +501,7 @@ class Stage:
     parent_iter: int | None = None
     enabled: bool = True
     group: str | None = None
+    model: Model
     solver: Solver
     identity: Mapping[str, str]
     origins: Mapping[str, Origin]

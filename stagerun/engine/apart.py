@@ -33,7 +33,7 @@ def update_replicas(
     """
     replicas = state.replicas
     assert replicas is not None
-    state.model.train()
+    state.to_training()
     part = replace(how, logical_workers=replicas.logical_workers)
     found: dict[int, Summed] = {}
     left, done, broken = iter(pieces), 0, False

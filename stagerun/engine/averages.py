@@ -1,7 +1,7 @@
 """What is averaged beside training: BatchNorm's running statistics, gathered from every logical worker and moved once per iteration,
 and a running average of the weights."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -14,11 +14,14 @@ class BatchStatistics:
     """The batch and running statistics of all BatchNorm layers of a model, each kind as one flat vector [n].
 
     The layers' buffers become views into the vectors, so make this after the model has its device and dtype. All layers
-    have the same moving_average_fraction and have seen the same number of iterations: they move together.
+    have the same moving_average_fraction and move together: as layers do that have seen as many iterations as the one which has seen
+    most. Those of layers that were drawn anew, or were frozen before, so start from what they are.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self.layers = [m for m in model.modules() if isinstance(m, BatchNorm2d)]
+    def __init__(self, model: nn.Module, frozen: Sequence[nn.Module] = ()) -> None:
+        """`frozen`: layers whose statistics don't move."""
+        held = set(map(id, frozen))
+        self.layers = [m for m in model.modules() if isinstance(m, BatchNorm2d) and id(m) not in held]
         self._iterations: int | None = None
         self.n = sum(2 * m.num_features for m in self.layers)
         sample = next(model.parameters())
@@ -55,7 +58,7 @@ class BatchStatistics:
         if not self.layers:
             return
         if self._iterations is None:  # read once, after any restoring, because on a GPU it waits for the device
-            self._iterations = int(self.layers[0].num_batches_tracked)
+            self._iterations = int(torch.stack([layer.num_batches_tracked for layer in self.layers]).max())
         self._iterations += 1
         torch._foreach_add_([layer.num_batches_tracked for layer in self.layers], 1)
         fraction = self.layers[0].moving_average_fraction

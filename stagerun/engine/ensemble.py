@@ -95,6 +95,7 @@ class WeightMean:
 def take_statistics(
     model: nn.Module,
     statistics: BatchStatistics,
+    frozen: Sequence[nn.Module],
     batches: Iterator[Batch],
     iterations: int,
     run: range,
@@ -102,7 +103,7 @@ def take_statistics(
     comm: Comm,
     stop: Callable[[], bool],
 ) -> bool:
-    """Sets BatchNorm's running statistics to the plain mean of those of `iterations` x `how.logical_workers` device batches.
+    """Sets BatchNorm's running statistics, but those of `frozen` layers, to the plain mean of those of `iterations` x `how.logical_workers` device batches.
     Collective. False if a rank is asked to stop; the statistics are then as they were.
 
     `batches`: one for each iteration and logical worker of this rank's `run`, in that order. Each logical worker's are added
@@ -116,6 +117,8 @@ def take_statistics(
     sums = torch.zeros(len(run), statistics.n, dtype=torch.float64)
     stopping = torch.zeros(1, device=device)
     model.train()
+    for layer in frozen:
+        layer.eval()
     for _ in range(iterations):
         for row in sums:
             batch = next(batches)

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from torch import nn
 
+from stagerun.base import weights
 from stagerun.base.errors import UsageError, nearest
 from stagerun.base.recipe import CompressionRule, ParamKind, ParamRule
 
@@ -51,23 +52,53 @@ def multipliers(name: str, kind: ParamKind, rules: Sequence[ParamRule]) -> Param
     return first_that_fits(rules, name, kind) or ParamRule()
 
 
-def trained_parameters(model: nn.Module, rules: Sequence[ParamRule]) -> list[Parameter]:
-    """The parameters that move, in model order. Those with lr_mult 0 are frozen: autograd leaves them out.
+def trained_parameters(model: nn.Module, rules: Sequence[ParamRule], freeze: Sequence[str] = ()) -> list[Parameter]:
+    """The parameters that move, in model order. Those with lr_mult 0, and those that `freeze` names, are frozen: autograd leaves
+    them out.
 
     UsageError if that leaves none.
     """
     trained = []
     for name, tensor in model.named_parameters():
         rule = multipliers(name, kind_of(model, name), rules)
-        tensor.requires_grad_(rule.lr_mult != 0)
-        if rule.lr_mult != 0:
+        moves = rule.lr_mult != 0 and not weights.fits(name, freeze)
+        tensor.requires_grad_(moves)
+        if moves:
             trained.append(Parameter(name, tensor, rule.lr_mult, rule.decay_mult, rule.adapt))
+    if not trained and freeze:
+        raise UsageError(
+            "`freeze` fits every parameter of the model: there is nothing to train",
+            "name only what is to stay as it is",
+        )
     if not trained:
         raise UsageError(
             "`param` gives every parameter of the model lr_mult 0: there is nothing to train",
             "give the rule a name or a kind, so that it fits only what is to be frozen",
         )
     return trained
+
+
+def frozen_norms(model: nn.Module, freeze: Sequence[str]) -> list[nn.Module]:
+    """The BatchNorm layers whose statistics `freeze` names."""
+    norms = ((n, m) for n, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+    return [norm for name, norm in norms if weights.fits(f"{name}.running_mean", freeze)]
+
+
+def still_in(model: nn.Module, freeze: Sequence[str]) -> frozenset[str]:
+    """The names of the tensors that `freeze` keeps as they are: parameters, and all buffers of BatchNorm layers."""
+    if not freeze:
+        return frozenset()
+    norms = set(map(id, frozen_norms(model, freeze)))
+    held = [f"{name}.{one}" for name, m in model.named_modules() if id(m) in norms for one, _ in m.named_buffers()]
+    return frozenset([*(name for name, _ in model.named_parameters() if weights.fits(name, freeze)), *held])
+
+
+def idle_patterns(model: nn.Module, freeze: Sequence[str]) -> list[tuple[str, str]]:
+    """Those that fit neither a parameter nor the statistics of a BatchNorm layer, each with a hint."""
+    names = [name for name, _ in model.named_parameters()]
+    known = [*names, *(name for name in model.state_dict() if name.endswith("running_mean"))]
+    like = f"the model's parameters are named like `{next(iter(names), '')}`"
+    return [(one, nearest(one, names) or like) for one in freeze if not any(weights.fits(n, (one,)) for n in known)]
 
 
 def idle_rules(

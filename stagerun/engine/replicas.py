@@ -6,7 +6,7 @@ who holds what. The network has the tensors of one replica at a time, of which i
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -37,16 +37,19 @@ class Replicas:
         solver: Solver,
         determinism: Determinism,
         comm: Comm,
+        still: Collection[str] = (),
     ) -> None:
-        """`weights`, `momentum`: the live tensors of the network and its solver; `trained`: the parameters. Collective."""
+        """`weights`, `momentum`: the live tensors of the network and its solver; `trained`: the parameters; `still`: the names of those
+        that `freeze` keeps as they are. Collective."""
         assert solver.sync is not None
         self.sync, self.comm, self.count = solver.sync, comm, solver.sync.replicas
         self.start, self.meetings = parting(solver), frozenset(synchronisations(solver))
         self.max_iter, self.logical_workers = solver.max_iter, solver.logical_workers // self.count
         self.live = weights | momentum
-        self.weights = {name: t for name, t in weights.items() if t.is_floating_point()}
-        # What differs between replicas. The counts, which are whole numbers, are the same in all.
-        self.apart = {name: t for name, t in self.live.items() if t.is_floating_point()}
+        # What differs between replicas. The counts, which are whole numbers, are the same in all, and so is what is frozen: an average
+        # of equal numbers may be another one.
+        self.apart = {n: t for n, t in self.live.items() if t.is_floating_point() and n not in still}
+        self.weights = {name: self.apart[name] for name in weights if name in self.apart}
         self.trained, self.determinism = trained, determinism
         shares = shares_of(solver, comm.size)
         ranks = holders_of(shares, self.count)

@@ -18,7 +18,7 @@ from stagerun.comm.residual import BASIS, Residual
 from stagerun.engine.averages import Average, BatchStatistics
 from stagerun.engine.codec import Packed, digest, digest_and_look
 from stagerun.engine.device import dtype_of, synchronize
-from stagerun.engine.parameters import trained_parameters
+from stagerun.engine.parameters import frozen_norms, still_in, trained_parameters
 from stagerun.engine.replicas import Replicas
 from stagerun.engine.solvers import WeightUpdate, make_update
 from stagerun.schedule.plateau import FRESH, PlateauState
@@ -32,7 +32,7 @@ class TrainState:
     many of the last iterations, one after the other, `on_nan: SKIP` has passed over, and `skips_in_all` of all in the stage;
     `rollbacks`: how often it has gone back. `residual`: what this rank's compressed gradients lacked, of a stage that remembers it;
     that differs between ranks, as do `replicas`, of a stage with `sync_param`, and the model while they have parted and are not shown.
-    `arrivals`: of a stage with `method: ASYNC`, the file in which its snapshots keep the order of all pushes so far; on rank 0.
+    `frozen`: BatchNorm layers that normalise with their running statistics. `arrivals`: of a stage with `method: ASYNC`, the file in which its snapshots keep the order of all pushes so far; on rank 0.
     """
 
     model: nn.Module
@@ -47,6 +47,13 @@ class TrainState:
     residual: Residual | None = None
     replicas: Replicas | None = None
     arrivals: bytes | None = None
+    frozen: tuple[nn.Module, ...] = ()
+
+    def to_training(self) -> None:
+        """The mode of training, but for what is `frozen`."""
+        self.model.train()
+        for layer in self.frozen:
+            layer.eval()
 
 
 def make_state(model: nn.Module, solver: Solver, device: torch.device) -> TrainState:
@@ -54,9 +61,9 @@ def make_state(model: nn.Module, solver: Solver, device: torch.device) -> TrainS
     model.to(device, dtype_of(solver.precision))
     if solver.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    parameters = trained_parameters(model, solver.param)
-    statistics = BatchStatistics(model)
-    state = TrainState(model, make_update(parameters, solver), statistics)
+    parameters, frozen = trained_parameters(model, solver.param, solver.freeze), frozen_norms(model, solver.freeze)
+    statistics = BatchStatistics(model, frozen)
+    state = TrainState(model, make_update(parameters, solver), statistics, frozen=tuple(frozen))
     if solver.ema_decay is not None:
         state.average = Average(model, solver.ema_decay, solver.ema_interval)
     if solver.compile:
@@ -104,7 +111,9 @@ def average(state: TrainState) -> dict[str, Tensor]:
 def replicas_of(determinism: Determinism, state: TrainState, solver: Solver, comm: Comm) -> Replicas:
     """Those of a stage with `sync_param`, which have not parted. Collective."""
     trained: dict[str, Tensor] = {p.name: p.tensor for p in state.solver.parameters}
-    return Replicas(weights(state), momentum(state), trained, solver, determinism, comm)
+    return Replicas(
+        weights(state), momentum(state), trained, solver, determinism, comm, still_in(state.model, solver.freeze)
+    )
 
 
 def saved_residual(state: TrainState) -> Residual | None:

@@ -67,7 +67,7 @@ def update(
     rank, all break the iteration off, and the state is left as it was. The request is a number in the place of that by which a
     rank asks to stop: so it costs nothing, and an iteration that is not broken off has the bits that it ever had.
     """
-    state.model.train()
+    state.to_training()
     found = summed(state, pieces, reducer, how, stop, hopeless)
     loss_mean = found.loss_sum / how.logical_workers
     if found.stopping >= BROKEN_OFF:

@@ -8,7 +8,7 @@ from typing import Any
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from stagerun.base import compression, recipe
+from stagerun.base import compression, recipe, weights
 from stagerun.language import layers, tree, values
 from stagerun.language.layers import pairs
 from stagerun.language.networks import NETWORKS, PLAIN
@@ -28,12 +28,17 @@ OPTIONAL = {"test_transform_param"} | {
 SKIPPED = {"clear", "solver", "stage", "ensemble"}
 
 
+def _optional(field: FieldDescriptor) -> bool:
+    return field.name in OPTIONAL and field.containing_type is not SCHEDULE  # which has a `model` always
+
+
 def _says_nothing(field: FieldDescriptor) -> bool:
     """Whether the field stands in stages, or is resolved into its partner."""
     return field.name in SKIPPED or field.name in dict(pairs(field.containing_type)).values()
 
 
 def model(view: View) -> recipe.Model:
+    """Of a `model { }`, the schedule's or a stage's."""
     norm = view.inside("batch_norm_param")
     fraction, eps = NETWORKS[view.text("name") or ""].batch_norm or PLAIN
     return values.build(
@@ -62,9 +67,10 @@ def path_of(root: str, source: str) -> str:
     return posixpath.normpath(posixpath.join(root, source))
 
 
-def solver(view: View, seed: int, images: int) -> recipe.Solver:
+def solver(view: View, seed: int, images: int, root: str) -> recipe.Solver:
     """A stage's settings, durations in iterations; `seed` is Schedule.seed, `images` is how many an epoch has."""
     own_seed, compressed = view.whole("random_seed"), view.view("compress_param")
+    own_model, given = view.view("model"), view.view("weights")
     return values.build(
         recipe.Solver,
         view,
@@ -72,8 +78,16 @@ def solver(view: View, seed: int, images: int) -> recipe.Solver:
         test_transform=evaluation_transform(view),
         random_seed=seed if own_seed is None else own_seed,
         compress=_compression(compressed) if compressed is not None else None,
+        model=model(own_model) if own_model is not None else None,
+        weights=_weights(given, root) if given is not None else None,
         sync=_sync(met) if (met := view.view("sync_param")) is not None else None,
     )
+
+
+def _weights(view: View, root: str) -> recipe.Weights:
+    found = weights.place_of(view.text("file") or "")
+    path = path_of(root, found.path) if found.path else ""
+    return values.build(recipe.Weights, view, path=path)
 
 
 def _sync(view: View) -> recipe.Sync:
@@ -169,7 +183,7 @@ def facts(
         key = prefix + field.name
         counts = identity and tree.identity(field)
         entry = block.entries.get(field.name) if block else None
-        if is_message(field) and not field.is_repeated and (entry or field.name not in OPTIONAL):
+        if is_message(field) and not field.is_repeated and (entry or not _optional(field)):
             inner = block.block(field.name) if block else None
             yield from facts(field.message_type, inner, key + ".", derived, schedule, counts)
         elif entry:
@@ -252,7 +266,7 @@ def _defaults(kind: Descriptor, prefix: str, said: Mapping[str, str]) -> Iterato
         elif not is_message(field) or field.is_repeated:
             if not tree.quiet(field):
                 yield key, _CONSTANT.get(field.name) or default_text(field)
-        elif field.name not in OPTIONAL or any(name.startswith(f"{key}.") for name in said):
+        elif not _optional(field) or any(name.startswith(f"{key}.") for name in said):
             yield from _defaults(field.message_type, f"{key}.", said)
         elif not tree.quiet(field):
             yield key, NONE

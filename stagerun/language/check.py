@@ -19,6 +19,7 @@ from stagerun.language.check_compress import check_compression
 from stagerun.language.check_images import check_compiled, check_drawn, check_training, check_transform
 from stagerun.language.check_rates import check_curves, check_knots, check_learning_rate
 from stagerun.language.check_sync import check_sync
+from stagerun.language.check_weights import check_weights
 from stagerun.language.layers import higher
 from stagerun.language.proto import stagerun_pb2
 from stagerun.language.tree import Block
@@ -268,6 +269,7 @@ STAGE_CHECKS: tuple[Callable[[str, View, Problems], None], ...] = (
     check_regularisation,
     check_compression,
     check_sync,
+    check_weights,
 )
 
 

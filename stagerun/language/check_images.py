@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from stagerun.base import recipe
 from stagerun.base.errors import Problem, Problems, listing
+from stagerun.language.check_weights import check_own_model
 from stagerun.language.networks import FILLER_FIELDS, NETWORKS, Network
 from stagerun.language.view import Doubtful, View
 
@@ -245,25 +246,40 @@ _MOST_NAMES = 6
 
 
 def check_model(schedule: View, stages: Iterable[View], problems: Problems) -> None:
-    """`stages` are the settings of each stage."""
+    """`stages` are the settings of each stage, which may have a network of its own."""
     with suppress(Doubtful):
-        model = schedule.view("model")
-        name = model.text("name") if model else None
-        if model and name:
-            network = NETWORKS[name]
-            for check in (_batch_norm, _zero_gamma, _blur_pool, _fillers):
-                with suppress(Doubtful):
-                    check(name, network, model, problems)
-            for stage in stages:
-                _sizes(name, network, stage, problems)
+        _check_network(schedule.view("model"), problems)
+    for stage in stages:
+        with suppress(Doubtful):
+            own = stage.view("model")
+            _check_network(own, problems)
+            model = own or schedule.view("model")
+            name = model.text("name") if model else None
+            if name:
+                _sizes(name, NETWORKS[name], stage, problems)
+        with suppress(Doubtful):
+            check_own_model(stage, schedule, problems)
+
+
+def _check_network(model: View | None, problems: Problems) -> None:
+    name = model.text("name") if model else None
+    if model and name:
+        for check in (_batch_norm, _zero_gamma, _blur_pool, _fillers):
+            with suppress(Doubtful):
+                check(name, NETWORKS[name], model, problems)
 
 
 def classes_problem(schedule: recipe.Schedule, lmdb: str, classes: Sequence[str]) -> Problem | None:
     """What is wrong with `num_classes` where the images in folder `lmdb` have these `classes`; () where they have no names."""
-    number, known = schedule.model.num_classes, len(classes)
-    if number == known or not known or (number > known and schedule.model.spare_classes):
+    known = len(classes)
+
+    def wrong(model: recipe.Model) -> bool:
+        return bool(known) and model.num_classes != known and not (model.num_classes > known and model.spare_classes)
+
+    stage = next((stage for stage in schedule.stages if wrong(stage.model)), None)
+    if stage is None:
         return None
-    stage = schedule.stages[0]
+    number = stage.model.num_classes
     origin, problems = stage.origins.get("model.num_classes"), Problems()
     for path, text in schedule.files:
         problems.file(path, text)

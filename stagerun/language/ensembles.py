@@ -8,6 +8,7 @@ from stagerun.base import recipe
 from stagerun.base.errors import Problems, listing, nearest
 from stagerun.language.build import evaluation_transform
 from stagerun.language.check import check_required
+from stagerun.language.check_weights import check_members
 from stagerun.language.lexer import shown
 from stagerun.language.stages import Node
 from stagerun.language.tree import Block, Value
@@ -53,6 +54,8 @@ def check(schedule: Block, found: Sequence[Node], settings: Mapping[str, Block],
         label = f"ensemble `{name}`" if name else "an ensemble"
         members = list(_meant(label, block, found, _all_named(schedule), problems))
         _same_pictures(members, settings, problems)
+        with suppress(Doubtful):
+            check_members(schedule, view.text("rule"), members, settings, problems)
 
 
 def _name(name: str, view: View, found: Sequence[Node], taken: dict[str, int], problems: Problems) -> None:

@@ -51,7 +51,18 @@ CHOICES: dict[str, tuple[str, ...]] = {
 _SCHEDULE_NAME = re.compile(r"(?!\.\.?$)[A-Za-z0-9_.-]+", re.ASCII)
 _STAGE_NAME = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 LONGEST_NAME = 100
-NOT_EMPTY = ("Source.source", "Data.scratch", "StageEntry.solver", "ParamSpec.name", "CompressionRule.name")
+NOT_EMPTY = (
+    "Source.source",
+    "Data.scratch",
+    "StageEntry.solver",
+    "ParamSpec.name",
+    "CompressionRule.name",
+    "Solver.freeze",
+    "WeightsParameter.file",
+    "WeightsParameter.drop",
+    "Rename.from",
+    "Rename.to",
+)
 
 
 def is_schedule_name(name: str) -> bool:

@@ -247,11 +247,7 @@ def _build(
     seed, keep = view.whole("seed"), view.whole("keep_snapshots")
     assert seed is not None and keep is not None
     model = build.model(view.inside("model"))
-    derived = {
-        "name": tree.quoted(name),
-        "model.batch_norm_param.moving_average_fraction": repr(model.moving_average_fraction),
-        "model.batch_norm_param.eps": repr(model.eps),
-    }
+    derived = {"name": tree.quoted(name), **_derived_of(model)}
     shared = list(build.facts(SCHEDULE, schedule, "", derived, path))
     data = build.data(view.inside("data"), root)
     return recipe.Schedule(
@@ -259,7 +255,9 @@ def _build(
         seed=seed,
         model=model,
         data=data,
-        stages=tuple(_stage(node, settings[node.name], seed, data.train.images, shared, path) for node in order),
+        stages=tuple(
+            _stage(node, settings[node.name], model, seed, data.train.images, shared, path, root) for node in order
+        ),
         determinism=recipe.Determinism(view.text("determinism")),
         keep_snapshots=keep,
         files=files,
@@ -267,8 +265,17 @@ def _build(
     )
 
 
-def _stage(node: Node, block: Block, seed: int, images: int, shared: Sequence[build.Fact], path: str) -> recipe.Stage:
-    solver = build.solver(View(block), seed, images)
+def _stage(
+    node: Node,
+    block: Block,
+    model: recipe.Model,
+    seed: int,
+    images: int,
+    shared: Sequence[build.Fact],
+    path: str,
+    root: str,
+) -> recipe.Stage:
+    solver = build.solver(View(block), seed, images, root)
     derived = {
         "solver.warmup_iter": "0",
         "solver.random_seed": str(solver.random_seed),
@@ -284,10 +291,16 @@ def _stage(node: Node, block: Block, seed: int, images: int, shared: Sequence[bu
         derived[f"solver.{field}.std_value"] = "[1.0]"
         if transform.random_resize:
             derived[f"solver.{field}.random_resize_param.max_size"] = str(transform.random_resize.max_size)
-    found = [*shared, *build.facts(SOLVER, block, "solver.", derived, path), *_branch(node)]
+    if solver.model is not None:
+        model, shared = solver.model, _with_own_model(block, solver.model, shared, path)
+        derived |= _derived_of(model, "solver.model.batch_norm_param")
+    facts = build.facts(SOLVER, block, "solver.", derived, path)
+    of_solver = (f if not f.key.startswith("solver.model.") else replace(f, identity=False) for f in facts)
+    found = [*shared, *of_solver, *_branch(node), *_digest(block)]
     return recipe.Stage(
         name=node.name,
         parent=node.parent,
+        model=model,
         solver=solver,
         identity={f.key: f.text for f in found if f.identity and values.is_read(f.key, solver.lr_policy)},
         origins={f.key: _in_layer(f.origin, block) for f in found},
@@ -296,6 +309,30 @@ def _stage(node: Node, block: Block, seed: int, images: int, shared: Sequence[bu
         enabled=node.enabled,
         group=node.group,
     )
+
+
+def _derived_of(model: recipe.Model, prefix: str = "model.batch_norm_param") -> dict[str, str]:
+    return {
+        f"{prefix}.moving_average_fraction": repr(model.moving_average_fraction),
+        f"{prefix}.eps": repr(model.eps),
+    }
+
+
+def _with_own_model(block: Block, model: recipe.Model, shared: Sequence[build.Fact], path: str) -> list[build.Fact]:
+    """What the stage shares with others, but for the network. Its identity has its own under the names of the schedule's."""
+    own = build.facts(
+        block.kind.fields_by_name["model"].message_type, block.block("model"), "model.", _derived_of(model), path
+    )
+    return [*(fact for fact in shared if not fact.key.startswith("model.")), *own]
+
+
+def _digest(block: Block) -> Iterator[build.Fact]:
+    """That of the stage's weights, which no one has looked at yet: it has an origin."""
+    given = block.block("weights")
+    if given is not None:
+        place = given.entries["file"]
+        origin = recipe.Origin(place.values[0].text, "stage", place.place)
+        yield build.Fact(recipe.WEIGHTS_DIGEST, values.NONE, False, origin)
 
 
 def _in_layer(origin: recipe.Origin, block: Block) -> recipe.Origin:

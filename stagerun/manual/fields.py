@@ -193,15 +193,16 @@ collapse, cooldown, annealing
   See `stagerun help designing`, `stagerun help from`, `stagerun help lr_policy`, `stagerun help weight_decay`,
   `stagerun help transform_param`.
 
-freeze, frozen, lock
-  `param { name: "layer1.*" lr_mult: 0 }` in a stage freezes these parameters there; they get no gradient. Running
-  statistics of BatchNorm still move. Not possible today: to hold those.
-  See `stagerun help ParamSpec`.
+frozen, lock, thaw
+  `freeze: "layer1.*"` in a stage leaves these parameters as they are, and the statistics of BatchNorm with them. The
+  stage after it trains them again, if it doesn't say the same. `param` with `lr_mult: 0` freezes parameters alone.
+  See `stagerun help fine-tuning`, `stagerun help Solver.freeze`, `stagerun help ParamSpec`.
 
-weights, pretrained, transfer, finetune, fine tune, fine tuning, transfer learning, init weights
-  A stage starts from the weights of another stage of its schedule: `from`. Not possible today: to start from the
-  weights of another program, or of another schedule.
-  See `stagerun help StageEntry.from`, `stagerun help Carry`, `stagerun help Model`.
+pretrained, transfer, finetune, fine tune, transfer learning, init weights
+  A stage starts from the weights of another stage, `from`, or from those that `weights` names: a file, a snapshot of
+  another run, or what torchvision and timm publish.
+  See `stagerun help fine-tuning`, `stagerun help Solver.weights`, `stagerun help StageEntry.from`, `stagerun help
+  Carry`, `stagerun help Solver.freeze`, `stagerun plan --help`.
 
 resize, image size, resolution, input size
   Once, when the LMDB is made: `stagerun data import --resize-shorter N`, or `--resize-height N --resize-width N`.

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from stagerun.base.recipe import FROM_ITER, Schedule, Stage
+from stagerun.base.recipe import FROM_ITER, WEIGHTS_DIGEST, Schedule, Stage
 from stagerun.base.snapshots import TRAINING_SET, Inventory, SnapshotRef, how_far, same_set
 from stagerun.language.values import unsaid
 from stagerun.plan.planned import Change, PlannedStage, State, label
@@ -86,6 +86,8 @@ def changed_fields(ref: SnapshotRef, stage: Stage) -> list[str]:
     def changed(field: str) -> bool:
         if default := unsaid(field):
             return ref.identity.get(field, default) != stage.identity.get(field, default)
+        if field == WEIGHTS_DIGEST and field not in ref.identity:
+            return field in stage.origins
         if field not in stage.identity and field in stage.origins:
             return False
         if field in ref.identity:
@@ -93,7 +95,10 @@ def changed_fields(ref: SnapshotRef, stage: Stage) -> list[str]:
         origin = stage.origins.get(field)
         return origin is None or origin.layer != "default"
 
-    return sorted(field for field in ref.identity.keys() | stage.identity.keys() if changed(field))
+    given = {
+        WEIGHTS_DIGEST
+    } & stage.origins.keys()  # a file that is not there has no digest, and is weights nevertheless
+    return sorted(field for field in ref.identity.keys() | stage.identity.keys() | given if changed(field))
 
 
 def why_stale(

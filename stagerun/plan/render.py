@@ -17,6 +17,7 @@ from stagerun.plan.hazards import joints, notes, solver_changes
 from stagerun.plan.meeting import pushes, replicas, starts_between
 from stagerun.plan.plan import Lost, Plan, PlannedStage, State
 from stagerun.plan.planned import label
+from stagerun.plan.transfer import network_lines
 from stagerun.schedule import boundaries, learning_rate, make_knobs, synchronisations, warm_up_end
 
 CSV_COLUMNS = ("stage", "iter", "epoch", "lr", "momentum", "weight_decay")
@@ -126,6 +127,7 @@ def _details(plan: Plan, planned: PlannedStage) -> str:
         lines.append(f"  replicas: {replicas(solver)}")
     if growing := crop_size_ramp(solver):
         lines.append(f"  {growing}")
+    lines += [f"  {line}" for line in network_lines(plan.schedule, stage)]
     if stage.parent is not None:
         lines.append(f"  carried over from {starts_from(stage)}: {carried_over(planned)}")
         if between := starts_between(plan.schedule, stage):

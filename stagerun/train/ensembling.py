@@ -11,7 +11,7 @@ from torch import nn
 
 from stagerun.base.errors import ResumeRefused
 from stagerun.base.events import EnsembleTested, Event, Note, StageFinished, Stopped
-from stagerun.base.recipe import Ensemble, EnsembleRule, Solver, Stage
+from stagerun.base.recipe import Ensemble, EnsembleRule, Stage
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.comm import runs_of
 from stagerun.engine.averages import BatchStatistics
@@ -20,6 +20,7 @@ from stagerun.engine.device import dtype_of
 from stagerun.engine.ensemble import Member, WeightMean, take_statistics, together
 from stagerun.engine.evaluate import Score, score
 from stagerun.engine.feed import feed
+from stagerun.engine.parameters import frozen_norms
 from stagerun.engine.state import restore
 from stagerun.engine.update import explained
 from stagerun.models import build
@@ -82,8 +83,8 @@ def test_ensemble(run: EnsembleRun) -> Iterator[Event]:
 
 def _member(run: EnsembleRun, number: int) -> Member:
     """A network with its trained weights, the same on every rank. Collective."""
-    solver = run.stages[number].solver
-    model = _network(run, solver)
+    stage = run.stages[number]
+    model = _network(run, stage)
 
     def fill() -> None:
         trained = run.trained[number]
@@ -92,20 +93,22 @@ def _member(run: EnsembleRun, number: int) -> Member:
 
     rank0(run.worker.comm, fill)
     hand_out(run.worker.comm, model.state_dict().values())
-    return _as_member(run, model, solver)
+    return _as_member(run, model, stage)
 
 
-def _as_member(run: EnsembleRun, model: nn.Module, solver: Solver) -> Member:
-    normalise = normalise_for(run.worker.schedule.model, solver, solver.test_transform, run.worker.device)
+def _as_member(run: EnsembleRun, model: nn.Module, stage: Stage) -> Member:
+    solver = stage.solver
+    normalise = normalise_for(stage.model, solver, solver.test_transform, run.worker.device)
     return Member(model, normalise, solver.precision)
 
 
 def _weight_average(run: EnsembleRun) -> Generator[Event, None, Member | None]:
     """The network with the mean of the weights and its own BatchNorm statistics, the same on every rank; None if asked to stop.
     Collective. It computes as the first member does."""
-    solver = run.stages[0].solver
-    model = _network(run, solver)
-    statistics = BatchStatistics(model)
+    stage = run.stages[0]
+    model = _network(run, stage)
+    frozen = frozen_norms(model, stage.solver.freeze)
+    statistics = BatchStatistics(model, frozen)
 
     def fill() -> None:
         mean = WeightMean(model)
@@ -118,22 +121,24 @@ def _weight_average(run: EnsembleRun) -> Generator[Event, None, Member | None]:
     rank0(run.worker.comm, fill)
     hand_out(run.worker.comm, model.state_dict().values())
     if statistics.layers:
-        images = run.ensemble.batch_norm_iter * solver.batch_size
+        images = run.ensemble.batch_norm_iter * stage.solver.batch_size
         yield Note(
             text=f"ensemble {run.ensemble.name}: BatchNorm statistics of the averaged network, over {images} images"
         )
-        if not _take_statistics(run, model, statistics):
+        if not _take_statistics(run, model, statistics, frozen):
             return None
     yield from run.worker.images.replacing.news_of_all(run.worker.comm)
-    return _as_member(run, model, solver)
+    return _as_member(run, model, stage)
 
 
-def _take_statistics(run: EnsembleRun, model: nn.Module, statistics: BatchStatistics) -> bool:
+def _take_statistics(
+    run: EnsembleRun, model: nn.Module, statistics: BatchStatistics, frozen: Sequence[nn.Module]
+) -> bool:
     """Over the first member's images of training, from the start of its epoch 0, at the size that it ends with."""
     stage, iterations = run.stages[0], run.ensemble.batch_norm_iter
     solver = replace(stage.solver, transform=replace(stage.solver.transform, crop_size_ramp=None))
     workers = runs_of(solver.logical_workers, run.worker.comm.size)[run.worker.comm.rank]
-    how = arithmetic_of(run.worker.schedule.model, solver, run.worker.device)
+    how = arithmetic_of(stage.model, solver, run.worker.device)
     how = replace(how, clip_gradients=None, label_smoothing=0.0)
     size = solver.device_batch_size
     asked = ((i * solver.batch_size + worker * size, size) for i in range(iterations) for worker in workers)
@@ -141,7 +146,7 @@ def _take_statistics(run: EnsembleRun, model: nn.Module, statistics: BatchStatis
     pulse = run.worker.comm.pulse
     with pulse.section(Section.EVALUATION), loader.stream(asked) as batches, feed(batches, run.worker.device) as fed:
         return take_statistics(
-            model, statistics, beating(fed, pulse), iterations, workers, how, run.worker.comm, run.worker.stop
+            model, statistics, frozen, beating(fed, pulse), iterations, workers, how, run.worker.comm, run.worker.stop
         )
 
 
@@ -163,11 +168,12 @@ def _score(run: EnsembleRun, members: Sequence[Member], size: int) -> Score | No
         )
 
 
-def _network(run: EnsembleRun, solver: Solver) -> nn.Module:
-    """The schedule's network on the device, in the stage's precision and memory format. Not compiled: one evaluation is not worth
+def _network(run: EnsembleRun, stage: Stage) -> nn.Module:
+    """The stage's network on the device, in the stage's precision and memory format. Not compiled: one evaluation is not worth
     it."""
+    solver = stage.solver
     torch.manual_seed(solver.random_seed)
-    model = build(run.worker.schedule.model).to(run.worker.device, dtype_of(solver.precision))
+    model = build(stage.model).to(run.worker.device, dtype_of(solver.precision))
     if solver.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model

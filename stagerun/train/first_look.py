@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from stagerun import store
-from stagerun.base.errors import ExitCode, UsageError
+from stagerun.base.errors import ExitCode, Problems, RecipeError, StagerunError, UsageError
 from stagerun.base.events import RunFinished
 from stagerun.base.recipe import Method, Schedule
 from stagerun.base.snapshots import Inventory
@@ -17,8 +17,8 @@ from stagerun.plan import Plan, State, make_plan, require_fresh
 from stagerun.plan.ensembles import ensembles_text
 from stagerun.plan.hours import render_hours
 from stagerun.plan.render import going_on, render_text
+from stagerun.store.given import find, looked_at
 from stagerun.system import signals
-from stagerun.system.lmdb_file import with_sets
 from stagerun.train import results
 from stagerun.train.hours import find_hours
 from stagerun.train.logs.results import ensembles_table, finished_line, results_table
@@ -34,7 +34,7 @@ def look_first(options: RunOptions, schedule: Schedule, size: int) -> ExitCode |
     What is wrong is raised."""
     require_evaluation(options.log, schedule)
     out = options.output(schedule)
-    schedule = with_sets(schedule)
+    schedule = looked_at(schedule)
     if options.replay is not None:
         recorded(Path(options.replay), schedule, out)
     plan, found = look(schedule, out, options)
@@ -49,6 +49,7 @@ def look_first(options: RunOptions, schedule: Schedule, size: int) -> ExitCode |
         require_progress(DISK, out, standing(DISK, out, schedule, found))
     check_workers(schedule, size)
     require_packages(schedule)
+    require_weights(plan)
     with signals.held():
         from stagerun.data.preflight import preflight
 
@@ -57,6 +58,22 @@ def look_first(options: RunOptions, schedule: Schedule, size: int) -> ExitCode |
     text = _shortly(plan, out, options) or render_text(plan, beside=[together])
     say(in_format(options.log_format, text + "\n"))
     return None
+
+
+def require_weights(plan: Plan) -> None:
+    """RecipeError for each stage to be started whose weights are not where it says; what is in them is looked at when training starts."""
+    problems = Problems()
+    problems.files(plan.schedule.files)
+    for one in plan.stages:
+        weights = one.stage.solver.weights
+        if one.state is State.FRESH and weights is not None:
+            try:
+                find(weights)
+            except StagerunError as error:
+                origin = one.stage.origins.get("solver.weights.file")
+                problems.add(origin.span if origin and origin.span else one.stage.span, error.message, error.hint)
+    if problems:
+        raise RecipeError(problems.all())
 
 
 def require_packages(schedule: Schedule) -> None:

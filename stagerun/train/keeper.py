@@ -14,7 +14,7 @@ from stagerun.base.snapshots import SnapshotRef, how_far
 from stagerun.language import canonical
 from stagerun.plan import Plan, State, changed_fields, make_plan, require_fresh
 from stagerun.plan.counting import names_of, targets, under
-from stagerun.system.lmdb_file import with_sets
+from stagerun.store.given import looked_at
 from stagerun.train.progress import ARRIVALS, RECIPE, STATE, Progress, progress_of
 from stagerun.train.results import require_progress, standing
 
@@ -79,7 +79,7 @@ class Keeper:
         PermissionDenied, StorageError, FolderInUseError; ResumeRefused after a few lives that got nowhere; an error with the code
         of a stop.
         """
-        self.schedule = with_sets(self.schedule)
+        self.schedule = looked_at(self.schedule)
         store.prepare(self.disk, self.out)
         self._lock = store.Lock(self.out, optional=True)
         self._lock.acquire()
@@ -189,7 +189,7 @@ class Keeper:
         stage = next((stage for stage in self.schedule.stages if stage.name == ref.stage), None)
         if stage is not None and any(field.startswith("model.") for field in changed_fields(ref, stage)):
             raise ResumeRefused(
-                f"snapshot {ref.name} does not fit network `{self.schedule.model.name}`: {error.reason}",
+                f"snapshot {ref.name} does not fit network `{stage.model.name}`: {error.reason}",
                 "it was trained with another `model`: put that back, or train the stage again with --redo",
             ) from error
 

@@ -22,9 +22,9 @@ from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.language.stored import read_foreign
 from stagerun.plan import Plan
 from stagerun.plan.ensembles import EnsembleState
+from stagerun.store.given import looked_at
 from stagerun.store.layout import MANIFEST, snapshots_folder
 from stagerun.store.logged import event_of
-from stagerun.system.lmdb_file import with_sets
 from stagerun.train.log_file import Life, earlier_tests, newest_start, started
 from stagerun.train.progress import MOST_RECIPE, RECIPE
 from stagerun.train.results import figures_file, planned_ensembles, read_ensemble, read_result
@@ -53,7 +53,7 @@ def find_target(folder: str, overrides: Sequence[str], out: str | None) -> Targe
             "give a schedule's folder, or the output folder, which `run` makes when it starts",
         )
     if os.path.exists(path / SCHEDULE_FILE) or not os.path.isdir(path):
-        schedule = with_sets(load(folder, overrides))
+        schedule = looked_at(load(folder, overrides))
         return Target(output_folder(schedule.name, out), schedule, path if out is None else None)
     # `rehearse` leaves its figures in a folder in which nothing has been run.
     if not (os.path.isdir(path / "snapshots") or any(os.path.exists(p) for p in (path / LOG, figures_file(path)))):

@@ -23,7 +23,7 @@ class Progress:
     last iterations. `bad_records`: [index, position, text] of those that were replaced, by all workers in all process lives.
     `plateau`: what lr_policy `plateau` goes on from; None of a stage with another policy. `skips`,
     `skips_in_all` and `rollbacks`: those of TrainState; the limit `max_nan` goes by them. `choice`: what `method: AUTO` chose; left out
-    of the file where it is empty.
+    of the file where it is empty, as is `weights`: of each tensor where it came from when the stage started (`given.record`).
     """
 
     position: int
@@ -35,11 +35,13 @@ class Progress:
     skips_in_all: int = 0
     rollbacks: int = 0
     choice: dict[str, str] = field(default_factory=dict)
+    weights: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def record(self) -> dict[str, object]:
         found = asdict(self)
-        if not self.choice:
-            del found["choice"]
+        for name in ("choice", "weights"):
+            if not found[name]:
+                del found[name]
         return found
 
 

@@ -79,6 +79,8 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
         _recall(run)
     bits = environment_of(run.worker.schedule, run.stage, run.worker.device, run.worker.comm.size, run.worker.others)
     yield _started(run, dense_bytes_of(run.worker.schedule.determinism, state, solver, run.worker.comm))
+    if run.weights_table:
+        yield Note(text=run.weights_table)
     loop, replacing = make_loop(run), run.worker.images.replacing
     pushing = asynchronous(run, loop, state) if solver.asynchronous else None
     kept = Kept(solver.display if run.worker.comm.rank == 0 else 0)
@@ -170,7 +172,7 @@ def _rank_too_large(run: StageRun, state: TrainState, compress: Compression | No
     ):
         return None
     text = (
-        f"POWER_SGD of rank {compress.rank} makes no layer of `{run.worker.schedule.model.name}` smaller: stage `{run.stage.name}` sends gradients "
+        f"POWER_SGD of rank {compress.rank} makes no layer of `{run.stage.model.name}` smaller: stage `{run.stage.name}` sends gradients "
         "as they are; make `rank` smaller"
     )
     return Note(text=text, warning=True)
@@ -255,7 +257,7 @@ def make_loop(run: StageRun) -> StageLoop:
         on_nan=solver.on_nan,
         max_nan=solver.max_nan,
         plateau=solver if solver.lr_policy == "plateau" else None,
-        arithmetic=arithmetic_of(run.worker.schedule.model, solver, run.worker.device),
+        arithmetic=arithmetic_of(run.stage.model, solver, run.worker.device),
     )
 
 
@@ -454,6 +456,7 @@ def _progress(run: StageRun, state: TrainState) -> Progress:
         skips_in_all=state.skips_in_all,
         rollbacks=state.rollbacks,
         choice=dict(run.choice),
+        weights=run.weights,
     )
 
 

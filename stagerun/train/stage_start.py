@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from stagerun.base import order
-from stagerun.base.errors import Problems, RecipeError, ResumeRefused, Span
-from stagerun.base.recipe import CompressionRule, Model, ParamRule, Schedule, Solver, Transform
+from stagerun.base.errors import RecipeError, ResumeRefused, Span
+from stagerun.base.recipe import CompressionRule, Model, ParamRule, Solver, Transform
 from stagerun.comm import Comm
 from stagerun.comm.residual import BASIS, Residual
 from stagerun.engine.codec import decode
@@ -16,14 +16,18 @@ from stagerun.engine.compression import residual_of
 from stagerun.engine.device import dtype_of
 from stagerun.engine.images import Normalise
 from stagerun.engine.mixing import Mixing
-from stagerun.engine.parameters import idle_rules
+from stagerun.engine.parameters import idle_patterns, idle_rules
 from stagerun.engine.replicas import Replicas
 from stagerun.engine.state import TrainState, average, make_state, momentum, replicas_of, restore, slots, weights
 from stagerun.engine.update import Arithmetic
 from stagerun.models import build
+from stagerun.models.skeleton import without_memory
 from stagerun.plan import PlannedStage, State
+from stagerun.plan.transfer import Origin
 from stagerun.schedule.plateau import FRESH, PlateauState
+from stagerun.train import given
 from stagerun.train.agreement import everyone, rank0
+from stagerun.train.given import mistakes_in
 from stagerun.train.progress import ARRIVALS, AVERAGE, MOMENTUM, REPLICAS, RESIDUAL, WEIGHTS, progress_of
 from stagerun.train.worker import StageRun
 
@@ -53,8 +57,8 @@ def restored(run: StageRun) -> TrainState:
     """
     solver = run.stage.solver
     torch.manual_seed(solver.random_seed)
-    model = build(run.worker.schedule.model)
-    everyone(run.worker.comm, lambda: _refuse_idle_rules(run.worker.schedule, model))
+    model = build(run.stage.model)
+    everyone(run.worker.comm, lambda: _refuse_idle_rules(run, model))
     state = make_state(model, solver, run.worker.device)
     state.iter = run.planned.iter
     if not rank0(run.worker.comm, lambda: _fill(run, state)):
@@ -231,6 +235,9 @@ def _fill(run: StageRun, state: TrainState) -> bool:
 
     Whether averaged weights can be evaluated: not those of a finished stage that was trained without, and is kept as it is.
     """
+    starts = run.planned.state is State.FRESH
+    if starts and (given.is_given(run.worker.schedule, run.stage) or run.stage.solver.freeze):
+        return _start(run, state)
     if run.step.files is None:
         return True
     assert run.planned.start is not None or run.planned.end is not None
@@ -252,9 +259,32 @@ def _fill(run: StageRun, state: TrainState) -> bool:
     if run.planned.state is not State.FRESH:
         state.arrivals = run.step.files.get(ARRIVALS)
         progress = progress_of(run.step.files)
+        run.weights = progress.weights
         run.seconds = progress.train_seconds
         run.losses.extend(progress.losses)
     return averaged or run.planned.state is State.FRESH
+
+
+def _start(run: StageRun, state: TrainState) -> bool:
+    """The same for a stage that starts with other weights than its parent ends with, or freezes some."""
+    files, stage = run.step.files, run.stage
+    try:
+        before = decode(files[WEIGHTS]) if files is not None else None
+        if before is not None and not given.is_given(run.worker.schedule, stage):
+            restore(weights(state), before)
+        made = given.fill(run.worker.schedule, stage, weights(state), before)
+        if files is not None and _carries_momentum(run.planned):
+            kept = {row.name for row in made.of(Origin.PARENT)}
+            saved = _saved_momentum(run, state, files[MOMENTUM])
+            for name, tensor in momentum(state).items():
+                if name.partition("/")[2] in kept and saved[name].shape == tensor.shape:
+                    tensor.copy_(saved[name])
+    except (ValueError, KeyError) as error:
+        ref = run.planned.start
+        raise ResumeRefused(f"snapshot {ref.name if ref else ''} does not fit stage `{stage.name}`: {error}") from error
+    run.weights = given.record(made)
+    run.weights_table = given.table(made, stage, given.start_of(stage), given.frozen_in(state.model, stage))
+    return True
 
 
 def _saved_momentum(run: StageRun, state: TrainState, data: bytes) -> dict[str, torch.Tensor]:
@@ -273,10 +303,18 @@ def _saved_momentum(run: StageRun, state: TrainState, data: bytes) -> dict[str, 
     return saved
 
 
-def _refuse_idle_rules(schedule: Schedule, model: torch.nn.Module) -> None:
-    """In all stages, before the first of them is trained."""
-    problems = Problems()
+def _refuse_idle_rules(run: StageRun, model: torch.nn.Module) -> None:
+    """In all stages, before the first of them is trained; what is wrong with weights that stages are given, on rank 0."""
+    schedule, trained = run.worker.schedule, model
+    problems = given.problems_in(schedule)
+    if run.worker.keeper is not None and any(stage.solver.weights for stage in schedule.stages):
+        mistakes_in(schedule, run.worker.keeper.plan().stages, problems)
     for stage in schedule.stages:
+        model = trained if stage.model == run.stage.model or not stage.enabled else without_memory(stage.model)
+        for pattern, hint in idle_patterns(model, stage.solver.freeze) if stage.enabled else ():
+            span = stage.origins["solver.freeze"].span if "solver.freeze" in stage.origins else None
+            text = f'`freeze: "{pattern}"` fits no parameter of the model, and no BatchNorm layer\'s `running_mean`'
+            problems.add(span or Span(stage.name, 1, 1), text, hint)
         how = stage.solver.compress
         places: dict[str, Sequence[ParamRule | CompressionRule]] = {"param": stage.solver.param}
         places["compress_param.param"] = how.param if how is not None else ()

@@ -1,14 +1,12 @@
 """A snapshot on its own, without the schedule's folder: its recipe, its network, and how large its files may be."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from stagerun import store
 from stagerun.base import recipe
@@ -21,6 +19,7 @@ from stagerun.engine.device import dtype_of
 from stagerun.engine.state import restore
 from stagerun.language.stored import read_foreign
 from stagerun.models import build
+from stagerun.models.skeleton import without_memory
 from stagerun.plan import PlannedStage, State
 from stagerun.system.host import available_memory
 from stagerun.train.progress import (
@@ -72,38 +71,18 @@ def most_for(schedule: Schedule, planned: PlannedStage) -> Mapping[str, int]:
     """`most_bytes` of what a stage goes on from: residuals, replicas and arrivals are read where it has a use for them. There is a residual
     per logical worker, of the stage or of its parent."""
     solver, resumes = planned.stage.solver, planned.state is State.RESUME
+    fresh = planned.state is State.FRESH and planned.stage.parent is not None
+    model = (schedule.stage(planned.stage.parent or "") if fresh else planned.stage).model
     near = [s.solver for s in schedule.stages if s.name in (planned.stage.name, planned.stage.parent)]
     senders = max(s.logical_workers for s in near) if solver.compress and (resumes or solver.carry_residual) else 0
     replicas = solver.sync.replicas if resumes and solver.sync and not solver.asynchronous else 0
-    return most_bytes(schedule.model, senders, replicas, most_arrivals(solver, planned.iter) if resumes else 0)
+    return most_bytes(model, senders, replicas, most_arrivals(solver, planned.iter) if resumes else 0)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def elements(model: recipe.Model) -> int:
-    """Numbers in the parameters and buffers of a network, however large it is: it is made without memory for them. Torch's random
-    state is left alone."""
-    with torch.random.fork_rng(devices=[]):
-        try:
-            with torch.device("meta"):
-                return _count(build(model))
-        except NotImplementedError:  # torchvision's RegNets compute their widths with tensors, which must have memory
-            with _LayersWithoutMemory():
-                return _count(build(model))
-
-
-class _LayersWithoutMemory(TorchFunctionMode):
-    """Inside it, the tensors that layers are made of have no memory; those that are computed with have."""
-
-    def __torch_function__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func in (torch.empty, torch.zeros, torch.ones):
-            return func(*args, **{**(kwargs or {}), "device": "meta"})
-        return func(*args, **(kwargs or {}))
-
-
-def _count(network: nn.Module) -> int:
-    return sum(tensor.numel() for tensor in network.state_dict().values())
+    """Numbers in the parameters and buffers of a network, however large it is: it is made without memory for them."""
+    return sum(tensor.numel() for tensor in without_memory(model).state_dict().values())
 
 
 def require_buildable(name: str, model: recipe.Model) -> Mapping[str, int]:
@@ -154,10 +133,11 @@ def open_snapshot(folder: Path) -> Stored:
     ref, text = store.read_file_of(disk, folder, RECIPE, MOST_RECIPE)
     try:
         schedule = read_foreign(text.decode())
-        most = require_buildable(folder.name, schedule.model)
+        stage = schedule.stage(ref.stage)
+        most = require_buildable(folder.name, stage.model)
         ref, files = store.read_folder(disk, folder, most)
-        require_large_enough(ref.name, schedule.model, files[WEIGHTS])
-        return Stored(ref, files, schedule, schedule.stage(ref.stage))
+        require_large_enough(ref.name, stage.model, files[WEIGHTS])
+        return Stored(ref, files, schedule, stage)
     except (KeyError, ValueError) as error:
         version = ref.environment.get("stagerun", "another version")
         raise ResumeRefused(
@@ -190,7 +170,7 @@ def load_network(stored: Stored, device: torch.device, ema: bool) -> nn.Module:
     """
     solver = stored.stage.solver
     saved = saved_weights(stored, ema)
-    model = build(stored.schedule.model)
+    model = build(stored.stage.model)
     model.to(device, dtype_of(solver.precision))
     if solver.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -203,6 +183,6 @@ def load_network(stored: Stored, device: torch.device, ema: bool) -> nn.Module:
 
 def _does_not_fit(stored: Stored, error: Exception) -> ResumeRefused:
     return ResumeRefused(
-        f"snapshot {stored.ref.name} does not fit network `{stored.schedule.model.name}`: {error}",
+        f"snapshot {stored.ref.name} does not fit network `{stored.stage.model.name}`: {error}",
         f"it was made by stagerun {stored.ref.environment.get('stagerun', 'of another version')}: use that one",
     )

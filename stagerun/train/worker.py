@@ -118,6 +118,8 @@ class StageRun:
     # Positions of iterations that failed, and were come to again since the snapshot to go back to was lost.
     again: frozenset[int] = frozenset()
     choice: Choice = field(default_factory=dict)  # what `method: AUTO` chose; empty before, and of other methods
+    weights: dict[str, dict[str, str]] = field(default_factory=dict)  # where each tensor came from; rank 0's
+    weights_table: str = ""  # the same for people, where the stage starts
     drifted: bool = False  # the user knows that ranks which don't compute alike hold other states
 
     @property

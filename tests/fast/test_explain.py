@@ -410,8 +410,8 @@ OVERRIDES = (
     [
         (["own images"], "stagerun new NAME --train LMDB --val LMDB"),
         (["own", "images"], "stagerun new NAME --train LMDB --val LMDB"),
-        (["Fine-Tuning"], "Not possible today: to start from the weights of another program"),
-        (["freeze"], "lr_mult: 0"),
+        (["Fine-Tuning"], "freeze"),
+        (["freeze"], "running statistics"),
         (["collapse"], "`stagerun help from`"),
         (["resize"], "--resize-shorter N"),
     ],

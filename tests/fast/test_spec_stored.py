@@ -29,7 +29,7 @@ SCALARS: dict[Any, st.SearchStrategy[Any]] = {
 }
 NOT_IN_THE_TEXT = {
     recipe.Schedule: {"files": st.just(()), "sets": st.just({})},
-    recipe.Stage: {"identity": st.just({}), "origins": st.just({}), "span": st.just(SPAN)},
+    recipe.Stage: {"model": st.just(None), "identity": st.just({}), "origins": st.just({}), "span": st.just(SPAN)},
     recipe.Ensemble: {"span": st.just(NOWHERE)},
     recipe.Model: {"spare_classes": st.just(False)},
 }
@@ -56,7 +56,7 @@ def values(wanted: Any) -> st.SearchStrategy[Any]:
 
 
 def without_places(schedule: recipe.Schedule) -> recipe.Schedule:
-    stages = tuple(dataclasses.replace(s, identity={}, origins={}, span=SPAN) for s in schedule.stages)
+    stages = tuple(dataclasses.replace(s, model=None, identity={}, origins={}, span=SPAN) for s in schedule.stages)
     ensembles = tuple(dataclasses.replace(e, span=NOWHERE) for e in schedule.ensembles)
     return dataclasses.replace(schedule, stages=stages, files=(), ensembles=ensembles)
 

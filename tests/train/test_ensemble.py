@@ -178,7 +178,7 @@ def taken(comm: Comm, stop_at: int | None = None) -> tuple[dict[str, Tensor], bo
         asked += 1
         return comm.rank == comm.size - 1 and asked == stop_at
 
-    done = take_statistics(model, statistics, batches(), ITERATIONS, run, arithmetic(solver), comm, stop)
+    done = take_statistics(model, statistics, (), batches(), ITERATIONS, run, arithmetic(solver), comm, stop)
     return {name: model.state_dict()[name].clone() for name in batch_norm_names(model)}, done
 
 

@@ -305,7 +305,7 @@ class Asynchronous:
     def _summed(self, iteration: int, pieces: list[Batch]) -> Summed:
         run = self.loop.run
         workers = ((worker, batch, worker == run[-1]) for worker, batch in zip(run, pieces, strict=True))
-        self.state.model.train()
+        self.state.to_training()
         return summed(self.state, workers, self.reducer, self.loop.arithmetic, lambda: False, lambda done: False)
 
     # -- the end of a leg

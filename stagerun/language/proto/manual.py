@@ -526,6 +526,19 @@ COMMENTS: dict[str, str] = {
         "How each worker's gradient is made smaller before it is sent to the others: `compress_param { method: TOP_K }`. Default: all\n"
         "of it is sent, 4 bytes a value. New in stagerun."
     ),
+    "Solver.model": (
+        "The stage's own network, in place of the schedule's, which it replaces whole. What fits by name and shape is taken over from the\n"
+        "stage it starts from; what does not is drawn anew, and a table says which. Default: the schedule's. New in stagerun."
+    ),
+    "Solver.weights": (
+        "Weights that the stage starts from. On a stage that starts from another one the file replaces the tensors that match.\n"
+        "Default: those of the stage it starts from, or freshly drawn ones. Caffe's `--weights`."
+    ),
+    "Solver.freeze": (
+        "Parameters that are not trained in this stage, by name with `*` and `?`: `freeze: \"layer1.*\"`. They have no gradient, decay or\n"
+        "momentum. A BatchNorm layer whose `running_mean` fits normalises with its running statistics, which then don't move.\n"
+        "Default: none. New in stagerun (Caffe's `propagate_down`, and `use_global_stats` of its BatchNorm)."
+    ),
     "Solver.sync_param": (
         "Lets parts of the batch train networks of their own, which meet only now and then: `sync_param { method: LOCAL replicas: 4 period: 8 }`;\n"
         "or replicas push gradients to servers without waiting for each other: `sync_param { method: ASYNC replicas: 4 max_staleness: 4 }`.\n"
@@ -941,8 +954,38 @@ COMMENTS: dict[str, str] = {
     "OuterParameter.momentum": (
         "How much of V an outer update keeps. 0 or more, below 1."
     ),
-    "Carry": (
+    "WeightsParameter": (
         "What a stage takes over from the stage it starts from, besides weights and BatchNorm statistics. Resuming inside a stage\n"
+        "Weights from elsewhere, by the names of their tensors. `stagerun plan DIR --weights` shows what is taken."
+    ),
+    "WeightsParameter.file": (
+        "Where they are: a .safetensors file, or one that `torch.save` wrote (a state_dict alone, or under `state_dict`, `model` or\n"
+        "`model_state_dict`), relative to the schedule's folder; `OUT:STAGE` or `OUT:STAGE@ITER` for a snapshot of another run;\n"
+        "`torchvision/resnet50` or `timm/resnet50.a1_in1k` for published weights that `stagerun fetch` has downloaded before. Another\n"
+        "file of the same bytes makes nothing stale. Required."
+    ),
+    "WeightsParameter.drop": (
+        "Tensors that are not taken, by their names in the network with `*` and `?`: `drop: \"fc.*\"`. They stay as they are without\n"
+        "the file. A name that fits nothing is a mistake."
+    ),
+    "WeightsParameter.rename": (
+        "Other names for the file's tensors, before anything else: the first entry that fits a name counts."
+    ),
+    "WeightsParameter.strict": (
+        "true: every tensor of the network comes from the file, or from the stage before, or is dropped; every one of the file is used or\n"
+        "dropped; all have the network's shapes. Anything else is a mistake, and so a misspelt name is found. false: what fits is taken,\n"
+        "as by Caffe, and the table shows the rest."
+    ),
+    "Rename": (
+        "`rename { from: \"module.*\" to: \"*\" }`: each `*` of `to` is what the `*` at its place in `from` stands for."
+    ),
+    "Rename.from": (
+        "Names in the file. Required."
+    ),
+    "Rename.to": (
+        "Names in the network, with as many `*`. Required."
+    ),
+    "Carry": (
         "carries everything. New in stagerun."
     ),
     "Carry.momentum": (

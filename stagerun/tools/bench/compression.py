@@ -15,8 +15,8 @@ from stagerun.command.ending import say, tell
 from stagerun.command.options import command, option
 from stagerun.command.shared import Duration, FiniteRange, Folder, Json, Overrides, Threads
 from stagerun.language import load
+from stagerun.store.given import looked_at
 from stagerun.system.files import write_output
-from stagerun.system.lmdb_file import with_sets
 from stagerun.system.process import program
 from stagerun.system.world import launched, started_by
 from stagerun.tools.bench.accuracy import accuracy_picture
@@ -191,7 +191,7 @@ class _Trial:
             threads=self.options.threads,
             stop_after=left,
         )
-        schedule = with_sets(load(run.folder, run.overrides))
+        schedule = looked_at(load(run.folder, run.overrides))
         if nothing_to_do(look(schedule, folder, run)[0], folder):
             return ExitCode.DONE
         said = folder.with_suffix(".txt")

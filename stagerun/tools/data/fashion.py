@@ -2,7 +2,8 @@
 
 Zalando's 60,000 + 10,000 pictures of clothes, 28 x 28, grey, 10 classes (MIT licence). DIR/train_lmdb and
 DIR/test_lmdb hold them in the order of the published files, as Caffe's own converter writes them, each with a side file. May be run again,
-and killed, at any time: what is complete stays, what isn't is made anew.
+and killed, at any time: what is complete stays, what isn't is made anew. With `--split` DIR also gets six of the classes and four others,
+of which 400 images are to be trained on, as data sets of their own.
 """
 
 import contextlib
@@ -17,12 +18,15 @@ import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from stagerun.base.errors import DataError, PeerError, PermissionDenied, StagerunError, StorageError
 from stagerun.data.index import save
 from stagerun.data.indexing import build
 from stagerun.data.records import LmdbSource
+from stagerun.data.write import write_lmdb
+from stagerun.language.proto import caffe_pb2
 from stagerun.tools.data.sources.idx import import_idx, read_idx
 
 Say = Callable[[str], None]
@@ -62,6 +66,25 @@ CLASSES = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The images of some classes, at most `most` of them, with labels that count these classes."""
+
+    folder: str
+    of: str
+    labels: range
+    most: int | None = None
+
+
+# Six classes to train on, and four others with few images: `--split`, for fine-tuning.
+SHARES = (
+    Share("six_train_lmdb", "train_lmdb", range(6)),
+    Share("six_test_lmdb", "test_lmdb", range(6)),
+    Share("four_train_lmdb", "train_lmdb", range(6, 10), 400),
+    Share("four_test_lmdb", "test_lmdb", range(6, 10)),
+)
+
+
 class Unavailable(Exception):
     """A place that the files can't be had from, and why; the next one is tried."""
 
@@ -98,6 +121,26 @@ def make(folder: str, say: Say = print) -> None:
             except PermissionDenied as error:
                 say(f"no names of classes, no mean: {error.message}")
     say(f"{target}: Fashion-MNIST is " + ("ready" if missing else "there already; nothing to do"))
+
+
+def split(folder: str, say: Say = print) -> None:
+    """Makes those of SHARES that are not in the folder yet. Raises as `make` does."""
+    make(folder, say)
+    for share in SHARES:
+        out = os.path.join(folder, share.folder)
+        if not os.path.exists(out):
+            records = LmdbSource(os.path.join(folder, share.of))
+            count = write_lmdb(out, islice(_of_classes(records, share.labels), share.most))
+            say(f"wrote {count} records to {out}")
+            save(build(out, classes=CLASSES[share.labels.start : share.labels.stop]), out)
+
+
+def _of_classes(records: LmdbSource, labels: range) -> Iterator[bytes]:
+    for i in range(len(records)):
+        datum = caffe_pb2.Datum.FromString(records.get(i)[1])
+        if datum.label in labels:
+            datum.label -= labels.start
+            yield datum.SerializeToString()
 
 
 @contextlib.contextmanager
@@ -212,11 +255,13 @@ def _run(command: list[str], folder: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    if len(arguments) != 1 or arguments[0].startswith("-"):
-        print("usage: python -m stagerun.tools.data.fashion DIR", file=sys.stderr)
+    shared = "--split" in arguments
+    folders = [argument for argument in arguments if argument != "--split"]
+    if len(folders) != 1 or folders[0].startswith("-"):
+        print("usage: python -m stagerun.tools.data.fashion DIR [--split]", file=sys.stderr)
         return 64
     try:
-        make(arguments[0])
+        (split if shared else make)(folders[0])
     except StagerunError as error:
         print(f"error: {error.render()}", file=sys.stderr)
         return int(error.exit_code)

@@ -82,7 +82,7 @@ def _shared(schedule: Schedule, first: str, words: Sequence[str], overrides: Seq
         return of_ensembles(schedule, overrides, *_follow(ENSEMBLE, words))
     if first in ("solver", "stage") and words:
         return _of_several(schedule, schedule.stages, _follow(SOLVER, words))
-    if first in SOLVER.fields_by_name:
+    if first in SOLVER.fields_by_name and first not in SCHEDULE.fields_by_name:
         return _of_several(schedule, schedule.stages, _follow(SOLVER, [first, *words]))
     if first not in SCHEDULE.fields_by_name:
         _unknown(schedule, first)

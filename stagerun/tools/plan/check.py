@@ -10,6 +10,7 @@ from stagerun.command.ending import show, tell
 from stagerun.command.options import command, flag
 from stagerun.command.shared import Folder, Overrides
 from stagerun.language import digest, load, look_at_classes
+from stagerun.plan.transfer import network_change
 
 
 @command()
@@ -20,7 +21,8 @@ def check(
 ) -> None:
     """Finds every mistake in a schedule's files at once, in a fraction of a second. Trains nothing."""
     schedule = load(folder, overrides)
-    tell("\n".join(f"note: {line}" for line in missing_data(schedule.data)))
+    changes = (line for stage in schedule.stages if (line := network_change(schedule, stage)))
+    tell("\n".join(f"note: {line}" for line in (*missing_data(schedule.data), *changes)))
     if lint:
         require_nothing_found(schedule)
     show(

@@ -35,9 +35,9 @@ from stagerun.plan.estimate import snapshots_on_disk
 from stagerun.plan.prediction import Job, Link
 from stagerun.plan.render import csv_rows, render_json, render_text
 from stagerun.store import LocalDisk, inventory, local_kind, lost_with
+from stagerun.store.given import looked_at
 from stagerun.system import signals
 from stagerun.system.files import writing
-from stagerun.system.lmdb_file import with_sets
 from stagerun.tools.plan.check import missing_data
 from stagerun.train import results
 from stagerun.train.choices import of_choice, read_chosen
@@ -72,6 +72,9 @@ class PlanOptions(PlannedOptions):
     )
     csv_file: str | None = option("--csv FILE", "Write one row per iteration: lr, momentum, weight decay.")
     plot_file: PlotFile = None
+    weights: bool = flag(
+        "--weights", "Which tensors each stage takes from elsewhere, draws anew and freezes. Reads the files' headers."
+    )
     x: str | None = option(
         "--x",
         "With --plot: what the x axis counts.  [default: epochs]",
@@ -109,7 +112,7 @@ def plan(options: PlanOptions) -> None:
     target = output_folder(schedule.name, options.out)
     found = inventory(LocalDisk(), target, looking=True)
     if found.snapshots:  # else there is nothing to compare the images with
-        schedule = with_sets(schedule)
+        schedule = looked_at(schedule)
     planned = make_plan(schedule, found, options.redo, options.keep, options.only, options.until)
     sent = sent_of(planned, target, options)
     job = job_of(planned, target, options) if not sent or speed_known(target, options) else None
@@ -125,6 +128,8 @@ def plan(options: PlanOptions) -> None:
     more = beside(planned, target, options.images_per_second, options.allocation, job)
     if sent:
         more = with_sendings(more, sent, options)
+    if options.weights:
+        more = with_weights(more, planned)
     text = render_json(planned, notes, more.record) if options.as_json else render_text(planned, notes, more.blocks)
     show(text)
     if picture is not None:
@@ -223,6 +228,15 @@ def speed_known(out: Path, options: PlanOptions) -> bool:
     return options.workers is not None and (options.images_per_second is not None or read_figures(out) is not None)
 
 
+def with_weights(more: Beside, plan: Plan) -> Beside:
+    """RecipeError with all that is wrong with the weights that stages are given."""
+    with signals.held():
+        from stagerun.train.given import tables
+
+    found = tables(plan) or ["weights: each stage goes on with those of the stage before, or starts from the seed"]
+    return replace(more, blocks=(*more.blocks, *found), record={**more.record, "weights": found})
+
+
 def with_sendings(more: Beside, sent: list[Sending], options: PlanOptions) -> Beside:
     assert options.link is not None
     text = render_sending(sent, options.workers or _FEWEST, Link(options.link, options.latency or 0.0))
@@ -272,11 +286,13 @@ def _pieces(schedule: Schedule) -> dict[str, tuple[float, ...]]:
         from stagerun.engine.parameters import trained_parameters
         from stagerun.models import build
 
-    with torch.device("meta"):
-        network = build(schedule.model)
     found = {}
     for stage in schedule.stages:
+        with torch.device("meta"):
+            network = build(stage.model)
         network.to(dtype_of(stage.solver.precision))
-        trained_parameters(network, stage.solver.param)  # freezes the others, which then have no gradients
+        trained_parameters(
+            network, stage.solver.param, stage.solver.freeze
+        )  # freezes the others, which then have no gradients
         found[stage.name] = tuple(map(float, pieces_of(network)))
     return found

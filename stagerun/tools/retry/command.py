@@ -30,9 +30,9 @@ from stagerun.command.options import argument, command, filled, option
 from stagerun.command.shared import output_folder
 from stagerun.language import load
 from stagerun.launch.ancestors import to_be_told, words_of_run
+from stagerun.store.given import looked_at
 from stagerun.store.lives import Seen
 from stagerun.system import signals
-from stagerun.system.lmdb_file import with_sets
 from stagerun.system.process import Process, living
 from stagerun.train import results
 from stagerun.train.command import run
@@ -215,7 +215,7 @@ def _parsed(words: list[str]) -> RunOptions:
 def _before(task: RunOptions) -> str | None:
     """The `standing` before a start; None where nothing is left to do. Raises what the run would raise: it comes with its
     own exit code from here, which the launcher's may hide."""
-    schedule = with_sets(load(task.folder, task.overrides))
+    schedule = looked_at(load(task.folder, task.overrides))
     out = output_folder(schedule.name, task.out)
     plan, found = look(schedule, out, task)
     if results.nothing_to_do(plan, out):

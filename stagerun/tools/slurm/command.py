@@ -37,9 +37,9 @@ from stagerun.plan.budget import MOST
 from stagerun.plan.ensembles import ensembles_left
 from stagerun.store.disk import make_folder
 from stagerun.store.errors import reporting
+from stagerun.store.given import looked_at
 from stagerun.system import signals
 from stagerun.system.files import writing
-from stagerun.system.lmdb_file import with_sets
 from stagerun.system.process import program
 from stagerun.train import results
 from stagerun.train.command import run
@@ -170,7 +170,7 @@ def _look(options: SbatchOptions, task: RunOptions) -> tuple[Schedule, Plan, Pat
     require_least(RunOptions, asdict(task))
     require_packages(task.log)
     limits(task.timeouts)
-    schedule = with_sets(load(task.folder, task.overrides))
+    schedule = looked_at(load(task.folder, task.overrides))
     require_evaluation(task.log, schedule)
     check_workers(schedule, options.nodes * options.workers)
     out = output_folder(schedule.name, task.out)

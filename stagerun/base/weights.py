@@ -1,0 +1,65 @@
+"""What `weights { file: ... }` names, and patterns over the names of tensors. Pure."""
+
+import enum
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from stagerun.base.recipe import Rename
+
+_SNAPSHOT = re.compile(r"(.+):([A-Za-z0-9_-]+)(?:@([1-9][0-9]{0,17}))?", re.ASCII)
+_PUBLISHED = re.compile(r"(torchvision|timm)/([A-Za-z0-9_.-]+)", re.ASCII)
+
+
+class Kind(enum.Enum):
+    FILE = "file"
+    SNAPSHOT = "snapshot"
+    TORCHVISION = "torchvision"
+    TIMM = "timm"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """`path`: of a file, or of the output folder of a snapshot, as written; '' for published weights. `name`: of the stage, or of what is
+    published. `iter`: that of the snapshot, None for the stage's end."""
+
+    kind: Kind
+    path: str = ""
+    name: str = ""
+    iter: int | None = None
+
+
+def place_of(file: str) -> Place:
+    """
+    >>> place_of("../out/base:trunk@500")
+    Place(kind=<Kind.SNAPSHOT: 'snapshot'>, path='../out/base', name='trunk', iter=500)
+    >>> place_of("torchvision/resnet50"), place_of("./timm/x").kind
+    (Place(kind=<Kind.TORCHVISION: 'torchvision'>, path='', name='resnet50', iter=None), <Kind.FILE: 'file'>)
+    """
+    if found := _PUBLISHED.fullmatch(file):
+        return Place(Kind(found[1]), name=found[2])
+    if found := _SNAPSHOT.fullmatch(file):
+        return Place(Kind.SNAPSHOT, found[1], found[2], int(found[3]) if found[3] else None)
+    return Place(Kind.FILE, file)
+
+
+def fits(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a tensor's name fits one of the patterns, as in `param`."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def renamed(name: str, rules: Iterable[Rename]) -> tuple[str, Rename | None]:
+    """The name that a tensor of a file has here, by the first rule that fits, and that rule.
+
+    >>> renamed("module.fc.weight", [Rename(from_="module.*", to="*")])[0]
+    'fc.weight'
+    """
+    for rule in rules:
+        parts = rule.from_.split("*")
+        found = re.fullmatch("(.*)".join(map(re.escape, parts)), name)
+        if found:
+            first, *others = rule.to.split("*")
+            stars = zip(found.groups(), others, strict=True)
+            return first + "".join(star + text for star, text in stars), rule
+    return name, None

@@ -1,0 +1,57 @@
+"""The tensors in a file that someone else wrote: safetensors, or what `torch.save` wrote. The one place where such a file is read; nothing
+in it is run (`weights_only`)."""
+
+import io
+import pickle
+import warnings
+
+import torch
+from torch import Tensor
+
+from stagerun.base.errors import DataError, listing
+from stagerun.engine.codec import decode
+
+# What a training script wraps a state_dict in.
+_AROUND = ("state_dict", "model", "model_state_dict")
+_ALONE = "save `model.state_dict()` alone, or as .safetensors"
+
+
+def tensors_in(data: bytes, name: str) -> dict[str, Tensor]:
+    """By their names there, on the CPU. DataError where these are not a network's tensors; `name` is the file's."""
+    if data[8:9] != b"{" and (data[:2] == b"PK" or data[:1] == b"\x80"):
+        return _of_torch(data, name)
+    try:
+        return decode(data)
+    except ValueError as error:
+        raise DataError(f"{name}: {error}", "stagerun reads .safetensors, and what `torch.save` wrote") from error
+
+
+def _of_torch(data: bytes, name: str) -> dict[str, Tensor]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            held = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise DataError(f"{name} holds more than tensors, which is not read: it could run code", _ALONE) from error
+    except (RuntimeError, EOFError, ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        raise DataError(f"{name} is not a whole file of `torch.save`: {first}", _ALONE) from error
+    if (found := _state_dict(held)) is not None:
+        return found
+    for key in _AROUND:
+        if isinstance(held, dict) and (found := _state_dict(held.get(key))) is not None:
+            return found
+    what = (
+        f"it holds {listing([str(key) for key in list(held)[:6]], 'and')}"
+        if isinstance(held, dict)
+        else "it is no dict"
+    )
+    hint = f"a state_dict is looked for in the file itself, and under {listing(_AROUND)}; {_ALONE}"
+    raise DataError(f"{name} has no state_dict: {what}", hint)
+
+
+def _state_dict(held: object) -> dict[str, Tensor] | None:
+    if not isinstance(held, dict) or not held:
+        return None
+    whole = all(isinstance(key, str) and isinstance(value, Tensor) for key, value in held.items())
+    return {key: value.detach() for key, value in held.items()} if whole else None

@@ -1,0 +1,174 @@
+"""Weights that stages are given from elsewhere (`recipe.Weights`): where they lie, their digest, and which tensors are in them. No torch."""
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+from stagerun.base.errors import DataError, StagerunError, UsageError, listing
+from stagerun.base.recipe import WEIGHTS_DIGEST, Schedule, Stage, Weights
+from stagerun.base.snapshots import SnapshotRef
+from stagerun.base.weights import Kind, Place, place_of
+from stagerun.store.disk import LocalDisk
+from stagerun.store.layout import snapshots_folder
+from stagerun.store.read import inspect, inventory, read_file
+from stagerun.system.lmdb_file import with_sets
+
+# The file of a snapshot that holds its weights: `train.progress.WEIGHTS`.
+TENSORS = "model.safetensors"
+_MOST_HEADER = 4_000_000
+_CHUNK = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """`path`: the file with the tensors. Of a snapshot `ref` and its output folder `out`, too."""
+
+    path: Path
+    out: Path | None = None
+    ref: SnapshotRef | None = None
+
+    @property
+    def name(self) -> str:
+        return self.ref.name if self.ref is not None else self.path.name
+
+
+def torchvision_cache() -> Path:
+    """Where torch.hub keeps what it downloads."""
+    home = os.environ.get("TORCH_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "torch")
+    return Path(home).expanduser() / "hub" / "checkpoints"
+
+
+def timm_cache() -> Path:
+    """Where the Hugging Face Hub's library keeps what it downloads."""
+    if cache := os.environ.get("HF_HUB_CACHE"):
+        return Path(cache).expanduser()
+    home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    return Path(home).expanduser() / "hub"
+
+
+def find(weights: Weights) -> Found:
+    """Where they lie. UsageError where they don't; StorageError, PermissionDenied, ResumeRefused."""
+    place = place_of(weights.file)
+    if place.kind is Kind.SNAPSHOT:
+        return _snapshot(weights, place)
+    if place.kind is Kind.FILE:
+        return Found(_file(Path(weights.path), "the file is relative to the schedule's folder"))
+    fetch = "`stagerun fetch DIR` downloads what a schedule names"
+    if place.kind is Kind.TORCHVISION:
+        folder = torchvision_cache()
+        exact = folder / f"{place.name}.pth"
+        found = [exact] if exact.exists() else sorted(folder.glob(f"{place.name}-????????.pth"))
+        if len(found) > 1:
+            names = listing([f"torchvision/{path.stem}" for path in found])
+            raise UsageError(f"{folder} has {len(found)} sets of weights of `{place.name}`", f"name one: {names}")
+        if not found:
+            raise UsageError(f"there are no weights of `{place.name}` in {folder}", fetch)
+        return Found(_file(found[0], fetch))
+    repository = timm_cache() / f"models--timm--{place.name}"
+    try:
+        revision = (repository / "refs" / "main").read_text().strip()
+    except OSError:
+        raise UsageError(f"there are no weights of `{place.name}` in {timm_cache()}", fetch) from None
+    return Found(_file(repository / "snapshots" / revision / TENSORS, fetch))
+
+
+def _file(path: Path, hint: str) -> Path:
+    try:
+        if stat.S_ISREG(os.stat(path).st_mode):
+            return path
+        raise UsageError(f"{path} is not a regular file", hint)
+    except OSError as error:
+        raise UsageError(f"{path}: {(error.strerror or str(error)).lower()}", hint) from None
+
+
+def _snapshot(weights: Weights, place: Place) -> Found:
+    out = Path(weights.path)
+    if not os.path.isdir(snapshots_folder(out)):
+        raise UsageError(
+            f"{out} is not the output folder of a run", "write `OUT:STAGE`, with the OUT that `run` wrote to"
+        )
+    found = inventory(LocalDisk(), out, looking=True).snapshots
+    own = [ref for ref in found if ref.stage == place.name]
+    at = [ref for ref in own if (ref.ends_stage if place.iter is None else ref.iter == place.iter)]
+    if not own:
+        names = list(dict.fromkeys(ref.stage for ref in found))
+        hint = f"there are snapshots of {listing(names, 'and')}" if names else "nothing was trained there"
+        raise UsageError(f"{out} has no snapshot of stage `{place.name}`", hint)
+    if not at:
+        where = "its end" if place.iter is None else f"iteration {place.iter}"
+        places = listing([f"{place.name}@{one}" for one in sorted({ref.iter for ref in own})])
+        raise UsageError(f"{out} has no snapshot of `{place.name}` at {where}", f"there are {places}")
+    ref = max(at, key=lambda ref: (ref.attempt, ref.serial))
+    return Found(snapshots_folder(out) / ref.name / TENSORS, out, ref)
+
+
+def digest_of(found: Found) -> str:
+    """sha256 of the file with the tensors: of a snapshot, as it says itself. StorageError and the like; OSError."""
+    if found.ref is not None and found.out is not None:
+        return inspect(LocalDisk(), found.out, found.ref.name).files[TENSORS].sha256
+    seen = os.stat(found.path)
+    return _hashed(str(found.path), seen.st_size, seen.st_mtime_ns, seen.st_ino)
+
+
+@lru_cache(maxsize=64)
+def _hashed(path: str, *changes: int) -> str:
+    """`changes`: what tells another file at the same path. Each process hashes a file once: 100 MB take some 0.1 s."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def with_digests(schedule: Schedule) -> Schedule:
+    """The schedule with the digests of weights in the identities of its stages, of those that are on this machine."""
+    return replace(schedule, stages=tuple(map(_with_digest, schedule.stages)))
+
+
+def _with_digest(stage: Stage) -> Stage:
+    if stage.solver.weights is None:
+        return stage
+    try:
+        digest = digest_of(find(stage.solver.weights))
+    except (StagerunError, OSError):  # it may be done, and the file gone; who needs it says so
+        return stage
+    return replace(stage, identity={**stage.identity, WEIGHTS_DIGEST: digest})
+
+
+def looked_at(schedule: Schedule) -> Schedule:
+    """The schedule with what the files that it names hold, as far as they are on this machine: images and weights."""
+    return with_digests(with_sets(schedule))
+
+
+def data_of(weights: Weights, most: int, digest: str) -> bytes:
+    """The bytes of the tensors' file, those that have the `digest`; '' is any. UsageError, DataError; a snapshot's are verified."""
+    found = find(weights)
+    if found.ref is not None and found.out is not None:
+        data = read_file(LocalDisk(), found.out, found.ref.name, TENSORS, most)
+    else:
+        try:
+            data = found.path.read_bytes()
+        except OSError as error:
+            raise DataError(f"{found.path} can't be read: {error.strerror}") from error
+    if digest and hashlib.sha256(data).hexdigest() != digest:
+        raise DataError(f"{found.path} has changed while it was read", "start again when it is written")
+    return data
+
+
+def header_of(found: Found) -> Mapping[str, tuple[int, ...]] | None:
+    """Names and shapes in a safetensors file; None for a file of another kind."""
+    with open(found.path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= _MOST_HEADER:
+            return None
+        text = file.read(length)
+    try:
+        header = json.loads(text)
+        return {name: tuple(one["shape"]) for name, one in header.items() if name != "__metadata__"}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None

@@ -1,0 +1,182 @@
+"""Files of weights: what is read and what is refused, what `fetch` downloads from a server on this machine."""
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import nn
+
+from stagerun.base.errors import DataError
+from stagerun.base.recipe import Solver, Weights
+from stagerun.cli import main
+from stagerun.engine.codec import encode
+from stagerun.engine.parameters import idle_patterns
+from stagerun.engine.state import make_state
+from stagerun.engine.weights_file import tensors_in
+from stagerun.models import BatchNorm2d
+from stagerun.store.given import Found, digest_of, find, header_of
+from stagerun.tools.weights import fetch
+
+HELD = {"fc.weight": torch.arange(6.0).reshape(2, 3), "fc.bias": torch.zeros(2, dtype=torch.float16)}
+
+
+def saved(held: object, path: Path) -> bytes:
+    torch.save(held, path)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("key", ["", "state_dict", "model", "model_state_dict"])
+def test_a_state_dict_is_found_where_scripts_put_it(key: str, tmp_path: Path) -> None:
+    found = tensors_in(saved({key: HELD, "epoch": 3} if key else HELD, tmp_path / "x.pt"), "x.pt")
+    assert found.keys() == HELD.keys() and torch.equal(found["fc.weight"], HELD["fc.weight"])
+
+
+def test_safetensors_are_read_by_their_content(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(encode(HELD))
+    assert tensors_in((tmp_path / "x").read_bytes(), "x").keys() == HELD.keys()
+    assert header_of(Found(tmp_path / "x")) == {"fc.weight": (2, 3), "fc.bias": (2,)}
+    saved(HELD, tmp_path / "y")
+    assert header_of(Found(tmp_path / "y")) is None
+
+
+def test_nothing_in_a_file_is_run_and_what_is_no_network_is_refused(tmp_path: Path) -> None:
+    whole = saved(HELD, tmp_path / "a.pt")
+    cases = {
+        "holds more than tensors": saved(nn.Linear(2, 2), tmp_path / "b.pt"),
+        "is not a whole file of `torch.save`": whole[: len(whole) // 2],
+        "has no state_dict: it holds `epoch` and `lr`": saved({"epoch": 1, "lr": 0.1}, tmp_path / "c.pt"),
+        "not a safetensors file": b"hello, this is text",
+    }
+    for message, data in cases.items():
+        with pytest.raises(DataError, match=message) as error:
+            tensors_in(data, "x.pt")
+        assert error.value.hint
+
+
+def test_a_digest_is_of_what_lies_there_now(tmp_path: Path) -> None:
+    weights = Weights(file="w.bin", path=str(tmp_path / "w.bin"))
+    for text in (b"one", b"another"):
+        (tmp_path / "w.bin").write_bytes(text)
+        assert digest_of(find(weights)) == hashlib.sha256(text).hexdigest()
+
+
+# -- freeze
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = BatchNorm2d(2), BatchNorm2d(2)
+        self.fc = nn.Linear(2, 2)
+
+
+def solver(*freeze: str) -> Solver:
+    return Solver(base_lr=1, lr_policy="fixed", max_iter=1, batch_size=2, device_batch_size=2, test_batch_size=2,
+                  random_seed=1, freeze=freeze)  # fmt: skip
+
+
+def test_a_frozen_norm_is_in_evaluation_mode_and_in_no_vector() -> None:
+    state = make_state(Two(), solver("a.*", "b.weight"), torch.device("cpu"))
+    state.to_training()
+    assert not state.model.a.training and state.model.b.training and state.model.fc.training
+    assert state.statistics.layers == [state.model.b] and state.statistics.n == 4
+    assert [p.name for p in state.solver.parameters] == ["b.bias", "fc.weight", "fc.bias"]
+    assert not state.model.a.weight.requires_grad and not state.model.b.weight.requires_grad
+    assert [p for p, _ in idle_patterns(Two(), ("a.*", "a.running_mean", "fx.*"))] == ["fx.*"]
+
+
+def test_layers_that_were_frozen_before_move_on_with_the_others() -> None:
+    state = make_state(Two(), solver(), torch.device("cpu"))
+    state.model.a.num_batches_tracked.fill_(0)
+    state.model.b.num_batches_tracked.fill_(1000)
+    state.model.a.running_mean.fill_(1.0)
+    state.statistics.move(torch.zeros(8, dtype=torch.float64), 1)
+    torch.testing.assert_close(state.model.a.running_mean, torch.full((2,), 0.9))
+
+
+# -- fetch, from a server on this machine: the real ones are not asked
+
+
+class Server(BaseHTTPRequestHandler):
+    def __init__(self, data: bytes, commit: str, *rest: object) -> None:
+        self.data, self.commit = data, commit
+        super().__init__(*rest)  # type: ignore[arg-type]
+
+    def _answer(self) -> None:
+        if "missing" in self.path:
+            self.send_error(404)
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.data)))
+        self.send_header("ETag", f'"{hashlib.sha256(encode(HELD)).hexdigest()}"')
+        self.send_header("X-Repo-Commit", self.commit)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(self.data)
+
+    do_GET = do_HEAD = _answer
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def served(data: bytes) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Server, data, "c" * 40))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture(params=["whole", "changed"])
+def address(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    data = encode(HELD)
+    for where in served(data if request.param == "whole" else data[:-1] + b"!"):
+        monkeypatch.setenv("HF_ENDPOINT", where)
+        stem = f"resnet18-{hashlib.sha256(encode(HELD)).hexdigest()[:8]}"
+        known = {"resnet18": [(stem, f"{where}/{stem}.pth")]}
+        monkeypatch.setattr(fetch, "published", lambda name, known=known: known.get(name, []))
+        yield request.param
+
+
+def schedule(folder: Path, *files: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    stages = "".join(
+        f'stage {{ name: "s{n}" from: "" solver_param {{ weights {{ file: "{f}" }} }} }}\n' for n, f in enumerate(files)
+    )
+    (folder / "schedule.prototxt").write_text(
+        'name: "x" model { name: "resnet18" num_classes: 2 } data { train { source: "/d" images: 9 } }\n'
+        'solver { batch_size: 3 device_batch_size: 3 base_lr: 1 lr_policy: "fixed" max_iter: 1 }\n' + stages
+    )
+    return folder
+
+
+def test_fetch_downloads_what_is_as_published(address: str, tmp_path: Path) -> None:
+    folder = schedule(tmp_path / "s", "torchvision/resnet18", "timm/resnet18.a1", "torchvision/resnet18")
+    done = CliRunner().invoke(main, ["fetch", str(folder)])
+    kept = [path for path in tmp_path.rglob("*") if path.is_file() and "s/" not in str(path.relative_to(tmp_path))]
+    if address == "changed":
+        assert done.exit_code == 69 and "what came has digest" in done.output and not kept
+        return
+    assert done.exit_code == 0, done.output
+    for file in ("torchvision/resnet18", "timm/resnet18.a1"):
+        assert find(Weights(file=file, path="")).path.read_bytes() == encode(HELD)
+    again = CliRunner().invoke(main, ["fetch", str(folder)])
+    assert again.output.count("is there") == 2
+    wrong = CliRunner().invoke(main, ["fetch", str(schedule(tmp_path / "s", "torchvision/resnet1", "timm/missing"))])
+    assert wrong.exit_code == 64 and "2 mistakes" in wrong.output and "schedule.prototxt:3:" in wrong.output, (
+        wrong.output
+    )
