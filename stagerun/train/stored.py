@@ -19,6 +19,7 @@ from stagerun.base.text import size
 from stagerun.engine.codec import decode
 from stagerun.engine.device import dtype_of
 from stagerun.engine.state import restore
+from stagerun.language.networks import is_foreign
 from stagerun.language.stored import read_foreign
 from stagerun.models import build
 from stagerun.plan import PlannedStage, State
@@ -85,6 +86,8 @@ def elements(model: recipe.Model) -> int:
     """Numbers in the parameters and buffers of a network, however large it is: it is made without memory for them. Torch's random
     state is left alone."""
     with torch.random.fork_rng(devices=[]):
+        if is_foreign(model.name):  # it may compute with its tensors, which then must have memory
+            return _count(build(model))
         try:
             with torch.device("meta"):
                 return _count(build(model))
