@@ -157,6 +157,10 @@ class LocalFiles:
             self.problems.add(span, f"`{reserved}` is Python's or torch's own, and there is a file of that name", hint)
 
 
+def is_reserved(file: str) -> bool:
+    return bool(_reserved(file))
+
+
 def _reserved(file: str) -> str:
     """The name of a module that a file would take the place of, or ''."""
     top = file.partition("/")[0].removesuffix(".py")
