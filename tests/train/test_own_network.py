@@ -277,7 +277,7 @@ MISTAKES = {
     "detached": with_(FORWARD, "        with torch.no_grad():\n            return self.fc(self.conv(x).mean((2, 3)))\n"),
     "complex numbers": with_(INIT, INIT + "        self.phase = nn.Parameter(torch.zeros(2, dtype=torch.complex64))\n"),
     "ends Python": NET + "build(3)\nraise SystemExit(1)\n",
-    "too large": with_(RETURN, "    return nn.Sequential(Net(num_classes), nn.Linear(num_classes, num_classes, device='meta'))\n"),
+    "the device meta": with_(RETURN, "    return nn.Sequential(Net(num_classes), nn.Linear(num_classes, num_classes, device='meta'))\n"),
 }  # fmt: skip
 LANGUAGE = {
     "num_classes in args": "args { num_classes: 10 }",
