@@ -53,15 +53,16 @@ def multipliers(name: str, kind: ParamKind, rules: Sequence[ParamRule]) -> Param
 
 
 def trained_parameters(model: nn.Module, rules: Sequence[ParamRule], freeze: Sequence[str] = ()) -> list[Parameter]:
-    """The parameters that move, in model order. Those with lr_mult 0, and those that `freeze` names, are frozen: autograd leaves
-    them out.
+    """The parameters that move, in model order. Those with lr_mult 0, those that `freeze` names, and those that a network from
+    outside keeps as they are, are frozen: autograd leaves them out.
 
     UsageError if that leaves none.
     """
-    trained = []
+    trained: list[Parameter] = []
+    kept: frozenset[str] = getattr(model, "frozen_by_network", frozenset())
     for name, tensor in model.named_parameters():
         rule = multipliers(name, kind_of(model, name), rules)
-        moves = rule.lr_mult != 0 and not weights.fits(name, freeze)
+        moves = rule.lr_mult != 0 and name not in kept and not weights.fits(name, freeze)
         tensor.requires_grad_(moves)
         if moves:
             trained.append(Parameter(name, tensor, rule.lr_mult, rule.decay_mult, rule.adapt))
@@ -69,6 +70,10 @@ def trained_parameters(model: nn.Module, rules: Sequence[ParamRule], freeze: Seq
         raise UsageError(
             "`freeze` fits every parameter of the model: there is nothing to train",
             "name only what is to stay as it is",
+        )
+    if not trained and not any(rule.lr_mult == 0 for rule in rules):
+        raise UsageError(
+            "the network has no parameter to train", "parameters with `requires_grad` False stay as they are"
         )
     if not trained:
         raise UsageError(

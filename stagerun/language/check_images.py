@@ -7,8 +7,9 @@ from contextlib import suppress
 
 from stagerun.base import recipe
 from stagerun.base.errors import Problem, Problems, listing
+from stagerun.language.check_code import check_args
 from stagerun.language.check_weights import check_own_model
-from stagerun.language.networks import FILLER_FIELDS, NETWORKS, Network
+from stagerun.language.networks import FILLER_FIELDS, NETWORKS, Network, network_of
 from stagerun.language.view import Doubtful, View
 
 # Ways to cut out a rectangle or to resize: a transform has one at most.
@@ -256,7 +257,7 @@ def check_model(schedule: View, stages: Iterable[View], problems: Problems) -> N
             model = own or schedule.view("model")
             name = model.text("name") if model else None
             if name:
-                _sizes(name, NETWORKS[name], stage, problems)
+                _sizes(name, network_of(name), stage, problems)
         with suppress(Doubtful):
             check_own_model(stage, schedule, problems)
 
@@ -264,9 +265,9 @@ def check_model(schedule: View, stages: Iterable[View], problems: Problems) -> N
 def _check_network(model: View | None, problems: Problems) -> None:
     name = model.text("name") if model else None
     if model and name:
-        for check in (_batch_norm, _zero_gamma, _blur_pool, _fillers):
+        for check in (check_args, _batch_norm, _zero_gamma, _blur_pool, _fillers):
             with suppress(Doubtful):
-                check(name, NETWORKS[name], model, problems)
+                check(name, network_of(name), model, problems)
 
 
 def classes_problem(schedule: recipe.Schedule, lmdb: str, classes: Sequence[str]) -> Problem | None:
@@ -314,7 +315,10 @@ def _fillers(name: str, network: Network, model: View, problems: Problems) -> No
     for field, there in (("fc_weight_filler", network.fc_weight), ("fc_bias_filler", network.fc_bias)):
         with suppress(Doubtful):
             filler = model.view(field)
-            if filler and not network.fc_weight:
+            if filler and network.foreign:
+                hint = "remove it: the network's own code says how its weights start"
+                problems.add(model.place(field), f"`{field}` means nothing for `{name}`", hint)
+            elif filler and not network.fc_weight:
                 message = f"`{field}`: the last layer of `{name}` is a convolution, not a linear one"
                 problems.add(model.place(field), message, "remove it")
             elif filler and not there:
