@@ -6,6 +6,7 @@ from contextlib import suppress
 from stagerun.base import recipe
 from stagerun.base.errors import Problems
 from stagerun.language import build
+from stagerun.language.code import MISSING, LocalFiles
 from stagerun.language.lexer import shown
 from stagerun.language.tree import Block, Value
 from stagerun.language.values import differing
@@ -68,5 +69,6 @@ def network_of(schedule: Block, settings: Block) -> recipe.Model | None:
     with suppress(Doubtful):
         view = View(settings).view("model") or View(schedule).view("model")
         if view is not None and view.has("name") and view.has("num_classes"):
-            return build.model(view)
+            # Without the texts of Python files: by them no two networks of a schedule differ.
+            return build.model(view, LocalFiles(lambda file: MISSING, "", Problems()))
     return None
