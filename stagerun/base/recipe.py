@@ -535,6 +535,11 @@ class Schedule:
     files: tuple[tuple[str, str], ...] = ()
     sets: Mapping[str, str] = field(default_factory=dict, compare=False)
 
+    @property
+    def origins(self) -> Mapping[str, Origin]:
+        """Where the shared fields got their values, as the stages have it."""
+        return next((stage for stage in self.stages if stage.solver.model is None), self.stages[0]).origins
+
     def stage(self, name: str) -> Stage:
         """The stage of that name. KeyError if there is none."""
         for stage in self.stages:
