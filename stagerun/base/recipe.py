@@ -552,6 +552,11 @@ class Schedule:
         python = [(path, text) for path, text in self.files if path.endswith(".py")]
         return Sources(folder, tuple((posixpath.relpath(path, folder or "."), text) for path, text in python))
 
+    @property
+    def origins(self) -> Mapping[str, Origin]:
+        """Where the shared fields got their values, as the stages have it."""
+        return next((stage for stage in self.stages if stage.solver.model is None), self.stages[0]).origins
+
     def stage(self, name: str) -> Stage:
         """The stage of that name. KeyError if there is none."""
         for stage in self.stages:

@@ -5,11 +5,12 @@ from contextlib import suppress
 
 from stagerun.base import recipe
 from stagerun.base.errors import Problems
+from stagerun.base.text import count
 from stagerun.language import build
 from stagerun.language.code import MISSING, LocalFiles
 from stagerun.language.lexer import shown
 from stagerun.language.tree import Block, Value
-from stagerun.language.values import differing
+from stagerun.language.values import differing, text
 from stagerun.language.view import Doubtful, View
 
 
@@ -32,7 +33,8 @@ def check_own_model(stage: View, schedule: View, problems: Problems) -> None:
         return
     channels, shared = own.whole("channels"), schedule.inside("model").whole("channels")
     if channels != shared:
-        message = f"the stage's network takes {channels} channels, and the schedule's {shared}: all stages see the same images"
+        takes = count(channels or 0, "channel")
+        message = f"the stage's network takes {takes}, and the schedule's {shared}: all stages see the same images"
         problems.add(own.place("channels"), message, f"write `channels: {shared}`")
 
 
@@ -58,7 +60,7 @@ def check_members(
             problems.add(value.span, message, "an ensemble needs members with the same classes")
         elif rule == recipe.EnsembleRule.WEIGHT_AVERAGE.value and found != theirs:
             name, one, two = next(differing(theirs, found, "model"))
-            message = f"`{stage}` is not the network of `{other}`: {name} {two} (`{other}`: {one})"
+            message = f"`{stage}` is not the network of `{other}`: {name} {text(two)} (`{other}`: {text(one)})"
             problems.add(
                 value.span, message, "weights of one network can be averaged: write `rule: MEAN_PROBABILITY`, say"
             )

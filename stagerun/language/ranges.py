@@ -66,6 +66,13 @@ NOT_EMPTY = (
 )
 
 
+_EMPTY = {
+    "Source.source": "name the folder of the LMDB",
+    "WeightsParameter.file": "name a file, `OUT:STAGE`, `torchvision/NAME` or `timm/NAME`",
+    **dict.fromkeys(("Rename.from", "Rename.to"), 'write a pattern: `rename { from: "module.*" to: "*" }`'),
+}
+
+
 def is_schedule_name(name: str) -> bool:
     return _SCHEDULE_NAME.fullmatch(name) is not None
 
@@ -153,7 +160,7 @@ def _wrong_text(key: str, name: str, value: str) -> tuple[str, str]:
     if key in NOT_EMPTY and not value:
         return (
             f"`{name}` is empty",
-            "leave it out for the default" if key != "Source.source" else "name the folder of the LMDB",
+            _EMPTY.get(key, "leave it out for the default"),
         )
     return "", ""
 

@@ -287,7 +287,7 @@ def network_lines(schedule: Schedule, stage: Stage) -> Iterator[str]:
     elif stage.solver.model is not None:
         yield f"network: {stage.model.name}, {stage.model.num_classes} classes"
     if (weights := stage.solver.weights) is not None:
-        parts = [f"but {listing(weights.drop, 'and')}"] * bool(weights.drop) + ["what fits"] * (not weights.strict)
-        yield f"weights: {', '.join([weights.file, *parts])}; `--weights` shows which tensors"
+        parts = [weights.file, *(f"but `{pattern}`" for pattern in weights.drop), *["what fits"] * (not weights.strict)]
+        yield f"weights: {', '.join(parts)}; `--weights` shows which tensors"
     if stage.solver.freeze:
         yield f"frozen: {listing(stage.solver.freeze, 'and')}"

@@ -151,6 +151,7 @@ def test_every_option_is_a_decision() -> None:
         ],
         "diff": ["--json", "--plot", "--scale", "--x"],
         "explain": ["--set"],
+        "fetch": ["--set"],
         "new": ["--from", "--list", "--train", "--val"],
         "plan": [
             "--budget",
@@ -168,6 +169,7 @@ def test_every_option_is_a_decision() -> None:
             "--set",
             "--until",
             "--watch",
+            "--weights",
             "--workers",
             "--x",
         ],

@@ -127,7 +127,7 @@ RECIPES: dict[str, dict[str, Row]] = {
     "fashion_compressed": {f"main_{name}": (420, 128, 64, 5e-4, triangle(0.1, 0.01, 84, 420)) for name in METHODS},
     "fashion_base": {"base": (282, 128, 64, 5e-4, warmed(0.1, 0.01, 40, poly(0.1, 282, 1)))},
     "fashion_finetune": {
-        "head": (60, 64, 32, 5e-4, poly(0.1, 60, 1)),
+        "head": (60, 64, 32, 5e-4, constant(0.05)),
         "all": (120, 64, 32, 5e-4, poly(0.02, 120, 1)),
         "scratch": (180, 64, 32, 5e-4, warmed(0.1, 0.01, 20, poly(0.1, 180, 1))),
     },

@@ -151,7 +151,7 @@ def _paths(a: Schedule, b: Schedule) -> Iterator[FieldDifference]:
 
 
 def _origins(schedule: Schedule) -> Mapping[str, Origin]:
-    return schedule.stages[0].origins
+    return schedule.origins
 
 
 def _stage(a: Schedule, b: Schedule, one: Stage, other: Stage) -> Iterator[FieldDifference]:

@@ -195,7 +195,7 @@ def _course(schedule: Schedule, asked: Asked, said: Sequence[Said]) -> Iterator[
 def _default(schedule: Schedule, asked: Asked) -> str:
     """What counts where no layer says anything, or the highest takes it away."""
     value = dict(_values(schedule, asked.stage)).get(asked.key)
-    origin = (asked.stage or schedule.stages[0]).origins.get(asked.key)
+    origin = (asked.stage or schedule).origins.get(asked.key)
     said = origin.text if origin is not None else NONE
     if origin is not None and origin.layer == LMDB:
         return "not written: read from the LMDB"

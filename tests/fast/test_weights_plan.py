@@ -1,0 +1,86 @@
+"""What a stage's own network, weights and freeze are in identities, in recipes, and in a plan: pure, no files."""
+
+from dataclasses import replace
+
+from test_plan import inventory, schedule, snapshot
+
+from stagerun.base.recipe import WEIGHTS_DIGEST, Schedule, Weights
+from stagerun.language import canonical
+from stagerun.language.stored import read_recipe
+from stagerun.plan import State, make_plan
+from stagerun.plan.render import render_text
+from stagerun.plan.transfer import network_change
+
+LONG = 'base_lr: 0.1\nlr_policy: "fixed"\nmax_iter: 30\n'
+
+
+def given(text: str) -> Schedule:
+    return schedule(long=LONG + text)
+
+
+def with_digest(of: Schedule, digest: str) -> Schedule:
+    stages = (replace(s, identity={**s.identity, WEIGHTS_DIGEST: digest}) if s.solver.weights else s for s in of.stages)
+    return replace(of, stages=tuple(stages))
+
+
+def states(of: Schedule, trained: Schedule) -> list[State]:
+    trunk = snapshot(trained, "trunk", 20, "")
+    return [s.state for s in make_plan(of, inventory(trunk, snapshot(trained, "long", 30, trunk.id))).stages[:2]]
+
+
+def test_without_them_nothing_of_a_schedule_changes() -> None:
+    plain = schedule()
+    assert not [key for stage in plain.stages for key in stage.identity if "weights" in key or "freeze" in key]
+    assert (
+        "weights" not in canonical(plain)
+        and "freeze" not in canonical(plain)
+        and canonical(plain).count("model {") == 1
+    )
+    assert all(stage.model == plain.model for stage in read_recipe(canonical(plain)).stages)
+
+
+def test_each_is_read_back_from_a_recipe() -> None:
+    of = given('freeze: "a.*" freeze: "b" weights { file: "w.pt" drop: "fc*" rename { from: "m.*" to: "*" } strict: false }'
+               ' model { name: "resnet18" num_classes: 7 }')  # fmt: skip
+    stage = read_recipe(canonical(of)).stage("long")
+    assert stage.solver == of.stage("long").solver and stage.model.num_classes == 7
+    assert stage.solver.freeze == ("a.*", "b") and isinstance(stage.solver.weights, Weights)
+    assert stage.solver.weights.path == "/s/w.pt"
+
+
+def test_a_stages_own_network_is_its_identity() -> None:
+    same = given('model { name: "resnet_small" num_classes: 10 }')
+    assert same.stage("long").identity == schedule().stage("long").identity, "the same network, written twice"
+    other = given('model { name: "resnet_small" num_classes: 7 }')
+    assert states(other, schedule()) == [State.DONE, State.STALE]
+    plan = make_plan(other, inventory(snapshot(schedule(), "long", 30, "x")))
+    (change,) = plan.stages[1].changes
+    assert (change.field, change.old, change.new) == ("model.num_classes", "10", "7")
+    assert change.span is not None and change.span.path.endswith("long.prototxt")
+    assert "7 classes, and `trunk` has 10: its head is drawn anew" in network_change(other, other.stage("long"))
+    assert "its head is drawn anew" in render_text(make_plan(other, inventory()))
+
+
+def test_freezing_makes_a_stage_stale_and_not_the_one_before() -> None:
+    assert states(given('freeze: "layer1.*"'), schedule()) == [State.DONE, State.STALE]
+
+
+def test_the_file_counts_by_its_digest_alone() -> None:
+    before = with_digest(given('weights { file: "a.pt" }'), "1")
+    moved = with_digest(given('weights { file: "b.pt" strict: false }'), "1")
+    assert states(moved, before) == [State.DONE, State.DONE], "the same bytes"
+    assert states(given('weights { file: "a.pt" }'), before) == [State.DONE, State.DONE], "the file is gone"
+    for other in (
+        with_digest(before, "2"),
+        with_digest(given('weights { file: "a.pt" drop: "fc*" }'), "1"),
+        schedule(),
+    ):
+        assert states(other, before) == [State.DONE, State.STALE]
+    assert states(given('weights { file: "a.pt" }'), schedule()) == [State.DONE, State.STALE], "added, and not there"
+
+
+def test_a_stage_goes_on_with_the_digest_that_it_started_with() -> None:
+    before = with_digest(given('weights { file: "a.pt" }'), "1")
+    trunk = snapshot(before, "trunk", 20, "")
+    plan = make_plan(given('weights { file: "a.pt" }'), inventory(trunk, snapshot(before, "long", 10, trunk.id)))
+    assert plan.stages[1].state is State.RESUME and plan.stages[1].stage.identity[WEIGHTS_DIGEST] == "1"
