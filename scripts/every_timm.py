@@ -25,7 +25,7 @@ name: "every"
 model {{ name: "timm/{name}" num_classes: 10 }}
 data {{ train {{ source: "{images}" images: 8 }} }}
 stage {{ name: "main" solver_param {{
-  batch_size: 2 device_batch_size: 2 base_lr: 0.001 lr_policy: "fixed" max_iter: 2 momentum: 0.9 snapshot: 1
+  batch_size: 2 device_batch_size: 2 base_lr: 0.001 lr_policy: "fixed" max_iter: 2 snapshot: 1
   transform_param {{ mean_value: 127 scale: 0.0157 }}
 }} }}
 """
