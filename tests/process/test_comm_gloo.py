@@ -7,15 +7,14 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-import processes
+import forked
 import pytest
 import torch
 from engine_help import CPU, SOLVER, ConvNet, arithmetic, assert_same, cut, dataset, tensors
@@ -219,28 +218,11 @@ def worker(rank: int, life: Life, out: Path) -> None:
         comm.close()
 
 
-def fork(rank: int, life: Life, out: Path) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
-    signal.alarm(300)
-    code = 1
-    try:
-        worker(rank, life, out)
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
-
-
 def main(out: Path) -> int:
     failed = 0
     for life in LIVES:
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(processes.free_port()))
-        pids = [fork(rank, life, out) for rank in range(life.size)]
-        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        forked.meet()
+        codes = forked.together(life.size, partial(worker, life=life, out=out))
         if codes != [0] * (life.size - 1) + [-signal.SIGKILL if life.dies else 0]:
             print(f"{life}: exit codes {codes}", file=sys.stderr)
             failed += 1
@@ -253,18 +235,7 @@ def main(out: Path) -> int:
 @pytest.fixture(scope="module")
 def out(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("gloo")
-    here = Path(__file__)
-    path = os.pathsep.join(
-        [str(here.parents[2]), str(here.parents[1] / "help"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    )
-    done = subprocess.run(
-        [sys.executable, __file__, str(folder)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=1200,
-    )
-    assert done.returncode == 0, done.stderr
+    forked.run_program(__file__, folder, timeout=1200)
     return folder
 
 

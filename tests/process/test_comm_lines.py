@@ -6,18 +6,17 @@ Run as a program, this file starts the workers: it imports torch once and forks 
 import json
 import os
 import signal
-import socket
-import subprocess
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
+import forked
 import pytest
 import torch
+from engine_help import CPU, peer_error
 
 from stagerun.base.errors import PeerError
 from stagerun.comm import Comm, TorchComm
@@ -25,7 +24,6 @@ from stagerun.comm.line import line
 from stagerun.system.pulse import Pulse
 from stagerun.system.world import World
 
-CPU = torch.device("cpu")
 SIZE, VICTIM, ROUNDS, ELEMENTS = 4, 2, 40, 100_003
 MEETING = timedelta(seconds=2)
 
@@ -86,7 +84,7 @@ def patient(comm: Comm, seen: Seen) -> None:
     for tensor in got:
         one.recv(tensor)
     seen["odd"] = all(torch.equal(a, b) for a, b in zip(got, odd, strict=True))
-    seen["closed"] = _error(lambda: one.recv(torch.zeros(1)))
+    seen["closed"] = peer_error(lambda: one.recv(torch.zeros(1)))
     again.recv(torch.zeros(1))
 
 
@@ -97,16 +95,8 @@ def alone(comm: Comm, seen: Seen) -> None:
     pulse = Pulse()
     threading.Timer(0.3, lambda: seen.update(waits=pulse.waits)).start()
     begun = time.monotonic()
-    seen["alone"] = _error(lambda: line(comm, 1, "alone", pulse, timedelta(seconds=1)))
+    seen["alone"] = peer_error(lambda: line(comm, 1, "alone", pulse, timedelta(seconds=1)))
     seen["alone seconds"], seen["waited"] = time.monotonic() - begun, not pulse.waits
-
-
-def _error(do: Callable[[], object]) -> str:
-    try:
-        do()
-    except PeerError as error:
-        return error.message
-    return ""
 
 
 def worker(rank: int, out: Path) -> None:
@@ -121,28 +111,9 @@ def worker(rank: int, out: Path) -> None:
         (out / "seen").write_text(json.dumps(seen))
 
 
-def fork(rank: int, out: Path) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
-    signal.alarm(50)
-    code = 1
-    try:
-        worker(rank, out)
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
-
-
 def main(out: Path) -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(probe.getsockname()[1]))
-    pids = [fork(rank, out) for rank in range(SIZE)]
-    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    forked.meet()
+    codes = forked.together(SIZE, partial(worker, out=out), patience=50)
     print(codes, file=sys.stderr)
     return codes != [-signal.SIGKILL if rank == VICTIM else 0 for rank in range(SIZE)]
 
@@ -153,8 +124,7 @@ def main(out: Path) -> int:
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     out = tmp_path_factory.mktemp("lines")
-    done = subprocess.run([sys.executable, __file__, str(out)], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    forked.run_program(__file__, out, timeout=60)
     return json.loads((out / "seen").read_text())
 
 

@@ -6,14 +6,13 @@ Run as a program, this file starts the workers: it imports torch once and forks 
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
-import traceback
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-import processes
+import forked
 import pytest
 import torch
 from engine_help import CPU, SOLVER, ConvNet, dataset, tensors, updates
@@ -107,28 +106,11 @@ def worker(rank: int, size: int, kind: str, out: Path) -> None:
         comm.close()
 
 
-def fork(rank: int, size: int, kind: str, out: Path) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
-    signal.alarm(300)
-    code = 1
-    try:
-        worker(rank, size, kind, out)
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
-
-
 def main(out: Path) -> int:
     failed = 0
     for size, kind in [*((size, "checks") for size in SIZES), (3, "killed")]:
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(processes.free_port()))
-        pids = [fork(rank, size, kind, out) for rank in range(size)]
-        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        forked.meet()
+        codes = forked.together(size, partial(worker, size=size, kind=kind, out=out))
         if codes != [0] * (size - 1) + [-signal.SIGKILL if kind == "killed" else 0]:
             print(f"{size} workers, {kind}: exit codes {codes}", file=sys.stderr)
             failed += 1
@@ -138,18 +120,7 @@ def main(out: Path) -> int:
 @pytest.fixture(scope="module")
 def out(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("coded")
-    here = Path(__file__)
-    path = os.pathsep.join(
-        [str(here.parents[2]), str(here.parents[1] / "help"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    )
-    done = subprocess.run(
-        [sys.executable, __file__, str(folder)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=1200,
-    )
-    assert done.returncode == 0, done.stderr
+    forked.run_program(__file__, folder, timeout=1200)
     return folder
 
 
