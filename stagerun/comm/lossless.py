@@ -1,7 +1,7 @@
 """`method: LOSSLESS`: gradients cross the network in fewer bytes, and their sum has the bits that it has without.
 
 `coded(comm)` is a Comm whose float32 vectors are coded (`stagerun.comm.planes`) on their way; everything else it leaves to `comm`. A
-sum of float32 is that of gloo's ring (`stagerun.comm.ring`), on a GPU too: NCCL's order of adding depends on the machines, and only with
+sum of float32 is that of gloo's ring (`coded_steps.ring_sum`), on a GPU too: NCCL's order of adding depends on the machines, and only with
 two workers are its bits the same.
 
 A thread codes and sends, since the lengths of what comes have to be known first: one collective after the other, in the order in which

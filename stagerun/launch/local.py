@@ -15,8 +15,8 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -202,11 +202,8 @@ def _rank0_saves(folder: Path, patience: float) -> Iterator[None]:
             time.sleep(_LOOK_S)
         close(self, *words, **named)
 
-    PContext.close = patient  # type: ignore[method-assign]
-    try:
+    with _replaced(PContext, "close", patient):
         yield
-    finally:
-        PContext.close = close  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -223,25 +220,27 @@ def _going_on(watch: Watch, first: int) -> Iterator[None]:
             return None
         return poll(self)
 
-    SubprocessContext._poll = forgiving  # type: ignore[method-assign]
-    try:
+    with _replaced(SubprocessContext, "_poll", forgiving):
         yield
-    finally:
-        SubprocessContext._poll = poll  # type: ignore[method-assign]
 
 
-@contextmanager
-def _no_barrier() -> Iterator[None]:
+def _no_barrier() -> AbstractContextManager[None]:
     """An agent whose workers have ended well waits for the other hosts' up to five minutes, though one of them may have failed. Nothing
     of ours needs that: the store in which they would meet lives as long as this process."""
     from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 
-    barrier = SimpleElasticAgent._exit_barrier
-    SimpleElasticAgent._exit_barrier = lambda self: None  # type: ignore[method-assign]
+    return _replaced(SimpleElasticAgent, "_exit_barrier", lambda self: None)
+
+
+@contextmanager
+def _replaced(kind: type, name: str, method: Callable[..., Any]) -> Iterator[None]:
+    """Another method of a class of torch's, which leaves no other way in."""
+    before = getattr(kind, name)
+    setattr(kind, name, method)
     try:
         yield
     finally:
-        SimpleElasticAgent._exit_barrier = barrier  # type: ignore[method-assign]
+        setattr(kind, name, before)
 
 
 def _silence(package: str) -> None:

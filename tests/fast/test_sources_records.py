@@ -9,23 +9,15 @@ import pytest
 from drawn import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from made_images import everything
 
 from stagerun.base.errors import DataError, RecipeError, StagerunError, UsageError
 from stagerun.language.proto import tfexample_pb2
-from stagerun.tools.data.sources import Source, SourceOptions, items, open_source
+from stagerun.tools.data.sources import SourceOptions, items, open_source
 from stagerun.tools.data.sources.recordio import MAGIC
 from stagerun.tools.data.sources.tfrecord import crc32c, masked_crc
 
 NONE = SourceOptions()
-
-
-def everything(source: Source) -> list[tuple[str, int, bytes]]:
-    found = []
-    for i in range(len(source)):
-        item, data = source.item(i), source.read(i)
-        assert isinstance(data, bytes)
-        found.append((item.name, item.label, data))
-    return found
 
 
 def refused(path: Path | str, kind: type[StagerunError] = DataError, **options: str) -> str:

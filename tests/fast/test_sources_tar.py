@@ -7,9 +7,10 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+from made_images import everything
 
 from stagerun.base.errors import DataError, RecipeError, StagerunError, UsageError
-from stagerun.tools.data.sources import Source, SourceOptions, open_source
+from stagerun.tools.data.sources import SourceOptions, open_source
 from stagerun.tools.data.sources.tar import members
 
 NONE = SourceOptions()
@@ -37,15 +38,6 @@ def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
 def put(path: Path, data: bytes | str) -> str:
     path.write_bytes(data if isinstance(data, bytes) else data.encode())
     return str(path)
-
-
-def everything(source: Source) -> list[tuple[str, int, bytes]]:
-    found = []
-    for i in range(len(source)):
-        item, data = source.item(i), source.read(i)
-        assert isinstance(data, bytes)
-        found.append((item.name, item.label, data))
-    return found
 
 
 def refused(path: str, kind: type[StagerunError] = DataError, **options: str) -> str:

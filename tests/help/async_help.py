@@ -124,19 +124,6 @@ class JobComm(ThreadComm):
 
         self._collective(tensor, give)()
 
-    def gather_bytes(self, data: bytes) -> list[bytes]:
-        found: list[bytes] = []
-
-        def hand_out(parts: dict[int, tuple[bytes, list[bytes]]]) -> None:
-            for _, place in parts.values():
-                place += [parts[rank][0] for rank in range(self.size)]
-
-        self._collective((data, found), hand_out)()
-        return found
-
-    def broadcast_bytes(self, data: bytes | None, src: int = 0) -> bytes:
-        return self.gather_bytes(data or b"")[src]
-
 
 class Uneven(Asynchronous):
     """Iterations take different times."""

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stagerun.base.errors import PeerError
 from stagerun.base.knobs import Knobs
 from stagerun.base.recipe import Determinism, Precision, Solver, Transform
 from stagerun.comm import Comm, make_reducer, runs_of
@@ -142,6 +143,15 @@ def assert_same(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float = 0
             assert (x - b[name]).abs().max() <= tolerance * max(1e-3, float(x.abs().max())), name
         else:
             assert torch.equal(x, b[name]), name
+
+
+def peer_error(do: Callable[[], object]) -> str:
+    """The message of its PeerError; '' without one."""
+    try:
+        do()
+    except PeerError as error:
+        return error.message
+    return ""
 
 
 class Threads:

@@ -1,4 +1,4 @@
-"""Workers of a test file that runs itself as a program: that imports torch once and forks them, a fresh set as often as it likes."""
+"""For test files that are programs, too: the program imports torch once and forks the workers of each job, a moment each."""
 
 import os
 import signal
@@ -10,24 +10,26 @@ from pathlib import Path
 
 import processes
 
-HELP = Path(__file__).parent
+
+def meet(address: str = "127.0.0.1") -> int:
+    """The port where those that are forked next find each other."""
+    port = processes.free_port()
+    os.environ.update(MASTER_ADDR=address, MASTER_PORT=str(port))
+    return port
 
 
-def exit_codes(
-    size: int, work: Callable[[int], object], seconds: int = 300, host: str = "127.0.0.1", port: int | None = None
-) -> list[int]:
-    """What `size` workers end with, by rank; of one that a signal has killed, its number, negative. They meet at `host`, by default at a port
-    that is free."""
-    os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(processes.free_port() if port is None else port))
-    pids = [_forked(rank, work, seconds) for rank in range(size)]
+def together(size: int, work: Callable[[int], object], patience: int = 300) -> list[int]:
+    """The exit codes, by rank, of so many processes that call `work(rank)`; the negative number of a signal that ended one.
+    After `patience` seconds SIGALRM does."""
+    pids = [_fork(rank, work, patience) for rank in range(size)]
     return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
 
 
-def _forked(rank: int, work: Callable[[int], object], seconds: int) -> int:
+def _fork(rank: int, work: Callable[[int], object], patience: int) -> int:
     pid = os.fork()
     if pid:
         return pid
-    signal.alarm(seconds)
+    signal.alarm(patience)
     code = 1
     try:
         work(rank)
@@ -39,15 +41,16 @@ def _forked(rank: int, work: Callable[[int], object], seconds: int) -> int:
         os._exit(code)
 
 
-def run_program(file: str, folder: Path, seconds: float = 1200, **environment: str) -> str:
-    """Runs `file` with `folder` as its argument, to a good end. What it has said."""
-    path = os.pathsep.join([str(HELP.parents[1]), str(HELP), *filter(None, [os.environ.get("PYTHONPATH")])])
+def run_program(file: str, out: Path, timeout: float, **environment: str) -> str:
+    """Runs a test file as a program whose argument is `out`; what it says on stderr. It must end well."""
+    tests = Path(__file__).parents[1]
+    path = os.pathsep.join(filter(None, [str(tests.parent), str(tests / "help"), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
-        [sys.executable, file, str(folder)],
+        [sys.executable, file, str(out)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **environment},
         stderr=subprocess.PIPE,
         text=True,
-        timeout=seconds,
+        timeout=timeout,
     )
     assert done.returncode == 0, done.stderr
     return done.stderr

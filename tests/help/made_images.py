@@ -7,6 +7,8 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
+from stagerun.tools.data.sources import Source
+
 
 def picture(seed: int, height: int = 40, width: int = 56, channels: int = 3) -> NDArray[np.uint8]:
     """uint8[height, width, channels]: soft spots and some grain."""
@@ -24,6 +26,16 @@ def jpeg(seed: int, height: int = 40, width: int = 56, channels: int = 3) -> byt
 
 def png(seed: int, height: int = 40, width: int = 56, channels: int = 3) -> bytes:
     return cv2.imencode(".png", picture(seed, height, width, channels))[1].tobytes()
+
+
+def everything(source: Source) -> list[tuple[str, int, bytes]]:
+    """Name, label and bytes of each item."""
+    found = []
+    for i in range(len(source)):
+        item, data = source.item(i), source.read(i)
+        assert isinstance(data, bytes)
+        found.append((item.name, item.label, data))
+    return found
 
 
 def class_folders(root: Path, images: int = 30, classes: int = 3) -> Path:

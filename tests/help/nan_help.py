@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tiny
 import torch
-from engine_help import ThreadComm, Threads
+from engine_help import Threads
 
 from stagerun.base.events import Event, Iterated, NotFinite
 from stagerun.comm import SoloComm
@@ -68,27 +68,6 @@ def make_schedule(
     return folder
 
 
-class RunComm(ThreadComm):
-    """With what a whole run needs besides updates."""
-
-    def __init__(self, rank: int, together: Threads) -> None:
-        super().__init__(rank, together)
-        self.pulse = SoloComm().pulse
-
-    def gather_bytes(self, data: bytes) -> list[bytes]:
-        found: list[bytes] = []
-
-        def hand_out(parts: dict[int, tuple[bytes, list[bytes]]]) -> None:
-            for _, place in parts.values():
-                place += [parts[rank][0] for rank in range(self.size)]
-
-        self._collective((data, found), hand_out)()
-        return found
-
-    def broadcast_bytes(self, data: bytes | None, src: int = 0) -> bytes:
-        return self.gather_bytes(data or b"")[src]
-
-
 def lives(
     folder: Path,
     out: Path,
@@ -105,7 +84,6 @@ def lives(
     schedule = load(str(folder), options)
 
     def work(comm: Any) -> list[Event]:
-        comm = RunComm(comm.rank, comm.together) if comm.size > 1 else comm
         keeper = Keeper(schedule, out, retry=True) if comm.rank == 0 else None
         seen: list[Event] = []
 

@@ -1,6 +1,6 @@
 """Reducers and collectives between real processes over gloo: bits, process lives, and what is seen of a peer that is gone.
 
-Run as a program, this file starts the workers, a fresh set for each life.
+Run as a program, this file starts the workers: it imports torch once and forks them, a fresh set for each life.
 """
 
 import json
@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from engine_help import CPU, SOLVER, ConvNet, arithmetic, assert_same, cut, dataset, tensors
-from forked import exit_codes, run_program
 
 from stagerun.base.errors import PeerError
 from stagerun.base.knobs import Knobs
@@ -221,7 +221,8 @@ def worker(rank: int, life: Life, out: Path) -> None:
 def main(out: Path) -> int:
     failed = 0
     for life in LIVES:
-        codes = exit_codes(life.size, partial(worker, life=life, out=out))
+        forked.meet()
+        codes = forked.together(life.size, partial(worker, life=life, out=out))
         if codes != [0] * (life.size - 1) + [-signal.SIGKILL if life.dies else 0]:
             print(f"{life}: exit codes {codes}", file=sys.stderr)
             failed += 1
@@ -234,7 +235,7 @@ def main(out: Path) -> int:
 @pytest.fixture(scope="module")
 def out(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("gloo")
-    run_program(__file__, folder)
+    forked.run_program(__file__, folder, timeout=1200)
     return folder
 
 

@@ -1,6 +1,6 @@
 """Lines between two ranks, in real processes: what arrives, several at a time, and what is seen of a peer that is gone.
 
-Run as a program, this file starts the workers.
+Run as a program, this file starts the workers: it imports torch once and forks them.
 """
 
 import json
@@ -9,13 +9,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
+import forked
 import pytest
 import torch
-from forked import exit_codes, run_program
+from engine_help import CPU, peer_error
 
 from stagerun.base.errors import PeerError
 from stagerun.comm import Comm, TorchComm
@@ -23,7 +24,6 @@ from stagerun.comm.line import line
 from stagerun.system.pulse import Pulse
 from stagerun.system.world import World
 
-CPU = torch.device("cpu")
 SIZE, VICTIM, ROUNDS, ELEMENTS = 4, 2, 40, 100_003
 MEETING = timedelta(seconds=2)
 
@@ -84,7 +84,7 @@ def patient(comm: Comm, seen: Seen) -> None:
     for tensor in got:
         one.recv(tensor)
     seen["odd"] = all(torch.equal(a, b) for a, b in zip(got, odd, strict=True))
-    seen["closed"] = _error(lambda: one.recv(torch.zeros(1)))
+    seen["closed"] = peer_error(lambda: one.recv(torch.zeros(1)))
     again.recv(torch.zeros(1))
 
 
@@ -95,16 +95,8 @@ def alone(comm: Comm, seen: Seen) -> None:
     pulse = Pulse()
     threading.Timer(0.3, lambda: seen.update(waits=pulse.waits)).start()
     begun = time.monotonic()
-    seen["alone"] = _error(lambda: line(comm, 1, "alone", pulse, timedelta(seconds=1)))
+    seen["alone"] = peer_error(lambda: line(comm, 1, "alone", pulse, timedelta(seconds=1)))
     seen["alone seconds"], seen["waited"] = time.monotonic() - begun, not pulse.waits
-
-
-def _error(do: Callable[[], object]) -> str:
-    try:
-        do()
-    except PeerError as error:
-        return error.message
-    return ""
 
 
 def worker(rank: int, out: Path) -> None:
@@ -120,7 +112,8 @@ def worker(rank: int, out: Path) -> None:
 
 
 def main(out: Path) -> int:
-    codes = exit_codes(SIZE, lambda rank: worker(rank, out), seconds=50)
+    forked.meet()
+    codes = forked.together(SIZE, partial(worker, out=out), patience=50)
     print(codes, file=sys.stderr)
     return codes != [-signal.SIGKILL if rank == VICTIM else 0 for rank in range(SIZE)]
 
@@ -131,7 +124,7 @@ def main(out: Path) -> int:
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     out = tmp_path_factory.mktemp("lines")
-    run_program(__file__, out, seconds=60)
+    forked.run_program(__file__, out, timeout=60)
     return json.loads((out / "seen").read_text())
 
 

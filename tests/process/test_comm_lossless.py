@@ -1,6 +1,6 @@
 """Coded gradients between real processes over gloo: the bits of the sums, and of training, are those without coding.
 
-Run as a program, this file starts the workers, a fresh set for each number.
+Run as a program, this file starts the workers: it imports torch once and forks them, a fresh set for each number.
 """
 
 import json
@@ -12,10 +12,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from engine_help import CPU, SOLVER, ConvNet, dataset, tensors, updates
-from forked import exit_codes, run_program
 
 from stagerun.base.errors import PeerError
 from stagerun.base.recipe import Determinism, Precision
@@ -109,7 +109,8 @@ def worker(rank: int, size: int, kind: str, out: Path) -> None:
 def main(out: Path) -> int:
     failed = 0
     for size, kind in [*((size, "checks") for size in SIZES), (3, "killed")]:
-        codes = exit_codes(size, partial(worker, size=size, kind=kind, out=out))
+        forked.meet()
+        codes = forked.together(size, partial(worker, size=size, kind=kind, out=out))
         if codes != [0] * (size - 1) + [-signal.SIGKILL if kind == "killed" else 0]:
             print(f"{size} workers, {kind}: exit codes {codes}", file=sys.stderr)
             failed += 1
@@ -119,7 +120,7 @@ def main(out: Path) -> int:
 @pytest.fixture(scope="module")
 def out(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("coded")
-    run_program(__file__, folder)
+    forked.run_program(__file__, folder, timeout=1200)
     return folder
 
 

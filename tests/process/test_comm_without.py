@@ -1,6 +1,6 @@
 """A job that goes on without workers that were killed: real processes over gloo, by each way in which the store is served.
 
-Run as a program, this file starts the workers, a fresh set for each way.
+Run as a program, this file starts the workers: it imports torch once and forks them, a fresh set for each way.
 """
 
 import json
@@ -11,20 +11,18 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
-import processes
+import forked
 import pytest
 import torch
-from forked import exit_codes, run_program
+from engine_help import CPU, peer_error
 from test_comm_gloo import collectives
 
-from stagerun.base.errors import PeerError
 from stagerun.comm import Comm, TorchComm, group
 from stagerun.comm.line import line
 from stagerun.comm.lossless import coded
 from stagerun.comm.store import serve
 from stagerun.system.world import World
 
-CPU = torch.device("cpu")
 SIZE = 6
 KILLED = {2, 3, 4, 5}
 WAYS = ("launcher", "rank 0", "torch")
@@ -47,7 +45,7 @@ def worker(rank: int, way: str, out: Path) -> None:
     comm.barrier()
     if rank == 2:
         die()
-    seen["missed"] = _error(comm.barrier)
+    seen["missed"] = peer_error(comm.barrier)
     comm.without({2})
     assert (comm.rank, comm.size) == ([0, 1, -1, 2, 3, 4][rank], 5)
     everything(comm, twin)
@@ -59,7 +57,7 @@ def worker(rank: int, way: str, out: Path) -> None:
     # Two more, of which the others know one.
     if rank in (3, 5):
         die()
-    seen["alone"] = _error(lambda: comm.without({comm.workers.index(3)}))
+    seen["alone"] = peer_error(lambda: comm.without({comm.workers.index(3)}))
     comm.without({comm.workers.index(3), comm.workers.index(5)})
     everything(comm, twin)
     seen["workers"] = list(comm.workers)
@@ -102,23 +100,14 @@ def everything(comm: Comm, twin: Comm) -> None:
     collectives(twin)
 
 
-def _error(do) -> str:  # type: ignore[no-untyped-def]
-    try:
-        do()
-    except PeerError as error:
-        return error.message
-    return ""
-
-
 def main(out: Path) -> int:
     failed = 0
     for way in WAYS:
-        port = processes.free_port()
         # A name may be that of another address elsewhere, so with it rank 0 of two hosts leaves the store to torch.
-        host = "localhost" if way == "torch" else "127.0.0.1"
+        port = forked.meet("localhost" if way == "torch" else "127.0.0.1")
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(way == "launcher")
         served = serve("127.0.0.1", port) if way == "launcher" else None
-        codes = exit_codes(SIZE, partial(worker, way=way, out=out), 50, host, port)
+        codes = forked.together(SIZE, partial(worker, way=way, out=out), patience=50)
         del served
         if codes != [-signal.SIGKILL if rank in KILLED else 0 for rank in range(SIZE)]:
             print(f"{way}: exit codes {codes}", file=sys.stderr)
@@ -132,7 +121,8 @@ def main(out: Path) -> int:
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("without")
-    assert run_program(__file__, folder, 120, GLOO_SOCKET_IFNAME="lo") == "", "the end says nothing"
+    said = forked.run_program(__file__, folder, timeout=120, GLOO_SOCKET_IFNAME="lo")
+    assert said == "", "the end says nothing"
     return folder
 
 

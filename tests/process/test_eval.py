@@ -247,13 +247,19 @@ def test_where_there_is_nothing_to_crop(base: Path) -> None:
 # ---- mistakes
 
 
-def test_a_damaged_snapshot_is_refused_in_the_words_of_the_store(base: Path, tmp_path: Path) -> None:
+def damaged(base: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """A copy of out1, and its file with a wrong byte: the weights at the end of cyc1."""
     out = tmp_path / "out"
     shutil.copytree(base / "out1", out)
     path = out / "snapshots" / "cyc1-00000005-a0001" / "model.safetensors"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
+    return out, path
+
+
+def test_a_damaged_snapshot_is_refused_in_the_words_of_the_store(base: Path, tmp_path: Path) -> None:
+    out, path = damaged(base, tmp_path)
     code, text = refused(path.parent)
     assert code == 78 and "snapshot cyc1-00000005-a0001 is damaged: model.safetensors is not as it was written" in text
     (path.parent / "MANIFEST.json").unlink()
@@ -264,12 +270,7 @@ def test_a_damaged_snapshot_is_refused_in_the_words_of_the_store(base: Path, tmp
 
 
 def test_one_damaged_end_does_not_cost_the_numbers_of_the_others(base: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    shutil.copytree(base / "out1", out)
-    path = out / "snapshots" / "cyc1-00000005-a0001" / "model.safetensors"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
+    out, _ = damaged(base, tmp_path)
     others = ["init-00000006-a0001", "collapse-00000003-a0001", "early-00000003-a0001"]
     done = stored_help.stagerun("eval", out, "--threads", 1)
     assert done.exit_code == 78 and [line.split(":")[0] for line in done.stdout.splitlines()] == others

@@ -11,22 +11,18 @@ from pathlib import Path
 import processes
 import pytest
 import small
-import tiny
 
 from stagerun.base.text import duration
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """data/ and schedule/, and straight1/ and straight2/: outputs of uninterrupted runs of 1 and 2 workers."""
-    base = tmp_path_factory.mktemp("life")
-    tiny.make_data(base / "data")
-    schedule = small.make_schedule(base / "schedule", base / "data")
-    for nproc in (1, 2):
-        done = small.run(schedule, base / f"straight{nproc}", nproc=nproc)
+def straight(base: Path, nproc: int) -> Path:
+    """The output of an uninterrupted run, made when it is first asked for; beside it a .txt of what the run printed."""
+    out = base / f"straight{nproc}"
+    if not out.with_suffix(".txt").exists():
+        done = small.run(base / "schedule", out, nproc=nproc)
         assert done.returncode == 0, done.stdout + done.stderr
-        (base / f"straight{nproc}.txt").write_text(done.stdout)
-    return base
+        out.with_suffix(".txt").write_text(done.stdout)
+    return out
 
 
 def mtimes(out: Path, *stages: str) -> dict[str, int]:
@@ -37,14 +33,14 @@ def mtimes(out: Path, *stages: str) -> dict[str, int]:
 
 @pytest.mark.smoke
 def test_a_run_prints_its_plan_its_progress_and_its_results(base: Path) -> None:
-    lines = (base / "straight1.txt").read_text().splitlines()
+    lines = straight(base, 2).with_suffix(".txt").read_text().splitlines()
     assert lines[0].startswith("tiny: 4 stages, 17 iterations")
     assert any(line.startswith("stage 1/4 init  3/6  epoch 0.08  LR 0.08333") for line in lines)
     assert [line.split()[0] for line in lines[-6:]] == ["stage", "init", "cyc1", "collapse", "early", "total"]
 
 
 def test_again_there_is_nothing_to_do_and_torch_is_not_loaded(base: Path) -> None:
-    out = base / "straight1"
+    out = straight(base, 1)
     before = mtimes(out, *small.STAGES)
     program = "import sys; from stagerun.cli import main\ntry: main()\nfinally: print('torch' in sys.modules)"
     done = subprocess.run(
@@ -54,13 +50,13 @@ def test_again_there_is_nothing_to_do_and_torch_is_not_loaded(base: Path) -> Non
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "nothing to do: every stage is done" and lines[-1] == "False"
-    assert lines[1:-1] == (base / "straight1.txt").read_text().splitlines()[-6:]
+    assert lines[1:-1] == straight(base, 1).with_suffix(".txt").read_text().splitlines()[-6:]
     assert mtimes(out, *small.STAGES) == before
 
 
 def test_an_edited_stage_is_refused_then_redone_with_what_follows_from_it(base: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    shutil.copytree(base / "straight1", out)
+    shutil.copytree(straight(base, 1), out)
     changed = small.STAGES["cyc1"].replace("0.06", "0.05")
     schedule = small.make_schedule(tmp_path / "schedule", base / "data", cyc1=changed)
 
@@ -69,7 +65,7 @@ def test_an_edited_stage_is_refused_then_redone_with_what_follows_from_it(base: 
     assert f"base_lr 0.06 -> 0.05 ({schedule}/cyc1.prototxt:1)" in refused.stderr
     assert "stage `collapse` is stale: its parent `cyc1` is stale" in refused.stderr
     assert "early" not in refused.stderr and "--redo cyc1" in refused.stderr
-    assert processes.ends(out) == processes.ends(base / "straight1")
+    assert processes.ends(out) == processes.ends(straight(base, 1))
 
     elders = mtimes(out, "init", "early")
     redone = small.run(schedule, out, "--redo", "cyc1")
@@ -89,7 +85,7 @@ def test_an_edited_stage_is_refused_then_redone_with_what_follows_from_it(base: 
 
 def test_keep_is_free_and_trains_nothing(base: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    shutil.copytree(base / "straight1", out)
+    shutil.copytree(straight(base, 1), out)
     schedule = small.make_schedule(
         tmp_path / "schedule", base / "data", cyc1=small.STAGES["cyc1"].replace("0.06", "0.05")
     )
@@ -138,13 +134,13 @@ def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_bits(
     # One that stopped at the very end of a stage has nothing to resume inside the next.
     lengths = {"init": 6, "cyc1": 5, "collapse": 3}
     assert "BIT-EXACT" in second.stdout or iter == lengths.get(stage, iter)
-    assert processes.ends(out) == processes.ends(base / f"straight{nproc}")
+    assert processes.ends(out) == processes.ends(straight(base, nproc))
 
 
 @pytest.mark.slow
 def test_what_was_not_evaluated_is_evaluated_when_it_can_be(base: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    shutil.copytree(base / "straight1", out)
+    shutil.copytree(straight(base, 1), out)
     schedule = small.make_schedule(tmp_path / "schedule", base / "data")
     text = (schedule / "schedule.prototxt").read_text()
     with_val = next(line for line in text.splitlines() if line.strip().startswith("val {"))
@@ -162,7 +158,7 @@ def test_what_was_not_evaluated_is_evaluated_when_it_can_be(base: Path, tmp_path
     assert again.stdout.startswith("nothing to do")
     (schedule / "schedule.prototxt").write_text(text)
     evaluated = small.run(schedule, out)
-    table = (base / "straight1.txt").read_text().splitlines()[-6:]
+    table = straight(base, 1).with_suffix(".txt").read_text().splitlines()[-6:]
     assert [line.split()[-5:-2] for line in evaluated.stdout.splitlines()[-6:-1]] == [
         line.split()[-5:-2] for line in table[:-1]
     ]
@@ -172,7 +168,7 @@ def test_what_was_not_evaluated_is_evaluated_when_it_can_be(base: Path, tmp_path
 @pytest.mark.slow
 def test_other_workers_from_a_stage_border_on_are_equivalent_and_said_to_be(base: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    shutil.copytree(base / "straight1", out)
+    shutil.copytree(straight(base, 1), out)
     for folder in (out / "snapshots").iterdir():
         if not folder.name.startswith("init-"):
             shutil.rmtree(folder)
@@ -191,14 +187,14 @@ def test_a_closed_pipe_does_not_end_training(base: Path, tmp_path: Path, lines_r
         run.process.stdout.readline()
     run.process.stdout.close()  # `stagerun run ... | head`
     assert run.process.wait(timeout=300) == 0
-    assert processes.ends(tmp_path / "out") == processes.ends(base / "straight1")
+    assert processes.ends(tmp_path / "out") == processes.ends(straight(base, 1))
     assert json.loads((tmp_path / "out" / "log.jsonl").read_text().splitlines()[-1])["event"] == "RunFinished"
 
 
 def test_damage_scratch_and_a_torn_log_in_one_life(base: Path, tmp_path: Path) -> None:
     out, scratch = tmp_path / "out", tmp_path / "scratch"
     scratch.mkdir()
-    shutil.copytree(base / "straight1", out)
+    shutil.copytree(straight(base, 1), out)
     for name in ("cyc1-00000005-a0001", "collapse-00000002-a0001", "collapse-00000003-a0001", "early-00000003-a0001"):
         path = out / "snapshots" / name / "model.safetensors"
         path.write_bytes(path.read_bytes()[:-1] + b"\x7f")
@@ -216,8 +212,8 @@ def test_damage_scratch_and_a_torn_log_in_one_life(base: Path, tmp_path: Path) -
     assert "warning: snapshot collapse-00000002-a0001 is damaged and was set aside" in done.stdout
     assert "collapse: iterations 0 to 3, batch 16, from cyc1-00000005-a0002" in done.stdout
     assert (out / "snapshots" / ".bad-collapse-00000002-a0001").exists()
-    straight = processes.ends(base / "straight1")
-    assert ends_of_attempt(out, 2) == {k: straight[k] for k in ("cyc1", "collapse")}
+    ends = processes.ends(straight(base, 1))
+    assert ends_of_attempt(out, 2) == {k: ends[k] for k in ("cyc1", "collapse")}
 
     lines = log.read_text().splitlines()
     torn = lines.index('{"time": 1, "event": "Iter')
@@ -249,4 +245,4 @@ def test_stop_after_ends_as_a_signal_does_and_the_command_goes_on_to_the_same_bi
     assert [e["event"] for e in map(json.loads, log.read_text().splitlines())][-1] == "Stopped"
     assert small.run(schedule, out, *small.AGAIN, nproc=2).returncode == 0
     # The stop may have come in the stage without an end: what that one saved is left beside what was trained again.
-    assert processes.content(base / "straight2").items() <= processes.content(out).items()
+    assert processes.content(straight(base, 2)).items() <= processes.content(out).items()

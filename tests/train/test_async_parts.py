@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 import torch
 from async_help import wires
-from engine_help import SOLVER
+from engine_help import SOLVER, peer_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -499,19 +499,11 @@ def test_an_error_of_one_who_serves_reaches_whoever_asks() -> None:
     hub = begun(2, max_staleness=1)
     push(hub, 0, 0)
     hub.begin(0, False)
-    thread, answers = asked(hub, lambda: _error(lambda: hub.claim(0, [0], ANY)))
+    thread, answers = asked(hub, lambda: peer_error(lambda: hub.claim(0, [0], ANY)))
     hub.fail(PeerError("a server is gone"))
     thread.join(5)
     assert answers == ["a server is gone"]
-    assert _error(lambda: hub.begin(0, False)) == "a server is gone"
-
-
-def _error(do: Callable[[], object]) -> str:
-    try:
-        do()
-    except PeerError as error:
-        return error.message
-    return ""
+    assert peer_error(lambda: hub.begin(0, False)) == "a server is gone"
 
 
 def test_one_that_never_comes_to_the_end_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,9 @@ from torch import Tensor
 from stagerun.base.errors import PeerError
 from stagerun.base.spans import Spans
 from stagerun.comm import SoloComm, lossless
+from stagerun.comm.coded_steps import ring_pieces
 from stagerun.comm.group import Traffic
 from stagerun.comm.lossless import coded
-from stagerun.comm.ring import ring_pieces
 from stagerun.system.pulse import Pulse
 
 

@@ -112,7 +112,7 @@ def test_a_rehearsal_is_each_stage_with_one_device_batch_per_worker_and_the_lear
     assert rehearsal(replace(TREE, data=replace(TREE.data, scratch="/tmp")), 5, 1, None).data.scratch is None
 
 
-@pytest.mark.parametrize("method", [SyncMethod.LOCAL, SyncMethod.DILOCO])
+@pytest.mark.parametrize("method", [SyncMethod.LOCAL, pytest.param(SyncMethod.DILOCO, marks=pytest.mark.long)])
 def test_a_rehearsal_parts_replicas_though_it_is_shorter_than_their_warm_up(tmp_path: Path, method: SyncMethod) -> None:
     outer = Outer() if method is SyncMethod.DILOCO else None
     sync = Sync(method=method, replicas=2, period=64, outer=outer)

@@ -1,6 +1,6 @@
 """A report as one HTML file that loads nothing from elsewhere. Without its script only the values under the pointer are missing."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 
 import stagerun
@@ -107,8 +107,8 @@ def page(
         *([_table(ranking)] if ranking.rows else []),
         _states(runs),
         _curves(runs, title),
-        *_kept(runs),
-        *_stale(runs),
+        *_by_run("Compressed gradients", kept.CAPTION, runs, _kept),
+        *_by_run("Staleness", stale.CAPTION, runs, _stale),
         *(_table(table) for table in summary),
         *(_table(table, fold=True) for table in details),
     ]
@@ -162,30 +162,29 @@ def _curves(runs: Sequence[Run], title: str) -> str:
     return f"{_section('Curves', body)}\n{scripts(data, SCRIPT)}"
 
 
-def _kept(runs: Sequence[Run]) -> list[str]:
-    """A section for each run that compresses its gradients."""
-    found = [(run.label, matrix) for run in runs if (matrix := kept.matrix(run)) is not None]
+def _by_run(title: str, caption: str, runs: Sequence[Run], picture: Callable[[Run], str]) -> list[str]:
+    """A section for each run that has such a picture."""
+    found = [(run.label, drawn) for run in runs if (drawn := picture(run))]
     return [
         _section(
-            "Compressed gradients" if len(runs) == 1 else f"Compressed gradients: {escape(label)}",
-            f'{kept.draw(matrix, label)}\n<p class="note">{escape(kept.CAPTION)}.</p>',
+            title if len(runs) == 1 else f"{title}: {escape(label)}",
+            f'{drawn}\n<p class="note">{escape(caption)}.</p>',
             f"{len(found)} runs" if len(runs) >= MANY_RUNS else "",
         )
-        for label, matrix in found
+        for label, drawn in found
     ]
 
 
-def _stale(runs: Sequence[Run]) -> list[str]:
-    """A section for each run with stages whose replicas push."""
-    found = [(run.label, rows) for run in runs if (rows := stale.rows(run))]
-    return [
-        _section(
-            "Staleness" if len(runs) == 1 else f"Staleness: {escape(label)}",
-            f'{stale.draw(rows, label)}\n<p class="note">{escape(stale.CAPTION)}.</p>',
-            f"{len(found)} runs" if len(runs) >= MANY_RUNS else "",
-        )
-        for label, rows in found
-    ]
+def _kept(run: Run) -> str:
+    """Of a run that compresses its gradients."""
+    matrix = kept.matrix(run)
+    return "" if matrix is None else kept.draw(matrix, run.label)
+
+
+def _stale(run: Run) -> str:
+    """Of a run with stages whose replicas push."""
+    rows = stale.rows(run)
+    return stale.draw(rows, run.label) if rows else ""
 
 
 def _section(title: str, body: str, folded: str = "") -> str:
