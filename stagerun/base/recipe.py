@@ -5,8 +5,8 @@ Made by `language.resolve` alone; read by everything else. The meaning, unit and
 """
 
 import enum
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from stagerun.base.errors import Span
 
@@ -189,11 +189,19 @@ class Source:
     path: str
     images: int
 
+    def same(self, other: "Source") -> bool:
+        """Whether both are one set of images."""
+        return (self.path, self.images) == (other.path, other.images)
+
+
+def _each_once(sources: Iterable[Source]) -> tuple[Source, ...]:
+    return tuple({source.path: source for source in reversed(list(sources))}.values())[::-1]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
     train: Source
-    val: Source | None = None
+    val: tuple[Source, ...] = ()  # the first decides wherever one number is needed
     scratch: str | None = None
     shuffle: bool = True
     loader_threads: int | None = None
@@ -461,7 +469,8 @@ FROM_ITER = "from_iter"
 class Stage:
     """One node of the tree. `parent` is None for a stage that starts from the seed; `parent_iter` is the iteration of the
     parent that it starts from, None for the parent's end. `group` is the stage in schedule.prototxt that several were made of.
-    A stage below one that is not enabled is not enabled either.
+    A stage below one that is not enabled is not enabled either. `data` is the schedule's, with the images that this stage trains on and
+    is evaluated on.
 
     `identity` maps each field that snapshots depend on, shared ones included (`solver.base_lr`, `model.name`, ...), to
     its canonical text; two stages with equal identity and equal parent snapshots train to the same bits. `origins` has
@@ -473,6 +482,7 @@ class Stage:
     parent_iter: int | None = None
     enabled: bool = True
     group: str | None = None
+    data: Data
     solver: Solver
     identity: Mapping[str, str]
     origins: Mapping[str, Origin]
@@ -492,8 +502,9 @@ class Ensemble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """`stages` are in the order in which they run: parents before children. `files` are (path, text) as read. `sets`: which images the
-    LMDBs hold (`lmdb_file.set_of`), by "train" and "val", as far as someone has looked."""
+    """`stages` are in the order in which they run: parents before children. `data` is what they share: which images a stage has, it says
+    itself. `files` are (path, text) as read. `sets`: which images the LMDBs hold (`lmdb_file.set_of`), by their path, as far as someone
+    has looked."""
 
     name: str
     seed: int
@@ -512,6 +523,33 @@ class Schedule:
             if stage.name == name:
                 return stage
         raise KeyError(name)
+
+    @property
+    def training_sets(self) -> tuple[Source, ...]:
+        """What the enabled stages train on, each path once, in running order."""
+        return _each_once(data.train for data in self._of_enabled())
+
+    @property
+    def validation_sets(self) -> tuple[Source, ...]:
+        """What the enabled stages are evaluated on, likewise."""
+        return _each_once(source for data in self._of_enabled() for source in data.val)
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """All of these, those of training first."""
+        return _each_once((*self.training_sets, *self.validation_sets))
+
+    def with_data(self, change: Callable[[Data], Data]) -> "Schedule":
+        """The schedule with its own data changed, and that of every stage."""
+        stages = tuple(replace(stage, data=change(stage.data)) for stage in self.stages)
+        return replace(self, data=change(self.data), stages=stages)
+
+    def _of_enabled(self) -> list[Data]:
+        return [stage.data for stage in self.stages if stage.enabled] or [self.data]
+
+    def changes_set(self, stage: Stage) -> bool:
+        """Whether a stage trains on other images than the one that it starts from."""
+        return stage.parent is not None and not stage.data.train.same(self.stage(stage.parent).data.train)
 
     def start_iter(self, stage: Stage) -> int:
         """Updates of its parent that a stage starts after; 0 from the seed."""

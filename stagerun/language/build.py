@@ -47,10 +47,8 @@ def model(view: View) -> recipe.Model:
 
 
 def data(view: View, root: str) -> recipe.Data:
-    val = view.view("val")
-    return values.build(
-        recipe.Data, view, train=_source(view.inside("train"), root), val=_source(val, root) if val else None
-    )
+    val = tuple(_source(one, root) for one in view.views("val"))
+    return values.build(recipe.Data, view, train=_source(view.inside("train"), root), val=val)
 
 
 def _source(view: View, root: str) -> recipe.Source:

@@ -258,12 +258,13 @@ def check_model(schedule: View, stages: Iterable[View], problems: Problems) -> N
                 _sizes(name, network, stage, problems)
 
 
-def classes_problem(schedule: recipe.Schedule, lmdb: str, classes: Sequence[str]) -> Problem | None:
-    """What is wrong with `num_classes` where the images in folder `lmdb` have these `classes`; () where they have no names."""
+def classes_problem(
+    schedule: recipe.Schedule, stage: recipe.Stage, lmdb: str, classes: Sequence[str]
+) -> Problem | None:
+    """What is wrong with `num_classes` where a stage's images in folder `lmdb` have these `classes`; () where they have no names."""
     number, known = schedule.model.num_classes, len(classes)
     if number == known or not known or (number > known and schedule.model.spare_classes):
         return None
-    stage = schedule.stages[0]
     origin, problems = stage.origins.get("model.num_classes"), Problems()
     for path, text in schedule.files:
         problems.file(path, text)

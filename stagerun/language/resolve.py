@@ -259,7 +259,7 @@ def _build(
         seed=seed,
         model=model,
         data=data,
-        stages=tuple(_stage(node, settings[node.name], seed, data.train.images, shared, path) for node in order),
+        stages=tuple(_stage(node, settings[node.name], seed, data, shared, path) for node in order),
         determinism=recipe.Determinism(view.text("determinism")),
         keep_snapshots=keep,
         files=files,
@@ -267,8 +267,10 @@ def _build(
     )
 
 
-def _stage(node: Node, block: Block, seed: int, images: int, shared: Sequence[build.Fact], path: str) -> recipe.Stage:
-    solver = build.solver(View(block), seed, images)
+def _stage(
+    node: Node, block: Block, seed: int, data: recipe.Data, shared: Sequence[build.Fact], path: str
+) -> recipe.Stage:
+    solver = build.solver(View(block), seed, data.train.images)
     derived = {
         "solver.warmup_iter": "0",
         "solver.random_seed": str(solver.random_seed),
@@ -288,6 +290,7 @@ def _stage(node: Node, block: Block, seed: int, images: int, shared: Sequence[bu
     return recipe.Stage(
         name=node.name,
         parent=node.parent,
+        data=data,
         solver=solver,
         identity={f.key: f.text for f in found if f.identity and values.is_read(f.key, solver.lr_policy)},
         origins={f.key: _in_layer(f.origin, block) for f in found},
@@ -336,11 +339,17 @@ def _records(path: str) -> int:
     return found
 
 
-def look_at_classes(schedule: recipe.Schedule) -> Problem | None:
+def look_at_classes(schedule: recipe.Schedule) -> list[Problem]:
     """`classes_problem` for the LMDBs that are on this machine."""
-    paths = [source.path for source in (schedule.data.train, schedule.data.val) if source is not None]
-    named = [(path, class_names(path)) for path in paths]
-    return classes_problem(schedule, *max(named, key=lambda pair: len(pair[1])))
+    named = {source.path: class_names(source.path) for source in schedule.sources}
+    found: dict[str, Problem] = {}
+    for stage in schedule.stages:
+        here = [(s.path, named[s.path]) for s in (stage.data.train, *stage.data.val) if s.path in named]
+        most = max(here, key=lambda pair: len(pair[1]), default=None)
+        problem = classes_problem(schedule, stage, *most) if most is not None else None
+        if problem is not None:
+            found.setdefault(problem.message, problem)
+    return list(found.values())
 
 
 def _no_folder(shown: str) -> Problem:

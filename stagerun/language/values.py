@@ -165,6 +165,8 @@ def members(value: Any, key: str) -> Iterator[tuple[str, Any]]:
             held = getattr(value, member.attribute)
             if member.attribute in _WORDS:
                 held = _Word(_WORDS[member.attribute][held])
+            if member.kind is recipe.Source and member.repeated:
+                held = held[0] if held else None
             yield f"{key}.{member.path}", held
 
 
@@ -259,13 +261,13 @@ def _fields(key: str) -> list[FieldDescriptor | None]:
     return found
 
 
-def shown(key: str, value: str, stage: recipe.Stage, images: int) -> tuple[str, str]:
+def shown(key: str, value: str, stage: recipe.Stage) -> tuple[str, str]:
     """A field of a stage and its text -> the value as people read it, durations in epochs too, and what the file says where that
     is in another unit, or ''. A recipe that was read from a snapshot knows the value alone.
     """
     name = key.removeprefix("solver.")
     origin = stage.origins.get(key)
-    epochs_too = _in_epochs(key, value, stage.solver, images)
+    epochs_too = _in_epochs(key, value, stage.solver, stage.data.train.images)
     if origin is None or origin.span is None:
         return value + epochs_too, ""
     field = _fields(key)[-1]
@@ -305,7 +307,8 @@ def canonical(schedule: recipe.Schedule) -> str:
     return "\n".join(_lines(schedule)) + "\n"
 
 
-def _lines(message: Any) -> Iterator[str]:
+def _lines(message: Any, shared: recipe.Data | None = None) -> Iterator[str]:
+    """`shared`: the schedule's data, around a stage."""
     for member in layout(type(message)):
         if not member.stored:
             continue
@@ -314,13 +317,31 @@ def _lines(message: Any) -> Iterator[str]:
             continue
         if member.attribute == "parent":
             held = held or ""
+        if shared is not None and isinstance(held, recipe.Data):
+            held = _own_images(held, shared)
         for value in held if isinstance(held, tuple) else (held,):
             if dataclasses.is_dataclass(value):
                 yield f"{member.name} {{"
-                yield from (f"  {line}" for line in _lines(value))
+                around = (
+                    message.data if isinstance(message, recipe.Schedule) and isinstance(value, recipe.Stage) else None
+                )
+                yield from (f"  {line}" for line in _lines(value, around))
                 yield "}"
             elif value is not None:
                 yield f"{member.name}: {text(value)}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Images:
+    """What a stage says of `recipe.Data`."""
+
+    train: recipe.Source
+    val: tuple[recipe.Source, ...]
+
+
+def _own_images(data: recipe.Data, shared: recipe.Data) -> _Images | None:
+    """The images of a stage; None where they are the schedule's."""
+    return None if (data.train, data.val) == (shared.train, shared.val) else _Images(data.train, data.val)
 
 
 def digest(schedule: recipe.Schedule) -> str:

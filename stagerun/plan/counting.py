@@ -64,7 +64,7 @@ def counts(ref: SnapshotRef, stage: Stage, source: Source | None, inventory: Inv
 def of_these_images(refs: tuple[SnapshotRef, ...], stage: Stage, schedule: Schedule) -> tuple[SnapshotRef, ...]:
     """The snapshots that count for the stage, without those trained on other images than are there now, where one of them is its end.
     A stage that is half trained continues with what is there, and `run` says that it is EQUIVALENT."""
-    now, last = schedule.sets.get("train", ""), stage.solver.max_iter
+    now, last = schedule.sets.get(stage.data.train.path, ""), stage.solver.max_iter
 
     def other(ref: SnapshotRef) -> bool:
         return same_set(ref.environment.get(TRAINING_SET, ""), now) is False
@@ -131,7 +131,7 @@ def why_stale(
 
 
 def _other_images(ref: SnapshotRef, stage: Stage, schedule: Schedule) -> tuple[Change, ...]:
-    old, new = ref.environment.get(TRAINING_SET, ""), schedule.sets.get("train", "")
+    old, new = ref.environment.get(TRAINING_SET, ""), schedule.sets.get(stage.data.train.path, "")
     origin = stage.origins.get("data.train.images")  # the line beside it
     return (Change(IMAGES, old, new, origin.span if origin else None),) * (same_set(old, new) is False)
 
@@ -249,16 +249,25 @@ def targets(
 # -- what an evaluation depends on besides weights
 
 
-def other_set(schedule: Schedule, tested_set: str) -> bool:
-    """Whether the validation images are known to be others than those that `tested_set` (of a result) is of."""
-    return same_set(tested_set, schedule.sets.get("val", "")) is False
+BESIDE = " + "  # between texts of several validation sets
 
 
-def tested_on(schedule: Schedule, stage: Stage) -> str:
-    """Images and transform of a stage's evaluation, as text; '' without data.val."""
-    val = schedule.data.val
-    if val is None:
+def tested_set(schedule: Schedule, stage: Stage) -> str:
+    """Which validation images the stage has, as far as someone has looked: texts of `lmdb_file.set_of`."""
+    return BESIDE.join(schedule.sets.get(val.path, "") for val in stage.data.val)
+
+
+def other_set(schedule: Schedule, stage: Stage, tested: str) -> bool:
+    """Whether the stage's validation images are known to be others than those that `tested` (`tested_set` of a result) is of."""
+    before, now = tested.split(BESIDE), tested_set(schedule, stage).split(BESIDE)
+    return any(same_set(*pair) is False for pair in zip(before, now, strict=False))
+
+
+def tested_on(stage: Stage) -> str:
+    """Images and transform of a stage's evaluation, as text; '' without validation images."""
+    if not stage.data.val:
         return ""
     # Without a field that evaluations never have, so that the results of a version that did not know it still count.
     transform = str(stage.solver.test_transform).replace(", crop_size_ramp=None", "")
-    return f"{val.path} {val.images} {transform}"
+    images = BESIDE.join(f"{val.path} {val.images}" for val in stage.data.val)
+    return f"{images} {transform}"

@@ -82,23 +82,24 @@ def estimate(plan: Plan, figures: Figures, workers: int) -> dict[str, StageTime 
 def speeds_of(schedule: Schedule, figures: Figures, workers: int) -> dict[str, Speed]:
     """By name, how fast the stages go whose kind was rehearsed."""
     costs = {cost.key: cost for cost in figures.costs}
-    kinds = {stage.name: costs.get(cost_key(schedule, stage.solver)) for stage in schedule.stages}
+    kinds = {stage.name: costs.get(cost_key(schedule, stage)) for stage in schedule.stages}
     return {
-        stage.name: _speed(schedule, stage.solver, cost, figures, workers)
+        stage.name: _speed(stage, cost, figures, workers)
         for stage in schedule.stages
         if (cost := kinds[stage.name]) is not None
     }
 
 
-def _speed(schedule: Schedule, solver: Solver, cost: Cost, figures: Figures, workers: int) -> Speed:
-    val = schedule.data.val
+def _speed(stage: Stage, cost: Cost, figures: Figures, workers: int) -> Speed:
+    solver = stage.solver
     whole = one_test = 0.0
-    if val is not None:
+    for val in stage.data.val:
         # Averaged weights are evaluated beside the trained ones.
         batch = cost.test_seconds * solver.test_batch_size / cost.test_batch_size
         batch *= 1 if solver.ema_decay is None else 2
-        whole = math.ceil(math.ceil(val.images / solver.test_batch_size) / workers) * batch
-        one_test = whole if solver.test_iter is None else math.ceil(solver.test_iter / workers) * batch
+        passes = math.ceil(val.images / solver.test_batch_size)
+        whole += math.ceil(passes / workers) * batch
+        one_test += math.ceil(min(passes, solver.test_iter or passes) / workers) * batch
     iteration = passes_of(solver, workers) * _one_pass(solver, cost) + cost.update_seconds
     if solver.asynchronous:  # what was measured is the time from one push to the next, of all who were there
         iteration *= figures.workers / workers
@@ -112,10 +113,10 @@ def _speed(schedule: Schedule, solver: Solver, cost: Cost, figures: Figures, wor
     )
 
 
-def pass_of(schedule: Schedule, solver: Solver, figures: Figures) -> tuple[float, float] | None:
+def pass_of(schedule: Schedule, stage: Stage, figures: Figures) -> tuple[float, float] | None:
     """Seconds of one device batch's forward and backward, and of an update; None for a kind of stage that was not rehearsed."""
-    cost = next((c for c in figures.costs if c.key == cost_key(schedule, solver)), None)
-    return None if cost is None else (_one_pass(solver, cost), cost.update_seconds)
+    cost = next((c for c in figures.costs if c.key == cost_key(schedule, stage)), None)
+    return None if cost is None else (_one_pass(stage.solver, cost), cost.update_seconds)
 
 
 def _one_pass(solver: Solver, cost: Cost) -> float:

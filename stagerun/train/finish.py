@@ -11,7 +11,7 @@ import torch
 
 from stagerun.base.errors import StorageError
 from stagerun.base.events import Event, StageFinished, Stopped, Tested
-from stagerun.base.recipe import Solver
+from stagerun.base.recipe import Solver, Source
 from stagerun.base.units import epochs
 from stagerun.comm import runs_of
 from stagerun.engine.evaluate import Score, evaluate
@@ -19,7 +19,7 @@ from stagerun.engine.feed import feed
 from stagerun.engine.loop import all_skipped
 from stagerun.engine.state import TrainState
 from stagerun.engine.update import explained
-from stagerun.plan.counting import tested_on
+from stagerun.plan.counting import tested_on, tested_set
 from stagerun.plan.described import augmentation
 from stagerun.schedule import make_knobs
 from stagerun.system.pulse import Section, beating
@@ -42,16 +42,18 @@ def test(run: StageRun, state: TrainState, test_iter: int | None) -> Generator[E
     """Evaluates, on `test_iter` batches or on all images. Collective. The Scores; None if asked to stop."""
     if state.replicas is not None:
         state.replicas.show()
-    trained = yield from _test(run, state, test_iter, ema=False)
+    val = run.stage.data.val[0]
+    trained = yield from _test(run, state, val, test_iter, ema=False)
     if trained is None or state.average is None:
         return Scores(trained) if trained is not None else None
-    averaged = yield from _test(run, state, test_iter, ema=True)
+    averaged = yield from _test(run, state, val, test_iter, ema=True)
     return Scores(trained, averaged) if averaged is not None else None
 
 
-def _test(run: StageRun, state: TrainState, test_iter: int | None, ema: bool) -> Generator[Event, None, Score | None]:
-    loader = run.worker.images.test_loader(run.stage)
-    assert loader is not None
+def _test(
+    run: StageRun, state: TrainState, val: Source, test_iter: int | None, ema: bool
+) -> Generator[Event, None, Score | None]:
+    loader = run.worker.images.test_loader(run.stage, val)
     solver = run.stage.solver
     size = solver.test_batch_size
     images = len(loader.records)
@@ -109,7 +111,7 @@ def finish_stage(run: StageRun, state: TrainState) -> Iterator[Event]:
     """
     scores: Scores | None = None
     rank0(run.worker.comm, lambda: _require_losses(run, state))  # it alone has those of lives before
-    if run.worker.images.val is not None:
+    if run.stage.data.val:
         scores = yield from test(run, state, run.worker.final_test_iter)
         if scores is None:
             yield Stopped(stage=run.stage.name, iter=state.iter, reason="asked to stop")
@@ -135,7 +137,7 @@ def _result(run: StageRun, state: TrainState, scores: Scores | None) -> StageFin
         finished = StageFinished(
             stage=run.stage.name,
             iterations=state.iter,
-            epochs=epochs(state.iter, run.worker.schedule.data.train.images, solver.batch_size),
+            epochs=epochs(state.iter, run.stage.data.train.images, solver.batch_size),
             first_lr=first.lr,
             last_lr=last.lr,
             weight_decay=first.weight_decay,
@@ -150,9 +152,9 @@ def _result(run: StageRun, state: TrainState, scores: Scores | None) -> StageFin
             train_seconds=seconds,
             images_per_second=state.iter * solver.batch_size / seconds if seconds else 0.0,
             snapshot=snapshot,
-            tested_on=tested_on(run.worker.schedule, run.stage),
+            tested_on=tested_on(run.stage),
             last_weight_decay=None if last.weight_decay == first.weight_decay else last.weight_decay,
-            tested_set=run.worker.schedule.sets.get("val", ""),
+            tested_set=tested_set(run.worker.schedule, run.stage),
             skips=state.skips_in_all,
             rollbacks=state.rollbacks,
         )

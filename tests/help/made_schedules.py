@@ -4,6 +4,7 @@ from stagerun.base.errors import Span
 from stagerun.base.recipe import Data, Model, Schedule, Solver, Source, Stage, Transform
 
 IMAGES = 1000
+DATA = Data(train=Source(source="/d", path="/d", images=IMAGES))
 
 
 def solver(**settings: object) -> Solver:
@@ -20,6 +21,7 @@ def stage(name: str, parent: str | None = None, parent_iter: int | None = None, 
         parent=parent,
         parent_iter=parent_iter,
         enabled=enabled,
+        data=DATA,
         solver=solver(**settings),
         identity={},
         origins={},
@@ -32,7 +34,7 @@ def schedule(*stages: Stage, name: str = "made") -> Schedule:
         name=name,
         seed=1,
         model=Model(name="resnet_small", num_classes=10),
-        data=Data(train=Source(source="/d", path="/d", images=IMAGES)),
+        data=DATA,
         stages=stages,
     )
 

@@ -27,6 +27,7 @@ from stagerun.system.world import World
 from stagerun.train import images
 from stagerun.train.keeper import Keeper
 from stagerun.train.walk import run
+from tests.help import made_schedules
 
 SIZES = [
     (60, 90),
@@ -186,4 +187,6 @@ def stage_of(param: Transform) -> Stage:
         base_lr=1, lr_policy="fixed", max_iter=1, batch_size=1, device_batch_size=1, test_batch_size=1, random_seed=1,
         test_transform=param,
     )  # fmt: skip
-    return Stage(name="a", parent=None, solver=solver, identity={}, origins={}, span=Span("a", 1, 1))
+    return Stage(
+        name="a", parent=None, data=made_schedules.DATA, solver=solver, identity={}, origins={}, span=Span("a", 1, 1)
+    )

@@ -69,11 +69,11 @@ stage { name: "early" from: "trunk" }
 
 def figures(of: Schedule, **changes: object) -> Figures:
     """Round numbers for every kind of stage of a schedule."""
-    keys = {cost_key(of, stage.solver): stage.solver for stage in of.stages}
+    keys = {cost_key(of, stage): stage.solver for stage in of.stages}
     costs = tuple(
         Cost(
             key=key,
-            stages=tuple(s.name for s in of.stages if cost_key(of, s.solver) == key),
+            stages=tuple(s.name for s in of.stages if cost_key(of, s) == key),
             iterations=20,
             device_batch_size=solver.device_batch_size,
             pass_seconds=0.1,
@@ -108,7 +108,7 @@ def test_a_rehearsal_is_each_stage_with_one_device_batch_per_worker_and_the_lear
         assert (stage.parent, stage.solver.transform) == (real.parent, real.solver.transform)
     smaller = rehearsal(TREE, 7, 3, 4).stages[0].solver
     assert (smaller.batch_size, smaller.test_batch_size) == (12, 4)
-    assert rehearsal(replace(TREE, data=replace(TREE.data, scratch="/tmp")), 5, 1, None).data.scratch is None
+    assert rehearsal(TREE.with_data(lambda data: replace(data, scratch="/tmp")), 5, 1, None).data.scratch is None
 
 
 @pytest.mark.parametrize("method", [SyncMethod.LOCAL, SyncMethod.DILOCO])
@@ -132,7 +132,7 @@ def test_a_rehearsal_parts_replicas_though_it_is_shorter_than_their_warm_up(tmp_
     # Two replicas of a worker are two passes of an iteration.
     (cost,), timed = figures.costs, [e for e in seen if isinstance(e, Iterated) and e.iter not in (1, 4)]
     assert cost.pass_seconds == pytest.approx(mean([e.seconds - e.update_seconds for e in timed]) / 2)
-    assert cost.key != cost_key(real, real.stages[0].solver)
+    assert cost.key != cost_key(real, real.stages[0])
 
 
 @pytest.mark.parametrize("iters", [None, *range(1, 15)])
@@ -217,19 +217,21 @@ def test_what_is_done_once_is_not_multiplied() -> None:
 
 
 def test_frozen_layers_are_a_kind_of_their_own_and_a_mean_value_is_not() -> None:
-    solver = TREE.stages[0].solver
-    frozen = replace(solver, param=(ParamRule(name="layer1.*", lr_mult=0.0),))
-    shifted = replace(solver, transform=replace(solver.transform, mean_value=(73.0,)))
-    assert cost_key(TREE, frozen) != cost_key(TREE, solver) == cost_key(TREE, shifted)
+    stage, solver = TREE.stages[0], TREE.stages[0].solver
+    frozen = replace(stage, solver=replace(solver, param=(ParamRule(name="layer1.*", lr_mult=0.0),)))
+    shifted = replace(stage, solver=replace(solver, transform=replace(solver.transform, mean_value=(73.0,))))
+    assert cost_key(TREE, frozen) != cost_key(TREE, stage) == cost_key(TREE, shifted)
 
 
 def test_what_feeds_a_stage_and_what_mixes_its_images_is_a_kind_of_its_own() -> None:
-    solver = TREE.stages[0].solver
+    stage, solver = TREE.stages[0], TREE.stages[0].solver
     of_data = [replace(TREE, data=replace(TREE.data, **one)) for one in ({"cache": Cache.DISK}, {"loader_threads": 3})]
-    mixed = [replace(solver, mixup_alpha=0.2), replace(solver, cutmix_alpha=1.0)]
-    keys = [cost_key(TREE, solver), *(cost_key(of, solver) for of in of_data), *(cost_key(TREE, one) for one in mixed)]
+    mixed = [replace(stage, solver=replace(solver, **one)) for one in ({"mixup_alpha": 0.2}, {"cutmix_alpha": 1.0})]
+    keys = [cost_key(TREE, stage), *(cost_key(of, stage) for of in of_data), *(cost_key(TREE, one) for one in mixed)]
     assert len(set(keys)) == 5
-    assert cost_key(TREE, replace(solver, mixup_alpha=0.4)) == keys[3], "how much is mixed costs nothing"
+    assert cost_key(TREE, replace(stage, solver=replace(solver, mixup_alpha=0.4))) == keys[3], (
+        "how much is mixed costs nothing"
+    )
 
 
 def test_what_is_done_takes_no_time_and_what_was_not_rehearsed_is_not_guessed() -> None:
@@ -366,6 +368,6 @@ def test_it_disturbs_no_run_in_the_same_folder(base: Path, tmp_path: Path) -> No
 
 
 def test_images_of_the_val_set_are_not_asked_for_where_there_is_none() -> None:
-    without = replace(TREE, data=replace(TREE.data, val=None))
+    without = TREE.with_data(lambda data: replace(data, val=()))
     plan = make_plan(without, Inventory())
     assert estimate(plan, figures(without), 2)["long"].tests == 0  # type: ignore[union-attr]

@@ -144,8 +144,9 @@ def _shared(a: Schedule, b: Schedule) -> Iterator[FieldDifference]:
 
 def _paths(a: Schedule, b: Schedule) -> Iterator[FieldDifference]:
     """Paths of sources that are written alike and lie elsewhere, as relative ones do in another folder."""
-    for name, one, other in (("data.train", a.data.train, b.data.train), ("data.val", a.data.val, b.data.val)):
-        if one is not None and other is not None and one.source == other.source and one.path != other.path:
+    vals = [("data.val", *pair) for pair in zip(a.data.val, b.data.val, strict=False)]
+    for name, one, other in (("data.train", a.data.train, b.data.train), *vals):
+        if one.source == other.source and one.path != other.path:
             here, there = Value(one.path, value=one.path), Value(other.path, value=other.path)
             yield FieldDifference("", f"{name}, found at", here, there, False)
 
@@ -165,8 +166,8 @@ def _stage(a: Schedule, b: Schedule, one: Stage, other: Stage) -> Iterator[Field
         yield FieldDifference(
             one.name,
             key.removeprefix("solver."),
-            _value(key, mine, shown(key, text(mine), one, a.data.train.images), one.origins),
-            _value(key, its, shown(key, text(its), other, b.data.train.images), other.origins),
+            _value(key, mine, shown(key, text(mine), one), one.origins),
+            _value(key, its, shown(key, text(its), other), other.origins),
             identity(key, one.solver.lr_policy) or identity(key, other.solver.lr_policy),
         )
 
@@ -384,8 +385,8 @@ def _value_text(value: Value) -> str:
 
 def _rate(found: Found, rate: RateDifference) -> str:
     schedule = found.a.schedule
-    batch = schedule.stage(rate.stage).solver.batch_size
-    epoch = epochs(rate.first, schedule.data.train.images, batch)
+    stage = schedule.stage(rate.stage)
+    epoch = epochs(rate.first, stage.data.train.images, stage.solver.batch_size)
     where = "from the start" if rate.first == 0 else f"from iteration {rate.first} (epoch {epoch:.2f} of the stage)"
     factor = f" (x{rate.b / rate.a:.3g})" if rate.a else ""
     return f"{rate.stage}: {where}; most at {rate.most}: {rate.a:.4g} -> {rate.b:.4g}{factor}"

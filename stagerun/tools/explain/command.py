@@ -170,7 +170,7 @@ def _value(schedule: Schedule, stage: Stage | None, key: str, value: str) -> str
     """In the units of the file and in iterations, where they are others."""
     if stage is None:
         return value
-    said, written = shown(key, value, stage, schedule.data.train.images)
+    said, written = shown(key, value, stage)
     return f"{said} ({written})" if written else said
 
 

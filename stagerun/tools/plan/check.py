@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from stagerun.base.errors import ExitCode, Problem, StagerunError
-from stagerun.base.recipe import Data, Schedule
+from stagerun.base.recipe import Schedule, Source, Stage
 from stagerun.base.text import count
 from stagerun.command.ending import show, tell
 from stagerun.command.options import command, flag
@@ -20,7 +20,7 @@ def check(
 ) -> None:
     """Finds every mistake in a schedule's files at once, in a fraction of a second. Trains nothing."""
     schedule = load(folder, overrides)
-    tell("\n".join(f"note: {line}" for line in missing_data(schedule.data)))
+    tell("\n".join(f"note: {line}" for line in missing_data(schedule)))
     if lint:
         require_nothing_found(schedule)
     show(
@@ -28,15 +28,26 @@ def check(
         f"{count(sum(s.solver.max_iter for s in schedule.stages), 'iteration')}, no mistakes{', no findings' * lint}, "
         f"digest {digest(schedule)[:12]}"
     )
-    if (problem := look_at_classes(schedule)) is not None:
+    for problem in look_at_classes(schedule):
         tell(f"note: `run` will refuse this:\n{problem.render()}")
 
 
-def missing_data(data: Data) -> Iterator[str]:
+def missing_data(schedule: Schedule) -> Iterator[str]:
     """A sentence for each LMDB that isn't on this machine, which may be a login node."""
-    for field, source in (("data.train", data.train), ("data.val", data.val)):
-        if source is not None and not os.path.exists(source.path):
+    for _, field, source in named_sources(schedule):
+        if not os.path.exists(source.path):
             yield f"{field}: there is no LMDB at {source.path} on this machine; `run` will need it"
+
+
+def named_sources(schedule: Schedule) -> Iterator[tuple[Stage, str, Source]]:
+    """Each set of the enabled stages once: the stage that has it first, its field there, as `data.val`, and itself."""
+    seen: set[tuple[str, int]] = set()
+    for stage in schedule.stages if any(stage.enabled for stage in schedule.stages) else ():
+        fields = [("data.train", stage.data.train), *(("data.val", val) for val in stage.data.val)]
+        for field, source in fields if stage.enabled else ():
+            if (source.path, source.images) not in seen:
+                seen.add((source.path, source.images))
+                yield stage, field, source
 
 
 class Suspicious(StagerunError):

@@ -210,10 +210,9 @@ def _time_record(name: str, time: StageTime | None) -> dict[str, object]:
 def room(schedule: Schedule, out: Path) -> Room:
     """What there is on this machine, `out` existing."""
     scratch = schedule.data.scratch
-    sources = [s for s in (schedule.data.train, schedule.data.val) if s is not None]
     data_bytes = None
     with suppress(OSError, DataError):
-        data_bytes = sum(data_file(s.path).stat().st_size for s in sources)
+        data_bytes = sum(data_file(s.path).stat().st_size for s in schedule.sources)
     return Room(
         out=str(out),
         out_free=shutil.disk_usage(out).free,

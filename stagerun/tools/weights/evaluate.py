@@ -149,14 +149,14 @@ def _evaluate(folder: Path, chosen: Chosen, options: EvalOptions, device: Any) -
             tell(
                 f"note: {stage} is evaluated as the schedule says now, not as in the run: {', '.join(changes)}; {SETS}"
             )
-    val = stored.schedule.data.val
+    val = stored.stage.data.val
     wanted = Wanted(
         views=evaluation.Views(options.views), data=options.data, batch=options.device_batch, ema=options.ema
     )
     answers = Answers()
     answered = answers.add if options.per_class else None
     found = score(stored, wanted, device, lambda batches, n: _shown(batches, n, stored.ref.name), answered)
-    data = options.data if options.data is not None else val.path if val else ""
+    data = options.data if options.data is not None else val[0].path if val else ""
     row = {
         "snapshot": stored.ref.name,
         "id": stored.ref.id,
@@ -181,7 +181,7 @@ def _changes(as_run: "Stored", now: "Stored") -> list[str]:
     from stagerun.language.values import differing, text
 
     found = [*differing(as_run.stage.solver, now.stage.solver, "")]
-    found += differing(as_run.schedule.data.val, now.schedule.data.val, "data.val")
+    found += differing(as_run.stage.data.val, now.stage.data.val, "data.val")
     # Where the images are may differ between machines.
     return [
         f"{key.lstrip('.')} {text(was)} -> {text(new)}"

@@ -157,8 +157,8 @@ class MLLog:
                 self._stop("aborted" if event.not_chosen else "success")  # what is left may still come
 
     def _on_all(self, event: Tested) -> bool:
-        val = self.schedule.data.val
-        return val is not None and event.images == val.images
+        val = self.schedule.stage(event.stage).data.val
+        return bool(val) and event.images == val[0].images
 
     # -- lines
 
@@ -203,16 +203,16 @@ class MLLog:
 
     def _stage_started(self, event: StageStarted) -> None:
         stage = event.stage
-        solver = self.schedule.stage(stage).solver
-        current = settings(solver, self.schedule.data.train.images, self.workers)
+        solver, data = self.schedule.stage(stage).solver, self.schedule.stage(stage).data
+        current = settings(solver, data.train.images, self.workers)
         self.entries = [entry for entry in self.entries if self._stands(entry, event, current)]
         self.epoch = self._open_epoch(stage)
         first = not self._has("run_start")
         if first:
             self._add(START, "init_start", at=self.opened)
-            self._add(POINT, "train_samples", self.schedule.data.train.images)
-            if self.schedule.data.val is not None:
-                self._add(POINT, "eval_samples", self.schedule.data.val.images)
+            self._add(POINT, "train_samples", data.train.images)
+            if data.val:
+                self._add(POINT, "eval_samples", data.val[0].images)
         for key, value in current.items():
             before = [entry.value for entry in self.entries if (entry.key, entry.stage) == (key, stage)]
             if before[-1:] != [value]:
