@@ -188,6 +188,7 @@ class Source:
     source: str  # as written; `path` is what it means on this machine
     path: str
     images: int
+    name: str = ""  # of one of several validation sets
 
     def same(self, other: "Source") -> bool:
         """Whether both are one set of images."""
@@ -195,7 +196,10 @@ class Source:
 
 
 def _each_once(sources: Iterable[Source]) -> tuple[Source, ...]:
-    return tuple({source.path: source for source in reversed(list(sources))}.values())[::-1]
+    found: dict[str, Source] = {}
+    for source in sources:
+        found.setdefault(source.path, source)
+    return tuple(found.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -463,6 +467,8 @@ class Origin:
 
 # The key in a stage's identity of the iteration of its parent that it starts from. Not there where that is the parent's end.
 FROM_ITER = "from_iter"
+# The key of where a stage's training set was used last, where the stage that it starts from has another. Not there elsewhere.
+LAST_USED = "data.train.last_used"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,7 +86,7 @@ class Member:
 
 _layouts: dict[type, tuple[Member, ...]] = {}
 # Messages of which some fields are quiet, and what their names begin with.
-_MAY_BE_QUIET = {recipe.Solver: "solver.", recipe.Sync: "solver.sync_param."}
+_MAY_BE_QUIET = {recipe.Source: "data.val.", recipe.Solver: "solver.", recipe.Sync: "solver.sync_param."}
 
 
 def layout(kind: Any) -> tuple[Member, ...]:
@@ -165,7 +165,8 @@ def members(value: Any, key: str) -> Iterator[tuple[str, Any]]:
             held = getattr(value, member.attribute)
             if member.attribute in _WORDS:
                 held = _Word(_WORDS[member.attribute][held])
-            if member.kind is recipe.Source and member.repeated:
+            if member.kind is recipe.Source and member.repeated:  # the first under the name of all
+                yield from ((f"{key}.{member.path}.{other.name}", other) for other in held[1:])
                 held = held[0] if held else None
             yield f"{key}.{member.path}", held
 
@@ -179,15 +180,16 @@ def leaves(value: Any, key: str) -> Iterator[tuple[str, str]]:
     for name, held in members(value, key):
         if dataclasses.is_dataclass(held):
             yield from leaves(held, name)
-        else:
+        elif held != "" or not isinstance(value, recipe.Source):  # most have no name
             yield name, text(held)
 
 
 def differing(a: Any, b: Any, key: str) -> Iterator[tuple[str, Any, Any]]:
     """(name, value, value) of what differs between two values: a message that only one has as a whole, else field by field."""
     if dataclasses.is_dataclass(a) and type(a) is type(b):
-        for (name, one), (_, other) in zip(members(a, key), members(b, key), strict=True):
-            yield from differing(one, other, name)
+        before, now = dict(members(a, key)), dict(members(b, key))
+        for name in before | now:
+            yield from differing(before.get(name), now.get(name), name)
     elif a != b:
         yield key, a, b
 
@@ -318,7 +320,7 @@ def _lines(message: Any, shared: recipe.Data | None = None) -> Iterator[str]:
         if member.attribute == "parent":
             held = held or ""
         if shared is not None and isinstance(held, recipe.Data):
-            held = _own_images(held, shared)
+            held = own_images(held, shared)
         for value in held if isinstance(held, tuple) else (held,):
             if dataclasses.is_dataclass(value):
                 yield f"{member.name} {{"
@@ -332,16 +334,16 @@ def _lines(message: Any, shared: recipe.Data | None = None) -> Iterator[str]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Images:
+class StageImages:
     """What a stage says of `recipe.Data`."""
 
     train: recipe.Source
     val: tuple[recipe.Source, ...]
 
 
-def _own_images(data: recipe.Data, shared: recipe.Data) -> _Images | None:
+def own_images(data: recipe.Data, shared: recipe.Data) -> StageImages | None:
     """The images of a stage; None where they are the schedule's."""
-    return None if (data.train, data.val) == (shared.train, shared.val) else _Images(data.train, data.val)
+    return None if (data.train, data.val) == (shared.train, shared.val) else StageImages(data.train, data.val)
 
 
 def digest(schedule: recipe.Schedule) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from stagerun.base.recipe import FROM_ITER, Schedule, Stage
+from stagerun.base.recipe import FROM_ITER, LAST_USED, Schedule, Stage
 from stagerun.base.snapshots import TRAINING_SET, Inventory, SnapshotRef, how_far, same_set
 from stagerun.language.values import unsaid
 from stagerun.plan.planned import Change, PlannedStage, State, label
@@ -38,12 +38,27 @@ def source_of(stage: Stage, parent: PlannedStage, usable: tuple[SnapshotRef, ...
     return Source(parent, tuple(sorted(at, key=lambda ref: ref.attempt)), since)
 
 
-def skipped_before(stage: Stage, source: Source | None) -> int:
-    """Images that rollbacks have left out along the path up to where the stage starts. Where its parent is not there yet, or has lost
-    that place, as many as it has left out so far."""
-    if source is None or not stage.solver.carry_data:
-        return 0
-    return source.start.skipped if source.start is not None else source.parent.skipped
+def left_off(stage: Stage, sources: Mapping[str, Source | None]) -> tuple[int, int]:
+    """Where the stage goes on in its training set: the images of it that the last stage with that set consumed up to where the path
+    leaves it, and of these those that rollbacks have left out. `sources` are those of the stage and all above it.
+
+    A kept snapshot consumed as many as its own definition said: the stage would otherwise see other images than before, under the same
+    identity. Where a stage is not there yet, or has lost that place, it has left out as many as so far.
+    """
+    source = sources[stage.name] if stage.solver.carry_data else None
+    below = stage
+    while source is not None and not source.parent.stage.data.train.same(stage.data.train):
+        below = source.parent.stage
+        source = sources[below.name]
+    if source is None:
+        return 0, 0
+    parent = source.parent
+    iterations, batch_size = parent.stage.solver.max_iter, parent.stage.solver.batch_size
+    if parent.kept and parent.end is not None:
+        iterations = parent.end.iter
+        batch_size = parent.end.whole("solver.batch_size", batch_size)
+    consumed = parent.position + (iterations if below.parent_iter is None else below.parent_iter) * batch_size
+    return consumed, source.start.skipped if source.start is not None else parent.skipped
 
 
 def counts(ref: SnapshotRef, stage: Stage, source: Source | None, inventory: Inventory) -> bool:
@@ -137,7 +152,7 @@ def _other_images(ref: SnapshotRef, stage: Stage, schedule: Schedule) -> tuple[C
 
 
 def _change(field: str, ref: SnapshotRef, stage: Stage) -> Change:
-    missing = "(the end)" if field == FROM_ITER else unsaid(field) or "(none)"
+    missing = {FROM_ITER: "(the end)", LAST_USED: "(1 stage before)"}.get(field) or unsaid(field) or "(none)"
     old, new = ref.identity.get(field, missing), stage.identity.get(field, missing)
     origin = stage.origins.get(field)
     name = field.removeprefix("solver.")

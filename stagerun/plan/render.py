@@ -131,6 +131,7 @@ def _details(plan: Plan, planned: PlannedStage) -> str:
         lines.append(f"  replicas: {replicas(solver)}")
     if growing := crop_size_ramp(solver):
         lines.append(f"  {growing}")
+    lines += [f"  images: {text}" for text in _other_images(plan.schedule, planned)]
     if stage.parent is not None:
         lines.append(f"  carried over from {starts_from(stage)}: {carried_over(planned)}")
         if between := starts_between(plan.schedule, stage):
@@ -152,6 +153,18 @@ def _details(plan: Plan, planned: PlannedStage) -> str:
     lines += [line for lost in plan.lost if lost.stage == stage.name for line in _lost(plan.schedule, lost)]
     lines += [f"  note: {text}" for text in notes(plan.schedule, stage)]
     return "\n".join([stage.name, *lines])
+
+
+def _other_images(schedule: Schedule, planned: PlannedStage) -> Iterator[str]:
+    """Which images a stage has that are not those of the one before; of a first stage, that are not the schedule's."""
+    stage = planned.stage
+    before = schedule.data if stage.parent is None else schedule.stage(stage.parent).data
+    if not stage.data.train.same(before.train):
+        train = stage.data.train
+        yield f"trained on {train.source}, {count(train.images, 'image')}, not {before.train.source}"
+    if stage.data.val != before.val:
+        sets = [f"{val.source}, {count(val.images, 'image')}" for val in stage.data.val]
+        yield f"evaluated on {' and '.join(sets)}"
 
 
 def _lost(schedule: Schedule, lost: Lost) -> Iterator[str]:
