@@ -27,16 +27,16 @@ def preflight(schedule: Schedule) -> None:
     except DataError as error:
         raise DataError(error.message, _copies_left(schedule) or error.hint) from None
 
-    @cache
-    def memory(stage: Stage) -> Decoded | None:
-        kept = Cache.DISK if stage.data.cache is Cache.DEVICE else stage.data.cache
-        return make_memory(records[stage.data.train.path], schedule.model.channels, kept)
-
-    def bad(stage: Stage) -> BadRecords | None:
-        replaces = stage.data.on_bad_record is OnBadRecord.REPLACE
-        return BadRecords(stage.data.train.images) if replaces else None
-
-    require_usable(schedule, records, memory, cache(bad))
+    data = schedule.data
+    kept = Cache.DISK if data.cache is Cache.DEVICE else data.cache
+    memory = cache(lambda path: make_memory(records[path], schedule.model.channels, kept))
+    bad = cache(lambda path: BadRecords(len(records[path])) if data.on_bad_record is OnBadRecord.REPLACE else None)
+    require_usable(
+        schedule,
+        records,
+        lambda stage: memory(stage.data.train.path),
+        lambda stage: bad(stage.data.train.path),
+    )
 
 
 def opened(schedule: Schedule) -> dict[str, Records]:

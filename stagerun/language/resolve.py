@@ -341,13 +341,18 @@ def _stage(
         parent=node.parent,
         data=data,
         solver=solver,
-        identity={f.key: f.text for f in found if f.identity and values.is_read(f.key, solver.lr_policy)},
+        identity={f.key: f.text for f in found if _counts(f, solver)},
         origins={f.key: _in_layer(f.origin, block) for f in found},
         span=node.place,
         parent_iter=node.parent_iter,
         enabled=node.enabled,
         group=node.group,
     )
+
+
+def _counts(fact: build.Fact, solver: recipe.Solver) -> bool:
+    """Images of its own are in a stage's identity under the name of the schedule's."""
+    return fact.identity and values.is_read(fact.key, solver.lr_policy) and not fact.key.startswith("solver.data")
 
 
 def _with_images(shared: Sequence[build.Fact], own: Sequence[build.Fact]) -> Iterator[build.Fact]:

@@ -166,8 +166,9 @@ def members(value: Any, key: str) -> Iterator[tuple[str, Any]]:
             if member.attribute in _WORDS:
                 held = _Word(_WORDS[member.attribute][held])
             if member.kind is recipe.Source and member.repeated:  # the first under the name of all
+                yield f"{key}.{member.path}", held[0] if held else None
                 yield from ((f"{key}.{member.path}.{other.name}", other) for other in held[1:])
-                held = held[0] if held else None
+                continue
             yield f"{key}.{member.path}", held
 
 

@@ -37,6 +37,7 @@ class Wanted:
 
     views: Views = Views.ONE
     data: str | None = None
+    val: int = 0  # which of the recipe's validation sets
     batch: int | None = None
     ema: bool = False
 
@@ -145,7 +146,7 @@ def _loader(stored: Stored, records: Records, views: Views, device: torch.device
 
 
 def _records(stored: Stored, wanted: Wanted) -> LmdbSource:
-    val, name = next(iter(stored.stage.data.val), None), stored.ref.name
+    val, name = next(iter(stored.stage.data.val[wanted.val :]), None), stored.ref.name
     path = wanted.data if wanted.data is not None else val.path if val is not None else None
     if path is None:
         raise UsageError(f"the recipe of snapshot {name} has no validation images (data.val)", DATA_HINT)

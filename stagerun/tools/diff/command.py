@@ -21,7 +21,7 @@ from stagerun.drawing.picture import Picture, StagePicture, make_picture
 from stagerun.language import load
 from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.language.stored import read_foreign
-from stagerun.language.values import differing, identity, leaves, plain, shown, text
+from stagerun.language.values import differing, identity, leaves, own_images, plain, shown, text
 from stagerun.schedule import learning_rate
 from stagerun.store.layout import MANIFEST
 from stagerun.train.output import DISK, newest_snapshot
@@ -116,8 +116,15 @@ def _trained(schedule: Schedule) -> tuple[object, ...]:
     def counting(values: list[tuple[str, str]], lr_policy: str = "") -> tuple[tuple[str, str], ...]:
         return tuple(value for value in values if identity(value[0], lr_policy))
 
+    sets = list(dict.fromkeys((s.data.train.path, s.data.train.images) for s in schedule.stages))
     stages = (
-        (number.get(s.parent or "", -1), s.parent_iter, counting(list(leaves(s.solver, "solver")), s.solver.lr_policy))
+        (
+            number.get(s.parent or "", -1),
+            s.parent_iter,
+            sets.index((s.data.train.path, s.data.train.images)),
+            s.data.train.images,
+            counting(list(leaves(s.solver, "solver")), s.solver.lr_policy),
+        )
         for s in schedule.stages
     )
     return counting(shared), tuple(stages)
@@ -162,6 +169,10 @@ def _stage(a: Schedule, b: Schedule, one: Stage, other: Stage) -> Iterator[Field
     if one.enabled != other.enabled:
         old, new = (_held(s.enabled, _at(s)) for s in (one, other))
         yield FieldDifference(one.name, "enabled", old, new, False)
+    owns = own_images(one.data, a.data), own_images(other.data, b.data)
+    for name, old, new in differing(*owns, "data"):
+        trains = name.endswith(".images") and name.startswith("data.train")
+        yield FieldDifference(one.name, name, _held(old), _held(new), trains or name == "data")
     for key, mine, its in differing(one.solver, other.solver, "solver"):
         yield FieldDifference(
             one.name,

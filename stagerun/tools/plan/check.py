@@ -34,20 +34,31 @@ def check(
 
 def missing_data(schedule: Schedule) -> Iterator[str]:
     """A sentence for each LMDB that isn't on this machine, which may be a login node."""
-    for _, field, source in named_sources(schedule):
+    for stage, field, source in named_sources(schedule):
         if not os.path.exists(source.path):
-            yield f"{field}: there is no LMDB at {source.path} on this machine; `run` will need it"
+            yield f"{field_in(schedule, stage, field)}: there is no LMDB at {source.path} on this machine; `run` will need it"
+
+
+def field_in(schedule: Schedule, stage: Stage, field: str) -> str:
+    """`data.val`, or where the stage has images of its own `two.data.val`."""
+    kind = field.split(".")[1]
+    return field if getattr(stage.data, kind) == getattr(schedule.data, kind) else f"{stage.name}.{field}"
 
 
 def named_sources(schedule: Schedule) -> Iterator[tuple[Stage, str, Source]]:
     """Each set of the enabled stages once: the stage that has it first, its field there, as `data.val`, and itself."""
     seen: set[tuple[str, int]] = set()
     for stage in schedule.stages if any(stage.enabled for stage in schedule.stages) else ():
-        fields = [("data.train", stage.data.train), *(("data.val", val) for val in stage.data.val)]
+        fields = [("data.train", stage.data.train), *_named_vals(stage)]
         for field, source in fields if stage.enabled else ():
             if (source.path, source.images) not in seen:
                 seen.add((source.path, source.images))
                 yield stage, field, source
+
+
+def _named_vals(stage: Stage) -> Iterator[tuple[str, Source]]:
+    """The first under the name of all."""
+    yield from (("data.val" if n == 0 else f"data.val.{val.name}", val) for n, val in enumerate(stage.data.val))
 
 
 class Suspicious(StagerunError):

@@ -38,7 +38,7 @@ from stagerun.store import LocalDisk, inventory, local_kind, lost_with
 from stagerun.system import signals
 from stagerun.system.files import writing
 from stagerun.system.lmdb_file import with_sets
-from stagerun.tools.plan.check import missing_data, named_sources
+from stagerun.tools.plan.check import field_in, missing_data, named_sources
 from stagerun.train import results
 from stagerun.train.choices import of_choice, read_chosen
 from stagerun.train.hours import Beside, beside
@@ -139,6 +139,7 @@ def remarks(plan: Plan, damaged: Collection[str] = (), forbidden: Collection[str
     for stage, field, source in named_sources(plan.schedule):
         origin = stage.origins.get(f"{field}.images")
         if origin is not None and origin.layer == LMDB:
+            field = field_in(plan.schedule, stage, field)
             found.append(f"{field}.images: {source.images}, read from LMDB {source.path}")
     found += [f"{p.message} ({p.span}): `run` will refuse this; {p.hint}" for p in look_at_classes(plan.schedule)]
     found += [
