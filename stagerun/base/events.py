@@ -214,6 +214,24 @@ class Tested:
     loss: float
     seconds: float
     ema: bool = False  # with the averaged weights (`ema_decay`) in place of the trained ones
+    val: str = ""  # the name of the first validation set, which decides; '' where it has none
+
+    __test__ = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TestedBeside:
+    """The same weights on another of the stage's validation sets, after a Tested."""
+
+    stage: str
+    iter: int
+    val: str  # its name
+    images: int
+    top1: float  # 0..1
+    top5: float
+    loss: float
+    seconds: float
+    ema: bool = False
 
     __test__ = False
 
@@ -244,6 +262,8 @@ class StageFinished:
     skips: int = 0  # iterations without an update (`on_nan: SKIP`)
     rollbacks: int = 0  # `on_nan: ROLLBACK`
     tested_set: str = ""  # the images of the evaluation (`lmdb_file.set_of`); '' if unknown
+    # Of other validation sets: name, top-1, top-5, loss, and whether the averaged weights had it.
+    beside: tuple[tuple[str, float, float, float | None, bool], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,6 +354,7 @@ Event = (
     | SnapshotFailed
     | TestDue
     | Tested
+    | TestedBeside
     | StageFinished
     | EnsembleTested
     | Stopped

@@ -6,8 +6,8 @@ Made by `language.resolve` alone; read by everything else. The meaning, unit and
 
 import enum
 import posixpath
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from stagerun.base.code import Sources
 from stagerun.base.errors import Span
@@ -194,12 +194,24 @@ class Source:
     source: str  # as written; `path` is what it means on this machine
     path: str
     images: int
+    name: str = ""  # of one of several validation sets
+
+    def same(self, other: "Source") -> bool:
+        """Whether both are one set of images."""
+        return (self.path, self.images) == (other.path, other.images)
+
+
+def _each_once(sources: Iterable[Source]) -> tuple[Source, ...]:
+    found: dict[str, Source] = {}
+    for source in sources:
+        found.setdefault(source.path, source)
+    return tuple(found.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
     train: Source
-    val: Source | None = None
+    val: tuple[Source, ...] = ()  # the first decides wherever one number is needed
     scratch: str | None = None
     shuffle: bool = True
     loader_threads: int | None = None
@@ -490,13 +502,16 @@ WEIGHTS_DIGEST = "weights.sha256"
 # What the keys of the Python that a stage needs begin with: `code.mynet.py` and its digest, `code.timm` and its version.
 CODE = "code."
 ABSENT = "not installed"  # in place of that version
+# The key of where a stage's training set was used last, where the stage that it starts from has another. Not there elsewhere.
+LAST_USED = "data.train.last_used"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """One node of the tree. `parent` is None for a stage that starts from the seed; `parent_iter` is the iteration of the
     parent that it starts from, None for the parent's end. `group` is the stage in schedule.prototxt that several were made of.
-    A stage below one that is not enabled is not enabled either.
+    A stage below one that is not enabled is not enabled either. `data` is the schedule's, with the images that this stage trains on and
+    is evaluated on.
 
     `model` is its network: its own, or the schedule's.
 
@@ -511,6 +526,7 @@ class Stage:
     enabled: bool = True
     group: str | None = None
     model: Model
+    data: Data
     solver: Solver
     identity: Mapping[str, str]
     origins: Mapping[str, Origin]
@@ -530,9 +546,9 @@ class Ensemble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """`stages` are in the order in which they run: parents before children. `files` are (path, text) as read, the Python
-    files that it names last. `sets`: which images the
-    LMDBs hold (`lmdb_file.set_of`), by "train" and "val", as far as someone has looked."""
+    """`stages` are in the order in which they run: parents before children. `data` is what they share: which images a stage has, it says
+    itself. `files` are (path, text) as read, the Python files that it names last. `sets`: which images the LMDBs hold
+    (`lmdb_file.set_of`), by their path, as far as someone has looked."""
 
     name: str
     seed: int
@@ -546,7 +562,7 @@ class Schedule:
     sets: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
-    def sources(self) -> Sources:
+    def python(self) -> Sources:
         """The Python files that the schedule names, and those that they import."""
         folder = posixpath.dirname(self.files[0][0]) if self.files else ""
         python = [(path, text) for path, text in self.files if path.endswith(".py")]
@@ -563,6 +579,33 @@ class Schedule:
             if stage.name == name:
                 return stage
         raise KeyError(name)
+
+    @property
+    def training_sets(self) -> tuple[Source, ...]:
+        """What the enabled stages train on, each path once, in running order."""
+        return _each_once(data.train for data in self._of_enabled())
+
+    @property
+    def validation_sets(self) -> tuple[Source, ...]:
+        """What the enabled stages are evaluated on, likewise."""
+        return _each_once(source for data in self._of_enabled() for source in data.val)
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """All of these, those of training first."""
+        return _each_once((*self.training_sets, *self.validation_sets))
+
+    def with_data(self, change: Callable[[Data], Data]) -> "Schedule":
+        """The schedule with its own data changed, and that of every stage."""
+        stages = tuple(replace(stage, data=change(stage.data)) for stage in self.stages)
+        return replace(self, data=change(self.data), stages=stages)
+
+    def _of_enabled(self) -> list[Data]:
+        return [stage.data for stage in self.stages if stage.enabled] or [self.data]
+
+    def changes_set(self, stage: Stage) -> bool:
+        """Whether a stage trains on other images than the one that it starts from."""
+        return stage.parent is not None and not stage.data.train.same(self.stage(stage.parent).data.train)
 
     def start_iter(self, stage: Stage) -> int:
         """Updates of its parent that a stage starts after; 0 from the seed."""

@@ -1,13 +1,13 @@
 """What can be known of a schedule's images before anything is started: its LMDBs are opened, and some records of each looked at."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 
-from stagerun.base.errors import DataError, RecipeError, StagerunError
-from stagerun.base.recipe import Cache, Data, OnBadRecord, Schedule
+from stagerun.base.errors import DataError, Problem, RecipeError, StagerunError
+from stagerun.base.recipe import Cache, OnBadRecord, Schedule, Stage
 from stagerun.data.bad_records import BadRecords
 from stagerun.data.loader import together
 from stagerun.data.loaders import evaluation_loader, training_loader
@@ -22,66 +22,76 @@ def preflight(schedule: Schedule) -> None:
 
     Not whether `cache: DEVICE` has room: the device is the workers' matter, who look at it first thing.
     """
-    data = schedule.data
     try:
-        train, val = opened(data)
+        records = opened(schedule)
     except DataError as error:
-        raise DataError(error.message, _copies_left(data) or error.hint) from None
+        raise DataError(error.message, _copies_left(schedule) or error.hint) from None
+
+    data = schedule.data
     kept = Cache.DISK if data.cache is Cache.DEVICE else data.cache
-    memory = cache(lambda: make_memory(train, schedule.model.channels, kept))
-    bad = BadRecords(data.train.images) if data.on_bad_record is OnBadRecord.REPLACE else None
-    require_usable(schedule, train, val, memory, bad)
+    memory = cache(lambda path: make_memory(records[path], schedule.model.channels, kept))
+    bad = cache(lambda path: BadRecords(len(records[path])) if data.on_bad_record is OnBadRecord.REPLACE else None)
+    require_usable(
+        schedule,
+        records,
+        lambda stage: memory(stage.data.train.path),
+        lambda stage: bad(stage.data.train.path),
+    )
 
 
-def opened(data: Data) -> tuple[Records, Records | None]:
-    """The LMDBs of training and of validation, where they are. DataError, StorageError."""
-    train = LmdbSource(data.train.path, data.train.images)
-    return train, LmdbSource(data.val.path, data.val.images) if data.val is not None else None
+def opened(schedule: Schedule) -> dict[str, Records]:
+    """The LMDBs of the enabled stages, where they are, by path. DataError, StorageError."""
+    return {source.path: LmdbSource(source.path, source.images) for source in schedule.sources}
 
 
 def require_usable(
     schedule: Schedule,
-    train: Records,
-    val: Records | None,
-    memory: Callable[[], Decoded | None],
-    bad: BadRecords | None,
+    records: Mapping[str, Records],
+    memory: Callable[[Stage], Decoded | None],
+    bad: Callable[[Stage], BadRecords | None],
 ) -> None:
-    """Looks at some records of each LMDB as each stage would. RecipeError where `num_classes` is wrong and nothing else is, DataError
-    with all that is wrong. `memory`: where decoded training images stay; `bad`: the replaced ones, as a Loader has them."""
+    """Looks at some records of each LMDB, by path, as each stage would. RecipeError where `num_classes` is wrong and nothing else is,
+    DataError with all that is wrong. `memory`: where decoded training images stay; `bad`: the replaced ones, as a Loader has them."""
     mistakes: list[DataError] = []
-    if (other := _other_classes(train, val)) is not None:
-        mistakes.append(other)
-    lmdb, classes = _classes(train, val)
-    seen, problem = schedule, classes_problem(schedule, lmdb, classes)
-    if problem is not None:  # that each label is out of range then needs no saying
-        stages = (replace(s, model=replace(s.model, num_classes=len(classes))) for s in schedule.stages)
-        seen = replace(schedule, stages=tuple(stages))
-    for stage in seen.stages:
+    problems: list[Problem] = []
+    stages = [s for s in schedule.stages if all(source.path in records for source in (s.data.train, *s.data.val))]
+    looked_at: set[tuple[str, ...]] = set()
+    for stage in stages:
+        train, *vals = [records[source.path] for source in (stage.data.train, *stage.data.val)]
+        seen, classes = stage, _classes([train, *vals])
+        problem = classes_problem(schedule, stage, *classes)
+        if problem is not None:  # that each label is out of range then needs no saying
+            seen = replace(stage, model=replace(stage.model, num_classes=len(classes[1])))
+        if (names := (train.name, *(val.name for val in vals))) not in looked_at:
+            looked_at.add(names)
+            mistakes += filter(None, (_other_classes(train, val) for val in vals))
+            problems += [problem] if problem is not None else []
         try:  # what is done to colours fails for no image, and is left out: it needs torch
-            mistakes += training_loader(train, seen, stage, memory=memory(), bad=bad).mistakes()
+            loader = training_loader(train, schedule, seen, memory=memory(stage), bad=bad(stage))
+            mistakes += loader.mistakes()
         except DataError as error:
             mistakes.append(error)
-        try:
-            mistakes += evaluation_loader(val, stage).mistakes() if val is not None else []
-        except DataError as error:
-            mistakes.append(error)
-    if problem is not None and not mistakes:
-        raise RecipeError([problem])
-    if problem is not None:
-        mistakes.insert(0, DataError(replace(problem, hint="").render(), problem.hint))
+        for val in vals:
+            try:
+                mistakes += evaluation_loader(val, seen).mistakes()
+            except DataError as error:
+                mistakes.append(error)
+    if problems and not mistakes:
+        raise RecipeError(problems)
+    mistakes[:0] = [DataError(replace(problem, hint="").render(), problem.hint) for problem in problems]
     if mistakes:
         raise together(mistakes)
 
 
-def _classes(train: Records, val: Records | None) -> tuple[str, tuple[str, ...]]:
+def _classes(records: Iterable[Records]) -> tuple[str, tuple[str, ...]]:
     """(LMDB, its classes) of the one that names most."""
-    known = [(r.name, r.index.facts.classes if r.index else ()) for r in (train, val) if r is not None]
+    known = [(r.name, r.index.facts.classes if r.index else ()) for r in records]
     return max(known, key=lambda pair: len(pair[1]))
 
 
-def _other_classes(train: Records, val: Records | None) -> DataError | None:
+def _other_classes(train: Records, val: Records) -> DataError | None:
     """Where the side files name the classes, and one label means two things: accuracy would be that of a wrong answer."""
-    if val is None or train.index is None or val.index is None:
+    if train.index is None or val.index is None:
         return None
     pairs = zip(train.index.facts.classes, val.index.facts.classes, strict=False)
     for label, (trained, tested) in enumerate(pairs):
@@ -94,11 +104,10 @@ def _other_classes(train: Records, val: Records | None) -> DataError | None:
     return None
 
 
-def _copies_left(data: Data) -> str:
+def _copies_left(schedule: Schedule) -> str:
     """A hint at the copies of LMDBs that are gone themselves."""
-    sources = [data.train, *([data.val] if data.val else [])]
-    found = []
-    for source in sources:
+    data, found = schedule.data, []
+    for source in schedule.sources:
         if data.scratch is not None and not os.path.exists(source.path):
             with suppress(StagerunError):
                 found += [(source.path, one) for one in copies_of(data.scratch, source.path)]

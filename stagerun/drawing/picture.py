@@ -186,6 +186,7 @@ class StagePicture:
     images: int
     begin_iterations: int
     begin_images: int
+    begin_own: float  # the epochs before it, as images of its own set
     seconds: tuple[float, float] | None
     augmentation: str
     points: tuple[Point, ...]
@@ -204,8 +205,9 @@ class StagePicture:
                 raise ValueError(f"the hours of {self.name} are not known")
             begin, end = self.seconds
             return (begin + (end - begin) * iter / self.iterations) / 3600
-        images = self.begin_images + iter * self.batch_size
-        return images if unit is Unit.IMAGES else images / self.images
+        if unit is Unit.IMAGES:
+            return self.begin_images + iter * self.batch_size
+        return (self.begin_own + iter * self.batch_size) / self.images
 
     def line(self) -> list[tuple[int, float]]:
         """(iteration, rate) of its points, as they are joined: upright where it jumps, and the last rate up to the stage's end."""
@@ -300,10 +302,14 @@ def _stage(
     solver = stage.solver
     leaves = None
     begin_iterations = begin_images = 0
+    begin_own: float = 0
     if parent is not None:
         leaves = schedule.start_iter(stage)
         begin_iterations = parent.begin_iterations + leaves
         begin_images = parent.begin_images + leaves * parent.batch_size
+        begin_own = parent.begin_own + leaves * parent.batch_size
+        if not stage.data.train.same(schedule.stage(parent.name).data.train):
+            begin_own = parent.x(leaves, Unit.EPOCHS) * stage.data.train.images
     points, steps = points_of(solver)
     marks = [_mark(joint, schedule, solver) for joint in joints(schedule, stage)]
     found = {mark.iter for mark in marks}
@@ -316,9 +322,10 @@ def _stage(
         enabled=stage.enabled,
         iterations=solver.max_iter,
         batch_size=solver.batch_size,
-        images=schedule.data.train.images,
+        images=stage.data.train.images,
         begin_iterations=begin_iterations,
         begin_images=begin_images,
+        begin_own=begin_own,
         seconds=None if seconds is None else (seconds(stage.name, 0), seconds(stage.name, solver.max_iter)),
         augmentation=augmentation(solver),
         points=points,

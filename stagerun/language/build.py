@@ -14,13 +14,13 @@ from stagerun.language.code import LocalFiles, digest, version
 from stagerun.language.layers import pairs
 from stagerun.language.networks import PLAIN, code_in, network_of
 from stagerun.language.proto import stagerun_pb2
-from stagerun.language.tree import SCHEDULE, SOLVER, Block, Entry, is_message
+from stagerun.language.tree import SCHEDULE, SOLVER, SOURCE, Block, Entry, is_message
 from stagerun.language.values import NONE, RATES
 from stagerun.language.view import View
 from stagerun.schedule import POLICIES, own_fields
 
 # Messages whose absence means something else than all of their defaults.
-OPTIONAL = {"test_transform_param"} | {
+OPTIONAL = {"test_transform_param", "data", "train"} | {
     member.path
     for kind in (recipe.Model, recipe.Data, recipe.Solver, recipe.Transform)
     for member in values.layout(kind)
@@ -56,10 +56,24 @@ def model(view: View, local: LocalFiles) -> recipe.Model:
 
 
 def data(view: View, root: str) -> recipe.Data:
-    val = view.view("val")
-    return values.build(
-        recipe.Data, view, train=_source(view.inside("train"), root), val=_source(val, root) if val else None
+    return values.build(recipe.Data, view, train=_source(view.inside("train"), root), val=_sources(view, root))
+
+
+def stage_data(view: View, shared: recipe.Data, root: str) -> recipe.Data:
+    """What `data` of a stage's settings makes of the schedule's."""
+    own = view.view("data")
+    if own is None:
+        return shared
+    train = own.view("train")
+    return replace(
+        shared,
+        train=_source(train, root) if train is not None else shared.train,
+        val=_sources(own, root) if own.has("val") else shared.val,
     )
+
+
+def _sources(view: View, root: str) -> tuple[recipe.Source, ...]:
+    return tuple(_source(one, root) for one in view.views("val"))
 
 
 def _source(view: View, root: str) -> recipe.Source:
@@ -187,7 +201,9 @@ def facts(
         key = prefix + field.name
         counts = identity and tree.identity(field)
         entry = block.entries.get(field.name) if block else None
-        if is_message(field) and not field.is_repeated and (entry or not _optional(field)):
+        if field.message_type is SOURCE and field.is_repeated:
+            yield from _facts_of_sources(field, block, key, derived, schedule)
+        elif is_message(field) and not field.is_repeated and (entry or not _optional(field)):
             inner = block.block(field.name) if block else None
             yield from facts(field.message_type, inner, key + ".", derived, schedule, counts)
         elif entry:
@@ -198,6 +214,18 @@ def facts(
         else:
             text = derived.get(key) or default_text(field)
             yield Fact(key, text, counts and not _unsaid(field, text), recipe.Origin(text, "default"))
+
+
+def _facts_of_sources(
+    field: FieldDescriptor, block: Block | None, key: str, derived: Mapping[str, str], schedule: str
+) -> Iterator[Fact]:
+    """The first under the name of all, as the names of `values.members`."""
+    found = list(block.blocks(field.name)) if block is not None else []
+    for number, source in enumerate(found):
+        own = View(source).text("name")
+        yield from facts(SOURCE, source, f"{key}.{own}." if number else f"{key}.", derived, schedule, False)
+    if not found:
+        yield Fact(key, NONE, False, recipe.Origin(NONE, "default"))
 
 
 def code_entries(block: Block | None) -> Iterator[Entry]:

@@ -124,6 +124,33 @@ def check_data(schedule: View, problems: Problems) -> None:
             problems.add(data.place("scratch_from"), message, "remove one of them")
 
 
+def check_sources(holder: View, problems: Problems) -> None:
+    """Names of the validation sets of a Schedule or a Solver: of several each has one, of its own."""
+    data = holder.view("data")
+    if data is None:
+        return
+    with contextlib.suppress(Doubtful):
+        train = data.view("train")
+        if train is not None and train.has("name"):
+            problems.add(train.place("name"), "`name` is for one of several validation sets", "remove it")
+    vals, seen = list(data.views("val")), dict[str, int]()
+    for val in vals:
+        with contextlib.suppress(Doubtful):
+            name = val.text("name")
+            if name is None and len(vals) > 1:
+                problems.add(
+                    val.block.place, f"one of {len(vals)} validation sets has no `name`", 'write `name: "v2"`, say'
+                )
+            elif name is not None and name in seen:
+                problems.add(
+                    val.place("name"),
+                    f"two validation sets are named `{name}`",
+                    f"the other one stands in line {seen[name]}",
+                )
+            if name is not None:
+                seen.setdefault(name, val.place("name").line)
+
+
 def check_stage(name: str, view: View, shared: Shared, problems: Problems) -> None:
     """Everything about the settings of one stage, durations already in iterations."""
     for check in STAGE_CHECKS:

@@ -270,17 +270,13 @@ def _check_network(model: View | None, problems: Problems) -> None:
                 check(name, network_of(name), model, problems)
 
 
-def classes_problem(schedule: recipe.Schedule, lmdb: str, classes: Sequence[str]) -> Problem | None:
-    """What is wrong with `num_classes` where the images in folder `lmdb` have these `classes`; () where they have no names."""
-    known = len(classes)
-
-    def wrong(model: recipe.Model) -> bool:
-        return bool(known) and model.num_classes != known and not (model.num_classes > known and model.spare_classes)
-
-    stage = next((stage for stage in schedule.stages if wrong(stage.model)), None)
-    if stage is None:
+def classes_problem(
+    schedule: recipe.Schedule, stage: recipe.Stage, lmdb: str, classes: Sequence[str]
+) -> Problem | None:
+    """What is wrong with `num_classes` where a stage's images in folder `lmdb` have these `classes`; () where they have no names."""
+    number, known = stage.model.num_classes, len(classes)
+    if number == known or not known or (number > known and stage.model.spare_classes):
         return None
-    number = stage.model.num_classes
     origin, problems = stage.origins.get("model.num_classes"), Problems()
     for path, text in schedule.files:
         problems.file(path, text)

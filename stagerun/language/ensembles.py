@@ -43,7 +43,8 @@ def check(schedule: Block, found: Sequence[Node], settings: Mapping[str, Block],
             name = view.text("name") or ""
             if name:
                 _name(name, view, found, taken, problems)
-            if name and not View(schedule).inside("data").has("val"):
+            evaluated = View(schedule).inside("data").has("val") or _all_have_val(block, found, settings)
+            if name and not evaluated:
                 hint = "write `val { source: ... images: ... }` in `data`, or remove the ensemble"
                 problems.add(view.place("name"), f"ensemble `{name}` without `data.val`: nothing to evaluate", hint)
         with suppress(Doubtful):
@@ -56,6 +57,12 @@ def check(schedule: Block, found: Sequence[Node], settings: Mapping[str, Block],
         _same_pictures(members, settings, problems)
         with suppress(Doubtful):
             check_members(schedule, view.text("rule"), members, settings, problems)
+
+
+def _all_have_val(block: Block, found: Sequence[Node], settings: Mapping[str, Block]) -> bool:
+    """Whether every member has validation images of its own."""
+    names = [name for value in _members(block) for name in _stages(str(value.value), found)]
+    return bool(names) and all(View(settings[name]).inside("data").has("val") for name in names if name in settings)
 
 
 def _name(name: str, view: View, found: Sequence[Node], taken: dict[str, int], problems: Problems) -> None:
@@ -132,6 +139,8 @@ def _same_pictures(members: Sequence[tuple[str, Value]], settings: Mapping[str, 
             hint = "set `test_transform_param` in the `solver` of schedule.prototxt, and in none of the members' files"
             if "test_batch_size" in differing:
                 hint = "set `test_batch_size` in the `solver` of schedule.prototxt: batches of `rectangular` have a shape each"
+            if "data.val" in differing:
+                hint = "members are evaluated together: give all of them the same `val`"
             problems.add(value.span, message, hint)
 
 
@@ -147,6 +156,7 @@ def _seen(block: Block) -> dict[str, object] | None:
         found = {member.name: getattr(made, member.attribute) for member in layout(recipe.Transform)}
         if made.rectangular:
             found["test_batch_size"] = view.whole("test_batch_size") or view.whole("device_batch_size")
+        found["data.val"] = tuple(val.text("source") for val in view.inside("data").views("val"))
     except Doubtful:
         return None
     return found

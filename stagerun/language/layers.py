@@ -131,7 +131,8 @@ def edit(base: Block | None, path: Sequence[str], leaf: Block) -> Block:
     inner = base.block(path[0])
     name = base.entries[path[0]].name if inner else leaf.place
     changed = edit(inner or Block(field.message_type, leaf.place), path[1:], leaf)
-    entry = Entry(field, name, (Value(changed, "", name),))
+    rest = base.entries[path[0]].values[1:] if inner else ()  # of a list the first is changed
+    entry = Entry(field, name, (Value(changed, "", name), *rest))
     return replace(base, entries={**base.entries, path[0]: entry}, doubtful=base.doubtful - {path[0]})
 
 

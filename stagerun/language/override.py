@@ -15,7 +15,7 @@ from stagerun.base.errors import Problems, Span, nearest
 from stagerun.language.layers import PARTNER, SET
 from stagerun.language.lexer import Kind, tokens
 from stagerun.language.parse import parse_value, takes_arguments
-from stagerun.language.tree import SCHEDULE, SOLVER, Block, Entry, Value, is_message, quoted
+from stagerun.language.tree import SCHEDULE, SOLVER, SOURCE, Block, Entry, Value, is_message, quoted
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def _follow(
             )
         elif not last and not is_message(field):
             problems.add(span, f"`{word}` is not a message: it has no fields")
-        elif not last and field.is_repeated:
+        elif not last and field.is_repeated and field.message_type is not SOURCE:
             problems.add(span, f"`{word}` is a list of messages", f"give it whole: `{word}=[{{ ... }}]`")
         else:
             if last:

@@ -12,7 +12,7 @@ from stagerun.base.errors import Problems, Span, listing, nearest
 from stagerun.language.lexer import shown
 from stagerun.language.networks import FILLER_FIELDS, NETWORKS, TIMM, is_foreign, is_timm
 from stagerun.language.proto import stagerun_pb2
-from stagerun.language.tree import SCHEDULE, Block, Entry, Scalar, Value
+from stagerun.language.tree import SCHEDULE, SOURCE, Block, Entry, Scalar, Value
 from stagerun.schedule import CURVES, POLICIES, SOLVER_TYPES
 
 # The options of the .proto that bound a number; their names are the words of the message.
@@ -157,6 +157,8 @@ def _wrong_text(key: str, name: str, value: str) -> tuple[str, str]:
     if key == "Ensemble.name" and (not _STAGE_NAME.fullmatch(value) or len(value) > LONGEST_NAME):
         hint = f"letters, digits, `_` and `-` can be in it, {LONGEST_NAME} at most"
         return f"`{shown(value)}` can't be the name of an ensemble", hint
+    if key == "Source.name" and (not _STAGE_NAME.fullmatch(value) or value in SOURCE.fields_by_name):
+        return f"`{shown(value)}` can't be the name of a validation set", "letters, digits, `_` and `-` can be in it"
     if key in NOT_EMPTY and not value:
         return (
             f"`{name}` is empty",

@@ -7,6 +7,7 @@ import posixpath
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,7 +21,7 @@ from stagerun.language.code import MISSING, LocalFiles, Reader, Text, Unreadable
 from stagerun.language.override import Override
 from stagerun.language.parse import LARGEST, parse
 from stagerun.language.stages import Node
-from stagerun.language.tree import SCHEDULE, SOLVER, Block, Entry, Value
+from stagerun.language.tree import SCHEDULE, SOLVER, SOURCE, Block, Entry, Value
 from stagerun.language.view import Doubtful, View
 from stagerun.system.lmdb_file import check_file, class_names
 
@@ -59,9 +60,10 @@ def read(
     found = stages.nodes(schedule, problems)
     names = dict.fromkeys([*(n.name for n in found), *stages.groups(found)])
     changes = [replace(c, leaf=ranges.sound(c.leaf, problems)) for c in override.read(overrides, list(names), problems)]
-    schedule = _counted(_change_schedule(schedule, changes), root, records, problems)
+    count = Count(root, records, problems)
+    schedule = _counted(_change_schedule(schedule, changes), count)
     files = _stage_blocks(found, texts, shown, problems)
-    settings = _settings(schedule, found, files, changes, problems)
+    settings = _settings(schedule, found, files, changes, count, problems)
     lengths = {name: _known(block, lambda view: view.whole("max_iter")) for name, block in settings.items()}
     found = stages.check_branches(found, {name: n for name, n in lengths.items() if n is not None}, problems)
     order = stages.in_running_order(found, problems)
@@ -142,35 +144,56 @@ def _change_schedule(schedule: Block, changes: Sequence[Override]) -> Block:
     return schedule
 
 
-def _counted(schedule: Block, root: str, records: Records | None, problems: Problems) -> Block:
-    """Schedule with `images` in every Source that names an LMDB and doesn't say how many records it has."""
-    for name in ("train", "val"):
+def _counted(holder: Block, count: "Count") -> Block:
+    """A Schedule or Solver with `images` in every Source of its `data` that doesn't say how many records it has."""
+    data = holder.block("data")
+    if data is None:
+        return holder
+    entries = dict(data.entries)
+    for name in {"train", "val"} & entries.keys():
+        found = [replace(v, value=count(v.value)) if isinstance(v.value, Block) else v for v in entries[name].values]
+        entries[name] = replace(entries[name], values=tuple(found))
+    entry = holder.entries["data"]
+    value = replace(entry.values[0], value=replace(data, entries=entries))
+    return replace(holder, entries={**holder.entries, "data": replace(entry, values=(value,))})
+
+
+class Count:
+    """A Source without `images` -> the same with it, by the number of records of its LMDB, where that may be looked at."""
+
+    def __init__(self, root: str, records: Records | None, problems: Problems) -> None:
+        self._root, self._problems = root, problems
+        self._records = cache(records) if records is not None else None
+
+    def __call__(self, block: Block) -> Block:
+        source = View(block)
         with contextlib.suppress(Doubtful):
-            source = View(schedule).inside("data").view(name)
-            folder = source.text("source") if source and not source.has("images") else None
-            if source is None or folder is None:
-                continue
+            folder = source.text("source")
+            if source.has("images") or folder is None:
+                return block
             message, hint = "Source lacks `images`", "write `images: N` with the number of its records"
             try:
-                if records is not None:
-                    found = records(build.path_of(root, folder))
+                if self._records is not None:
+                    found = self._records(build.path_of(self._root, folder))
                     value = Value(found, str(found), Span(layers.LMDB, 1, 1))
-                    field = source.block.kind.fields_by_name["images"]
-                    leaf = Block(source.block.kind, source.block.place, {"images": Entry(field, value.span, (value,))})
-                    schedule = layers.edit(schedule, ("data", name), leaf)
-                    continue
+                    entry = Entry(SOURCE.fields_by_name["images"], value.span, (value,))
+                    return replace(block, entries={**block.entries, "images": entry})
             except StagerunError as error:
                 message += f", and the LMDB can't be counted: {error.message}"
                 hint = "check `source`; where the LMDB is on another machine, write `images: N` with the number of its records"
-            problems.add(source.block.place, message, hint)
-    return schedule
+            self._problems.add(block.place, message, hint)
+        return block
 
 
 def _settings(
-    schedule: Block, found: Sequence[Node], files: Mapping[str, Block], changes: Sequence[Override], problems: Problems
+    schedule: Block,
+    found: Sequence[Node],
+    files: Mapping[str, Block],
+    changes: Sequence[Override],
+    count: Count,
+    problems: Problems,
 ) -> dict[str, Block]:
     """The settings of each stage by its name, durations in iterations."""
-    images = _known(schedule, lambda view: view.inside("data").inside("train").whole("images"))
     nothing = Block(SOLVER, schedule.place, broken="solver" in schedule.doubtful or schedule.broken)
     shared = [c for c in changes if c.stage is None and c.path[:1] == ("solver",)]
     below = [replace(c, path=c.path[1:]) for c in shared]
@@ -193,11 +216,18 @@ def _settings(
         layers.check_layers(stack, problems)
         named = [("stage", files[node.name]), *(("sweep", block) for block in swept)]
         places = {entry.place: layer for layer, block in named for _, entry in block.walk()}
-        merged = replace(merged, place=files[node.name].place, own=places)
+        merged = _counted(replace(merged, place=files[node.name].place, own=places), count)
         merged_by_name[node.name] = merged
-        settings[node.name] = layers.in_iterations(merged, images, problems)
+        settings[node.name] = layers.in_iterations(merged, _images(merged, schedule), problems)
     override.check_reached(shared, merged_by_name, problems)
     return settings
+
+
+def _images(settings: Block, schedule: Block) -> int | None:
+    """Of an epoch of a stage."""
+    own = _known(settings, lambda view: view.inside("data").has("train"))
+    holder = settings if own else schedule
+    return None if own is None else _known(holder, lambda view: view.inside("data").inside("train").whole("images"))
 
 
 def _as_layer(changes: Sequence[Override]) -> list[Block]:
@@ -219,23 +249,30 @@ def _deep(block: Block, changes: Sequence[Override]) -> Block:
 
 def _check(schedule: Block, settings: Mapping[str, Block], folder: str, problems: Problems) -> None:
     view = View(schedule)
-    shared = check.Shared(
-        _known(schedule, lambda view: view.inside("model").whole("channels")),
-        _known(schedule, lambda view: view.inside("data").has("val")),
-        _known(schedule, lambda view: view.inside("data").inside("val").whole("images")),
-        _known(schedule, lambda view: view.inside("data").text("cache")) == "DEVICE",
-        _known(schedule, lambda view: view.inside("data").inside("train").whole("images")),
-    )
+    channels = _known(schedule, lambda view: view.inside("model").whole("channels"))
+    on_device = _known(schedule, lambda view: view.inside("data").text("cache")) == "DEVICE"
     own = {n: e for n, e in schedule.entries.items() if n != "solver"}
     check.check_required(replace(schedule, entries=own), problems)
     if "name" not in schedule.entries and "name" not in schedule.doubtful and not schedule.broken:
         ranges.folder_name_problem(folder, schedule.place, problems)
     with contextlib.suppress(Doubtful):
         check.check_data(view, problems)
+    with contextlib.suppress(Doubtful):
+        check.check_sources(view, problems)
     check_model(view, [View(block) for block in settings.values()], problems)
     for name, block in settings.items():
+        with contextlib.suppress(Doubtful):
+            check.check_sources(View(block), problems)
+        own_val = _known(block, lambda view: view.inside("data").has("val"))
+        has_val = _known(schedule, lambda view: view.inside("data").has("val")) if own_val is False else own_val
+        tested = _known(block if own_val else schedule, _first_val) if has_val else None
+        shared = check.Shared(channels, has_val, tested, on_device, _images(block, schedule))
         check.check_stage(name, View(block), shared, problems)
         check.check_required(block, problems)
+
+
+def _first_val(view: View) -> int | None:
+    return next(view.inside("data").views("val")).whole("images")
 
 
 def _build(
@@ -256,25 +293,16 @@ def _build(
     derived = {"name": tree.quoted(name), **_derived_of(model)}
     shared = list(build.facts(SCHEDULE, schedule, "", derived, path))
     data = build.data(view.inside("data"), root)
+    made: dict[str, recipe.Stage] = {}
+    for node in order:
+        facts = [*shared, *build.code_facts(code[node.name], local, path)]
+        made[node.name] = _stage(node, settings[node.name], model, seed, data, made, facts, path, root, local)
     return recipe.Schedule(
         name=name,
         seed=seed,
         model=model,
         data=data,
-        stages=tuple(
-            _stage(
-                node,
-                settings[node.name],
-                model,
-                seed,
-                data.train.images,
-                [*shared, *build.code_facts(code[node.name], local, path)],
-                path,
-                root,
-                local,
-            )
-            for node in order
-        ),
+        stages=tuple(made.values()),
         determinism=recipe.Determinism(view.text("determinism")),
         keep_snapshots=keep,
         files=files,
@@ -287,13 +315,15 @@ def _stage(
     block: Block,
     model: recipe.Model,
     seed: int,
-    images: int,
+    shared_data: recipe.Data,
+    above: Mapping[str, recipe.Stage],
     shared: Sequence[build.Fact],
     path: str,
     root: str,
     local: LocalFiles,
 ) -> recipe.Stage:
-    solver = build.solver(View(block), seed, images, root, local)
+    data = build.stage_data(View(block), shared_data, root)
+    solver = build.solver(View(block), seed, data.train.images, root, local)
     derived = {
         "solver.warmup_iter": "0",
         "solver.random_seed": str(solver.random_seed),
@@ -312,15 +342,16 @@ def _stage(
     if solver.model is not None:
         model, shared = solver.model, _with_own_model(block, solver.model, shared, path)
         derived |= _derived_of(model, "solver.model.batch_norm_param")
-    facts = build.facts(SOLVER, block, "solver.", derived, path)
-    of_solver = (f if not f.key.startswith("solver.model.") else replace(f, identity=False) for f in facts)
-    found = [*shared, *of_solver, *_branch(node), *_digest(block)]
+    own = list(build.facts(SOLVER, block, "solver.", derived, path))
+    found = [*_with_images(shared, own), *own, *_branch(node), *_last_used(node, data, solver, above, block)]
+    found += _digest(block)
     return recipe.Stage(
         name=node.name,
         parent=node.parent,
         model=model,
+        data=data,
         solver=solver,
-        identity={f.key: f.text for f in found if f.identity and values.is_read(f.key, solver.lr_policy)},
+        identity={f.key: f.text for f in found if _counts(f, solver)},
         origins={f.key: _in_layer(f.origin, block) for f in found},
         span=node.place,
         parent_iter=node.parent_iter,
@@ -351,6 +382,44 @@ def _digest(block: Block) -> Iterator[build.Fact]:
         place = given.entries["file"]
         origin = recipe.Origin(place.values[0].text, "stage", place.place)
         yield build.Fact(recipe.WEIGHTS_DIGEST, values.NONE, False, origin)
+
+
+def _counts(fact: build.Fact, solver: recipe.Solver) -> bool:
+    """Images and a network of its own are in a stage's identity under the names of the schedule's."""
+    own = fact.key.startswith(("solver.data.", "solver.model.")) or fact.key in ("solver.data", "solver.model")
+    return fact.identity and values.is_read(fact.key, solver.lr_policy) and not own
+
+
+def _with_images(shared: Sequence[build.Fact], own: Sequence[build.Fact]) -> Iterator[build.Fact]:
+    """The facts of the schedule, but for the images that a stage has of its own: `data.train.images` of those."""
+    named = {f.key.removeprefix("solver."): f for f in own if f.key.startswith("solver.data.")}
+    replaced = {f"data.{part}" for part in ("train", "val") if any(key.startswith(f"data.{part}.") for key in named)}
+    for fact in shared:
+        if ".".join(fact.key.split(".")[:2]) not in replaced:
+            yield fact
+    for key, fact in named.items():
+        if ".".join(key.split(".")[:2]) in replaced:
+            yield replace(fact, key=key, identity=key == "data.train.images")
+
+
+def _last_used(
+    node: Node, data: recipe.Data, solver: recipe.Solver, above: Mapping[str, recipe.Stage], block: Block
+) -> Iterator[build.Fact]:
+    """How many stages up the path the training set was used last, where the parent has another: it goes on from there. Part of the
+    identity: paths are not, and tell which sets are one."""
+    parent = above[node.parent] if node.parent is not None else None
+    if parent is None or not solver.carry_data or parent.data.train.same(data.train):
+        return
+    steps, stage = 1, parent
+    while stage.parent is not None:
+        steps, stage = steps + 1, above[stage.parent]
+        if stage.data.train.same(data.train):
+            break
+    else:
+        steps = 0
+    text = f"{steps} stages before" if steps else "never"
+    entry = block.entries.get("data")
+    yield build.Fact(recipe.LAST_USED, text, True, recipe.Origin(text, "stage", entry.name if entry else node.place))
 
 
 def _in_layer(origin: recipe.Origin, block: Block) -> recipe.Origin:
@@ -392,11 +461,17 @@ def _records(path: str) -> int:
     return found
 
 
-def look_at_classes(schedule: recipe.Schedule) -> Problem | None:
+def look_at_classes(schedule: recipe.Schedule) -> list[Problem]:
     """`classes_problem` for the LMDBs that are on this machine."""
-    paths = [source.path for source in (schedule.data.train, schedule.data.val) if source is not None]
-    named = [(path, class_names(path)) for path in paths]
-    return classes_problem(schedule, *max(named, key=lambda pair: len(pair[1])))
+    named = {source.path: class_names(source.path) for source in schedule.sources}
+    found: dict[str, Problem] = {}
+    for stage in schedule.stages:
+        here = [(s.path, named[s.path]) for s in (stage.data.train, *stage.data.val) if s.path in named]
+        most = max(here, key=lambda pair: len(pair[1]), default=None)
+        problem = classes_problem(schedule, stage, *most) if most is not None else None
+        if problem is not None:
+            found.setdefault(problem.message, problem)
+    return list(found.values())
 
 
 def _no_folder(shown: str) -> Problem:

@@ -21,6 +21,8 @@ from stagerun.language.values import Member, layout
 # What divides, or is stepped by: a snapshot need not be ours, and `check` has not seen its recipe.
 _OF_SOLVER = ("max_iter", "batch_size", "device_batch_size", "test_batch_size")
 
+_UNSAID = recipe.Data(train=recipe.Source(source="", path="", images=0))  # of a stage that has the schedule's
+
 DEEPEST = 20  # messages inside messages; the language has five
 
 
@@ -47,8 +49,9 @@ def read_foreign(text: str) -> recipe.Schedule:
     transform with a value out of its range."""
     schedule = read_recipe(text)
     models = [schedule.model, *(stage.model for stage in schedule.stages)]
+    sources = [source for stage in schedule.stages for source in (stage.data.train, *stage.data.val)]
     counts = {"num_classes": min(m.num_classes for m in models), "channels": min(m.channels for m in models)}
-    counts |= {"images": min(s.images for s in (schedule.data.train, schedule.data.val) if s is not None)}
+    counts |= {"images": min(source.images for source in sources)}
     for name in _OF_SOLVER:
         counts[name] = min((getattr(stage.solver, name) for stage in schedule.stages), default=1)
     for name, least in counts.items():
@@ -104,7 +107,7 @@ class _Reader:
 def _read(kind: Any, block: _Block) -> Any:
     """The dataclass `kind` that a block describes."""
     members = {member.name: member for member in layout(kind) if member.stored}
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = {"data": _UNSAID} if kind is recipe.Stage else {}
     for name, items in block.fields.items():
         if name not in members:
             raise ValueError(f"line {items[0].line}: {kind.__name__} has no field `{name}`")
@@ -114,11 +117,18 @@ def _read(kind: Any, block: _Block) -> Any:
     for name, member in members.items():
         if member.default is dataclasses.MISSING and member.attribute not in values:
             raise ValueError(f"line {block.line}: {kind.__name__} lacks `{name}`")
+    if kind is recipe.Schedule:
+        values["stages"] = tuple(replace(s, data=_data(values["data"], s.data)) for s in values["stages"])
     if kind is recipe.Stage:
         values["parent"] = values["parent"] or None
         # Its model is known when the schedule's is.
         values |= {"model": None, "identity": {}, "origins": {}, "span": Span("recipe.prototxt", block.line, 1)}
     return kind(**values)
+
+
+def _data(shared: recipe.Data, own: recipe.Data) -> recipe.Data:
+    """A stage's: of its own it has the images alone."""
+    return shared if own is _UNSAID else replace(shared, train=own.train, val=own.val)
 
 
 def _field(member: Member, items: "list[Token | _Block]") -> Any:

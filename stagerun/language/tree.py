@@ -13,6 +13,7 @@ MESSAGE = FieldDescriptor.TYPE_MESSAGE
 
 SCHEDULE: Descriptor = stagerun_pb2.Schedule.DESCRIPTOR
 SOLVER: Descriptor = stagerun_pb2.Solver.DESCRIPTOR
+SOURCE: Descriptor = stagerun_pb2.Source.DESCRIPTOR
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,12 @@ class Member:
 
 _layouts: dict[type, tuple[Member, ...]] = {}
 # Messages of which some fields are quiet, and what their names begin with.
-_MAY_BE_QUIET = {recipe.Model: "model.", recipe.Solver: "solver.", recipe.Sync: "solver.sync_param."}
+_MAY_BE_QUIET = {
+    recipe.Model: "model.",
+    recipe.Source: "data.val.",
+    recipe.Solver: "solver.",
+    recipe.Sync: "solver.sync_param.",
+}
 
 
 def layout(kind: Any) -> tuple[Member, ...]:
@@ -166,6 +171,10 @@ def members(value: Any, key: str) -> Iterator[tuple[str, Any]]:
             held = getattr(value, member.attribute)
             if member.attribute in _WORDS:
                 held = _Word(_WORDS[member.attribute][held])
+            if member.kind is recipe.Source and member.repeated:  # the first under the name of all
+                yield f"{key}.{member.path}", held[0] if held else None
+                yield from ((f"{key}.{member.path}.{other.name}", other) for other in held[1:])
+                continue
             yield f"{key}.{member.path}", held
 
 
@@ -178,15 +187,16 @@ def leaves(value: Any, key: str) -> Iterator[tuple[str, str]]:
     for name, held in members(value, key):
         if dataclasses.is_dataclass(held):
             yield from leaves(held, name)
-        else:
+        elif held != "" or not isinstance(value, recipe.Source):  # most have no name
             yield name, text(held)
 
 
 def differing(a: Any, b: Any, key: str) -> Iterator[tuple[str, Any, Any]]:
     """(name, value, value) of what differs between two values: a message that only one has as a whole, else field by field."""
     if dataclasses.is_dataclass(a) and type(a) is type(b):
-        for (name, one), (_, other) in zip(members(a, key), members(b, key), strict=True):
-            yield from differing(one, other, name)
+        before, now = dict(members(a, key)), dict(members(b, key))
+        for name in before | now:
+            yield from differing(before.get(name), now.get(name), name)
     elif a != b:
         yield key, a, b
 
@@ -260,13 +270,13 @@ def _fields(key: str) -> list[FieldDescriptor | None]:
     return found
 
 
-def shown(key: str, value: str, stage: recipe.Stage, images: int) -> tuple[str, str]:
+def shown(key: str, value: str, stage: recipe.Stage) -> tuple[str, str]:
     """A field of a stage and its text -> the value as people read it, durations in epochs too, and what the file says where that
     is in another unit, or ''. A recipe that was read from a snapshot knows the value alone.
     """
     name = key.removeprefix("solver.")
     origin = stage.origins.get(key)
-    epochs_too = _in_epochs(key, value, stage.solver, images)
+    epochs_too = _in_epochs(key, value, stage.solver, stage.data.train.images)
     if origin is None or origin.span is None:
         return value + epochs_too, ""
     field = _fields(key)[-1]
@@ -306,7 +316,8 @@ def canonical(schedule: recipe.Schedule) -> str:
     return "\n".join(_lines(schedule)) + "\n"
 
 
-def _lines(message: Any) -> Iterator[str]:
+def _lines(message: Any, shared: recipe.Data | None = None) -> Iterator[str]:
+    """`shared`: the schedule's data, around a stage."""
     for member in layout(type(message)):
         if not member.stored:
             continue
@@ -315,13 +326,31 @@ def _lines(message: Any) -> Iterator[str]:
             continue
         if member.attribute == "parent":
             held = held or ""
+        if shared is not None and isinstance(held, recipe.Data):
+            held = own_images(held, shared)
         for value in held if isinstance(held, tuple) else (held,):
             if dataclasses.is_dataclass(value):
                 yield f"{member.name} {{"
-                yield from (f"  {line}" for line in _lines(value))
+                around = (
+                    message.data if isinstance(message, recipe.Schedule) and isinstance(value, recipe.Stage) else None
+                )
+                yield from (f"  {line}" for line in _lines(value, around))
                 yield "}"
             elif value is not None:
                 yield f"{member.name}: {text(value)}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StageImages:
+    """What a stage says of `recipe.Data`."""
+
+    train: recipe.Source
+    val: tuple[recipe.Source, ...]
+
+
+def own_images(data: recipe.Data, shared: recipe.Data) -> StageImages | None:
+    """The images of a stage; None where they are the schedule's."""
+    return None if (data.train, data.val) == (shared.train, shared.val) else StageImages(data.train, data.val)
 
 
 def digest(schedule: recipe.Schedule) -> str:

@@ -103,13 +103,13 @@ def _probe(folder: Path, hint: str) -> None:
         os.fsync(file.fileno())
 
 
-def scratch_room(data: Data) -> ScratchRoom:
-    """The room of `data.scratch`, without taking any. StorageError if the folder is missing, PermissionDenied; DataError if an LMDB isn't
+def scratch_room(schedule: Schedule) -> ScratchRoom:
+    """The room of `scratch`, without taking any. StorageError if the folder is missing, PermissionDenied; DataError if an LMDB isn't
     there whose copy isn't whole either."""
+    data = schedule.data
     assert data.scratch is not None
-    sources = [data.train, *([data.val] if data.val else [])]
     home = home_of(data.scratch, make=False)
-    originals = [look(source.path) for source in sources]
+    originals = [look(source.path) for source in schedule.sources]
     names = {original.name for original in originals}
     removable = 0
     try:
@@ -247,10 +247,10 @@ def host_facts(
 def _of_schedule(found: Facts, schedule: Schedule, out: str | None, writes: bool, troubles: list[Trouble]) -> Facts:
     data, folder = schedule.data, Path(out) if out is not None else Path("out") / schedule.name
     room = None
-    images = tuple(image_facts(data, troubles))
+    images = tuple(image_facts(schedule, troubles))
     # Where an LMDB is missing, that is said once.
     if data.scratch is not None and all(one.seen for one in images):
-        room = _tried(troubles, lambda: scratch_room(data))
+        room = _tried(troubles, lambda: scratch_room(schedule))
         if room is not None:
             _tried(troubles, lambda: require_room(room))
     if writes:
@@ -261,14 +261,15 @@ def _of_schedule(found: Facts, schedule: Schedule, out: str | None, writes: bool
 
 
 def with_settings(found: Facts, schedule: Schedule) -> Facts:
-    folder = schedule.sources.folder or "."
+    folder = schedule.python.folder or "."
     files = {os.path.relpath(path, folder): _short(text) for path, text in schedule.files}
     return replace(found, settings=settings_digest(schedule), files=files)
 
 
-def image_facts(data: Data, troubles: list[Trouble]) -> list[Images]:
+def image_facts(schedule: Schedule, troubles: list[Trouble]) -> list[Images]:
     """The state of each LMDB; what is wrong with one goes to `troubles`."""
-    sources = [("train", data.train), *([("val", data.val)] if data.val else [])]
+    trained = {source.path for source in schedule.training_sets}
+    sources = [("train" if source.path in trained else "val", source) for source in schedule.sources]
     return [Images(role=r, path=s.path, seen=_tried(troubles, partial(_checked, s))) for r, s in sources]
 
 
@@ -285,20 +286,22 @@ def _checked(source: Source) -> Glance:
 def settings_text(schedule: Schedule) -> str:
     """All that the schedule says, but where this host has its images, and what only this host's time and room depend on. Whether there
     is a scratch folder is the same for all: they copy together."""
-    data = schedule.data
-    mine = replace(
-        data,
-        train=replace(data.train, path=""),
-        val=replace(data.val, path="") if data.val else None,
-        scratch=None if data.scratch is None else "",
-        scratch_reserve=0.0,
-        loader_threads=None,
-        cache=Cache.AUTO,
-    )
+
+    def of_all(data: Data) -> Data:
+        return replace(
+            data,
+            train=replace(data.train, path=""),
+            val=tuple(replace(source, path="") for source in data.val),
+            scratch=None if data.scratch is None else "",
+            scratch_reserve=0.0,
+            loader_threads=None,
+            cache=Cache.AUTO,
+        )
+
     code = {
         f"{key}: {text}" for stage in schedule.stages for key, text in stage.identity.items() if key.startswith(CODE)
     }
-    return "\n".join([canonical(replace(schedule, data=mine)), *sorted(code)])
+    return "\n".join([canonical(schedule.with_data(of_all)), *sorted(code)])
 
 
 def settings_digest(schedule: Schedule) -> str:

@@ -82,8 +82,7 @@ def check_short(schedule: Schedule, workers: int, device_batch: int | None, synt
         )
     if synthetic:
         return
-    sources = [s for s in (schedule.data.train, schedule.data.val) if s is not None]
-    missing = [s.path for s in sources if not os.path.exists(s.path)]
+    missing = [s.path for s in schedule.sources if not os.path.exists(s.path)]
     if missing:
         raise DataError(
             "\n".join(f"{path}: this machine has no such LMDB" for path in missing),

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from stagerun.base.recipe import ABSENT, FROM_ITER, WEIGHTS_DIGEST, Schedule, Stage
+from stagerun.base.recipe import ABSENT, FROM_ITER, LAST_USED, WEIGHTS_DIGEST, Schedule, Stage
 from stagerun.base.snapshots import TRAINING_SET, Inventory, SnapshotRef, how_far, same_set
 from stagerun.language.values import unsaid
 from stagerun.plan.planned import Change, PlannedStage, State, label
@@ -38,12 +38,27 @@ def source_of(stage: Stage, parent: PlannedStage, usable: tuple[SnapshotRef, ...
     return Source(parent, tuple(sorted(at, key=lambda ref: ref.attempt)), since)
 
 
-def skipped_before(stage: Stage, source: Source | None) -> int:
-    """Images that rollbacks have left out along the path up to where the stage starts. Where its parent is not there yet, or has lost
-    that place, as many as it has left out so far."""
-    if source is None or not stage.solver.carry_data:
-        return 0
-    return source.start.skipped if source.start is not None else source.parent.skipped
+def left_off(stage: Stage, sources: Mapping[str, Source | None]) -> tuple[int, int]:
+    """Where the stage goes on in its training set: the images of it that the last stage with that set consumed up to where the path
+    leaves it, and of these those that rollbacks have left out. `sources` are those of the stage and all above it.
+
+    A kept snapshot consumed as many as its own definition said: the stage would otherwise see other images than before, under the same
+    identity. Where a stage is not there yet, or has lost that place, it has left out as many as so far.
+    """
+    source = sources[stage.name] if stage.solver.carry_data else None
+    below = stage
+    while source is not None and not source.parent.stage.data.train.same(stage.data.train):
+        below = source.parent.stage
+        source = sources[below.name]
+    if source is None:
+        return 0, 0
+    parent = source.parent
+    iterations, batch_size = parent.stage.solver.max_iter, parent.stage.solver.batch_size
+    if parent.kept and parent.end is not None:
+        iterations = parent.end.iter
+        batch_size = parent.end.whole("solver.batch_size", batch_size)
+    consumed = parent.position + (iterations if below.parent_iter is None else below.parent_iter) * batch_size
+    return consumed, source.start.skipped if source.start is not None else parent.skipped
 
 
 def counts(ref: SnapshotRef, stage: Stage, source: Source | None, inventory: Inventory) -> bool:
@@ -64,7 +79,7 @@ def counts(ref: SnapshotRef, stage: Stage, source: Source | None, inventory: Inv
 def of_these_images(refs: tuple[SnapshotRef, ...], stage: Stage, schedule: Schedule) -> tuple[SnapshotRef, ...]:
     """The snapshots that count for the stage, without those trained on other images than are there now, where one of them is its end.
     A stage that is half trained continues with what is there, and `run` says that it is EQUIVALENT."""
-    now, last = schedule.sets.get("train", ""), stage.solver.max_iter
+    now, last = schedule.sets.get(stage.data.train.path, ""), stage.solver.max_iter
 
     def other(ref: SnapshotRef) -> bool:
         return same_set(ref.environment.get(TRAINING_SET, ""), now) is False
@@ -138,13 +153,13 @@ def why_stale(
 
 
 def _other_images(ref: SnapshotRef, stage: Stage, schedule: Schedule) -> tuple[Change, ...]:
-    old, new = ref.environment.get(TRAINING_SET, ""), schedule.sets.get("train", "")
+    old, new = ref.environment.get(TRAINING_SET, ""), schedule.sets.get(stage.data.train.path, "")
     origin = stage.origins.get("data.train.images")  # the line beside it
     return (Change(IMAGES, old, new, origin.span if origin else None),) * (same_set(old, new) is False)
 
 
 def _change(field: str, ref: SnapshotRef, stage: Stage) -> Change:
-    missing = "(the end)" if field == FROM_ITER else unsaid(field) or "(none)"
+    missing = {FROM_ITER: "(the end)", LAST_USED: "(1 stage before)"}.get(field) or unsaid(field) or "(none)"
     old, new = ref.identity.get(field, missing), stage.identity.get(field, missing)
     origin = stage.origins.get(field)
     name = field.removeprefix("solver.")
@@ -256,16 +271,25 @@ def targets(
 # -- what an evaluation depends on besides weights
 
 
-def other_set(schedule: Schedule, tested_set: str) -> bool:
-    """Whether the validation images are known to be others than those that `tested_set` (of a result) is of."""
-    return same_set(tested_set, schedule.sets.get("val", "")) is False
+BESIDE = " + "  # between texts of several validation sets
 
 
-def tested_on(schedule: Schedule, stage: Stage) -> str:
-    """Images and transform of a stage's evaluation, as text; '' without data.val."""
-    val = schedule.data.val
-    if val is None:
+def tested_set(schedule: Schedule, stage: Stage) -> str:
+    """Which validation images the stage has, as far as someone has looked: texts of `lmdb_file.set_of`."""
+    return BESIDE.join(schedule.sets.get(val.path, "") for val in stage.data.val)
+
+
+def other_set(schedule: Schedule, stage: Stage, tested: str) -> bool:
+    """Whether the stage's validation images are known to be others than those that `tested` (`tested_set` of a result) is of."""
+    before, now = tested.split(BESIDE), tested_set(schedule, stage).split(BESIDE)
+    return any(same_set(*pair) is False for pair in zip(before, now, strict=False))
+
+
+def tested_on(stage: Stage) -> str:
+    """Images and transform of a stage's evaluation, as text; '' without validation images."""
+    if not stage.data.val:
         return ""
     # Without a field that evaluations never have, so that the results of a version that did not know it still count.
     transform = str(stage.solver.test_transform).replace(", crop_size_ramp=None", "")
-    return f"{val.path} {val.images} {transform}"
+    images = BESIDE.join(f"{val.path} {val.images}" for val in stage.data.val)
+    return f"{images} {transform}"

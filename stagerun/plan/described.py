@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from stagerun.base.errors import Span
-from stagerun.base.recipe import MomentumForm, OnNan, Origin, PadMode, Schedule, Solver, Stage, Transform
+from stagerun.base.recipe import MomentumForm, OnNan, Origin, PadMode, Solver, Stage, Transform
 from stagerun.language.values import layout
 from stagerun.schedule import POLICIES, SOLVER_TYPES, fields_read, is_ever, make_knobs, own_fields
 from stagerun.schedule.image_size import crop_size
@@ -193,11 +193,11 @@ def augmentation_changes(before: Transform, now: Transform) -> list[str]:
     return [f"{name} {_short(old)} -> {_short(new)}" for name, old, new in pairs if old != new]
 
 
-def image_notes(schedule: Schedule, stage: Stage) -> list[str]:
+def image_notes(stage: Stage) -> list[str]:
     """One sentence for each thing about the size of training images, then for each way in which an evaluation shows the network
     something else than training does."""
     solver, found = stage.solver, _ramp_notes(stage)
-    if schedule.data.val is None:
+    if not stage.data.val:
         return found
     if _resizes(solver.transform) and not _resizes(solver.test_transform):
         shown = f"the centre {crop} x {crop} pixels" if (crop := solver.test_transform.crop_size) else "the whole"

@@ -50,7 +50,7 @@ def _plan_ensemble(plan: Plan, ensemble: Ensemble, result: EnsembleTested | None
     now = made_from(plan.schedule, ensemble, members)
     result = _with_names(result, ensemble) if result.snapshots == now["snapshots"] else result
     changed = [name for name, value in now.items() if getattr(result, name) != value]
-    if other_set(plan.schedule, result.tested_set) and "tested_on" not in changed:
+    if other_set(plan.schedule, stages[0].stage, result.tested_set) and "tested_on" not in changed:
         changed.append("tested_on")
     if changed:
         why = f"evaluated with {listed([_WORDS[name] for name in changed])}"
@@ -82,7 +82,7 @@ def made_from(schedule: Schedule, ensemble: Ensemble, members: Sequence[Snapshot
         "rule": ensemble.rule.value,
         "batch_norm_iter": ensemble.batch_norm_iter if averaged else 0,
         # The members' transforms are the same: `check` sees to that.
-        "tested_on": tested_on(schedule, schedule.stage(ensemble.members[0])),
+        "tested_on": tested_on(schedule.stage(ensemble.members[0])),
     }
 
 

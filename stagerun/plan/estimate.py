@@ -84,21 +84,22 @@ def speeds_of(schedule: Schedule, figures: Figures, workers: int) -> dict[str, S
     costs = {cost.key: cost for cost in figures.costs}
     kinds = {stage.name: costs.get(cost_key(schedule, stage)) for stage in schedule.stages}
     return {
-        stage.name: _speed(schedule, stage.solver, cost, figures, workers)
+        stage.name: _speed(stage, cost, figures, workers)
         for stage in schedule.stages
         if (cost := kinds[stage.name]) is not None
     }
 
 
-def _speed(schedule: Schedule, solver: Solver, cost: Cost, figures: Figures, workers: int) -> Speed:
-    val = schedule.data.val
+def _speed(stage: Stage, cost: Cost, figures: Figures, workers: int) -> Speed:
+    solver = stage.solver
     whole = one_test = 0.0
-    if val is not None:
+    for val in stage.data.val:
         # Averaged weights are evaluated beside the trained ones.
         batch = cost.test_seconds * solver.test_batch_size / cost.test_batch_size
         batch *= 1 if solver.ema_decay is None else 2
-        whole = math.ceil(math.ceil(val.images / solver.test_batch_size) / workers) * batch
-        one_test = whole if solver.test_iter is None else math.ceil(solver.test_iter / workers) * batch
+        passes = math.ceil(val.images / solver.test_batch_size)
+        whole += math.ceil(passes / workers) * batch
+        one_test += math.ceil(min(passes, solver.test_iter or passes) / workers) * batch
     iteration = passes_of(solver, workers) * _one_pass(solver, cost) + cost.update_seconds
     if solver.asynchronous:  # what was measured is the time from one push to the next, of all who were there
         iteration *= figures.workers / workers

@@ -43,8 +43,8 @@ def notes(schedule: Schedule, stage: Stage) -> list[str]:
     solver = stage.solver
     rate = learning_rate(solver)
     first, last = rate(0), rate(solver.max_iter - 1)
-    found = roundings(stage, schedule.data.train.images) + scaling(stage) + update_notes(stage)
-    found += image_notes(schedule, stage)
+    found = roundings(stage, stage.data.train.images) + scaling(stage) + update_notes(stage)
+    found += image_notes(stage)
     if solver.on_nan is OnNan.ROLLBACK and not solver.snapshot and not schedule.branch_points(stage.name):
         found.append("without a `snapshot` in its midst, `on_nan: ROLLBACK` goes back to the stage's start")
     for joint in joints(schedule, stage):

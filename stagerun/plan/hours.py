@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 
 from stagerun.base.events import EnsembleTested, RunStarted, SnapshotWritten, StageFinished, StageStarted, Tested
-from stagerun.base.recipe import Schedule, Solver, Stage
+from stagerun.base.recipe import Schedule, Stage
 from stagerun.base.text import columns, count, duration
 from stagerun.plan.plan import Plan, PlannedStage
 from stagerun.plan.rehearsal import cost_key
@@ -134,10 +134,10 @@ def at_images_per_second(
     """At so many images per second of the whole job, in training; the seconds as in `Speed` and `Hours`, None where they are
     not known."""
 
-    def speed(solver: Solver) -> Speed:
-        whole, one = tested_images(schedule, solver)
+    def speed(stage: Stage) -> Speed:
+        whole, one = tested_images(stage)
         return Speed(
-            iteration=solver.batch_size / rate,
+            iteration=stage.solver.batch_size / rate,
             start=start or 0.0,
             test=whole * EVALUATION_SHARE / rate,
             inner_test=one * EVALUATION_SHARE / rate,
@@ -146,14 +146,14 @@ def at_images_per_second(
         )
 
     notes = []
-    if schedule.data.val is not None:
+    if schedule.validation_sets:
         notes.append("an evaluation is counted as a forward pass: a third of what training takes per image")
     transforms = [s.solver.transform for s in schedule.stages]
     if len({t.crop_size for t in transforms}) > 1 or any(t.crop_size_ramp for t in transforms):
         notes.append("the speed is taken to be the same for images of all sizes")
     return Hours(
         source=f"at {rate:g} images/s",
-        speeds={stage.name: speed(stage.solver) for stage in schedule.stages},
+        speeds={stage.name: speed(stage) for stage in schedule.stages},
         opening=opening or 0.0,
         left_out=not_known(schedule, 0.0, blocked, start, opening),
         notes=tuple(notes),
@@ -165,7 +165,7 @@ def not_known(
 ) -> tuple[str, ...]:
     """What of these is None, in words."""
     found = []
-    if test is None and schedule.data.val is not None:
+    if test is None and schedule.validation_sets:
         found.append("evaluations")
     if blocked is None:
         found.append("snapshots")
@@ -177,15 +177,15 @@ def not_known(
     return tuple(found)
 
 
-def tested_images(schedule: Schedule, solver: Solver) -> tuple[int, int]:
+def tested_images(stage: Stage) -> tuple[int, int]:
     """Images that the evaluation at the end of a stage goes through, and one inside it; twice as many where averaged weights
     are evaluated beside the trained ones."""
-    if schedule.data.val is None:
-        return 0, 0
+    solver = stage.solver
     passes = 1 if solver.ema_decay is None else 2
-    whole = schedule.data.val.images
-    one = whole if solver.test_iter is None else min(whole, solver.test_iter * solver.test_batch_size)
-    return passes * whole, passes * one
+    most = None if solver.test_iter is None else solver.test_iter * solver.test_batch_size
+    whole = [source.images for source in stage.data.val]
+    one = [images if most is None else min(images, most) for images in whole]
+    return passes * sum(whole), passes * sum(one)
 
 
 # -- what the last run here says about the hours of what is left
@@ -245,19 +245,19 @@ def hours_of_run(schedule: Schedule, run: Measured, images_per_second: Mapping[s
     slowest = min(images_per_second.values())
     other = []
 
-    def rate(name: str, solver: Solver) -> float:
-        if name in images_per_second:
-            return images_per_second[name]
-        alike = kinds.get(cost_key(schedule, schedule.stage(name)))
+    def rate(stage: Stage) -> float:
+        if stage.name in images_per_second:
+            return images_per_second[stage.name]
+        alike = kinds.get(cost_key(schedule, stage))
         if alike is None:
-            other.append(name)
+            other.append(stage.name)
             return slowest
         return sum(alike) / len(alike)
 
-    def speed(name: str, solver: Solver) -> Speed:
-        whole, one = tested_images(schedule, solver)
+    def speed(stage: Stage) -> Speed:
+        whole, one = tested_images(stage)
         return Speed(
-            iteration=solver.batch_size / rate(name, solver),
+            iteration=stage.solver.batch_size / rate(stage),
             start=run.start or 0.0,
             test=whole * (run.test_image or 0.0),
             inner_test=one * (run.test_image or 0.0),
@@ -265,7 +265,7 @@ def hours_of_run(schedule: Schedule, run: Measured, images_per_second: Mapping[s
             written=run.written or 0.0,
         )
 
-    speeds = {stage.name: speed(stage.name, stage.solver) for stage in schedule.stages}
+    speeds = {stage.name: speed(stage) for stage in schedule.stages}
     unlike = f"{', '.join(other)}: of a kind that was not trained yet, taken to be as slow as the slowest stage so far"
     return Hours(
         source=f"{run.who}, as in the last run here",

@@ -17,8 +17,8 @@ from stagerun.plan.counting import (
     Source,
     changed_fields,
     counts,
+    left_off,
     of_these_images,
-    skipped_before,
     source_of,
     taken_over,
     why_stale,
@@ -178,7 +178,7 @@ def make_plan(
             below.add(name)
         sources[name] = source
         inventory = taken_over(stage, source, inventory, known)
-        usable[name], planned[name] = _plan_stage(schedule, stage, source, inventory, name in below, asked)
+        usable[name], planned[name] = _plan_stage(schedule, stage, sources, inventory, name in below, asked)
     planned = {name: _left_out(stage, name in asked.chosen, planned) for name, stage in planned.items()}
     again = pieces(planned, usable, sources)
     lost = lost_points(planned, again, usable, sources, asked.keep | below)
@@ -216,13 +216,18 @@ def _changed_themselves(plan: Plan) -> list[str]:
 
 
 def _plan_stage(
-    schedule: Schedule, stage: Stage, source: Source | None, inventory: Inventory, redo: bool, asked: Choice
+    schedule: Schedule,
+    stage: Stage,
+    sources: Mapping[str, Source | None],
+    inventory: Inventory,
+    redo: bool,
+    asked: Choice,
 ) -> tuple[tuple[SnapshotRef, ...], PlannedStage]:
     """The snapshots that count, and what is to be done. `redo`: the stage is named by --redo, or follows from one that is."""
-    own = inventory.of(stage.name)
+    own, source = inventory.of(stage.name), sources[stage.name]
     usable = tuple(ref for ref in own if counts(ref, stage, source, inventory))
     usable = of_these_images(usable, stage, schedule)
-    position, skipped = _position(stage, source), skipped_before(stage, source)
+    position, skipped = left_off(stage, sources)
     planned = PlannedStage(
         stage=stage, state=State.FRESH, iter=0, position=position, skipped=skipped, skipped_before=skipped
     )
@@ -309,16 +314,3 @@ def _left_out(planned: PlannedStage, chosen: bool, everything: Mapping[str, Plan
         return planned
     why = f"stale: {planned.why}" if planned.state is State.STALE else planned.why
     return replace(planned, state=State.NOT_CHOSEN, start=None, why=why)
-
-
-def _position(stage: Stage, source: Source | None) -> int:
-    """Images consumed where the stage starts, but for those left out. A kept snapshot of the parent consumed as many as its own
-    definition said: the stage would otherwise see other images than before, under the same identity."""
-    if source is None or not stage.solver.carry_data:
-        return 0
-    parent = source.parent
-    iterations, batch_size = parent.stage.solver.max_iter, parent.stage.solver.batch_size
-    if parent.kept and parent.end is not None:
-        iterations = parent.end.iter
-        batch_size = parent.end.whole("solver.batch_size", batch_size)
-    return parent.position + (iterations if stage.parent_iter is None else stage.parent_iter) * batch_size

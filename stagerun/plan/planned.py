@@ -33,7 +33,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStage:
-    """`iter`: updates done already. `position`: images consumed before the stage along its path, but for those that a rollback
+    """`iter`: updates done already. `position`: images of its own training set consumed before the stage along its path, but for those that a rollback
     (`on_nan`) left out: of these `skipped` counts what lies before `iter`, along the path, too, and `skipped_before` what lies before
     the stage. So iteration i, from `iter` on, begins at image position + i * batch_size + skipped.
 

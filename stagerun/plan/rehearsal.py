@@ -76,7 +76,7 @@ def rehearsal(
             compress=None if solver.compress is None else replace(solver.compress, start_iter=0),
             display=0,
             snapshot=0,
-            test_interval=max(1, min(iters, solver.max_iter) // 2) if schedule.data.val and test_inside else 0,
+            test_interval=max(1, min(iters, solver.max_iter) // 2) if stage.data.val and test_inside else 0,
             test_iter=workers,
             test_batch_size=min(solver.test_batch_size, device_batch or solver.test_batch_size),
         )
@@ -86,10 +86,10 @@ def rehearsal(
         leaves = None if stage.parent_iter is None or not middle else min(stage.parent_iter, middle)
         return replace(stage, solver=short, parent_iter=leaves)
 
+    short = schedule.with_data(lambda data: replace(data, scratch=None))
     return replace(
-        schedule,
-        data=replace(schedule.data, scratch=None),
-        stages=tuple(cut(s) for s in schedule.stages),
+        short,
+        stages=tuple(cut(s) for s in short.stages),
         ensembles=tuple(replace(e, batch_norm_iter=min(iters, e.batch_norm_iter)) for e in schedule.ensembles),
         keep_snapshots=1,
     )
@@ -115,11 +115,13 @@ def enough_logical_workers(schedule: Schedule, workers: int) -> int:
 def with_sources(schedule: Schedule, train: tuple[str, int], val: tuple[str, int]) -> Schedule:
     """The schedule with (folder, number of records) in place of its own images; `val` only where it has some."""
 
-    def source(place: tuple[str, int]) -> Source:
-        return Source(source=place[0], path=place[0], images=place[1])
+    def source(old: Source, place: tuple[str, int]) -> Source:
+        return replace(old, source=place[0], path=place[0], images=place[1])
 
-    data: Data = replace(schedule.data, train=source(train), val=source(val) if schedule.data.val else None)
-    return replace(schedule, data=data)
+    def elsewhere(data: Data) -> Data:
+        return replace(data, train=source(data.train, train), val=tuple(source(one, val) for one in data.val))
+
+    return schedule.with_data(elsewhere)
 
 
 def cost_key(schedule: Schedule, stage: Stage) -> str:
@@ -163,7 +165,12 @@ def cost_key(schedule: Schedule, stage: Stage) -> str:
         (schedule.data.cache.value, schedule.data.loader_threads),
     )
     # What is measured of pushes is the time from one to the next. Figures of other stages are older than they.
-    how = tuple(part for part in (solver.sync, solver.compress, solver.freeze) if part)
+    how: list[object] = [part for part in (solver.sync, solver.compress, solver.freeze) if part]
+    if (stage.data.train, stage.data.val) != (
+        schedule.data.train,
+        schedule.data.val,
+    ):  # images of another size, perhaps
+        how.append([source.path for source in (stage.data.train, *stage.data.val)])
     return " ".join(map(str, (*parts, *how)))
 
 
@@ -184,9 +191,5 @@ def for_speed(schedule: Schedule, name: str, iters: int) -> Schedule:
         snapshot=0,
         test_interval=0,
     )
-    return replace(
-        schedule,
-        data=replace(schedule.data, scratch=None, val=None),
-        stages=(replace(stage, solver=still, parent=None, parent_iter=None),),
-        ensembles=(),
-    )
+    alone = replace(schedule, stages=(replace(stage, solver=still, parent=None, parent_iter=None),), ensembles=())
+    return alone.with_data(lambda data: replace(data, scratch=None, val=()))

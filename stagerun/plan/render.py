@@ -32,9 +32,8 @@ def stage_state(planned: PlannedStage) -> str:
 def render_text(plan: Plan, remarks: Iterable[str] = (), beside: Iterable[str] = ()) -> str:
     """The table, the blocks `beside` it, then for each stage what to know about it. `remarks` concern the whole: missing data, disk."""
     schedule = plan.schedule
-    images = schedule.data.train.images
     enabled = [s for s in plan.stages if s.state is not State.DISABLED]
-    total_epochs = sum(epochs(s.stage.solver.max_iter, images, s.stage.solver.batch_size) for s in enabled)
+    total_epochs = sum(_epochs(s.stage, s.stage.solver.max_iter) for s in enabled)
     rows: list[tuple[str, ...]] = [
         ("stage", "from", "iterations", "epochs", "LR first -> last", "decay", "augmentation", "state")
     ]
@@ -46,17 +45,19 @@ def render_text(plan: Plan, remarks: Iterable[str] = (), beside: Iterable[str] =
                 stage.name,
                 starts_from(stage),
                 str(solver.max_iter),
-                f"{epochs(solver.max_iter, images, solver.batch_size):.2f}",
+                f"{_epochs(stage, solver.max_iter):.2f}",
                 f"{rate(0):.4g} -> {rate(solver.max_iter - 1):.4g}",
                 course(solver, "weight_decay"),
                 augmentation(solver),
                 stage_state(planned),
             )
         )
-    rows += [_piece(piece, images) for piece in plan.pieces]
+    rows += [_piece(piece) for piece in plan.pieces]
     rows.append(("total", "", str(plan.iterations), f"{total_epochs:.2f}", "", "", "", f"{plan.iterations_left} to do"))
     lengths = f"{count(len(enabled), 'stage')}, {count(plan.iterations, 'iteration')}, {total_epochs:.2f} epochs"
-    title = f"{schedule.name}: {lengths} of {count(images, 'image')}"
+    images = " or ".join(str(source.images) for source in schedule.training_sets[:-1])
+    images += " or " * bool(images) + count(schedule.training_sets[-1].images, "image")
+    title = f"{schedule.name}: {lengths} of {images}"
     if len(enabled) < len(plan.stages):
         title += f"; {count(len(plan.stages) - len(enabled), 'stage')} not enabled"
     blocks = ["\n".join([title, "", *columns(rows)])]
@@ -96,14 +97,18 @@ def starts_from(stage: Stage) -> str:
     return "seed" if stage.parent is None else label(stage.parent, stage.parent_iter)
 
 
-def _piece(piece: PlannedStage, images: int) -> tuple[str, ...]:
+def _epochs(stage: Stage, iterations: int) -> float:
+    return epochs(iterations, stage.data.train.images, stage.solver.batch_size)
+
+
+def _piece(piece: PlannedStage) -> tuple[str, ...]:
     solver = piece.stage.solver
     rate = learning_rate(solver)
     return (
         piece.stage.name,
         label(piece.stage.name, piece.iter) if piece.iter else starts_from(piece.stage),
         str(piece.iterations_left),
-        f"{epochs(piece.iterations_left, images, solver.batch_size):.2f}",
+        f"{_epochs(piece.stage, piece.iterations_left):.2f}",
         f"{rate(piece.iter):.4g} -> {rate(piece.last - 1):.4g}",
         course(solver, "weight_decay"),
         augmentation(solver),
@@ -120,7 +125,7 @@ def _details(plan: Plan, planned: PlannedStage) -> str:
     ]
     if solver.compress is not None:
         what = "gradients" if solver.sync is None else "gradients, and changes of replicas"
-        lines.append(f"  {what}: {compression(solver.compress, solver, plan.schedule.data.train.images)}")
+        lines.append(f"  {what}: {compression(solver.compress, solver, stage.data.train.images)}")
     if solver.asynchronous:
         lines += [f"  {line}" for line in pushes(plan.schedule, stage)]
     elif solver.sync is not None:
@@ -128,6 +133,7 @@ def _details(plan: Plan, planned: PlannedStage) -> str:
     if growing := crop_size_ramp(solver):
         lines.append(f"  {growing}")
     lines += [f"  {line}" for line in network_lines(plan.schedule, stage)]
+    lines += [f"  images: {text}" for text in _other_images(plan.schedule, planned)]
     if stage.parent is not None:
         lines.append(f"  carried over from {starts_from(stage)}: {carried_over(planned)}")
         if between := starts_between(plan.schedule, stage):
@@ -149,6 +155,18 @@ def _details(plan: Plan, planned: PlannedStage) -> str:
     lines += [line for lost in plan.lost if lost.stage == stage.name for line in _lost(plan.schedule, lost)]
     lines += [f"  note: {text}" for text in notes(plan.schedule, stage)]
     return "\n".join([stage.name, *lines])
+
+
+def _other_images(schedule: Schedule, planned: PlannedStage) -> Iterator[str]:
+    """Which images a stage has that are not those of the one before; of a first stage, that are not the schedule's."""
+    stage = planned.stage
+    before = schedule.data if stage.parent is None else schedule.stage(stage.parent).data
+    if not stage.data.train.same(before.train):
+        train = stage.data.train
+        yield f"trained on {train.source}, {count(train.images, 'image')}, not {before.train.source}"
+    if stage.data.val != before.val:
+        sets = [f"{val.source}, {count(val.images, 'image')}" for val in stage.data.val]
+        yield f"evaluated on {' and '.join(sets)}"
 
 
 def _lost(schedule: Schedule, lost: Lost) -> Iterator[str]:
@@ -209,7 +227,7 @@ def render_json(plan: Plan, remarks: Iterable[str] = (), beside: Mapping[str, ob
                 "from_iter": stage.parent_iter,
                 "group": stage.group,
                 "iterations": solver.max_iter,
-                "epochs": epochs(solver.max_iter, schedule.data.train.images, solver.batch_size),
+                "epochs": _epochs(stage, solver.max_iter),
                 "first_lr": rate(0),
                 "last_lr": rate(solver.max_iter - 1),
                 "batch_size": solver.batch_size,
@@ -235,7 +253,7 @@ def render_json(plan: Plan, remarks: Iterable[str] = (), beside: Mapping[str, ob
         )
     whole = {
         "schedule": schedule.name,
-        "images": schedule.data.train.images,
+        "images": schedule.training_sets[0].images,
         "iterations": plan.iterations,
         "iterations_left": plan.iterations_left,
         "stages": stages,
@@ -262,16 +280,15 @@ def render_json(plan: Plan, remarks: Iterable[str] = (), beside: Mapping[str, ob
 def csv_rows(plan: Plan) -> Iterator[str]:
     """CSV lines with CSV_COLUMNS: one per iteration, with the settings of the update that makes iter into iter + 1.
 
-    `epoch` counts from the start of the schedule, along the stage's path, before that update.
+    `epoch` counts from the start of the schedule, along the stage's path and of its own images, before that update.
     """
-    images = plan.schedule.data.train.images
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
     for planned in plan.stages:
         if planned.state is State.DISABLED:
             continue
-        solver, name = planned.stage.solver, planned.stage.name
+        solver, name, images = planned.stage.solver, planned.stage.name, planned.stage.data.train.images
         knobs = make_knobs(solver)
         for iter in range(solver.max_iter):
             k = knobs(iter)

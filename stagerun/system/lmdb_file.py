@@ -177,9 +177,8 @@ _ENDS = 1 << 20
 
 def with_sets(schedule: "Schedule") -> "Schedule":
     """The schedule with what `set_of` says of its LMDBs, as far as they are on this machine (`recipe.Schedule.sets`)."""
-    sources = {"train": schedule.data.train, "val": schedule.data.val}
-    found = {role: set_of(source.path) for role, source in sources.items() if source is not None}
-    return replace(schedule, sets={role: text for role, text in found.items() if text})
+    found = {source.path: set_of(source.path) for source in schedule.sources}
+    return replace(schedule, sets={path: text for path, text in found.items() if text})
 
 
 def set_of(folder: str) -> str:

@@ -134,7 +134,7 @@ def require_same_schedule(comm: Comm, world: World, schedule: Schedule) -> None:
     Collective."""
     if comm.size == 1:
         return
-    images = tuple(image_facts(schedule.data, list[Trouble]())) if world.local_rank == 0 else ()
+    images = tuple(image_facts(schedule, list[Trouble]())) if world.local_rank == 0 else ()
     mine = [settings_digest(schedule)]
     mine += [i.seen.fingerprint or f"{i.seen.size} {i.seen.ends}" if i.seen else "" for i in images]
 

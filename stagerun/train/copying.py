@@ -15,7 +15,7 @@ import torch
 
 from stagerun.base.errors import DataError, PeerError, StagerunError
 from stagerun.base.events import Note
-from stagerun.base.recipe import Data, ScratchCopy, ScratchFrom
+from stagerun.base.recipe import Data, ScratchCopy, ScratchFrom, Source
 from stagerun.base.text import count, duration, size
 from stagerun.comm import Comm, gather_json
 from stagerun.data.records import SwitchingRecords
@@ -211,8 +211,8 @@ class Copier(threading.Thread):
 class Copying:
     """The copies of a schedule's LMDBs on this rank's node, for a run."""
 
-    def __init__(self, data: Data) -> None:
-        self._data = data
+    def __init__(self, data: Data, sources: Sequence[Source]) -> None:
+        self._data, self._sources = data, sources
         self._host = host_name()
         self._originals: list[Original] = []
         self._copier: Copier | None = None
@@ -270,12 +270,11 @@ class Copying:
         return stopped
 
     def records(self) -> list[SwitchingRecords]:
-        """What to read: of the training images, then of the others. DataError, StorageError."""
-        sources = [self._data.train, *([self._data.val] if self._data.val else [])]
+        """What to read, of each source. DataError, StorageError."""
         copies = self._copier.copies if self._copier is not None else None
         self._records = [
             SwitchingRecords(original, source.images, copies[n] if copies else None)
-            for n, (original, source) in enumerate(zip(self._originals, sources, strict=True))
+            for n, (original, source) in enumerate(zip(self._originals, self._sources, strict=True))
         ]
         return self._records
 
@@ -305,8 +304,7 @@ class Copying:
             self._copier.close()
 
     def _look(self) -> None:
-        paths = [self._data.train.path, *([self._data.val.path] if self._data.val else [])]
-        self._originals = [look(path) for path in paths]
+        self._originals = [look(source.path) for source in self._sources]
 
     def _switch(self, copies: list[Copy]) -> None:
         for records, copy in zip(self._records, copies, strict=True):

@@ -24,6 +24,7 @@ from stagerun.engine.parameters import frozen_norms
 from stagerun.engine.state import restore
 from stagerun.engine.update import explained
 from stagerun.models import build
+from stagerun.plan.counting import tested_set
 from stagerun.plan.ensembles import made_from
 from stagerun.store.logged import ensemble_of
 from stagerun.system.pulse import Section, beating
@@ -127,7 +128,7 @@ def _weight_average(run: EnsembleRun) -> Generator[Event, None, Member | None]:
         )
         if not _take_statistics(run, model, statistics, frozen):
             return None
-    yield from run.worker.images.replacing.news_of_all(run.worker.comm)
+    yield from run.worker.images.replacing(stage).news_of_all(run.worker.comm)
     return _as_member(run, model, stage)
 
 
@@ -154,8 +155,7 @@ def _score(run: EnsembleRun, members: Sequence[Member], size: int) -> Score | No
     """All images, `size` at a time. Collective; None if asked to stop."""
     first = run.stages[0]
     stage = replace(first, solver=replace(first.solver, test_batch_size=size))
-    loader = run.worker.images.test_loader(stage)
-    assert loader is not None  # `check` wants data.val
+    loader = run.worker.images.test_loader(stage, stage.data.val[0])  # `check` wants one
     images = len(loader.records)
     numbers = evaluated(stage, -(-images // size), run.worker.final_test_iter)
     mine = runs_of(len(numbers), run.worker.comm.size)[run.worker.comm.rank]
@@ -209,7 +209,7 @@ def _result(run: EnsembleRun, found: Score, seconds: float) -> EnsembleTested:
             mean_top1=sum(alone.values()) / len(alone),
             attempt=run.worker.keeper.attempt,
             serial=run.worker.keeper.serial,
-            tested_set=run.worker.schedule.sets.get("val", ""),
+            tested_set=tested_set(run.worker.schedule, run.stages[0]),
             **made_from(run.worker.schedule, run.ensemble, [t.ref for t in run.trained]),
         )
         run.worker.keeper.require_held()

@@ -45,8 +45,8 @@ def environment_of(
     found = _machine(device, workers, layout_of(schedule.determinism, workers))
     if others:
         found["other ranks"] = others
-    if "train" in schedule.sets:
-        found[TRAINING_SET] = schedule.sets["train"]
+    if stage.data.train.path in schedule.sets:
+        found[TRAINING_SET] = schedule.sets[stage.data.train.path]
     if stage.solver.transform.changes_colours:
         found["colour library"] = colours_made_by()
     return found
@@ -58,12 +58,13 @@ def promise(schedule: Schedule, planned: PlannedStage, now: dict[str, str], repl
     several workers (`method: ASYNC`) are exact to a record alone, which `replays` says is there, and then whatever the number of workers."""
     piece, tested = planned.until is not None, planned.state is State.DONE
     before = planned.like if piece else planned.end if tested else planned.start
-    if before is None or (tested and schedule.data.val is None):
+    if before is None or (tested and not planned.stage.data.val):
         return None
     pushes = planned.stage.solver.asynchronous and not tested and planned.state is not State.FRESH
     if pushes and replays:
         now = now | {name: before.environment[name] for name in ("workers", "reducer") if name in before.environment}
-    changed = _changed(schedule, before, now, evaluated=tested)
+    other_images = planned.state is State.FRESH and not piece and schedule.changes_set(planned.stage)
+    changed = _changed(schedule, before, now, evaluated=tested or other_images)
     what = f"{planned.label} again" if piece else f"the evaluation of {planned.stage.name}" if tested else "resume"
     like = f", before: {before.name}" if piece else ""
     if pushes and not replays and {now["workers"], before.environment.get("workers")} != {"1"}:

@@ -37,6 +37,7 @@ class Wanted:
 
     views: Views = Views.ONE
     data: str | None = None
+    val: int = 0  # which of the recipe's validation sets
     batch: int | None = None
     ema: bool = False
 
@@ -44,13 +45,12 @@ class Wanted:
 def use_schedule(stored: Stored, schedule: Schedule, stage: str) -> Stored:
     """The snapshot, evaluated as `schedule` says now: its images and the transform of evaluations of its `stage`, which may have
     had another name. Which of these it was trained with is not part of what a snapshot is."""
-    now = schedule.stage(stage).solver
-    solver = replace(stored.stage.solver, test_transform=now.test_transform, test_batch_size=now.test_batch_size)
-    return replace(
-        stored,
-        schedule=replace(stored.schedule, data=replace(stored.schedule.data, val=schedule.data.val)),
-        stage=replace(stored.stage, solver=solver),
+    now = schedule.stage(stage)
+    solver = replace(
+        stored.stage.solver, test_transform=now.solver.test_transform, test_batch_size=now.solver.test_batch_size
     )
+    data = replace(stored.stage.data, val=now.data.val)
+    return replace(stored, stage=replace(stored.stage, solver=solver, data=data))
 
 
 def score(
@@ -146,7 +146,7 @@ def _loader(stored: Stored, records: Records, views: Views, device: torch.device
 
 
 def _records(stored: Stored, wanted: Wanted) -> LmdbSource:
-    val, name = stored.schedule.data.val, stored.ref.name
+    val, name = next(iter(stored.stage.data.val[wanted.val :]), None), stored.ref.name
     path = wanted.data if wanted.data is not None else val.path if val is not None else None
     if path is None:
         raise UsageError(f"the recipe of snapshot {name} has no validation images (data.val)", DATA_HINT)

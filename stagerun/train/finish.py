@@ -1,5 +1,6 @@
 """Where a stage ends: evaluation, inside the stage too, and the line of the table."""
 
+import json
 import math
 import time
 from collections.abc import Generator, Iterator
@@ -10,8 +11,8 @@ from typing import Any
 import torch
 
 from stagerun.base.errors import StorageError
-from stagerun.base.events import Event, StageFinished, Stopped, Tested
-from stagerun.base.recipe import Solver
+from stagerun.base.events import Event, StageFinished, Stopped, Tested, TestedBeside
+from stagerun.base.recipe import Solver, Source
 from stagerun.base.units import epochs
 from stagerun.comm import runs_of
 from stagerun.engine.evaluate import Score, evaluate
@@ -19,9 +20,10 @@ from stagerun.engine.feed import feed
 from stagerun.engine.loop import all_skipped
 from stagerun.engine.state import TrainState
 from stagerun.engine.update import explained
-from stagerun.plan.counting import tested_on
+from stagerun.plan.counting import tested_on, tested_set
 from stagerun.plan.described import augmentation
 from stagerun.schedule import make_knobs
+from stagerun.store.logged import result_of
 from stagerun.system.pulse import Section, beating
 from stagerun.train.agreement import rank0
 from stagerun.train.images import evaluated
@@ -32,26 +34,34 @@ from stagerun.train.worker import StageRun
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """The trained weights' score, and that of the averaged ones where the stage has them."""
+    """The trained weights' score, and that of the averaged ones where the stage has them; `beside`: those of other validation sets than
+    the first, by name, with whether they are of the averaged weights."""
 
     trained: Score
     ema: Score | None = None
+    beside: tuple[tuple[str, Score, bool], ...] = ()
 
 
 def test(run: StageRun, state: TrainState, test_iter: int | None) -> Generator[Event, None, Scores | None]:
-    """Evaluates, on `test_iter` batches or on all images. Collective. The Scores; None if asked to stop."""
+    """Evaluates, on `test_iter` batches of each set or on all images. Collective. The Scores; None if asked to stop."""
     if state.replicas is not None:
         state.replicas.show()
-    trained = yield from _test(run, state, test_iter, ema=False)
-    if trained is None or state.average is None:
-        return Scores(trained) if trained is not None else None
-    averaged = yield from _test(run, state, test_iter, ema=True)
-    return Scores(trained, averaged) if averaged is not None else None
+    weights = (False,) if state.average is None else (False, True)
+    found: list[tuple[str, Score, bool]] = []
+    for val in run.stage.data.val:
+        for ema in weights:
+            score = yield from _test(run, state, val, test_iter, ema)
+            if score is None:
+                return None
+            found.append((val.name, score, ema))
+    first, beside = found[: len(weights)], found[len(weights) :]
+    return Scores(first[0][1], first[1][1] if len(weights) > 1 else None, tuple(beside))
 
 
-def _test(run: StageRun, state: TrainState, test_iter: int | None, ema: bool) -> Generator[Event, None, Score | None]:
-    loader = run.worker.images.test_loader(run.stage)
-    assert loader is not None
+def _test(
+    run: StageRun, state: TrainState, val: Source, test_iter: int | None, ema: bool
+) -> Generator[Event, None, Score | None]:
+    loader = run.worker.images.test_loader(run.stage, val)
     solver = run.stage.solver
     size = solver.test_batch_size
     images = len(loader.records)
@@ -81,7 +91,8 @@ def _test(run: StageRun, state: TrainState, test_iter: int | None, ema: bool) ->
             run.worker.stop,
         )
     if score is not None:
-        yield Tested(
+        event = Tested if val is run.stage.data.val[0] else TestedBeside
+        yield event(
             stage=run.stage.name,
             iter=state.iter,
             images=score.images,
@@ -90,6 +101,7 @@ def _test(run: StageRun, state: TrainState, test_iter: int | None, ema: bool) ->
             loss=score.loss,
             seconds=time.monotonic() - began,
             ema=ema,
+            val=val.name,
         )
     return score
 
@@ -109,7 +121,7 @@ def finish_stage(run: StageRun, state: TrainState) -> Iterator[Event]:
     """
     scores: Scores | None = None
     rank0(run.worker.comm, lambda: _require_losses(run, state))  # it alone has those of lives before
-    if run.worker.images.val is not None:
+    if run.stage.data.val:
         scores = yield from test(run, state, run.worker.final_test_iter)
         if scores is None:
             yield Stopped(stage=run.stage.name, iter=state.iter, reason="asked to stop")
@@ -135,7 +147,7 @@ def _result(run: StageRun, state: TrainState, scores: Scores | None) -> StageFin
         finished = StageFinished(
             stage=run.stage.name,
             iterations=state.iter,
-            epochs=epochs(state.iter, run.worker.schedule.data.train.images, solver.batch_size),
+            epochs=epochs(state.iter, run.stage.data.train.images, solver.batch_size),
             first_lr=first.lr,
             last_lr=last.lr,
             weight_decay=first.weight_decay,
@@ -150,18 +162,21 @@ def _result(run: StageRun, state: TrainState, scores: Scores | None) -> StageFin
             train_seconds=seconds,
             images_per_second=state.iter * solver.batch_size / seconds if seconds else 0.0,
             snapshot=snapshot,
-            tested_on=tested_on(run.worker.schedule, run.stage),
+            tested_on=tested_on(run.stage),
             last_weight_decay=None if last.weight_decay == first.weight_decay else last.weight_decay,
-            tested_set=run.worker.schedule.sets.get("val", ""),
+            tested_set=tested_set(run.worker.schedule, run.stage),
             skips=state.skips_in_all,
             rollbacks=state.rollbacks,
+            beside=tuple((name, s.top1, s.top5, finite(s.loss), ema) for name, s, ema in scores.beside)
+            if scores
+            else (),
         )
         run.worker.keeper.require_held()
         write_result(run.worker.keeper.disk, run.worker.keeper.out, finished)
         return asdict(finished)
 
     with run.worker.comm.pulse.section(Section.SAVE):  # the folder is read, and written to
-        return StageFinished(**rank0(run.worker.comm, result))
+        return result_of(json.dumps(rank0(run.worker.comm, result)).encode())
 
 
 def finite(loss: float) -> float | None:

@@ -43,7 +43,6 @@ def look_at(run: StageRun) -> tuple[str, ...]:
     count = min(_IMAGES, solver.device_batch_size)
 
     def tried() -> tuple[tuple[str, ...], Mapping[str, str]]:
-        assert run.worker.images.train is not None
         batch = run.worker.images.loader(run.stage).batch(0, count)
         shape = (count, run.stage.model.channels, *batch.images.shape[1:3])
         return _tried(run.stage.model, shape, run.worker.device, solver.precision, solver.channels_last)

@@ -138,9 +138,8 @@ def _copying(hours: Hours, schedule: Schedule) -> Hours:
     """With how much there is to copy, where the time of it is not known and the images are here."""
     if schedule.data.scratch is None or hours.opening:
         return hours
-    sources = [s for s in (schedule.data.train, schedule.data.val) if s is not None]
     try:
-        images = sum(data_file(s.path).stat().st_size for s in sources)
+        images = sum(data_file(s.path).stat().st_size for s in schedule.sources)
     except (OSError, StagerunError):  # they are not here; another note says so
         return hours
     note = f"{size(images)} of images are copied to {schedule.data.scratch} of each node first, which was not timed"

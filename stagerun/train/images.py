@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from stagerun.base.events import Note
-from stagerun.base.recipe import Cache, Data, OnBadRecord, Schedule, Stage, Transform
+from stagerun.base.recipe import Cache, Data, OnBadRecord, Schedule, Source, Stage, Transform
 from stagerun.comm import Comm, gather_json
 from stagerun.data.bad_records import Bad, BadRecords, allowed, check, listed
 from stagerun.data.loader import Loader
@@ -119,18 +119,15 @@ class Images:
 
     def __init__(self, schedule: Schedule, device: torch.device = _CPU) -> None:
         self.schedule = schedule
-        self.train: Records | None = None
-        self.val: Records | None = None
-        self._copying = Copying(schedule.data) if schedule.data.scratch is not None else None
+        self._records: dict[str, Records] = {}  # by the path of the source
+        self._copying = Copying(schedule.data, schedule.sources) if schedule.data.scratch is not None else None
         self._device = device
-        self.replacing = Replacing(schedule.data)
+        self._replacing: dict[str, Replacing] = {}
         self._threads = schedule.data.loader_threads or default_loader_threads(device.type, torch.get_num_threads())
         self._sharers = 1  # workers of this node
-        self._memory: Decoded | None = None
-        self._memory_made = False
-        # Filled by train.resident.
-        self.resident: Resident | None = None
-        self.resident_decided = False
+        # Of the training set that a stage asked for last: others make room.
+        self._memory: tuple[str, Decoded | None] = ("", None)
+        self.resident: tuple[str, Resident | None] = ("", None)  # filled by train.resident
 
     def open(self, comm: Comm, world: World, stop: Callable[[], bool]) -> Generator[Note, None, bool]:
         """Collective; once. True if asked to stop before all nodes had their copies. DataError, StorageError, on every rank."""
@@ -146,12 +143,11 @@ class Images:
 
     def open_here(self) -> None:
         """Opens the LMDBs where they are, or the copies that were made. DataError, StorageError."""
-        data = self.schedule.data
         if self._copying is not None:
-            self.train, *val = self._copying.records()
-            self.val = val[0] if val else None
-            return
-        self.train, self.val = opened(data)
+            paths = [source.path for source in self.schedule.sources]
+            self._records = dict(zip(paths, self._copying.records(), strict=True))
+        else:
+            self._records = opened(self.schedule)
 
     def copied(self, comm: Comm, all_nodes: bool = False) -> Iterator[Note]:
         """What became of the copies in scratch since the last call: on rank 0's node, or, collectively, on all of them."""
@@ -165,26 +161,32 @@ class Images:
         if self._copying is not None:
             self._copying.close()
 
+    def training(self, stage: Stage) -> Records:
+        """The stage's training images, once they are open."""
+        return self._records[stage.data.train.path]
+
+    def replacing(self, stage: Stage) -> Replacing:
+        """What is known of bad records among the stage's training images."""
+        return self._replacing.setdefault(stage.data.train.path, Replacing(stage.data))
+
     def loader(self, stage: Stage, start: int = 0) -> Loader:
         """Training images, from any position on, of a stage that begins at position `start`."""
-        assert self.train is not None
         return training_loader(
-            self.train,
+            self.training(stage),
             self.schedule,
             stage,
             threads=self._threads,
             augment=make_augment(stage.solver.transform),
-            memory=self.memory(),
-            bad=self.replacing.met,
+            memory=self.memory(stage),
+            bad=self.replacing(stage).met,
             start=start,
         )
 
-    def whole_images(self) -> Loader:
-        """The training images in key order, as they are in the LMDB."""
-        assert self.train is not None
+    def whole_images(self, stage: Stage) -> Loader:
+        """The stage's training images in key order, as they are in the LMDB."""
         model = self.schedule.model
         return Loader(
-            self.train,
+            self.training(stage),
             Transform(),
             train=False,
             channels=model.channels,
@@ -192,27 +194,25 @@ class Images:
             threads=self._threads,
         )
 
-    def memory(self) -> Decoded | None:
-        """Where the training images stay once they are decoded, the same for all stages; None if they don't."""
-        if not self._memory_made:
-            assert self.train is not None
-            cache = self.schedule.data.cache
+    def memory(self, stage: Stage) -> Decoded | None:
+        """Where the stage's training images stay once they are decoded, the same for all stages that have them; None if they don't."""
+        path, memory = self._memory
+        if path != stage.data.train.path:
+            self._memory = ("", None)  # those of another set go first
+            cache = stage.data.cache
             if cache is Cache.DEVICE and self._device.type == "cuda":  # they stay there, and take no room here
                 cache = Cache.DISK
-            self._memory = make_memory(self.train, self.schedule.model.channels, cache, self._sharers)
-            self._memory_made = True
-        return self._memory
+            memory = make_memory(self.training(stage), self.schedule.model.channels, cache, self._sharers)
+            self._memory = (stage.data.train.path, memory)
+        return memory
 
-    def test_loader(self, stage: Stage) -> Loader | None:
-        """Validation images, each once; None without data.val."""
-        if self.val is None:
-            return None
-        return evaluation_loader(self.val, stage, threads=self._threads)
+    def test_loader(self, stage: Stage, val: Source) -> Loader:
+        """The images of one of the stage's validation sets, each once."""
+        return evaluation_loader(self._records[val.path], stage, threads=self._threads)
 
     def preflight(self) -> None:
         """Looks at some records of each LMDB as each stage would. DataError, RecipeError."""
-        assert self.train is not None
-        require_usable(self.schedule, self.train, self.val, self.memory, self.replacing.met)
+        require_usable(self.schedule, self._records, self.memory, lambda stage: self.replacing(stage).met)
 
 
 @contextmanager

@@ -221,7 +221,7 @@ class Keeper:
 
     def _texts(self, progress: Progress) -> dict[str, bytes]:
         texts = {STATE: json.dumps(progress.record()).encode(), RECIPE: canonical(self.schedule).encode()}
-        if code := dict(self.schedule.sources.files):
+        if code := dict(self.schedule.python.files):
             texts[CODE] = json.dumps(code).encode()
         return texts
 

@@ -6,13 +6,13 @@ Which of two snapshots is newer, (attempt, serial) alone says: clocks of nodes d
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 from stagerun import store
 from stagerun.base.errors import DataError, StagerunError, UsageError, listing
-from stagerun.base.events import EnsembleTested, RunStarted, StageFinished, Tested
+from stagerun.base.events import EnsembleTested, RunStarted, StageFinished, Tested, TestedBeside
 from stagerun.base.recipe import Schedule
 from stagerun.base.snapshots import Inventory, SnapshotRef
 from stagerun.command.shared import output_folder
@@ -201,6 +201,7 @@ class Evaluation:
     ema_top5: float | None = None
     ema_loss: float | None = None
     snapshot: str = ""
+    beside: tuple[tuple[str, float, float, float | None, bool], ...] = ()  # as of StageFinished
 
 
 def evaluations(out: Path, plan: Plan | None, life: Life, inventory: Inventory) -> tuple[Evaluation, ...]:
@@ -214,7 +215,9 @@ def evaluations(out: Path, plan: Plan | None, life: Life, inventory: Inventory) 
     for stage in dict.fromkeys([*order, *(ref.stage for ref in inventory.snapshots)]):
         end = ends.get(stage)
         if stage in inside:
-            found.append(_evaluation(inside[stage]))
+            others = [t for t in life.of(TestedBeside) if (t.stage, t.iter) == (stage, inside[stage][0].iter)]
+            beside = tuple((t.val, t.top1, t.top5, t.loss, t.ema) for t in others)
+            found.append(replace(_evaluation(inside[stage]), beside=beside))
         elif end is not None:
             found += [_of_result(result)] if (result := read_result(out, end)) is not None else []
         elif (last := last_result(out, inventory.of(stage))) is not None:
@@ -266,4 +269,5 @@ def _of_result(result: StageFinished) -> Evaluation:
         ema_top5=result.ema_top5,
         ema_loss=result.ema_test_loss,
         snapshot=result.snapshot,
+        beside=result.beside,
     )

@@ -34,19 +34,22 @@ def keep(run: StageRun) -> Generator[Note, None, Resident | None]:
 
     UsageError if they don't fit though `cache: DEVICE` says so; errors of the loader.
     """
-    cache, images = run.worker.schedule.data.cache, run.worker.images
+    cache, images, path = run.stage.data.cache, run.worker.images, run.stage.data.train.path
     wanted = cache in (Cache.AUTO, Cache.DEVICE) and run.worker.device.type == "cuda"
     if not (wanted and only_places(run.stage.solver.transform)):
         return None
-    if not images.resident_decided:
-        images.resident = yield from _fill(run, torch.cuda.mem_get_info(run.worker.device)[0])
-        images.resident_decided = not run.worker.stop()
-    return images.resident
+    if images.resident[0] != path:
+        if images.resident[1] is not None:
+            images.resident = ("", None)  # those of another set make room
+            torch.cuda.empty_cache()
+        resident = yield from _fill(run, torch.cuda.mem_get_info(run.worker.device)[0])
+        images.resident = ("" if run.worker.stop() else path, resident)
+    return images.resident[1]
 
 
 def _fill(run: StageRun, free: int) -> Generator[Note, None, Resident | None]:
     """Reads and decodes every record once. None where they can't be kept; errors as of `keep`."""
-    loader, cache = run.worker.images.whole_images(), run.worker.schedule.data.cache
+    loader, cache = run.worker.images.whole_images(run.stage), run.stage.data.cache
     records = len(loader.records)
     asked = ((first, min(_AT_ONCE, records - first)) for first in range(0, records, _AT_ONCE))
     try:
@@ -98,7 +101,7 @@ def training_batches(
             yield fed
         return
     solver = run.stage.solver
-    drawn = cuts(solver, run.worker.schedule.data.shuffle, resident, asked, start)
+    drawn = cuts(solver, run.stage.data.shuffle, resident, asked, start)
     reflect = solver.transform.pad_mode is PadMode.REFLECT
     with closing(resident.batches(drawn, solver.transform.pad, reflect)) as made:
         yield made

@@ -62,9 +62,9 @@ def unfinished(plan: Plan, out: Path) -> list[PlannedStage]:
 
     def missing(planned: PlannedStage) -> bool:
         result = read_result(out, planned.end) if planned.end is not None else None
-        if result is None or result.tested_on != tested_on(plan.schedule, planned.stage):
+        if result is None or result.tested_on != tested_on(planned.stage):
             return True
-        return other_set(plan.schedule, result.tested_set)
+        return other_set(plan.schedule, planned.stage, result.tested_set)
 
     return [s for s in plan.stages if s.state is State.DONE and missing(s)]
 

@@ -30,10 +30,10 @@ from stagerun.train.worker import LOSS_WINDOW, StageRun
 
 def keys_of(run: StageRun, failed: NotFinite) -> tuple[str, ...]:
     """The keys of the iteration's images, over all ranks, in the order of their positions; on rank 0, which alone reports them."""
-    records = run.worker.images.train
-    if run.worker.comm.rank != 0 or records is None:
+    if run.worker.comm.rank != 0:
         return ()
-    seed, shuffle = run.stage.solver.random_seed, run.worker.schedule.data.shuffle
+    records = run.worker.images.training(run.stage)
+    seed, shuffle = run.stage.solver.random_seed, run.stage.data.shuffle
     indices = order.indices(seed, len(records), failed.position, failed.images, shuffle)
     return tuple(printable(records.key(int(i))) for i in indices)
 

@@ -84,7 +84,7 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
     yield _started(run, dense_bytes_of(run.worker.schedule.determinism, state, solver, run.worker.comm))
     if run.weights_table:
         yield Note(text=run.weights_table)
-    loop, replacing = make_loop(run), run.worker.images.replacing
+    loop, replacing = make_loop(run), run.worker.images.replacing(run.stage)
     pushing = asynchronous(run, loop, state) if solver.asynchronous else None
     kept = Kept(solver.display if run.worker.comm.rank == 0 else 0)
     if pushing is None:
@@ -238,7 +238,7 @@ def _started(run: StageRun, dense: int) -> StageStarted | PieceStarted:
         iterations_left=run.step.iterations_left,
         train_seconds=run.seconds,
         dense_bytes=dense,
-        gradients=sending(solver, run.worker.schedule.data.train.images),
+        gradients=sending(solver, run.stage.data.train.images),
     )
 
 
@@ -249,7 +249,7 @@ def make_loop(run: StageRun) -> StageLoop:
         stage=run.stage.name,
         max_iter=run.last,
         batch_size=solver.batch_size,
-        epoch_images=run.worker.schedule.data.train.images,
+        epoch_images=run.stage.data.train.images,
         start_position=run.planned.position + run.planned.skipped,
         run=_own(run),
         knobs=make_knobs(solver),
@@ -282,10 +282,13 @@ def requests(loop: StageLoop, iter: int, device_batch_size: int) -> Iterator[tup
 def _recall(run: StageRun) -> None:
     """The bad records that the snapshot knows of, rank 0's to count from here on. Collective. DataError if they are too many as
     it is: the same command then ends as it did."""
-    if run.worker.images.replacing.met is None:
+    if run.worker.images.replacing(run.stage).met is None:
         return
-    known = progress_of(run.step.files).bad_records if run.step.files else []
-    run.worker.images.replacing.recall(run.worker.comm, known, run.worker.images.loader(run.stage).is_bad)
+    other = run.planned.state is State.FRESH and run.worker.schedule.changes_set(
+        run.stage
+    )  # the parent's are of its own set
+    known = progress_of(run.step.files).bad_records if run.step.files and not other else []
+    run.worker.images.replacing(run.stage).recall(run.worker.comm, known, run.worker.images.loader(run.stage).is_bad)
 
 
 def _handle(
@@ -317,7 +320,7 @@ def _handle(
                 yield event
         case SnapshotDue():
             yield event
-            yield from run.worker.images.replacing.news_of_all(run.worker.comm)
+            yield from run.worker.images.replacing(run.stage).news_of_all(run.worker.comm)
             yield from _begin_snapshot(run, state, snapshotter)
         case TestDue():
             yield event
@@ -330,7 +333,7 @@ def _handle(
             # from the snapshot before, and goes back as this one would have.
             iter = max(run.saved, run.planned.iter)
             reason = f"{reason}; what came after it has overflowed, and is not kept"
-            yield from run.worker.images.replacing.news_of_all(run.worker.comm)
+            yield from run.worker.images.replacing(run.stage).news_of_all(run.worker.comm)
             if snapshotter is not None:
                 with run.worker.comm.pulse.section(Section.SAVE):
                     yield from snapshotter.wait()
@@ -338,7 +341,7 @@ def _handle(
         elif state.iter:
             yield from _save(run, state, snapshotter)
         else:  # the next process starts the stage as this one has
-            yield from run.worker.images.replacing.news_of_all(run.worker.comm)
+            yield from run.worker.images.replacing(run.stage).news_of_all(run.worker.comm)
         yield Stopped(stage=run.stage.name, iter=iter, reason=reason)
     return stopped
 
@@ -453,7 +456,7 @@ def _progress(run: StageRun, state: TrainState) -> Progress:
         run.planned.position + run.planned.skipped + state.iter * solver.batch_size,
         run.seconds,
         list(run.losses),
-        run.worker.images.replacing.known(),
+        run.worker.images.replacing(run.stage).known(),
         state.plateau if solver.lr_policy == "plateau" else None,
         skips=state.skips,
         skips_in_all=state.skips_in_all,
@@ -475,7 +478,7 @@ def _save_what_is_trained(
     heard from each other what they met and found it few enough. Nor where residuals or replicas belong to the snapshot, which the others
     have: without them training would go on to other bits than from the snapshot before. RuntimeError is torch's, of a GPU.
     """
-    if run.worker.images.replacing.met is not None and state.iter == run.last:
+    if run.worker.images.replacing(run.stage).met is not None and state.iter == run.last:
         return
     if snapshotter is None or run.saved == state.iter or state.iter == run.planned.iter:
         return
@@ -497,7 +500,7 @@ def _save(
 ) -> Iterator[SnapshotWritten | SnapshotFailed | Note]:
     """Returns when the snapshot of the present iteration is on disk. Collective; StorageError on rank 0 if it can't be, and
     DataError, before it is started, if all ranks together have met too many bad records."""
-    yield from run.worker.images.replacing.news_of_all(run.worker.comm)
+    yield from run.worker.images.replacing(run.stage).news_of_all(run.worker.comm)
     if run.saved != state.iter:
         yield from _begin_snapshot(run, state, snapshotter)
     if snapshotter is not None:

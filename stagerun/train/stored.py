@@ -167,7 +167,7 @@ def _with_code(disk: store.LocalDisk, folder: Path, stage: Stage, trust: Trust) 
     if not is_foreign(stage.model.name):
         return stage
     if trust.schedule is not None:
-        sources = trust.schedule.sources
+        sources = trust.schedule.python
     elif trust.given:
         names = store.inspect_folder(disk, folder).files
         texts = store.read_file_of(disk, folder, CODE, MOST_CODE)[1] if CODE in names else b"{}"

@@ -20,7 +20,7 @@ from stagerun.base.snapshots import SnapshotRef
 from stagerun.comm import Comm
 from stagerun.engine.update import explained
 from stagerun.plan import PlannedStage, State
-from stagerun.plan.counting import names_of, other_set
+from stagerun.plan.counting import names_of, other_set, tested_set
 from stagerun.plan.ensembles import PlannedEnsemble
 from stagerun.system.pulse import Section
 from stagerun.system.world import World
@@ -165,9 +165,9 @@ def _do(worker: Worker, step: Step | EnsembleRun) -> Iterator[Event]:
 
 def _evaluated_again(keeper: Keeper, planned: PlannedStage) -> Note | None:
     result = results.read_result(keeper.out, planned.end) if planned.end is not None else None
-    if result is None or not other_set(keeper.schedule, result.tested_set):
+    if result is None or not other_set(keeper.schedule, planned.stage, result.tested_set):
         return None
-    now = keeper.schedule.sets["val"]
+    now = tested_set(keeper.schedule, planned.stage)
     text = f"{planned.stage.name} is evaluated again, on other validation images: {result.tested_set} -> {now}"
     return Note(text=text, warning=True)
 

@@ -225,7 +225,7 @@ def test_images_are_counted_where_they_are(tmp_path: Path) -> None:
                 write.put(b"%08d" % i, datum.SerializeToString())
     schedule = imported(folder, tmp_path / "out", "--model", "resnet_small")
     assert (schedule.data.train.images, schedule.model.channels) == (7, 1)
-    assert schedule.data.val and schedule.data.val.images == 5
+    assert schedule.data.val and schedule.data.val[0].images == 5
     assert schedule.data.train.path == str(folder / "examples" / "mnist" / "mnist_train_lmdb")
     assert schedule.stages[0].solver.test_iter is None  # 100 passes of 100 are more than there are
 

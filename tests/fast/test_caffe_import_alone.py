@@ -57,7 +57,7 @@ def test_the_five_solvers_alone_are_resnet50_72ep(many: bool, here: Path) -> Non
         for name in ("batch_size", "device_batch_size", "momentum", "weight_decay", "type"):
             assert getattr(stage.solver, name) == getattr(other.solver, name), (stage.name, name)
     assert (schedule.model.num_classes, schedule.data.train.images) == (1000, 1281167)
-    assert schedule.data.val and schedule.data.val.images == 50000
+    assert schedule.data.val and schedule.data.val[0].images == 50000
     listed = " ".join(result.stdout.split())
     assert listed.count("nets were not read: transform and multipliers are not carried") == 1
     assert ("28 other solvers: no stages" in listed) == many
@@ -145,8 +145,11 @@ def test_sources_are_counted(here: Path) -> None:
     result = run("five", "--no-nets", "--order", "init", *told, *sources)
     assert result.exit_code == 0, result.output
     schedule = load("X")
-    assert schedule.data.val and (schedule.data.train.images, schedule.data.val.images) == (7, 3)
-    assert (schedule.data.train.path, schedule.data.val.path) == (str(here / "train_images"), str(here / "val_images"))
+    assert schedule.data.val and (schedule.data.train.images, schedule.data.val[0].images) == (7, 3)
+    assert (schedule.data.train.path, schedule.data.val[0].path) == (
+        str(here / "train_images"),
+        str(here / "val_images"),
+    )
     assert schedule.model.channels == 1
     assert "a name that stands there" not in result.stdout
 
@@ -157,8 +160,8 @@ def test_a_source_that_is_elsewhere(here: Path) -> None:
     result = run("five", "--no-nets", "--order", "init", *told, *sources)
     assert result.exit_code == 0, result.output
     data = load("X").data
-    assert data.val and (data.train.images, data.val.images) == (1281167, 50000)
-    assert data.val.path == "/data/train/ilsvrc12_val_lmdb"
+    assert data.val and (data.train.images, data.val[0].images) == (1281167, 50000)
+    assert data.val[0].path == "/data/train/ilsvrc12_val_lmdb"
     assert "--val-source: /data/train/ilsvrc12_val_lmdb: there is no LMDB" in " ".join(result.stdout.split())
 
 

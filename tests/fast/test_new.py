@@ -68,8 +68,11 @@ def test_colour_pictures_in_the_stages_of_fashion_collapse(tmp_path: Path, train
     ]
     schedule = load(out)
     assert (schedule.name, schedule.model.num_classes, schedule.model.channels) == ("clothes", 3, 3)
-    assert schedule.data.val is not None
-    assert [(s.path, s.images) for s in (schedule.data.train, schedule.data.val)] == [(str(train), 400), (str(val), 30)]
+    assert schedule.data.val
+    assert [(s.path, s.images) for s in (schedule.data.train, *schedule.data.val)] == [
+        (str(train), 400),
+        (str(val), 30),
+    ]
     index = load_index(str(train))
     assert index is not None
     for stage in schedule.stages:

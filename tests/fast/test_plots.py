@@ -242,7 +242,7 @@ def both(a: Schedule, b: Schedule) -> Picture:
 
 def other_data(of: Schedule, images: int) -> Schedule:
     """The same iterations, of epochs with so many images."""
-    return replace(of, data=replace(of.data, train=replace(of.data.train, images=images)))
+    return of.with_data(lambda data: replace(data, train=replace(data.train, images=images)))
 
 
 def test_two_sides_are_told_apart_and_both_are_seen() -> None:

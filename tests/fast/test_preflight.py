@@ -282,11 +282,12 @@ def test_room_is_looked_at_without_waiting_or_leaving_anything(base: Path, tmp_p
     """A job that takes room, or hangs in it, is not waited for; what it might remove isn't counted then."""
     home = tmp_path / f"stagerun-{os.getuid()}"
     home.mkdir(mode=0o700)
-    data = load(str(base / "schedule"), [f"data.scratch={tmp_path}"]).data
-    assert scratch_room(data).removable == 0 and list(home.iterdir()) == []
+    schedule = load(str(base / "schedule"), [f"data.scratch={tmp_path}"])
+    data = schedule.data
+    assert scratch_room(schedule).removable == 0 and list(home.iterdir()) == []
     [copy] = stage([look(data.train.path)], str(tmp_path), 0)
     copy.close()
-    other = replace(data, train=data.val or data.train, val=None)
+    other = schedule.with_data(lambda data: replace(data, train=data.val[0], val=()))
     assert scratch_room(other).removable > 0
     with held(home / "lock", lambda: False):
         assert scratch_room(other).removable == 0

@@ -50,7 +50,7 @@ def test_defaults_and_units() -> None:
     solver = schedule.stage("a").solver
     assert (schedule.name, schedule.seed, schedule.keep_snapshots) == ("small", 1, 3)
     assert schedule.data.train.path == "/runs/small/train"
-    assert schedule.data.val is not None and schedule.data.val.path == "/val"
+    assert [val.path for val in schedule.data.val] == ["/val"]
     assert (solver.max_iter, solver.warmup_iter, solver.random_seed, solver.test_batch_size) == (25, 5, 1, 10)
     assert solver.type == "SGD" and solver.display == 100 and solver.carry_data and not solver.carry_momentum
     assert solver.test_transform == recipe.Transform(scale=0.5, crop_size=24, mean_value=(1, 2, 3))

@@ -5,6 +5,7 @@ from stagerun.base.recipe import Data, Model, Schedule, Solver, Source, Stage, T
 
 IMAGES = 1000
 MODEL = Model(name="resnet_small", num_classes=10)
+DATA = Data(train=Source(source="/d", path="/d", images=IMAGES))
 
 
 def solver(**settings: object) -> Solver:
@@ -22,6 +23,7 @@ def stage(name: str, parent: str | None = None, parent_iter: int | None = None, 
         parent_iter=parent_iter,
         enabled=enabled,
         model=MODEL,
+        data=DATA,
         solver=solver(**settings),
         identity={},
         origins={},
@@ -34,7 +36,7 @@ def schedule(*stages: Stage, name: str = "made") -> Schedule:
         name=name,
         seed=1,
         model=MODEL,
-        data=Data(train=Source(source="/d", path="/d", images=IMAGES)),
+        data=DATA,
         stages=stages,
     )
 

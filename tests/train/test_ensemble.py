@@ -375,7 +375,7 @@ def test_more_iterations_of_statistics_or_other_images_are_another_evaluation() 
 
 
 def test_other_images_at_the_same_path_are_another_evaluation_and_unknown_ones_are_not() -> None:
-    now = replace(with_ensembles(BOTH), sets={"val": "100 records, sample aa"})
+    now = replace(with_ensembles(BOTH), sets={"/d/val": "100 records, sample aa"})
     states = {
         images: planned(now, result=outcome(now, tested_set=images)).state
         for images in ("", "100 records, sample aa", "100 records, sample bb")

@@ -51,7 +51,7 @@ def test_in_the_same_environment_nothing_is_refused() -> None:
 
 
 def test_what_an_older_snapshot_did_not_record_refuses_nothing() -> None:
-    of = replace(schedule(), sets={"train": "1000 records, sample aa"})
+    of = replace(schedule(), sets={"/d/train": "1000 records, sample aa"})
     before = {n: v for n, v in environment_of(schedule(), of.stages[0], CPU, 2).items() if n not in RECORDED_SINCE}
     old = [replace(ref, environment=before) for place, ref in on_disk(of).items() if place not in GONE]
     found = make_plan(of, inventory(old))

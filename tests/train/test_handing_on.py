@@ -149,7 +149,7 @@ def staged(
             scratch_reserve=0.0,
             scratch_from=ScratchFrom.NODES,
         )
-        here = Copying(data)
+        here = Copying(data, [data.train])
         here._host = HOSTS[comm.rank]
         found, steps = [], here.first(comm, lambda: False)  # type: ignore[arg-type]
         try:

@@ -1,12 +1,14 @@
 """Where the images of small sets stay: who decides what, and that nothing else changes."""
 
+from dataclasses import replace
+
 import cv2
 import numpy as np
 import pytest
 import torch
 
 from stagerun.base.errors import DataError
-from stagerun.base.recipe import Cache, Data, InterpMode, Model, RandomResizedCrop, Schedule, Source, Transform
+from stagerun.base.recipe import Cache, Data, InterpMode, RandomResizedCrop, Source, Transform
 from stagerun.data import pictures, pixels, records
 from stagerun.data.jpeg import decoder
 from stagerun.data.loader import Loader
@@ -15,6 +17,7 @@ from stagerun.data.pixels import Draw, finish
 from stagerun.data.records import ListRecords, Room
 from stagerun.language.proto.caffe_pb2 import Datum
 from stagerun.train.images import Images, default_loader_threads
+from tests.help import made_schedules
 
 
 def png(i: int, height: int = 20, width: int = 30) -> bytes:
@@ -119,14 +122,15 @@ def test_threads_by_default() -> None:
 
 def test_what_a_gpu_keeps_takes_no_room_here() -> None:
     data = Data(train=Source(source="d", path="d", images=len(UNLIKE)), cache=Cache.DEVICE)
-    schedule = Schedule(name="s", seed=1, model=Model(name="resnet18", num_classes=2), data=data, stages=())
+    stage = replace(made_schedules.stage("a", base_lr=0.1, lr_policy="fixed", max_iter=1), data=data)
+    schedule = replace(made_schedules.schedule(stage), data=data)
     images = Images(schedule, torch.device("cuda"))
-    images.train = UNLIKE
-    assert images.memory() is None
+    images._records = {"d": UNLIKE}
+    assert images.memory(stage) is None
     images = Images(schedule)
-    images.train = UNLIKE
+    images._records = {"d": UNLIKE}
     with pytest.raises(DataError, match="not of one size"):
-        images.memory()
+        images.memory(stage)
 
 
 def test_a_giant_is_not_kept_for_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from stagerun.system.world import World
 from stagerun.train import images
 from stagerun.train.keeper import Keeper
 from stagerun.train.walk import run
+from tests.help import made_schedules
 
 SIZES = [
     (60, 90),
@@ -190,6 +191,7 @@ def stage_of(param: Transform) -> Stage:
         name="a",
         parent=None,
         model=Model(name="resnet18", num_classes=2),
+        data=made_schedules.DATA,
         solver=solver,
         identity={},
         origins={},

@@ -142,7 +142,7 @@ def trained_on(of: Schedule, refs: list[SnapshotRef], images: str) -> list[Snaps
 
 
 def test_inside_a_stage_other_images_are_a_reason_and_old_snapshots_say_unknown() -> None:
-    of = replace(schedule(), sets={"train": NEW})
+    of = replace(schedule(), sets={"/d/train": NEW})
     for images, reason in ((OLD, f"training set: {OLD} -> {NEW}"), ("", f"training set: unknown -> {NEW}")):
         refs = trained_on(schedule(), places(of)["inside"], images)
         (one,) = [s for s in make_plan(of, inventory(refs)).stages if s.stage.name == "main"]
@@ -153,13 +153,13 @@ def test_inside_a_stage_other_images_are_a_reason_and_old_snapshots_say_unknown(
             require_exact(said)
     same = make_plan(of, inventory(trained_on(schedule(), places(of)["inside"], NEW)))
     assert told(of, same, "main")[0].startswith("resume is BIT-EXACT: same torch build, training images")
-    sampled = replace(of, sets={"train": "600 records, sample cc"})
+    sampled = replace(of, sets={"/d/train": "600 records, sample cc"})
     plan_of_samples = make_plan(sampled, inventory(trained_on(schedule(), places(of)["inside"], NEW)))
     assert "training images as far as 32 of them show" in told(sampled, plan_of_samples, "main")[0]
 
 
 def test_a_finished_stage_is_stale_on_other_images_and_an_old_one_never_is() -> None:
-    of = replace(schedule(), sets={"train": NEW})
+    of = replace(schedule(), sets={"/d/train": NEW})
     done = list(on_disk(of).values())
     stale = make_plan(of, inventory(trained_on(schedule(), done, OLD)))
     assert {s.state for s in stale.stages} == {State.STALE} and stale.next is None
@@ -175,7 +175,7 @@ def test_a_finished_stage_is_stale_on_other_images_and_an_old_one_never_is() -> 
 
 @pytest.mark.parametrize("inside", ["", NEW], ids=["before it was recorded", "on these images"])
 def test_a_stage_that_ended_on_other_images_is_not_trained_again_from_its_midst_unasked(inside: str) -> None:
-    of = replace(schedule(), sets={"train": NEW})
+    of = replace(schedule(), sets={"/d/train": NEW})
     refs = on_disk(of)
     end = trained_on(
         schedule(),
@@ -188,7 +188,7 @@ def test_a_stage_that_ended_on_other_images_is_not_trained_again_from_its_midst_
 
 
 def test_redo_and_keep_of_other_images_are_as_of_any_other_change() -> None:
-    of = replace(schedule(), sets={"train": NEW})
+    of = replace(schedule(), sets={"/d/train": NEW})
     done = trained_on(schedule(), list(on_disk(of).values()), OLD)
     redone = make_plan(of, inventory(done), redo=["main"])
     assert {s.state for s in redone.stages} == {State.FRESH} and redone.next is redone.stages[0]
@@ -201,7 +201,7 @@ def test_redo_and_keep_of_other_images_are_as_of_any_other_change() -> None:
 
 
 def test_an_evaluation_does_not_depend_on_the_training_images() -> None:
-    of = replace(schedule(WITH_VAL), sets={"train": NEW})
+    of = replace(schedule(WITH_VAL), sets={"/d/train": NEW})
     plan = make_plan(of, inventory(trained_on(of, places(of)["start"], OLD)), keep=["main"])
     assert told(of, plan, "main")[0].startswith("the evaluation of main is BIT-EXACT: same torch build, processor")
 

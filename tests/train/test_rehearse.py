@@ -24,7 +24,6 @@ from stagerun.base.recipe import (
     Outer,
     ParamRule,
     Schedule,
-    Stage,
     Sync,
     SyncMethod,
 )
@@ -109,7 +108,7 @@ def test_a_rehearsal_is_each_stage_with_one_device_batch_per_worker_and_the_lear
         assert (stage.parent, stage.solver.transform) == (real.parent, real.solver.transform)
     smaller = rehearsal(TREE, 7, 3, 4).stages[0].solver
     assert (smaller.batch_size, smaller.test_batch_size) == (12, 4)
-    assert rehearsal(replace(TREE, data=replace(TREE.data, scratch="/tmp")), 5, 1, None).data.scratch is None
+    assert rehearsal(TREE.with_data(lambda data: replace(data, scratch="/tmp")), 5, 1, None).data.scratch is None
 
 
 @pytest.mark.parametrize("method", [SyncMethod.LOCAL, pytest.param(SyncMethod.DILOCO, marks=pytest.mark.long)])
@@ -219,24 +218,21 @@ def test_what_is_done_once_is_not_multiplied() -> None:
 
 
 def test_frozen_layers_are_a_kind_of_their_own_and_a_mean_value_is_not() -> None:
-    solver, stage = TREE.stages[0].solver, TREE.stages[0]
-    frozen = replace(solver, param=(ParamRule(name="layer1.*", lr_mult=0.0),))
-    shifted = replace(solver, transform=replace(solver.transform, mean_value=(73.0,)))
-    assert cost_key(TREE, replace(stage, solver=frozen)) != cost_key(TREE, stage)
-    assert cost_key(TREE, stage) == cost_key(TREE, replace(stage, solver=shifted))
+    stage, solver = TREE.stages[0], TREE.stages[0].solver
+    frozen = replace(stage, solver=replace(solver, param=(ParamRule(name="layer1.*", lr_mult=0.0),)))
+    shifted = replace(stage, solver=replace(solver, transform=replace(solver.transform, mean_value=(73.0,))))
+    assert cost_key(TREE, frozen) != cost_key(TREE, stage) == cost_key(TREE, shifted)
 
 
 def test_what_feeds_a_stage_and_what_mixes_its_images_is_a_kind_of_its_own() -> None:
-    stage = TREE.stages[0]
+    stage, solver = TREE.stages[0], TREE.stages[0].solver
     of_data = [replace(TREE, data=replace(TREE.data, **one)) for one in ({"cache": Cache.DISK}, {"loader_threads": 3})]
-
-    def mixing(**settings: float) -> Stage:
-        return replace(stage, solver=replace(stage.solver, **settings))
-
-    mixed = [mixing(mixup_alpha=0.2), mixing(cutmix_alpha=1.0)]
+    mixed = [replace(stage, solver=replace(solver, **one)) for one in ({"mixup_alpha": 0.2}, {"cutmix_alpha": 1.0})]
     keys = [cost_key(TREE, stage), *(cost_key(of, stage) for of in of_data), *(cost_key(TREE, one) for one in mixed)]
     assert len(set(keys)) == 5
-    assert cost_key(TREE, mixing(mixup_alpha=0.4)) == keys[3], "how much is mixed costs nothing"
+    assert cost_key(TREE, replace(stage, solver=replace(solver, mixup_alpha=0.4))) == keys[3], (
+        "how much is mixed costs nothing"
+    )
 
 
 def test_what_is_done_takes_no_time_and_what_was_not_rehearsed_is_not_guessed() -> None:
@@ -373,6 +369,6 @@ def test_it_disturbs_no_run_in_the_same_folder(base: Path, tmp_path: Path) -> No
 
 
 def test_images_of_the_val_set_are_not_asked_for_where_there_is_none() -> None:
-    without = replace(TREE, data=replace(TREE.data, val=None))
+    without = TREE.with_data(lambda data: replace(data, val=()))
     plan = make_plan(without, Inventory())
     assert estimate(plan, figures(without), 2)["long"].tests == 0  # type: ignore[union-attr]

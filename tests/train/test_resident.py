@@ -208,17 +208,17 @@ def test_how_much_room_is_taken() -> None:
 
 def a_run(device: str, cache: Cache, param: Transform, values: list[bytes] | None = None) -> SimpleNamespace:
     """As much of a StageRun as `keep` looks at. Its device says that it is a GPU and is none."""
-    images = SimpleNamespace(resident=None, resident_decided=False, made=0)
+    images = SimpleNamespace(resident=("", None), made=0)
 
-    def whole_images() -> Loader:
+    def whole_images(stage: object) -> Loader:
         images.made += 1
         return loader(Transform(), train=False, shuffle=False, records=ListRecords(values) if values else None)
 
     images.whole_images = whole_images
+    data = SimpleNamespace(cache=cache, shuffle=True, train=SimpleNamespace(path="d"))
     return SimpleNamespace(
-        stage=SimpleNamespace(solver=replace(SOLVER, transform=param)),
+        stage=SimpleNamespace(solver=replace(SOLVER, transform=param), data=data),
         worker=SimpleNamespace(
-            schedule=SimpleNamespace(data=SimpleNamespace(cache=cache)),
             images=images,
             device=SimpleNamespace(type=device),
             stop=lambda: False,

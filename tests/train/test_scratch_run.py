@@ -18,7 +18,7 @@ import torch
 
 from stagerun.base.errors import DataError, PeerError, StagerunError, StorageError
 from stagerun.base.events import Event, Iterated, Note, RunFinished, Stopped
-from stagerun.base.recipe import Data
+from stagerun.base.recipe import Data, Source
 from stagerun.comm import SoloComm
 from stagerun.data.preflight import preflight
 from stagerun.data.scratch import look, unstage
@@ -236,12 +236,16 @@ class Rank:
         return lambda: None
 
 
+def sources(data: Data) -> list[Source]:
+    return [data.train, *data.val]
+
+
 def on_two_ranks(data: list[Data], stop: Callable[[int], bool] = lambda rank: False) -> list[Any]:
     """What `Copying.first` gives on each rank: notes and whether it was stopped, or the error."""
     ended: list[Any] = [None, None]
 
     def work(rank: int) -> None:
-        copying = Copying(data[rank])
+        copying = Copying(data[rank], sources(data[rank]))
         found = []
         try:
             steps = copying.first(Rank(rank), lambda: stop(rank))  # type: ignore[arg-type]
@@ -322,7 +326,7 @@ def test_a_worker_that_dies_while_images_are_copied(data: Data, disk: Path) -> N
         def all_reduce(self, tensor: torch.Tensor) -> Callable[[], None]:
             raise PeerError("lost the other workers while trying to add up gradients: Connection closed by peer")
 
-    copying = Copying(data)
+    copying = Copying(data, sources(data))
     with locked(disk / HOME / "lock"), pytest.raises(PeerError, match="while images were copied: Connection closed by"):
         list(copying.first(Alone(0), lambda: False))  # type: ignore[arg-type]
     copying.close()

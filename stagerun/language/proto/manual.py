@@ -244,7 +244,8 @@ COMMENTS: dict[str, str] = {
         "Training images. Required."
     ),
     "Data.val": (
-        "Images for the evaluation after every stage, and at `test_interval`. Without it nothing is evaluated."
+        "Images for the evaluation after every stage, and at `test_interval`. Without it nothing is evaluated. Several are evaluated side by\n"
+        "side, and each has a `name`; the first decides wherever one number is needed. `--set data.val.FIELD` is for the first."
     ),
     "Data.scratch": (
         "Folder on fast disk of each node; the LMDBs are copied there once, before training. Default: read where they are.\n"
@@ -329,6 +330,20 @@ COMMENTS: dict[str, str] = {
     "Source.images": (
         "Number of records. With it `check` and `plan` work where the data is not; `run` compares it with the LMDB.\n"
         "Default: what the LMDB on this machine has. New in stagerun."
+    ),
+    "Source.name": (
+        "What this one of several validation sets is called in tables and logs: letters, digits, `_` and `-`. New in stagerun."
+    ),
+    "StageData": (
+        "The images of one stage. What is not written is the schedule's."
+    ),
+    "StageData.train": (
+        "Training images. An epoch of the stage is one of these. Each set has a position of its own along the path from the seed: one that\n"
+        "no stage before it trained on starts at its image 0, another goes on where the stage that had it last left it.\n"
+        "Two sources are one set if they are the same folder, with as many images."
+    ),
+    "StageData.val": (
+        "Images of this stage's evaluations, in place of all of the schedule's."
     ),
     "Solver": (
         "A stage: how the weights move, on what images, and how often it is looked at."
@@ -637,6 +652,10 @@ COMMENTS: dict[str, str] = {
     ),
     "Solver.snapshot_epoch": (
         "The same in epochs. New in stagerun."
+    ),
+    "Solver.data": (
+        "Images of this stage in place of the schedule's `train` and `val`; all else of `data` is shared: `data { train { source: ... } }`.\n"
+        "Where the classes are others, num_classes of the network has to fit. New in stagerun."
     ),
     "DecayFrom.STAGE_START": (
         "The start of the stage, warm-up included: where a warm-up ends, a policy that falls is already below base_lr. SURFsara\n"

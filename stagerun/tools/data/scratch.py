@@ -138,11 +138,12 @@ def _target(target: str, overrides: tuple[str, ...], scratch: str | None, must_e
     what `load` says."""
     schedule = Path(target) / SCHEDULE_FILE
     if is_schedule(target) if must_exist else os.path.exists(schedule):
-        data = load(target, overrides).data
+        of = load(target, overrides)
+        data = of.data
         scratch = scratch or data.scratch
         if scratch is None:
             raise UsageError(f"{schedule} has no `scratch` under `data`", "name the disk with --scratch")
-        sources = (data.train.path, *((data.val.path,) if data.val else ()))
+        sources = tuple(source.path for source in of.sources)
         return Target(sources, scratch, data.scratch_reserve)
     if overrides:
         raise UsageError(f"--set is for schedules, and there is no {schedule}", "leave it out")

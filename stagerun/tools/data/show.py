@@ -105,12 +105,13 @@ def _show(options: ShowOptions) -> Show:
                 raise UsageError(message, f"leave {name} out")
         return _stored(LmdbSource(options.folder), options)
     schedule = load(options.folder, options.overrides)
-    source = schedule.data.val if options.val else schedule.data.train
-    if source is None:
-        raise UsageError("the schedule has no data.val", "leave --val out, or write `val { source: ... }` under `data`")
     names, stage = [stage.name for stage in schedule.stages], options.stage
     if stage is not None and stage not in names:
         raise UsageError(f"no stage is named `{stage}`", nearest(stage, names) or f"the stages are {listing(names)}")
+    data = schedule.data if stage is None else schedule.stage(stage).data
+    source = data.train if not options.val else data.val[0] if data.val else None
+    if source is None:
+        raise UsageError("the schedule has no data.val", "leave --val out, or write `val { source: ... }` under `data`")
     records = LmdbSource(source.path, source.images)
     return _stored(records, options) if stage is None else _staged(schedule, schedule.stage(stage), records, options)
 

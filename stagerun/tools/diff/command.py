@@ -21,7 +21,7 @@ from stagerun.drawing.picture import Picture, StagePicture, make_picture
 from stagerun.language import load
 from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.language.stored import read_foreign
-from stagerun.language.values import differing, identity, leaves, plain, shown, text
+from stagerun.language.values import differing, identity, leaves, own_images, plain, shown, text
 from stagerun.schedule import learning_rate
 from stagerun.store.layout import MANIFEST
 from stagerun.train.output import DISK, newest_snapshot
@@ -116,8 +116,15 @@ def _trained(schedule: Schedule) -> tuple[object, ...]:
     def counting(values: list[tuple[str, str]], lr_policy: str = "") -> tuple[tuple[str, str], ...]:
         return tuple(value for value in values if identity(value[0], lr_policy))
 
+    sets = list(dict.fromkeys((s.data.train.path, s.data.train.images) for s in schedule.stages))
     stages = (
-        (number.get(s.parent or "", -1), s.parent_iter, counting(list(leaves(s.solver, "solver")), s.solver.lr_policy))
+        (
+            number.get(s.parent or "", -1),
+            s.parent_iter,
+            sets.index((s.data.train.path, s.data.train.images)),
+            s.data.train.images,
+            counting(list(leaves(s.solver, "solver")), s.solver.lr_policy),
+        )
         for s in schedule.stages
     )
     return counting(shared), tuple(stages)
@@ -144,8 +151,9 @@ def _shared(a: Schedule, b: Schedule) -> Iterator[FieldDifference]:
 
 def _paths(a: Schedule, b: Schedule) -> Iterator[FieldDifference]:
     """Paths of sources that are written alike and lie elsewhere, as relative ones do in another folder."""
-    for name, one, other in (("data.train", a.data.train, b.data.train), ("data.val", a.data.val, b.data.val)):
-        if one is not None and other is not None and one.source == other.source and one.path != other.path:
+    vals = [("data.val", *pair) for pair in zip(a.data.val, b.data.val, strict=False)]
+    for name, one, other in (("data.train", a.data.train, b.data.train), *vals):
+        if one.source == other.source and one.path != other.path:
             here, there = Value(one.path, value=one.path), Value(other.path, value=other.path)
             yield FieldDifference("", f"{name}, found at", here, there, False)
 
@@ -161,12 +169,16 @@ def _stage(a: Schedule, b: Schedule, one: Stage, other: Stage) -> Iterator[Field
     if one.enabled != other.enabled:
         old, new = (_held(s.enabled, _at(s)) for s in (one, other))
         yield FieldDifference(one.name, "enabled", old, new, False)
+    owns = own_images(one.data, a.data), own_images(other.data, b.data)
+    for name, old, new in differing(*owns, "data"):
+        trains = name.endswith(".images") and name.startswith("data.train")
+        yield FieldDifference(one.name, name, _held(old), _held(new), trains or name == "data")
     for key, mine, its in differing(one.solver, other.solver, "solver"):
         yield FieldDifference(
             one.name,
             key.removeprefix("solver."),
-            _value(key, mine, shown(key, text(mine), one, a.data.train.images), one.origins),
-            _value(key, its, shown(key, text(its), other, b.data.train.images), other.origins),
+            _value(key, mine, shown(key, text(mine), one), one.origins),
+            _value(key, its, shown(key, text(its), other), other.origins),
             identity(key, one.solver.lr_policy) or identity(key, other.solver.lr_policy),
         )
 
@@ -384,8 +396,8 @@ def _value_text(value: Value) -> str:
 
 def _rate(found: Found, rate: RateDifference) -> str:
     schedule = found.a.schedule
-    batch = schedule.stage(rate.stage).solver.batch_size
-    epoch = epochs(rate.first, schedule.data.train.images, batch)
+    stage = schedule.stage(rate.stage)
+    epoch = epochs(rate.first, stage.data.train.images, stage.solver.batch_size)
     where = "from the start" if rate.first == 0 else f"from iteration {rate.first} (epoch {epoch:.2f} of the stage)"
     factor = f" (x{rate.b / rate.a:.3g})" if rate.a else ""
     return f"{rate.stage}: {where}; most at {rate.most}: {rate.a:.4g} -> {rate.b:.4g}{factor}"

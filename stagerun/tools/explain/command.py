@@ -13,8 +13,8 @@ from stagerun.command.options import argument, command
 from stagerun.command.shared import Folder, Overrides
 from stagerun.language import load, tree
 from stagerun.language.layers import LMDB, pairs
-from stagerun.language.tree import SCHEDULE, SOLVER, is_message, quoted
-from stagerun.language.values import NONE, leaves, shown, text
+from stagerun.language.tree import SCHEDULE, SOLVER, SOURCE, is_message, quoted
+from stagerun.language.values import NONE, leaves, own_images, shown, text
 from stagerun.manual.fields import help_text
 from stagerun.tools.explain.history import Said, history, of_ensemble, of_stage_entry
 
@@ -120,7 +120,7 @@ def _follow(kind: Descriptor, words: Sequence[str]) -> tuple[FieldDescriptor, ..
             break
         if not is_message(field):
             raise UsageError(f"`{word}` is not a message: nothing is inside it", f"leave out `.{words[number + 1]}`")
-        if field.is_repeated:
+        if field.is_repeated and field.message_type is not SOURCE:
             raise UsageError(
                 f"`{word}` is a list of messages, and is explained whole", f"leave out `.{words[number + 1]}`"
             )
@@ -157,6 +157,8 @@ def _values(schedule: Schedule, stage: Stage | None) -> Iterator[tuple[str, str]
     """Every field and its text, in the order of the recipe."""
     if stage is not None:
         yield from leaves(stage.solver, "solver")
+        if (images := own_images(stage.data, schedule.data)) is not None:
+            yield from leaves(images, "solver.data")
         origin = stage.origins.get("solver.base_lr_batch")
         yield "solver.base_lr_batch", origin.text if origin else NONE
         return
@@ -170,7 +172,7 @@ def _value(schedule: Schedule, stage: Stage | None, key: str, value: str) -> str
     """In the units of the file and in iterations, where they are others."""
     if stage is None:
         return value
-    said, written = shown(key, value, stage, schedule.data.train.images)
+    said, written = shown(key, value, stage)
     return f"{said} ({written})" if written else said
 
 

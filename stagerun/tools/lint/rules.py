@@ -85,8 +85,8 @@ def _disagreement(comment: Span, said: re.Match[str], duration: _Duration) -> Fi
 def _durations(schedule: Schedule) -> dict[tuple[str, int], list[_Duration]]:
     """What the durations of each line come to, for every stage that reads it."""
     found: dict[tuple[str, int], list[_Duration]] = {}
-    images = schedule.data.train.images
     for stage in schedule.stages:
+        images = stage.data.train.images
         for name, _ in DURATIONS:
             origin, value = stage.origins.get(f"solver.{name}"), getattr(stage.solver, name, None)
             values = value if isinstance(value, tuple) else (value,)
@@ -117,7 +117,7 @@ def unsaved_work(schedule: Schedule) -> Iterator[Finding]:
     is longer than the stage, so that none is ever due in it. One at the end of a stage is always taken.
     """
     for stage in schedule.stages:
-        solver, images = stage.solver, schedule.data.train.images
+        solver, images = stage.solver, stage.data.train.images
         span = place_of(stage, "snapshot", "max_iter")
         points = (0, *schedule.branch_points(stage.name), solver.max_iter)  # snapshots are taken there, too
         longest = max(b - a for a, b in itertools.pairwise(points))
@@ -137,7 +137,7 @@ def unsaved_work(schedule: Schedule) -> Iterator[Finding]:
 
 def no_test(schedule: Schedule) -> Iterator[Finding]:
     """Nothing is ever evaluated."""
-    if schedule.data.val is None and schedule.stages:
+    if schedule.stages and not schedule.validation_sets:
         origin = schedule.stages[0].origins.get("data.train.source")
         path = schedule.files[0][0] if schedule.files else ""
         span = origin.span if origin is not None and origin.span is not None else Span(path, 1, 1)
@@ -399,8 +399,8 @@ def decay_on_norm(schedule: Schedule) -> Iterator[Finding]:
 
 def batch_images(schedule: Schedule) -> Iterator[Finding]:
     """An update of more images than there are: some are in it twice."""
-    images = schedule.data.train.images
     for stage in schedule.stages:
+        images = stage.data.train.images
         if stage.solver.batch_size > images:
             text = f"an update of stage `{stage.name}` takes {stage.solver.batch_size} images, and there are {images}"
             hint = "a smaller `batch_size`, or is `images` of `data.train` wrong?"

@@ -81,9 +81,8 @@ def list_text() -> str:
     rows = [("--from", "network", "stages", "epochs", "batch", "what it is")]
     for folder in sorted(p for p in gallery().iterdir() if (p / SCHEDULE_FILE).is_file()):
         schedule = load(folder)
-        images = schedule.data.train.images
         batches = sorted({s.solver.batch_size for s in schedule.stages})
-        epochs = sum(s.solver.max_iter * s.solver.batch_size for s in schedule.stages) / images
+        epochs = sum(s.solver.max_iter * s.solver.batch_size / s.data.train.images for s in schedule.stages)
         what = " ".join(description((folder / SCHEDULE_FILE).read_text())[:1]).partition(":")[0].rstrip(".")
         batch = "-".join(str(b) for b in dict.fromkeys([batches[0], batches[-1]]))
         what = textwrap.shorten(what, 64, placeholder=" ...")

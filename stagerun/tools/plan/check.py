@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from stagerun.base.errors import ExitCode, Problem, StagerunError
-from stagerun.base.recipe import ABSENT, CODE, Data, Schedule
+from stagerun.base.recipe import ABSENT, CODE, Schedule, Source, Stage
 from stagerun.base.text import count
 from stagerun.command.ending import show, tell
 from stagerun.command.options import command, flag
@@ -22,7 +22,7 @@ def check(
     """Finds every mistake in a schedule's files at once, in a fraction of a second. Trains nothing."""
     schedule = load(folder, overrides)
     changes = (line for stage in schedule.stages if (line := network_change(schedule, stage)))
-    tell("\n".join(f"note: {line}" for line in (*missing_data(schedule.data), *changes)))
+    tell("\n".join(f"note: {line}" for line in (*missing_data(schedule), *changes)))
     if lint:
         require_nothing_found(schedule)
     show(
@@ -31,15 +31,37 @@ def check(
         f"digest {digest(schedule)[:12]}"
     )
     tell("\n".join(f"note: {line}" for line in missing_packages(schedule)))
-    if (problem := look_at_classes(schedule)) is not None:
+    for problem in look_at_classes(schedule):
         tell(f"note: `run` will refuse this:\n{problem.render()}")
 
 
-def missing_data(data: Data) -> Iterator[str]:
+def missing_data(schedule: Schedule) -> Iterator[str]:
     """A sentence for each LMDB that isn't on this machine, which may be a login node."""
-    for field, source in (("data.train", data.train), ("data.val", data.val)):
-        if source is not None and not os.path.exists(source.path):
-            yield f"{field}: there is no LMDB at {source.path} on this machine; `run` will need it"
+    for stage, field, source in named_sources(schedule):
+        if not os.path.exists(source.path):
+            yield f"{field_in(schedule, stage, field)}: there is no LMDB at {source.path} on this machine; `run` will need it"
+
+
+def field_in(schedule: Schedule, stage: Stage, field: str) -> str:
+    """`data.val`, or where the stage has images of its own `two.data.val`."""
+    kind = field.split(".")[1]
+    return field if getattr(stage.data, kind) == getattr(schedule.data, kind) else f"{stage.name}.{field}"
+
+
+def named_sources(schedule: Schedule) -> Iterator[tuple[Stage, str, Source]]:
+    """Each set of the enabled stages once: the stage that has it first, its field there, as `data.val`, and itself."""
+    seen: set[tuple[str, int]] = set()
+    for stage in schedule.stages if any(stage.enabled for stage in schedule.stages) else ():
+        fields = [("data.train", stage.data.train), *_named_vals(stage)]
+        for field, source in fields if stage.enabled else ():
+            if (source.path, source.images) not in seen:
+                seen.add((source.path, source.images))
+                yield stage, field, source
+
+
+def _named_vals(stage: Stage) -> Iterator[tuple[str, Source]]:
+    """The first under the name of all."""
+    yield from (("data.val" if n == 0 else f"data.val.{val.name}", val) for n, val in enumerate(stage.data.val))
 
 
 def missing_packages(schedule: Schedule) -> Iterator[str]:

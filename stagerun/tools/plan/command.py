@@ -38,7 +38,7 @@ from stagerun.store import LocalDisk, inventory, local_kind, lost_with
 from stagerun.store.given import looked_at
 from stagerun.system import signals
 from stagerun.system.files import writing
-from stagerun.tools.plan.check import missing_data
+from stagerun.tools.plan.check import field_in, missing_data, named_sources
 from stagerun.train import results
 from stagerun.train.choices import of_choice, read_chosen
 from stagerun.train.hours import Beside, beside
@@ -138,20 +138,19 @@ def plan(options: PlanOptions) -> None:
 
 def remarks(plan: Plan, damaged: Collection[str] = (), forbidden: Collection[str] = ()) -> list[str]:
     """One sentence each: what is missing here, `damaged` or `forbidden`, and what disk it will take as far as that was measured."""
-    data = plan.schedule.data
     found = [f"snapshot {name} is damaged and is passed over" for name in damaged]
     found += [passed_over(name) for name in forbidden]
-    found += missing_data(data)
-    for field, source in (("data.train", data.train), ("data.val", data.val)):
-        origin = plan.schedule.stages[0].origins.get(f"{field}.images")
-        if source is not None and origin is not None and origin.layer == LMDB:
+    found += missing_data(plan.schedule)
+    for stage, field, source in named_sources(plan.schedule):
+        origin = stage.origins.get(f"{field}.images")
+        if origin is not None and origin.layer == LMDB:
+            field = field_in(plan.schedule, stage, field)
             found.append(f"{field}.images: {source.images}, read from LMDB {source.path}")
-    if (problem := look_at_classes(plan.schedule)) is not None:
-        found.append(f"{problem.message} ({problem.span}): `run` will refuse this; {problem.hint}")
+    found += [f"{p.message} ({p.span}): `run` will refuse this; {p.hint}" for p in look_at_classes(plan.schedule)]
     found += [
         f"snapshots of `{name}` count for no stage of this schedule, and are left alone" for name in plan.unclaimed
     ]
-    if data.val is None:
+    if not plan.schedule.validation_sets:
         found.append("no data.val: nothing will be evaluated")
     unsaved = [s.stage.name for s in plan.stages if not s.stage.solver.snapshot and s.state is not State.DISABLED]
     if unsaved:
@@ -168,9 +167,11 @@ def results_remark(plan: Plan, out: Path) -> list[str]:
     """What is trained and still to be evaluated: without a result, or with one of other validation images than lie there now."""
     found = {s.stage.name: results.read_result(out, s.end) for s in results.unfinished(plan, out) if s.end is not None}
     missing = [name for name, result in found.items() if result is None]
-    other = [n for n, result in found.items() if result is not None and other_set(plan.schedule, result.tested_set)]
+    missing = [name for name in missing if plan.schedule.stage(name).data.val]
+    results_of = [(plan.schedule.stage(name), result) for name, result in found.items() if result is not None]
+    other = [stage.name for stage, result in results_of if other_set(plan.schedule, stage, result.tested_set)]
     remarks = []
-    if missing and plan.schedule.data.val is not None:
+    if missing:
         remarks.append(f"trained but not evaluated: {listing(missing, 'and')}; `run` evaluates")
     if other:
         were = "was" if len(other) == 1 else "were"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from stagerun import store
 from stagerun.base.errors import DataError, ExitCode
-from stagerun.base.events import EnsembleTested, Event, Note, Stopped, Tested
+from stagerun.base.events import EnsembleTested, Event, Note, Stopped, Tested, TestedBeside
 from stagerun.base.events import StageStarted as Started
 from stagerun.base.recipe import Schedule
 from stagerun.base.snapshots import Inventory
@@ -159,7 +159,7 @@ def _watcher(quiet: bool) -> Callable[[Event], None]:
         match event:
             case Started():
                 say(f"  {event.stage}: iterations {event.iter} to {event.max_iter}, from {event.start}")
-            case Tested():
+            case Tested() | TestedBeside():
                 say(f"  {event.stage}: evaluated {event.images} images in {duration(event.seconds)}")
             case EnsembleTested():
                 of = count(len(event.members), "stage")
@@ -210,10 +210,9 @@ def _time_record(name: str, time: StageTime | None) -> dict[str, object]:
 def room(schedule: Schedule, out: Path) -> Room:
     """What there is on this machine, `out` existing."""
     scratch = schedule.data.scratch
-    sources = [s for s in (schedule.data.train, schedule.data.val) if s is not None]
     data_bytes = None
     with suppress(OSError, DataError):
-        data_bytes = sum(data_file(s.path).stat().st_size for s in sources)
+        data_bytes = sum(data_file(s.path).stat().st_size for s in schedule.sources)
     return Room(
         out=str(out),
         out_free=shutil.disk_usage(out).free,

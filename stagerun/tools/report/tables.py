@@ -223,6 +223,30 @@ _ENSEMBLES = (
 )
 
 
+_SETS = (
+    RUN,
+    Column("stage", "stage", "text"),
+    Column("val", "validation set", "text"),
+    Column("weights", "weights", "text"),
+    Column("top1", "top-1", "percent"),
+    Column("top5", "top-5", "percent"),
+    Column("test_loss", "validation loss", "loss"),
+)
+
+
+def sets_table(runs: Sequence[Run]) -> Table:
+    """One row for each further validation set of a finished stage; the other tables have the first."""
+    rows = tuple(
+        (run.label, stage.name, val, "averaged" if ema else "trained", top1, top5, loss)
+        for run in runs
+        for stage in run.history.stages
+        if stage.finished is not None
+        for val, top1, top5, loss, ema in stage.finished.beside
+    )
+    note = "of the first validation set of each stage, which decides, the other tables say more"
+    return Table("Further validation sets", _with_top5(runs, _SETS), rows, (note,))
+
+
 def ensembles_table(runs: Sequence[Run]) -> Table:
     """One row per member of each ensemble, and then one for the ensemble itself."""
     rows = tuple(row for run in runs for tested in run.history.ensembles for row in _ensemble_rows(run, tested))

@@ -187,8 +187,7 @@ def _look(options: SbatchOptions, task: RunOptions) -> tuple[Schedule, Plan, Pat
 
 def _look_at_images(schedule: Schedule) -> None:
     """DataError, as `run` would raise it. Images that are not here at all may be where the job runs."""
-    data = schedule.data
-    missing = [source.path for source in (data.train, *filter(None, [data.val])) if not os.path.exists(source.path)]
+    missing = [source.path for source in schedule.sources if not os.path.exists(source.path)]
     if missing:
         are, them = ("are", "them") if len(missing) > 1 else ("is", "it")
         named = listing(missing, "and")

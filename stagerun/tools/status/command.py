@@ -159,6 +159,9 @@ def _table(status: Status, classes: int | None) -> list[str]:
                 e.snapshot,
             ]
         )
+        for val, top1, top5, loss, ema in e.beside:
+            said = [percent(top1), *[percent(top5)] * five, "" if loss is None else f"{loss:.4f}"]
+            rows.append([f"{'EMA ' * ema}on {val}", "", *said, *[""] * averaged, ""])
     return columns(rows)
 
 

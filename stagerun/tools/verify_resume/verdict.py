@@ -17,6 +17,7 @@ from stagerun.base.events import (
     StageFinished,
     StageStarted,
     Tested,
+    TestedBeside,
 )
 from stagerun.base.recipe import Determinism, Schedule
 from stagerun.base.text import columns, count, duration
@@ -153,6 +154,9 @@ def _numbers(events: Timed) -> Iterator[tuple[_Place, _Numbers]]:
             case Tested():
                 kind = "evaluation of averaged weights" if event.ema else "evaluation"
                 yield (kind, event.stage, event.iter, 0), (event.top1, event.top5, event.loss)
+            case TestedBeside():
+                kind = f"evaluation of averaged weights on {event.val}" if event.ema else f"evaluation on {event.val}"
+                yield (kind, event.stage, event.iter, 0), (event.top1, event.top5, event.loss)
             case StageFinished():
                 yield ("result", event.stage, event.iterations, 0), result_numbers(event)
             case EnsembleTested():
@@ -161,7 +165,8 @@ def _numbers(events: Timed) -> Iterator[tuple[_Place, _Numbers]]:
 
 def result_numbers(r: StageFinished) -> tuple[float | None, ...]:
     """What of a stage's result follows from its training alone, and not from time or place."""
-    return (r.loss, r.top1, r.top5, r.test_loss, r.ema_top1, r.ema_top5, r.ema_test_loss)
+    beside = (figure for _, top1, top5, loss, _ in r.beside for figure in (top1, top5, loss))
+    return (r.loss, r.top1, r.top5, r.test_loss, r.ema_top1, r.ema_top5, r.ema_test_loss, *beside)
 
 
 def _words(place: _Place) -> str:

@@ -119,15 +119,16 @@ def evaluate_all(chosen: Chosen, options: EvalOptions) -> None:
     errors: dict[str, StagerunError] = {}  # by snapshot
     for folder in chosen.folders:
         try:
-            row, lines = _evaluate(folder, chosen, options, device)
+            found = _evaluate(folder, chosen, options, device)
         except StagerunError as error:
             if error.render() not in [e.render() for e in errors.values()]:  # images that are gone are gone for all
                 tell(error.render())
             errors[folder.name] = error
             continue
-        rows.append(row)
-        if not options.as_json:
-            show("\n".join(lines))
+        for row, lines in found:
+            rows.append(row)
+            if not options.as_json:
+                show("\n".join(lines))
     if options.as_json and rows:
         failed = [{"snapshot": name, "error": error.message} for name, error in errors.items()]
         show(json.dumps({"evaluations": rows, "failed": failed}, indent=1))
@@ -135,13 +136,13 @@ def evaluate_all(chosen: Chosen, options: EvalOptions) -> None:
         sys.exit(next(iter(errors.values())).exit_code)
 
 
-def _evaluate(folder: Path, chosen: Chosen, options: EvalOptions, device: Any) -> tuple[dict[str, Any], list[str]]:
-    """An object for JSON, and the lines for people."""
-    from stagerun.engine import evaluate as evaluation
-    from stagerun.train.evaluating import Wanted, score, use_schedule
+def _evaluate(
+    folder: Path, chosen: Chosen, options: EvalOptions, device: Any
+) -> list[tuple[dict[str, Any], list[str]]]:
+    """An object for JSON, and the lines for people, of each validation set; of --data alone where it is given."""
+    from stagerun.train.evaluating import use_schedule
     from stagerun.train.stored import Trust, open_snapshot
 
-    started = time.monotonic()
     stored = open_snapshot(folder, Trust(options.trust_code, chosen.schedule))
     stage = chosen.stages.get(folder.name, stored.ref.stage)
     if chosen.schedule is not None:
@@ -150,31 +151,43 @@ def _evaluate(folder: Path, chosen: Chosen, options: EvalOptions, device: Any) -
             tell(
                 f"note: {stage} is evaluated as the schedule says now, not as in the run: {', '.join(changes)}; {SETS}"
             )
-    val = stored.schedule.data.val
-    wanted = Wanted(
-        views=evaluation.Views(options.views), data=options.data, batch=options.device_batch, ema=options.ema
-    )
+    sets = 1 if options.data is not None else max(1, len(stored.stage.data.val))
+    return [_on_set(stored, stage, number, options, device) for number in range(sets)]
+
+
+def _on_set(
+    stored: "Stored", stage: str, number: int, options: EvalOptions, device: Any
+) -> tuple[dict[str, Any], list[str]]:
+    from stagerun.engine import evaluate as evaluation
+    from stagerun.train.evaluating import Wanted, score
+
+    started = time.monotonic()
+    views = evaluation.Views(options.views)
+    wanted = Wanted(views=views, data=options.data, val=number, batch=options.device_batch, ema=options.ema)
     answers = Answers()
     answered = answers.add if options.per_class else None
     found = score(stored, wanted, device, lambda batches, n: _shown(batches, n, stored.ref.name), answered)
-    data = options.data if options.data is not None else val.path if val else ""
+    vals = stored.stage.data.val if options.data is None else ()
+    data = vals[number].path if vals else options.data or ""
     row = {
         "snapshot": stored.ref.name,
         "id": stored.ref.id,
         "stage": stage,
         "iter": stored.ref.iter,
         "data": data,
+        **({"val": vals[number].name} if vals and vals[number].name else {}),
         "views": options.views,
         "ema": options.ema,
         **asdict(found),
         "seconds": time.monotonic() - started,
     }
-    number = stored.stage.model.num_classes
-    line = _line(row, number)
+    classes = stored.stage.model.num_classes
+    line = _line(row, classes)
     if not options.per_class:
         return row, [line]
-    classes, lines = _per_class(stored.ref.name, data, number, answers, options.output)
-    return row | {"classes": classes}, [line, *lines]
+    name = f"{stored.ref.name}-{vals[number].name}" if number else stored.ref.name
+    by_class, lines = _per_class(name, data, classes, answers, options.output)
+    return row | {"classes": by_class}, [line, *lines]
 
 
 def _changes(as_run: "Stored", now: "Stored") -> list[str]:
@@ -182,7 +195,8 @@ def _changes(as_run: "Stored", now: "Stored") -> list[str]:
     from stagerun.language.values import differing, text
 
     found = [*differing(as_run.stage.solver, now.stage.solver, "")]
-    found += differing(as_run.schedule.data.val, now.schedule.data.val, "data.val")
+    images = differing(as_run.stage.data, now.stage.data, "data")
+    found += [one for one in images if one[0].startswith("data.val")]
     # Where the images are may differ between machines.
     return [
         f"{key.lstrip('.')} {text(was)} -> {text(new)}"
@@ -247,6 +261,7 @@ def _line(row: dict[str, Any], classes: int) -> str:
     """Without top-5 where a network has no more than five classes to choose from."""
     how = {"one": "", "flip": ", image and mirror", "10crop": ", 10 crops"}[row["views"]]
     weights = ", averaged weights" if row["ema"] else ""
+    weights += f", on {row['val']}" if "val" in row else ""
     top5 = f"top-5 {100 * row['top5']:.2f} %, " if classes > 5 else ""
     return (
         f"{row['snapshot']}{weights}{how}: top-1 {100 * row['top1']:.2f} %, {top5}"

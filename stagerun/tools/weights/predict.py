@@ -159,9 +159,9 @@ def _class_names(stored: "Stored", file: str | None) -> Sequence[str]:
 
 
 def _own_records(stored: "Stored") -> Iterator[LmdbSource]:
-    data = stored.schedule.data
-    for source in (data.val, data.train):
-        if source is not None and os.path.exists(source.path):
+    data = stored.stage.data
+    for source in (*data.val, data.train):
+        if os.path.exists(source.path):
             try:
                 yield LmdbSource(source.path)
             except StagerunError:  # only asked for what would be good to know

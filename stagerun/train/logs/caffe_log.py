@@ -101,6 +101,12 @@ class CaffeLog:
                 self._iterated(event)
             case events.Tested():
                 self._tested(event)
+            case events.TestedBeside():  # in Caffe's form it would be a second row of the same iteration
+                n = self.legs[event.stage].iterations_above + event.iter
+                weights = "averaged weights on" * event.ema or "on"
+                self.say(
+                    f"{weights} {event.val} at {n}: top-1 {event.top1:g}, top-5 {event.top5:g}, loss {event.loss:g}"
+                )
             case events.SnapshotWritten():
                 file = f"{self.started.out if self.started else ''}/snapshots/{event.name}"
                 self._print(f"Snapshotting to binary proto file {file}", "I", SNAPSHOT)

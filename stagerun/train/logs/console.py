@@ -146,8 +146,8 @@ class Console:
             case events.Retraced():
                 self.retraced.append(event.seconds)
                 self._updated(event)
-            case events.Tested():
-                weights = "EMA test" if event.ema else "test"
+            case events.Tested() | events.TestedBeside():
+                weights = ("EMA test" if event.ema else "test") + f" on {event.val}:" * bool(event.val)
                 self.say(
                     f"{event.stage} {event.iter}: {weights} top-1 {100 * event.top1:.2f} %, top-5 {100 * event.top5:.2f} %, "
                     f"loss {event.loss:.4f} on {event.images} images in {duration(event.seconds)}"

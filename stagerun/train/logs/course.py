@@ -18,6 +18,7 @@ class Leg:
     epoch_images: int
     iterations_before: int  # along the path
     images_before: int  # along the path
+    own_before: float  # the epochs along the path, as images of its own set: those, where all of it has that set
     iterations_above: int  # of all stages that run before it, other branches too
 
     def images(self, iter: int) -> int:
@@ -25,8 +26,8 @@ class Leg:
         return self.images_before + iter * self.batch_size
 
     def epoch(self, iter: int) -> float:
-        """The same in epochs."""
-        return self.images(iter) / self.epoch_images
+        """The same in epochs, each of the images that were trained on."""
+        return (self.own_before + iter * self.batch_size) / self.epoch_images
 
 
 def course(plan: Plan) -> dict[str, Leg]:
@@ -40,14 +41,19 @@ def course(plan: Plan) -> dict[str, Leg]:
         parent = legs[stage.parent] if stage.parent else None
         before = 0 if parent is None else parent.iterations if stage.parent_iter is None else stage.parent_iter
         iterations, batch_size = _length(planned)
+        images, own = stage.data.train.images, 0.0
+        if parent is not None:
+            same = stage.data.train.same(plan.schedule.stage(parent.stage).data.train)
+            own = parent.own_before + before * parent.batch_size if same else parent.epoch(before) * images
         legs[stage.name] = Leg(
             stage=stage.name,
             steps=(*((*parent.steps[:-1], (parent.stage, before)) if parent else ()), (stage.name, iterations)),
             iterations=iterations,
             batch_size=batch_size,
-            epoch_images=plan.schedule.data.train.images,
+            epoch_images=images,
             iterations_before=parent.iterations_before + before if parent else 0,
             images_before=parent.images(before) if parent else 0,
+            own_before=own,
             iterations_above=above,
         )
         above += iterations

@@ -73,14 +73,14 @@ class _Table:
 
 
 class DawnBench:
-    """A sink. `val_images`: those of an evaluation of all; `results` are those of stages finished before, from which rows
+    """A sink. `val_images`: those of an evaluation of all, by stage; `results` are those of stages finished before, from which rows
     are made that the file doesn't have."""
 
     def __init__(
         self,
         out: Path,
         legs: dict[str, Leg],
-        val_images: int | None,
+        val_images: dict[str, int],
         results: Sequence[StageFinished],
         warn: Callable[[str], None],
     ) -> None:
@@ -111,12 +111,15 @@ class DawnBench:
             case Iterated():
                 self.seconds[event.stage] += event.seconds
             # The evaluation at the stage's end is in StageFinished too.
-            case Tested() if event.images == self.val_images and event.iter != self.legs[event.stage].iterations:
+            case Tested() if self._is_whole(event) and event.iter != self.legs[event.stage].iterations:
                 self._add(event.stage, event.iter, event.top1, event.top5, event.ema)
             case StageFinished():
                 self.results[event.stage] = event
                 self.seconds[event.stage] = event.train_seconds
                 self._add_results()
+
+    def _is_whole(self, event: Tested) -> bool:
+        return event.images == self.val_images.get(event.stage)
 
     def _add_results(self) -> None:
         for result in self.results.values():

@@ -18,7 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stagerun.base.events import Event, Iterated, RunFinished, RunStarted, StageFinished, StageStarted, Tested
+from stagerun.base.events import (
+    Event,
+    Iterated,
+    RunFinished,
+    RunStarted,
+    StageFinished,
+    StageStarted,
+    Tested,
+    TestedBeside,
+)
 from stagerun.base.recipe import DecayFrom, Schedule, Solver
 from stagerun.train.logs.course import Leg
 from stagerun.train.logs.whole_file import WholeFile
@@ -102,6 +111,7 @@ class Entry:
     stage: str
     iter: int
     weights: str  # of an evaluation: '' for the trained ones, 'averaged'
+    val: str = ""  # of one on another than the first validation set
 
 
 def parse_entry(text: str) -> Entry | None:
@@ -113,7 +123,8 @@ def parse_entry(text: str) -> Entry | None:
         metadata = record["metadata"]
         stage, iter, weights = metadata.get("stage", ""), metadata.get("iter", 0), metadata.get("weights", "")
         known = type(iter) is int and isinstance(stage, str)
-        return Entry(text, record["key"], record["value"], stage, iter, weights) if known else None
+        val = str(metadata.get("val", ""))
+        return Entry(text, record["key"], record["value"], stage, iter, weights, val) if known else None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
@@ -148,7 +159,7 @@ class MLLog:
                 self._stage_started(event)
             case Iterated():
                 self._iterated(event)
-            case Tested() if self._has("run_start") and self._on_all(event):
+            case Tested() | TestedBeside() if self._has("run_start") and self._on_all(event):
                 self._begin()
                 self._tested(event)
             case StageFinished():
@@ -156,9 +167,10 @@ class MLLog:
             case RunFinished() if self.began:
                 self._stop("aborted" if event.not_chosen else "success")  # what is left may still come
 
-    def _on_all(self, event: Tested) -> bool:
-        val = self.schedule.data.val
-        return val is not None and event.images == val.images
+    def _on_all(self, event: Tested | TestedBeside) -> bool:
+        return any(
+            val.name == event.val and event.images == val.images for val in self.schedule.stage(event.stage).data.val
+        )
 
     # -- lines
 
@@ -203,16 +215,16 @@ class MLLog:
 
     def _stage_started(self, event: StageStarted) -> None:
         stage = event.stage
-        solver = self.schedule.stage(stage).solver
-        current = settings(solver, self.schedule.data.train.images, self.workers)
+        solver, data = self.schedule.stage(stage).solver, self.schedule.stage(stage).data
+        current = settings(solver, data.train.images, self.workers)
         self.entries = [entry for entry in self.entries if self._stands(entry, event, current)]
         self.epoch = self._open_epoch(stage)
         first = not self._has("run_start")
         if first:
             self._add(START, "init_start", at=self.opened)
-            self._add(POINT, "train_samples", self.schedule.data.train.images)
-            if self.schedule.data.val is not None:
-                self._add(POINT, "eval_samples", self.schedule.data.val.images)
+            self._add(POINT, "train_samples", data.train.images)
+            if data.val:
+                self._add(POINT, "eval_samples", data.val[0].images)
         for key, value in current.items():
             before = [entry.value for entry in self.entries if (entry.key, entry.stage) == (key, stage)]
             if before[-1:] != [value]:
@@ -258,16 +270,17 @@ class MLLog:
         if changed:
             self._write()
 
-    def _tested(self, event: Tested) -> None:
-        weights = "averaged" if event.ema else ""
+    def _tested(self, event: Tested | TestedBeside) -> None:
+        weights, val = "averaged" if event.ema else "", event.val if isinstance(event, TestedBeside) else ""
         self.entries = [
             entry
             for entry in self.entries
             if entry.key not in EVALUATION
-            or (entry.stage, entry.iter, entry.weights) != (event.stage, event.iter, weights)
+            or (entry.stage, entry.iter, entry.weights, entry.val) != (event.stage, event.iter, weights, val)
         ]
         images, whole = self.legs[event.stage].images(event.iter), self.legs[event.stage].epoch_images
         where = self._where(event.stage, event.iter) | ({"weights": weights} if weights else {})
+        where |= {"val": val} if val else {}
         where["epoch_num"] = images // whole if images % whole == 0 else round(images / whole, 6)
         self._add(START, "eval_start", at=time.time() - event.seconds, **where)
         self._add(POINT, "eval_accuracy", event.top1, **where)

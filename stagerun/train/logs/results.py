@@ -1,6 +1,6 @@
 """What is printed of results: the tables of finished stages and of ensembles, and the lines that all screens share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from stagerun.base.events import (
     CompressionChosen,
@@ -62,7 +62,7 @@ def results_table(
             )
         )
     if len(results) == 1:
-        return "\n".join([*columns(rows), *map(not_finite, filter(_failed, results))])
+        return "\n".join([*columns(rows), *_beside(results), *map(not_finite, filter(_failed, results))])
     iterations, seconds = sum(r.iterations for r in results), sum(r.train_seconds for r in results)
     total = [
         "total",
@@ -71,7 +71,16 @@ def results_table(
         *[""] * (7 + averaged),
         duration(seconds),
     ]
-    return "\n".join([*columns([*rows, total]), *map(not_finite, filter(_failed, results))])
+    return "\n".join([*columns([*rows, total]), *_beside(results), *map(not_finite, filter(_failed, results))])
+
+
+def _beside(results: Sequence[StageFinished]) -> Iterator[str]:
+    """A line for each further validation set of a stage."""
+    for result in results:
+        for val, top1, top5, loss, ema in result.beside:
+            shown = "not finite" if loss is None else f"{loss:.4f}"
+            weights = "EMA " * ema
+            yield f"{result.stage} on {val}: {weights}top-1 {_percent(top1)}, top-5 {_percent(top5)}, loss {shown}"
 
 
 def _percent(share: float | None) -> str:

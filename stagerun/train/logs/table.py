@@ -54,8 +54,8 @@ def _dawnbench(opened: Opened) -> Sink:
     from stagerun.train.logs.course import course
     from stagerun.train.logs.dawnbench import DawnBench
 
-    val = opened.plan.schedule.data.val
-    return DawnBench(opened.out, course(opened.plan), val.images if val else None, opened.results, opened.warn)
+    images = {stage.name: stage.data.val[0].images for stage in opened.plan.schedule.stages if stage.data.val}
+    return DawnBench(opened.out, course(opened.plan), images, opened.results, opened.warn)
 
 
 def _mllog(opened: Opened) -> Sink:
@@ -99,7 +99,7 @@ def require_packages(names: Sequence[str]) -> None:
 def require_evaluation(names: Sequence[str], schedule: "Schedule") -> None:
     """UsageError for a log that would stay empty, since the schedule evaluates nothing."""
     for name in names:
-        if LOGS[name].evaluations_only and schedule.data.val is None:
+        if LOGS[name].evaluations_only and not schedule.validation_sets:
             raise UsageError(
                 f"`--log {name}` is a table of evaluations, and without `data.val` nothing is evaluated",
                 f"add `val {{ ... }}` to `data`, or leave `--log {name}` out",

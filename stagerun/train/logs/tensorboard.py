@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from stagerun.base.errors import PermissionDenied, StorageError, UsageError
-from stagerun.base.events import EnsembleTested, Event, Iterated, StageStarted, Tested
+from stagerun.base.events import EnsembleTested, Event, Iterated, StageStarted, Tested, TestedBeside
 from stagerun.system.host import host_name
 from stagerun.train.logs.course import Leg
 
@@ -123,9 +123,10 @@ class TensorBoard:
                     "images_per_second": event.images / event.seconds if event.seconds else 0.0,
                 } | ({"sent_bytes": event.sent_bytes} if event.sent_bytes else {})
                 self._write(event.stage, self._step(event.stage, event.iter), "train", values)
-            case Tested():
+            case Tested() | TestedBeside():
                 values = {"top1": event.top1, "top5": event.top5, "loss": event.loss}
                 group = "test_ema" if event.ema else "test"
+                group += f"_{event.val}" if isinstance(event, TestedBeside) else ""
                 self._write(event.stage, self._step(event.stage, event.iter), group, values)
             case EnsembleTested():
                 self._ensemble(event)

@@ -1,0 +1,108 @@
+"""Stages with images of their own in real runs: stopped anywhere, on any number of workers, the same bits."""
+
+import json
+import time
+from pathlib import Path
+
+import processes
+import pytest
+import small
+import tiny
+
+from stagerun.language import load
+from stagerun.store import LocalDisk, inventory
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`cyc1` trains on 100 other images, `collapse` on the first ones again; two validation sets in `cyc1`."""
+    base = tmp_path_factory.mktemp("sets")
+    tiny.make_data(base / "data")
+    tiny.make_data(base / "other", first=800)
+    own = f"""
+data {{
+  train {{ source: "{base}/other/val_lmdb" images: 100 }}
+  val {{ source: "{base}/data/val_lmdb" images: 100 name: "v1" }}
+  val {{ source: "{base}/other/train_lmdb" images: 600 name: "v2" }}
+}}"""
+    folder = small.make_schedule(base / "schedule", base / "data", cyc1=small.STAGES["cyc1"] + own)
+    path = folder / "schedule.prototxt"
+    path.write_text("determinism: ELASTIC\n" + path.read_text())
+    done = small.run(folder, base / "straight")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (base / "straight.txt").write_text(done.stdout)
+    return base
+
+
+def test_each_set_has_its_own_position_and_epoch(base: Path) -> None:
+    found = {ref.name.split("-a")[0]: ref for ref in inventory(LocalDisk(), base / "straight").snapshots}
+    folder = base / "straight" / "snapshots"
+    states = {
+        name: json.loads((folder / ref.name / "state.json").read_bytes())["position"] for name, ref in found.items()
+    }
+    assert states["init-00000006"] == 96 and states["cyc1-00000005"] == 80
+    assert states["collapse-00000003"] == 96 + 3 * 16, "on from where `init` left the set"
+    lines = [json.loads(line) for line in (base / "straight" / "log.jsonl").read_text().splitlines()]
+    epochs = {(e["stage"], e["iter"]): e["epoch"] for e in lines if e["event"] == "Iterated"}
+    assert epochs["cyc1", 5] == pytest.approx(80 / 100) and epochs["collapse", 1] == pytest.approx(112 / 600)
+
+
+def test_all_validation_sets_are_evaluated_and_the_first_decides(base: Path) -> None:
+    lines = [json.loads(line) for line in (base / "straight" / "log.jsonl").read_text().splitlines()]
+    first = [e for e in lines if e["event"] == "Tested" and e["stage"] == "cyc1"]
+    beside = [e for e in lines if e["event"] == "TestedBeside"]
+    assert [(e["iter"], e["val"], e["images"]) for e in first] == [(4, "v1", 100), (5, "v1", 100)]
+    assert [(e["iter"], e["val"], e["images"]) for e in beside] == [(4, "v2", 600), (5, "v2", 600)]
+    shown = (base / "straight.txt").read_text()
+    assert f"cyc1 on v2: top-1 {100 * beside[-1]['top1']:.2f} %" in shown
+    for command in (
+        ["report", base / "straight"],
+        ["status", base / "straight"],
+        ["eval", base / "straight", "--stage", "cyc1"],
+    ):
+        done = small.stagerun(*command)
+        assert done.returncode == 0 and "v2" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("workers", [(2, 3), (1, 2)])
+def test_a_run_that_is_killed_at_the_joins_and_between_has_the_same_bits(
+    base: Path, tmp_path: Path, workers: tuple[int, int]
+) -> None:
+    folder, out = base / "schedule", tmp_path / "out"
+    assert small.run(folder, out, "--until", "init", nproc=workers[0]).returncode == 0
+    run = small.start(folder, out, nproc=workers[1])
+    until = time.monotonic() + 120
+    while not list((out / "snapshots").glob("cyc1-00000002-*")) and time.monotonic() < until:
+        time.sleep(0.02)
+    for pid in run.pids():
+        processes.kill_all([pid])
+    assert run.gone()
+    assert small.run(folder, out, "--until", "cyc1", nproc=workers[0]).returncode == 0
+    done = small.run(folder, out, nproc=workers[1])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "EQUIVALENT" not in done.stdout, done.stdout
+    assert processes.ends(out) == processes.ends(base / "straight")
+
+
+def test_a_moved_set_is_the_same_one_and_another_makes_its_stage_stale(base: Path, tmp_path: Path) -> None:
+    folder = base / "schedule"
+    (tmp_path / "moved").symlink_to(base / "other" / "val_lmdb")
+    moved = small.stagerun(
+        "plan", folder, "--out", base / "straight", "--set", f"cyc1.data.train.source={tmp_path}/moved"
+    )
+    assert moved.returncode == 0 and "stale" not in moved.stdout, moved.stdout
+    back = small.stagerun(
+        "plan",
+        folder,
+        "--out",
+        base / "straight",
+        "--set",
+        f"cyc1.data.train.source={base}/data/train_lmdb",
+        "--set",
+        "cyc1.data.train.images=600",
+    )
+    assert (
+        "data.train.images 100 -> 600" in back.stdout
+        and "data.train.last_used never -> (1 stage before)" in back.stdout
+    )
+    assert load(str(folder)).stage("cyc1").data.train.images == 100
