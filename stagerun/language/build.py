@@ -9,6 +9,7 @@ from typing import Any
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from stagerun.base import compression, recipe, weights
+from stagerun.base.code import Sources
 from stagerun.language import layers, tree, values
 from stagerun.language.code import LocalFiles, digest, version
 from stagerun.language.layers import pairs
@@ -39,15 +40,16 @@ def _says_nothing(field: FieldDescriptor) -> bool:
     return field.name in SKIPPED or field.name in dict(pairs(field.containing_type)).values()
 
 
-def model(view: View, local: LocalFiles) -> recipe.Model:
-    """Of a `model { }`, the schedule's or a stage's."""
+def model(view: View, sources: Sources) -> recipe.Model:
+    """Of a `model { }`, the schedule's or a stage's. `sources`: the Python files of the whole schedule, so that all that is imported of
+    them is imported once."""
     norm, name = view.inside("batch_norm_param"), view.text("name") or ""
-    network, code = network_of(name), code_in(name)
+    network = network_of(name)
     fraction, eps = (None, None) if network.foreign else network.batch_norm or PLAIN
     return values.build(
         recipe.Model,
         view,
-        sources=local.sources(local.closure(code.file) if code.file else ()) if code is not None else None,
+        sources=sources if network.foreign else None,
         moving_average_fraction=norm.number("moving_average_fraction")
         if norm.has("moving_average_fraction")
         else fraction,
@@ -85,7 +87,7 @@ def path_of(root: str, source: str) -> str:
     return posixpath.normpath(posixpath.join(root, source))
 
 
-def solver(view: View, seed: int, images: int, root: str, local: LocalFiles) -> recipe.Solver:
+def solver(view: View, seed: int, images: int, root: str, sources: Sources) -> recipe.Solver:
     """A stage's settings, durations in iterations; `seed` is Schedule.seed, `images` is how many an epoch has."""
     own_seed, compressed = view.whole("random_seed"), view.view("compress_param")
     own_model, given = view.view("model"), view.view("weights")
@@ -96,7 +98,7 @@ def solver(view: View, seed: int, images: int, root: str, local: LocalFiles) -> 
         test_transform=evaluation_transform(view),
         random_seed=seed if own_seed is None else own_seed,
         compress=_compression(compressed) if compressed is not None else None,
-        model=model(own_model, local) if own_model is not None else None,
+        model=model(own_model, sources) if own_model is not None else None,
         weights=_weights(given, root) if given is not None else None,
         sync=_sync(met) if (met := view.view("sync_param")) is not None else None,
     )
@@ -246,7 +248,7 @@ def code_facts(entries: Iterable[Entry], local: LocalFiles, schedule: str) -> It
             for path, text in local.sources(local.closure(code.file)).files:
                 found.setdefault(path, Fact(recipe.CODE + path, digest([(path, text)]), True, origin))
         else:
-            found.setdefault(code.top, Fact(recipe.CODE + code.top, version(code), True, origin))
+            found.setdefault(code.top, Fact(recipe.CODE + code.top, version(code.top), True, origin))
     yield from found.values()
 
 

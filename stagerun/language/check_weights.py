@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from stagerun.base import recipe
+from stagerun.base.code import Sources
 from stagerun.base.errors import Problems
 from stagerun.base.text import count
 from stagerun.language import build
-from stagerun.language.code import MISSING, LocalFiles
 from stagerun.language.lexer import shown
 from stagerun.language.tree import Block, Value
 from stagerun.language.values import differing, text
@@ -72,5 +72,5 @@ def network_of(schedule: Block, settings: Block) -> recipe.Model | None:
         view = View(settings).view("model") or View(schedule).view("model")
         if view is not None and view.has("name") and view.has("num_classes"):
             # Without the texts of Python files: by them no two networks of a schedule differ.
-            return build.model(view, LocalFiles(lambda file: MISSING, "", Problems()))
+            return build.model(view, Sources())
     return None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from stagerun.base import recipe
+from stagerun.base.code import Sources
 from stagerun.base.errors import DataError, Problem, Problems, RecipeError, Span, StagerunError
 from stagerun.language import build, check, ensembles, layers, override, ranges, stages, tree, values
 from stagerun.language.check_code import require_code
@@ -81,8 +82,10 @@ def read(
         raise RecipeError(problems.all())
     names = dict.fromkeys([SCHEDULE_FILE, *(n.file for n in found if n.file is not None)])
     kept = tuple((posixpath.join(shown, n), _decoded(texts[n])) for n in names if texts.get(n, MISSING) != MISSING)
-    kept += tuple((posixpath.join(shown, file), text) for file, text in local.sources(needed).files)
-    return _build(schedule, order, settings, root, path, kept, code, local)
+    sources = local.sources(needed)
+    kept += tuple((posixpath.join(shown, file), text) for file, text in sources.files)
+    facts = {name: list(build.code_facts(entries, local, path)) for name, entries in code.items()}
+    return _build(schedule, order, settings, root, path, kept, facts, sources)
 
 
 def _code(schedule: Block, settings: Block) -> list[Entry]:
@@ -282,21 +285,21 @@ def _build(
     root: str,
     path: str,
     files: tuple[tuple[str, str], ...],
-    code: Mapping[str, Sequence[Entry]],
-    local: LocalFiles,
+    code: Mapping[str, Sequence[build.Fact]],
+    sources: Sources,
 ) -> recipe.Schedule:
     view = View(schedule)
     name = view.text("name") or posixpath.basename(root)
     seed, keep = view.whole("seed"), view.whole("keep_snapshots")
     assert seed is not None and keep is not None
-    model = build.model(view.inside("model"), local)
+    model = build.model(view.inside("model"), sources)
     derived = {"name": tree.quoted(name), **_derived_of(model)}
     shared = list(build.facts(SCHEDULE, schedule, "", derived, path))
     data = build.data(view.inside("data"), root)
     made: dict[str, recipe.Stage] = {}
     for node in order:
-        facts = [*shared, *build.code_facts(code[node.name], local, path)]
-        made[node.name] = _stage(node, settings[node.name], model, seed, data, made, facts, path, root, local)
+        facts = [*shared, *code[node.name]]
+        made[node.name] = _stage(node, settings[node.name], model, seed, data, made, facts, path, root, sources)
     return recipe.Schedule(
         name=name,
         seed=seed,
@@ -320,10 +323,10 @@ def _stage(
     shared: Sequence[build.Fact],
     path: str,
     root: str,
-    local: LocalFiles,
+    sources: Sources,
 ) -> recipe.Stage:
     data = build.stage_data(View(block), shared_data, root)
-    solver = build.solver(View(block), seed, data.train.images, root, local)
+    solver = build.solver(View(block), seed, data.train.images, root, sources)
     derived = {
         "solver.warmup_iter": "0",
         "solver.random_seed": str(solver.random_seed),
