@@ -127,9 +127,9 @@ RECIPES: dict[str, dict[str, Row]] = {
     "fashion_compressed": {f"main_{name}": (420, 128, 64, 5e-4, triangle(0.1, 0.01, 84, 420)) for name in METHODS},
     "fashion_base": {"base": (282, 128, 64, 5e-4, warmed(0.1, 0.01, 40, poly(0.1, 282, 1)))},
     "fashion_finetune": {
-        "head": (60, 64, 32, 5e-4, constant(0.05)),
-        "all": (120, 64, 32, 5e-4, poly(0.02, 120, 1)),
-        "scratch": (180, 64, 32, 5e-4, warmed(0.1, 0.01, 20, poly(0.1, 180, 1))),
+        "head": (60, 16, 16, 5e-4, constant(0.05)),
+        "all": (120, 16, 16, 5e-4, poly(0.01, 120, 1)),
+        "scratch": (180, 16, 16, 5e-4, warmed(0.05, 0.005, 20, poly(0.05, 180, 1))),
     },
     "fashion_async": {"main": (1680, 32, 32, 5e-4, triangle(0.025, 0.0025, 336, 1680))},
     "fashion_own_network": {
@@ -187,7 +187,7 @@ EPOCHS = {
     "resnet50_ffcv_88ep": 88.00,
     "wsd_branches": 107.90,
     "fashion_base": 1.00,
-    "fashion_finetune": 57.60,
+    "fashion_finetune": 72.00,
     "fashion_collapse": 8.00,
     "fashion_ensemble": 7.64,
 }

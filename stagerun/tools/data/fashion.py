@@ -3,7 +3,7 @@
 Zalando's 60,000 + 10,000 pictures of clothes, 28 x 28, grey, 10 classes (MIT licence). DIR/train_lmdb and
 DIR/test_lmdb hold them in the order of the published files, as Caffe's own converter writes them, each with a side file. May be run again,
 and killed, at any time: what is complete stays, what isn't is made anew. With `--split` DIR also gets six of the classes and four others,
-of which 400 images are to be trained on, as data sets of their own.
+of which 80 images are to be trained on, as data sets of their own.
 """
 
 import contextlib
@@ -80,7 +80,7 @@ class Share:
 SHARES = (
     Share("six_train_lmdb", "train_lmdb", range(6)),
     Share("six_test_lmdb", "test_lmdb", range(6)),
-    Share("four_train_lmdb", "train_lmdb", range(6, 10), 400),
+    Share("four_train_lmdb", "train_lmdb", range(6, 10), 80),
     Share("four_test_lmdb", "test_lmdb", range(6, 10)),
 )
 
