@@ -158,6 +158,22 @@ class SyncMomentum(enum.Enum):
     AVERAGE = "AVERAGE"
 
 
+class LossType(enum.Enum):
+    SOFTMAX = "SOFTMAX"
+    BINARY = "BINARY"
+    DISTILL = "DISTILL"
+
+
+class Normalization(enum.Enum):
+    BATCH_SIZE = "BATCH_SIZE"
+    FULL = "FULL"
+
+
+class Metric(enum.Enum):
+    TOP1 = "TOP1"
+    LOSS = "LOSS"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filler:
     type: str = "constant"
@@ -346,6 +362,26 @@ class Sync:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """LossParameter. `teacher` is the name of a stage, None but of `DISTILL`."""
+
+    type: LossType
+    normalization: Normalization = Normalization.BATCH_SIZE
+    teacher: str | None = None
+    temperature: float = 4.0
+    weight: float = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyStop:
+    """EarlyStopParameter."""
+
+    metric: Metric
+    patience_iter: int
+    min_delta: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Knot:
     iter: float  # of the policy; a knot that was written in epochs need not be a whole one
     factor: float
@@ -416,6 +452,8 @@ class Solver:
     mixup_alpha: float = 0.0
     cutmix_alpha: float = 0.0
     label_smoothing: float = 0.0
+    loss: Loss | None = None
+    early_stop: EarlyStop | None = None
     random_seed: int
     precision: Precision = Precision.FP32
     channels_last: bool = True
@@ -443,6 +481,27 @@ class Solver:
         """No more than these have something to do."""
         return self.sync.replicas if self.sync is not None and self.asynchronous else self.logical_workers
 
+    @property
+    def teacher(self) -> str | None:
+        """The stage that teaches this one (`loss { type: DISTILL }`)."""
+        return self.loss.teacher if self.loss is not None else None
+
+    @property
+    def earliest_end(self) -> int:
+        """The iteration that the stage reaches in any case: `early_stop` may end it there."""
+        if self.early_stop is None or not self.test_interval:
+            return self.max_iter
+        return earliest_end(self.max_iter, self.test_interval, self.early_stop.patience_iter)
+
+
+def earliest_end(max_iter: int, test_interval: int, patience_iter: int) -> int:
+    """The first evaluation is the best so far; the first that comes so late after it may be the last.
+
+    >>> earliest_end(1000, 100, 250), earliest_end(300, 100, 250)
+    (400, 300)
+    """
+    return min(max_iter, (1 - -patience_iter // test_interval) * test_interval)
+
 
 @dataclass(frozen=True, slots=True)
 class Origin:
@@ -455,6 +514,8 @@ class Origin:
 
 # The key in a stage's identity of the iteration of its parent that it starts from. Not there where that is the parent's end.
 FROM_ITER = "from_iter"
+# The key in a snapshot's identity of the id of the snapshot that was its teacher; a stage's own identity has it in a plan alone.
+TEACHER = "teacher"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stagerun.base.recipe import Precision
 from stagerun.comm import Comm
 from stagerun.engine.device import autocast
 from stagerun.engine.images import Batch, Normalise
+from stagerun.engine.losses import TestLoss, cross_entropy
 
 
 class Views(enum.Enum):
@@ -61,9 +61,10 @@ def evaluate(
     precision: Precision,
     comm: Comm,
     stop: Callable[[], bool],
+    loss: TestLoss = cross_entropy,
 ) -> Score | None:
     """The Score of a network; as `score`."""
-    return score(answers(model, normalise, precision), batches, num_batches, normalise, comm, stop)
+    return score(answers(model, normalise, precision), batches, num_batches, normalise, comm, stop, loss)
 
 
 def answers(model: nn.Module, normalise: Normalise, precision: Precision) -> Callable[[Batch], Tensor]:
@@ -91,6 +92,7 @@ def score(
     normalise: Normalise,
     comm: Comm,
     stop: Callable[[], bool],
+    loss: TestLoss = cross_entropy,
 ) -> Score | None:
     """The Score of what answers a batch with [N, classes], logits or logarithms of probabilities. Collective.
 
@@ -109,10 +111,10 @@ def score(
         table[number, 0] = len(labels)
         table[number, 1] = right[:, 0].sum()
         table[number, 2] = right.any(dim=1).sum()
-        table[number, 3] = F.cross_entropy(logits, labels, reduction="none").double().sum()
+        table[number, 3] = loss(logits, labels).double().sum()
     comm.all_reduce(table)()
     rows = table.tolist()
     if rows.pop()[0]:
         return None
-    images, top1, top5, loss = (sum(column) for column in zip(*rows, strict=True))
-    return Score(int(images), top1 / images, top5 / images, loss / images)
+    images, top1, top5, total = (sum(column) for column in zip(*rows, strict=True))
+    return Score(int(images), top1 / images, top5 / images, total / images)

@@ -76,6 +76,13 @@ def solver(view: View, seed: int, images: int) -> recipe.Solver:
     )
 
 
+def earliest_end(view: View) -> int | None:
+    """The iteration that a stage with `early_stop` comes to in any case (`recipe.Solver.earliest_end`); None of another stage."""
+    early, length, every = view.view("early_stop"), view.whole("max_iter"), view.whole("test_interval")
+    patience = early.whole("patience_iter") if early is not None else None
+    return recipe.earliest_end(length, every, patience) if length and every and patience else None
+
+
 def _sync(view: View) -> recipe.Sync:
     """With the outer update that `DILOCO` has though none is written."""
     outer = None

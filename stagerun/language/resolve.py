@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from stagerun.base import recipe
 from stagerun.base.errors import DataError, Problem, Problems, RecipeError, Span, StagerunError
-from stagerun.language import build, check, ensembles, layers, override, ranges, stages, tree, values
+from stagerun.language import build, check, ensembles, layers, override, ranges, stages, teachers, tree, values
 from stagerun.language.check_compress import check_residual
 from stagerun.language.check_images import check_model, classes_problem
 from stagerun.language.override import Override
@@ -68,7 +68,9 @@ def read(
     files = _stage_blocks(found, texts, shown, problems)
     settings = _settings(schedule, found, files, changes, problems)
     lengths = {name: _known(block, lambda view: view.whole("max_iter")) for name, block in settings.items()}
-    found = stages.check_branches(found, {name: n for name, n in lengths.items() if n is not None}, problems)
+    sure = {name: _known(block, build.earliest_end) for name, block in settings.items()}
+    found = stages.check_branches(found, _those_known(lengths), _those_known(sure), problems)
+    found = teachers.with_teachers(found, settings, problems)
     order = stages.in_running_order(found, problems)
     _check(schedule, settings, posixpath.basename(root), problems)
     ensembles.check(schedule, found, settings, problems)
@@ -95,6 +97,10 @@ def stage_files(text: bytes | str) -> tuple[str, ...]:
 def _decoded(text: Text) -> str:
     assert not isinstance(text, Unreadable)
     return text if isinstance(text, str) else text.decode()
+
+
+def _those_known(numbers: Mapping[str, int | None]) -> dict[str, int]:
+    return {name: number for name, number in numbers.items() if number is not None}
 
 
 def _known(block: Block, read: Callable[[View], T]) -> T | None:
@@ -284,18 +290,29 @@ def _stage(node: Node, block: Block, seed: int, images: int, shared: Sequence[bu
         derived[f"solver.{field}.std_value"] = "[1.0]"
         if transform.random_resize:
             derived[f"solver.{field}.random_resize_param.max_size"] = str(transform.random_resize.max_size)
-    found = [*shared, *build.facts(SOLVER, block, "solver.", derived, path), *_branch(node)]
+    found = [*shared, *build.facts(SOLVER, block, "solver.", derived, path), *_branch(node), *_lesson(node)]
     return recipe.Stage(
         name=node.name,
         parent=node.parent,
         solver=solver,
-        identity={f.key: f.text for f in found if f.identity and values.is_read(f.key, solver.lr_policy)},
+        identity={f.key: f.text for f in found if _counts(f, solver)},
         origins={f.key: _in_layer(f.origin, block) for f in found},
         span=node.place,
         parent_iter=node.parent_iter,
         enabled=node.enabled,
         group=node.group,
     )
+
+
+# What `early_stop` hangs on; without it, nothing that is trained does. A message with all that is in it.
+_TESTED = ("solver.test_interval", "solver.test_iter", "solver.test_transform_param", "data.val.images")
+
+
+def _counts(fact: build.Fact, solver: recipe.Solver) -> bool:
+    """Whether snapshots of the stage depend on it."""
+    if solver.early_stop is not None and any(f"{fact.key}.".startswith(f"{name}.") for name in _TESTED):
+        return True
+    return fact.identity and values.is_read(fact.key, solver.lr_policy)
 
 
 def _in_layer(origin: recipe.Origin, block: Block) -> recipe.Origin:
@@ -309,6 +326,12 @@ def _branch(node: Node) -> Iterator[build.Fact]:
     if node.parent_iter is not None:
         origin = recipe.Origin(f"{node.parent}@{node.parent_iter}", "schedule", node.parent_place)
         yield build.Fact(recipe.FROM_ITER, str(node.parent_iter), True, origin)
+
+
+def _lesson(node: Node) -> Iterator[build.Fact]:
+    """Where the teacher is named. Which snapshot that is only a plan knows, and puts into the identity."""
+    if node.teacher is not None:
+        yield build.Fact(recipe.TEACHER, "", False, recipe.Origin(node.teacher, "stage", node.teacher_place))
 
 
 # -- a folder -> recipe.Schedule: the only part that reads files

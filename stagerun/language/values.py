@@ -325,11 +325,15 @@ def _lines(message: Any) -> Iterator[str]:
 
 def digest(schedule: recipe.Schedule) -> str:
     """sha256, in hex, of what training depends on: the settings of each stage that snapshots are made from, in running
-    order, and which stage and iteration of it each starts from. Names of stages, paths and what is only looked at are not in it.
+    order, which stage and iteration of it each starts from, and which one teaches it. Names of stages, paths and what is only looked at are not in it.
     """
     place = {stage.name: number for number, stage in enumerate(schedule.stages)}
     made_from = [
-        [None if stage.parent is None else place[stage.parent], sorted(stage.identity.items())]  # has the iteration
+        [
+            None if stage.parent is None else place[stage.parent],
+            sorted(stage.identity.items()),  # has the iteration
+            *([place[stage.solver.teacher]] if stage.solver.teacher is not None else []),
+        ]
         for stage in schedule.stages
     ]
     return hashlib.sha256(json.dumps(made_from, separators=(",", ":")).encode()).hexdigest()

@@ -21,6 +21,7 @@ from stagerun.plan.counting import (
     skipped_before,
     source_of,
     taken_over,
+    taught_by,
     why_stale,
 )
 from stagerun.plan.pieces import has_passed, lost_points, pieces
@@ -75,6 +76,13 @@ def require_starts(plan: Plan, chosen: Collection[str]) -> None:
         stage, above = planned.stage, planned.stage.parent
         if planned.until is not None and stage.name not in chosen:
             missing[stage.name] = None
+        if (
+            planned.iterations_left
+            and planned.state is not State.STALE
+            and stage.solver.teacher
+            and not planned.teacher
+        ):
+            missing |= dict.fromkeys(_not_chosen(by_name, stage.solver.teacher))
         if planned.state is not State.FRESH or planned.start is not None or above is None:
             continue
         if not any(piece.stage.name == above for piece in plan.pieces):
@@ -174,11 +182,14 @@ def make_plan(
     for stage in schedule.stages:
         name, above = stage.name, stage.parent
         source = source_of(stage, planned[above], usable[above]) if above is not None else None
-        if above in below and name not in asked.keep:
+        teacher = planned[stage.solver.teacher] if stage.solver.teacher is not None else None
+        if not below.isdisjoint((above, stage.solver.teacher)) and name not in asked.keep:
             below.add(name)
+        if teacher is not None:
+            stage = taught_by(stage, teacher, inventory)
         sources[name] = source
         inventory = taken_over(stage, source, inventory, known)
-        usable[name], planned[name] = _plan_stage(schedule, stage, source, inventory, name in below, asked)
+        usable[name], planned[name] = _plan_stage(schedule, stage, source, teacher, inventory, name in below, asked)
     planned = {name: _left_out(stage, name in asked.chosen, planned) for name, stage in planned.items()}
     again = pieces(planned, usable, sources)
     lost = lost_points(planned, again, usable, sources, asked.keep | below)
@@ -208,15 +219,27 @@ def require_fresh(plan: Plan) -> None:
 
 
 def _changed_themselves(plan: Plan) -> list[str]:
-    """The stale stages that are so not just because of their parent; for all stages of a block, its name."""
+    """The stale stages that are so not just because of their parent or teacher; for all stages of a block, its name."""
     stale = {s.stage.name for s in plan.stale}
-    own = [s.stage for s in plan.stale if not s.lost and (s.changes or s.stage.parent not in stale)]
-    others = {stage.group for stage in plan.schedule.stages if stage not in own}
+    own = [s.stage for s in plan.stale if not s.lost and (s.changes or stale.isdisjoint(_needs(s.stage)))]
+    names = {stage.name for stage in own}
+    others = {stage.group for stage in plan.schedule.stages if stage.name not in names}
     return list(dict.fromkeys(s.group if s.group is not None and s.group not in others else s.name for s in own))
 
 
+def _needs(stage: Stage) -> tuple[str, ...]:
+    """The stages that are trained before it."""
+    return tuple(name for name in (stage.parent, stage.solver.teacher) if name is not None)
+
+
 def _plan_stage(
-    schedule: Schedule, stage: Stage, source: Source | None, inventory: Inventory, redo: bool, asked: Choice
+    schedule: Schedule,
+    stage: Stage,
+    source: Source | None,
+    teacher: PlannedStage | None,
+    inventory: Inventory,
+    redo: bool,
+    asked: Choice,
 ) -> tuple[tuple[SnapshotRef, ...], PlannedStage]:
     """The snapshots that count, and what is to be done. `redo`: the stage is named by --redo, or follows from one that is."""
     own = inventory.of(stage.name)
@@ -224,11 +247,17 @@ def _plan_stage(
     usable = of_these_images(usable, stage, schedule)
     position, skipped = _position(stage, source), skipped_before(stage, source)
     planned = PlannedStage(
-        stage=stage, state=State.FRESH, iter=0, position=position, skipped=skipped, skipped_before=skipped
+        stage=stage,
+        state=State.FRESH,
+        iter=0,
+        position=position,
+        skipped=skipped,
+        skipped_before=skipped,
+        teacher=teacher.end if teacher is not None else None,
     )
     if usable:
         # An end is an end, even if a stretch was trained once more elsewhere and left out images there.
-        ends = [ref for ref in usable if ref.iter == stage.solver.max_iter]
+        ends = [ref for ref in usable if ref.ends(stage.solver.max_iter)]
         return usable, _gone_on(planned, max(ends or usable, key=how_far), kept=False)
     if stage.name in asked.keep and own:
         newest = max(own, key=lambda ref: (ref.attempt, ref.iter))
@@ -247,11 +276,11 @@ def _plan_stage(
         redo
         and stage.name not in asked.redo
         and any(c.field != IMAGES for c in changes)
-        and not (parent and parent.again)
+        and not any(needed is not None and needed.again for needed in (parent, teacher))
     ):
         redo = False
-    if lost or (parent is not None and parent.state is State.STALE):
-        redo = False  # there is nothing to start from
+    if lost or any(needed is not None and needed.state is State.STALE for needed in (parent, teacher)):
+        redo = False  # there is nothing to start from, or to learn from
     return (), replace(
         planned,
         state=State.FRESH if redo else State.STALE,
@@ -267,7 +296,7 @@ def _gone_on(planned: PlannedStage, newest: SnapshotRef, kept: bool) -> PlannedS
     length = planned.stage.solver.max_iter
     if kept:  # finished where it was to finish then
         length = min(length, newest.whole("solver.max_iter", length))
-    done = newest.iter >= length
+    done = newest.ended or newest.iter >= length
     why = ["kept as it is"] * kept if done else [f"from {newest.name}"]
     why += [f"trained as `{newest.trained_as}`"] * bool(newest.trained_as)
     return replace(
@@ -312,7 +341,8 @@ def _position(stage: Stage, source: Source | None) -> int:
         return 0
     parent = source.parent
     iterations, batch_size = parent.stage.solver.max_iter, parent.stage.solver.batch_size
+    if parent.end is not None:
+        iterations = parent.end.iter  # `early_stop` may have ended it
     if parent.kept and parent.end is not None:
-        iterations = parent.end.iter
         batch_size = parent.end.whole("solver.batch_size", batch_size)
     return parent.position + (iterations if stage.parent_iter is None else stage.parent_iter) * batch_size

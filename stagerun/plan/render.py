@@ -12,6 +12,7 @@ from stagerun.base.text import columns, count
 from stagerun.base.units import epochs
 from stagerun.language.values import plain
 from stagerun.plan.described import augmentation, augmentation_changes, course, crop_size_ramp, described
+from stagerun.plan.endings import ends, loss
 from stagerun.plan.gradients import compression
 from stagerun.plan.hazards import joints, notes, solver_changes
 from stagerun.plan.meeting import pushes, replicas, starts_between
@@ -126,6 +127,7 @@ def _details(plan: Plan, planned: PlannedStage) -> str:
         lines.append(f"  replicas: {replicas(solver)}")
     if growing := crop_size_ramp(solver):
         lines.append(f"  {growing}")
+    lines += [f"  {line}" for line in (loss(solver), ends(plan.schedule, planned)) if line]
     if stage.parent is not None:
         lines.append(f"  carried over from {starts_from(stage)}: {carried_over(planned)}")
         if between := starts_between(plan.schedule, stage):

@@ -134,7 +134,7 @@ def _take_statistics(run: EnsembleRun, model: nn.Module, statistics: BatchStatis
     solver = replace(stage.solver, transform=replace(stage.solver.transform, crop_size_ramp=None))
     workers = runs_of(solver.logical_workers, run.worker.comm.size)[run.worker.comm.rank]
     how = arithmetic_of(run.worker.schedule.model, solver, run.worker.device)
-    how = replace(how, clip_gradients=None, label_smoothing=0.0)
+    how = replace(how, clip_gradients=None)
     size = solver.device_batch_size
     asked = ((i * solver.batch_size + worker * size, size) for i in range(iterations) for worker in workers)
     loader = run.worker.images.loader(replace(stage, solver=solver))

@@ -16,6 +16,7 @@ from stagerun.data.records import LmdbSource, Records
 from stagerun.engine.evaluate import Averaged, Score, Views, answers
 from stagerun.engine.evaluate import score as score_of
 from stagerun.engine.images import Batch, Normalise
+from stagerun.engine.losses import test_loss_of
 from stagerun.system.lmdb_file import data_file
 from stagerun.train.images import default_loader_threads
 from stagerun.train.stage_start import normalise_for
@@ -76,7 +77,7 @@ def score(
 
     with _memory_explained(max(n for _, n in asked)), loader.stream(asked) as batches:
         numbered = enumerate(watch(batches, len(asked)))
-        found = score_of(seen, numbered, len(asked), normalise, SoloComm(), lambda: False)
+        found = score_of(seen, numbered, len(asked), normalise, SoloComm(), lambda: False, test_loss_of(solver))
     assert found is not None  # no one asked it to stop
     return found
 

@@ -17,6 +17,7 @@ from stagerun.comm import runs_of
 from stagerun.engine.evaluate import Score, evaluate
 from stagerun.engine.feed import feed
 from stagerun.engine.loop import all_skipped
+from stagerun.engine.losses import test_loss_of
 from stagerun.engine.state import TrainState
 from stagerun.engine.update import explained
 from stagerun.plan.counting import tested_on
@@ -79,6 +80,7 @@ def _test(run: StageRun, state: TrainState, test_iter: int | None, ema: bool) ->
             solver.precision,
             run.worker.comm,
             run.worker.stop,
+            test_loss_of(solver),
         )
     if score is not None:
         yield Tested(
@@ -128,7 +130,7 @@ def _result(run: StageRun, state: TrainState, scores: Scores | None) -> StageFin
     def result() -> dict[str, Any]:
         assert run.worker.keeper is not None
         solver = run.stage.solver
-        first, last = make_knobs(solver)(0), make_knobs(solver)(solver.max_iter - 1, state.plateau.drops)
+        first, last = make_knobs(solver)(0), make_knobs(solver)(state.iter - 1, state.plateau.drops)
         snapshot = _last_snapshot(run, state)
         seconds = run.seconds
         score, ema = (scores.trained, scores.ema) if scores else (None, None)

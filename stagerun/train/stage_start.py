@@ -15,6 +15,7 @@ from stagerun.engine.codec import decode
 from stagerun.engine.compression import residual_of
 from stagerun.engine.device import dtype_of
 from stagerun.engine.images import Normalise
+from stagerun.engine.losses import loss_of
 from stagerun.engine.mixing import Mixing
 from stagerun.engine.parameters import idle_rules
 from stagerun.engine.replicas import Replicas
@@ -24,6 +25,7 @@ from stagerun.models import build
 from stagerun.plan import PlannedStage, State
 from stagerun.schedule.plateau import FRESH, PlateauState
 from stagerun.train.agreement import everyone, rank0
+from stagerun.train.early_stop import saved_best
 from stagerun.train.progress import ARRIVALS, AVERAGE, MOMENTUM, REPLICAS, RESIDUAL, WEIGHTS, progress_of
 from stagerun.train.worker import StageRun
 
@@ -33,8 +35,12 @@ def normalise_for(model: Model, solver: Solver, transform: Transform, device: to
     return Normalise(transform, model.channels, device, dtype_of(solver.precision), solver.channels_last)
 
 
-def arithmetic_of(model: Model, solver: Solver, device: torch.device) -> Arithmetic:
-    """How a stage computes its updates."""
+def arithmetic_of(
+    model: Model, solver: Solver, device: torch.device, teacher: torch.nn.Module | None = None
+) -> Arithmetic:
+    """How a stage computes its updates. Where it has a teacher and none is given, one with other weights stands in for it."""
+    if teacher is None and solver.teacher is not None:
+        teacher = teacher_network(model, solver, device)
     return Arithmetic(
         logical_workers=solver.logical_workers,
         normalise=normalise_for(model, solver, solver.transform, device),
@@ -42,8 +48,40 @@ def arithmetic_of(model: Model, solver: Solver, device: torch.device) -> Arithme
         clip_gradients=solver.clip_gradients,
         forward_seed=lambda position: order.dropout_seed(solver.random_seed, position),
         mixing=Mixing(solver.random_seed, solver.mixup_alpha, solver.cutmix_alpha),
-        label_smoothing=solver.label_smoothing,
+        loss=loss_of(solver, teacher),
     )
+
+
+def teacher_network(model: Model, solver: Solver, device: torch.device) -> torch.nn.Module:
+    """A network for the images of a stage that it teaches, with freshly drawn weights. It is not compiled."""
+    network = build(model).to(device, dtype_of(solver.precision)).requires_grad_(False)
+    if solver.channels_last:
+        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return network.eval()
+
+
+def taught(run: StageRun) -> torch.nn.Module | None:
+    """The stage's teacher, the same on every rank; None where it has none. Collective. ResumeRefused for a snapshot of another network."""
+    name = run.stage.solver.teacher
+    if name is None:
+        return None
+    network = teacher_network(run.worker.schedule.model, run.stage.solver, run.worker.device)
+    tensors = dict(network.state_dict())
+
+    def fill() -> None:
+        assert run.step.teacher is not None
+        try:
+            restore(tensors, decode(run.step.teacher[WEIGHTS]))
+        except (ValueError, KeyError) as error:
+            ref = run.planned.teacher
+            raise ResumeRefused(
+                f"snapshot {ref.name if ref else ''} can't teach stage `{run.stage.name}`: {error}",
+                "it is of another network; take another teacher",
+            ) from error
+
+    rank0(run.worker.comm, fill)
+    hand_out(run.worker.comm, tensors.values())
+    return network
 
 
 def restored(run: StageRun) -> TrainState:
@@ -75,6 +113,8 @@ def restored(run: StageRun) -> TrainState:
         state.plateau = _plateau(run)
     if run.planned.state in (State.RESUME, State.DONE):
         state.skips, state.skips_in_all, state.rollbacks = _failures(run)
+        if solver.early_stop is not None:
+            state.best = saved_best(run)
     if run.rollbacks is not None:
         state.rollbacks = run.rollbacks
     return state

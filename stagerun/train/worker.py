@@ -99,6 +99,7 @@ class Step:
     iterations_left: int  # of all stages; 0 but on rank 0
     files: dict[str, bytes] | None
     record_ends: int | None = None
+    teacher: dict[str, bytes] | None = None  # the files of the teacher's snapshot, on rank 0 alone
 
 
 # Iterations over which the loss in the table of results is averaged, at most.
@@ -118,6 +119,7 @@ class StageRun:
     # Positions of iterations that failed, and were come to again since the snapshot to go back to was lost.
     again: frozenset[int] = frozenset()
     choice: Choice = field(default_factory=dict)  # what `method: AUTO` chose; empty before, and of other methods
+    said_ended: bool = False  # by the newest snapshot asked for: that `early_stop` ends the stage there
     drifted: bool = False  # the user knows that ranks which don't compute alike hold other states
 
     @property

@@ -555,6 +555,13 @@ COMMENTS: dict[str, str] = {
         "Share of the training label that is spread evenly over all classes. 0 or more, below 1. Evaluations have none. New in\n"
         "stagerun."
     ),
+    "Solver.loss": (
+        "What a stage minimises: `loss { type: BINARY }`. Default: SOFTMAX. New in stagerun."
+    ),
+    "Solver.early_stop": (
+        "Ends the stage before max_iter where it doesn't get any better: `early_stop { metric: TOP1 patience_epoch: 3 }`. Needs\n"
+        "test_interval and `data.val`. Default: it ends at max_iter. New in stagerun."
+    ),
     "Solver.random_seed": (
         "Seed of this stage in place of Schedule.seed, for order, augmentation and dropout. 0 or more. Caffe's."
     ),
@@ -617,6 +624,67 @@ COMMENTS: dict[str, str] = {
     ),
     "Solver.snapshot_epoch": (
         "The same in epochs. New in stagerun."
+    ),
+    "LossParameter": (
+        "What a stage minimises: the mean over the images of a batch. With z the network's outputs, p = softmax(z), and t the target of an\n"
+        "image: 1 for its class and 0 for the others, then smoothed and mixed (label_smoothing, mixup_alpha, cutmix_alpha). New in stagerun."
+    ),
+    "LossParameter.type": (
+        "Which. Required."
+    ),
+    "LossParameter.normalization": (
+        "Of `BINARY`: what the sum over images and classes is divided by. Default: BATCH_SIZE. Caffe's (loss_param)."
+    ),
+    "LossParameter.teacher": (
+        "Of `DISTILL`, which needs it: the stage whose trained weights, at its end, are the teacher. It is trained before, and this stage is\n"
+        "stale where it was taught by another. Not one that starts from this one."
+    ),
+    "LossParameter.temperature": (
+        "Of `DISTILL`: T, which makes both distributions softer. Above 0."
+    ),
+    "LossParameter.weight": (
+        "Of `DISTILL`: how much the teacher counts, and the label the rest. 0 to 1."
+    ),
+    "LossParameter.Type.SOFTMAX": (
+        "-sum(t * log(p)) over the classes: cross entropy. Caffe's SoftmaxWithLoss."
+    ),
+    "LossParameter.Type.BINARY": (
+        "-sum(t * log(s) + (1-t) * log(1-s)) over the classes with s = sigmoid(z): each class by itself. Caffe's\n"
+        "SigmoidCrossEntropyLoss. The one for images with several labels."
+    ),
+    "LossParameter.Type.DISTILL": (
+        "(1 - weight) * SOFTMAX + weight * T^2 * sum(q * log(q / p_T)) over the classes with q = softmax(teacher's z / T) and\n"
+        "p_T = softmax(z / T). The teacher sees the same pixels, in evaluation mode and in the stage's precision. arXiv:1503.02531."
+    ),
+    "LossParameter.Normalization.BATCH_SIZE": (
+        "The images. A learning rate then means about what it means with SOFTMAX, however many classes there are."
+    ),
+    "LossParameter.Normalization.FULL": (
+        "Images times classes: the mean over all outputs, torch's BCEWithLogitsLoss and timm's BinaryCrossEntropy."
+    ),
+    "EarlyStopParameter": (
+        "When a stage ends before max_iter. After each evaluation inside the stage (test_interval), that of the trained weights, it is decided:\n"
+        "the stage ends if `metric` has not become better by more than min_delta in the last patience_iter iterations. What follows starts from\n"
+        "there, and so do its images. A snapshot that ends a stage so says it; changing this, or how often and on what is tested, makes\n"
+        "the stage stale. Not with `sync_param { method: ASYNC }`. New in stagerun."
+    ),
+    "EarlyStopParameter.metric": (
+        "What is looked at. Required."
+    ),
+    "EarlyStopParameter.patience_iter": (
+        "Iterations that it may go without becoming better. 1 or more. This or patience_epoch is required."
+    ),
+    "EarlyStopParameter.patience_epoch": (
+        "The same in epochs."
+    ),
+    "EarlyStopParameter.min_delta": (
+        "How much better it must become to count: of `TOP1` and `MAP` in per cent. 0 or more."
+    ),
+    "EarlyStopParameter.Metric.TOP1": (
+        "Images, in per cent, whose first answer is right. Higher is better."
+    ),
+    "EarlyStopParameter.Metric.LOSS": (
+        "The loss of the evaluation. Lower is better."
     ),
     "DecayFrom.STAGE_START": (
         "The start of the stage, warm-up included: where a warm-up ends, a policy that falls is already below base_lr. SURFsara\n"

@@ -1,0 +1,114 @@
+"""What a stage minimises: the loss of one device batch, and of an evaluation that of each image by itself."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stagerun.base.recipe import LossType, Normalization, Precision, Solver
+from stagerun.engine.device import autocast
+from stagerun.engine.mixing import Mixed, training_loss
+
+# Logits [N, classes], labels int64 [N] or multi-hot [N, classes], how the images were mixed, and the images that the network saw
+# -> a scalar.
+Loss = Callable[[Tensor, Tensor, Mixed | None, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Softmax:
+    smoothing: float = 0.0
+
+    def __call__(self, logits: Tensor, labels: Tensor, mixed: Mixed | None, images: Tensor) -> Tensor:
+        return training_loss(logits, labels, self.smoothing, mixed)
+
+
+SOFTMAX = Softmax()
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    smoothing: float
+    normalization: Normalization
+
+    def __call__(self, logits: Tensor, labels: Tensor, mixed: Mixed | None, images: Tensor) -> Tensor:
+        wanted = targets(labels, logits, self.smoothing, mixed)
+        total = F.binary_cross_entropy_with_logits(logits, wanted, reduction="sum")
+        return total / (logits.numel() if self.normalization is Normalization.FULL else len(logits))
+
+
+@dataclass(frozen=True, slots=True)
+class Distilled:
+    """Hinton, Vinyals and Dean, arXiv:1503.02531. `teacher` is in evaluation mode, and stays as it is."""
+
+    smoothing: float
+    teacher: nn.Module
+    temperature: float
+    weight: float
+    precision: Precision
+
+    def __call__(self, logits: Tensor, labels: Tensor, mixed: Mixed | None, images: Tensor) -> Tensor:
+        with torch.no_grad(), autocast(self.precision, images.device):
+            taught: Tensor = self.teacher(images).to(logits.dtype)
+        hard = training_loss(logits, labels, self.smoothing, mixed)
+        return (1 - self.weight) * hard + self.weight * distance(logits, taught, self.temperature)
+
+
+def distance(logits: Tensor, taught: Tensor, temperature: float) -> Tensor:
+    """T^2 times the mean over images of the Kullback-Leibler divergence of softmax(logits / T) from softmax(taught / T)."""
+    own, others = ((z / temperature).log_softmax(1) for z in (logits, taught))
+    return temperature**2 * F.kl_div(own, others, reduction="batchmean", log_target=True)
+
+
+def targets(labels: Tensor, logits: Tensor, smoothing: float, mixed: Mixed | None) -> Tensor:
+    """What each output should be, [N, classes] in the dtype of `logits`."""
+    wanted = multi_hot(labels, logits)
+    if smoothing:
+        wanted = (1 - smoothing) * wanted + smoothing / logits.shape[1]
+    if mixed is not None:
+        share = mixed.mixture.share
+        wanted = share * wanted + (1 - share) * wanted.index_select(0, mixed.partners)
+    return wanted
+
+
+def multi_hot(labels: Tensor, logits: Tensor) -> Tensor:
+    """1 for the classes of an image, 0 for the others, in shape and dtype of `logits`."""
+    if labels.ndim == 2:
+        return labels.to(logits.dtype)
+    return torch.zeros_like(logits).scatter_(1, labels[:, None], 1.0)
+
+
+def loss_of(solver: Solver, teacher: nn.Module | None = None) -> Loss:
+    """The loss that a stage trains with; `teacher` for one of type DISTILL."""
+    how, smoothing = solver.loss, solver.label_smoothing
+    if how is None or how.type is LossType.SOFTMAX:
+        return Softmax(smoothing)
+    if how.type is LossType.BINARY:
+        return Binary(smoothing, how.normalization)
+    if teacher is None:
+        raise ValueError("a loss of type DISTILL needs its teacher")
+    return Distilled(smoothing, teacher, how.temperature, how.weight, solver.precision)
+
+
+# -- in an evaluation
+
+# Logits and labels -> float [N]. Without smoothing, and without a teacher.
+TestLoss = Callable[[Tensor, Tensor], Tensor]
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits, labels, reduction="none")
+
+
+def test_loss_of(solver: Solver) -> TestLoss:
+    """BINARY as it is trained, with the labels as they are; cross entropy of all others."""
+    how = solver.loss
+    if how is None or how.type is not LossType.BINARY:
+        return cross_entropy
+
+    def binary(logits: Tensor, labels: Tensor) -> Tensor:
+        each = F.binary_cross_entropy_with_logits(logits, multi_hot(labels, logits), reduction="none")
+        return each.mean(1) if how.normalization is Normalization.FULL else each.sum(1)
+
+    return binary
