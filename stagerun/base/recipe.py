@@ -5,9 +5,11 @@ Made by `language.resolve` alone; read by everything else. The meaning, unit and
 """
 
 import enum
+import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from stagerun.base.code import Sources
 from stagerun.base.errors import Span
 
 
@@ -162,6 +164,7 @@ class LossType(enum.Enum):
     SOFTMAX = "SOFTMAX"
     BINARY = "BINARY"
     DISTILL = "DISTILL"
+    PYTHON = "PYTHON"
 
 
 class Normalization(enum.Enum):
@@ -190,13 +193,17 @@ class Model:
     name: str
     num_classes: int
     channels: int = 3
-    moving_average_fraction: float = 0.9  # of most networks, eps too; `language.networks` has those of each
-    eps: float = 1e-5
+    # Of most networks, eps too; `language.networks` has those of each. None: those of each layer, in a network from outside.
+    moving_average_fraction: float | None = 0.9
+    eps: float | None = 1e-5
     zero_gamma: ZeroGamma = ZeroGamma.AS_PUBLISHED
     fc_weight_filler: Filler | None = None
     fc_bias_filler: Filler | None = None
     blur_pool: bool = False
     spare_classes: bool = False  # of what `run` checks, not of the network: the canonical form leaves it out
+    args: str | None = None  # as `language.arguments` writes them
+    # The Python files of a network from outside, which may be run. None where that isn't allowed: read from a snapshot.
+    sources: Sources | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -363,13 +370,17 @@ class Sync:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """LossParameter. `teacher` is the name of a stage, None but of `DISTILL`."""
+    """LossParameter. `teacher` is the name of a stage, None but of `DISTILL`; `function`, `args` and `sources` are of `PYTHON`, and as in
+    Model."""
 
     type: LossType
     normalization: Normalization = Normalization.BATCH_SIZE
     teacher: str | None = None
     temperature: float = 4.0
     weight: float = 0.5
+    function: str | None = None
+    args: str | None = None
+    sources: Sources | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -516,6 +527,8 @@ class Origin:
 FROM_ITER = "from_iter"
 # The key in a snapshot's identity of the id of the snapshot that was its teacher; a stage's own identity has it in a plan alone.
 TEACHER = "teacher"
+# What the keys of the Python that a stage needs begin with: `code.mynet.py` and its digest, `code.timm` and its version.
+CODE = "code."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -523,6 +536,8 @@ class Stage:
     """One node of the tree. `parent` is None for a stage that starts from the seed; `parent_iter` is the iteration of the
     parent that it starts from, None for the parent's end. `group` is the stage in schedule.prototxt that several were made of.
     A stage below one that is not enabled is not enabled either.
+
+    `model` is its network: its own, or the schedule's.
 
     `identity` maps each field that snapshots depend on, shared ones included (`solver.base_lr`, `model.name`, ...), to
     its canonical text; two stages with equal identity and equal parent snapshots train to the same bits. `origins` has
@@ -534,6 +549,7 @@ class Stage:
     parent_iter: int | None = None
     enabled: bool = True
     group: str | None = None
+    model: Model
     solver: Solver
     identity: Mapping[str, str]
     origins: Mapping[str, Origin]
@@ -553,7 +569,8 @@ class Ensemble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """`stages` are in the order in which they run: parents before children. `files` are (path, text) as read. `sets`: which images the
+    """`stages` are in the order in which they run: parents before children. `files` are (path, text) as read, the Python
+    files that it names last. `sets`: which images the
     LMDBs hold (`lmdb_file.set_of`), by "train" and "val", as far as someone has looked."""
 
     name: str
@@ -566,6 +583,13 @@ class Schedule:
     ensembles: tuple[Ensemble, ...] = ()
     files: tuple[tuple[str, str], ...] = ()
     sets: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    @property
+    def sources(self) -> Sources:
+        """The Python files that the schedule names, and those that they import."""
+        folder = posixpath.dirname(self.files[0][0]) if self.files else ""
+        python = [(path, text) for path, text in self.files if path.endswith(".py")]
+        return Sources(folder, tuple((posixpath.relpath(path, folder or "."), text) for path, text in python))
 
     def stage(self, name: str) -> Stage:
         """The stage of that name. KeyError if there is none."""

@@ -12,7 +12,7 @@ from stagerun.base.recipe import Precision
 from stagerun.comm import Comm
 from stagerun.engine.device import autocast
 from stagerun.engine.images import Batch, Normalise
-from stagerun.engine.losses import TestLoss, cross_entropy
+from stagerun.engine.losses import EvaluationLoss, cross_entropy
 
 
 class Views(enum.Enum):
@@ -61,7 +61,7 @@ def evaluate(
     precision: Precision,
     comm: Comm,
     stop: Callable[[], bool],
-    loss: TestLoss = cross_entropy,
+    loss: EvaluationLoss = cross_entropy,
 ) -> Score | None:
     """The Score of a network; as `score`."""
     return score(answers(model, normalise, precision), batches, num_batches, normalise, comm, stop, loss)
@@ -92,7 +92,7 @@ def score(
     normalise: Normalise,
     comm: Comm,
     stop: Callable[[], bool],
-    loss: TestLoss = cross_entropy,
+    loss: EvaluationLoss = cross_entropy,
 ) -> Score | None:
     """The Score of what answers a batch with [N, classes], logits or logarithms of probabilities. Collective.
 

@@ -1,10 +1,20 @@
 """Errors of meaning in `loss` and `early_stop`. Pure."""
 
+from stagerun.base.code import WrongCode, code_of
 from stagerun.base.errors import Problems
 from stagerun.language.view import View
 
 # The type that reads a field which the others don't.
-_READERS = {"normalization": "BINARY", "teacher": "DISTILL", "temperature": "DISTILL", "weight": "DISTILL"}
+_READERS = {
+    "normalization": "BINARY",
+    "teacher": "DISTILL",
+    "temperature": "DISTILL",
+    "weight": "DISTILL",
+    "function": "PYTHON",
+    "args": "PYTHON",
+}
+# What a type can't do without, and what to write.
+_NEEDED = {"DISTILL": ("teacher", '"STAGE"'), "PYTHON": ("function", '"loss.py:build"')}
 
 
 def check_loss(stage: str, view: View, problems: Problems) -> None:
@@ -17,8 +27,15 @@ def check_loss(stage: str, view: View, problems: Problems) -> None:
         if kind != reader and loss.has(name):
             text = f"loss `{kind}` does not read `{name}`"
             problems.add(loss.place(name), text, f"remove it, or write type: {reader}")
-    if kind == "DISTILL" and not loss.has("teacher"):
-        problems.add(loss.place("type"), "loss `DISTILL` lacks `teacher`", 'write `teacher: "STAGE"`')
+    name, example = _NEEDED.get(kind, ("", ""))
+    if name and not loss.has(name):
+        problems.add(loss.place("type"), f"loss `{kind}` lacks `{name}`", f"write `{name}: {example}`")
+    elif kind == "PYTHON":
+        text = loss.text("function") or ""
+        try:
+            code_of(text)
+        except WrongCode as error:
+            problems.add(loss.place("function"), error.message, error.hint)
 
 
 def check_early_stop(stage: str, view: View, problems: Problems) -> None:

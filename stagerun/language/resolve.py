@@ -1,19 +1,22 @@
 """A folder, or its texts -> recipe.Schedule, or every mistake in them. All but `load` is pure."""
 
 import contextlib
+import functools
 import os
 import posixpath
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from stagerun.base import recipe
 from stagerun.base.errors import DataError, Problem, Problems, RecipeError, Span, StagerunError
 from stagerun.language import build, check, ensembles, layers, override, ranges, stages, teachers, tree, values
+from stagerun.language.check_code import require_code
 from stagerun.language.check_compress import check_residual
 from stagerun.language.check_images import check_model, classes_problem
+from stagerun.language.code import MISSING, LocalFiles, Reader, Text, Unreadable
 from stagerun.language.override import Override
 from stagerun.language.parse import LARGEST, parse
 from stagerun.language.stages import Node
@@ -24,17 +27,7 @@ from stagerun.system.lmdb_file import check_file, class_names
 SCHEDULE_FILE = "schedule.prototxt"
 
 
-@dataclass(frozen=True, slots=True)
-class Unreadable:
-    """In place of the text of a file that can't be read: why, as the end of `FILE: ...`."""
-
-    reason: str
-
-
-MISSING = Unreadable("there is no such file")
-
 T = TypeVar("T")
-Text = bytes | str | Unreadable
 Records = Callable[[str], int]  # the folder of an LMDB -> its number of records; StagerunError
 
 
@@ -44,15 +37,17 @@ def read(
     overrides: Sequence[str] = (),
     shown: str = "",
     records: Records | None = None,
+    python: Reader | None = None,
 ) -> recipe.Schedule:
     """The schedule that the files describe. RecipeError with all mistakes of all files.
 
     `texts` has schedule.prototxt and the stages' files by their path below the folder (`stage_files` says which); a
     file that is not in it does not exist. `root` is the folder's absolute path, `shown` the same as the user wrote it,
     for messages. `overrides` are the arguments of `--set`. `records` counts the LMDB of a Source without `images`; None
-    where no LMDB may be looked at.
+    where no LMDB may be looked at. `python` reads the Python files that it names; None: they are in `texts`.
     """
     problems = Problems()
+    local = LocalFiles(python or (lambda file: texts.get(file, MISSING)), shown, problems)
     path = posixpath.join(shown, SCHEDULE_FILE)
     text = texts.get(SCHEDULE_FILE, MISSING)
     if isinstance(text, Unreadable):
@@ -74,6 +69,8 @@ def read(
     order = stages.in_running_order(found, problems)
     _check(schedule, settings, posixpath.basename(root), problems)
     ensembles.check(schedule, found, settings, problems)
+    code = {name: _code(schedule, block) for name, block in settings.items()}
+    needed = require_code([entry for entries in code.values() for entry in entries], local)
     for node in found:
         if node.parent in settings:
             parent = View(settings[node.parent])
@@ -84,7 +81,14 @@ def read(
         raise RecipeError(problems.all())
     names = dict.fromkeys([SCHEDULE_FILE, *(n.file for n in found if n.file is not None)])
     kept = tuple((posixpath.join(shown, n), _decoded(texts[n])) for n in names if texts.get(n, MISSING) != MISSING)
-    return _build(schedule, order, settings, root, path, kept)
+    kept += tuple((posixpath.join(shown, file), text) for file, text in local.sources(needed).files)
+    return _build(schedule, order, settings, root, path, kept, code, local)
+
+
+def _code(schedule: Block, settings: Block) -> list[Entry]:
+    """What names Python in the settings of a stage, and in the network that it shares."""
+    own = "model" in settings.entries
+    return [*build.code_entries(None if own else schedule.block("model")), *build.code_entries(settings)]
 
 
 def stage_files(text: bytes | str) -> tuple[str, ...]:
@@ -247,16 +251,18 @@ def _build(
     root: str,
     path: str,
     files: tuple[tuple[str, str], ...],
+    code: Mapping[str, Sequence[Entry]],
+    local: LocalFiles,
 ) -> recipe.Schedule:
     view = View(schedule)
     name = view.text("name") or posixpath.basename(root)
     seed, keep = view.whole("seed"), view.whole("keep_snapshots")
     assert seed is not None and keep is not None
-    model = build.model(view.inside("model"))
+    model = build.model(view.inside("model"), local)
     derived = {
         "name": tree.quoted(name),
-        "model.batch_norm_param.moving_average_fraction": repr(model.moving_average_fraction),
-        "model.batch_norm_param.eps": repr(model.eps),
+        "model.batch_norm_param.moving_average_fraction": values.text(model.moving_average_fraction),
+        "model.batch_norm_param.eps": values.text(model.eps),
     }
     shared = list(build.facts(SCHEDULE, schedule, "", derived, path))
     data = build.data(view.inside("data"), root)
@@ -265,7 +271,19 @@ def _build(
         seed=seed,
         model=model,
         data=data,
-        stages=tuple(_stage(node, settings[node.name], seed, data.train.images, shared, path) for node in order),
+        stages=tuple(
+            _stage(
+                node,
+                settings[node.name],
+                model,
+                seed,
+                data.train.images,
+                [*shared, *build.code_facts(code[node.name], local, path)],
+                path,
+                local,
+            )
+            for node in order
+        ),
         determinism=recipe.Determinism(view.text("determinism")),
         keep_snapshots=keep,
         files=files,
@@ -273,8 +291,17 @@ def _build(
     )
 
 
-def _stage(node: Node, block: Block, seed: int, images: int, shared: Sequence[build.Fact], path: str) -> recipe.Stage:
-    solver = build.solver(View(block), seed, images)
+def _stage(
+    node: Node,
+    block: Block,
+    model: recipe.Model,
+    seed: int,
+    images: int,
+    shared: Sequence[build.Fact],
+    path: str,
+    local: LocalFiles,
+) -> recipe.Stage:
+    solver = build.solver(View(block), seed, images, local)
     derived = {
         "solver.warmup_iter": "0",
         "solver.random_seed": str(solver.random_seed),
@@ -294,6 +321,7 @@ def _stage(node: Node, block: Block, seed: int, images: int, shared: Sequence[bu
     return recipe.Stage(
         name=node.name,
         parent=node.parent,
+        model=model,
         solver=solver,
         identity={f.key: f.text for f in found if _counts(f, solver)},
         origins={f.key: _in_layer(f.origin, block) for f in found},
@@ -348,7 +376,8 @@ def load(folder: str | Path, overrides: Sequence[str] = ()) -> recipe.Schedule:
     first = texts[SCHEDULE_FILE]
     if not isinstance(first, Unreadable):
         texts |= {name: _text(shown, name) for name in stage_files(first) if name != SCHEDULE_FILE}
-    return read(texts, os.path.abspath(shown), overrides, "" if shown == "." else shown, _records)
+    python = functools.partial(_text, shown)
+    return read(texts, os.path.abspath(shown), overrides, "" if shown == "." else shown, _records, python)
 
 
 def _records(path: str) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from stagerun.base.errors import Problems, nearest
+from stagerun.base.errors import Problems, listing, nearest
 from stagerun.language.lexer import shown
 from stagerun.language.stages import Node, groups, some, with_disabled
 from stagerun.language.tree import Block
@@ -35,5 +35,5 @@ def _taught(node: Node, found: Sequence[Node], settings: Block | None, problems:
     else:
         text = f"stage `{node.name}` is taught by `{shown(name)}`, which is not a stage"
         at = "a teacher is a stage at its end, without an `@`" if "@" in name else ""
-        problems.add(place, text, at or nearest(name, names))
+        problems.add(place, text, at or nearest(name, names) or f"the stages are {listing(names)}")
     return node

@@ -14,6 +14,8 @@ def loss(solver: Solver) -> str:
     if how.type is LossType.BINARY:
         mean = "outputs" if how.normalization is Normalization.FULL else "images"
         return f"loss: BINARY, each class by itself, mean over {mean}"
+    if how.type is LossType.PYTHON:
+        return f"loss: `{how.function}`" + (f" with {how.args}" if how.args else "")
     return f"loss: DISTILL, taught by `{how.teacher}`, temperature {how.temperature:g}, weight {how.weight:g}"
 
 

@@ -16,7 +16,7 @@ from stagerun.data.records import LmdbSource, Records
 from stagerun.engine.evaluate import Averaged, Score, Views, answers
 from stagerun.engine.evaluate import score as score_of
 from stagerun.engine.images import Batch, Normalise
-from stagerun.engine.losses import test_loss_of
+from stagerun.engine.losses import evaluation_loss
 from stagerun.system.lmdb_file import data_file
 from stagerun.train.images import default_loader_threads
 from stagerun.train.stage_start import normalise_for
@@ -77,7 +77,7 @@ def score(
 
     with _memory_explained(max(n for _, n in asked)), loader.stream(asked) as batches:
         numbered = enumerate(watch(batches, len(asked)))
-        found = score_of(seen, numbered, len(asked), normalise, SoloComm(), lambda: False, test_loss_of(solver))
+        found = score_of(seen, numbered, len(asked), normalise, SoloComm(), lambda: False, evaluation_loss(solver))
     assert found is not None  # no one asked it to stop
     return found
 
@@ -103,7 +103,7 @@ def _network(stored: Stored, wanted: Wanted, device: torch.device) -> tuple[Call
     model: nn.Module = load_network(stored, device, wanted.ema)
     if wanted.views is not Views.ONE:
         model = Averaged(model, CROPS if wanted.views is Views.TEN_CROP else 1)
-    normalise = normalise_for(stored.schedule.model, solver, solver.test_transform, device)
+    normalise = normalise_for(stored.stage.model, solver, solver.test_transform, device)
     return answers(model, normalise, solver.precision), normalise
 
 
@@ -137,13 +137,13 @@ def _cut(images: int, size: int, solver: Solver) -> list[tuple[int, int]]:
 
 
 def _loader(stored: Stored, records: Records, views: Views, device: torch.device) -> Loader:
-    model, solver = stored.schedule.model, stored.stage.solver
+    model, solver = stored.stage.model, stored.stage.solver
     threads = default_loader_threads(device.type, torch.get_num_threads())
     if views is Views.TEN_CROP:
         return CropLoader(
             records, solver.test_transform, channels=model.channels, num_classes=model.num_classes, threads=threads
         )
-    return evaluation_loader(records, stored.schedule, solver, threads=threads)
+    return evaluation_loader(records, stored.stage, threads=threads)
 
 
 def _records(stored: Stored, wanted: Wanted) -> LmdbSource:

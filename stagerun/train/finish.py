@@ -17,7 +17,7 @@ from stagerun.comm import runs_of
 from stagerun.engine.evaluate import Score, evaluate
 from stagerun.engine.feed import feed
 from stagerun.engine.loop import all_skipped
-from stagerun.engine.losses import test_loss_of
+from stagerun.engine.losses import evaluation_loss
 from stagerun.engine.state import TrainState
 from stagerun.engine.update import explained
 from stagerun.plan.counting import tested_on
@@ -76,11 +76,11 @@ def _test(run: StageRun, state: TrainState, test_iter: int | None, ema: bool) ->
             state.model,
             zip(mine, beating(fed, pulse), strict=False),
             len(numbers),
-            normalise_for(run.worker.schedule.model, solver, solver.test_transform, run.worker.device),
+            normalise_for(run.stage.model, solver, solver.test_transform, run.worker.device),
             solver.precision,
             run.worker.comm,
             run.worker.stop,
-            test_loss_of(solver),
+            evaluation_loss(solver),
         )
     if score is not None:
         yield Tested(

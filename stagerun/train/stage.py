@@ -4,8 +4,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
-from torch import nn
-
 from stagerun.base.errors import (
     DataError,
     ExitCode,
@@ -39,6 +37,7 @@ from stagerun.comm.kept import Kept
 from stagerun.engine.compression import reducer_of
 from stagerun.engine.images import Batch
 from stagerun.engine.loop import StageLoop, train
+from stagerun.engine.losses import Loss
 from stagerun.engine.state import TrainState, digests, finite, saved_residual
 from stagerun.engine.traffic import dense_bytes_of
 from stagerun.launch.sparing import sparing
@@ -53,12 +52,13 @@ from stagerun.train.early_stop import decide
 from stagerun.train.environment import environment_of, promise
 from stagerun.train.finish import finish_stage, test
 from stagerun.train.keeper import Lineage
+from stagerun.train.objective import objective
 from stagerun.train.progress import Progress, progress_of
 from stagerun.train.pushing import asynchronous
 from stagerun.train.resident import keep, training_batches
 from stagerun.train.rollback import gone_back, keys_of
 from stagerun.train.snapshotter import Snapshotter
-from stagerun.train.stage_start import arithmetic_of, parent_id, restored, take_up_residual, taught
+from stagerun.train.stage_start import arithmetic_of, parent_id, restored, take_up_residual
 from stagerun.train.worker import StageRun
 
 
@@ -80,7 +80,7 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
         _recall(run)
     bits = environment_of(run.worker.schedule, run.stage, run.worker.device, run.worker.comm.size, run.worker.others)
     yield _started(run, dense_bytes_of(run.worker.schedule.determinism, state, solver, run.worker.comm))
-    loop, replacing = make_loop(run, taught(run)), run.worker.images.replacing
+    loop, replacing = make_loop(run, objective(run)), run.worker.images.replacing
     pushing = asynchronous(run, loop, state) if solver.asynchronous else None
     kept = Kept(solver.display if run.worker.comm.rank == 0 else 0)
     if pushing is None:
@@ -170,7 +170,7 @@ def _rank_too_large(run: StageRun, state: TrainState, compress: Compression | No
     ):
         return None
     text = (
-        f"POWER_SGD of rank {compress.rank} makes no layer of `{run.worker.schedule.model.name}` smaller: stage `{run.stage.name}` sends gradients "
+        f"POWER_SGD of rank {compress.rank} makes no layer of `{run.stage.model.name}` smaller: stage `{run.stage.name}` sends gradients "
         "as they are; make `rank` smaller"
     )
     return Note(text=text, warning=True)
@@ -237,8 +237,8 @@ def _started(run: StageRun, dense: int) -> StageStarted | PieceStarted:
     )
 
 
-def make_loop(run: StageRun, teacher: nn.Module | None = None) -> StageLoop:
-    """The constants of the stage's loop on this rank. `teacher`: the stage's, where it has one."""
+def make_loop(run: StageRun, loss: Loss | None = None) -> StageLoop:
+    """The constants of the stage's loop on this rank."""
     solver = run.stage.solver
     return StageLoop(
         stage=run.stage.name,
@@ -256,7 +256,7 @@ def make_loop(run: StageRun, teacher: nn.Module | None = None) -> StageLoop:
         on_nan=solver.on_nan,
         max_nan=solver.max_nan,
         plateau=solver if solver.lr_policy == "plateau" else None,
-        arithmetic=arithmetic_of(run.worker.schedule.model, solver, run.worker.device, teacher),
+        arithmetic=arithmetic_of(run.stage.model, solver, run.worker.device, loss),
         tests_first=solver.early_stop is not None,
     )
 

@@ -1,6 +1,6 @@
 """Where a stage starts on one rank: its state from a snapshot or the seed, the same on every rank."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -9,13 +9,12 @@ import torch
 from stagerun.base import order
 from stagerun.base.errors import Problems, RecipeError, ResumeRefused, Span
 from stagerun.base.recipe import CompressionRule, Model, ParamRule, Schedule, Solver, Transform
-from stagerun.comm import Comm
 from stagerun.comm.residual import BASIS, Residual
 from stagerun.engine.codec import decode
 from stagerun.engine.compression import residual_of
 from stagerun.engine.device import dtype_of
 from stagerun.engine.images import Normalise
-from stagerun.engine.losses import loss_of
+from stagerun.engine.losses import Loss
 from stagerun.engine.mixing import Mixing
 from stagerun.engine.parameters import idle_rules
 from stagerun.engine.replicas import Replicas
@@ -24,8 +23,9 @@ from stagerun.engine.update import Arithmetic
 from stagerun.models import build
 from stagerun.plan import PlannedStage, State
 from stagerun.schedule.plateau import FRESH, PlateauState
-from stagerun.train.agreement import everyone, rank0
+from stagerun.train.agreement import everyone, hand_out, rank0
 from stagerun.train.early_stop import saved_best
+from stagerun.train.objective import made_loss
 from stagerun.train.progress import ARRIVALS, AVERAGE, MOMENTUM, REPLICAS, RESIDUAL, WEIGHTS, progress_of
 from stagerun.train.worker import StageRun
 
@@ -35,12 +35,8 @@ def normalise_for(model: Model, solver: Solver, transform: Transform, device: to
     return Normalise(transform, model.channels, device, dtype_of(solver.precision), solver.channels_last)
 
 
-def arithmetic_of(
-    model: Model, solver: Solver, device: torch.device, teacher: torch.nn.Module | None = None
-) -> Arithmetic:
-    """How a stage computes its updates. Where it has a teacher and none is given, one with other weights stands in for it."""
-    if teacher is None and solver.teacher is not None:
-        teacher = teacher_network(model, solver, device)
+def arithmetic_of(model: Model, solver: Solver, device: torch.device, loss: Loss | None = None) -> Arithmetic:
+    """How a stage computes its updates. Without a `loss` it has one that takes as long: a teacher in it has other weights."""
     return Arithmetic(
         logical_workers=solver.logical_workers,
         normalise=normalise_for(model, solver, solver.transform, device),
@@ -48,40 +44,8 @@ def arithmetic_of(
         clip_gradients=solver.clip_gradients,
         forward_seed=lambda position: order.dropout_seed(solver.random_seed, position),
         mixing=Mixing(solver.random_seed, solver.mixup_alpha, solver.cutmix_alpha),
-        loss=loss_of(solver, teacher),
+        loss=loss or made_loss(model, solver, device),
     )
-
-
-def teacher_network(model: Model, solver: Solver, device: torch.device) -> torch.nn.Module:
-    """A network for the images of a stage that it teaches, with freshly drawn weights. It is not compiled."""
-    network = build(model).to(device, dtype_of(solver.precision)).requires_grad_(False)
-    if solver.channels_last:
-        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return network.eval()
-
-
-def taught(run: StageRun) -> torch.nn.Module | None:
-    """The stage's teacher, the same on every rank; None where it has none. Collective. ResumeRefused for a snapshot of another network."""
-    name = run.stage.solver.teacher
-    if name is None:
-        return None
-    network = teacher_network(run.worker.schedule.model, run.stage.solver, run.worker.device)
-    tensors = dict(network.state_dict())
-
-    def fill() -> None:
-        assert run.step.teacher is not None
-        try:
-            restore(tensors, decode(run.step.teacher[WEIGHTS]))
-        except (ValueError, KeyError) as error:
-            ref = run.planned.teacher
-            raise ResumeRefused(
-                f"snapshot {ref.name if ref else ''} can't teach stage `{run.stage.name}`: {error}",
-                "it is of another network; take another teacher",
-            ) from error
-
-    rank0(run.worker.comm, fill)
-    hand_out(run.worker.comm, tensors.values())
-    return network
 
 
 def restored(run: StageRun) -> TrainState:
@@ -91,7 +55,7 @@ def restored(run: StageRun) -> TrainState:
     """
     solver = run.stage.solver
     torch.manual_seed(solver.random_seed)
-    model = build(run.worker.schedule.model)
+    model = build(run.stage.model)
     everyone(run.worker.comm, lambda: _refuse_idle_rules(run.worker.schedule, model))
     state = make_state(model, solver, run.worker.device)
     state.iter = run.planned.iter
@@ -144,15 +108,6 @@ def parent_id(planned: PlannedStage) -> str:
     if start is None:
         return ""
     return start.parent if planned.state is State.RESUME else start.id
-
-
-@torch.no_grad()
-def hand_out(comm: Comm, tensors: Iterable[torch.Tensor]) -> None:
-    """Gives rank 0's values to the tensors of every rank. Collective."""
-    for tensor in tensors:
-        whole = tensor.contiguous()  # a broadcast needs dense memory in the same order on both sides
-        comm.broadcast(whole)
-        tensor.copy_(whole)
 
 
 def _carries_residual(planned: PlannedStage) -> bool:

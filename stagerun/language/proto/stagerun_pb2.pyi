@@ -116,6 +116,10 @@ REQUIRED_FIELD_NUMBER: _ClassVar[int]
 required: _descriptor.FieldDescriptor
 QUIET_FIELD_NUMBER: _ClassVar[int]
 quiet: _descriptor.FieldDescriptor
+ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+arguments: _descriptor.FieldDescriptor
+CODE_FIELD_NUMBER: _ClassVar[int]
+code: _descriptor.FieldDescriptor
 
 class Schedule(_message.Message):
     __slots__ = ("name", "seed", "model", "data", "solver", "stage", "determinism", "keep_snapshots", "ensemble")
@@ -176,7 +180,7 @@ class Ensemble(_message.Message):
     def __init__(self, name: _Optional[str] = ..., members: _Optional[_Iterable[str]] = ..., rule: _Optional[_Union[EnsembleRule, str]] = ..., batch_norm_iter: _Optional[int] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "num_classes", "channels", "batch_norm_param", "zero_gamma", "fc_weight_filler", "fc_bias_filler", "blur_pool", "spare_classes")
+    __slots__ = ("name", "num_classes", "channels", "batch_norm_param", "zero_gamma", "fc_weight_filler", "fc_bias_filler", "blur_pool", "spare_classes", "args")
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUM_CLASSES_FIELD_NUMBER: _ClassVar[int]
     CHANNELS_FIELD_NUMBER: _ClassVar[int]
@@ -186,6 +190,7 @@ class Model(_message.Message):
     FC_BIAS_FILLER_FIELD_NUMBER: _ClassVar[int]
     BLUR_POOL_FIELD_NUMBER: _ClassVar[int]
     SPARE_CLASSES_FIELD_NUMBER: _ClassVar[int]
+    ARGS_FIELD_NUMBER: _ClassVar[int]
     name: str
     num_classes: int
     channels: int
@@ -195,7 +200,8 @@ class Model(_message.Message):
     fc_bias_filler: FillerParameter
     blur_pool: bool
     spare_classes: bool
-    def __init__(self, name: _Optional[str] = ..., num_classes: _Optional[int] = ..., channels: _Optional[int] = ..., batch_norm_param: _Optional[_Union[BatchNormParameter, _Mapping]] = ..., zero_gamma: _Optional[_Union[ZeroGamma, str]] = ..., fc_weight_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., fc_bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., blur_pool: bool = ..., spare_classes: bool = ...) -> None: ...
+    args: str
+    def __init__(self, name: _Optional[str] = ..., num_classes: _Optional[int] = ..., channels: _Optional[int] = ..., batch_norm_param: _Optional[_Union[BatchNormParameter, _Mapping]] = ..., zero_gamma: _Optional[_Union[ZeroGamma, str]] = ..., fc_weight_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., fc_bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., blur_pool: bool = ..., spare_classes: bool = ..., args: _Optional[str] = ...) -> None: ...
 
 class FillerParameter(_message.Message):
     __slots__ = ("type", "value", "min", "max", "mean", "std", "variance_norm")
@@ -418,15 +424,17 @@ class Solver(_message.Message):
     def __init__(self, clear: _Optional[_Iterable[str]] = ..., base_lr: _Optional[float] = ..., lr_policy: _Optional[str] = ..., power: _Optional[float] = ..., gamma: _Optional[float] = ..., stepsize: _Optional[int] = ..., stepsize_epoch: _Optional[float] = ..., stepvalue: _Optional[_Iterable[int]] = ..., stepvalue_epoch: _Optional[_Iterable[float]] = ..., lr_iter: _Optional[int] = ..., lr_epoch: _Optional[float] = ..., warmup_iter: _Optional[int] = ..., warmup_epoch: _Optional[float] = ..., warmup_start_lr: _Optional[float] = ..., decay_from: _Optional[_Union[DecayFrom, str]] = ..., policy_start_iter: _Optional[int] = ..., policy_start_epoch: _Optional[float] = ..., base_lr_batch: _Optional[int] = ..., end_lr: _Optional[float] = ..., start_lr: _Optional[float] = ..., peak_iter: _Optional[int] = ..., peak_epoch: _Optional[float] = ..., knot: _Optional[_Iterable[_Union[Knot, _Mapping]]] = ..., plateau_winsize: _Optional[_Iterable[int]] = ..., plateau_winsize_epoch: _Optional[_Iterable[float]] = ..., average_loss: _Optional[int] = ..., max_iter: _Optional[int] = ..., max_epoch: _Optional[float] = ..., batch_size: _Optional[int] = ..., device_batch_size: _Optional[int] = ..., iter_size: _Optional[int] = ..., type: _Optional[str] = ..., momentum: _Optional[float] = ..., momentum_policy: _Optional[_Union[PolicyParameter, _Mapping]] = ..., momentum2: _Optional[float] = ..., rms_decay: _Optional[float] = ..., delta: _Optional[float] = ..., regularization_type: _Optional[str] = ..., local_lr_auto: bool = ..., local_gw_ratio: _Optional[float] = ..., momentum_form: _Optional[_Union[MomentumForm, str]] = ..., weight_decay: _Optional[float] = ..., weight_decay_policy: _Optional[_Union[PolicyParameter, _Mapping]] = ..., clip_gradients: _Optional[float] = ..., ema_decay: _Optional[float] = ..., ema_interval: _Optional[int] = ..., param: _Optional[_Iterable[_Union[ParamSpec, _Mapping]]] = ..., compress_param: _Optional[_Union[CompressionParameter, _Mapping]] = ..., sync_param: _Optional[_Union[SyncParameter, _Mapping]] = ..., carry: _Optional[_Union[Carry, _Mapping]] = ..., transform_param: _Optional[_Union[TransformParameter, _Mapping]] = ..., test_transform_param: _Optional[_Union[TransformParameter, _Mapping]] = ..., mixup_alpha: _Optional[float] = ..., cutmix_alpha: _Optional[float] = ..., label_smoothing: _Optional[float] = ..., loss: _Optional[_Union[LossParameter, _Mapping]] = ..., early_stop: _Optional[_Union[EarlyStopParameter, _Mapping]] = ..., random_seed: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., channels_last: bool = ..., on_nan: _Optional[_Union[Solver.OnNan, str]] = ..., max_nan: _Optional[int] = ..., compile: bool = ..., display: _Optional[int] = ..., display_epoch: _Optional[float] = ..., test_interval: _Optional[int] = ..., test_epoch: _Optional[float] = ..., test_iter: _Optional[int] = ..., test_batch_size: _Optional[int] = ..., snapshot: _Optional[int] = ..., snapshot_epoch: _Optional[float] = ...) -> None: ...
 
 class LossParameter(_message.Message):
-    __slots__ = ("type", "normalization", "teacher", "temperature", "weight")
+    __slots__ = ("type", "normalization", "teacher", "temperature", "weight", "function", "args")
     class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         SOFTMAX: _ClassVar[LossParameter.Type]
         BINARY: _ClassVar[LossParameter.Type]
         DISTILL: _ClassVar[LossParameter.Type]
+        PYTHON: _ClassVar[LossParameter.Type]
     SOFTMAX: LossParameter.Type
     BINARY: LossParameter.Type
     DISTILL: LossParameter.Type
+    PYTHON: LossParameter.Type
     class Normalization(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         BATCH_SIZE: _ClassVar[LossParameter.Normalization]
@@ -438,12 +446,16 @@ class LossParameter(_message.Message):
     TEACHER_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    ARGS_FIELD_NUMBER: _ClassVar[int]
     type: LossParameter.Type
     normalization: LossParameter.Normalization
     teacher: str
     temperature: float
     weight: float
-    def __init__(self, type: _Optional[_Union[LossParameter.Type, str]] = ..., normalization: _Optional[_Union[LossParameter.Normalization, str]] = ..., teacher: _Optional[str] = ..., temperature: _Optional[float] = ..., weight: _Optional[float] = ...) -> None: ...
+    function: str
+    args: str
+    def __init__(self, type: _Optional[_Union[LossParameter.Type, str]] = ..., normalization: _Optional[_Union[LossParameter.Normalization, str]] = ..., teacher: _Optional[str] = ..., temperature: _Optional[float] = ..., weight: _Optional[float] = ..., function: _Optional[str] = ..., args: _Optional[str] = ...) -> None: ...
 
 class EarlyStopParameter(_message.Message):
     __slots__ = ("metric", "patience_iter", "patience_epoch", "min_delta")

@@ -12,7 +12,7 @@ from stagerun.base.text import count
 from stagerun.engine.device import dtype_of
 from stagerun.engine.export import Deployed, Format, Pixels, for_rgb, pixels_of, to_onnx, to_safetensors, to_torch
 from stagerun.engine.state import restore
-from stagerun.language.networks import NETWORKS, TORCHVISION
+from stagerun.language.networks import TORCHVISION, network_of
 from stagerun.models.catalog import ARGUMENTS
 from stagerun.train.stored import Stored, load_network, saved_weights
 
@@ -30,7 +30,7 @@ class Wanted:
 
 def export(stored: Stored, wanted: Wanted) -> tuple[bytes, list[str]]:
     """The file, and what its user must know, a line each. UsageError, ResumeRefused."""
-    model, transform = stored.schedule.model, stored.stage.solver.test_transform
+    model, transform = stored.stage.model, stored.stage.solver.test_transform
     if wanted.rgb and model.channels != 3:
         raise UsageError(
             f"--rgb, but the network takes images of {count(model.channels, 'channel')}", "leave --rgb out"
@@ -51,23 +51,23 @@ def export(stored: Stored, wanted: Wanted) -> tuple[bytes, list[str]]:
 
 
 def _side(stored: Stored, wanted: Wanted) -> int:
-    model, transform = stored.schedule.model, stored.stage.solver.test_transform
+    model, transform = stored.stage.model, stored.stage.solver.test_transform
     side = wanted.side or transform.crop_size
     if side is None:
         raise UsageError(
             "an ONNX graph has images of one size, and the evaluation's transform has no crop_size to take it from",
             "give --size N, the side of the images in pixels",
         )
-    if not NETWORKS[model.name].fits(side, side):
+    if not network_of(model.name).fits(side, side):
         raise UsageError(
-            f"`{model.name}` takes images of {NETWORKS[model.name].sizes}, not {side} x {side}", "give another --size"
+            f"`{model.name}` takes images of {network_of(model.name).sizes}, not {side} x {side}", "give another --size"
         )
     return side
 
 
 def facts_of(stored: Stored, wanted: Wanted, side: int | None) -> dict[str, str]:
     """What goes into the file's metadata, as text. `side` for ONNX."""
-    model, transform = stored.schedule.model, stored.stage.solver.test_transform
+    model, transform = stored.stage.model, stored.stage.solver.test_transform
     pixels = pixels_of(transform, model.channels, wanted.rgb)
     # The graph computes in 32 bits, whatever the network was trained in.
     dtype = "float32" if side is not None else str(dtype_of(stored.stage.solver.precision)).removeprefix("torch.")
@@ -88,7 +88,7 @@ def facts_of(stored: Stored, wanted: Wanted, side: int | None) -> dict[str, str]
         "scale": repr(transform.scale),
         "std_value": ", ".join(f"{v!r}" for v in pixels.stds),
         "crop_size": "" if transform.crop_size is None else str(transform.crop_size),
-        "batch_norm_eps": "" if NETWORKS[model.name].batch_norm is None else repr(model.eps),
+        "batch_norm_eps": "" if network_of(model.name).batch_norm is None or model.eps is None else repr(model.eps),
         "blur_pool": "true" if model.blur_pool else "false",
         "input": _input(model, pixels, dtype) if side is None else _bytes(model, pixels.order, side),
         "before": _before(transform),
@@ -160,7 +160,7 @@ def in_torchvision(model: Model) -> str:
     """Which network of torchvision takes the weights, or why none does."""
     if model.name not in TORCHVISION:
         return f"torchvision has no network for these weights: `{model.name}` is stagerun's"
-    published = NETWORKS[model.name].batch_norm
+    published = network_of(model.name).batch_norm
     other = []
     if model.channels != 3:
         other.append(f"{count(model.channels, 'channel')} in place of 3")
