@@ -76,21 +76,15 @@ def require_starts(plan: Plan, chosen: Collection[str]) -> None:
         stage, above = planned.stage, planned.stage.parent
         if planned.until is not None and stage.name not in chosen:
             missing[stage.name] = None
-        if (
-            planned.iterations_left
-            and planned.state is not State.STALE
-            and stage.solver.teacher
-            and not planned.teacher
-        ):
-            missing |= dict.fromkeys(_not_chosen(by_name, stage.solver.teacher))
         if planned.state is not State.FRESH or planned.start is not None or above is None:
             continue
         if not any(piece.stage.name == above for piece in plan.pieces):
             missing |= dict.fromkeys(_not_chosen(by_name, above))
     fresh = [s for s in plan.stages if s.state is State.FRESH and s.start is None]
     waiting = [s.stage for s in fresh if missing and _above(by_name, s) & missing.keys()]
+    names = {stage.name for stage in waiting}
     if waiting:
-        first, alone = waiting[0], {s.group for s in plan.schedule.stages if s.enabled and s not in waiting}
+        first, alone = waiting[0], {s.group for s in plan.schedule.stages if s.enabled and s.name not in names}
         asked = dict.fromkeys(s.name if s.group in alone else s.group or s.name for s in waiting)
         words = " ".join(f"--only {name}" for name in (*missing, *asked))
         raise UsageError(
@@ -98,6 +92,18 @@ def require_starts(plan: Plan, chosen: Collection[str]) -> None:
             "that counts, and which is left out",
             f"`{words}` trains {_what(plan, missing)} first",
         )
+
+
+def require_teachers(plan: Plan) -> None:
+    """UsageError for a stage that is to be trained, and whose teacher is neither on disk nor to be trained."""
+    by_name = {s.stage.name: s for s in plan.stages}
+    for planned in plan.work:
+        name, teacher = planned.stage.name, planned.stage.solver.teacher
+        if teacher is not None and by_name[teacher].state is State.NOT_CHOSEN:
+            raise UsageError(
+                f"stage `{name}` is taught by `{teacher}`, which is not trained yet, and which is left out",
+                f"`--only {teacher} --only {name}` trains that first",
+            )
 
 
 def _what(plan: Plan, missing: Collection[str]) -> str:
@@ -171,7 +177,7 @@ def make_plan(
     `redo` names stale stages to train again, with their stale descendants; `keep` names stale stages whose snapshots
     count as they are. On a stage that is not stale both do nothing, so that a command with them can be repeated. `only` names
     the stages that may be trained, `until` the last one that may, in running order; without them all may.
-    RecipeError when they name no stage, UsageError when a stage would start from what is left out and not on disk.
+    RecipeError when they name no stage, UsageError when a stage would start from what is left out and not on disk, or be taught by it.
     """
     asked = choice(schedule, redo, keep, only, until)
     planned: dict[str, PlannedStage] = {}
@@ -195,6 +201,7 @@ def make_plan(
     lost = lost_points(planned, again, usable, sources, asked.keep | below)
     plan = Plan(schedule, tuple(planned.values()), again, lost, inventory=inventory)
     require_starts(plan, asked.chosen)
+    require_teachers(plan)
     return plan
 
 
