@@ -214,6 +214,7 @@ class Tested:
     loss: float
     seconds: float
     ema: bool = False  # with the averaged weights (`ema_decay`) in place of the trained ones
+    mean_ap: float | None = None  # mean average precision, 0..1, of images with several labels
 
     __test__ = False
 
@@ -244,6 +245,8 @@ class StageFinished:
     skips: int = 0  # iterations without an update (`on_nan: SKIP`)
     rollbacks: int = 0  # `on_nan: ROLLBACK`
     tested_set: str = ""  # the images of the evaluation (`lmdb_file.set_of`); '' if unknown
+    mean_ap: float | None = None  # as in Tested
+    class_ap: tuple[float | None, ...] = ()  # of each class; None of one that no image has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

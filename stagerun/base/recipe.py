@@ -175,6 +175,7 @@ class Normalization(enum.Enum):
 class Metric(enum.Enum):
     TOP1 = "TOP1"
     LOSS = "LOSS"
+    MAP = "MAP"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +212,9 @@ class Source:
     source: str  # as written; `path` is what it means on this machine
     path: str
     images: int
+    labels: str | None = None  # likewise, and `labels_path`
+    labels_path: str | None = None
+    labels_digest: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -529,6 +533,8 @@ FROM_ITER = "from_iter"
 TEACHER = "teacher"
 # What the keys of the Python that a stage needs begin with: `code.mynet.py` and its digest, `code.timm` and its version.
 CODE = "code."
+# The key of the digest of the labels of images that have several.
+LABELS = "data.train.labels_digest"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,6 +39,10 @@ def opened(data: Data) -> tuple[Records, Records | None]:
     return train, LmdbSource(data.val.path, data.val.images) if data.val is not None else None
 
 
+def _numbered(schedule: Schedule) -> bool:
+    return schedule.data.val is not None and schedule.data.val.labels is not None
+
+
 def require_usable(
     schedule: Schedule,
     train: Records,
@@ -62,7 +66,9 @@ def require_usable(
         except DataError as error:
             mistakes.append(error)
         try:
-            mistakes += evaluation_loader(val, stage).mistakes() if val is not None else []
+            mistakes += (
+                evaluation_loader(val, stage, numbered=_numbered(schedule)).mistakes() if val is not None else []
+            )
         except DataError as error:
             mistakes.append(error)
     if problem is not None and not mistakes:

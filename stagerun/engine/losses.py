@@ -133,6 +133,16 @@ def loss_of(solver: Solver, teacher: nn.Module | None = None, own: Own | None = 
 
 # -- in an evaluation
 
+
+def is_binary(solver: Solver) -> bool:
+    """Whether the network's answers are probabilities by sigmoid, and not by softmax."""
+    return solver.loss is not None and solver.loss.type is LossType.BINARY
+
+
+def probabilities(solver: Solver, logits: Tensor) -> Tensor:
+    return logits.sigmoid() if is_binary(solver) else logits.softmax(1)
+
+
 # Logits and labels -> float [N]. Without smoothing, and without a teacher.
 EvaluationLoss = Callable[[Tensor, Tensor], Tensor]
 
@@ -144,7 +154,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 def evaluation_loss(solver: Solver) -> EvaluationLoss:
     """BINARY as it is trained, with the labels as they are; cross entropy of all others."""
     how = solver.loss
-    if how is None or how.type is not LossType.BINARY:
+    if how is None or not is_binary(solver):
         return cross_entropy
 
     def binary(logits: Tensor, labels: Tensor) -> Tensor:

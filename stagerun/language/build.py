@@ -50,15 +50,22 @@ def model(view: View, local: LocalFiles) -> recipe.Model:
     )
 
 
-def data(view: View, root: str) -> recipe.Data:
+def data(view: View, root: str, labels: Mapping[str, str]) -> recipe.Data:
+    """`labels`: the digests of the files with labels."""
     val = view.view("val")
     return values.build(
-        recipe.Data, view, train=_source(view.inside("train"), root), val=_source(val, root) if val else None
+        recipe.Data,
+        view,
+        train=_source(view.inside("train"), root, labels.get("train")),
+        val=_source(val, root, labels.get("val")) if val else None,
     )
 
 
-def _source(view: View, root: str) -> recipe.Source:
-    return values.build(recipe.Source, view, path=path_of(root, view.text("source") or ""))
+def _source(view: View, root: str, labels: str | None) -> recipe.Source:
+    path, file = path_of(root, view.text("source") or ""), view.text("labels")
+    return values.build(
+        recipe.Source, view, path=path, labels_path=path_of(root, file) if file else None, labels_digest=labels
+    )
 
 
 def path_of(root: str, source: str) -> str:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from stagerun.base import recipe
 from stagerun.base.errors import DataError, Problem, Problems, RecipeError, Span, StagerunError
-from stagerun.language import build, check, ensembles, layers, override, ranges, stages, teachers, tree, values
+from stagerun.language import build, check, ensembles, labels, layers, override, ranges, stages, teachers, tree, values
 from stagerun.language.check_code import require_code
 from stagerun.language.check_compress import check_residual
 from stagerun.language.check_images import check_model, classes_problem
@@ -38,13 +38,14 @@ def read(
     shown: str = "",
     records: Records | None = None,
     python: Reader | None = None,
+    lists: Reader | None = None,
 ) -> recipe.Schedule:
     """The schedule that the files describe. RecipeError with all mistakes of all files.
 
     `texts` has schedule.prototxt and the stages' files by their path below the folder (`stage_files` says which); a
     file that is not in it does not exist. `root` is the folder's absolute path, `shown` the same as the user wrote it,
     for messages. `overrides` are the arguments of `--set`. `records` counts the LMDB of a Source without `images`; None
-    where no LMDB may be looked at. `python` reads the Python files that it names; None: they are in `texts`.
+    where no LMDB may be looked at. `python` reads the Python files that it names, and `lists` its files of labels; None: they are in `texts`.
     """
     problems = Problems()
     local = LocalFiles(python or (lambda file: texts.get(file, MISSING)), shown, problems)
@@ -69,6 +70,9 @@ def read(
     order = stages.in_running_order(found, problems)
     _check(schedule, settings, posixpath.basename(root), problems)
     ensembles.check(schedule, found, settings, problems)
+    marked = labels.check(
+        View(schedule), settings, lists or local.read, functools.partial(posixpath.join, shown), problems
+    )
     code = {name: _code(schedule, block) for name, block in settings.items()}
     needed = require_code([entry for entries in code.values() for entry in entries], local)
     for node in found:
@@ -82,7 +86,7 @@ def read(
     names = dict.fromkeys([SCHEDULE_FILE, *(n.file for n in found if n.file is not None)])
     kept = tuple((posixpath.join(shown, n), _decoded(texts[n])) for n in names if texts.get(n, MISSING) != MISSING)
     kept += tuple((posixpath.join(shown, file), text) for file, text in local.sources(needed).files)
-    return _build(schedule, order, settings, root, path, kept, code, local)
+    return _build(schedule, order, settings, root, path, kept, code, local, marked)
 
 
 def _code(schedule: Block, settings: Block) -> list[Entry]:
@@ -253,6 +257,7 @@ def _build(
     files: tuple[tuple[str, str], ...],
     code: Mapping[str, Sequence[Entry]],
     local: LocalFiles,
+    marked: Mapping[str, str],
 ) -> recipe.Schedule:
     view = View(schedule)
     name = view.text("name") or posixpath.basename(root)
@@ -265,7 +270,8 @@ def _build(
         "model.batch_norm_param.eps": values.text(model.eps),
     }
     shared = list(build.facts(SCHEDULE, schedule, "", derived, path))
-    data = build.data(view.inside("data"), root)
+    data = build.data(view.inside("data"), root, marked)
+    shared += _marked(view.inside("data"), marked)
     return recipe.Schedule(
         name=name,
         seed=seed,
@@ -356,6 +362,14 @@ def _branch(node: Node) -> Iterator[build.Fact]:
         yield build.Fact(recipe.FROM_ITER, str(node.parent_iter), True, origin)
 
 
+def _marked(data: View, marked: Mapping[str, str]) -> Iterator[build.Fact]:
+    """The digest of the labels that are trained on."""
+    if "train" in marked:
+        entry = data.inside("train").block.entries["labels"]
+        origin = recipe.Origin(entry.values[0].text, "schedule", entry.place)
+        yield build.Fact(recipe.LABELS, marked["train"], True, origin)
+
+
 def _lesson(node: Node) -> Iterator[build.Fact]:
     """Where the teacher is named. Which snapshot that is only a plan knows, and puts into the identity."""
     if node.teacher is not None:
@@ -377,7 +391,8 @@ def load(folder: str | Path, overrides: Sequence[str] = ()) -> recipe.Schedule:
     if not isinstance(first, Unreadable):
         texts |= {name: _text(shown, name) for name in stage_files(first) if name != SCHEDULE_FILE}
     python = functools.partial(_text, shown)
-    return read(texts, os.path.abspath(shown), overrides, "" if shown == "." else shown, _records, python)
+    lists = functools.partial(_text, shown, most=labels.MOST)
+    return read(texts, os.path.abspath(shown), overrides, "" if shown == "." else shown, _records, python, lists)
 
 
 def _records(path: str) -> int:
@@ -406,15 +421,15 @@ def _no_folder(shown: str) -> Problem:
     return Problem("there is no such folder", Span(shown, 1, 1), hint=hint)
 
 
-def _text(folder: str, name: str) -> Text:
-    """The bytes of a file, one more than LARGEST at most."""
+def _text(folder: str, name: str, most: int = LARGEST) -> Text:
+    """The bytes of a file, one more than `most` at most."""
     path = os.path.join(folder, name)
     try:
         # Opening a FIFO would wait for a writer, and reading a device may never end.
         if not stat.S_ISREG(os.stat(path).st_mode):
             return Unreadable("this is not a regular file")
         with open(path, "rb") as file:
-            return file.read(LARGEST + 1)
+            return file.read(most + 1)
     except FileNotFoundError:
         return Unreadable("there is no such file")
     except PermissionError:

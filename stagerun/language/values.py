@@ -57,7 +57,7 @@ _WORDS = {
     "carry_residual": ("ZERO", "KEEP"),
 }
 # Derived from others, or from where the folder lies: the language has no such field.
-_DERIVED = {"epoch_iter", "path", "sources"}
+_DERIVED = {"epoch_iter", "path", "sources", "labels_path", "labels_digest"}
 # Not in the canonical text: where values came from, what was derived from the text as written, and what only `run` looks at.
 _NOT_STORED = {"Stage.model", "files", "sets", "identity", "origins", "span", "spare_classes", "sources"}
 # Fields that default to another field of their message.

@@ -286,4 +286,5 @@ def tested_on(schedule: Schedule, stage: Stage) -> str:
         return ""
     # Without a field that evaluations never have, so that the results of a version that did not know it still count.
     transform = str(stage.solver.test_transform).replace(", crop_size_ramp=None", "")
-    return f"{val.path} {val.images} {transform}"
+    labels = f" {val.labels_digest}" if val.labels_digest else ""
+    return f"{val.path} {val.images} {transform}{labels}"

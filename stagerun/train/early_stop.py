@@ -1,5 +1,6 @@
 """`early_stop` on every rank: what an evaluation inside the stage decides, and what a snapshot knows of those before."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
@@ -33,6 +34,8 @@ def decide(run: StageRun, state: TrainState, score: Score) -> Iterator[Note]:
 
 
 def _value(how: EarlyStop, score: Score) -> float:
+    if how.metric is Metric.MAP:
+        return math.nan if score.mean_ap is None else 100 * score.mean_ap
     return score.loss if how.metric is Metric.LOSS else 100 * score.top1
 
 

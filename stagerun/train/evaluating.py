@@ -16,9 +16,10 @@ from stagerun.data.records import LmdbSource, Records
 from stagerun.engine.evaluate import Averaged, Score, Views, answers
 from stagerun.engine.evaluate import score as score_of
 from stagerun.engine.images import Batch, Normalise
-from stagerun.engine.losses import evaluation_loss
+from stagerun.engine.losses import evaluation_loss, is_binary, probabilities
 from stagerun.system.lmdb_file import data_file
 from stagerun.train.images import default_loader_threads
+from stagerun.train.labels import Table, with_labels
 from stagerun.train.stage_start import normalise_for
 from stagerun.train.stored import Stored, load_network
 
@@ -64,22 +65,38 @@ def score(
     """
     solver = stored.stage.solver
     loader = _loader(stored, _records(stored, wanted), wanted.views, device)
+    labelled = _labelled(stored, wanted, loader.records, device)
     asked = _cut(len(loader.records), wanted.batch or solver.test_batch_size, solver)
     loader.preflight()
     answer, normalise = _network(stored, wanted, device)
 
     def seen(batch: Batch) -> Tensor:
         logits = answer(batch)
-        if answered is not None:
+        val = stored.schedule.data.val
+        if answered is not None and (val is None or val.labels is None):
             records = [loader.record(int(position)) for position in batch.positions]
             answered(records, normalise.labels(batch.labels), logits)
         return logits
 
     with _memory_explained(max(n for _, n in asked)), loader.stream(asked) as batches:
-        numbered = enumerate(watch(batches, len(asked)))
+        numbered = enumerate(labelled(watch(batches, len(asked))))
         found = score_of(seen, numbered, len(asked), normalise, SoloComm(), lambda: False, evaluation_loss(solver))
     assert found is not None  # no one asked it to stop
     return found
+
+
+def _labelled(
+    stored: Stored, wanted: Wanted, records: Records, device: torch.device
+) -> Callable[[Iterable[Batch]], Iterable[Batch]]:
+    """What gives batches their labels, where images have several. UsageError for other images than the recipe's, DataError."""
+    val = stored.schedule.data.val
+    if val is None or val.labels is None:
+        return lambda batches: batches
+    if wanted.data is not None:
+        text = "--data: the images of this snapshot have several labels each, and those of another LMDB are not known"
+        raise UsageError(text, "name the folder of a schedule whose `val` has that LMDB and its `labels`")
+    table = Table(records, val, stored.stage.model.num_classes, device)
+    return lambda batches: with_labels(iter(batches), table)
 
 
 def classifier(stored: Stored, wanted: Wanted, device: torch.device) -> Callable[[Records], Tensor]:
@@ -93,7 +110,7 @@ def classifier(stored: Stored, wanted: Wanted, device: torch.device) -> Callable
     def classify(records: Records) -> Tensor:
         with _memory_explained(len(records)):
             batch = _loader(stored, records, wanted.views, device).batch(0, len(records))
-            return answer(batch).double().softmax(1).cpu()
+            return probabilities(stored.stage.solver, answer(batch).double()).cpu()
 
     return classify
 
@@ -102,7 +119,7 @@ def _network(stored: Stored, wanted: Wanted, device: torch.device) -> tuple[Call
     solver = stored.stage.solver
     model: nn.Module = load_network(stored, device, wanted.ema)
     if wanted.views is not Views.ONE:
-        model = Averaged(model, CROPS if wanted.views is Views.TEN_CROP else 1)
+        model = Averaged(model, CROPS if wanted.views is Views.TEN_CROP else 1, is_binary(solver))
     normalise = normalise_for(stored.stage.model, solver, solver.test_transform, device)
     return answers(model, normalise, solver.precision), normalise
 
@@ -139,11 +156,18 @@ def _cut(images: int, size: int, solver: Solver) -> list[tuple[int, int]]:
 def _loader(stored: Stored, records: Records, views: Views, device: torch.device) -> Loader:
     model, solver = stored.stage.model, stored.stage.solver
     threads = default_loader_threads(device.type, torch.get_num_threads())
+    val = stored.schedule.data.val
+    numbered = val is not None and val.labels is not None
     if views is Views.TEN_CROP:
         return CropLoader(
-            records, solver.test_transform, channels=model.channels, num_classes=model.num_classes, threads=threads
+            records,
+            solver.test_transform,
+            channels=model.channels,
+            num_classes=model.num_classes,
+            threads=threads,
+            numbered=numbered,
         )
-    return evaluation_loader(records, stored.stage, threads=threads)
+    return evaluation_loader(records, stored.stage, threads=threads, numbered=numbered)
 
 
 def _records(stored: Stored, wanted: Wanted) -> LmdbSource:

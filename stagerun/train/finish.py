@@ -74,7 +74,7 @@ def _test(run: StageRun, state: TrainState, test_iter: int | None, ema: bool) ->
     ):
         score = evaluate(
             state.model,
-            zip(mine, beating(fed, pulse), strict=False),
+            zip(mine, run.worker.images.labelled(beating(fed, pulse), run.stage, test=True), strict=False),
             len(numbers),
             normalise_for(run.stage.model, solver, solver.test_transform, run.worker.device),
             solver.precision,
@@ -92,6 +92,7 @@ def _test(run: StageRun, state: TrainState, test_iter: int | None, ema: bool) ->
             loss=score.loss,
             seconds=time.monotonic() - began,
             ema=ema,
+            mean_ap=score.mean_ap,
         )
     return score
 
@@ -157,6 +158,8 @@ def _result(run: StageRun, state: TrainState, scores: Scores | None) -> StageFin
             tested_set=run.worker.schedule.sets.get("val", ""),
             skips=state.skips_in_all,
             rollbacks=state.rollbacks,
+            mean_ap=score.mean_ap if score else None,
+            class_ap=score.class_ap if score else (),
         )
         run.worker.keeper.require_held()
         write_result(run.worker.keeper.disk, run.worker.keeper.out, finished)

@@ -21,10 +21,12 @@ from stagerun.data.records import Records
 from stagerun.data.synthetic import write_synthetic
 from stagerun.engine.augment import make_augment
 from stagerun.engine.feed import Resident
+from stagerun.engine.images import Batch
 from stagerun.plan.rehearsal import synthetic_images, with_sources
 from stagerun.system.world import World
 from stagerun.train.agreement import everyone, rank0
 from stagerun.train.copying import Copying
+from stagerun.train.labels import Table, with_labels
 
 
 class Replacing:
@@ -131,6 +133,7 @@ class Images:
         # Filled by train.resident.
         self.resident: Resident | None = None
         self.resident_decided = False
+        self._tables: dict[bool, Table] = {}  # by whether it is of the validation images
 
     def open(self, comm: Comm, world: World, stop: Callable[[], bool]) -> Generator[Note, None, bool]:
         """Collective; once. True if asked to stop before all nodes had their copies. DataError, StorageError, on every rank."""
@@ -190,6 +193,7 @@ class Images:
             channels=model.channels,
             num_classes=model.num_classes,
             threads=self._threads,
+            numbered=self.schedule.data.train.labels is not None,
         )
 
     def memory(self) -> Decoded | None:
@@ -207,7 +211,18 @@ class Images:
         """Validation images, each once; None without data.val."""
         if self.val is None:
             return None
-        return evaluation_loader(self.val, stage, threads=self._threads)
+        numbered = self.schedule.data.val is not None and self.schedule.data.val.labels is not None
+        return evaluation_loader(self.val, stage, threads=self._threads, numbered=numbered)
+
+    def labelled(self, batches: Iterator[Batch], stage: Stage, test: bool = False) -> Iterator[Batch]:
+        """The stage's batches; where images have several labels, with these in place of the numbers of records."""
+        data = self.schedule.data
+        source, records = (data.val, self.val) if test else (data.train, self.train)
+        if source is None or records is None or source.labels is None:
+            return batches
+        if test not in self._tables:
+            self._tables[test] = Table(records, source, stage.model.num_classes, self._device)
+        return with_labels(batches, self._tables[test])
 
     def preflight(self) -> None:
         """Looks at some records of each LMDB as each stage would. DataError, RecipeError."""

@@ -67,6 +67,18 @@ def test_killed_in_the_midst_of_the_lesson_it_goes_on_to_the_same_bits(base: Pat
     assert ids(tmp_path / "out")["after@2"] == ids(base / "out")["after@2"]
 
 
+@pytest.mark.long
+def test_one_to_three_workers_have_the_same_bits_and_end_at_the_same_place(base: Path, tmp_path: Path) -> None:
+    student = FILES["student"].replace("max_iter: 6", "max_iter: 20 test_interval: 2")
+    student = student.replace("loss", "early_stop { metric: LOSS patience_iter: 3 min_delta: 10 } loss")
+    folder = make(tmp_path / "s", base / "data", head="determinism: ELASTIC\n", student=student)
+    go(folder, tmp_path / "1")
+    for workers in (2, 3):
+        done = small.run(folder, tmp_path / str(workers), nproc=workers)
+        assert "ends after 6 of 20 iterations" in done.stdout
+        assert ids(tmp_path / str(workers)) == ids(tmp_path / "1")
+
+
 def test_another_teacher_makes_the_student_stale_and_what_follows(base: Path, tmp_path: Path) -> None:
     shutil.copytree(base / "out", tmp_path / "out")
     edited = make(tmp_path / "s", base / "data", teach=FILES["teach"].replace("0.05", "0.04"))

@@ -330,6 +330,11 @@ COMMENTS: dict[str, str] = {
         "Number of records. With it `check` and `plan` work where the data is not; `run` compares it with the LMDB.\n"
         "Default: what the LMDB on this machine has. New in stagerun."
     ),
+    "Source.labels": (
+        "A file with the labels of images that have several: a line for each record, its key and the numbers of its classes, as in\n"
+        "`00000007 3 14`. A relative path starts at the schedule's folder. What stands in the LMDB is then not read, and `loss` is BINARY\n"
+        "or PYTHON. Snapshots depend on the file's content, not on its name. Default: one label, that of the Datum. New in stagerun."
+    ),
     "Solver": (
         "A stage: how the weights move, on what images, and how often it is looked at."
     ),
@@ -702,6 +707,9 @@ COMMENTS: dict[str, str] = {
     ),
     "EarlyStopParameter.Metric.LOSS": (
         "The loss of the evaluation. Lower is better."
+    ),
+    "EarlyStopParameter.Metric.MAP": (
+        "Mean average precision, in per cent, of images with several `labels`. Higher is better."
     ),
     "DecayFrom.STAGE_START": (
         "The start of the stage, warm-up included: where a warm-up ends, a policy that falls is already below base_lr. SURFsara\n"

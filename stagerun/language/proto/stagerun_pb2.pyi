@@ -262,12 +262,14 @@ class Data(_message.Message):
     def __init__(self, train: _Optional[_Union[Source, _Mapping]] = ..., val: _Optional[_Union[Source, _Mapping]] = ..., scratch: _Optional[str] = ..., shuffle: bool = ..., loader_threads: _Optional[int] = ..., cache: _Optional[_Union[Cache, str]] = ..., on_bad_record: _Optional[_Union[OnBadRecord, str]] = ..., scratch_reserve: _Optional[float] = ..., scratch_copy: _Optional[_Union[ScratchCopy, str]] = ..., scratch_from: _Optional[_Union[ScratchFrom, str]] = ...) -> None: ...
 
 class Source(_message.Message):
-    __slots__ = ("source", "images")
+    __slots__ = ("source", "images", "labels")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
     source: str
     images: int
-    def __init__(self, source: _Optional[str] = ..., images: _Optional[int] = ...) -> None: ...
+    labels: str
+    def __init__(self, source: _Optional[str] = ..., images: _Optional[int] = ..., labels: _Optional[str] = ...) -> None: ...
 
 class Solver(_message.Message):
     __slots__ = ("clear", "base_lr", "lr_policy", "power", "gamma", "stepsize", "stepsize_epoch", "stepvalue", "stepvalue_epoch", "lr_iter", "lr_epoch", "warmup_iter", "warmup_epoch", "warmup_start_lr", "decay_from", "policy_start_iter", "policy_start_epoch", "base_lr_batch", "end_lr", "start_lr", "peak_iter", "peak_epoch", "knot", "plateau_winsize", "plateau_winsize_epoch", "average_loss", "max_iter", "max_epoch", "batch_size", "device_batch_size", "iter_size", "type", "momentum", "momentum_policy", "momentum2", "rms_decay", "delta", "regularization_type", "local_lr_auto", "local_gw_ratio", "momentum_form", "weight_decay", "weight_decay_policy", "clip_gradients", "ema_decay", "ema_interval", "param", "compress_param", "sync_param", "carry", "transform_param", "test_transform_param", "mixup_alpha", "cutmix_alpha", "label_smoothing", "loss", "early_stop", "random_seed", "precision", "channels_last", "on_nan", "max_nan", "compile", "display", "display_epoch", "test_interval", "test_epoch", "test_iter", "test_batch_size", "snapshot", "snapshot_epoch")
@@ -463,8 +465,10 @@ class EarlyStopParameter(_message.Message):
         __slots__ = ()
         TOP1: _ClassVar[EarlyStopParameter.Metric]
         LOSS: _ClassVar[EarlyStopParameter.Metric]
+        MAP: _ClassVar[EarlyStopParameter.Metric]
     TOP1: EarlyStopParameter.Metric
     LOSS: EarlyStopParameter.Metric
+    MAP: EarlyStopParameter.Metric
     METRIC_FIELD_NUMBER: _ClassVar[int]
     PATIENCE_ITER_FIELD_NUMBER: _ClassVar[int]
     PATIENCE_EPOCH_FIELD_NUMBER: _ClassVar[int]
