@@ -218,6 +218,8 @@ def render_json(plan: Plan, remarks: Iterable[str] = (), beside: Mapping[str, ob
                 "weight_decay": solver.weight_decay,
                 **moving_members(solver),
                 **({} if solver.compress is None else {"compress_param": plain(solver.compress)}),
+                **({} if solver.early_stop is None else {"earliest_end": solver.earliest_end}),
+                **({} if solver.loss is None else {"loss": plain(solver.loss)}),
                 **({} if solver.sync is None else _meeting(solver.sync, schedule, stage)),
                 "augmentation": augmentation(solver),
                 "carried_over": carried_over(planned) if stage.parent else None,
