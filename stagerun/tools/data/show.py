@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -180,7 +180,9 @@ def _loader(
         from stagerun.engine.augment import make_augment  # imports torch
 
         augment = make_augment(solver.transform)
-    return training_loader(records, schedule, stage, augment=augment, bad=bad, start=start)
+    train = replace(schedule.data.train, labels=None)  # what the LMDB says is shown
+    shown = replace(schedule, data=replace(schedule.data, train=train))
+    return training_loader(records, shown, stage, augment=augment, bad=bad, start=start)
 
 
 def _staged_tile(
