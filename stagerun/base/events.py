@@ -215,6 +215,7 @@ class Tested:
     seconds: float
     ema: bool = False  # with the averaged weights (`ema_decay`) in place of the trained ones
     val: str = ""  # the name of the first validation set, which decides; '' where it has none
+    mean_ap: float | None = None  # mean average precision, 0..1, of images with several labels
 
     __test__ = False
 
@@ -232,6 +233,7 @@ class TestedBeside:
     loss: float
     seconds: float
     ema: bool = False
+    mean_ap: float | None = None
 
     __test__ = False
 
@@ -264,6 +266,8 @@ class StageFinished:
     tested_set: str = ""  # the images of the evaluation (`lmdb_file.set_of`); '' if unknown
     # Of other validation sets: name, top-1, top-5, loss, and whether the averaged weights had it.
     beside: tuple[tuple[str, float, float, float | None, bool], ...] = ()
+    mean_ap: float | None = None  # as in Tested
+    class_ap: tuple[float | None, ...] = ()  # of each class; None of one that no image has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -160,6 +160,24 @@ class SyncMomentum(enum.Enum):
     AVERAGE = "AVERAGE"
 
 
+class LossType(enum.Enum):
+    SOFTMAX = "SOFTMAX"
+    BINARY = "BINARY"
+    DISTILL = "DISTILL"
+    PYTHON = "PYTHON"
+
+
+class Normalization(enum.Enum):
+    BATCH_SIZE = "BATCH_SIZE"
+    FULL = "FULL"
+
+
+class Metric(enum.Enum):
+    TOP1 = "TOP1"
+    LOSS = "LOSS"
+    MAP = "MAP"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filler:
     type: str = "constant"
@@ -195,6 +213,9 @@ class Source:
     path: str
     images: int
     name: str = ""  # of one of several validation sets
+    labels: str | None = None  # likewise, and `labels_path`
+    labels_path: str | None = None
+    labels_digest: str | None = None
 
     def same(self, other: "Source") -> bool:
         """Whether both are one set of images."""
@@ -384,6 +405,30 @@ class Sync:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """LossParameter. `teacher` is the name of a stage, None but of `DISTILL`; `function`, `args` and `sources` are of `PYTHON`, and as in
+    Model."""
+
+    type: LossType
+    normalization: Normalization = Normalization.BATCH_SIZE
+    teacher: str | None = None
+    temperature: float = 4.0
+    weight: float = 0.5
+    function: str | None = None
+    args: str | None = None
+    sources: Sources | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyStop:
+    """EarlyStopParameter."""
+
+    metric: Metric
+    patience_iter: int
+    min_delta: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Knot:
     iter: float  # of the policy; a knot that was written in epochs need not be a whole one
     factor: float
@@ -457,6 +502,8 @@ class Solver:
     mixup_alpha: float = 0.0
     cutmix_alpha: float = 0.0
     label_smoothing: float = 0.0
+    loss: Loss | None = None
+    early_stop: EarlyStop | None = None
     random_seed: int
     precision: Precision = Precision.FP32
     channels_last: bool = True
@@ -484,6 +531,27 @@ class Solver:
         """No more than these have something to do."""
         return self.sync.replicas if self.sync is not None and self.asynchronous else self.logical_workers
 
+    @property
+    def teacher(self) -> str | None:
+        """The stage that teaches this one (`loss { type: DISTILL }`)."""
+        return self.loss.teacher if self.loss is not None else None
+
+    @property
+    def earliest_end(self) -> int:
+        """The iteration that the stage reaches in any case: `early_stop` may end it there."""
+        if self.early_stop is None or not self.test_interval:
+            return self.max_iter
+        return earliest_end(self.max_iter, self.test_interval, self.early_stop.patience_iter)
+
+
+def earliest_end(max_iter: int, test_interval: int, patience_iter: int) -> int:
+    """The first evaluation is the best so far; the first that comes so late after it may be the last.
+
+    >>> earliest_end(1000, 100, 250), earliest_end(300, 100, 250)
+    (400, 300)
+    """
+    return min(max_iter, (1 - -patience_iter // test_interval) * test_interval)
+
 
 @dataclass(frozen=True, slots=True)
 class Origin:
@@ -499,11 +567,15 @@ FROM_ITER = "from_iter"
 # The key of the digest of what `Solver.weights` names. It is in `origins` of every stage that has `weights`, and in its identity as
 # far as someone has looked: a file that is gone makes nothing stale.
 WEIGHTS_DIGEST = "weights.sha256"
+# The key in a snapshot's identity of the id of the snapshot that was its teacher; a stage's own identity has it in a plan alone.
+TEACHER = "teacher"
 # What the keys of the Python that a stage needs begin with: `code.mynet.py` and its digest, `code.timm` and its version.
 CODE = "code."
 ABSENT = "not installed"  # in place of that version
 # The key of where a stage's training set was used last, where the stage that it starts from has another. Not there elsewhere.
 LAST_USED = "data.train.last_used"
+# The key of the digest of the labels of images that have several.
+LABELS = "data.train.labels_digest"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

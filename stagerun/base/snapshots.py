@@ -21,7 +21,8 @@ class SnapshotRef:
     (attempt, serial) orders them without a clock; 0 in one of an older version. `skipped`: images that `on_nan: ROLLBACK` has left out,
     along the path of ancestors up to here. `began_empty`: the process life that wrote it found no snapshot in the folder when it began, so
     that it has trained itself whatever this one came from. `id_stage`: the stage's name in `id`, if that is not the directory's: of a
-    stage that was renamed what comes after goes on with the first, or else what is trained again would be something else.
+    stage that was renamed what comes after goes on with the first, or else what is trained again would be something else. `ended`:
+    `early_stop` ended its stage there.
     """
 
     name: str
@@ -38,6 +39,7 @@ class SnapshotRef:
     serial: int = 0
     skipped: int = 0
     began_empty: bool = False
+    ended: bool = False
 
     @property
     def begun_as(self) -> str:
@@ -47,7 +49,11 @@ class SnapshotRef:
     @property
     def ends_stage(self) -> bool:
         """Whether its stage, as long as it was then, ends with it."""
-        return self.identity.get("solver.max_iter") == str(self.iter)
+        return self.ended or self.identity.get("solver.max_iter") == str(self.iter)
+
+    def ends(self, max_iter: int) -> bool:
+        """Whether it is the end of a stage that has so many iterations at most."""
+        return self.ended or self.iter == max_iter
 
     def whole(self, field: str, default: int) -> int:
         """A whole number of the identity; `default` where it doesn't have the field. ResumeRefused for what no run writes."""

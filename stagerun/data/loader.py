@@ -100,6 +100,7 @@ class Loader:
         bad: BadRecords | None = None,
         tier: str | None = None,
         side: Callable[[int], int | None] | None = None,
+        numbered: bool = False,
     ) -> None:
         if images not in (None, len(records)):
             raise DataError(
@@ -114,7 +115,7 @@ class Loader:
         self._seed, self._shuffle = seed, shuffle
         self._side_at = side
         self._augment, self._bad = augment, bad if train else None
-        self._pictures = Pictures(records, transform_param, channels, num_classes, memory, tier)
+        self._pictures = Pictures(records, transform_param, channels, num_classes, memory, tier, numbered)
         self.expect = self._pictures.expect
         # One with the consumer, one in the making, the others ready; with many threads more are in the making.
         self._buffers = Buffers(depth + 2 + threads)

@@ -49,6 +49,7 @@ def training_loader(
         memory=memory,
         bad=bad,
         side=side_at(solver, start) if solver.transform.crop_size_ramp else None,
+        numbered=stage.data.train.labels is not None,
     )
 
 
@@ -58,7 +59,7 @@ def side_at(solver: Solver, start: int) -> Callable[[int], int | None]:
     return lambda position: crop_size(solver, (position - start) // solver.batch_size)
 
 
-def evaluation_loader(records: Records, stage: Stage, *, threads: int = 1) -> Loader:
+def evaluation_loader(records: Records, stage: Stage, *, threads: int = 1, numbered: bool = False) -> Loader:
     """The images of an evaluation, each once: in key order, or by their shape where the transform is `rectangular`.
 
     Rectangles are those of batches of test_batch_size, whatever is asked for at a time: they are part of the result.
@@ -72,6 +73,7 @@ def evaluation_loader(records: Records, stage: Stage, *, threads: int = 1) -> Lo
             channels=channels,
             num_classes=num_classes,
             threads=threads,
+            numbered=numbered,
         )
     return Loader(
         records,
@@ -80,6 +82,7 @@ def evaluation_loader(records: Records, stage: Stage, *, threads: int = 1) -> Lo
         channels=channels,
         num_classes=num_classes,
         threads=threads,
+        numbered=numbered,
     )
 
 
@@ -109,6 +112,7 @@ class RectangularLoader(Loader):
         channels: int,
         num_classes: int,
         threads: int = 1,
+        numbered: bool = False,
     ) -> None:
         if records.index is None:
             raise DataError(
@@ -123,6 +127,7 @@ class RectangularLoader(Loader):
             channels=channels,
             num_classes=num_classes,
             threads=threads,
+            numbered=numbered,
         )
         assert transform_param.crop_size is not None  # `check` holds it
         self._side, self._batch_size = transform_param.crop_size, batch_size
@@ -208,7 +213,14 @@ class CropLoader(Loader):
     """
 
     def __init__(
-        self, records: Records, transform_param: Transform, *, channels: int, num_classes: int, threads: int = 1
+        self,
+        records: Records,
+        transform_param: Transform,
+        *,
+        channels: int,
+        num_classes: int,
+        threads: int = 1,
+        numbered: bool = False,
     ) -> None:
         if transform_param.crop_size is None:
             raise UsageError("the evaluation's transform has no crop_size: there is one view of an image", NO_CROP_HINT)
@@ -221,6 +233,7 @@ class CropLoader(Loader):
             channels=channels,
             num_classes=num_classes,
             threads=threads,
+            numbered=numbered,
         )
         self._side = transform_param.crop_size
 

@@ -129,8 +129,11 @@ class Pictures:
         num_classes: int,
         memory: Decoded | None = None,
         tier: str | None = None,
+        numbered: bool = False,
     ) -> None:
+        """`numbered`: a record's number stands for its label, and what it says itself isn't looked at."""
         self.records, self.channels = records, channels
+        self._numbered = numbered
         self._transform, self._num_classes = transform_param, num_classes
         self._memory = memory
         # A JPEG that AUTO decodes at a reduced scale has other pixels than one that is reduced from its full size. So this
@@ -148,7 +151,7 @@ class Pictures:
         """Record i's picture, its pixels not yet decoded unless they are in memory, and its label."""
         memory = self._memory
         if memory is not None and memory.has(i, self._keeps_jpegs):
-            return DecodedPicture(memory.images[i]), int(memory.labels[i])
+            return DecodedPicture(memory.images[i]), i if self._numbered else int(memory.labels[i])
         record = self.records.read(i, self._hand.room)
         try:
             fields = datum.parse(record)
@@ -157,15 +160,17 @@ class Pictures:
             raise DataError(f"{self.place(i)}: {error.message}", error.hint) from None
         except DataError as error:
             raise Undecodable(f"{self.place(i)}: {error.message}", error.hint) from None
+        label = i if self._numbered else fields.label
         try:
-            datum.check_label(fields.label, self._num_classes)
+            if not self._numbered:
+                datum.check_label(label, self._num_classes)
         except DataError as error:
             raise DataError(f"{self.place(i)}: {error.message}", error.hint) from None
         if memory is not None and memory.fits(picture) and (self._keeps_jpegs or not picture.reducible):
             image = self._decode(i, picture, None, 1)
-            memory.keep(i, image, fields.label, jpeg=picture.reducible)
+            memory.keep(i, image, label, jpeg=picture.reducible)
             picture = DecodedPicture(image)
-        return picture, fields.label
+        return picture, label
 
     def draw(self, i: int, picture: Picture, numbers: UInt64 | None, param: Transform | None = None) -> Draw:
         """The draw for record i's picture; `transform.draw`. `param` is the transform with another crop_size."""

@@ -71,9 +71,9 @@ def require_usable(
             mistakes += loader.mistakes()
         except DataError as error:
             mistakes.append(error)
-        for val in vals:
+        for val, source in zip(vals, stage.data.val, strict=True):
             try:
-                mistakes += evaluation_loader(val, seen).mistakes()
+                mistakes += evaluation_loader(val, seen, numbered=source.labels is not None).mistakes()
             except DataError as error:
                 mistakes.append(error)
     if problems and not mistakes:

@@ -2,17 +2,18 @@
 
 import enum
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stagerun.base.recipe import Precision
 from stagerun.comm import Comm
+from stagerun.engine import ranking
 from stagerun.engine.device import autocast
 from stagerun.engine.images import Batch, Normalise
+from stagerun.engine.losses import EvaluationLoss, cross_entropy
 
 
 class Views(enum.Enum):
@@ -24,22 +25,25 @@ class Views(enum.Enum):
 
 
 class Averaged(nn.Module):
-    """Softmax outputs averaged over views: images [crops * N, C, H, W], all images of one crop after the other, and each
-    as it is and mirrored -> log of the mean probability [N, classes], float64.
+    """Probabilities averaged over views, softmax's or, of a `binary` loss, sigmoid's: images [crops * N, C, H, W], all images of one crop after the other, and each
+    as it is and mirrored -> log of the mean probability [N, classes], float64, or its logit.
 
     Top-1 and top-5 of that are those of the mean; cross entropy of it is -log of the mean probability of the label.
     """
 
-    def __init__(self, model: nn.Module, crops: int) -> None:
+    def __init__(self, model: nn.Module, crops: int, binary: bool = False) -> None:
         super().__init__()
-        self.model, self.crops = model, crops
+        self.model, self.crops, self.binary = model, crops, binary
 
     def forward(self, images: Tensor) -> Tensor:
         answers = []
         for part in images.chunk(self.crops):
             # One view at a time: as much memory as an evaluation without views.
             for view in (part, part.flip(3)):
-                answers.append(self.model(view).double().log_softmax(1))
+                answers.append(self.model(view).double())
+        if self.binary:
+            return torch.stack([z.sigmoid() for z in answers]).mean(0).logit()
+        answers = [z.log_softmax(1) for z in answers]
         return torch.stack(answers).logsumexp(0) - math.log(len(answers))
 
 
@@ -51,6 +55,11 @@ class Score:
     top1: float
     top5: float
     loss: float
+    class_ap: tuple[float | None, ...] = ()  # average precision of each class, of images with several labels
+
+    @property
+    def mean_ap(self) -> float | None:
+        return ranking.mean(self.class_ap)
 
 
 def evaluate(
@@ -61,9 +70,10 @@ def evaluate(
     precision: Precision,
     comm: Comm,
     stop: Callable[[], bool],
+    loss: EvaluationLoss = cross_entropy,
 ) -> Score | None:
     """The Score of a network; as `score`."""
-    return score(answers(model, normalise, precision), batches, num_batches, normalise, comm, stop)
+    return score(answers(model, normalise, precision), batches, num_batches, normalise, comm, stop, loss)
 
 
 def answers(model: nn.Module, normalise: Normalise, precision: Precision) -> Callable[[Batch], Tensor]:
@@ -91,6 +101,7 @@ def score(
     normalise: Normalise,
     comm: Comm,
     stop: Callable[[], bool],
+    loss: EvaluationLoss = cross_entropy,
 ) -> Score | None:
     """The Score of what answers a batch with [N, classes], logits or logarithms of probabilities. Collective.
 
@@ -99,20 +110,46 @@ def score(
     Each batch is computed by one rank, the counts and losses of all are exchanged and added in order of their number: so
     neither the cut nor the sum depends on how many ranks there are. None when a rank is asked to stop on the way.
     """
-    table = torch.zeros(num_batches + 1, 4, dtype=torch.float64, device=normalise.device)
+    kept: list[tuple[int, Tensor, Tensor]] = []
+    table = torch.zeros(num_batches + 1, 5, dtype=torch.float64, device=normalise.device)
     for number, batch in batches:
         if stop():
             table[-1, 0] = 1
             break
         logits, labels = answer(batch), normalise.labels(batch.labels)
-        right = best_of(logits) == labels[:, None]
+        if labels.ndim == 2:
+            kept.append((number, logits.double(), labels.double()))
+            table[number, 4] = labels.shape[1]
+        right = _right(best_of(logits), labels)
         table[number, 0] = len(labels)
         table[number, 1] = right[:, 0].sum()
         table[number, 2] = right.any(dim=1).sum()
-        table[number, 3] = F.cross_entropy(logits, labels, reduction="none").double().sum()
+        table[number, 3] = loss(logits, labels).double().sum()
     comm.all_reduce(table)()
     rows = table.tolist()
     if rows.pop()[0]:
         return None
-    images, top1, top5, loss = (sum(column) for column in zip(*rows, strict=True))
-    return Score(int(images), top1 / images, top5 / images, loss / images)
+    images, top1, top5, total, _ = (sum(column) for column in zip(*rows, strict=True))
+    ranks = _ranked(kept, [int(row[0]) for row in rows], int(rows[0][4]), normalise.device, comm)
+    return Score(int(images), top1 / images, top5 / images, total / images, ranks)
+
+
+def _right(answers: Tensor, labels: Tensor) -> Tensor:
+    """bool [N, answers]: which are the image's class, or one of its classes."""
+    return labels.gather(1, answers) > 0 if labels.ndim == 2 else answers == labels[:, None]
+
+
+def _ranked(
+    kept: Sequence[tuple[int, Tensor, Tensor]], sizes: Sequence[int], width: int, device: torch.device, comm: Comm
+) -> tuple[float | None, ...]:
+    """The average precision of each class, from the logits and labels that the ranks have `kept` by batch; () where `width`, the classes that
+    an image may have several of, is 0. Collective. Each row is one rank's, and the others add zeros: so the order of images, and all bits, are the same for any number of
+    ranks."""
+    if not width:
+        return ()
+    table = torch.zeros(sum(sizes), 2 * width, dtype=torch.float64, device=device)
+    for number, logits, labels in kept:
+        first = sum(sizes[:number])
+        table[first : first + len(logits)] = torch.cat([logits, labels], 1)
+    comm.all_reduce(table)()
+    return ranking.of_classes(table[:, :width], table[:, width:])

@@ -25,7 +25,7 @@ T = TypeVar("T")
 class DeviceBatch:
     """A batch whose images and labels are on the device, or on their way there until `copied`. Fields as in `Batch`."""
 
-    images: Tensor
+    images: np.ndarray | Tensor
     labels: Tensor
     positions: np.ndarray
     lighting: np.ndarray | Tensor | None

@@ -37,6 +37,7 @@ class StageLoop:
     is_piece: bool = False  # `max_iter` is not the stage's end, and the stage itself has passed there
     on_nan: OnNan = OnNan.STOP
     max_nan: int = 1
+    tests_first: bool = False  # an evaluation comes before the snapshot of its iteration, since it may end the stage
     plateau: Solver | None = None  # of lr_policy `plateau`: `knobs` then takes the drops that the loss has brought, too
 
 
@@ -65,7 +66,9 @@ def train(
     would take longer is broken off, and Stopped comes in the place of Iterated.
     """
     pace = Pace()
-    while state.iter < loop.max_iter:
+    if loop.tests_first and state.best.tested < state.iter and due(state.iter, loop.test_interval, loop.max_iter):
+        yield TestDue(stage=loop.stage, iter=state.iter)  # which a stop came before
+    while state.iter < loop.max_iter and not state.best.ended:
         started, before = time.monotonic(), state.plateau
         pieces = ((worker, next(batches), worker == loop.run[-1]) for worker in loop.run)
 
@@ -111,10 +114,16 @@ def train(
 
 
 def whats_due(loop: StageLoop, state: TrainState) -> Iterator[SnapshotDue | TestDue]:
-    """The snapshot first, which is then written behind the evaluation: a kill in there loses a line of the log, not training."""
+    """The snapshot first, which is then written behind the evaluation: a kill in there loses a line of the log, not training. Where the
+    evaluation may end the stage it comes before: the stage's last snapshot says so, and there is one of each iteration."""
+    tests = due(state.iter, loop.test_interval, loop.max_iter)
+    if tests and loop.tests_first:
+        yield TestDue(stage=loop.stage, iter=state.iter)
+        if state.best.ended:
+            return
     if _saves(loop, state.iter) and state.iter != loop.max_iter:
         yield SnapshotDue(stage=loop.stage, iter=state.iter)
-    if due(state.iter, loop.test_interval, loop.max_iter):
+    if tests and not loop.tests_first:
         yield TestDue(stage=loop.stage, iter=state.iter)
 
 

@@ -21,6 +21,7 @@ from stagerun.engine.device import dtype_of, synchronize
 from stagerun.engine.parameters import frozen_norms, still_in, trained_parameters
 from stagerun.engine.replicas import Replicas
 from stagerun.engine.solvers import WeightUpdate, make_update
+from stagerun.schedule.early_stop import NOTHING_YET, BestSoFar
 from stagerun.schedule.plateau import FRESH, PlateauState
 from stagerun.system.files import private_folder
 
@@ -28,7 +29,7 @@ from stagerun.system.files import private_folder
 @dataclass(slots=True)
 class TrainState:
     """Network, solver, BatchNorm statistics, and `iter`: the number of weight updates done in this stage. `average`: the
-    averaged weights, of a stage with `ema_decay`. `plateau`: what lr_policy `plateau` remembers, the same on every rank. `skips`: how
+    averaged weights, of a stage with `ema_decay`. `plateau`: what lr_policy `plateau` remembers, the same on every rank; `best`: likewise `early_stop`. `skips`: how
     many of the last iterations, one after the other, `on_nan: SKIP` has passed over, and `skips_in_all` of all in the stage;
     `rollbacks`: how often it has gone back. `residual`: what this rank's compressed gradients lacked, of a stage that remembers it;
     that differs between ranks, as do `replicas`, of a stage with `sync_param`, and the model while they have parted and are not shown.
@@ -41,6 +42,7 @@ class TrainState:
     iter: int = 0
     average: Average | None = None
     plateau: PlateauState = FRESH
+    best: BestSoFar = NOTHING_YET
     skips: int = 0
     skips_in_all: int = 0
     rollbacks: int = 0
@@ -155,7 +157,7 @@ def digests(state: TrainState) -> tuple[dict[str, int], bool]:
 
 
 def _remembered(state: TrainState) -> dict[str, int]:
-    kept = (state.iter, state.plateau, state.skips, state.skips_in_all, state.rollbacks)
+    kept = (state.iter, state.plateau, state.best, state.skips, state.skips_in_all, state.rollbacks)
     return {"counters": digest(torch.frombuffer(bytearray(repr(kept).encode()), dtype=torch.uint8))}
 
 

@@ -17,7 +17,8 @@ from stagerun.base.recipe import Precision
 from stagerun.comm import Reducer
 from stagerun.engine.device import autocast, seed, synchronize
 from stagerun.engine.images import Batch, Normalise
-from stagerun.engine.mixing import NO_MIXING, Mixed, Mixing, blend, placed, training_loss
+from stagerun.engine.losses import SOFTMAX, Loss
+from stagerun.engine.mixing import NO_MIXING, Mixed, Mixing, blend, placed
 from stagerun.engine.state import TrainState
 
 
@@ -31,7 +32,7 @@ class Arithmetic:
     clip_gradients: float | None
     forward_seed: Callable[[int], int]  # position of a device batch's first image -> seed of dropout and the like
     mixing: Mixing = NO_MIXING
-    label_smoothing: float = 0.0
+    loss: Loss = SOFTMAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,13 +176,14 @@ def not_finite(loss: float, norm: float, gradients: dict[str, Tensor], moved: fl
 
 def _loss(state: TrainState, batch: Batch, how: Arithmetic) -> Tensor:
     """The loss of one device batch, after the forward pass."""
-    logits, mixed = forward(state.model, batch, how)
+    logits, mixed, images = forward(state.model, batch, how)
     labels = how.normalise.labels(batch.labels)
-    return training_loss(logits.to(how.normalise.dtype), labels, how.label_smoothing, mixed)
+    with explained(len(batch.labels)):
+        return how.loss(logits.to(how.normalise.dtype), labels, mixed, images)
 
 
-def forward(model: nn.Module, batch: Batch, how: Arithmetic) -> tuple[Tensor, Mixed | None]:
-    """The pass of training over one device batch: logits, and how its images were mixed."""
+def forward(model: nn.Module, batch: Batch, how: Arithmetic) -> tuple[Tensor, Mixed | None, Tensor]:
+    """The pass of training over one device batch: logits, how its images were mixed, and the images."""
     normalise, position = how.normalise, int(batch.positions[0])
     seed(how.forward_seed(position), normalise.device)
     with explained(len(batch.labels)):
@@ -190,7 +192,7 @@ def forward(model: nn.Module, batch: Batch, how: Arithmetic) -> tuple[Tensor, Mi
         if mixed is not None:
             blend(images, mixed)
         with autocast(how.precision, normalise.device):
-            return model(images), mixed
+            return model(images), mixed, images
 
 
 @contextmanager

@@ -57,11 +57,13 @@ def model(view: View, sources: Sources) -> recipe.Model:
     )
 
 
-def data(view: View, root: str) -> recipe.Data:
-    return values.build(recipe.Data, view, train=_source(view.inside("train"), root), val=_sources(view, root))
+def data(view: View, root: str, labels: Mapping[str, str]) -> recipe.Data:
+    """`labels`: the digests of the files with labels, by their names as written."""
+    train = _source(view.inside("train"), root, labels)
+    return values.build(recipe.Data, view, train=train, val=_sources(view, root, labels))
 
 
-def stage_data(view: View, shared: recipe.Data, root: str) -> recipe.Data:
+def stage_data(view: View, shared: recipe.Data, root: str, labels: Mapping[str, str]) -> recipe.Data:
     """What `data` of a stage's settings makes of the schedule's."""
     own = view.view("data")
     if own is None:
@@ -69,17 +71,24 @@ def stage_data(view: View, shared: recipe.Data, root: str) -> recipe.Data:
     train = own.view("train")
     return replace(
         shared,
-        train=_source(train, root) if train is not None else shared.train,
-        val=_sources(own, root) if own.has("val") else shared.val,
+        train=_source(train, root, labels) if train is not None else shared.train,
+        val=_sources(own, root, labels) if own.has("val") else shared.val,
     )
 
 
-def _sources(view: View, root: str) -> tuple[recipe.Source, ...]:
-    return tuple(_source(one, root) for one in view.views("val"))
+def _sources(view: View, root: str, labels: Mapping[str, str]) -> tuple[recipe.Source, ...]:
+    return tuple(_source(one, root, labels) for one in view.views("val"))
 
 
-def _source(view: View, root: str) -> recipe.Source:
-    return values.build(recipe.Source, view, path=path_of(root, view.text("source") or ""))
+def _source(view: View, root: str, labels: Mapping[str, str]) -> recipe.Source:
+    path, file = path_of(root, view.text("source") or ""), view.text("labels")
+    return values.build(
+        recipe.Source,
+        view,
+        path=path,
+        labels_path=path_of(root, file) if file else None,
+        labels_digest=labels.get(file) if file else None,
+    )
 
 
 def path_of(root: str, source: str) -> str:
@@ -100,6 +109,7 @@ def solver(view: View, seed: int, images: int, root: str, sources: Sources) -> r
         compress=_compression(compressed) if compressed is not None else None,
         model=model(own_model, sources) if own_model is not None else None,
         weights=_weights(given, root) if given is not None else None,
+        loss=_loss(loss, sources) if (loss := view.view("loss")) is not None else None,
         sync=_sync(met) if (met := view.view("sync_param")) is not None else None,
     )
 
@@ -108,6 +118,19 @@ def _weights(view: View, root: str) -> recipe.Weights:
     found = weights.place_of(view.text("file") or "")
     path = path_of(root, found.path) if found.path else ""
     return values.build(recipe.Weights, view, path=path)
+
+
+def earliest_end(view: View) -> int | None:
+    """The iteration that a stage with `early_stop` comes to in any case (`recipe.Solver.earliest_end`); None of another stage."""
+    early, length, every = view.view("early_stop"), view.whole("max_iter"), view.whole("test_interval")
+    patience = early.whole("patience_iter") if early is not None else None
+    return recipe.earliest_end(length, every, patience) if length and every and patience else None
+
+
+def _loss(view: View, sources: Sources) -> recipe.Loss:
+    return values.build(
+        recipe.Loss, view, sources=sources if code_in(view.text("function") or "") is not None else None
+    )
 
 
 def _sync(view: View) -> recipe.Sync:

@@ -17,6 +17,7 @@ from stagerun.base.recipe import MomentumForm
 from stagerun.language import layers, tree
 from stagerun.language.check_compress import check_compression
 from stagerun.language.check_images import check_compiled, check_drawn, check_training, check_transform
+from stagerun.language.check_loss import check_early_stop, check_loss
 from stagerun.language.check_rates import check_curves, check_knots, check_learning_rate
 from stagerun.language.check_sync import check_sync
 from stagerun.language.check_weights import check_weights
@@ -100,7 +101,10 @@ def _missing(block: Block, names: Iterable[str]) -> list[str]:
     """Those of the names that are not written; what could not be read is."""
 
     def missing(name: str) -> bool:
-        entry = block.entries.get(name)
+        other = layers.partner(
+            block.kind.fields_by_name[name]
+        )  # in a stage's `solver_param` durations are as they are written
+        entry = block.entries.get(name) or block.entries.get(other)
         return not entry.values if entry else not (block.broken or name in block.doubtful)
 
     return [name for name in names if missing(name)]
@@ -266,6 +270,9 @@ def _knots(stage: str, view: View, problems: Problems) -> None:
 
 
 def _evaluation(view: View, shared: Shared, problems: Problems) -> None:
+    if shared.has_val is False and view.has("early_stop"):
+        text, hint = "`early_stop` without `data.val`: nothing to test", "write `val { source: ... }` in `data`"
+        problems.add(view.place("early_stop"), text, hint)
     if shared.has_val is False and view.whole("test_interval"):
         hint = "write `val { source: ... images: ... }` in `data`, or leave it out"
         problems.add(
@@ -297,6 +304,8 @@ STAGE_CHECKS: tuple[Callable[[str, View, Problems], None], ...] = (
     check_compression,
     check_sync,
     check_weights,
+    check_loss,
+    check_early_stop,
 )
 
 

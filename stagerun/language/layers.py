@@ -32,9 +32,12 @@ DURATIONS = (
 )
 PAIRS = (*DURATIONS, ("device_batch_size", "iter_size"))
 # The same in a message of Solver, by the message's name.
-INNER_DURATIONS = {"CompressionParameter": (("start_iter", "start_epoch"),)}
+INNER_DURATIONS = {
+    "CompressionParameter": (("start_iter", "start_epoch"),),
+    "EarlyStopParameter": (("patience_iter", "patience_epoch"),),
+}
 # The messages of Solver in which knots or durations stand.
-INSIDE = ("momentum_policy", "weight_decay_policy", "compress_param")
+INSIDE = ("momentum_policy", "weight_decay_policy", "compress_param", "early_stop")
 EPOCH = "epoch"
 SET = "--set"  # the path of a place in an argument
 LMDB = "LMDB"  # that of a value which was read from the LMDB itself

@@ -14,7 +14,7 @@ from typing import TypeVar
 from stagerun.base import recipe
 from stagerun.base.code import Sources
 from stagerun.base.errors import DataError, Problem, Problems, RecipeError, Span, StagerunError
-from stagerun.language import build, check, ensembles, layers, override, ranges, stages, tree, values
+from stagerun.language import build, check, ensembles, labels, layers, override, ranges, stages, teachers, tree, values
 from stagerun.language.check_code import require_code
 from stagerun.language.check_compress import check_residual
 from stagerun.language.check_images import check_model, classes_problem
@@ -40,13 +40,14 @@ def read(
     shown: str = "",
     records: Records | None = None,
     python: Reader | None = None,
+    lists: Reader | None = None,
 ) -> recipe.Schedule:
     """The schedule that the files describe. RecipeError with all mistakes of all files.
 
     `texts` has schedule.prototxt and the stages' files by their path below the folder (`stage_files` says which); a
     file that is not in it does not exist. `root` is the folder's absolute path, `shown` the same as the user wrote it,
     for messages. `overrides` are the arguments of `--set`. `records` counts the LMDB of a Source without `images`; None
-    where no LMDB may be looked at. `python` reads the Python files that it names; None: they are in `texts`.
+    where no LMDB may be looked at. `python` reads the Python files that it names, and `lists` its files of labels; None: they are in `texts`.
     """
     problems = Problems()
     local = LocalFiles(python or (lambda file: texts.get(file, MISSING)), shown, problems)
@@ -66,10 +67,15 @@ def read(
     files = _stage_blocks(found, texts, shown, problems)
     settings = _settings(schedule, found, files, changes, count, problems)
     lengths = {name: _known(block, lambda view: view.whole("max_iter")) for name, block in settings.items()}
-    found = stages.check_branches(found, {name: n for name, n in lengths.items() if n is not None}, problems)
+    sure = {name: _known(block, build.earliest_end) for name, block in settings.items()}
+    found = stages.check_branches(found, _those_known(lengths), _those_known(sure), problems)
+    found = teachers.with_teachers(found, settings, problems)
     order = stages.in_running_order(found, problems)
     _check(schedule, settings, posixpath.basename(root), problems)
     ensembles.check(schedule, found, settings, problems)
+    marked = labels.check(
+        View(schedule), settings, lists or local.read, functools.partial(posixpath.join, shown), problems
+    )
     code = {name: _code(schedule, block) for name, block in settings.items()}
     needed = require_code([entry for entries in code.values() for entry in entries], local)
     for node in found:
@@ -85,7 +91,7 @@ def read(
     sources = local.sources(needed)
     kept += tuple((posixpath.join(shown, file), text) for file, text in sources.files)
     facts = {name: list(build.code_facts(entries, local, path)) for name, entries in code.items()}
-    return _build(schedule, order, settings, root, path, kept, facts, sources)
+    return _build(schedule, order, settings, root, path, kept, facts, sources, marked)
 
 
 def _code(schedule: Block, settings: Block) -> list[Entry]:
@@ -104,6 +110,10 @@ def stage_files(text: bytes | str) -> tuple[str, ...]:
 def _decoded(text: Text) -> str:
     assert not isinstance(text, Unreadable)
     return text if isinstance(text, str) else text.decode()
+
+
+def _those_known(numbers: Mapping[str, int | None]) -> dict[str, int]:
+    return {name: number for name, number in numbers.items() if number is not None}
 
 
 def _known(block: Block, read: Callable[[View], T]) -> T | None:
@@ -287,6 +297,7 @@ def _build(
     files: tuple[tuple[str, str], ...],
     code: Mapping[str, Sequence[build.Fact]],
     sources: Sources,
+    marked: Mapping[str, str],
 ) -> recipe.Schedule:
     view = View(schedule)
     name = view.text("name") or posixpath.basename(root)
@@ -295,11 +306,11 @@ def _build(
     model = build.model(view.inside("model"), sources)
     derived = {"name": tree.quoted(name), **_derived_of(model)}
     shared = list(build.facts(SCHEDULE, schedule, "", derived, path))
-    data = build.data(view.inside("data"), root)
+    data = build.data(view.inside("data"), root, marked)
     made: dict[str, recipe.Stage] = {}
     for node in order:
         facts = [*shared, *code[node.name]]
-        made[node.name] = _stage(node, settings[node.name], model, seed, data, made, facts, path, root, sources)
+        made[node.name] = _stage(node, settings[node.name], model, seed, data, made, facts, path, root, sources, marked)
     return recipe.Schedule(
         name=name,
         seed=seed,
@@ -324,8 +335,9 @@ def _stage(
     path: str,
     root: str,
     sources: Sources,
+    marked: Mapping[str, str],
 ) -> recipe.Stage:
-    data = build.stage_data(View(block), shared_data, root)
+    data = build.stage_data(View(block), shared_data, root, marked)
     solver = build.solver(View(block), seed, data.train.images, root, sources)
     derived = {
         "solver.warmup_iter": "0",
@@ -347,7 +359,7 @@ def _stage(
         derived |= _derived_of(model, "solver.model.batch_norm_param")
     own = list(build.facts(SOLVER, block, "solver.", derived, path))
     found = [*_with_images(shared, own), *own, *_branch(node), *_last_used(node, data, solver, above, block)]
-    found += _digest(block)
+    found += [*_digest(block), *_labels(data, found), *_lesson(node)]
     return recipe.Stage(
         name=node.name,
         parent=node.parent,
@@ -387,8 +399,14 @@ def _digest(block: Block) -> Iterator[build.Fact]:
         yield build.Fact(recipe.WEIGHTS_DIGEST, values.NONE, False, origin)
 
 
+# What `early_stop` hangs on; without it, nothing that is trained does. A message with all that is in it.
+_TESTED = ("solver.test_interval", "solver.test_iter", "solver.test_transform_param", "data.val.images")
+
+
 def _counts(fact: build.Fact, solver: recipe.Solver) -> bool:
-    """Images and a network of its own are in a stage's identity under the names of the schedule's."""
+    """Whether snapshots of the stage depend on it. Images and a network of its own are in its identity under the names of the schedule's."""
+    if solver.early_stop is not None and any(f"{fact.key}.".startswith(f"{name}.") for name in _TESTED):
+        return True
     own = fact.key.startswith(("solver.data.", "solver.model.")) or fact.key in ("solver.data", "solver.model")
     return fact.identity and values.is_read(fact.key, solver.lr_policy) and not own
 
@@ -438,6 +456,19 @@ def _branch(node: Node) -> Iterator[build.Fact]:
         yield build.Fact(recipe.FROM_ITER, str(node.parent_iter), True, origin)
 
 
+def _labels(data: recipe.Data, facts: Sequence[build.Fact]) -> Iterator[build.Fact]:
+    """The digest of the labels that are trained on, where images have several."""
+    if data.train.labels_digest is not None:
+        origin = next(fact.origin for fact in facts if fact.key == "data.train.labels")
+        yield build.Fact(recipe.LABELS, data.train.labels_digest, True, origin)
+
+
+def _lesson(node: Node) -> Iterator[build.Fact]:
+    """Where the teacher is named. Which snapshot that is only a plan knows, and puts into the identity."""
+    if node.teacher is not None:
+        yield build.Fact(recipe.TEACHER, "", False, recipe.Origin(node.teacher, "stage", node.teacher_place))
+
+
 # -- a folder -> recipe.Schedule: the only part that reads files
 
 
@@ -453,7 +484,8 @@ def load(folder: str | Path, overrides: Sequence[str] = ()) -> recipe.Schedule:
     if not isinstance(first, Unreadable):
         texts |= {name: _text(shown, name) for name in stage_files(first) if name != SCHEDULE_FILE}
     python = functools.partial(_text, shown)
-    return read(texts, os.path.abspath(shown), overrides, "" if shown == "." else shown, _records, python)
+    lists = functools.partial(_text, shown, most=labels.MOST)
+    return read(texts, os.path.abspath(shown), overrides, "" if shown == "." else shown, _records, python, lists)
 
 
 def _records(path: str) -> int:
@@ -488,15 +520,15 @@ def _no_folder(shown: str) -> Problem:
     return Problem("there is no such folder", Span(shown, 1, 1), hint=hint)
 
 
-def _text(folder: str, name: str) -> Text:
-    """The bytes of a file, one more than LARGEST at most."""
+def _text(folder: str, name: str, most: int = LARGEST) -> Text:
+    """The bytes of a file, one more than `most` at most."""
     path = os.path.join(folder, name)
     try:
         # Opening a FIFO would wait for a writer, and reading a device may never end.
         if not stat.S_ISREG(os.stat(path).st_mode):
             return Unreadable("this is not a regular file")
         with open(path, "rb") as file:
-            return file.read(LARGEST + 1)
+            return file.read(most + 1)
     except (FileNotFoundError, NotADirectoryError):
         return MISSING
     except PermissionError:

@@ -40,6 +40,13 @@ class Node:
     sweep: Block | None = None
     solver: Block | None = None
     filled: bool = False
+    teacher: str | None = None  # `teachers` finds it, in the stage's settings
+    teacher_place: Span | None = None
+
+    @property
+    def after(self) -> tuple[str, ...]:
+        """The stages that are trained before this one."""
+        return tuple(name for name in (self.parent, self.teacher) if name is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +89,7 @@ def nodes(schedule: Block, problems: Problems) -> list[Node]:
     if complete:
         known = {node.name for node in found}
         found = [_resolved(node, found, known, problems) for node in found]
-    return _with_disabled(found)
+    return with_disabled(found)
 
 
 def groups(found: Sequence[Node]) -> dict[str, tuple[str, ...]]:
@@ -154,7 +161,7 @@ def _starts(block: Block, name: str, above: Sequence[Node], problems: Problems, 
         return [_start(value, name, problems) for value in _once(entry, name, problems)]
     if len(above) > 1 and not unused:
         members = [node.name for node in above]
-        message = f"stage `{name}` follows on `{above[0].group}`, which stands for {_some(members)}"
+        message = f"stage `{name}` follows on `{above[0].group}`, which stands for {some(members)}"
         hint = f'write which of them it starts from: `from: "{members[0]}"`'
         problems.add(block.entries["name"].place, message, hint)
     return [_Start(above[0].name if len(above) == 1 else None)]
@@ -230,7 +237,7 @@ def _report_doubles(found: Sequence[Node], problems: Problems) -> None:
     made = groups(found)
     for node in found:
         if node.name in made and node.group != node.name:
-            hint = f"`{node.name}` stands for {_some(made[node.name])}"
+            hint = f"`{node.name}` stands for {some(made[node.name])}"
             problems.add(node.place, f"stage `{node.name}` has the name of a stage that makes several", hint)
 
 
@@ -240,7 +247,7 @@ def _resolved(node: Node, found: Sequence[Node], names: Container[str], problems
         return node
     members = groups(found).get(node.parent)
     if members:
-        message = f"stage `{node.group or node.name}` starts from `{node.parent}`, which stands for {_some(members)}"
+        message = f"stage `{node.group or node.name}` starts from `{node.parent}`, which stands for {some(members)}"
         problems.add(node.parent_place, message, f'name one of them, `from: "{members[0]}"`, or several')
         return replace(node, parent=None)
     hint = nearest(node.parent, [other.name for other in found]) or _FRESH
@@ -249,18 +256,19 @@ def _resolved(node: Node, found: Sequence[Node], names: Container[str], problems
     return node
 
 
-def _some(names: Sequence[str]) -> str:
+def some(names: Sequence[str]) -> str:
     """`a`, `b` and `c`; of many, the first."""
     if len(names) > 4:
         return ", ".join(f"`{n}`" for n in names[:3]) + f" and {len(names) - 3} others"
     return listing(names, "and")
 
 
-def _with_disabled(found: Sequence[Node]) -> list[Node]:
-    """A stage below one that is not enabled is not enabled either."""
-    children: dict[str | None, list[str]] = {}
+def with_disabled(found: Sequence[Node]) -> list[Node]:
+    """A stage below one that is not enabled, or taught by one, is not enabled either."""
+    children: dict[str, list[str]] = {}
     for node in found:
-        children.setdefault(node.parent, []).append(node.name)
+        for above in node.after:
+            children.setdefault(above, []).append(node.name)
     disabled: set[str] = set()
     waiting = [node.name for node in found if not node.enabled]
     while waiting:
@@ -271,9 +279,12 @@ def _with_disabled(found: Sequence[Node]) -> list[Node]:
     return [replace(node, enabled=node.name not in disabled) for node in found]
 
 
-def check_branches(found: Sequence[Node], lengths: Mapping[str, int], problems: Problems) -> list[Node]:
+def check_branches(
+    found: Sequence[Node], lengths: Mapping[str, int], sure: Mapping[str, int], problems: Problems
+) -> list[Node]:
     """The nodes, where an iteration that is the parent's last is its end. `lengths` has the iterations of the stages that
-    are known. Reports iterations that a parent doesn't have, and an end that is written both ways.
+    are known, and `sure` those that `early_stop` leaves in any case. Reports iterations that a parent doesn't have, or may not come to, and
+    an end that is written both ways.
     """
 
     def checked(node: Node) -> Node:
@@ -286,6 +297,10 @@ def check_branches(found: Sequence[Node], lengths: Mapping[str, int], problems: 
                 f"stage `{node.name}` starts from iteration {node.parent_iter} of `{node.parent}`, which has {length}"
             )
             problems.add(node.parent_place, message, f"an iteration up to {length}, or `{node.parent}` for its end")
+        elif (reached := sure.get(node.parent or "", length)) < min(node.parent_iter, length):
+            assert node.parent_place is not None
+            message = f"stage `{node.name}` starts from iteration {node.parent_iter} of `{node.parent}`, which `early_stop` may end at {reached}"
+            problems.add(node.parent_place, message, f"an iteration up to {reached}, or `{node.parent}` for its end")
         return replace(node, parent_iter=None) if node.parent_iter >= length else node
 
     made = [checked(node) for node in found]
@@ -307,29 +322,36 @@ def _report_twice(found: Sequence[Node], problems: Problems) -> None:
 
 
 def in_running_order(found: Sequence[Node], problems: Problems) -> list[Node]:
-    """Parents before children, otherwise the order of the file. A cycle is reported once; its stages are left out."""
+    """Parents and teachers before those that need them, otherwise the order of the file. A cycle is reported once; its stages are left
+    out."""
     by_name = {node.name: node for node in reversed(found)}
     order: list[Node] = []
     placed: set[str] = set()
     cyclic: set[str] = set()
     for node in found:
-        chain: list[Node] = []
-        above: Node | None = node
-        while above is not None and above.name not in placed and above.name not in cyclic and above not in chain:
-            chain.append(above)
-            above = by_name.get(above.parent) if above.parent is not None else None
-        if above is not None and above in chain:
-            _report_cycle(chain[chain.index(above) :], found, problems)
-        if above is not None and above.name not in placed:
-            cyclic |= {n.name for n in chain}
-            continue
-        order += reversed(chain)
-        placed |= {n.name for n in chain}
+        path = [node] if node.name not in placed | cyclic else []  # each waits for the next
+        while path:
+            last, on_way = path[-1], [n.name for n in path]
+            waits = [name for name in last.after if name in by_name and name not in placed]
+            if not waits:
+                order.append(last)
+                placed.add(last.name)
+                path.pop()
+            elif waits[0] in cyclic or waits[0] in on_way:
+                if waits[0] in on_way:
+                    _report_cycle(path[on_way.index(waits[0]) :], found, problems)
+                cyclic |= set(on_way)
+                path = []
+            else:
+                path.append(by_name[waits[0]])
     return order
 
 
 def _report_cycle(cycle: Sequence[Node], found: Sequence[Node], problems: Problems) -> None:
-    """Points at the first `from` of the cycle; there is one, since the stage above alone makes none."""
+    """Each of the cycle waits for the next. Points at the first `from`; there is one, since the stage above alone makes none."""
+    if any(node.parent != after.name for node, after in zip(cycle, [*cycle[1:], cycle[0]], strict=True)):
+        _report_lessons(cycle, problems)
+        return
     first = next(n for n in found if n in cycle and n.parent_place is not None)
     assert first.parent_place is not None
     at = list(cycle).index(first)
@@ -339,3 +361,21 @@ def _report_cycle(cycle: Sequence[Node], found: Sequence[Node], problems: Proble
         return
     way = ", which starts from ".join(f"`{n.name}`" for n in [*cycle[at + 1 :], *cycle[:at], first])
     problems.add(first.parent_place, f"stage `{first.name}` starts from {way}", hint)
+
+
+def _report_lessons(cycle: Sequence[Node], problems: Problems) -> None:
+    """A cycle with a teacher in it: points at the first."""
+    pairs = list(zip(cycle, [*cycle[1:], cycle[0]], strict=True))
+    at = next(i for i, (node, after) in enumerate(pairs) if node.parent != after.name)
+    first = cycle[at]
+    assert first.teacher_place is not None
+    if len(cycle) == 1:
+        hint = "name another stage; what stands in `Schedule.solver` is for all stages, the teacher too"
+        problems.add(first.teacher_place, f"stage `{first.name}` is its own teacher", hint)
+        return
+    words = [
+        f"{'starts from' if node.parent == after.name else 'is taught by'} `{after.name}`"
+        for node, after in [*pairs[at:], *pairs[:at]]
+    ]
+    hint = "a teacher is trained before: take another one, or let it start elsewhere"
+    problems.add(first.teacher_place, f"stage `{first.name}` {', which '.join(words)}", hint)

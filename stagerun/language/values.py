@@ -58,7 +58,7 @@ _WORDS = {
     "carry_residual": ("ZERO", "KEEP"),
 }
 # Derived from others, or from where the folder lies: the language has no such field.
-_DERIVED = {"epoch_iter", "path", "sources"}
+_DERIVED = {"epoch_iter", "path", "sources", "labels_path", "labels_digest"}
 # Not in the canonical text: where values came from, what was derived from the text as written, and what only `run` looks at.
 _NOT_STORED = {"Stage.model", "files", "sets", "identity", "origins", "span", "spare_classes", "sources"}
 # Fields that default to another field of their message.
@@ -357,11 +357,15 @@ def own_images(data: recipe.Data, shared: recipe.Data) -> StageImages | None:
 
 def digest(schedule: recipe.Schedule) -> str:
     """sha256, in hex, of what training depends on: the settings of each stage that snapshots are made from, in running
-    order, and which stage and iteration of it each starts from. Names of stages, paths and what is only looked at are not in it.
+    order, which stage and iteration of it each starts from, and which one teaches it. Names of stages, paths and what is only looked at are not in it.
     """
     place = {stage.name: number for number, stage in enumerate(schedule.stages)}
     made_from = [
-        [None if stage.parent is None else place[stage.parent], sorted(stage.identity.items())]  # has the iteration
+        [
+            None if stage.parent is None else place[stage.parent],
+            sorted(stage.identity.items()),  # has the iteration
+            *([place[stage.solver.teacher]] if stage.solver.teacher is not None else []),
+        ]
         for stage in schedule.stages
     ]
     return hashlib.sha256(json.dumps(made_from, separators=(",", ":")).encode()).hexdigest()

@@ -259,11 +259,17 @@ inference, predict, deploy, onnx, torchvision
   See `stagerun help reports`, `stagerun predict --help`, `stagerun export --help`.
 
 early stopping, patience
-  Not possible today: a stage has the length that it is given. `plateau` lowers the rate where the loss stands still.
-  See `stagerun help lr_policy`, `stagerun help plateau_winsize`.
+  `early_stop { metric: TOP1 patience_epoch: 3 }` ends a stage where an evaluation inside it gets no better. `plateau`
+  lowers the rate where the loss stands still.
+  See `stagerun help early_stop`, `stagerun help losses`.
 
-class weights, imbalance, oversampling, multi label, regression, segmentation, detection, custom loss
-  Not possible today: each image has one label, all count alike, and the loss is cross-entropy.
+custom loss, distillation, teacher, multi label, bce, focal loss
+  `loss` says what a stage minimises: each class by itself, what another stage teaches, or a function of your own.
+  `labels` names a file for images with several labels.
+  See `stagerun help losses`, `stagerun help loss`, `stagerun help Source.labels`.
+
+class weights, imbalance, oversampling, regression, segmentation, detection
+  Not possible today: all images count alike, and each is a picture with one or more classes.
   See `stagerun help label_smoothing`.
 
 own network, architecture, dropout

@@ -16,6 +16,7 @@ PAGES = {
     "many-machines": "ssh, MPI, Slurm, Kubernetes; preflight, cores, scratch disks",
     "compression": "gradients in fewer bytes: methods, memory, when it pays, what was measured",
     "asynchronous": "workers that push gradients and don't wait: staleness, what is recorded, how a run is replayed",
+    "losses": "binary and distilled losses, your own, several labels, early stopping, FixRes",
     "reports": "tables, curves, evaluation, predictions, export",
     "caffe": "what is Caffe's here, and how its solver files are imported",
     "reliability": "which faults are survived, and how that is counted",

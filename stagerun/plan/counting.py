@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from stagerun.base.recipe import ABSENT, FROM_ITER, LAST_USED, WEIGHTS_DIGEST, Schedule, Stage
+from stagerun.base.recipe import ABSENT, FROM_ITER, LAST_USED, TEACHER, WEIGHTS_DIGEST, Schedule, Stage
 from stagerun.base.snapshots import TRAINING_SET, Inventory, SnapshotRef, how_far, same_set
 from stagerun.language.values import unsaid
 from stagerun.plan.planned import Change, PlannedStage, State, label
@@ -54,11 +54,23 @@ def left_off(stage: Stage, sources: Mapping[str, Source | None]) -> tuple[int, i
         return 0, 0
     parent = source.parent
     iterations, batch_size = parent.stage.solver.max_iter, parent.stage.solver.batch_size
+    if parent.end is not None:
+        iterations = parent.end.iter  # `early_stop` may have ended it
     if parent.kept and parent.end is not None:
-        iterations = parent.end.iter
         batch_size = parent.end.whole("solver.batch_size", batch_size)
     consumed = parent.position + (iterations if below.parent_iter is None else below.parent_iter) * batch_size
     return consumed, source.start.skipped if source.start is not None else parent.skipped
+
+
+def taught_by(stage: Stage, teacher: PlannedStage, inventory: Inventory) -> Stage:
+    """The stage with the id of its teacher's end in its identity; '' where no one knows what that will be. An end that is gone, of a
+    teacher that is as it was, will be what it was: that of the stage's newest snapshot."""
+    found = teacher.end.id if teacher.end is not None else ""
+    own = inventory.of(stage.name)
+    if not found and own and teacher.state is not State.STALE and not teacher.again:
+        before = own[-1].identity.get(TEACHER, "")
+        found = before if all(ref.id != before for ref in inventory.snapshots) else ""
+    return replace(stage, identity={**stage.identity, TEACHER: found})
 
 
 def counts(ref: SnapshotRef, stage: Stage, source: Source | None, inventory: Inventory) -> bool:
@@ -85,10 +97,10 @@ def of_these_images(refs: tuple[SnapshotRef, ...], stage: Stage, schedule: Sched
         return same_set(ref.environment.get(TRAINING_SET, ""), now) is False
 
     # What led to such an end is not a place to go on from: the stage would be trained again, unasked.
-    since = max(((ref.attempt, ref.serial) for ref in refs if ref.iter == last and other(ref)), default=None)
+    since = max(((ref.attempt, ref.serial) for ref in refs if ref.ends(last) and other(ref)), default=None)
     if since is None:
         return refs
-    return tuple(ref for ref in refs if not other(ref) and (ref.iter == last or (ref.attempt, ref.serial) > since))
+    return tuple(ref for ref in refs if not other(ref) and (ref.ends(last) or (ref.attempt, ref.serial) > since))
 
 
 def changed_fields(ref: SnapshotRef, stage: Stage) -> list[str]:
@@ -124,7 +136,7 @@ def why_stale(
     """The reason in words, and the fields that differ. `own` are the stage's snapshots, none of which counts."""
     newest = max(own, key=lambda ref: (ref.attempt, ref.iter))
     changed = changed_fields(newest, stage)
-    changes = tuple(_change(field, newest, stage) for field in changed if field != FROM_ITER)
+    changes = tuple(_change(field, newest, stage) for field in changed if field not in (FROM_ITER, TEACHER))
     images = _other_images(newest, stage, schedule)
     if changes:
         return (
@@ -133,6 +145,8 @@ def why_stale(
         )
     if images:
         return "the training images have changed since it was trained", images
+    if TEACHER in changed:
+        return _other_teacher(newest, stage, inventory), ()
     if source is None:
         return "it was trained from another stage, and now starts from the seed", ()
     now = label(source.parent.stage.name, stage.parent_iter)
@@ -150,6 +164,18 @@ def why_stale(
     if source.parent.state is State.STALE:
         return f"its parent `{source.parent.stage.name}` is stale", ()
     return f"its parent `{source.parent.stage.name}` is to be trained again", ()
+
+
+def _other_teacher(ref: SnapshotRef, stage: Stage, inventory: Inventory) -> str:
+    teacher, now, before = stage.solver.teacher, stage.identity.get(TEACHER, ""), ref.identity.get(TEACHER, "")
+    old = next((other.stage for other in inventory.snapshots if other.id == before), teacher)
+    if old != teacher:
+        return f"it was taught by `{old}`, and now is by `{teacher}`"
+    return (
+        f"it was taught by another end of `{teacher}`"
+        if now
+        else f"its teacher `{teacher}` is stale, or to be trained again"
+    )
 
 
 def _other_images(ref: SnapshotRef, stage: Stage, schedule: Schedule) -> tuple[Change, ...]:
@@ -185,12 +211,12 @@ def taken_over(stage: Stage, source: Source | None, inventory: Inventory, known:
     if source is not None and not source.at and source.parent.state not in (State.DONE, State.RESUME):
         return inventory  # under a parent that is not trained yet, one stage can't be distinguished from another
     length = stage.solver.max_iter
-    ended = any(ref.iter == length for ref in inventory.of(stage.name) if counts(ref, stage, source, inventory))
+    ended = any(ref.ends(length) for ref in inventory.of(stage.name) if counts(ref, stage, source, inventory))
     since = source.since if source is not None and not source.at else 0
     taken: dict[str, str] = {}
     for refs in _of_others(inventory, known).values():
         fitting = [ref for ref in refs if counts(ref, stage, source, inventory) and ref.attempt >= since]
-        ends = any(ref.iter == length for ref in fitting)
+        ends = any(ref.ends(length) for ref in fitting)
         if ends and ended:
             continue
         ended = ended or ends
@@ -292,4 +318,5 @@ def tested_on(stage: Stage) -> str:
     # Without a field that evaluations never have, so that the results of a version that did not know it still count.
     transform = str(stage.solver.test_transform).replace(", crop_size_ramp=None", "")
     images = BESIDE.join(f"{val.path} {val.images}" for val in stage.data.val)
-    return f"{images} {transform}"
+    labels = "".join(f" {val.labels_digest}" for val in stage.data.val if val.labels_digest)
+    return f"{images} {transform}{labels}"

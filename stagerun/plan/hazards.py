@@ -145,6 +145,8 @@ _SHOWN = (
     "carry",
     "compress_param",
     "sync_param",
+    "loss",
+    "early_stop",
 )
 
 

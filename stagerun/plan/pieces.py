@@ -64,6 +64,7 @@ def _of(
                 until=point,
                 children=children,
                 like=_first_behind(point, usable),
+                teacher=stage.teacher,
             )
         )
     return made

@@ -21,6 +21,7 @@ from stagerun.plan.counting import (
     of_these_images,
     source_of,
     taken_over,
+    taught_by,
     why_stale,
 )
 from stagerun.plan.pieces import has_passed, lost_points, pieces
@@ -81,8 +82,9 @@ def require_starts(plan: Plan, chosen: Collection[str]) -> None:
             missing |= dict.fromkeys(_not_chosen(by_name, above))
     fresh = [s for s in plan.stages if s.state is State.FRESH and s.start is None]
     waiting = [s.stage for s in fresh if missing and _above(by_name, s) & missing.keys()]
+    names = {stage.name for stage in waiting}
     if waiting:
-        first, alone = waiting[0], {s.group for s in plan.schedule.stages if s.enabled and s not in waiting}
+        first, alone = waiting[0], {s.group for s in plan.schedule.stages if s.enabled and s.name not in names}
         asked = dict.fromkeys(s.name if s.group in alone else s.group or s.name for s in waiting)
         words = " ".join(f"--only {name}" for name in (*missing, *asked))
         raise UsageError(
@@ -90,6 +92,18 @@ def require_starts(plan: Plan, chosen: Collection[str]) -> None:
             "that counts, and which is left out",
             f"`{words}` trains {_what(plan, missing)} first",
         )
+
+
+def require_teachers(plan: Plan) -> None:
+    """UsageError for a stage that is to be trained, and whose teacher is neither on disk nor to be trained."""
+    by_name = {s.stage.name: s for s in plan.stages}
+    for planned in plan.work:
+        name, teacher = planned.stage.name, planned.stage.solver.teacher
+        if teacher is not None and by_name[teacher].state is State.NOT_CHOSEN:
+            raise UsageError(
+                f"stage `{name}` is taught by `{teacher}`, which is not trained yet, and which is left out",
+                f"`--only {teacher} --only {name}` trains that first",
+            )
 
 
 def _what(plan: Plan, missing: Collection[str]) -> str:
@@ -163,7 +177,7 @@ def make_plan(
     `redo` names stale stages to train again, with their stale descendants; `keep` names stale stages whose snapshots
     count as they are. On a stage that is not stale both do nothing, so that a command with them can be repeated. `only` names
     the stages that may be trained, `until` the last one that may, in running order; without them all may.
-    RecipeError when they name no stage, UsageError when a stage would start from what is left out and not on disk.
+    RecipeError when they name no stage, UsageError when a stage would start from what is left out and not on disk, or be taught by it.
     """
     asked = choice(schedule, redo, keep, only, until)
     planned: dict[str, PlannedStage] = {}
@@ -174,16 +188,20 @@ def make_plan(
     for stage in schedule.stages:
         name, above = stage.name, stage.parent
         source = source_of(stage, planned[above], usable[above]) if above is not None else None
-        if above in below and name not in asked.keep:
+        teacher = planned[stage.solver.teacher] if stage.solver.teacher is not None else None
+        if not below.isdisjoint((above, stage.solver.teacher)) and name not in asked.keep:
             below.add(name)
+        if teacher is not None:
+            stage = taught_by(stage, teacher, inventory)
         sources[name] = source
         inventory = taken_over(stage, source, inventory, known)
-        usable[name], planned[name] = _plan_stage(schedule, stage, sources, inventory, name in below, asked)
+        usable[name], planned[name] = _plan_stage(schedule, stage, sources, teacher, inventory, name in below, asked)
     planned = {name: _left_out(stage, name in asked.chosen, planned) for name, stage in planned.items()}
     again = pieces(planned, usable, sources)
     lost = lost_points(planned, again, usable, sources, asked.keep | below)
     plan = Plan(schedule, tuple(planned.values()), again, lost, inventory=inventory)
     require_starts(plan, asked.chosen)
+    require_teachers(plan)
     return plan
 
 
@@ -208,17 +226,24 @@ def require_fresh(plan: Plan) -> None:
 
 
 def _changed_themselves(plan: Plan) -> list[str]:
-    """The stale stages that are so not just because of their parent; for all stages of a block, its name."""
+    """The stale stages that are so not just because of their parent or teacher; for all stages of a block, its name."""
     stale = {s.stage.name for s in plan.stale}
-    own = [s.stage for s in plan.stale if not s.lost and (s.changes or s.stage.parent not in stale)]
-    others = {stage.group for stage in plan.schedule.stages if stage not in own}
+    own = [s.stage for s in plan.stale if not s.lost and (s.changes or stale.isdisjoint(_needs(s.stage)))]
+    names = {stage.name for stage in own}
+    others = {stage.group for stage in plan.schedule.stages if stage.name not in names}
     return list(dict.fromkeys(s.group if s.group is not None and s.group not in others else s.name for s in own))
+
+
+def _needs(stage: Stage) -> tuple[str, ...]:
+    """The stages that are trained before it."""
+    return tuple(name for name in (stage.parent, stage.solver.teacher) if name is not None)
 
 
 def _plan_stage(
     schedule: Schedule,
     stage: Stage,
     sources: Mapping[str, Source | None],
+    teacher: PlannedStage | None,
     inventory: Inventory,
     redo: bool,
     asked: Choice,
@@ -229,11 +254,17 @@ def _plan_stage(
     usable = of_these_images(usable, stage, schedule)
     position, skipped = left_off(stage, sources)
     planned = PlannedStage(
-        stage=stage, state=State.FRESH, iter=0, position=position, skipped=skipped, skipped_before=skipped
+        stage=stage,
+        state=State.FRESH,
+        iter=0,
+        position=position,
+        skipped=skipped,
+        skipped_before=skipped,
+        teacher=teacher.end if teacher is not None else None,
     )
     if usable:
         # An end is an end, even if a stretch was trained once more elsewhere and left out images there.
-        ends = [ref for ref in usable if ref.iter == stage.solver.max_iter]
+        ends = [ref for ref in usable if ref.ends(stage.solver.max_iter)]
         return usable, _gone_on(planned, max(ends or usable, key=how_far), kept=False)
     if stage.name in asked.keep and own:
         newest = max(own, key=lambda ref: (ref.attempt, ref.iter))
@@ -252,11 +283,11 @@ def _plan_stage(
         redo
         and stage.name not in asked.redo
         and any(c.field != IMAGES for c in changes)
-        and not (parent and parent.again)
+        and not any(needed is not None and needed.again for needed in (parent, teacher))
     ):
         redo = False
-    if lost or (parent is not None and parent.state is State.STALE):
-        redo = False  # there is nothing to start from
+    if lost or any(needed is not None and needed.state is State.STALE for needed in (parent, teacher)):
+        redo = False  # there is nothing to start from, or to learn from
     return (), replace(
         planned,
         state=State.FRESH if redo else State.STALE,
@@ -272,7 +303,7 @@ def _gone_on(planned: PlannedStage, newest: SnapshotRef, kept: bool) -> PlannedS
     length = planned.stage.solver.max_iter
     if kept:  # finished where it was to finish then
         length = min(length, newest.whole("solver.max_iter", length))
-    done = newest.iter >= length
+    done = newest.ended or newest.iter >= length
     why = ["kept as it is"] * kept if done else [f"from {newest.name}"]
     why += [f"trained as `{newest.trained_as}`"] * bool(newest.trained_as)
     stage = planned.stage

@@ -38,7 +38,8 @@ class PlannedStage:
     the stage. So iteration i, from `iter` on, begins at image position + i * batch_size + skipped.
 
     `start` is the snapshot that training goes on from: its own (RESUME), the one of its parent that it starts from (FRESH), or
-    None: the seed, or a snapshot that is yet to be made. `end` is the finished stage's snapshot (DONE).
+    None: the seed, or a snapshot that is yet to be made. `end` is the finished stage's snapshot (DONE), and `teacher` that of the stage
+    which teaches this one. With a teacher the identity of `stage` has its id.
 
     A piece (`Plan.pieces`) is a stretch of a stage that is trained once more, FRESH or RESUME, up to the iteration `until`, for
     the sake of a snapshot there; `children` are the stages that start from it, and `like` is the snapshot that shows in what
@@ -61,6 +62,7 @@ class PlannedStage:
     like: SnapshotRef | None = None
     skipped: int = 0
     skipped_before: int = 0
+    teacher: SnapshotRef | None = None
 
     @property
     def begins_at(self) -> int:

@@ -12,6 +12,7 @@ from stagerun.base.text import columns, count
 from stagerun.base.units import epochs
 from stagerun.language.values import plain
 from stagerun.plan.described import augmentation, augmentation_changes, course, crop_size_ramp, described
+from stagerun.plan.endings import ends, loss
 from stagerun.plan.gradients import compression
 from stagerun.plan.hazards import joints, notes, solver_changes
 from stagerun.plan.meeting import pushes, replicas, starts_between
@@ -134,6 +135,7 @@ def _details(plan: Plan, planned: PlannedStage) -> str:
         lines.append(f"  {growing}")
     lines += [f"  {line}" for line in network_lines(plan.schedule, stage)]
     lines += [f"  images: {text}" for text in _other_images(plan.schedule, planned)]
+    lines += [f"  {line}" for line in (loss(solver), ends(plan.schedule, planned)) if line]
     if stage.parent is not None:
         lines.append(f"  carried over from {starts_from(stage)}: {carried_over(planned)}")
         if between := starts_between(plan.schedule, stage):
@@ -236,6 +238,8 @@ def render_json(plan: Plan, remarks: Iterable[str] = (), beside: Mapping[str, ob
                 "weight_decay": solver.weight_decay,
                 **moving_members(solver),
                 **({} if solver.compress is None else {"compress_param": plain(solver.compress)}),
+                **({} if solver.early_stop is None else {"earliest_end": solver.earliest_end}),
+                **({} if solver.loss is None else {"loss": plain(solver.loss)}),
                 **({} if solver.sync is None else _meeting(solver.sync, schedule, stage)),
                 "augmentation": augmentation(solver),
                 "carried_over": carried_over(planned) if stage.parent else None,

@@ -46,6 +46,7 @@ class Metadata:
     serial: int = 0
     skipped: int = 0
     began_empty: bool = False
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +78,7 @@ class Manifest(Metadata):
             serial=self.serial,
             skipped=self.skipped,
             began_empty=self.began_empty,
+            ended=self.ended,
         )
 
 
@@ -121,6 +123,8 @@ def encode(manifest: Manifest) -> bytes:
         body["skipped"] = manifest.skipped
     if manifest.began_empty:
         body["began_empty"] = True
+    if manifest.ended:
+        body["ended"] = True
     text = (json.dumps(body, indent=1, sort_keys=True) + "\n").encode()
     return text + hashlib.sha256(text).hexdigest().encode() + b"\n"
 

@@ -41,7 +41,7 @@ def superfluous(
         raise ValueError(f"keep is {keep}")
     answer = []
     for ref in inventory.snapshots:
-        if ref.stage not in ends or ref.iter == ends[ref.stage] or ref.name in pinned:
+        if ref.stage not in ends or ref.ends(ends[ref.stage]) or ref.name in pinned:
             continue
         if ref not in inventory.of(ref.stage)[-keep:]:
             answer.append(ref)

@@ -4,7 +4,7 @@ schedule and images, see the same output folder, and still hold the same state."
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn, TypeVar, cast
@@ -233,3 +233,12 @@ def different(where: str, hosts: Sequence[str], digests: Sequence[Mapping[str, i
 def _listed(names: Sequence[str]) -> str:
     shown = [*names[:_NAMED], f"{len(names) - _NAMED} more"] if len(names) > _NAMED else list(names)
     return listed(shown)
+
+
+@torch.no_grad()
+def hand_out(comm: Comm, tensors: Iterable[torch.Tensor]) -> None:
+    """Gives rank 0's values to the tensors of every rank. Collective."""
+    for tensor in tensors:
+        whole = tensor.contiguous()  # a broadcast needs dense memory in the same order on both sides
+        comm.broadcast(whole)
+        tensor.copy_(whole)

@@ -138,7 +138,7 @@ def _trial(run: StageRun, state: TrainState) -> Trial:
     start = run.planned.position + run.planned.skipped
     first = start + state.iter * solver.batch_size + own.start * solver.device_batch_size
     with run.worker.images.loader(run.stage, start).stream([(first, solver.device_batch_size)]) as batches:
-        batch = next(iter(batches))
+        batch = next(run.worker.images.labelled(iter(batches), run.stage, run.stage.data.train))
 
         def placed(values: Any) -> Any:
             return None if values is None else torch.as_tensor(np.array(values)).to(run.worker.device)

@@ -28,11 +28,11 @@ from stagerun.plan.counting import tested_set
 from stagerun.plan.ensembles import made_from
 from stagerun.store.logged import ensemble_of
 from stagerun.system.pulse import Section, beating
-from stagerun.train.agreement import rank0
+from stagerun.train.agreement import hand_out, rank0
 from stagerun.train.finish import finite
 from stagerun.train.images import evaluated
 from stagerun.train.results import write_ensemble
-from stagerun.train.stage_start import arithmetic_of, hand_out, normalise_for
+from stagerun.train.stage_start import arithmetic_of, normalise_for
 from stagerun.train.worker import Worker
 
 
@@ -140,7 +140,7 @@ def _take_statistics(
     solver = replace(stage.solver, transform=replace(stage.solver.transform, crop_size_ramp=None))
     workers = runs_of(solver.logical_workers, run.worker.comm.size)[run.worker.comm.rank]
     how = arithmetic_of(stage.model, solver, run.worker.device)
-    how = replace(how, clip_gradients=None, label_smoothing=0.0)
+    how = replace(how, clip_gradients=None)
     size = solver.device_batch_size
     asked = ((i * solver.batch_size + worker * size, size) for i in range(iterations) for worker in workers)
     loader = run.worker.images.loader(replace(stage, solver=solver))

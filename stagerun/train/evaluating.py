@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from stagerun.base.errors import DataError, UsageError
-from stagerun.base.recipe import Schedule, Solver
+from stagerun.base.recipe import Schedule, Solver, Source
 from stagerun.comm import SoloComm
 from stagerun.data.loader import Loader
 from stagerun.data.loaders import CROPS, CropLoader, evaluation_loader
@@ -16,8 +16,10 @@ from stagerun.data.records import LmdbSource, Records
 from stagerun.engine.evaluate import Averaged, Score, Views, answers
 from stagerun.engine.evaluate import score as score_of
 from stagerun.engine.images import Batch, Normalise
+from stagerun.engine.losses import evaluation_loss, is_binary, probabilities
 from stagerun.system.lmdb_file import data_file
 from stagerun.train.images import default_loader_threads
+from stagerun.train.labels import Table, with_labels
 from stagerun.train.stage_start import normalise_for
 from stagerun.train.stored import Stored, load_network
 
@@ -62,23 +64,38 @@ def score(
     `answered` sees each batch's answers. UsageError, DataError, ResumeRefused, PermissionDenied.
     """
     solver = stored.stage.solver
-    loader = _loader(stored, _records(stored, wanted), wanted.views, device)
+    loader = _loader(stored, _records(stored, wanted), wanted, device)
+    labelled = _labelled(stored, wanted, loader.records, device)
     asked = _cut(len(loader.records), wanted.batch or solver.test_batch_size, solver)
     loader.preflight()
     answer, normalise = _network(stored, wanted, device)
 
     def seen(batch: Batch) -> Tensor:
         logits = answer(batch)
-        if answered is not None:
+        if answered is not None and not _has_labels(stored, wanted):
             records = [loader.record(int(position)) for position in batch.positions]
             answered(records, normalise.labels(batch.labels), logits)
         return logits
 
     with _memory_explained(max(n for _, n in asked)), loader.stream(asked) as batches:
-        numbered = enumerate(watch(batches, len(asked)))
-        found = score_of(seen, numbered, len(asked), normalise, SoloComm(), lambda: False)
+        numbered = enumerate(labelled(watch(batches, len(asked))))
+        found = score_of(seen, numbered, len(asked), normalise, SoloComm(), lambda: False, evaluation_loss(solver))
     assert found is not None  # no one asked it to stop
     return found
+
+
+def _labelled(
+    stored: Stored, wanted: Wanted, records: Records, device: torch.device
+) -> Callable[[Iterable[Batch]], Iterable[Batch]]:
+    """What gives batches their labels, where images have several. UsageError for other images than the recipe's, DataError."""
+    val = _set(stored, wanted)
+    if val is None or not _has_labels(stored, wanted):
+        return lambda batches: batches
+    if wanted.data is not None:
+        text = "--data: the images of this snapshot have several labels each, and those of another LMDB are not known"
+        raise UsageError(text, "name the folder of a schedule whose `val` has that LMDB and its `labels`")
+    table = Table(records, val, stored.stage.model.num_classes, device)
+    return lambda batches: with_labels(iter(batches), table)
 
 
 def classifier(stored: Stored, wanted: Wanted, device: torch.device) -> Callable[[Records], Tensor]:
@@ -91,8 +108,8 @@ def classifier(stored: Stored, wanted: Wanted, device: torch.device) -> Callable
     @torch.no_grad()
     def classify(records: Records) -> Tensor:
         with _memory_explained(len(records)):
-            batch = _loader(stored, records, wanted.views, device).batch(0, len(records))
-            return answer(batch).double().softmax(1).cpu()
+            batch = _loader(stored, records, wanted, device).batch(0, len(records))
+            return probabilities(stored.stage.solver, answer(batch).double()).cpu()
 
     return classify
 
@@ -101,7 +118,7 @@ def _network(stored: Stored, wanted: Wanted, device: torch.device) -> tuple[Call
     solver = stored.stage.solver
     model: nn.Module = load_network(stored, device, wanted.ema)
     if wanted.views is not Views.ONE:
-        model = Averaged(model, CROPS if wanted.views is Views.TEN_CROP else 1)
+        model = Averaged(model, CROPS if wanted.views is Views.TEN_CROP else 1, is_binary(solver))
     normalise = normalise_for(stored.stage.model, solver, solver.test_transform, device)
     return answers(model, normalise, solver.precision), normalise
 
@@ -135,18 +152,35 @@ def _cut(images: int, size: int, solver: Solver) -> list[tuple[int, int]]:
     return asked
 
 
-def _loader(stored: Stored, records: Records, views: Views, device: torch.device) -> Loader:
+def _set(stored: Stored, wanted: Wanted) -> Source | None:
+    """The validation set that the recipe has; None if it has none."""
+    return next(iter(stored.stage.data.val[wanted.val :]), None)
+
+
+def _has_labels(stored: Stored, wanted: Wanted) -> bool:
+    """Whether images have several labels each, which a file has."""
+    val = _set(stored, wanted)
+    return val is not None and val.labels is not None
+
+
+def _loader(stored: Stored, records: Records, wanted: Wanted, device: torch.device) -> Loader:
     model, solver = stored.stage.model, stored.stage.solver
     threads = default_loader_threads(device.type, torch.get_num_threads())
-    if views is Views.TEN_CROP:
+    numbered = _has_labels(stored, wanted)
+    if wanted.views is Views.TEN_CROP:
         return CropLoader(
-            records, solver.test_transform, channels=model.channels, num_classes=model.num_classes, threads=threads
+            records,
+            solver.test_transform,
+            channels=model.channels,
+            num_classes=model.num_classes,
+            threads=threads,
+            numbered=numbered,
         )
-    return evaluation_loader(records, stored.stage, threads=threads)
+    return evaluation_loader(records, stored.stage, threads=threads, numbered=numbered)
 
 
 def _records(stored: Stored, wanted: Wanted) -> LmdbSource:
-    val, name = next(iter(stored.stage.data.val[wanted.val :]), None), stored.ref.name
+    val, name = _set(stored, wanted), stored.ref.name
     path = wanted.data if wanted.data is not None else val.path if val is not None else None
     if path is None:
         raise UsageError(f"the recipe of snapshot {name} has no validation images (data.val)", DATA_HINT)

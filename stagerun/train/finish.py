@@ -18,6 +18,7 @@ from stagerun.comm import runs_of
 from stagerun.engine.evaluate import Score, evaluate
 from stagerun.engine.feed import feed
 from stagerun.engine.loop import all_skipped
+from stagerun.engine.losses import evaluation_loss
 from stagerun.engine.state import TrainState
 from stagerun.engine.update import explained
 from stagerun.plan.counting import tested_on, tested_set
@@ -83,12 +84,13 @@ def _test(
     ):
         score = evaluate(
             state.model,
-            zip(mine, beating(fed, pulse), strict=False),
+            zip(mine, run.worker.images.labelled(beating(fed, pulse), run.stage, val), strict=False),
             len(numbers),
             normalise_for(run.stage.model, solver, solver.test_transform, run.worker.device),
             solver.precision,
             run.worker.comm,
             run.worker.stop,
+            evaluation_loss(solver),
         )
     if score is not None:
         event = Tested if val is run.stage.data.val[0] else TestedBeside
@@ -102,6 +104,7 @@ def _test(
             seconds=time.monotonic() - began,
             ema=ema,
             val=val.name,
+            mean_ap=score.mean_ap,
         )
     return score
 
@@ -140,7 +143,7 @@ def _result(run: StageRun, state: TrainState, scores: Scores | None) -> StageFin
     def result() -> dict[str, Any]:
         assert run.worker.keeper is not None
         solver = run.stage.solver
-        first, last = make_knobs(solver)(0), make_knobs(solver)(solver.max_iter - 1, state.plateau.drops)
+        first, last = make_knobs(solver)(0), make_knobs(solver)(state.iter - 1, state.plateau.drops)
         snapshot = _last_snapshot(run, state)
         seconds = run.seconds
         score, ema = (scores.trained, scores.ema) if scores else (None, None)
@@ -170,6 +173,8 @@ def _result(run: StageRun, state: TrainState, scores: Scores | None) -> StageFin
             beside=tuple((name, s.top1, s.top5, finite(s.loss), ema) for name, s, ema in scores.beside)
             if scores
             else (),
+            mean_ap=score.mean_ap if score else None,
+            class_ap=score.class_ap if score else (),
         )
         run.worker.keeper.require_held()
         write_result(run.worker.keeper.disk, run.worker.keeper.out, finished)

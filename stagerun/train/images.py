@@ -21,10 +21,12 @@ from stagerun.data.records import Records
 from stagerun.data.synthetic import write_synthetic
 from stagerun.engine.augment import make_augment
 from stagerun.engine.feed import Resident
+from stagerun.engine.images import Batch
 from stagerun.plan.rehearsal import synthetic_images, with_sources
 from stagerun.system.world import World
 from stagerun.train.agreement import everyone, rank0
 from stagerun.train.copying import Copying
+from stagerun.train.labels import Table, with_labels
 
 
 class Replacing:
@@ -128,6 +130,7 @@ class Images:
         # Of the training set that a stage asked for last: others make room.
         self._memory: tuple[str, Decoded | None] = ("", None)
         self.resident: tuple[str, Resident | None] = ("", None)  # filled by train.resident
+        self._tables: dict[str, Table] = {}  # by the path of the source
 
     def open(self, comm: Comm, world: World, stop: Callable[[], bool]) -> Generator[Note, None, bool]:
         """Collective; once. True if asked to stop before all nodes had their copies. DataError, StorageError, on every rank."""
@@ -184,7 +187,7 @@ class Images:
 
     def whole_images(self, stage: Stage) -> Loader:
         """The stage's training images in key order, as they are in the LMDB."""
-        model = self.schedule.model
+        model = stage.model
         return Loader(
             self.training(stage),
             Transform(),
@@ -192,6 +195,7 @@ class Images:
             channels=model.channels,
             num_classes=model.num_classes,
             threads=self._threads,
+            numbered=stage.data.train.labels is not None,
         )
 
     def memory(self, stage: Stage) -> Decoded | None:
@@ -208,7 +212,15 @@ class Images:
 
     def test_loader(self, stage: Stage, val: Source) -> Loader:
         """The images of one of the stage's validation sets, each once."""
-        return evaluation_loader(self._records[val.path], stage, threads=self._threads)
+        return evaluation_loader(self._records[val.path], stage, threads=self._threads, numbered=val.labels is not None)
+
+    def labelled(self, batches: Iterator[Batch], stage: Stage, source: Source) -> Iterator[Batch]:
+        """The stage's batches of one of its sets; where images have several labels, with these in place of the numbers of records."""
+        if source.labels is None:
+            return batches
+        if source.path not in self._tables:
+            self._tables[source.path] = Table(self._records[source.path], source, stage.model.num_classes, self._device)
+        return with_labels(batches, self._tables[source.path])
 
     def preflight(self) -> None:
         """Looks at some records of each LMDB as each stage would. DataError, RecipeError."""

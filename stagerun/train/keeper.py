@@ -211,6 +211,7 @@ class Keeper:
                 serial=self.serial,
                 skipped=lineage.skipped,
                 began_empty=self.began_empty,
+                ended=progress.best is not None and progress.best.ended,
             ),
             files={**files, **self._texts(progress)},
             content=tuple(
@@ -237,7 +238,7 @@ class Keeper:
         """
         inventory = self.inventory()
         stage = self.schedule.stage(newest.stage)
-        pinned = self._pinned(inventory, stage, finished=newest.iter == stage.solver.max_iter)
+        pinned = self._pinned(inventory, stage, finished=newest.ends(stage.solver.max_iter))
         if spared is None:
             pinned |= _ahead(inventory, stage)
         keep = self.schedule.keep_snapshots if spared is None else 1
@@ -264,7 +265,7 @@ class Keeper:
         dropped: list[str] = []
         for stage in self.schedule.stages:
             own = inventory.of(stage.name)
-            done = [ref for ref in own if ref.iter == ends[stage.name] and not changed_fields(ref, stage)]
+            done = [ref for ref in own if ref.ends(ends[stage.name]) and not changed_fields(ref, stage)]
             if stage.name != training.name and not done:
                 continue
             others = spared if stage.name == training.name else None
@@ -314,7 +315,7 @@ class Keeper:
         """Names of the stage's snapshots that its training has left; what came in a life after its end are steps of pieces that
         were broken off, which may go once a newer one is there. To be asked where a piece begins."""
         own = self.inventory().of(stage.name)
-        ends = [ref.attempt for ref in own if ref.iter == stage.solver.max_iter and not changed_fields(ref, stage)]
+        ends = [ref.attempt for ref in own if ref.ends(stage.solver.max_iter) and not changed_fields(ref, stage)]
         return frozenset(ref.name for ref in own if not ends or ref.attempt <= max(ends))
 
     def _pinned(self, inventory: store.Inventory, training: Stage, finished: bool) -> frozenset[str]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 
+from stagerun.schedule.early_stop import BestSoFar
 from stagerun.schedule.plateau import PlateauState
 from stagerun.system.typed import json_object, read_as
 
@@ -23,8 +24,9 @@ class Progress:
     `position`: images consumed along the path of ancestors. `train_seconds`: over all process lives. `losses`: those of the
     last iterations. `bad_records`: [index, position, text] of those that were replaced, by all workers in all process lives.
     `plateau`: what lr_policy `plateau` goes on from; None of a stage with another policy. `skips`,
-    `skips_in_all` and `rollbacks`: those of TrainState; the limit `max_nan` goes by them. `choice`: what `method: AUTO` chose; left out
-    of the file where it is empty, as is `weights`: of each tensor where it came from when the stage started (`given.record`).
+    `skips_in_all` and `rollbacks`: those of TrainState; the limit `max_nan` goes by them. `choice`: what `method: AUTO` chose; `weights`: of
+    each tensor where it came from when the stage started (`given.record`); `best`: what `early_stop` goes by. These are left out of
+    the file where there is none.
     """
 
     position: int
@@ -37,10 +39,11 @@ class Progress:
     rollbacks: int = 0
     choice: dict[str, str] = field(default_factory=dict)
     weights: dict[str, dict[str, str]] = field(default_factory=dict)
+    best: BestSoFar | None = None
 
     def record(self) -> dict[str, object]:
         found = asdict(self)
-        for name in ("choice", "weights"):
+        for name in ("choice", "weights", "best"):
             if not found[name]:
                 del found[name]
         return found

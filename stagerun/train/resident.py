@@ -98,13 +98,13 @@ def training_batches(
             run.worker.images.loader(run.stage, start).stream(asked) as batches,
             feed(batches, run.worker.device) as fed,
         ):
-            yield fed
+            yield run.worker.images.labelled(fed, run.stage, run.stage.data.train)
         return
     solver = run.stage.solver
     drawn = cuts(solver, run.stage.data.shuffle, resident, asked, start)
     reflect = solver.transform.pad_mode is PadMode.REFLECT
     with closing(resident.batches(drawn, solver.transform.pad, reflect)) as made:
-        yield made
+        yield run.worker.images.labelled(made, run.stage, run.stage.data.train)
 
 
 def cuts(

@@ -39,6 +39,7 @@ from stagerun.engine.asynchronous.training import Asynchronous
 from stagerun.engine.compression import reducer_of
 from stagerun.engine.images import Batch
 from stagerun.engine.loop import StageLoop, train
+from stagerun.engine.losses import Loss
 from stagerun.engine.state import TrainState, digests, finite, saved_residual
 from stagerun.engine.traffic import dense_bytes_of
 from stagerun.launch.sparing import sparing
@@ -49,10 +50,12 @@ from stagerun.schedule import make_knobs, parting
 from stagerun.system.pulse import Section, beating
 from stagerun.train.agreement import ToldByAnother, compare, rank0
 from stagerun.train.choosing import resolved
+from stagerun.train.early_stop import decide
 from stagerun.train.environment import environment_of, promise
 from stagerun.train.finish import finish_stage, test
 from stagerun.train.foreign import look_at
 from stagerun.train.keeper import Lineage
+from stagerun.train.objective import objective
 from stagerun.train.progress import Progress, progress_of
 from stagerun.train.pushing import asynchronous
 from stagerun.train.resident import keep, training_batches
@@ -84,7 +87,7 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
     yield _started(run, dense_bytes_of(run.worker.schedule.determinism, state, solver, run.worker.comm))
     if run.weights_table:
         yield Note(text=run.weights_table)
-    loop, replacing = make_loop(run), run.worker.images.replacing(run.stage)
+    loop, replacing = make_loop(run, objective(run)), run.worker.images.replacing(run.stage)
     pushing = asynchronous(run, loop, state) if solver.asynchronous else None
     kept = Kept(solver.display if run.worker.comm.rank == 0 else 0)
     if pushing is None:
@@ -242,7 +245,7 @@ def _started(run: StageRun, dense: int) -> StageStarted | PieceStarted:
     )
 
 
-def make_loop(run: StageRun) -> StageLoop:
+def make_loop(run: StageRun, loss: Loss | None = None) -> StageLoop:
     """The constants of the stage's loop on this rank."""
     solver = run.stage.solver
     return StageLoop(
@@ -254,13 +257,15 @@ def make_loop(run: StageRun) -> StageLoop:
         run=_own(run),
         knobs=make_knobs(solver),
         snapshot=solver.snapshot,
-        test_interval=0 if run.is_piece else solver.test_interval,
+        # A piece is not tested, but where that decides something, which the stage may go on from there with.
+        test_interval=0 if run.is_piece and solver.early_stop is None else solver.test_interval,
         branch_points=frozenset(run.worker.schedule.branch_points(run.stage.name)),
         is_piece=run.is_piece,
         on_nan=solver.on_nan,
         max_nan=solver.max_nan,
         plateau=solver if solver.lr_policy == "plateau" else None,
-        arithmetic=arithmetic_of(run.stage.model, solver, run.worker.device),
+        arithmetic=arithmetic_of(run.stage.model, solver, run.worker.device, loss),
+        tests_first=solver.early_stop is not None,
     )
 
 
@@ -327,6 +332,8 @@ def _handle(
             scores = yield from test(run, state, run.stage.solver.test_iter)
             if scores is None:
                 stopped, reason = True, "asked to stop; its evaluation is left out"
+            else:
+                yield from decide(run, state, scores.trained)
     if stopped:
         if run.stage.solver.on_nan is OnNan.ROLLBACK and not finite(state):
             # The update overflowed, and no loss has shown it yet. There is nothing to keep: the next process comes by there once more,
@@ -423,6 +430,7 @@ def _begin_snapshot(
             found, good = digests(state)
             if not _agree(run, state.iter, notes, {**found, **_of_replicas(state)}, good):
                 raise ToldByAnother(ExitCode.DIVERGED)
+    run.said_ended = state.best.ended
     run.saved = state.iter  # not before: what a peer's death keeps from being compared is still to be saved
     yield from notes
 
@@ -463,6 +471,7 @@ def _progress(run: StageRun, state: TrainState) -> Progress:
         rollbacks=state.rollbacks,
         choice=dict(run.choice),
         weights=run.weights,
+        best=state.best if solver.early_stop is not None else None,
     )
 
 
@@ -478,7 +487,7 @@ def _save_what_is_trained(
     heard from each other what they met and found it few enough. Nor where residuals or replicas belong to the snapshot, which the others
     have: without them training would go on to other bits than from the snapshot before. RuntimeError is torch's, of a GPU.
     """
-    if run.worker.images.replacing(run.stage).met is not None and state.iter == run.last:
+    if run.worker.images.replacing(run.stage).met is not None and (state.iter == run.last or state.best.ended):
         return
     if snapshotter is None or run.saved == state.iter or state.iter == run.planned.iter:
         return
@@ -501,7 +510,11 @@ def _save(
     """Returns when the snapshot of the present iteration is on disk. Collective; StorageError on rank 0 if it can't be, and
     DataError, before it is started, if all ranks together have met too many bad records."""
     yield from run.worker.images.replacing(run.stage).news_of_all(run.worker.comm)
-    if run.saved != state.iter:
+    # One that a stop made there doesn't say that the stage ends there.
+    unsaid = state.best.ended and not run.said_ended
+    if unsaid and snapshotter is not None:
+        snapshotter.newest = None
+    if unsaid or run.saved != state.iter:
         yield from _begin_snapshot(run, state, snapshotter)
     if snapshotter is not None:
         with run.worker.comm.pulse.section(Section.SAVE):

@@ -1,6 +1,6 @@
 """Where a stage starts on one rank: its state from a snapshot or the seed, the same on every rank."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -9,12 +9,12 @@ import torch
 from stagerun.base import order
 from stagerun.base.errors import RecipeError, ResumeRefused, Span
 from stagerun.base.recipe import CompressionRule, Model, ParamRule, Solver, Transform
-from stagerun.comm import Comm
 from stagerun.comm.residual import BASIS, Residual
 from stagerun.engine.codec import decode
 from stagerun.engine.compression import residual_of
 from stagerun.engine.device import dtype_of
 from stagerun.engine.images import Normalise
+from stagerun.engine.losses import Loss
 from stagerun.engine.mixing import Mixing
 from stagerun.engine.parameters import idle_patterns, idle_rules
 from stagerun.engine.replicas import Replicas
@@ -26,8 +26,10 @@ from stagerun.plan import PlannedStage, State
 from stagerun.plan.transfer import Origin
 from stagerun.schedule.plateau import FRESH, PlateauState
 from stagerun.train import given
-from stagerun.train.agreement import everyone, rank0
+from stagerun.train.agreement import everyone, hand_out, rank0
+from stagerun.train.early_stop import saved_best
 from stagerun.train.given import mistakes_in
+from stagerun.train.objective import made_loss
 from stagerun.train.progress import ARRIVALS, AVERAGE, MOMENTUM, REPLICAS, RESIDUAL, WEIGHTS, progress_of
 from stagerun.train.worker import StageRun
 
@@ -37,8 +39,8 @@ def normalise_for(model: Model, solver: Solver, transform: Transform, device: to
     return Normalise(transform, model.channels, device, dtype_of(solver.precision), solver.channels_last)
 
 
-def arithmetic_of(model: Model, solver: Solver, device: torch.device) -> Arithmetic:
-    """How a stage computes its updates."""
+def arithmetic_of(model: Model, solver: Solver, device: torch.device, loss: Loss | None = None) -> Arithmetic:
+    """How a stage computes its updates. Without a `loss` it has one that takes as long: a teacher in it has other weights."""
     return Arithmetic(
         logical_workers=solver.logical_workers,
         normalise=normalise_for(model, solver, solver.transform, device),
@@ -46,7 +48,7 @@ def arithmetic_of(model: Model, solver: Solver, device: torch.device) -> Arithme
         clip_gradients=solver.clip_gradients,
         forward_seed=lambda position: order.dropout_seed(solver.random_seed, position),
         mixing=Mixing(solver.random_seed, solver.mixup_alpha, solver.cutmix_alpha),
-        label_smoothing=solver.label_smoothing,
+        loss=loss or made_loss(model, solver, device),
     )
 
 
@@ -79,6 +81,8 @@ def restored(run: StageRun) -> TrainState:
         state.plateau = _plateau(run)
     if run.planned.state in (State.RESUME, State.DONE):
         state.skips, state.skips_in_all, state.rollbacks = _failures(run)
+        if solver.early_stop is not None:
+            state.best = saved_best(run)
     if run.rollbacks is not None:
         state.rollbacks = run.rollbacks
     return state
@@ -108,15 +112,6 @@ def parent_id(planned: PlannedStage) -> str:
     if start is None:
         return ""
     return start.parent if planned.state is State.RESUME else start.id
-
-
-@torch.no_grad()
-def hand_out(comm: Comm, tensors: Iterable[torch.Tensor]) -> None:
-    """Gives rank 0's values to the tensors of every rank. Collective."""
-    for tensor in tensors:
-        whole = tensor.contiguous()  # a broadcast needs dense memory in the same order on both sides
-        comm.broadcast(whole)
-        tensor.copy_(whole)
 
 
 def _carries_residual(planned: PlannedStage) -> bool:

@@ -287,11 +287,14 @@ def _decide(worker: Worker, notes: list[Note]) -> Step | EnsembleRun | None:
         source = planned.end if planned.state is State.DONE else planned.start
         # Not for the seed: how large a network is takes a second to find.
         files = keeper.read(source, most_for(worker.schedule, planned)) if source is not None else None
-        if source is None or files is not None:
+        lesson = planned.teacher if planned.state is not State.DONE else None
+        teacher = keeper.read(lesson, most_bytes(_model(keeper, lesson))) if lesson is not None else None
+        damaged = [ref for ref, got in ((source, files), (lesson, teacher)) if ref is not None and got is None]
+        if not damaged:
             enabled = [s.stage.name for s in plan.stages if s.state is not State.DISABLED]
             number, ends = enabled.index(planned.stage.name) + 1, replay.ends(planned) if replay is not None else None
-            return Step(planned, number, plan.iterations_left, files, ends)
-        notes.append(aside(source.name, f".bad-{source.name}"))
+            return Step(planned, number, plan.iterations_left, files, ends, teacher)
+        notes += [aside(ref.name, f".bad-{ref.name}") for ref in damaged]
 
 
 def _model(keeper: Keeper, ref: SnapshotRef) -> Model:

@@ -99,6 +99,7 @@ class Step:
     iterations_left: int  # of all stages; 0 but on rank 0
     files: dict[str, bytes] | None
     record_ends: int | None = None
+    teacher: dict[str, bytes] | None = None  # the files of the teacher's snapshot, on rank 0 alone
 
 
 # Iterations over which the loss in the table of results is averaged, at most.
@@ -120,6 +121,7 @@ class StageRun:
     choice: Choice = field(default_factory=dict)  # what `method: AUTO` chose; empty before, and of other methods
     weights: dict[str, dict[str, str]] = field(default_factory=dict)  # where each tensor came from; rank 0's
     weights_table: str = ""  # the same for people, where the stage starts
+    said_ended: bool = False  # by the newest snapshot asked for: that `early_stop` ends the stage there
     drifted: bool = False  # the user knows that ranks which don't compute alike hold other states
 
     @property

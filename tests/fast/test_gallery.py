@@ -153,6 +153,16 @@ RECIPES: dict[str, dict[str, Row]] = {
         "cooldown_trunk_30000": (7500, 2048, 32, 5e-5, cooldown),
         "cooldown_trunk": (7500, 2048, 32, 5e-5, cooldown),
     },
+    "fashion_losses": {
+        "teacher": (660, 128, 64, 5e-4, poly(0.12, 660, 1)),
+        **{name: (200, 128, 64, 5e-4, poly(0.12, 200, 1)) for name in ("labels", "distilled", "binary")},
+        "trunk": (1400, 128, 64, 5e-4, constant(0.12)),
+        "decay": (100, 128, 64, 5e-4, poly(0.12, 100, 1)),
+    },
+    "fashion_fixres": {
+        "trunk": (660, 128, 64, 5e-4, poly(0.12, 660, 1)),
+        "fixres": (100, 128, 64, 0, poly(0.01, 100, 1)),
+    },
     "fashion_collapse": {
         "init": (1100, 128, 64, 5e-4, warmed(0.15, 0.015, 220, poly(0.15, 2640, 1))),
         "cyc1": (550, 128, 64, 5e-4, poly(0.09, 1100, 2)),
@@ -190,6 +200,8 @@ EPOCHS = {
     "fashion_finetune": 72.00,
     "fashion_collapse": 8.00,
     "fashion_ensemble": 7.64,
+    "fashion_losses": 5.89,
+    "fashion_fixres": 1.62,
 }
 
 

@@ -17,6 +17,7 @@ from stagerun.base.recipe import Determinism, Precision, Solver, Transform
 from stagerun.comm import Comm, make_reducer, runs_of
 from stagerun.comm.group import GRADIENTS, Traffic
 from stagerun.engine.images import Normalise
+from stagerun.engine.losses import loss_of
 from stagerun.engine.mixing import Mixing
 from stagerun.engine.state import TrainState, make_state, momentum
 from stagerun.engine.update import Arithmetic, Outcome, update
@@ -103,7 +104,7 @@ def arithmetic(solver: Solver, **changes: object) -> Arithmetic:
         clip_gradients=solver.clip_gradients,
         forward_seed=lambda position: position,
         mixing=Mixing(solver.random_seed, solver.mixup_alpha, solver.cutmix_alpha),
-        label_smoothing=solver.label_smoothing,
+        loss=loss_of(solver),
     )
     return replace(how, **changes)
 

@@ -334,6 +334,11 @@ COMMENTS: dict[str, str] = {
     "Source.name": (
         "What this one of several validation sets is called in tables and logs: letters, digits, `_` and `-`. New in stagerun."
     ),
+    "Source.labels": (
+        "A file with the labels of images that have several: a line for each record, its key and the numbers of its classes, as in\n"
+        "`00000007 3 14`. A relative path starts at the schedule's folder. What stands in the LMDB is then not read, and `loss` is BINARY\n"
+        "or PYTHON. Snapshots depend on the file's content, not on its name. Default: one label, that of the Datum. New in stagerun."
+    ),
     "StageData": (
         "The images of one stage. What is not written is the schedule's."
     ),
@@ -590,6 +595,13 @@ COMMENTS: dict[str, str] = {
         "Share of the training label that is spread evenly over all classes. 0 or more, below 1. Evaluations have none. New in\n"
         "stagerun."
     ),
+    "Solver.loss": (
+        "What a stage minimises: `loss { type: BINARY }`. Default: SOFTMAX. New in stagerun."
+    ),
+    "Solver.early_stop": (
+        "Ends the stage before max_iter where it doesn't get any better: `early_stop { metric: TOP1 patience_epoch: 3 }`. Needs\n"
+        "test_interval and `data.val`. Default: it ends at max_iter. New in stagerun."
+    ),
     "Solver.random_seed": (
         "Seed of this stage in place of Schedule.seed, for order, augmentation and dropout. 0 or more. Caffe's."
     ),
@@ -656,6 +668,80 @@ COMMENTS: dict[str, str] = {
     "Solver.data": (
         "Images of this stage in place of the schedule's `train` and `val`; all else of `data` is shared: `data { train { source: ... } }`.\n"
         "Where the classes are others, num_classes of the network has to fit. New in stagerun."
+    ),
+    "LossParameter": (
+        "What a stage minimises: the mean over the images of a batch. With z the network's outputs, p = softmax(z), and t the target of an\n"
+        "image: 1 for its class and 0 for the others, then smoothed and mixed (label_smoothing, mixup_alpha, cutmix_alpha). New in stagerun."
+    ),
+    "LossParameter.type": (
+        "Which. Required."
+    ),
+    "LossParameter.normalization": (
+        "Of `BINARY`: what the sum over images and classes is divided by. Default: BATCH_SIZE. Caffe's (loss_param)."
+    ),
+    "LossParameter.teacher": (
+        "Of `DISTILL`, which needs it: the stage whose trained weights, at its end, are the teacher. It is trained before, and this stage is\n"
+        "stale where it was taught by another. Not one that starts from this one."
+    ),
+    "LossParameter.temperature": (
+        "Of `DISTILL`: T, which makes both distributions softer. Above 0."
+    ),
+    "LossParameter.weight": (
+        "Of `DISTILL`: how much the teacher counts, and the label the rest. 0 to 1."
+    ),
+    "LossParameter.function": (
+        "Of `PYTHON`, which needs it: `loss.py:build`, a function in a file beside the schedule, or `package.module:build`. It is called with\n"
+        "`num_classes`, if it takes that, and with `args`. See the page losses."
+    ),
+    "LossParameter.args": (
+        "Of `PYTHON`: what the function is called with besides, as in `model`."
+    ),
+    "LossParameter.Type.SOFTMAX": (
+        "-sum(t * log(p)) over the classes: cross entropy. Caffe's SoftmaxWithLoss."
+    ),
+    "LossParameter.Type.BINARY": (
+        "-sum(t * log(s) + (1-t) * log(1-s)) over the classes with s = sigmoid(z): each class by itself. Caffe's\n"
+        "SigmoidCrossEntropyLoss. The one for images with several labels."
+    ),
+    "LossParameter.Type.DISTILL": (
+        "(1 - weight) * SOFTMAX + weight * T^2 * sum(q * log(q / p_T)) over the classes with q = softmax(teacher's z / T) and\n"
+        "p_T = softmax(z / T). The teacher sees the same pixels, in evaluation mode and in the stage's precision. arXiv:1503.02531."
+    ),
+    "LossParameter.Type.PYTHON": (
+        "What the function returned, called with z and t as floats [images, classes]. It returns a scalar."
+    ),
+    "LossParameter.Normalization.BATCH_SIZE": (
+        "The images. A learning rate then means about what it means with SOFTMAX, however many classes there are."
+    ),
+    "LossParameter.Normalization.FULL": (
+        "Images times classes: the mean over all outputs, torch's BCEWithLogitsLoss and timm's BinaryCrossEntropy."
+    ),
+    "EarlyStopParameter": (
+        "When a stage ends before max_iter. After each evaluation inside the stage (test_interval), that of the trained weights, it is decided:\n"
+        "the stage ends if `metric` has not become better by more than min_delta in the last patience_iter iterations. What follows starts from\n"
+        "there, and so do its images. A snapshot that ends a stage so says it; changing this, or how often and on what is tested, makes\n"
+        "the stage stale. Not with `sync_param { method: ASYNC }`. New in stagerun."
+    ),
+    "EarlyStopParameter.metric": (
+        "What is looked at. Required."
+    ),
+    "EarlyStopParameter.patience_iter": (
+        "Iterations that it may go without becoming better. 1 or more. This or patience_epoch is required."
+    ),
+    "EarlyStopParameter.patience_epoch": (
+        "The same in epochs."
+    ),
+    "EarlyStopParameter.min_delta": (
+        "How much better it must become to count: of `TOP1` and `MAP` in per cent. 0 or more."
+    ),
+    "EarlyStopParameter.Metric.TOP1": (
+        "Images, in per cent, whose first answer is right. Higher is better."
+    ),
+    "EarlyStopParameter.Metric.LOSS": (
+        "The loss of the evaluation. Lower is better."
+    ),
+    "EarlyStopParameter.Metric.MAP": (
+        "Mean average precision, in per cent, of images with several `labels`. Higher is better."
     ),
     "DecayFrom.STAGE_START": (
         "The start of the stage, warm-up included: where a warm-up ends, a policy that falls is already below base_lr. SURFsara\n"

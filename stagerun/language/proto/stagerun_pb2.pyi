@@ -250,7 +250,7 @@ class Data(_message.Message):
     SCRATCH_COPY_FIELD_NUMBER: _ClassVar[int]
     SCRATCH_FROM_FIELD_NUMBER: _ClassVar[int]
     train: Source
-    val: Source
+    val: _containers.RepeatedCompositeFieldContainer[Source]
     scratch: str
     shuffle: bool
     loader_threads: int
@@ -259,18 +259,30 @@ class Data(_message.Message):
     scratch_reserve: float
     scratch_copy: ScratchCopy
     scratch_from: ScratchFrom
-    def __init__(self, train: _Optional[_Union[Source, _Mapping]] = ..., val: _Optional[_Union[Source, _Mapping]] = ..., scratch: _Optional[str] = ..., shuffle: bool = ..., loader_threads: _Optional[int] = ..., cache: _Optional[_Union[Cache, str]] = ..., on_bad_record: _Optional[_Union[OnBadRecord, str]] = ..., scratch_reserve: _Optional[float] = ..., scratch_copy: _Optional[_Union[ScratchCopy, str]] = ..., scratch_from: _Optional[_Union[ScratchFrom, str]] = ...) -> None: ...
+    def __init__(self, train: _Optional[_Union[Source, _Mapping]] = ..., val: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., scratch: _Optional[str] = ..., shuffle: bool = ..., loader_threads: _Optional[int] = ..., cache: _Optional[_Union[Cache, str]] = ..., on_bad_record: _Optional[_Union[OnBadRecord, str]] = ..., scratch_reserve: _Optional[float] = ..., scratch_copy: _Optional[_Union[ScratchCopy, str]] = ..., scratch_from: _Optional[_Union[ScratchFrom, str]] = ...) -> None: ...
 
 class Source(_message.Message):
-    __slots__ = ("source", "images")
+    __slots__ = ("source", "images", "name", "labels")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
     source: str
     images: int
-    def __init__(self, source: _Optional[str] = ..., images: _Optional[int] = ...) -> None: ...
+    name: str
+    labels: str
+    def __init__(self, source: _Optional[str] = ..., images: _Optional[int] = ..., name: _Optional[str] = ..., labels: _Optional[str] = ...) -> None: ...
+
+class StageData(_message.Message):
+    __slots__ = ("train", "val")
+    TRAIN_FIELD_NUMBER: _ClassVar[int]
+    VAL_FIELD_NUMBER: _ClassVar[int]
+    train: Source
+    val: _containers.RepeatedCompositeFieldContainer[Source]
+    def __init__(self, train: _Optional[_Union[Source, _Mapping]] = ..., val: _Optional[_Iterable[_Union[Source, _Mapping]]] = ...) -> None: ...
 
 class Solver(_message.Message):
-    __slots__ = ("clear", "base_lr", "lr_policy", "power", "gamma", "stepsize", "stepsize_epoch", "stepvalue", "stepvalue_epoch", "lr_iter", "lr_epoch", "warmup_iter", "warmup_epoch", "warmup_start_lr", "decay_from", "policy_start_iter", "policy_start_epoch", "base_lr_batch", "end_lr", "start_lr", "peak_iter", "peak_epoch", "knot", "plateau_winsize", "plateau_winsize_epoch", "average_loss", "max_iter", "max_epoch", "batch_size", "device_batch_size", "iter_size", "type", "momentum", "momentum_policy", "momentum2", "rms_decay", "delta", "regularization_type", "local_lr_auto", "local_gw_ratio", "momentum_form", "weight_decay", "weight_decay_policy", "clip_gradients", "ema_decay", "ema_interval", "param", "compress_param", "model", "weights", "freeze", "sync_param", "carry", "transform_param", "test_transform_param", "mixup_alpha", "cutmix_alpha", "label_smoothing", "random_seed", "precision", "channels_last", "on_nan", "max_nan", "compile", "display", "display_epoch", "test_interval", "test_epoch", "test_iter", "test_batch_size", "snapshot", "snapshot_epoch")
+    __slots__ = ("clear", "base_lr", "lr_policy", "power", "gamma", "stepsize", "stepsize_epoch", "stepvalue", "stepvalue_epoch", "lr_iter", "lr_epoch", "warmup_iter", "warmup_epoch", "warmup_start_lr", "decay_from", "policy_start_iter", "policy_start_epoch", "base_lr_batch", "end_lr", "start_lr", "peak_iter", "peak_epoch", "knot", "plateau_winsize", "plateau_winsize_epoch", "average_loss", "max_iter", "max_epoch", "batch_size", "device_batch_size", "iter_size", "type", "momentum", "momentum_policy", "momentum2", "rms_decay", "delta", "regularization_type", "local_lr_auto", "local_gw_ratio", "momentum_form", "weight_decay", "weight_decay_policy", "clip_gradients", "ema_decay", "ema_interval", "param", "compress_param", "model", "weights", "freeze", "sync_param", "carry", "transform_param", "test_transform_param", "mixup_alpha", "cutmix_alpha", "label_smoothing", "loss", "early_stop", "random_seed", "precision", "channels_last", "on_nan", "max_nan", "compile", "display", "display_epoch", "test_interval", "test_epoch", "test_iter", "test_batch_size", "snapshot", "snapshot_epoch", "data")
     class OnNan(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STOP: _ClassVar[Solver.OnNan]
@@ -337,6 +349,8 @@ class Solver(_message.Message):
     MIXUP_ALPHA_FIELD_NUMBER: _ClassVar[int]
     CUTMIX_ALPHA_FIELD_NUMBER: _ClassVar[int]
     LABEL_SMOOTHING_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    EARLY_STOP_FIELD_NUMBER: _ClassVar[int]
     RANDOM_SEED_FIELD_NUMBER: _ClassVar[int]
     PRECISION_FIELD_NUMBER: _ClassVar[int]
     CHANNELS_LAST_FIELD_NUMBER: _ClassVar[int]
@@ -351,6 +365,7 @@ class Solver(_message.Message):
     TEST_BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
     clear: _containers.RepeatedScalarFieldContainer[str]
     base_lr: float
     lr_policy: str
@@ -409,6 +424,8 @@ class Solver(_message.Message):
     mixup_alpha: float
     cutmix_alpha: float
     label_smoothing: float
+    loss: LossParameter
+    early_stop: EarlyStopParameter
     random_seed: int
     precision: Precision
     channels_last: bool
@@ -423,7 +440,62 @@ class Solver(_message.Message):
     test_batch_size: int
     snapshot: int
     snapshot_epoch: float
-    def __init__(self, clear: _Optional[_Iterable[str]] = ..., base_lr: _Optional[float] = ..., lr_policy: _Optional[str] = ..., power: _Optional[float] = ..., gamma: _Optional[float] = ..., stepsize: _Optional[int] = ..., stepsize_epoch: _Optional[float] = ..., stepvalue: _Optional[_Iterable[int]] = ..., stepvalue_epoch: _Optional[_Iterable[float]] = ..., lr_iter: _Optional[int] = ..., lr_epoch: _Optional[float] = ..., warmup_iter: _Optional[int] = ..., warmup_epoch: _Optional[float] = ..., warmup_start_lr: _Optional[float] = ..., decay_from: _Optional[_Union[DecayFrom, str]] = ..., policy_start_iter: _Optional[int] = ..., policy_start_epoch: _Optional[float] = ..., base_lr_batch: _Optional[int] = ..., end_lr: _Optional[float] = ..., start_lr: _Optional[float] = ..., peak_iter: _Optional[int] = ..., peak_epoch: _Optional[float] = ..., knot: _Optional[_Iterable[_Union[Knot, _Mapping]]] = ..., plateau_winsize: _Optional[_Iterable[int]] = ..., plateau_winsize_epoch: _Optional[_Iterable[float]] = ..., average_loss: _Optional[int] = ..., max_iter: _Optional[int] = ..., max_epoch: _Optional[float] = ..., batch_size: _Optional[int] = ..., device_batch_size: _Optional[int] = ..., iter_size: _Optional[int] = ..., type: _Optional[str] = ..., momentum: _Optional[float] = ..., momentum_policy: _Optional[_Union[PolicyParameter, _Mapping]] = ..., momentum2: _Optional[float] = ..., rms_decay: _Optional[float] = ..., delta: _Optional[float] = ..., regularization_type: _Optional[str] = ..., local_lr_auto: bool = ..., local_gw_ratio: _Optional[float] = ..., momentum_form: _Optional[_Union[MomentumForm, str]] = ..., weight_decay: _Optional[float] = ..., weight_decay_policy: _Optional[_Union[PolicyParameter, _Mapping]] = ..., clip_gradients: _Optional[float] = ..., ema_decay: _Optional[float] = ..., ema_interval: _Optional[int] = ..., param: _Optional[_Iterable[_Union[ParamSpec, _Mapping]]] = ..., compress_param: _Optional[_Union[CompressionParameter, _Mapping]] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., weights: _Optional[_Union[WeightsParameter, _Mapping]] = ..., freeze: _Optional[_Iterable[str]] = ..., sync_param: _Optional[_Union[SyncParameter, _Mapping]] = ..., carry: _Optional[_Union[Carry, _Mapping]] = ..., transform_param: _Optional[_Union[TransformParameter, _Mapping]] = ..., test_transform_param: _Optional[_Union[TransformParameter, _Mapping]] = ..., mixup_alpha: _Optional[float] = ..., cutmix_alpha: _Optional[float] = ..., label_smoothing: _Optional[float] = ..., random_seed: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., channels_last: bool = ..., on_nan: _Optional[_Union[Solver.OnNan, str]] = ..., max_nan: _Optional[int] = ..., compile: bool = ..., display: _Optional[int] = ..., display_epoch: _Optional[float] = ..., test_interval: _Optional[int] = ..., test_epoch: _Optional[float] = ..., test_iter: _Optional[int] = ..., test_batch_size: _Optional[int] = ..., snapshot: _Optional[int] = ..., snapshot_epoch: _Optional[float] = ...) -> None: ...
+    data: StageData
+    def __init__(self, clear: _Optional[_Iterable[str]] = ..., base_lr: _Optional[float] = ..., lr_policy: _Optional[str] = ..., power: _Optional[float] = ..., gamma: _Optional[float] = ..., stepsize: _Optional[int] = ..., stepsize_epoch: _Optional[float] = ..., stepvalue: _Optional[_Iterable[int]] = ..., stepvalue_epoch: _Optional[_Iterable[float]] = ..., lr_iter: _Optional[int] = ..., lr_epoch: _Optional[float] = ..., warmup_iter: _Optional[int] = ..., warmup_epoch: _Optional[float] = ..., warmup_start_lr: _Optional[float] = ..., decay_from: _Optional[_Union[DecayFrom, str]] = ..., policy_start_iter: _Optional[int] = ..., policy_start_epoch: _Optional[float] = ..., base_lr_batch: _Optional[int] = ..., end_lr: _Optional[float] = ..., start_lr: _Optional[float] = ..., peak_iter: _Optional[int] = ..., peak_epoch: _Optional[float] = ..., knot: _Optional[_Iterable[_Union[Knot, _Mapping]]] = ..., plateau_winsize: _Optional[_Iterable[int]] = ..., plateau_winsize_epoch: _Optional[_Iterable[float]] = ..., average_loss: _Optional[int] = ..., max_iter: _Optional[int] = ..., max_epoch: _Optional[float] = ..., batch_size: _Optional[int] = ..., device_batch_size: _Optional[int] = ..., iter_size: _Optional[int] = ..., type: _Optional[str] = ..., momentum: _Optional[float] = ..., momentum_policy: _Optional[_Union[PolicyParameter, _Mapping]] = ..., momentum2: _Optional[float] = ..., rms_decay: _Optional[float] = ..., delta: _Optional[float] = ..., regularization_type: _Optional[str] = ..., local_lr_auto: bool = ..., local_gw_ratio: _Optional[float] = ..., momentum_form: _Optional[_Union[MomentumForm, str]] = ..., weight_decay: _Optional[float] = ..., weight_decay_policy: _Optional[_Union[PolicyParameter, _Mapping]] = ..., clip_gradients: _Optional[float] = ..., ema_decay: _Optional[float] = ..., ema_interval: _Optional[int] = ..., param: _Optional[_Iterable[_Union[ParamSpec, _Mapping]]] = ..., compress_param: _Optional[_Union[CompressionParameter, _Mapping]] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., weights: _Optional[_Union[WeightsParameter, _Mapping]] = ..., freeze: _Optional[_Iterable[str]] = ..., sync_param: _Optional[_Union[SyncParameter, _Mapping]] = ..., carry: _Optional[_Union[Carry, _Mapping]] = ..., transform_param: _Optional[_Union[TransformParameter, _Mapping]] = ..., test_transform_param: _Optional[_Union[TransformParameter, _Mapping]] = ..., mixup_alpha: _Optional[float] = ..., cutmix_alpha: _Optional[float] = ..., label_smoothing: _Optional[float] = ..., loss: _Optional[_Union[LossParameter, _Mapping]] = ..., early_stop: _Optional[_Union[EarlyStopParameter, _Mapping]] = ..., random_seed: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., channels_last: bool = ..., on_nan: _Optional[_Union[Solver.OnNan, str]] = ..., max_nan: _Optional[int] = ..., compile: bool = ..., display: _Optional[int] = ..., display_epoch: _Optional[float] = ..., test_interval: _Optional[int] = ..., test_epoch: _Optional[float] = ..., test_iter: _Optional[int] = ..., test_batch_size: _Optional[int] = ..., snapshot: _Optional[int] = ..., snapshot_epoch: _Optional[float] = ..., data: _Optional[_Union[StageData, _Mapping]] = ...) -> None: ...
+
+class LossParameter(_message.Message):
+    __slots__ = ("type", "normalization", "teacher", "temperature", "weight", "function", "args")
+    class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        SOFTMAX: _ClassVar[LossParameter.Type]
+        BINARY: _ClassVar[LossParameter.Type]
+        DISTILL: _ClassVar[LossParameter.Type]
+        PYTHON: _ClassVar[LossParameter.Type]
+    SOFTMAX: LossParameter.Type
+    BINARY: LossParameter.Type
+    DISTILL: LossParameter.Type
+    PYTHON: LossParameter.Type
+    class Normalization(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        BATCH_SIZE: _ClassVar[LossParameter.Normalization]
+        FULL: _ClassVar[LossParameter.Normalization]
+    BATCH_SIZE: LossParameter.Normalization
+    FULL: LossParameter.Normalization
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZATION_FIELD_NUMBER: _ClassVar[int]
+    TEACHER_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    ARGS_FIELD_NUMBER: _ClassVar[int]
+    type: LossParameter.Type
+    normalization: LossParameter.Normalization
+    teacher: str
+    temperature: float
+    weight: float
+    function: str
+    args: str
+    def __init__(self, type: _Optional[_Union[LossParameter.Type, str]] = ..., normalization: _Optional[_Union[LossParameter.Normalization, str]] = ..., teacher: _Optional[str] = ..., temperature: _Optional[float] = ..., weight: _Optional[float] = ..., function: _Optional[str] = ..., args: _Optional[str] = ...) -> None: ...
+
+class EarlyStopParameter(_message.Message):
+    __slots__ = ("metric", "patience_iter", "patience_epoch", "min_delta")
+    class Metric(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        TOP1: _ClassVar[EarlyStopParameter.Metric]
+        LOSS: _ClassVar[EarlyStopParameter.Metric]
+        MAP: _ClassVar[EarlyStopParameter.Metric]
+    TOP1: EarlyStopParameter.Metric
+    LOSS: EarlyStopParameter.Metric
+    MAP: EarlyStopParameter.Metric
+    METRIC_FIELD_NUMBER: _ClassVar[int]
+    PATIENCE_ITER_FIELD_NUMBER: _ClassVar[int]
+    PATIENCE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MIN_DELTA_FIELD_NUMBER: _ClassVar[int]
+    metric: EarlyStopParameter.Metric
+    patience_iter: int
+    patience_epoch: float
+    min_delta: float
+    def __init__(self, metric: _Optional[_Union[EarlyStopParameter.Metric, str]] = ..., patience_iter: _Optional[int] = ..., patience_epoch: _Optional[float] = ..., min_delta: _Optional[float] = ...) -> None: ...
 
 class Knot(_message.Message):
     __slots__ = ("iter", "epoch", "factor")

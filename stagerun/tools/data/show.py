@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -181,6 +181,8 @@ def _loader(
         from stagerun.engine.augment import make_augment  # imports torch
 
         augment = make_augment(solver.transform)
+    unlabelled = replace(stage.data, train=replace(stage.data.train, labels=None))  # what the LMDB says is shown
+    stage = replace(stage, data=unlabelled)
     return training_loader(records, schedule, stage, augment=augment, bad=bad, start=start)
 
 

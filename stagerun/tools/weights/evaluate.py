@@ -178,16 +178,29 @@ def _on_set(
         **({"val": vals[number].name} if vals and vals[number].name else {}),
         "views": options.views,
         "ema": options.ema,
-        **asdict(found),
+        **{name: value for name, value in asdict(found).items() if name != "class_ap"},
+        **({"mean_ap": found.mean_ap, "class_ap": found.class_ap} if found.class_ap else {}),
         "seconds": time.monotonic() - started,
     }
     classes = stored.stage.model.num_classes
     line = _line(row, classes)
     if not options.per_class:
         return row, [line]
+    if found.class_ap:
+        return row, [line, *_precision(data, found.class_ap)]
     name = f"{stored.ref.name}-{vals[number].name}" if number else stored.ref.name
     by_class, lines = _per_class(name, data, classes, answers, options.output)
     return row | {"classes": by_class}, [line, *lines]
+
+
+def _precision(data: str, found: Sequence[float | None]) -> list[str]:
+    """The average precision of each class, of images with several labels."""
+    from stagerun.data.records import LmdbSource
+    from stagerun.tools.data.pictures import classes_of
+
+    names = dict(enumerate(classes_of(LmdbSource(data)) or ()))
+    shown = ["no image" if ap is None else f"average precision {100 * ap:.2f} %" for ap in found]
+    return [f"  {names.get(c, f'class {c}')}: {text}" for c, text in enumerate(shown)]
 
 
 def _changes(as_run: "Stored", now: "Stored") -> list[str]:
@@ -263,6 +276,7 @@ def _line(row: dict[str, Any], classes: int) -> str:
     weights = ", averaged weights" if row["ema"] else ""
     weights += f", on {row['val']}" if "val" in row else ""
     top5 = f"top-5 {100 * row['top5']:.2f} %, " if classes > 5 else ""
+    top5 += f"mAP {100 * row['mean_ap']:.2f} %, " if "mean_ap" in row else ""
     return (
         f"{row['snapshot']}{weights}{how}: top-1 {100 * row['top1']:.2f} %, {top5}"
         f"loss {row['loss']:.4f} on {row['images']} images in {duration(row['seconds'])}"

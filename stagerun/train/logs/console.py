@@ -150,6 +150,7 @@ class Console:
                 weights = ("EMA test" if event.ema else "test") + f" on {event.val}:" * bool(event.val)
                 self.say(
                     f"{event.stage} {event.iter}: {weights} top-1 {100 * event.top1:.2f} %, top-5 {100 * event.top5:.2f} %, "
+                    f"{'' if event.mean_ap is None else f'mAP {100 * event.mean_ap:.2f} %, '}"
                     f"loss {event.loss:.4f} on {event.images} images in {duration(event.seconds)}"
                 )
             case events.SnapshotWritten():

@@ -1,0 +1,95 @@
+"""What a stage minimises, on one rank: with its teacher from a snapshot, or the user's own function."""
+
+import torch
+from torch import nn
+
+from stagerun.base import recipe
+from stagerun.base.code import code_of
+from stagerun.base.errors import ResumeRefused, UsageError
+from stagerun.base.recipe import LossType, Model, Solver
+from stagerun.engine.codec import decode
+from stagerun.engine.device import dtype_of
+from stagerun.engine.losses import Loss, Own, loss_of, try_out
+from stagerun.engine.state import restore
+from stagerun.language import arguments
+from stagerun.models import build
+from stagerun.system.code import called, function_of, parameters_of
+from stagerun.train.agreement import everyone, hand_out, rank0
+from stagerun.train.progress import WEIGHTS
+from stagerun.train.worker import StageRun
+
+
+def objective(run: StageRun) -> Loss:
+    """The stage's loss, the same on every rank. Collective. ResumeRefused for a teacher's snapshot of another network, UsageError for
+    what the user's function does."""
+    teacher, made = _taught(run), list[Loss]()
+
+    def make() -> None:
+        made.append(made_loss(run.stage.model, run.stage.solver, run.worker.device, teacher))
+
+    everyone(run.worker.comm, make)
+    return made[0]
+
+
+def _taught(run: StageRun) -> nn.Module | None:
+    """The stage's teacher, the same on every rank; None where it has none. Collective."""
+    name = run.stage.solver.teacher
+    if name is None:
+        return None
+    network = _network(run.worker.schedule.stage(name).model, run.stage.solver, run.worker.device)
+    tensors = dict(network.state_dict())
+
+    def fill() -> None:
+        assert run.step.teacher is not None
+        try:
+            restore(tensors, decode(run.step.teacher[WEIGHTS]))
+        except (ValueError, KeyError) as error:
+            ref = run.planned.teacher
+            raise ResumeRefused(
+                f"snapshot {ref.name if ref else ''} can't teach stage `{run.stage.name}`: {error}",
+                "it is of another network; take another teacher",
+            ) from error
+
+    rank0(run.worker.comm, fill)
+    hand_out(run.worker.comm, tensors.values())
+    return network
+
+
+def made_loss(model: Model, solver: Solver, device: torch.device, teacher: nn.Module | None = None) -> Loss:
+    """UsageError for what the user's function does. Without the `teacher` that it needs it has one with fresh weights."""
+    how = solver.loss
+    own = None
+    if how is not None and how.type is LossType.PYTHON:
+        own = _own(how, solver.label_smoothing, model.num_classes, device, dtype_of(solver.precision))
+    if teacher is None and solver.teacher is not None:
+        teacher = _network(model, solver, device)
+    return loss_of(solver, teacher, own)
+
+
+def _own(how: recipe.Loss, smoothing: float, classes: int, device: torch.device, dtype: torch.dtype) -> Own:
+    """What the user's function builds, after one trial on four made-up images. UsageError with the place in the user's file."""
+    assert how.function is not None and how.sources is not None
+    code, sources = code_of(how.function), how.sources
+    builder, named = function_of(code, sources), dict(arguments.read(how.args) if how.args else {})
+    names, others = parameters_of(builder)
+    if others or "num_classes" in names:
+        named["num_classes"] = classes
+    function = called(code, sources, builder, **named)
+    if not callable(function):
+        hint = f"let `{code.function}` return a function of (logits, targets), or an nn.Module without parameters"
+        raise UsageError(f"`{code}` returns {function!r:.40}, which can't be called", hint)
+    if isinstance(function, nn.Module):
+        if any(True for _ in function.parameters()):
+            raise UsageError(f"the loss of `{code}` has parameters, which no one would train", "make them buffers")
+        function.to(device, dtype)
+    own = Own(smoothing, code, sources, function)
+    try_out(own, classes, device, dtype)
+    return own
+
+
+def _network(model: Model, solver: Solver, device: torch.device) -> nn.Module:
+    """A network for the images of a stage that it teaches, with freshly drawn weights. It is not compiled."""
+    network = build(model).to(device, dtype_of(solver.precision)).requires_grad_(False)
+    if solver.channels_last:
+        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return network.eval()

@@ -1,0 +1,158 @@
+"""`early_stop`: where a stage ends by it, and that kills anywhere, and numbers of workers, change nothing of that."""
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from test_distilled import make
+from test_run_trees import command, go, ids, names, of
+
+from stagerun import store
+from stagerun.base.errors import RecipeError, ResumeRefused
+from stagerun.base.events import Event, Iterated, Note, RunFinished, SnapshotWritten, StageFinished, Tested
+from stagerun.comm import SoloComm
+from stagerun.language import load
+from stagerun.system.world import World
+from stagerun.train.keeper import Keeper
+from stagerun.train.walk import run
+
+# A learning rate of zero: nothing gets any better after the first evaluation, at 4.
+STOPS = 'base_lr: 0 lr_policy: "fixed" max_iter: 40 test_interval: 4 early_stop { metric: LOSS patience_iter: 6 min_delta: 10 }\n'
+TREE = (
+    'stage { name: "main" }\nstage { name: "next" }\nstage { name: "branch" from: "main@5" solver: "next.prototxt" }\n'
+)
+FILES = {
+    "main": STOPS.replace("base_lr: 0 ", "base_lr: 0.02 "),
+    "next": 'base_lr: 0.02 lr_policy: "fixed" max_iter: 3\n',
+}
+END = 12
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.mktemp("stops")
+    tiny.make_data(base / "data")
+    make(base / "schedule", base / "data", stages=TREE, **FILES)
+    (base / "seen").mkdir()
+    go(base / "schedule", base / "out")
+    return base
+
+
+def iterations(events: list[Event]) -> dict[str, int]:
+    return {event.stage: event.iter for event in of(events, Iterated)}
+
+
+def test_a_stage_ends_where_it_gets_no_better_and_what_follows_starts_there(base: Path, tmp_path: Path) -> None:
+    events = go(base / "schedule", tmp_path / "out")
+    assert iterations(events) == {"main": END, "next": 3, "branch": 3}
+    finished = {event.stage: event for event in of(events, StageFinished)}
+    assert finished["main"].iterations == END
+    (said,) = [event.text for event in of(events, Note) if "early_stop" in event.text]
+    assert "at iteration 4; stage `main` ends after 12 of 40 iterations" in said
+    refs = {ref.name: ref for ref in store.inventory(store.LocalDisk(), tmp_path / "out").snapshots}
+    (end,) = [ref for ref in refs.values() if ref.ended]
+    assert (end.stage, end.iter, end.ends_stage) == ("main", END, True)
+    assert of(go(base / "schedule", tmp_path / "out"), Iterated) == []
+
+
+def test_the_images_of_what_follows_go_on_where_the_stage_ended(base: Path, tmp_path: Path) -> None:
+    """As after a stage of as many iterations."""
+    length = FILES["main"].replace("max_iter: 40", f"max_iter: {END}")
+    short = make(tmp_path / "s", base / "data", stages=TREE, **{**FILES, "main": length.split("early_stop")[0] + "\n"})
+    go(short, tmp_path / "out")
+    mine, there = ids(tmp_path / "out"), ids(base / "out")
+    assert {name: mine[name] for name in ("main@12", "next@3", "branch@3")} == {
+        name: there[name] for name in ("main@12", "next@3", "branch@3")
+    }
+
+
+def test_plan_shows_both_ends_and_then_the_one_it_came_to(base: Path, tmp_path: Path) -> None:
+    fresh = command("plan", base / "schedule", "--out", tmp_path / "none")
+    assert (
+        "ends after 6 iterations without a better LOSS (by more than 10): at 12 (0.32 epochs) at the earliest, 40"
+        in fresh
+    )
+    text = command("plan", base / "schedule", "--out", base / "out")
+    assert "ended at iteration 12 (0.32 epochs) by early_stop, of 40" in text and "\n0 to do" not in text
+    assert [line.split()[-1] for line in text.splitlines() if line.startswith(("main ", "next "))] == ["done", "done"]
+
+
+@pytest.mark.parametrize("at", [4, 11, 12, 13, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 5, 8, 9, 10))])
+def test_stopped_anywhere_it_comes_to_the_same_decision_and_bits(base: Path, tmp_path: Path, at: int) -> None:
+    """Where the run is asked to stop right before an evaluation, that comes first when it goes on."""
+
+    def stop(seen: list[Event]) -> bool:
+        return sum(1 for event in seen if isinstance(event, Iterated)) >= at
+
+    go(base / "schedule", tmp_path / "out", stop=stop)
+    first = len(of(go(base / "schedule", tmp_path / "out"), Tested))
+    assert first
+    mine, there = ids(tmp_path / "out"), ids(base / "out")
+    assert all(mine[name] == there[name] for name in ("main@12", "next@3", "branch@3"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("event", [Tested, SnapshotWritten, Note])
+def test_broken_off_after_any_event_it_comes_to_the_same_bits(base: Path, tmp_path: Path, event: type) -> None:
+    """Lives that end without a word after an event of a kind: the one in which the stage is decided to end, too."""
+    out, draw, lives = tmp_path / "out", random.Random(3), 0
+    while len(of(events := broken_off(base / "schedule", out, event, draw.randint(1, 3)), RunFinished)) == 0:
+        lives += 1
+        assert lives < 40
+    assert lives > 1 or event is Note, events
+    mine, there = ids(out), ids(base / "out")
+    assert all(mine[name] == there[name] for name in ("main@12", "next@3", "branch@3"))
+
+
+def broken_off(schedule: Path, out: Path, kind: type, number: int) -> list[Event]:
+    """The events up to the `number`-th of a kind, where this life ends."""
+    loaded, seen = load(schedule), list[Event]()
+    out.mkdir(exist_ok=True)
+    keeper = Keeper(loaded, out, retry=True)
+    keeper.open()
+    try:
+        for event in run(loaded, str(out), SoloComm(), World(), torch.device("cpu"), keeper, lambda: False):
+            seen.append(event)
+            if len(of(seen, kind)) == number:
+                break
+    finally:
+        keeper.close(None)
+    return seen
+
+
+def test_without_its_last_snapshot_the_stage_ends_there_again(base: Path, tmp_path: Path) -> None:
+    shutil.copytree(base / "out", tmp_path / "out")
+    for name in names(tmp_path / "out", "main-00000012"):
+        shutil.rmtree(tmp_path / "out" / "snapshots" / name)
+    events = go(base / "schedule", tmp_path / "out")
+    assert set(iterations(events)) == {"main"} and iterations(events)["main"] == END
+    assert ids(tmp_path / "out") == ids(base / "out")
+
+
+def test_how_it_is_tested_is_part_of_what_the_stage_is(base: Path, tmp_path: Path) -> None:
+    shutil.copytree(base / "out", tmp_path / "out")
+    other = make(
+        tmp_path / "s", base / "data", stages=TREE, **{**FILES, "main": FILES["main"].replace("val: 4", "val: 3")}
+    )
+    with pytest.raises(ResumeRefused, match="test_interval 4 -> 3"):
+        go(other, tmp_path / "out")
+    assert of(go(other, tmp_path / "out", keep=["main"]), Iterated) == []
+
+
+def test_a_stage_that_gets_better_goes_on_to_its_end(base: Path, tmp_path: Path) -> None:
+    better = STOPS.replace("base_lr: 0 ", "base_lr: 0.02 ").replace("min_delta: 10", "min_delta: 0").replace("40", "13")
+    folder = make(tmp_path / "s", base / "data", stages='stage { name: "main" }\n', main=better)
+    events = go(folder, tmp_path / "out")
+    assert iterations(events) == {"main": 13} and not any(
+        isinstance(e, Note) and "early_stop" in e.text for e in events
+    )
+
+
+def test_a_branch_from_where_the_stage_may_not_come_is_refused(base: Path, tmp_path: Path) -> None:
+    folder = make(tmp_path / "s", base / "data", stages=TREE.replace("main@5", "main@13"), **FILES)
+    with pytest.raises(RecipeError) as error:
+        load(folder)
+    assert "iteration 13 of `main`, which `early_stop` may end at 12" in error.value.render()
