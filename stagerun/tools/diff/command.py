@@ -148,8 +148,8 @@ def _shared(a: Schedule, b: Schedule) -> Iterator[FieldDifference]:
     one, other = _code(a), _code(b)
     for name in sorted(one.keys() & other.keys()):
         if one[name] != other[name]:
-            here, there = ((t[name], (t[name], "")) for t in (one, other))
-            yield FieldDifference("", name, _value(name, *here, origins_a), _value(name, *there, origins_b), True)
+            old = _value(name, one[name], (one[name], ""), origins_a)
+            yield FieldDifference("", name, old, _value(name, other[name], (other[name], ""), origins_b), True)
     yield from _paths(a, b)
     for ensemble in a.ensembles:
         twin = next((e for e in b.ensembles if e.name == ensemble.name), None)
