@@ -54,6 +54,12 @@ class ChannelOrder(enum.Enum):
     RGB = "RGB"
 
 
+class Sampling(enum.Enum):
+    UNIFORM = "UNIFORM"
+    BALANCED = "BALANCED"
+    FILE = "FILE"
+
+
 class DecayFrom(enum.Enum):
     STAGE_START = "STAGE_START"
     WARMUP_END = "WARMUP_END"
@@ -416,6 +422,10 @@ class Solver:
     mixup_alpha: float = 0.0
     cutmix_alpha: float = 0.0
     label_smoothing: float = 0.0
+    class_weight: tuple[float, ...] = ()
+    sampling: Sampling = Sampling.UNIFORM
+    sampling_file: str | None = None
+    sampling_weight: tuple[float, ...] = ()  # what stands in it, by class
     random_seed: int
     precision: Precision = Precision.FP32
     channels_last: bool = True
@@ -493,7 +503,8 @@ class Ensemble:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
     """`stages` are in the order in which they run: parents before children. `files` are (path, text) as read. `sets`: which images the
-    LMDBs hold (`lmdb_file.set_of`), by "train" and "val", as far as someone has looked."""
+    LMDBs hold (`lmdb_file.set_of`), by "train" and "val", as far as someone has looked. `class_sizes`: how many training images each
+    class has, where a stage's sampling depends on it, likewise."""
 
     name: str
     seed: int
@@ -505,6 +516,7 @@ class Schedule:
     ensembles: tuple[Ensemble, ...] = ()
     files: tuple[tuple[str, str], ...] = ()
     sets: Mapping[str, str] = field(default_factory=dict, compare=False)
+    class_sizes: tuple[int, ...] = field(default=(), compare=False)
 
     def stage(self, name: str) -> Stage:
         """The stage of that name. KeyError if there is none."""

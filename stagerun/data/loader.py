@@ -78,7 +78,7 @@ class Loader:
     `images`, where it is given, must be the number of records; `depth` is how many batches `stream` may hold
     ready, 1 or more (of batches smaller than 16 images per thread more), `threads` how many make them. `augment` is done
     last. `memory` keeps pixels between epochs, `bad` puts up with some bad records in training. `tier` forces a way of
-    decoding. `side` is the crop_size of a batch that begins at a position, where not all have that of `transform_param`,
+    decoding. `sampling` says which record is where, in place of `shuffle`. `side` is the crop_size of a batch that begins at a position, where not all have that of `transform_param`,
     which is the largest then: a batch has one size.
     """
 
@@ -93,6 +93,7 @@ class Loader:
         seed: int = 0,
         images: int | None = None,
         shuffle: bool = False,
+        sampling: order.Order | None = None,
         depth: int = 4,
         threads: int = 1,
         augment: Augment | None = None,
@@ -111,7 +112,8 @@ class Loader:
         self.records = records
         self.depth, self.threads = depth, threads
         self._transform, self._train = transform_param, train
-        self._seed, self._shuffle = seed, shuffle
+        self._seed = seed
+        self._order = sampling or order.EveryRecord(seed, len(records), shuffle)
         self._side_at = side
         self._augment, self._bad = augment, bad if train else None
         self._pictures = Pictures(records, transform_param, channels, num_classes, memory, tier)
@@ -141,7 +143,7 @@ class Loader:
         if count < 1:
             raise ValueError("a batch has at least one image")
         positions = np.arange(position, position + count, dtype=np.int64)
-        indices = order.indices(self._seed, len(self.records), position, count, self._shuffle)
+        indices = self._order.at(position, count)
         param = self._param(position)
         return self._job(positions, indices, param, self._shape(int(indices[0]), position, param))
 
@@ -204,7 +206,7 @@ class Loader:
             self._bad.add(Bad(i, position, f"{error.message} (at position {position})"))
         numbers = order.draws(self._seed, np.array([position], np.int64), _REPLACEMENTS, order.Purpose.REPLACEMENT)[0]
         for number in numbers:
-            other = order.randint(number, len(self.records))
+            other = self._order.another(number)
             try:
                 return use(other)
             except Undecodable as error:

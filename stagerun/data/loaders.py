@@ -18,6 +18,7 @@ from stagerun.data.loader import Augment, Job, Loader
 from stagerun.data.pictures import Decoded
 from stagerun.data.pixels import Draw, apply
 from stagerun.data.records import Records, spread
+from stagerun.data.sampling import order_of
 from stagerun.data.stream import Batch
 from stagerun.schedule.image_size import at_largest, crop_size
 
@@ -42,7 +43,7 @@ def training_loader(
         channels=schedule.model.channels,
         num_classes=schedule.model.num_classes,
         seed=solver.random_seed,
-        shuffle=schedule.data.shuffle,
+        sampling=order_of(records, schedule, solver),
         threads=threads,
         augment=augment,
         memory=memory,

@@ -32,12 +32,13 @@ class Arithmetic:
     forward_seed: Callable[[int], int]  # position of a device batch's first image -> seed of dropout and the like
     mixing: Mixing = NO_MIXING
     label_smoothing: float = 0.0
+    class_weight: Tensor | None = None  # [classes], on the device
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the ranks agree on after an update: mean loss over the global batch, that of mixed images and smoothed labels where
-    there are any, and whether any of them asks to stop. `wrong` says what is not a finite number, '' if all is: then, and only then,
+    """What the ranks agree on after an update: mean loss over the global batch, that of mixed images, smoothed labels and class weights
+    where there are any, and whether any of them asks to stop. `wrong` says what is not a finite number, '' if all is: then, and only then,
     the state was moved."""
 
     loss: float
@@ -177,7 +178,7 @@ def _loss(state: TrainState, batch: Batch, how: Arithmetic) -> Tensor:
     """The loss of one device batch, after the forward pass."""
     logits, mixed = forward(state.model, batch, how)
     labels = how.normalise.labels(batch.labels)
-    return training_loss(logits.to(how.normalise.dtype), labels, how.label_smoothing, mixed)
+    return training_loss(logits.to(how.normalise.dtype), labels, how.label_smoothing, mixed, how.class_weight)
 
 
 def forward(model: nn.Module, batch: Batch, how: Arithmetic) -> tuple[Tensor, Mixed | None]:

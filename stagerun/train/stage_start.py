@@ -35,6 +35,7 @@ def normalise_for(model: Model, solver: Solver, transform: Transform, device: to
 
 def arithmetic_of(model: Model, solver: Solver, device: torch.device) -> Arithmetic:
     """How a stage computes its updates."""
+    dtype = dtype_of(solver.precision)
     return Arithmetic(
         logical_workers=solver.logical_workers,
         normalise=normalise_for(model, solver, solver.transform, device),
@@ -43,6 +44,7 @@ def arithmetic_of(model: Model, solver: Solver, device: torch.device) -> Arithme
         forward_seed=lambda position: order.dropout_seed(solver.random_seed, position),
         mixing=Mixing(solver.random_seed, solver.mixup_alpha, solver.cutmix_alpha),
         label_smoothing=solver.label_smoothing,
+        class_weight=torch.tensor(solver.class_weight, dtype=dtype, device=device) if solver.class_weight else None,
     )
 
 

@@ -18,6 +18,7 @@ from engine_help import CPU, SOLVER
 from stagerun.base import order
 from stagerun.base.errors import DataError, UsageError
 from stagerun.base.events import Note
+from stagerun.base.order import EveryRecord
 from stagerun.base.recipe import (
     Cache,
     ChannelOrder,
@@ -101,7 +102,11 @@ def test_batches_are_the_loaders(case: str, shuffle: bool) -> None:
     source, resident = loader(param, shuffle=shuffle), filled()
     asked = [(0, 8), (8, 1), (30, 12), (5 * RECORDS - 3, 9), (10**9, 4)]
     solver = replace(SOLVER, transform=param)
-    made = resident.batches(runner.cuts(solver, shuffle, resident, asked), param.pad, param.pad_mode is PadMode.REFLECT)
+    made = resident.batches(
+        runner.cuts(solver, EveryRecord(solver.random_seed, len(resident.labels), shuffle), resident, asked),
+        param.pad,
+        param.pad_mode is PadMode.REFLECT,
+    )
     for (position, count), batch in zip(asked, made, strict=True):
         expected = source.batch(position, count)
         assert batch.images.dtype == torch.uint8 and batch.images.is_contiguous()
@@ -118,7 +123,16 @@ def test_batches_are_the_loaders(case: str, shuffle: bool) -> None:
 
 def test_grey_images_too() -> None:
     param, resident = CASES["cifar"], filled(1)
-    (batch,) = resident.batches(runner.cuts(replace(SOLVER, transform=param), True, resident, [(3, 20)]), 4, False)
+    (batch,) = resident.batches(
+        runner.cuts(
+            replace(SOLVER, transform=param),
+            EveryRecord(SOLVER.random_seed, len(resident.labels), True),
+            resident,
+            [(3, 20)],
+        ),
+        4,
+        False,
+    )
     np.testing.assert_array_equal(batch.images.numpy(), loader(param, 1).batch(3, 20).images)
 
 
@@ -126,7 +140,16 @@ def test_the_network_gets_the_same() -> None:
     """Normalised, with colours swapped, lighting and cutout: the same bits from both."""
     param = replace(CASES["all"], channel_order=ChannelOrder.RGB, mean_value=(1.0, 2.0, 3.0), std_value=(7.0, 8.0, 9.0))
     normalise, resident = Normalise(param, 3, CPU, torch.float32, True), filled()
-    (mine,) = resident.batches(runner.cuts(replace(SOLVER, transform=param), True, resident, [(3, 16)]), 2, False)
+    (mine,) = resident.batches(
+        runner.cuts(
+            replace(SOLVER, transform=param),
+            EveryRecord(SOLVER.random_seed, len(resident.labels), True),
+            resident,
+            [(3, 16)],
+        ),
+        2,
+        False,
+    )
     theirs = loader(param).batch(3, 16)
     found = [normalise(b.images, b.lighting, b.cutout) for b in (mine, theirs)]
     assert torch.equal(*found)

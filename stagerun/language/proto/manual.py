@@ -555,6 +555,22 @@ COMMENTS: dict[str, str] = {
         "Share of the training label that is spread evenly over all classes. 0 or more, below 1. Evaluations have none. New in\n"
         "stagerun."
     ),
+    "Solver.class_weight": (
+        "A factor on the loss of each image, by its class: one number for each of `num_classes`, 0 or more, one of them above 0. With w the\n"
+        "factors, n the images of a device batch, y their labels and l their losses (`label_smoothing` and all) the loss is\n"
+        "  (w[y1]*l1 + ... + w[yn]*ln) / n\n"
+        "and of mixed images, each the share r of one and 1-r of another, r*w[y]*l(y) + (1-r)*w[z]*l(z) in the place of w[y]*l(y). It is\n"
+        "divided by n, and not by the sum of the factors, so that an image weighs the same whatever else is in its device batch; factors\n"
+        "whose mean over the images is not 1 therefore change the learning rate, too. Evaluations have none. Default: none. New in stagerun."
+    ),
+    "Solver.sampling": (
+        "How often the training images come. Default: UNIFORM. New in stagerun."
+    ),
+    "Solver.sampling_file": (
+        "Of `sampling: FILE`: a text file below the schedule's folder with a line `CLASS WEIGHT` for each class, its number and how often\n"
+        "its images come, in proportion; 0 leaves a class out. From `#` on a line is a comment. `0 1` and `1 3`: class 1 comes three times as\n"
+        "often as class 0, however many images there are of each. What counts for a snapshot is the weights, not the name. New in stagerun."
+    ),
     "Solver.random_seed": (
         "Seed of this stage in place of Schedule.seed, for order, augmentation and dropout. 0 or more. Caffe's."
     ),
@@ -617,6 +633,17 @@ COMMENTS: dict[str, str] = {
     ),
     "Solver.snapshot_epoch": (
         "The same in epochs. New in stagerun."
+    ),
+    "Sampling.UNIFORM": (
+        "Each epoch has every image once. All classes come as often as there are images of them."
+    ),
+    "Sampling.BALANCED": (
+        "Every class comes equally often. An epoch has as many images as there are records, of each class the same number (or one more); the\n"
+        "images of a class come in turn, all of them before one comes again. So each is seen equally often in the end, those of a rare class\n"
+        "many times in an epoch, those of a frequent one not in every epoch. Needs the labels of all records, which the side file has."
+    ),
+    "Sampling.FILE": (
+        "The same, with classes as often as `sampling_file` says."
     ),
     "DecayFrom.STAGE_START": (
         "The start of the stage, warm-up included: where a warm-up ends, a policy that falls is already below base_lr. SURFsara\n"
