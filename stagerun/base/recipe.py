@@ -473,6 +473,8 @@ class Stage:
     parent that it starts from, None for the parent's end. `group` is the stage in schedule.prototxt that several were made of.
     A stage below one that is not enabled is not enabled either.
 
+    `model` is its network: its own, or the schedule's.
+
     `identity` maps each field that snapshots depend on, shared ones included (`solver.base_lr`, `model.name`, ...), to
     its canonical text; two stages with equal identity and equal parent snapshots train to the same bits. `origins` has
     the same keys, and those of the other fields of Solver too.
@@ -483,6 +485,7 @@ class Stage:
     parent_iter: int | None = None
     enabled: bool = True
     group: str | None = None
+    model: Model
     solver: Solver
     identity: Mapping[str, str]
     origins: Mapping[str, Origin]

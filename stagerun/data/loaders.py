@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagerun.base.errors import DataError, UsageError
-from stagerun.base.recipe import Schedule, Solver, Transform
+from stagerun.base.recipe import Schedule, Solver, Stage, Transform
 from stagerun.base.text import count
 from stagerun.data.bad_records import BadRecords
 from stagerun.data.datum import Image
@@ -26,7 +26,7 @@ from stagerun.schedule.image_size import at_largest, crop_size
 def training_loader(
     records: Records,
     schedule: Schedule,
-    solver: Solver,
+    stage: Stage,
     *,
     threads: int = 1,
     augment: Augment | None = None,
@@ -36,12 +36,13 @@ def training_loader(
 ) -> Loader:
     """Training images, from any position on. `augment` is what the transform does to colours; `start` the position at which the
     stage begins, which is looked at where the size of the images changes within it."""
+    solver = stage.solver
     return Loader(
         records,
         at_largest(solver.transform),
         train=True,
-        channels=schedule.model.channels,
-        num_classes=schedule.model.num_classes,
+        channels=stage.model.channels,
+        num_classes=stage.model.num_classes,
         seed=solver.random_seed,
         sampling=order_of(records, schedule, solver),
         threads=threads,
@@ -58,12 +59,12 @@ def side_at(solver: Solver, start: int) -> Callable[[int], int | None]:
     return lambda position: crop_size(solver, (position - start) // solver.batch_size)
 
 
-def evaluation_loader(records: Records, schedule: Schedule, solver: Solver, *, threads: int = 1) -> Loader:
+def evaluation_loader(records: Records, stage: Stage, *, threads: int = 1) -> Loader:
     """The images of an evaluation, each once: in key order, or by their shape where the transform is `rectangular`.
 
     Rectangles are those of batches of test_batch_size, whatever is asked for at a time: they are part of the result.
     """
-    channels, num_classes = schedule.model.channels, schedule.model.num_classes
+    solver, channels, num_classes = stage.solver, stage.model.channels, stage.model.num_classes
     if solver.test_transform.rectangular:
         return RectangularLoader(
             records,

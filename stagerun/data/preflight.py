@@ -54,14 +54,15 @@ def require_usable(
     lmdb, classes = _classes(train, val)
     seen, problem = schedule, classes_problem(schedule, lmdb, classes)
     if problem is not None:  # that each label is out of range then needs no saying
-        seen = replace(schedule, model=replace(schedule.model, num_classes=len(classes)))
+        stages = (replace(s, model=replace(s.model, num_classes=len(classes))) for s in schedule.stages)
+        seen = replace(schedule, stages=tuple(stages))
     for stage in seen.stages:
         try:  # what is done to colours fails for no image, and is left out: it needs torch
-            mistakes += training_loader(train, seen, stage.solver, memory=memory(), bad=bad).mistakes()
+            mistakes += training_loader(train, seen, stage, memory=memory(), bad=bad).mistakes()
         except DataError as error:
             mistakes.append(error)
         try:
-            mistakes += evaluation_loader(val, seen, stage.solver).mistakes() if val is not None else []
+            mistakes += evaluation_loader(val, stage).mistakes() if val is not None else []
         except DataError as error:
             mistakes.append(error)
     if problem is not None and not mistakes:

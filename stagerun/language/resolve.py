@@ -259,7 +259,7 @@ def _build(
         seed=seed,
         model=model,
         data=data,
-        stages=tuple(_stage(node, settings[node.name], seed, data.train.images, shared, path) for node in order),
+        stages=tuple(_stage(node, settings[node.name], model, seed, data.train.images, shared, path) for node in order),
         determinism=recipe.Determinism(view.text("determinism")),
         keep_snapshots=keep,
         files=files,
@@ -267,7 +267,15 @@ def _build(
     )
 
 
-def _stage(node: Node, block: Block, seed: int, images: int, shared: Sequence[build.Fact], path: str) -> recipe.Stage:
+def _stage(
+    node: Node,
+    block: Block,
+    model: recipe.Model,
+    seed: int,
+    images: int,
+    shared: Sequence[build.Fact],
+    path: str,
+) -> recipe.Stage:
     solver = build.solver(View(block), seed, images)
     derived = {
         "solver.warmup_iter": "0",
@@ -288,6 +296,7 @@ def _stage(node: Node, block: Block, seed: int, images: int, shared: Sequence[bu
     return recipe.Stage(
         name=node.name,
         parent=node.parent,
+        model=model,
         solver=solver,
         identity={f.key: f.text for f in found if f.identity and values.is_read(f.key, solver.lr_policy)},
         origins={f.key: _in_layer(f.origin, block) for f in found},

@@ -6,7 +6,7 @@ Read by the types of recipe's dataclasses, so that a new field there needs nothi
 import dataclasses
 import enum
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stagerun.base import recipe
@@ -37,14 +37,16 @@ def read_recipe(text: str) -> recipe.Schedule:
     """
     reader = _Reader(tokens(text))
     schedule: recipe.Schedule = _read(recipe.Schedule, reader.block(None))
-    return schedule
+    stages = tuple(replace(stage, model=schedule.model) for stage in schedule.stages)
+    return replace(schedule, stages=stages)
 
 
 def read_foreign(text: str) -> recipe.Schedule:
     """`read_recipe` for a text that someone else may have written. Raises ValueError, too, for a number below 1 where that can't be, and for a
     transform with a value out of its range."""
     schedule = read_recipe(text)
-    counts = {"num_classes": schedule.model.num_classes, "channels": schedule.model.channels}
+    models = [schedule.model, *(stage.model for stage in schedule.stages)]
+    counts = {"num_classes": min(m.num_classes for m in models), "channels": min(m.channels for m in models)}
     counts |= {"images": min(s.images for s in (schedule.data.train, schedule.data.val) if s is not None)}
     for name in _OF_SOLVER:
         counts[name] = min((getattr(stage.solver, name) for stage in schedule.stages), default=1)
@@ -111,7 +113,8 @@ def _read(kind: Any, block: _Block) -> Any:
             raise ValueError(f"line {block.line}: {kind.__name__} lacks `{name}`")
     if kind is recipe.Stage:
         values["parent"] = values["parent"] or None
-        values |= {"identity": {}, "origins": {}, "span": Span("recipe.prototxt", block.line, 1)}
+        # Its model is known when the schedule's is.
+        values |= {"model": None, "identity": {}, "origins": {}, "span": Span("recipe.prototxt", block.line, 1)}
     return kind(**values)
 
 

@@ -59,7 +59,7 @@ _WORDS = {
 # Derived from others, or from where the folder lies: the language has no such field.
 _DERIVED = {"epoch_iter", "path"}
 # Not in the canonical text: where values came from, what was derived from the text as written, and what only `run` looks at.
-_NOT_STORED = {"files", "sets", "class_sizes", "identity", "origins", "span", "spare_classes"}
+_NOT_STORED = {"Stage.model", "files", "sets", "class_sizes", "identity", "origins", "span", "spare_classes"}
 # Fields that default to another field of their message.
 _SAME_AS = {"max_size": "min_size", "test_batch_size": "device_batch_size"}
 
@@ -94,11 +94,11 @@ def layout(kind: Any) -> tuple[Member, ...]:
     if kind not in _layouts:
         hints = get_type_hints(kind)
         prefix = _MAY_BE_QUIET.get(kind, "")
-        _layouts[kind] = tuple(_member(field, hints[field.name], prefix) for field in dataclasses.fields(kind))
+        _layouts[kind] = tuple(_member(kind, field, hints[field.name], prefix) for field in dataclasses.fields(kind))
     return _layouts[kind]
 
 
-def _member(field: "dataclasses.Field[Any]", wanted: Any, prefix: str) -> Member:
+def _member(kind: type, field: "dataclasses.Field[Any]", wanted: Any, prefix: str) -> Member:
     if get_origin(wanted) in (Union, types.UnionType):  # `X | None`
         (wanted,) = (part for part in get_args(wanted) if part is not types.NoneType)
     repeated = get_origin(wanted) is tuple
@@ -112,7 +112,7 @@ def _member(field: "dataclasses.Field[Any]", wanted: Any, prefix: str) -> Member
         kind=get_args(wanted)[0] if repeated else wanted,
         repeated=repeated,
         default=default,
-        stored=field.name not in _NOT_STORED,
+        stored=not {field.name, f"{kind.__name__}.{field.name}"} & _NOT_STORED,
         quiet=bool(prefix and unsaid(prefix + path)),
     )
 

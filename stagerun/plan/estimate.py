@@ -82,7 +82,7 @@ def estimate(plan: Plan, figures: Figures, workers: int) -> dict[str, StageTime 
 def speeds_of(schedule: Schedule, figures: Figures, workers: int) -> dict[str, Speed]:
     """By name, how fast the stages go whose kind was rehearsed."""
     costs = {cost.key: cost for cost in figures.costs}
-    kinds = {stage.name: costs.get(cost_key(schedule, stage.solver)) for stage in schedule.stages}
+    kinds = {stage.name: costs.get(cost_key(schedule, stage)) for stage in schedule.stages}
     return {
         stage.name: _speed(schedule, stage.solver, cost, figures, workers)
         for stage in schedule.stages
@@ -112,10 +112,10 @@ def _speed(schedule: Schedule, solver: Solver, cost: Cost, figures: Figures, wor
     )
 
 
-def pass_of(schedule: Schedule, solver: Solver, figures: Figures) -> tuple[float, float] | None:
+def pass_of(schedule: Schedule, stage: Stage, figures: Figures) -> tuple[float, float] | None:
     """Seconds of one device batch's forward and backward, and of an update; None for a kind of stage that was not rehearsed."""
-    cost = next((c for c in figures.costs if c.key == cost_key(schedule, solver)), None)
-    return None if cost is None else (_one_pass(solver, cost), cost.update_seconds)
+    cost = next((c for c in figures.costs if c.key == cost_key(schedule, stage)), None)
+    return None if cost is None else (_one_pass(stage.solver, cost), cost.update_seconds)
 
 
 def _one_pass(solver: Solver, cost: Cost) -> float:

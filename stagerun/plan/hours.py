@@ -241,14 +241,14 @@ def hours_of_run(schedule: Schedule, run: Measured, images_per_second: Mapping[s
     """By how fast stages were trained (one at least): a stage that was not goes as those of its kind, or as the slowest."""
     kinds: dict[str, list[float]] = {}
     for name, measured_rate in images_per_second.items():
-        kinds.setdefault(cost_key(schedule, schedule.stage(name).solver), []).append(measured_rate)
+        kinds.setdefault(cost_key(schedule, schedule.stage(name)), []).append(measured_rate)
     slowest = min(images_per_second.values())
     other = []
 
     def rate(name: str, solver: Solver) -> float:
         if name in images_per_second:
             return images_per_second[name]
-        alike = kinds.get(cost_key(schedule, solver))
+        alike = kinds.get(cost_key(schedule, schedule.stage(name)))
         if alike is None:
             other.append(name)
             return slowest

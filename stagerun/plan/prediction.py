@@ -90,7 +90,7 @@ def predict(schedule: Schedule, job: Job) -> dict[str, Predicted]:
         solver, workers = stage.solver, job.workers
         if job.images_per_second is not None:
             one_pass, update = solver.device_batch_size / job.images_per_second, 0.0
-        elif job.figures is not None and (cost := pass_of(schedule, solver, job.figures)) is not None:
+        elif job.figures is not None and (cost := pass_of(schedule, stage, job.figures)) is not None:
             one_pass, update = cost
         else:
             continue

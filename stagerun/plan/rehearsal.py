@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 
-from stagerun.base.recipe import Data, Schedule, Solver, Source, Stage, SyncStart, Transform
+from stagerun.base.recipe import Data, Schedule, Source, Stage, SyncStart, Transform
 from stagerun.language.networks import NETWORKS
 from stagerun.schedule.image_size import at_largest, largest_crop_size
 
@@ -33,7 +33,9 @@ def synthetic_images(schedule: Schedule) -> Synthetic:
         most = max([largest_crop_size(t) or 0 for t in transforms] + [min(PHOTOGRAPH)])
         height, width = (side * most // min(PHOTOGRAPH) for side in PHOTOGRAPH)
         return Synthetic(height, width, channels, encoded=True)
-    side = max([largest_crop_size(t) or 0 for t in transforms]) or max(32, NETWORKS[schedule.model.name].smallest)
+    side = max([largest_crop_size(t) or 0 for t in transforms]) or max(
+        32, *(NETWORKS[s.model.name].smallest for s in schedule.stages)
+    )
     return Synthetic(side, side, channels, encoded=False)
 
 
@@ -120,9 +122,9 @@ def with_sources(schedule: Schedule, train: tuple[str, int], val: tuple[str, int
     return replace(schedule, data=data)
 
 
-def cost_key(schedule: Schedule, solver: Solver) -> str:
+def cost_key(schedule: Schedule, stage: Stage) -> str:
     """What the times of a stage depend on besides machine, workers and length, as text."""
-    model = schedule.model
+    model, solver = stage.model, stage.solver
 
     def shape(transform: Transform) -> tuple[object, ...]:
         return (

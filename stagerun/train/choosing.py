@@ -150,8 +150,8 @@ def _trial(run: StageRun, state: TrainState) -> Trial:
             lighting=placed(batch.lighting),
             cutout=placed(batch.cutout),
         )
-    arithmetic = arithmetic_of(run.worker.schedule.model, solver, run.worker.device)
-    model = build(run.worker.schedule.model)
+    arithmetic = arithmetic_of(run.stage.model, solver, run.worker.device)
+    model = build(run.stage.model)
     return Trial(model, state, solver, run.worker.schedule.determinism, arithmetic, kept, own)
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from stagerun.base.errors import ResumeRefused
 from stagerun.base.events import EnsembleTested, Event, Note, StageFinished, Stopped
-from stagerun.base.recipe import Ensemble, EnsembleRule, Solver, Stage
+from stagerun.base.recipe import Ensemble, EnsembleRule, Stage
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.comm import runs_of
 from stagerun.engine.averages import BatchStatistics
@@ -82,8 +82,8 @@ def test_ensemble(run: EnsembleRun) -> Iterator[Event]:
 
 def _member(run: EnsembleRun, number: int) -> Member:
     """A network with its trained weights, the same on every rank. Collective."""
-    solver = run.stages[number].solver
-    model = _network(run, solver)
+    stage = run.stages[number]
+    model = _network(run, stage)
 
     def fill() -> None:
         trained = run.trained[number]
@@ -92,19 +92,20 @@ def _member(run: EnsembleRun, number: int) -> Member:
 
     rank0(run.worker.comm, fill)
     hand_out(run.worker.comm, model.state_dict().values())
-    return _as_member(run, model, solver)
+    return _as_member(run, model, stage)
 
 
-def _as_member(run: EnsembleRun, model: nn.Module, solver: Solver) -> Member:
-    normalise = normalise_for(run.worker.schedule.model, solver, solver.test_transform, run.worker.device)
+def _as_member(run: EnsembleRun, model: nn.Module, stage: Stage) -> Member:
+    solver = stage.solver
+    normalise = normalise_for(stage.model, solver, solver.test_transform, run.worker.device)
     return Member(model, normalise, solver.precision)
 
 
 def _weight_average(run: EnsembleRun) -> Generator[Event, None, Member | None]:
     """The network with the mean of the weights and its own BatchNorm statistics, the same on every rank; None if asked to stop.
     Collective. It computes as the first member does."""
-    solver = run.stages[0].solver
-    model = _network(run, solver)
+    stage = run.stages[0]
+    model = _network(run, stage)
     statistics = BatchStatistics(model)
 
     def fill() -> None:
@@ -118,14 +119,14 @@ def _weight_average(run: EnsembleRun) -> Generator[Event, None, Member | None]:
     rank0(run.worker.comm, fill)
     hand_out(run.worker.comm, model.state_dict().values())
     if statistics.layers:
-        images = run.ensemble.batch_norm_iter * solver.batch_size
+        images = run.ensemble.batch_norm_iter * stage.solver.batch_size
         yield Note(
             text=f"ensemble {run.ensemble.name}: BatchNorm statistics of the averaged network, over {images} images"
         )
         if not _take_statistics(run, model, statistics):
             return None
     yield from run.worker.images.replacing.news_of_all(run.worker.comm)
-    return _as_member(run, model, solver)
+    return _as_member(run, model, stage)
 
 
 def _take_statistics(run: EnsembleRun, model: nn.Module, statistics: BatchStatistics) -> bool:
@@ -133,7 +134,7 @@ def _take_statistics(run: EnsembleRun, model: nn.Module, statistics: BatchStatis
     stage, iterations = run.stages[0], run.ensemble.batch_norm_iter
     solver = replace(stage.solver, transform=replace(stage.solver.transform, crop_size_ramp=None))
     workers = runs_of(solver.logical_workers, run.worker.comm.size)[run.worker.comm.rank]
-    how = arithmetic_of(run.worker.schedule.model, solver, run.worker.device)
+    how = arithmetic_of(stage.model, solver, run.worker.device)
     how = replace(how, clip_gradients=None, label_smoothing=0.0)
     size = solver.device_batch_size
     asked = ((i * solver.batch_size + worker * size, size) for i in range(iterations) for worker in workers)
@@ -163,11 +164,12 @@ def _score(run: EnsembleRun, members: Sequence[Member], size: int) -> Score | No
         )
 
 
-def _network(run: EnsembleRun, solver: Solver) -> nn.Module:
-    """The schedule's network on the device, in the stage's precision and memory format. Not compiled: one evaluation is not worth
+def _network(run: EnsembleRun, stage: Stage) -> nn.Module:
+    """The stage's network on the device, in the stage's precision and memory format. Not compiled: one evaluation is not worth
     it."""
+    solver = stage.solver
     torch.manual_seed(solver.random_seed)
-    model = build(run.worker.schedule.model).to(run.worker.device, dtype_of(solver.precision))
+    model = build(stage.model).to(run.worker.device, dtype_of(solver.precision))
     if solver.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model

@@ -102,7 +102,7 @@ def _network(stored: Stored, wanted: Wanted, device: torch.device) -> tuple[Call
     model: nn.Module = load_network(stored, device, wanted.ema)
     if wanted.views is not Views.ONE:
         model = Averaged(model, CROPS if wanted.views is Views.TEN_CROP else 1)
-    normalise = normalise_for(stored.schedule.model, solver, solver.test_transform, device)
+    normalise = normalise_for(stored.stage.model, solver, solver.test_transform, device)
     return answers(model, normalise, solver.precision), normalise
 
 
@@ -136,13 +136,13 @@ def _cut(images: int, size: int, solver: Solver) -> list[tuple[int, int]]:
 
 
 def _loader(stored: Stored, records: Records, views: Views, device: torch.device) -> Loader:
-    model, solver = stored.schedule.model, stored.stage.solver
+    model, solver = stored.stage.model, stored.stage.solver
     threads = default_loader_threads(device.type, torch.get_num_threads())
     if views is Views.TEN_CROP:
         return CropLoader(
             records, solver.test_transform, channels=model.channels, num_classes=model.num_classes, threads=threads
         )
-    return evaluation_loader(records, stored.schedule, solver, threads=threads)
+    return evaluation_loader(records, stored.stage, threads=threads)
 
 
 def _records(stored: Stored, wanted: Wanted) -> LmdbSource:

@@ -75,7 +75,7 @@ def _test(run: StageRun, state: TrainState, test_iter: int | None, ema: bool) ->
             state.model,
             zip(mine, beating(fed, pulse), strict=False),
             len(numbers),
-            normalise_for(run.worker.schedule.model, solver, solver.test_transform, run.worker.device),
+            normalise_for(run.stage.model, solver, solver.test_transform, run.worker.device),
             solver.precision,
             run.worker.comm,
             run.worker.stop,

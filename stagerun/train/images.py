@@ -171,7 +171,7 @@ class Images:
         return training_loader(
             self.train,
             self.schedule,
-            stage.solver,
+            stage,
             threads=self._threads,
             augment=make_augment(stage.solver.transform),
             memory=self.memory(),
@@ -207,7 +207,7 @@ class Images:
         """Validation images, each once; None without data.val."""
         if self.val is None:
             return None
-        return evaluation_loader(self.val, self.schedule, stage.solver, threads=self._threads)
+        return evaluation_loader(self.val, stage, threads=self._threads)
 
     def preflight(self) -> None:
         """Looks at some records of each LMDB as each stage would. DataError, RecipeError."""

@@ -189,7 +189,7 @@ class Keeper:
         stage = next((stage for stage in self.schedule.stages if stage.name == ref.stage), None)
         if stage is not None and any(field.startswith("model.") for field in changed_fields(ref, stage)):
             raise ResumeRefused(
-                f"snapshot {ref.name} does not fit network `{self.schedule.model.name}`: {error.reason}",
+                f"snapshot {ref.name} does not fit network `{stage.model.name}`: {error.reason}",
                 "it was trained with another `model`: put that back, or train the stage again with --redo",
             ) from error
 

@@ -36,7 +36,7 @@ def _recorded(run: StageRun) -> bytes:
     assert worker.keeper is not None
     source = planned.like
     if source is not None:
-        most = most_bytes(worker.schedule.model, arrivals=most_arrivals(run.stage.solver, source.iter))
+        most = most_bytes(run.stage.model, arrivals=most_arrivals(run.stage.solver, source.iter))
     files = worker.keeper.read(source, most) if source is not None else None
     known = files.get(ARRIVALS) if files is not None else None
     ends = [leg.last for leg in _read(run, known).legs] if known is not None else []

@@ -49,8 +49,8 @@ def records_of(replayed: Path, schedule: Schedule, out: Path) -> dict[str, bytes
 
 
 def _read(replayed: Path, schedule: Schedule, name: str, ref: SnapshotRef) -> Record:
-    solver = schedule.stage(name).solver
-    most = most_bytes(schedule.model, arrivals=most_arrivals(solver, ref.iter))
+    stage = schedule.stage(name)
+    most = most_bytes(stage.model, arrivals=most_arrivals(stage.solver, ref.iter))
     files = store.read(DISK, replayed, ref, most)
     if ARRIVALS not in files:
         raise UsageError(

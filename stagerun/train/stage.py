@@ -167,7 +167,7 @@ def _rank_too_large(run: StageRun, state: TrainState, compress: Compression | No
     ):
         return None
     text = (
-        f"POWER_SGD of rank {compress.rank} makes no layer of `{run.worker.schedule.model.name}` smaller: stage `{run.stage.name}` sends gradients "
+        f"POWER_SGD of rank {compress.rank} makes no layer of `{run.stage.model.name}` smaller: stage `{run.stage.name}` sends gradients "
         "as they are; make `rank` smaller"
     )
     return Note(text=text, warning=True)
@@ -252,7 +252,7 @@ def make_loop(run: StageRun) -> StageLoop:
         on_nan=solver.on_nan,
         max_nan=solver.max_nan,
         plateau=solver if solver.lr_policy == "plateau" else None,
-        arithmetic=arithmetic_of(run.worker.schedule.model, solver, run.worker.device),
+        arithmetic=arithmetic_of(run.stage.model, solver, run.worker.device),
     )
 
 

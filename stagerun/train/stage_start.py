@@ -55,7 +55,7 @@ def restored(run: StageRun) -> TrainState:
     """
     solver = run.stage.solver
     torch.manual_seed(solver.random_seed)
-    model = build(run.worker.schedule.model)
+    model = build(run.stage.model)
     everyone(run.worker.comm, lambda: _refuse_idle_rules(run.worker.schedule, model))
     state = make_state(model, solver, run.worker.device)
     state.iter = run.planned.iter

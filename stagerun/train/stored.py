@@ -72,10 +72,12 @@ def most_for(schedule: Schedule, planned: PlannedStage) -> Mapping[str, int]:
     """`most_bytes` of what a stage goes on from: residuals, replicas and arrivals are read where it has a use for them. There is a residual
     per logical worker, of the stage or of its parent."""
     solver, resumes = planned.stage.solver, planned.state is State.RESUME
+    fresh = planned.state is State.FRESH and planned.stage.parent is not None
+    model = (schedule.stage(planned.stage.parent or "") if fresh else planned.stage).model
     near = [s.solver for s in schedule.stages if s.name in (planned.stage.name, planned.stage.parent)]
     senders = max(s.logical_workers for s in near) if solver.compress and (resumes or solver.carry_residual) else 0
     replicas = solver.sync.replicas if resumes and solver.sync and not solver.asynchronous else 0
-    return most_bytes(schedule.model, senders, replicas, most_arrivals(solver, planned.iter) if resumes else 0)
+    return most_bytes(model, senders, replicas, most_arrivals(solver, planned.iter) if resumes else 0)
 
 
 @lru_cache(maxsize=4)
@@ -154,10 +156,11 @@ def open_snapshot(folder: Path) -> Stored:
     ref, text = store.read_file_of(disk, folder, RECIPE, MOST_RECIPE)
     try:
         schedule = read_foreign(text.decode())
-        most = require_buildable(folder.name, schedule.model)
+        stage = schedule.stage(ref.stage)
+        most = require_buildable(folder.name, stage.model)
         ref, files = store.read_folder(disk, folder, most)
-        require_large_enough(ref.name, schedule.model, files[WEIGHTS])
-        return Stored(ref, files, schedule, schedule.stage(ref.stage))
+        require_large_enough(ref.name, stage.model, files[WEIGHTS])
+        return Stored(ref, files, schedule, stage)
     except (KeyError, ValueError) as error:
         version = ref.environment.get("stagerun", "another version")
         raise ResumeRefused(
@@ -190,7 +193,7 @@ def load_network(stored: Stored, device: torch.device, ema: bool) -> nn.Module:
     """
     solver = stored.stage.solver
     saved = saved_weights(stored, ema)
-    model = build(stored.schedule.model)
+    model = build(stored.stage.model)
     model.to(device, dtype_of(solver.precision))
     if solver.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -203,6 +206,6 @@ def load_network(stored: Stored, device: torch.device, ema: bool) -> nn.Module:
 
 def _does_not_fit(stored: Stored, error: Exception) -> ResumeRefused:
     return ResumeRefused(
-        f"snapshot {stored.ref.name} does not fit network `{stored.schedule.model.name}`: {error}",
+        f"snapshot {stored.ref.name} does not fit network `{stored.stage.model.name}`: {error}",
         f"it was made by stagerun {stored.ref.environment.get('stagerun', 'of another version')}: use that one",
     )

@@ -15,7 +15,8 @@ import torch
 import stagerun
 from stagerun import store
 from stagerun.base.events import Event, Note, Renamed, RunFinished, RunStarted, Stopped
-from stagerun.base.recipe import Schedule
+from stagerun.base.recipe import Model, Schedule
+from stagerun.base.snapshots import SnapshotRef
 from stagerun.comm import Comm
 from stagerun.engine.update import explained
 from stagerun.plan import PlannedStage, State
@@ -266,7 +267,7 @@ def _decide(worker: Worker, notes: list[Note]) -> Step | EnsembleRun | None:
         require_same(plan, worker.device, worker.comm.size, worker.others)
         replay = worker.replaying
         if replay is not None:
-            same = replay.compared(plan, lambda ref: keeper.read(ref, most_bytes(keeper.schedule.model)))
+            same = replay.compared(plan, lambda ref: keeper.read(ref, most_bytes(_model(keeper, ref))))
             if same is None:
                 continue
             notes += same
@@ -293,12 +294,16 @@ def _decide(worker: Worker, notes: list[Note]) -> Step | EnsembleRun | None:
         notes.append(aside(source.name, f".bad-{source.name}"))
 
 
+def _model(keeper: Keeper, ref: SnapshotRef) -> Model:
+    return keeper.schedule.stage(ref.stage).model
+
+
 def _members(keeper: Keeper, planned: PlannedEnsemble, notes: list[Note]) -> tuple[Trained, ...] | None:
     """What an ensemble is made from, each snapshot verified. None if there is something to do before: one was damaged, and is set
     aside now, or its result is gone."""
     found = []
     for ref in planned.members:
-        files = keeper.read(ref, most_bytes(keeper.schedule.model))
+        files = keeper.read(ref, most_bytes(_model(keeper, ref)))
         result = results.read_result(keeper.out, ref)
         if files is None:
             notes.append(aside(ref.name, f".bad-{ref.name}"))

@@ -217,7 +217,7 @@ def test_a_bad_record_is_replaced_as_in_training(tmp_path: Path) -> None:
     schedule = load(schedule_folder, replace_it)
     records = LmdbSource(str(folder))
     met = BadRecords(12)
-    loader = training_loader(records, schedule, schedule.stages[0].solver, bad=met)
+    loader = training_loader(records, schedule, schedule.stages[0], bad=met)
     batch = loader.batch(0, 12)
     [bad] = met.all()
     made = _show(options(schedule_folder, overrides=replace_it, stage="one", number=12))

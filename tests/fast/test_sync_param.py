@@ -136,14 +136,13 @@ def test_an_iteration_of_a_rehearsal_is_one_device_batch_of_one_worker() -> None
     a, b = short.stages
     assert (a.solver.batch_size, b.solver.batch_size) == (5, 20) and a.solver.base_lr == 0.1 / 4 == b.solver.base_lr / 4
     assert a.solver.asynchronous and a.solver.max_iter == 5
-    assert cost_key(short, a.solver) != cost_key(short, b.solver), "of pushes the time from one to the next is measured"
+    assert cost_key(short, a) != cost_key(short, b), "of pushes the time from one to the next is measured"
 
 
 def test_pushes_of_more_workers_come_faster() -> None:
     schedule = read("sync_param { method: ASYNC replicas: 4 max_staleness: 4 }")
-    solver = schedule.stage("a").solver
     cost = Cost(
-        key=cost_key(schedule, solver),
+        key=cost_key(schedule, schedule.stage("a")),
         stages=("a",),
         iterations=4,
         device_batch_size=5,

@@ -4,6 +4,7 @@ from stagerun.base.errors import Span
 from stagerun.base.recipe import Data, Model, Schedule, Solver, Source, Stage, Transform
 
 IMAGES = 1000
+MODEL = Model(name="resnet_small", num_classes=10)
 
 
 def solver(**settings: object) -> Solver:
@@ -20,6 +21,7 @@ def stage(name: str, parent: str | None = None, parent_iter: int | None = None, 
         parent=parent,
         parent_iter=parent_iter,
         enabled=enabled,
+        model=MODEL,
         solver=solver(**settings),
         identity={},
         origins={},
@@ -31,7 +33,7 @@ def schedule(*stages: Stage, name: str = "made") -> Schedule:
     return Schedule(
         name=name,
         seed=1,
-        model=Model(name="resnet_small", num_classes=10),
+        model=MODEL,
         data=Data(train=Source(source="/d", path="/d", images=IMAGES)),
         stages=stages,
     )

@@ -67,7 +67,7 @@ def test_the_later_of_run_and_rehearsal_counts(finished: Path, tmp_path: Path) -
     longer = ("--set", "early.max_iter=1000", "--redo", "early")
     early = load(finished / "schedule")
     cost = Cost(
-        key=cost_key(early, early.stage("early").solver), stages=("early",), iterations=4, device_batch_size=4,
+        key=cost_key(early, early.stage("early")), stages=("early",), iterations=4, device_batch_size=4,
         pass_seconds=1.0, update_seconds=1.0, test_batch_size=50, test_seconds=1.0, start_seconds=1.0,
     )  # fmt: skip
     for date, said in (

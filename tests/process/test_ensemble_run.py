@@ -176,8 +176,8 @@ def test_weight_average_by_hand(base: Path) -> None:
 
 
 def training_images(base: Path, schedule: Schedule) -> Iterator[Tensor]:
-    solver = schedule.stage("collapse").solver
-    loader = training_loader(LmdbSource(str(base / "data" / "train_lmdb")), schedule, solver)
+    stage = schedule.stage("collapse")
+    loader = training_loader(LmdbSource(str(base / "data" / "train_lmdb")), schedule, stage)
     for position in range(0, 5 * 16, 4):
         images = torch.from_numpy(loader.batch(position, 4).images.copy()).permute(0, 3, 1, 2).float()
         yield ((images - 73) * 0.0111).to(memory_format=torch.channels_last)

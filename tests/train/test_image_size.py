@@ -135,7 +135,7 @@ TRANSFORMS = {
 
 
 def growing(start: int = 0, records: ListRecords = RAW, solver: Solver = SOLVER, **more: object) -> Loader:
-    return training_loader(records, SCHEDULE, solver, start=start, **more)  # type: ignore[arg-type]
+    return training_loader(records, SCHEDULE, replace(SCHEDULE.stages[0], solver=solver), start=start, **more)  # type: ignore[arg-type]
 
 
 def asked(start: int, first: int = 0) -> Iterator[tuple[int, int]]:
@@ -308,8 +308,9 @@ def test_a_rehearsal_has_the_largest_images() -> None:
         solver = rehearsal(schedule, 5, 1, None).stage("a").solver
         assert solver.transform == Transform(crop_size=side)
         assert synthetic_images(schedule).height == side
-        fixed = replace(schedule.stage("a").solver, transform=Transform(crop_size=side))
-        assert cost_key(schedule, schedule.stage("a").solver) == cost_key(schedule, fixed)
+        stage = schedule.stage("a")
+        fixed = replace(stage, solver=replace(stage.solver, transform=Transform(crop_size=side)))
+        assert cost_key(schedule, stage) == cost_key(schedule, fixed)
     assert at_largest(Transform(crop_size=8)) == Transform(crop_size=8)
 
 

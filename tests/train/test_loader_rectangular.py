@@ -12,7 +12,7 @@ import torch
 
 from stagerun.base.errors import DataError, Span
 from stagerun.base.events import Tested
-from stagerun.base.recipe import InterpMode, RandomResize, Solver, Stage, Transform
+from stagerun.base.recipe import InterpMode, Model, RandomResize, Solver, Stage, Transform
 from stagerun.comm import SoloComm
 from stagerun.data import loaders
 from stagerun.data.index import Facts, Index, save
@@ -186,4 +186,12 @@ def stage_of(param: Transform) -> Stage:
         base_lr=1, lr_policy="fixed", max_iter=1, batch_size=1, device_batch_size=1, test_batch_size=1, random_seed=1,
         test_transform=param,
     )  # fmt: skip
-    return Stage(name="a", parent=None, solver=solver, identity={}, origins={}, span=Span("a", 1, 1))
+    return Stage(
+        name="a",
+        parent=None,
+        model=Model(name="resnet18", num_classes=2),
+        solver=solver,
+        identity={},
+        origins={},
+        span=Span("a", 1, 1),
+    )

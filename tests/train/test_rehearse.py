@@ -24,6 +24,7 @@ from stagerun.base.recipe import (
     Outer,
     ParamRule,
     Schedule,
+    Stage,
     Sync,
     SyncMethod,
 )
@@ -69,11 +70,11 @@ stage { name: "early" from: "trunk" }
 
 def figures(of: Schedule, **changes: object) -> Figures:
     """Round numbers for every kind of stage of a schedule."""
-    keys = {cost_key(of, stage.solver): stage.solver for stage in of.stages}
+    keys = {cost_key(of, stage): stage.solver for stage in of.stages}
     costs = tuple(
         Cost(
             key=key,
-            stages=tuple(s.name for s in of.stages if cost_key(of, s.solver) == key),
+            stages=tuple(s.name for s in of.stages if cost_key(of, s) == key),
             iterations=20,
             device_batch_size=solver.device_batch_size,
             pass_seconds=0.1,
@@ -132,7 +133,7 @@ def test_a_rehearsal_parts_replicas_though_it_is_shorter_than_their_warm_up(tmp_
     # Two replicas of a worker are two passes of an iteration.
     (cost,), timed = figures.costs, [e for e in seen if isinstance(e, Iterated) and e.iter not in (1, 4)]
     assert cost.pass_seconds == pytest.approx(mean([e.seconds - e.update_seconds for e in timed]) / 2)
-    assert cost.key != cost_key(real, real.stages[0].solver)
+    assert cost.key != cost_key(real, real.stages[0])
 
 
 @pytest.mark.parametrize("iters", [None, *range(1, 15)])
@@ -157,7 +158,8 @@ def test_synthetic_images_suit_every_stage() -> None:
     assert synthetic_images(load(str(SOLVERS / "resnet50_72ep"), ())) == Synthetic(375, 500, 3, encoded=True)
     assert synthetic_images(load(str(SOLVERS / "fashion_collapse"), ())) == Synthetic(28, 28, 1, encoded=False)
     assert synthetic_images(TREE) == Synthetic(32, 32, 3, encoded=False)
-    assert synthetic_images(replace(TREE, model=replace(TREE.model, name="vit_b_16"))).height == 224
+    other = replace(TREE.stages[0], model=replace(TREE.model, name="vit_b_16"))
+    assert synthetic_images(replace(TREE, stages=(other,))).height == 224
 
 
 @pytest.mark.parametrize("name", ["resnet50_72ep", "fashion_collapse"])
@@ -217,19 +219,24 @@ def test_what_is_done_once_is_not_multiplied() -> None:
 
 
 def test_frozen_layers_are_a_kind_of_their_own_and_a_mean_value_is_not() -> None:
-    solver = TREE.stages[0].solver
+    solver, stage = TREE.stages[0].solver, TREE.stages[0]
     frozen = replace(solver, param=(ParamRule(name="layer1.*", lr_mult=0.0),))
     shifted = replace(solver, transform=replace(solver.transform, mean_value=(73.0,)))
-    assert cost_key(TREE, frozen) != cost_key(TREE, solver) == cost_key(TREE, shifted)
+    assert cost_key(TREE, replace(stage, solver=frozen)) != cost_key(TREE, stage)
+    assert cost_key(TREE, stage) == cost_key(TREE, replace(stage, solver=shifted))
 
 
 def test_what_feeds_a_stage_and_what_mixes_its_images_is_a_kind_of_its_own() -> None:
-    solver = TREE.stages[0].solver
+    stage = TREE.stages[0]
     of_data = [replace(TREE, data=replace(TREE.data, **one)) for one in ({"cache": Cache.DISK}, {"loader_threads": 3})]
-    mixed = [replace(solver, mixup_alpha=0.2), replace(solver, cutmix_alpha=1.0)]
-    keys = [cost_key(TREE, solver), *(cost_key(of, solver) for of in of_data), *(cost_key(TREE, one) for one in mixed)]
+
+    def mixing(**settings: float) -> Stage:
+        return replace(stage, solver=replace(stage.solver, **settings))
+
+    mixed = [mixing(mixup_alpha=0.2), mixing(cutmix_alpha=1.0)]
+    keys = [cost_key(TREE, stage), *(cost_key(of, stage) for of in of_data), *(cost_key(TREE, one) for one in mixed)]
     assert len(set(keys)) == 5
-    assert cost_key(TREE, replace(solver, mixup_alpha=0.4)) == keys[3], "how much is mixed costs nothing"
+    assert cost_key(TREE, mixing(mixup_alpha=0.4)) == keys[3], "how much is mixed costs nothing"
 
 
 def test_what_is_done_takes_no_time_and_what_was_not_rehearsed_is_not_guessed() -> None:

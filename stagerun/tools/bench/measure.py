@@ -45,7 +45,7 @@ def scaling(
     turn on rank 0."""
     stage = schedule.stages[0]
     torch.manual_seed(stage.solver.random_seed)
-    state = make_state(build(schedule.model), stage.solver, device)
+    state = make_state(build(stage.model), stage.solver, device)
     trials = {workers: _Trial(schedule, workers, comm, device, images, state, stop) for workers in counts}
     bind_communication(sum(comm.rank < workers for workers in {*counts, comm.size}))  # that of each part, too
     turns: list[Turn] = []

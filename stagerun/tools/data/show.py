@@ -158,7 +158,7 @@ def _staged(schedule: Schedule, stage: Stage, records: LmdbSource, options: Show
         chosen, words = _choose(options, len(records), "images")
         heading = f"{schedule.name}, stage {stage.name}, evaluation: {words}"
     bad = BadRecords(len(records)) if train and schedule.data.on_bad_record is OnBadRecord.REPLACE else None
-    loader = _loader(schedule, solver, records, train, bad, start)
+    loader = _loader(schedule, stage, records, train, bad, start)
     classes = classes_of(records)
     zero = transform.mean_value or (0.0,)  # the colour (B, G, R, or one number) that is 0 for the network
     if transform.channel_order is ChannelOrder.RGB:
@@ -170,16 +170,17 @@ def _staged(schedule: Schedule, stage: Stage, records: LmdbSource, options: Show
 
 
 def _loader(
-    schedule: Schedule, solver: Solver, records: LmdbSource, train: bool, bad: BadRecords | None, start: int
+    schedule: Schedule, stage: Stage, records: LmdbSource, train: bool, bad: BadRecords | None, start: int
 ) -> Loader:
+    solver = stage.solver
     if not train:
-        return evaluation_loader(records, schedule, solver)
+        return evaluation_loader(records, stage)
     augment = None
     if solver.transform.changes_colours:
         from stagerun.engine.augment import make_augment  # imports torch
 
         augment = make_augment(solver.transform)
-    return training_loader(records, schedule, solver, augment=augment, bad=bad, start=start)
+    return training_loader(records, schedule, stage, augment=augment, bad=bad, start=start)
 
 
 def _staged_tile(

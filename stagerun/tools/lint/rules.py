@@ -385,9 +385,9 @@ def decay_on_norm(schedule: Schedule) -> Iterator[Finding]:
     recipes since Goyal et al. (arXiv:1706.02677) leave it out, and a layer-wise rate is meant for maps alone. With small batches it does
     little either way, and is not looked at. A `param` rule that exempts some of them by name is taken for meant.
     """
-    if NETWORKS[schedule.model.name].batch_norm is None:
-        return
     for stage in schedule.stages:
+        if NETWORKS[stage.model.name].batch_norm is None:
+            continue
         solver = stage.solver
         large = solver.batch_size >= LARGE or solver.type in ("LARS", "LAMB") or solver.local_lr_auto
         if large and solver.weight_decay > 0 and _decays_norm(solver):

@@ -272,10 +272,10 @@ def _pieces(schedule: Schedule) -> dict[str, tuple[float, ...]]:
         from stagerun.engine.parameters import trained_parameters
         from stagerun.models import build
 
-    with torch.device("meta"):
-        network = build(schedule.model)
     found = {}
     for stage in schedule.stages:
+        with torch.device("meta"):
+            network = build(stage.model)
         network.to(dtype_of(stage.solver.precision))
         trained_parameters(network, stage.solver.param)  # freezes the others, which then have no gradients
         found[stage.name] = tuple(map(float, pieces_of(network)))

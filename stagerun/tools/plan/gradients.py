@@ -70,7 +70,7 @@ def _job(schedule: Schedule, stage: Stage, workers: int, link: Link, own: Mappin
 
     solver = replace(stage.solver, compile=False, ema_decay=None)
     with torch.device("meta"):
-        network = build(schedule.model)
+        network = build(stage.model)
     state = make_state(network, solver, torch.device("meta"))
     parameters = list(reversed(state.solver.parameters))
     element, tail = parameters[0].tensor.element_size(), 8 * (state.statistics.n + TAIL)

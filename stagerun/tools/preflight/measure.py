@@ -97,7 +97,7 @@ def measure(
     links = _links(comm, hosts, stop)
     if links is None:
         return None
-    state = make_state(build(schedule.model), stage.solver, device)
+    state = make_state(build(stage.model), stage.solver, device)
     parameters = [p.tensor for p in state.solver.parameters]
     nbytes = sum(p.numel() * p.element_size() for p in parameters)
     reduced, seconds = _all_reduce(comm, device, nbytes)
@@ -313,14 +313,14 @@ class _Steps:
         size = (side, side) if side else (shape.height, shape.width)
         rng = np.random.default_rng(1)
         self.batch = Batch(
-            rng.integers(0, 256, (count, *size, schedule.model.channels), dtype=np.uint8),
-            rng.integers(0, schedule.model.num_classes, count, dtype=np.int64),
+            rng.integers(0, 256, (count, *size, stage.model.channels), dtype=np.uint8),
+            rng.integers(0, stage.model.num_classes, count, dtype=np.int64),
             np.arange(count, dtype=np.int64),
             np.zeros((count, 3), np.float32) if transform.lighting_std else None,
             np.zeros((count, 4), np.int32) if transform.cutout_size else None,
         )
         self.how = replace(
-            arithmetic_of(schedule.model, replace(solver, transform=transform), device),
+            arithmetic_of(stage.model, replace(solver, transform=transform), device),
             logical_workers=workers,
             forward_seed=lambda position: 1,
             mixing=Mixing(1, solver.mixup_alpha, solver.cutmix_alpha),

@@ -211,7 +211,7 @@ def costs(schedule: Schedule, asked: Rehearsal, observer: Observer, workers: int
     short = rehearsal(schedule, LEAST_ITERS, workers, asked.device_batch)  # its batches are those that were run
     kinds: dict[str, list[str]] = {}
     for stage in (s for s in schedule.stages if s.enabled):
-        kinds.setdefault(cost_key(schedule, stage.solver), []).append(stage.name)
+        kinds.setdefault(cost_key(schedule, stage), []).append(stage.name)
     for key, names in kinds.items():
         measured = [observer.stages[name] for name in names]
         timed = [i for m in measured for i in m.warm] or [i for m in measured for i in m.cold]

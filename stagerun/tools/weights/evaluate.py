@@ -168,7 +168,7 @@ def _evaluate(folder: Path, chosen: Chosen, options: EvalOptions, device: Any) -
         **asdict(found),
         "seconds": time.monotonic() - started,
     }
-    number = stored.schedule.model.num_classes
+    number = stored.stage.model.num_classes
     line = _line(row, number)
     if not options.per_class:
         return row, [line]

@@ -30,7 +30,7 @@ class Wanted:
 
 def export(stored: Stored, wanted: Wanted) -> tuple[bytes, list[str]]:
     """The file, and what its user must know, a line each. UsageError, ResumeRefused."""
-    model, transform = stored.schedule.model, stored.stage.solver.test_transform
+    model, transform = stored.stage.model, stored.stage.solver.test_transform
     if wanted.rgb and model.channels != 3:
         raise UsageError(
             f"--rgb, but the network takes images of {count(model.channels, 'channel')}", "leave --rgb out"
@@ -51,7 +51,7 @@ def export(stored: Stored, wanted: Wanted) -> tuple[bytes, list[str]]:
 
 
 def _side(stored: Stored, wanted: Wanted) -> int:
-    model, transform = stored.schedule.model, stored.stage.solver.test_transform
+    model, transform = stored.stage.model, stored.stage.solver.test_transform
     side = wanted.side or transform.crop_size
     if side is None:
         raise UsageError(
@@ -67,7 +67,7 @@ def _side(stored: Stored, wanted: Wanted) -> int:
 
 def facts_of(stored: Stored, wanted: Wanted, side: int | None) -> dict[str, str]:
     """What goes into the file's metadata, as text. `side` for ONNX."""
-    model, transform = stored.schedule.model, stored.stage.solver.test_transform
+    model, transform = stored.stage.model, stored.stage.solver.test_transform
     pixels = pixels_of(transform, model.channels, wanted.rgb)
     # The graph computes in 32 bits, whatever the network was trained in.
     dtype = "float32" if side is not None else str(dtype_of(stored.stage.solver.precision)).removeprefix("torch.")

@@ -174,7 +174,7 @@ def _records(
     reported and added to `bad`."""
     files = Files("folder", "", (), Names(paths), np.zeros(len(paths), np.int32))
     work = ImportWork(files, paths[0], resize)
-    channels = stored.schedule.model.channels
+    channels = stored.stage.model.channels
     cropped = stored.stage.solver.test_transform.crop_size is not None
     own = next(_own_records(stored), None)
     size = None if cropped or own is None else _size(own.get(0)[1], channels)

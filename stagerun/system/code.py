@@ -1,0 +1,217 @@
+"""A function that a schedule names, imported and called. What goes wrong in it is a UsageError with the place in the user's file.
+
+The files below the schedule's folder are imported from the texts that `check` read, so that what runs is what the stage's identity
+has the digest of: whatever lies on disk by now, and where only a snapshot has them. They have the names that they would have for a
+script beside them (`import blocks`), and one schedule's files at a time.
+"""
+
+import inspect
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module, invalidate_caches
+from importlib.abc import MetaPathFinder, SourceLoader
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
+from os.path import abspath, basename, dirname, join, normpath
+from types import CodeType, ModuleType, TracebackType
+from typing import Any, TypeVar
+
+from stagerun.base.code import Code, Sources
+from stagerun.base.errors import StagerunError, UsageError, nearest
+
+T = TypeVar("T")
+
+
+def function_of(code: Code, sources: Sources) -> Callable[..., Any]:
+    """The function that `code` names, of its file in `sources` or of an installed package, which is imported. UsageError."""
+    with _lock:
+        _local.use(sources)
+    module = _guarded(code, sources, None, import_module, code.module)
+    found = getattr(module, code.function, None)
+    if not callable(found):
+        message = f"{_place(code, sources)}: it has no function `{code.function}`"
+        if found is not None:
+            message = f"{_place(code, sources)}: `{code.function}` is {_article(found)}, not a function or a class"
+        raise UsageError(message, nearest(code.function, [n for n in vars(module) if not n.startswith("_")]))
+    function: Callable[..., Any] = found
+    return function
+
+
+def called(code: Code, sources: Sources, function: Callable[..., T], *args: Any, **named: Any) -> T:
+    """What a function of the user's returns. UsageError with the place in the user's file for whatever it raises."""
+    return _guarded(code, sources, function, function, *args, **named)
+
+
+def parameters_of(function: Callable[..., Any]) -> tuple[tuple[str, ...], bool]:
+    """The names that a function takes, and whether it takes others (`**named`) too."""
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # written in C, and says nothing
+        return (), True
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return tuple(p.name for p in found if p.kind in named), any(p.kind is p.VAR_KEYWORD for p in found)
+
+
+# -- the import
+
+
+class _Loader(SourceLoader):
+    """One file, from its text. Without bytecode on disk: that goes by seconds and sizes, and an edit can keep both."""
+
+    def __init__(self, path: str, text: str) -> None:
+        self.path = path
+        self.text = text
+
+    def get_filename(self, fullname: str) -> str:
+        return self.path
+
+    def get_data(self, path: str) -> bytes:
+        return self.text.encode()
+
+    def source_to_code(self, data: Any, path: Any = "") -> CodeType:  # type: ignore[override]
+        code: CodeType = compile(self.text, self.path, "exec", dont_inherit=True)
+        return code
+
+
+class _Local(MetaPathFinder):
+    """Finds the files of one schedule before anything that is installed."""
+
+    def __init__(self) -> None:
+        self.sources = Sources()
+        self.texts: dict[str, str] = {}
+
+    def use(self, sources: Sources) -> None:
+        """Forgets the modules of another schedule."""
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+        if sources == self.sources:
+            return
+        for files in (self.sources.files, sources.files):
+            for name in {file.partition("/")[0].removesuffix(".py") for file, _ in files}:
+                for module in [m for m in sys.modules if m == name or m.startswith(f"{name}.")]:
+                    del sys.modules[module]
+        self.sources, self.texts = sources, dict(sources.files)
+        invalidate_caches()
+
+    def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        where = fullname.replace(".", "/")
+        root = abspath(self.sources.folder)
+        for file in (f"{where}/__init__.py", f"{where}.py"):
+            if file in self.texts:
+                whole = join(root, file)
+                inside = [dirname(whole)] if basename(file) == "__init__.py" else None
+                loader = _Loader(whole, self.texts[file])
+                return spec_from_file_location(fullname, whole, loader=loader, submodule_search_locations=inside)
+        if any(file.startswith(f"{where}/") for file in self.texts):
+            spec = ModuleSpec(fullname, None, is_package=True)
+            spec.submodule_search_locations = [join(root, where)]
+            return spec
+        return None
+
+
+_lock = threading.Lock()
+_local = _Local()
+
+
+# -- what went wrong
+
+
+def _guarded(
+    code: Code, sources: Sources, owner: Callable[..., Any] | None, function: Callable[..., T], *args: Any, **named: Any
+) -> T:
+    try:
+        return function(*args, **named)
+    except (KeyboardInterrupt, StagerunError):
+        raise
+    except BaseException as error:  # SystemExit among them: a user's file may not end a worker
+        raise explained(error, code, sources, owner) from error
+
+
+def explained(
+    error: BaseException, code: Code, sources: Sources, owner: Callable[..., Any] | None = None
+) -> UsageError:
+    """`mynet.py:12: NameError: ...`, the line, and a hint where the cause has one: for what came out of the user's code. The place is the
+    innermost one in the user's files; without any, that of the function `owner`."""
+    file, line = _place_of(error, code, sources) or (_defined(owner, sources) if owner else ("", 0))
+    what = f"{type(error).__name__}: {error}".rstrip(": ") if str(error) else type(error).__name__
+    if isinstance(error, SyntaxError):
+        what = f"this is not Python: {error.msg}"
+    where = f"{file}:{line}" if file else _place(code, sources)
+    source = _source_line(file, line, sources)
+    return UsageError(f"{where}: {what}" + (f"\n  {source}" if source else ""), _hint(error, code, owner))
+
+
+def _place(code: Code, sources: Sources) -> str:
+    return join(sources.folder, code.file) if code.file else code.module
+
+
+def _article(found: object) -> str:
+    name = type(found).__name__
+    return f"an {name}" if name[0] in "aeiou" else f"a {name}"
+
+
+def _shown(filename: str, code: Code, sources: Sources) -> str:
+    """A file of the user's as he wrote it, or ''."""
+    root = abspath(sources.folder)
+    for file, _ in sources.files:
+        if filename == join(root, file):
+            return join(sources.folder, file)
+    if not code.file and (module := sys.modules.get(code.top)) is not None:
+        inside = getattr(module, "__path__", None) or [getattr(module, "__file__", None) or "\0"]
+        if any(normpath(filename).startswith(str(path)) for path in inside):
+            return filename
+    return ""
+
+
+def _place_of(error: BaseException, code: Code, sources: Sources) -> tuple[str, int] | None:
+    """The innermost place in the user's code that an error passed."""
+    if isinstance(error, SyntaxError) and error.filename and (file := _shown(error.filename, code, sources)):
+        return file, error.lineno or 1
+    found = None
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None:
+        if file := _shown(trace.tb_frame.f_code.co_filename, code, sources):
+            found = file, trace.tb_lineno
+        trace = trace.tb_next
+    return found
+
+
+def _defined(owner: Callable[..., Any], sources: Sources) -> tuple[str, int]:
+    with suppress(TypeError, OSError):
+        function = inspect.unwrap(owner)
+        target = function.__init__ if inspect.isclass(function) else function  # type: ignore[misc]
+        made: CodeType = target.__code__
+        for file, _ in sources.files:
+            if made.co_filename == join(abspath(sources.folder), file):
+                return join(sources.folder, file), made.co_firstlineno
+        return made.co_filename, made.co_firstlineno
+    return "", 0
+
+
+def _source_line(file: str, line: int, sources: Sources) -> str:
+    for path, text in sources.files:
+        if file == join(sources.folder, path):
+            lines = text.split("\n")
+            return lines[line - 1].strip() if 0 < line <= len(lines) else ""
+    return ""
+
+
+def _hint(error: BaseException, code: Code, owner: Callable[..., Any] | None) -> str:
+    text = str(error)
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return (
+            f"`{error.name}` is neither a file beside the schedule nor an installed package; "
+            f"install it where stagerun is: `{sys.executable} -m pip install {error.name.partition('.')[0]}`, if it is called so there"
+        )
+    if isinstance(error, ImportError) and "relative import" in text:
+        return "write `import blocks` in place of `from . import blocks`: files beside the schedule are no package"
+    if "CUDA" in text or "NVIDIA" in text or "nvidia" in text:
+        return 'leave `.cuda()` and `device="cuda"` out: stagerun moves the network to the device that it trains on'
+    if isinstance(error, SystemExit):
+        return 'it asks Python to end: put what a script does below `if __name__ == "__main__":`'
+    if isinstance(error, TypeError) and "argument" in text and owner is not None:
+        names, more = parameters_of(owner)
+        return f"`{code.function}` takes {', '.join(names) or 'nothing'}" + (", and others by name" if more else "")
+    return ""
