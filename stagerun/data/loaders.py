@@ -44,7 +44,7 @@ def training_loader(
         channels=stage.model.channels,
         num_classes=stage.model.num_classes,
         seed=solver.random_seed,
-        sampling=order_of(records, schedule, solver),
+        sampling=order_of(records, schedule, stage),
         threads=threads,
         augment=augment,
         memory=memory,

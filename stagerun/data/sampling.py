@@ -4,14 +4,15 @@ import numpy as np
 
 from stagerun.base.errors import DataError
 from stagerun.base.order import EveryRecord, Order, Sampled
-from stagerun.base.recipe import Sampling, Schedule, Solver
+from stagerun.base.recipe import Sampling, Schedule, Stage
 from stagerun.base.shares import shares, weights_of
 from stagerun.base.text import count, first
 from stagerun.data.records import Records
 
 
-def order_of(records: Records, schedule: Schedule, solver: Solver) -> Order:
+def order_of(records: Records, schedule: Schedule, stage: Stage) -> Order:
     """DataError where the classes of the records are not known, or are not those that are to be drawn."""
+    solver = stage.solver
     if solver.sampling is Sampling.UNIFORM:
         return EveryRecord(solver.random_seed, len(records), schedule.data.shuffle)
     said = f"`sampling: {solver.sampling.value}`"
@@ -20,7 +21,7 @@ def order_of(records: Records, schedule: Schedule, solver: Solver) -> Order:
             f"{records.name}: {said} needs the labels of all records, and there is no side file",
             f"make it with `stagerun data index {records.name}`",
         )
-    labels, classes = records.index.labels, schedule.model.num_classes
+    labels, classes = records.index.labels, stage.model.num_classes
     if int(labels.max(initial=-1)) >= classes:
         raise DataError(
             f"{records.name}: has label {labels.max()}, and `num_classes` is {classes}", "see `stagerun data verify`"

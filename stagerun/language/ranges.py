@@ -51,7 +51,14 @@ CHOICES: dict[str, tuple[str, ...]] = {
 _SCHEDULE_NAME = re.compile(r"(?!\.\.?$)[A-Za-z0-9_.-]+", re.ASCII)
 _STAGE_NAME = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 LONGEST_NAME = 100
-NOT_EMPTY = ("Source.source", "Data.scratch", "StageEntry.solver", "ParamSpec.name", "CompressionRule.name")
+NOT_EMPTY = (
+    "Source.source",
+    "Data.scratch",
+    "StageEntry.solver",
+    "Solver.sampling_file",
+    "ParamSpec.name",
+    "CompressionRule.name",
+)
 
 
 def is_schedule_name(name: str) -> bool:

@@ -5,15 +5,16 @@ import os
 import posixpath
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from stagerun.base import recipe
 from stagerun.base.errors import DataError, Problem, Problems, RecipeError, Span, StagerunError
-from stagerun.language import build, check, ensembles, layers, override, ranges, stages, tree, values
+from stagerun.language import build, check, ensembles, layers, override, ranges, sampling, stages, tree, values
 from stagerun.language.check_compress import check_residual
 from stagerun.language.check_images import check_model, classes_problem
+from stagerun.language.code import MISSING, Reader, Text, Unreadable
 from stagerun.language.override import Override
 from stagerun.language.parse import LARGEST, parse
 from stagerun.language.stages import Node
@@ -24,17 +25,7 @@ from stagerun.system.lmdb_file import check_file, class_names
 SCHEDULE_FILE = "schedule.prototxt"
 
 
-@dataclass(frozen=True, slots=True)
-class Unreadable:
-    """In place of the text of a file that can't be read: why, as the end of `FILE: ...`."""
-
-    reason: str
-
-
-MISSING = Unreadable("there is no such file")
-
 T = TypeVar("T")
-Text = bytes | str | Unreadable
 Records = Callable[[str], int]  # the folder of an LMDB -> its number of records; StagerunError
 
 
@@ -44,13 +35,15 @@ def read(
     overrides: Sequence[str] = (),
     shown: str = "",
     records: Records | None = None,
+    reader: Reader | None = None,
 ) -> recipe.Schedule:
     """The schedule that the files describe. RecipeError with all mistakes of all files.
 
     `texts` has schedule.prototxt and the stages' files by their path below the folder (`stage_files` says which); a
     file that is not in it does not exist. `root` is the folder's absolute path, `shown` the same as the user wrote it,
     for messages. `overrides` are the arguments of `--set`. `records` counts the LMDB of a Source without `images`; None
-    where no LMDB may be looked at.
+    where no LMDB may be looked at. `reader` reads the other files below the folder that the schedule names; None: they are in
+    `texts`, too.
     """
     problems = Problems()
     path = posixpath.join(shown, SCHEDULE_FILE)
@@ -71,6 +64,9 @@ def read(
     found = stages.check_branches(found, {name: n for name, n in lengths.items() if n is not None}, problems)
     order = stages.in_running_order(found, problems)
     _check(schedule, settings, posixpath.basename(root), problems)
+    classes = _known(schedule, lambda view: view.inside("model").whole("num_classes"))
+    others = reader or (lambda name: texts.get(name, MISSING))
+    weights = sampling.read_weights(settings, classes, others, shown, problems)
     ensembles.check(schedule, found, settings, problems)
     for node in found:
         if node.parent in settings:
@@ -82,7 +78,7 @@ def read(
         raise RecipeError(problems.all())
     names = dict.fromkeys([SCHEDULE_FILE, *(n.file for n in found if n.file is not None)])
     kept = tuple((posixpath.join(shown, n), _decoded(texts[n])) for n in names if texts.get(n, MISSING) != MISSING)
-    return _build(schedule, order, settings, root, path, kept)
+    return sampling.applied(_build(schedule, order, settings, root, path, kept), weights)
 
 
 def stage_files(text: bytes | str) -> tuple[str, ...]:
@@ -229,9 +225,12 @@ def _check(schedule: Block, settings: Mapping[str, Block], folder: str, problems
     with contextlib.suppress(Doubtful):
         check.check_data(view, problems)
     check_model(view, [View(block) for block in settings.values()], problems)
+    classes = _known(schedule, lambda view: view.inside("model").whole("num_classes"))
+    shuffle = _known(schedule, lambda view: view.inside("data").flag("shuffle")) is not False
     for name, block in settings.items():
         check.check_stage(name, View(block), shared, problems)
         check.check_required(block, problems)
+        sampling.check_sampling(View(block), classes, shuffle, problems)
 
 
 def _build(
@@ -334,7 +333,14 @@ def load(folder: str | Path, overrides: Sequence[str] = ()) -> recipe.Schedule:
     first = texts[SCHEDULE_FILE]
     if not isinstance(first, Unreadable):
         texts |= {name: _text(shown, name) for name in stage_files(first) if name != SCHEDULE_FILE}
-    return read(texts, os.path.abspath(shown), overrides, "" if shown == "." else shown, _records)
+    return read(
+        texts,
+        os.path.abspath(shown),
+        overrides,
+        "" if shown == "." else shown,
+        _records,
+        lambda name: _text(shown, name),
+    )
 
 
 def _records(path: str) -> int:

@@ -101,7 +101,7 @@ def training_batches(
     solver = run.stage.solver
     records = run.worker.images.train
     assert records is not None
-    drawn = cuts(solver, order_of(records, run.worker.schedule, solver), resident, asked, start)
+    drawn = cuts(solver, order_of(records, run.worker.schedule, run.stage), resident, asked, start)
     reflect = solver.transform.pad_mode is PadMode.REFLECT
     with closing(resident.batches(drawn, solver.transform.pad, reflect)) as made:
         yield made

@@ -33,7 +33,7 @@ def keys_of(run: StageRun, failed: NotFinite) -> tuple[str, ...]:
     records = run.worker.images.train
     if run.worker.comm.rank != 0 or records is None:
         return ()
-    indices = order_of(records, run.worker.schedule, run.stage.solver).at(failed.position, failed.images)
+    indices = order_of(records, run.worker.schedule, run.stage).at(failed.position, failed.images)
     return tuple(printable(records.key(int(i))) for i in indices)
 
 

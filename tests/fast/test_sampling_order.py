@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from stagerun.base import order
+from stagerun.base.shares import shares
 
 LABELS = np.repeat(np.arange(4), [1, 7, 60, 332])[np.random.default_rng(1).permutation(400)]
-EVEN = order.shares([Fraction(1)] * 4, 400)
+EVEN = shares([Fraction(1)] * 4, 400)
 
 
 @pytest.mark.parametrize(
@@ -22,7 +23,7 @@ EVEN = order.shares([Fraction(1)] * 4, 400)
     ],
 )
 def test_shares_are_within_one_and_sum_up(weights: list[str], images: int, expected: list[int]) -> None:
-    assert order.shares([Fraction(w) for w in weights], images) == expected
+    assert shares([Fraction(w) for w in weights], images) == expected
 
 
 def test_every_epoch_has_each_class_exactly_as_often_as_its_share() -> None:
