@@ -5,9 +5,11 @@ Made by `language.resolve` alone; read by everything else. The meaning, unit and
 """
 
 import enum
+import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from stagerun.base.code import Sources
 from stagerun.base.errors import Span
 
 
@@ -180,13 +182,17 @@ class Model:
     name: str
     num_classes: int
     channels: int = 3
-    moving_average_fraction: float = 0.9  # of most networks, eps too; `language.networks` has those of each
-    eps: float = 1e-5
+    # Of most networks, eps too; `language.networks` has those of each. None: those of each layer, in a network from outside.
+    moving_average_fraction: float | None = 0.9
+    eps: float | None = 1e-5
     zero_gamma: ZeroGamma = ZeroGamma.AS_PUBLISHED
     fc_weight_filler: Filler | None = None
     fc_bias_filler: Filler | None = None
     blur_pool: bool = False
     spare_classes: bool = False  # of what `run` checks, not of the network: the canonical form leaves it out
+    args: str | None = None  # as `language.arguments` writes them
+    # The Python files of a network from outside, which may be run. None where that isn't allowed: read from a snapshot.
+    sources: Sources | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -465,6 +471,8 @@ class Origin:
 
 # The key in a stage's identity of the iteration of its parent that it starts from. Not there where that is the parent's end.
 FROM_ITER = "from_iter"
+# What the keys of the Python that a stage needs begin with: `code.mynet.py` and its digest, `code.timm` and its version.
+CODE = "code."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -505,9 +513,9 @@ class Ensemble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """`stages` are in the order in which they run: parents before children. `files` are (path, text) as read. `sets`: which images the
-    LMDBs hold (`lmdb_file.set_of`), by "train" and "val", as far as someone has looked. `class_sizes`: how many training images each
-    class has, where a stage's sampling depends on it, likewise."""
+    """`stages` are in the order in which they run: parents before children. `files` are (path, text) as read, the Python
+    files that it names last. `sets`: which images the LMDBs hold (`lmdb_file.set_of`), by "train" and "val", as far as someone has
+    looked. `class_sizes`: how many training images each class has, where a stage's sampling depends on it, likewise."""
 
     name: str
     seed: int
@@ -520,6 +528,13 @@ class Schedule:
     files: tuple[tuple[str, str], ...] = ()
     sets: Mapping[str, str] = field(default_factory=dict, compare=False)
     class_sizes: tuple[int, ...] = field(default=(), compare=False)
+
+    @property
+    def sources(self) -> Sources:
+        """The Python files that the schedule names, and those that they import."""
+        folder = posixpath.dirname(self.files[0][0]) if self.files else ""
+        python = [(path, text) for path, text in self.files if path.endswith(".py")]
+        return Sources(folder, tuple((posixpath.relpath(path, folder or "."), text) for path, text in python))
 
     def stage(self, name: str) -> Stage:
         """The stage of that name. KeyError if there is none."""

@@ -4,7 +4,8 @@
 A field is a line in protos/stagerun.proto, with its range, and a row of `values.layout`.
 """
 
-from stagerun.language.resolve import Unreadable, load, look_at_classes, read, stage_files
+from stagerun.language.code import Unreadable
+from stagerun.language.resolve import load, look_at_classes, read, stage_files
 from stagerun.language.values import canonical, digest
 
 __all__ = ["Unreadable", "canonical", "digest", "load", "look_at_classes", "read", "stage_files"]

@@ -1,7 +1,7 @@
 """Checked settings -> the frozen values of recipe, and what each came from. Pure; all settings are in order here."""
 
 import posixpath
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -10,8 +10,10 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from stagerun.base import compression, recipe
 from stagerun.language import layers, tree, values
+from stagerun.language.code import LocalFiles, digest, version
 from stagerun.language.layers import pairs
-from stagerun.language.networks import NETWORKS, PLAIN
+from stagerun.language.networks import PLAIN, code_in, network_of
+from stagerun.language.proto import stagerun_pb2
 from stagerun.language.tree import SCHEDULE, SOLVER, Block, Entry, is_message
 from stagerun.language.values import NONE, RATES
 from stagerun.language.view import View
@@ -33,12 +35,14 @@ def _says_nothing(field: FieldDescriptor) -> bool:
     return field.name in SKIPPED or field.name in dict(pairs(field.containing_type)).values()
 
 
-def model(view: View) -> recipe.Model:
-    norm = view.inside("batch_norm_param")
-    fraction, eps = NETWORKS[view.text("name") or ""].batch_norm or PLAIN
+def model(view: View, local: LocalFiles) -> recipe.Model:
+    norm, name = view.inside("batch_norm_param"), view.text("name") or ""
+    network, code = network_of(name), code_in(name)
+    fraction, eps = (None, None) if network.foreign else network.batch_norm or PLAIN
     return values.build(
         recipe.Model,
         view,
+        sources=local.sources(local.closure(code.file) if code.file else ()) if code is not None else None,
         moving_average_fraction=norm.number("moving_average_fraction")
         if norm.has("moving_average_fraction")
         else fraction,
@@ -180,6 +184,28 @@ def facts(
         else:
             text = derived.get(key) or default_text(field)
             yield Fact(key, text, counts and not _unsaid(field, text), recipe.Origin(text, "default"))
+
+
+def code_entries(block: Block | None) -> Iterator[Entry]:
+    """The entries of a message, and of those in it, that name a function of Python."""
+    for _, entry in block.walk() if block is not None else ():
+        if entry.field.GetOptions().Extensions[stagerun_pb2.code] and code_in(str(entry.values[0].value)) is not None:
+            yield entry
+
+
+def code_facts(entries: Iterable[Entry], local: LocalFiles, schedule: str) -> Iterator[Fact]:
+    """The digest of each Python file that these entries need, `code.mynet.py`, and the version of each package, `code.timm`."""
+    found: dict[str, Fact] = {}
+    for entry in entries:
+        code = code_in(str(entry.values[0].value))
+        assert code is not None
+        origin = recipe.Origin(entry.values[0].text, layers.layer_of(entry.place, schedule), entry.place)
+        if code.file:
+            for path, text in local.sources(local.closure(code.file)).files:
+                found.setdefault(path, Fact(recipe.CODE + path, digest([(path, text)]), True, origin))
+        else:
+            found.setdefault(code.top, Fact(recipe.CODE + code.top, version(code), True, origin))
+    yield from found.values()
 
 
 def _unsaid(field: FieldDescriptor, text: str) -> bool:

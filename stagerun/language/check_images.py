@@ -7,7 +7,8 @@ from contextlib import suppress
 
 from stagerun.base import recipe
 from stagerun.base.errors import Problem, Problems, listing
-from stagerun.language.networks import FILLER_FIELDS, NETWORKS, Network
+from stagerun.language.check_code import check_args
+from stagerun.language.networks import FILLER_FIELDS, NETWORKS, Network, network_of
 from stagerun.language.view import Doubtful, View
 
 # Ways to cut out a rectangle or to resize: a transform has one at most.
@@ -250,8 +251,8 @@ def check_model(schedule: View, stages: Iterable[View], problems: Problems) -> N
         model = schedule.view("model")
         name = model.text("name") if model else None
         if model and name:
-            network = NETWORKS[name]
-            for check in (_batch_norm, _zero_gamma, _blur_pool, _fillers):
+            network = network_of(name)
+            for check in (check_args, _batch_norm, _zero_gamma, _blur_pool, _fillers):
                 with suppress(Doubtful):
                     check(name, network, model, problems)
             for stage in stages:
@@ -298,7 +299,10 @@ def _fillers(name: str, network: Network, model: View, problems: Problems) -> No
     for field, there in (("fc_weight_filler", network.fc_weight), ("fc_bias_filler", network.fc_bias)):
         with suppress(Doubtful):
             filler = model.view(field)
-            if filler and not network.fc_weight:
+            if filler and network.foreign:
+                hint = "remove it: the network's own code says how its weights start"
+                problems.add(model.place(field), f"`{field}` means nothing for `{name}`", hint)
+            elif filler and not network.fc_weight:
                 message = f"`{field}`: the last layer of `{name}` is a convolution, not a linear one"
                 problems.add(model.place(field), message, "remove it")
             elif filler and not there:

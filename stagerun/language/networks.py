@@ -10,7 +10,10 @@ segmentation, key points, optical flow and video answer something else than one 
 classifiers hold integers, which can't be trained.
 """
 
+import re
 from dataclasses import dataclass
+
+from stagerun.base.code import Code, code_of, names_code
 
 # moving_average_fraction and eps of BatchNorm where the network's authors wrote nothing else: 1 - momentum and eps of torch.
 PLAIN = (0.9, 1e-5)
@@ -24,7 +27,7 @@ class Network:
 
     Images have at least `smallest` pixels on each side and at most `largest`. `zero_gamma`, `blur_pool`, `fc_weight`
     and `fc_bias` say whether these settings of Model mean something: the last two that there is a linear layer at the
-    end, and that it has biases.
+    end, and that it has biases. `foreign`: it comes from outside, and nothing is known of it.
     """
 
     made_by: str = ""
@@ -35,6 +38,7 @@ class Network:
     blur_pool: bool = False
     fc_weight: bool = True
     fc_bias: bool = True
+    foreign: bool = False
 
     @property
     def sizes(self) -> str:
@@ -101,6 +105,35 @@ NETWORKS: dict[str, Network] = {
     "resnet_small": Network(made_by="small.ResNetSmall", smallest=2, zero_gamma=True),
     **_all(Network(made_by="wide.wide_resnet"), "wrn_16_8", "wrn_28_10", "wrn_40_4"),
 }
+
+# A file of the user's, a package, or timm.
+_FOREIGN = Network(fc_weight=False, fc_bias=False, foreign=True)
+TIMM = "timm/"
+_TIMM = re.compile(r"timm/[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)?")
+# What timm's `create_model` would fetch or read: weights are not of the network.
+TIMMS_WEIGHTS = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
+
+
+def network_of(name: str) -> Network:
+    """What is known of a network that `check` takes. KeyError."""
+    return _FOREIGN if is_foreign(name) else NETWORKS[name]
+
+
+def is_foreign(name: str) -> bool:
+    """Whether it comes from a file, a package or timm; `code_in` says whether that is a name that can be."""
+    return names_code(name) or name.startswith(TIMM)
+
+
+def is_timm(name: str) -> bool:
+    return _TIMM.fullmatch(name) is not None
+
+
+def code_in(name: str) -> Code | None:
+    """What makes a network from outside; None for one of stagerun's. WrongCode."""
+    if name.startswith(TIMM):
+        return Code("", "timm", "create_model")
+    return code_of(name) if names_code(name) else None
+
 
 # The fillers, and which fields of FillerParameter each reads. `models.layers` has their functions, which a test holds equal.
 FILLER_FIELDS: dict[str, tuple[str, ...]] = {

@@ -8,8 +8,9 @@ characters, bytes that are not UTF-8, escapes without a meaning, and files above
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from stagerun.base.errors import Problems, Span, listing, nearest
-from stagerun.language import lexer
+from stagerun.language import arguments, lexer
 from stagerun.language.lexer import Kind, Token, WrongValue, shown, tokens
+from stagerun.language.proto import stagerun_pb2
 from stagerun.language.tree import SCHEDULE, SOLVER, Block, Entry, Value, is_message
 
 LARGEST = 1_000_000  # bytes of a file
@@ -256,6 +257,8 @@ class Reader(Cursor):
 
     def after_name(self, field: FieldDescriptor, name: Token) -> tuple[Value, ...] | None:
         """The colon and the value. None, and all of it skipped, if there is a mistake."""
+        if takes_arguments(field) and self.token.text in (":", "{"):
+            return self.arguments(field)
         if self.took(":") or (is_message(field) and self.looking_at("{", "<", "[")):
             if self.no_value(field):
                 example = f"{field.name} {{ ... }}" if is_message(field) else f"{field.name}: ..."
@@ -290,6 +293,8 @@ class Reader(Cursor):
     def values(self, field: FieldDescriptor, name: Span) -> tuple[Value, ...] | None:
         """A value, or a list of them in brackets."""
         opening = self.token
+        if takes_arguments(field):
+            return self.arguments(field)
         if not self.looking_at("["):
             value = self.value(field, name)
             return None if value is None else (value,)
@@ -316,6 +321,57 @@ class Reader(Cursor):
                     )
                 self.skip_list()
                 return None
+
+    def arguments(self, field: FieldDescriptor) -> tuple[Value, ...] | None:
+        """`{ name: value ... }` with any names, as one text. None, and all of it skipped, if there is a mistake."""
+        self.took(":")
+        opening, before = self.token, self.problems.count(self.path)
+        if not self.took("{"):
+            self.fail(
+                opening,
+                f"`{field.name}` is `{{ name: value ... }}`" + self.instead(),
+                f"write `{field.name} {{ width: 64 }}`",
+            )
+            self.skip_value()
+            return None
+        found: dict[str, arguments.Argument] = {}
+        while not self.took("}"):
+            if self.token.kind is Kind.END:
+                self.fail(opening, "`{` is never closed", "add the missing `}`")
+                self.swallowed = True
+                return None
+            self.argument(field, found)
+        if not found and self.problems.count(self.path) == before:
+            self.fail(opening, f"`{field.name}` is empty", "remove it")
+        text = arguments.written(found)
+        return (Value(text, text, self.span(opening)),) if self.problems.count(self.path) == before else None
+
+    def argument(self, field: FieldDescriptor, found: "dict[str, arguments.Argument]") -> None:
+        """One of them; into `found`, or what is wrong with it into the problems."""
+        name = self.take()
+        try:
+            arguments.require_name(name.text)
+            if name.text in found:
+                raise WrongValue("is given twice", "remove one")
+            if self.looking_at("{"):
+                raise WrongValue("is a message, and arguments hold none", "write a number, a text or a list")
+            if not self.took(":"):
+                raise WrongValue("has no value", f"write `{lexer.shown(name.text)}: ...`")
+            found[name.text] = self.listed_arguments() if self.took("[") else arguments.scalar(self.take())
+            self.took(",") or self.took(";")
+        except WrongValue as wrong:
+            self.fail(name, f"`{shown(name.text)}` {wrong.message}", wrong.hint)
+            while self.token.kind is not Kind.END and not self.starts_field() and not self.looking_at("}"):
+                self.skip_nested() if self.looking_at("{", "[") else self.take()
+
+    def listed_arguments(self) -> "tuple[arguments.Scalar, ...]":
+        """After the opening bracket."""
+        found: list[arguments.Scalar] = []
+        while not self.took("]"):
+            found.append(arguments.scalar(self.take()))
+            if not self.took(",") and not self.looking_at("]"):
+                raise WrongValue("is a list that is not closed, or has no comma", "write `[2, 2]`")
+        return tuple(found)
 
     def value(self, field: FieldDescriptor, name: Span, listed: bool = False) -> Value | None:
         token = self.token
@@ -385,6 +441,10 @@ class Reader(Cursor):
             self.take()
         self.skip_value()
         self.took(",") or self.took(";")
+
+
+def takes_arguments(field: FieldDescriptor) -> bool:
+    return bool(field.GetOptions().Extensions[stagerun_pb2.arguments])
 
 
 def _wanted(field: FieldDescriptor) -> str:

@@ -1,6 +1,7 @@
 """A folder, or its texts -> recipe.Schedule, or every mistake in them. All but `load` is pure."""
 
 import contextlib
+import functools
 import os
 import posixpath
 import stat
@@ -12,9 +13,10 @@ from typing import TypeVar
 from stagerun.base import recipe
 from stagerun.base.errors import DataError, Problem, Problems, RecipeError, Span, StagerunError
 from stagerun.language import build, check, ensembles, layers, override, ranges, sampling, stages, tree, values
+from stagerun.language.check_code import require_code
 from stagerun.language.check_compress import check_residual
 from stagerun.language.check_images import check_model, classes_problem
-from stagerun.language.code import MISSING, Reader, Text, Unreadable
+from stagerun.language.code import MISSING, LocalFiles, Reader, Text, Unreadable
 from stagerun.language.override import Override
 from stagerun.language.parse import LARGEST, parse
 from stagerun.language.stages import Node
@@ -35,17 +37,17 @@ def read(
     overrides: Sequence[str] = (),
     shown: str = "",
     records: Records | None = None,
-    reader: Reader | None = None,
+    python: Reader | None = None,
 ) -> recipe.Schedule:
     """The schedule that the files describe. RecipeError with all mistakes of all files.
 
     `texts` has schedule.prototxt and the stages' files by their path below the folder (`stage_files` says which); a
     file that is not in it does not exist. `root` is the folder's absolute path, `shown` the same as the user wrote it,
     for messages. `overrides` are the arguments of `--set`. `records` counts the LMDB of a Source without `images`; None
-    where no LMDB may be looked at. `reader` reads the other files below the folder that the schedule names; None: they are in
-    `texts`, too.
+    where no LMDB may be looked at. `python` reads the Python files and others that it names; None: they are in `texts`.
     """
     problems = Problems()
+    local = LocalFiles(python or (lambda file: texts.get(file, MISSING)), shown, problems)
     path = posixpath.join(shown, SCHEDULE_FILE)
     text = texts.get(SCHEDULE_FILE, MISSING)
     if isinstance(text, Unreadable):
@@ -65,9 +67,10 @@ def read(
     order = stages.in_running_order(found, problems)
     _check(schedule, settings, posixpath.basename(root), problems)
     classes = _known(schedule, lambda view: view.inside("model").whole("num_classes"))
-    others = reader or (lambda name: texts.get(name, MISSING))
-    weights = sampling.read_weights(settings, classes, others, shown, problems)
+    weights = sampling.read_weights(settings, classes, local.read, shown, problems)
     ensembles.check(schedule, found, settings, problems)
+    code = {name: _code(schedule, block) for name, block in settings.items()}
+    needed = require_code([entry for entries in code.values() for entry in entries], local)
     for node in found:
         if node.parent in settings:
             parent = View(settings[node.parent])
@@ -78,7 +81,15 @@ def read(
         raise RecipeError(problems.all())
     names = dict.fromkeys([SCHEDULE_FILE, *(n.file for n in found if n.file is not None)])
     kept = tuple((posixpath.join(shown, n), _decoded(texts[n])) for n in names if texts.get(n, MISSING) != MISSING)
-    return sampling.applied(_build(schedule, order, settings, root, path, kept), weights)
+    kept += tuple((posixpath.join(shown, file), text) for file, text in local.sources(needed).files)
+    built = _build(schedule, order, settings, root, path, kept, code, local)
+    return sampling.applied(built, weights)
+
+
+def _code(schedule: Block, settings: Block) -> list[Entry]:
+    """What names Python in the settings of a stage, and in the network that it shares."""
+    own = "model" in settings.entries
+    return [*build.code_entries(None if own else schedule.block("model")), *build.code_entries(settings)]
 
 
 def stage_files(text: bytes | str) -> tuple[str, ...]:
@@ -240,16 +251,18 @@ def _build(
     root: str,
     path: str,
     files: tuple[tuple[str, str], ...],
+    code: Mapping[str, Sequence[Entry]],
+    local: LocalFiles,
 ) -> recipe.Schedule:
     view = View(schedule)
     name = view.text("name") or posixpath.basename(root)
     seed, keep = view.whole("seed"), view.whole("keep_snapshots")
     assert seed is not None and keep is not None
-    model = build.model(view.inside("model"))
+    model = build.model(view.inside("model"), local)
     derived = {
         "name": tree.quoted(name),
-        "model.batch_norm_param.moving_average_fraction": repr(model.moving_average_fraction),
-        "model.batch_norm_param.eps": repr(model.eps),
+        "model.batch_norm_param.moving_average_fraction": values.text(model.moving_average_fraction),
+        "model.batch_norm_param.eps": values.text(model.eps),
     }
     shared = list(build.facts(SCHEDULE, schedule, "", derived, path))
     data = build.data(view.inside("data"), root)
@@ -258,7 +271,18 @@ def _build(
         seed=seed,
         model=model,
         data=data,
-        stages=tuple(_stage(node, settings[node.name], model, seed, data.train.images, shared, path) for node in order),
+        stages=tuple(
+            _stage(
+                node,
+                settings[node.name],
+                model,
+                seed,
+                data.train.images,
+                [*shared, *build.code_facts(code[node.name], local, path)],
+                path,
+            )
+            for node in order
+        ),
         determinism=recipe.Determinism(view.text("determinism")),
         keep_snapshots=keep,
         files=files,
@@ -333,14 +357,8 @@ def load(folder: str | Path, overrides: Sequence[str] = ()) -> recipe.Schedule:
     first = texts[SCHEDULE_FILE]
     if not isinstance(first, Unreadable):
         texts |= {name: _text(shown, name) for name in stage_files(first) if name != SCHEDULE_FILE}
-    return read(
-        texts,
-        os.path.abspath(shown),
-        overrides,
-        "" if shown == "." else shown,
-        _records,
-        lambda name: _text(shown, name),
-    )
+    python = functools.partial(_text, shown)
+    return read(texts, os.path.abspath(shown), overrides, "" if shown == "." else shown, _records, python)
 
 
 def _records(path: str) -> int:

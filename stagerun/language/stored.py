@@ -13,6 +13,7 @@ from stagerun.base import recipe
 from stagerun.base.errors import Span
 from stagerun.language import lexer
 from stagerun.language.lexer import Kind, Token, tokens
+from stagerun.language.networks import is_foreign
 from stagerun.language.ranges import bounds_missed
 from stagerun.language.tree import SCHEDULE
 from stagerun.language.values import Member, layout
@@ -108,6 +109,8 @@ def _read(kind: Any, block: _Block) -> Any:
         if name not in members:
             raise ValueError(f"line {items[0].line}: {kind.__name__} has no field `{name}`")
         values[members[name].attribute] = _field(members[name], items)
+    if kind is recipe.Model and is_foreign(values.get("name", "")):
+        values = {"moving_average_fraction": None, "eps": None} | values  # not said: those of each layer
     for name, member in members.items():
         if member.default is dataclasses.MISSING and member.attribute not in values:
             raise ValueError(f"line {block.line}: {kind.__name__} lacks `{name}`")

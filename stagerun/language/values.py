@@ -57,9 +57,9 @@ _WORDS = {
     "carry_residual": ("ZERO", "KEEP"),
 }
 # Derived from others, or from where the folder lies: the language has no such field.
-_DERIVED = {"epoch_iter", "path"}
+_DERIVED = {"epoch_iter", "path", "sources"}
 # Not in the canonical text: where values came from, what was derived from the text as written, and what only `run` looks at.
-_NOT_STORED = {"Stage.model", "files", "sets", "class_sizes", "identity", "origins", "span", "spare_classes"}
+_NOT_STORED = {"Stage.model", "files", "sets", "class_sizes", "identity", "origins", "span", "spare_classes", "sources"}
 # Fields that default to another field of their message.
 _SAME_AS = {"max_size": "min_size", "test_batch_size": "device_batch_size"}
 
@@ -86,7 +86,7 @@ class Member:
 
 _layouts: dict[type, tuple[Member, ...]] = {}
 # Messages of which some fields are quiet, and what their names begin with.
-_MAY_BE_QUIET = {recipe.Solver: "solver.", recipe.Sync: "solver.sync_param."}
+_MAY_BE_QUIET = {recipe.Model: "model.", recipe.Solver: "solver.", recipe.Sync: "solver.sync_param."}
 
 
 def layout(kind: Any) -> tuple[Member, ...]:

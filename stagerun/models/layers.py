@@ -27,9 +27,9 @@ class BatchNorm2d(nn.BatchNorm2d):
     running_var: Tensor
     num_batches_tracked: Tensor
 
-    def __init__(self, features: int, moving_average_fraction: float = 0.9, eps: float = 1e-5) -> None:
-        super().__init__(features, eps=eps, momentum=None)
-        self.moving_average_fraction = moving_average_fraction
+    def __init__(self, features: int, moving_average_fraction: float | None = None, eps: float | None = None) -> None:
+        super().__init__(features, eps=1e-5 if eps is None else eps, momentum=None)
+        self.moving_average_fraction = 0.9 if moving_average_fraction is None else moving_average_fraction
         self.register_buffer("batch_mean", torch.zeros(features), persistent=False)
         self.register_buffer("batch_var", torch.zeros(features), persistent=False)
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 
 from stagerun.base.recipe import Data, Schedule, Source, Stage, SyncStart, Transform
-from stagerun.language.networks import NETWORKS
+from stagerun.language.networks import network_of
 from stagerun.schedule.image_size import at_largest, largest_crop_size
 
 
@@ -34,7 +34,7 @@ def synthetic_images(schedule: Schedule) -> Synthetic:
         height, width = (side * most // min(PHOTOGRAPH) for side in PHOTOGRAPH)
         return Synthetic(height, width, channels, encoded=True)
     side = max([largest_crop_size(t) or 0 for t in transforms]) or max(
-        32, *(NETWORKS[s.model.name].smallest for s in schedule.stages)
+        32, *(network_of(s.model.name).smallest for s in schedule.stages)
     )
     return Synthetic(side, side, channels, encoded=False)
 

@@ -137,7 +137,10 @@ COMMENTS: dict[str, str] = {
         "  swin_t swin_s swin_b swin_v2_t swin_v2_s swin_v2_b\n"
         "  vgg11 vgg13 vgg16 vgg19 vgg11_bn vgg13_bn vgg16_bn vgg19_bn\n"
         "  vit_b_16 vit_b_32 vit_l_16 vit_l_32 vit_h_14\n"
-        "  wide_resnet50_2 wide_resnet101_2"
+        "  wide_resnet50_2 wide_resnet101_2\n"
+        "A network of your own: `mynet.py:build`, a function in a file beside the schedule, or `package.module:build`. It is called with\n"
+        "`num_classes` and `channels`, where it takes them, and with `args`. It returns an nn.Module, which turns float images NCHW\n"
+        "into logits [N, num_classes]. One of timm, with fresh weights: `timm/resnet26d`. See the page your-own-network."
     ),
     "Model.num_classes": (
         "Number of classes; labels are 0 .. num_classes-1. Where the LMDB's side file names the classes, `run` takes no other number\n"
@@ -147,7 +150,7 @@ COMMENTS: dict[str, str] = {
         "Colour channels of the images: 1 or 3. With 1 the first convolution is smaller, and starts by the network's own rule."
     ),
     "Model.batch_norm_param": (
-        "Settings of every BatchNorm layer. For networks that have any."
+        "Settings of every BatchNorm layer. For networks that have any. One of your own keeps what is not written here."
     ),
     "Model.zero_gamma": (
         "In which blocks the last BatchNorm's scale starts at zero, so that the block starts as its shortcut. For ResNets, with\n"
@@ -169,6 +172,10 @@ COMMENTS: dict[str, str] = {
     ),
     "Model.spare_classes": (
         "true: num_classes may be more than the images have classes; the spare outputs are for classes to come. New in stagerun."
+    ),
+    "Model.args": (
+        "What a network of your own, or of timm, is called with besides: `args { drop_path_rate: 0.1 depths: [2, 2] act: \"gelu\" }`.\n"
+        "Numbers, `true`, `false`, texts in quotes, and lists of these. Default: nothing. New in stagerun."
     ),
     "ZeroGamma.AS_PUBLISHED": (
         "What the network's authors did: nowhere in torchvision's, LAST in resnet50_intel_caffe, ALL in resnet_small."

@@ -125,6 +125,10 @@ REQUIRED_FIELD_NUMBER: _ClassVar[int]
 required: _descriptor.FieldDescriptor
 QUIET_FIELD_NUMBER: _ClassVar[int]
 quiet: _descriptor.FieldDescriptor
+ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+arguments: _descriptor.FieldDescriptor
+CODE_FIELD_NUMBER: _ClassVar[int]
+code: _descriptor.FieldDescriptor
 
 class Schedule(_message.Message):
     __slots__ = ("name", "seed", "model", "data", "solver", "stage", "determinism", "keep_snapshots", "ensemble")
@@ -185,7 +189,7 @@ class Ensemble(_message.Message):
     def __init__(self, name: _Optional[str] = ..., members: _Optional[_Iterable[str]] = ..., rule: _Optional[_Union[EnsembleRule, str]] = ..., batch_norm_iter: _Optional[int] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "num_classes", "channels", "batch_norm_param", "zero_gamma", "fc_weight_filler", "fc_bias_filler", "blur_pool", "spare_classes")
+    __slots__ = ("name", "num_classes", "channels", "batch_norm_param", "zero_gamma", "fc_weight_filler", "fc_bias_filler", "blur_pool", "spare_classes", "args")
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUM_CLASSES_FIELD_NUMBER: _ClassVar[int]
     CHANNELS_FIELD_NUMBER: _ClassVar[int]
@@ -195,6 +199,7 @@ class Model(_message.Message):
     FC_BIAS_FILLER_FIELD_NUMBER: _ClassVar[int]
     BLUR_POOL_FIELD_NUMBER: _ClassVar[int]
     SPARE_CLASSES_FIELD_NUMBER: _ClassVar[int]
+    ARGS_FIELD_NUMBER: _ClassVar[int]
     name: str
     num_classes: int
     channels: int
@@ -204,7 +209,8 @@ class Model(_message.Message):
     fc_bias_filler: FillerParameter
     blur_pool: bool
     spare_classes: bool
-    def __init__(self, name: _Optional[str] = ..., num_classes: _Optional[int] = ..., channels: _Optional[int] = ..., batch_norm_param: _Optional[_Union[BatchNormParameter, _Mapping]] = ..., zero_gamma: _Optional[_Union[ZeroGamma, str]] = ..., fc_weight_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., fc_bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., blur_pool: bool = ..., spare_classes: bool = ...) -> None: ...
+    args: str
+    def __init__(self, name: _Optional[str] = ..., num_classes: _Optional[int] = ..., channels: _Optional[int] = ..., batch_norm_param: _Optional[_Union[BatchNormParameter, _Mapping]] = ..., zero_gamma: _Optional[_Union[ZeroGamma, str]] = ..., fc_weight_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., fc_bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., blur_pool: bool = ..., spare_classes: bool = ..., args: _Optional[str] = ...) -> None: ...
 
 class FillerParameter(_message.Message):
     __slots__ = ("type", "value", "min", "max", "mean", "std", "variance_norm")

@@ -12,7 +12,7 @@ from stagerun.base.text import count
 from stagerun.engine.device import dtype_of
 from stagerun.engine.export import Deployed, Format, Pixels, for_rgb, pixels_of, to_onnx, to_safetensors, to_torch
 from stagerun.engine.state import restore
-from stagerun.language.networks import NETWORKS, TORCHVISION
+from stagerun.language.networks import TORCHVISION, network_of
 from stagerun.models.catalog import ARGUMENTS
 from stagerun.train.stored import Stored, load_network, saved_weights
 
@@ -58,9 +58,9 @@ def _side(stored: Stored, wanted: Wanted) -> int:
             "an ONNX graph has images of one size, and the evaluation's transform has no crop_size to take it from",
             "give --size N, the side of the images in pixels",
         )
-    if not NETWORKS[model.name].fits(side, side):
+    if not network_of(model.name).fits(side, side):
         raise UsageError(
-            f"`{model.name}` takes images of {NETWORKS[model.name].sizes}, not {side} x {side}", "give another --size"
+            f"`{model.name}` takes images of {network_of(model.name).sizes}, not {side} x {side}", "give another --size"
         )
     return side
 
@@ -88,7 +88,7 @@ def facts_of(stored: Stored, wanted: Wanted, side: int | None) -> dict[str, str]
         "scale": repr(transform.scale),
         "std_value": ", ".join(f"{v!r}" for v in pixels.stds),
         "crop_size": "" if transform.crop_size is None else str(transform.crop_size),
-        "batch_norm_eps": "" if NETWORKS[model.name].batch_norm is None else repr(model.eps),
+        "batch_norm_eps": "" if network_of(model.name).batch_norm is None or model.eps is None else repr(model.eps),
         "blur_pool": "true" if model.blur_pool else "false",
         "input": _input(model, pixels, dtype) if side is None else _bytes(model, pixels.order, side),
         "before": _before(transform),
@@ -160,7 +160,7 @@ def in_torchvision(model: Model) -> str:
     """Which network of torchvision takes the weights, or why none does."""
     if model.name not in TORCHVISION:
         return f"torchvision has no network for these weights: `{model.name}` is stagerun's"
-    published = NETWORKS[model.name].batch_norm
+    published = network_of(model.name).batch_norm
     other = []
     if model.channels != 3:
         other.append(f"{count(model.channels, 'channel')} in place of 3")
