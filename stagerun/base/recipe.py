@@ -285,6 +285,7 @@ class Transform:
     trivial_augment: bool = False
     rectangular: bool = False
     crop_size_ramp: CropSizeRamp | None = None
+    python: str | None = None
 
     @property
     def changes_colours(self) -> bool:

@@ -17,6 +17,7 @@ from stagerun.data.lmdb_offsets import printable
 from stagerun.data.loader import Augment, Job, Loader
 from stagerun.data.pictures import Decoded
 from stagerun.data.pixels import Draw, apply
+from stagerun.data.python_transform import PythonTransform
 from stagerun.data.records import Records, spread
 from stagerun.data.sampling import order_of
 from stagerun.data.stream import Batch
@@ -29,12 +30,13 @@ def training_loader(
     stage: Stage,
     *,
     threads: int = 1,
+    python: PythonTransform | None = None,
     augment: Augment | None = None,
     memory: Decoded | None = None,
     bad: BadRecords | None = None,
     start: int = 0,
 ) -> Loader:
-    """Training images, from any position on. `augment` is what the transform does to colours; `start` the position at which the
+    """Training images, from any position on. `python` is the transform's own function, `augment` what it does to colours; `start` the position at which the
     stage begins, which is looked at where the size of the images changes within it."""
     solver = stage.solver
     return Loader(
@@ -46,6 +48,7 @@ def training_loader(
         seed=solver.random_seed,
         sampling=order_of(records, schedule, stage),
         threads=threads,
+        python=python,
         augment=augment,
         memory=memory,
         bad=bad,

@@ -7,11 +7,12 @@ from dataclasses import replace
 from functools import cache
 
 from stagerun.base.errors import DataError, RecipeError, StagerunError
-from stagerun.base.recipe import Cache, Data, OnBadRecord, Schedule
+from stagerun.base.recipe import Cache, Data, OnBadRecord, Schedule, Stage
 from stagerun.data.bad_records import BadRecords
 from stagerun.data.loader import together
 from stagerun.data.loaders import evaluation_loader, training_loader
 from stagerun.data.pictures import Decoded, make_memory
+from stagerun.data.python_transform import PythonTransform
 from stagerun.data.records import LmdbSource, Records
 from stagerun.data.scratch import copies_of
 from stagerun.language.check_images import classes_problem
@@ -45,9 +46,11 @@ def require_usable(
     val: Records | None,
     memory: Callable[[], Decoded | None],
     bad: BadRecords | None,
+    python: Callable[[Stage], PythonTransform | None] | None = None,
 ) -> None:
     """Looks at some records of each LMDB as each stage would. RecipeError where `num_classes` is wrong and nothing else is, DataError
-    with all that is wrong. `memory`: where decoded training images stay; `bad`: the replaced ones, as a Loader has them."""
+    with all that is wrong. `memory`: where decoded training images stay; `bad`: the replaced ones, as a Loader has them. `python`: a stage's
+    own function, imported; None: none is, and what one would change is not looked at."""
     mistakes: list[DataError] = []
     if (other := _other_classes(train, val)) is not None:
         mistakes.append(other)
@@ -58,7 +61,10 @@ def require_usable(
         seen = replace(schedule, stages=tuple(stages))
     for stage in seen.stages:
         try:  # what is done to colours fails for no image, and is left out: it needs torch
-            mistakes += training_loader(train, seen, stage, memory=memory(), bad=bad).mistakes()
+            function = python(stage) if python is not None else None
+            if function is not None or not stage.solver.transform.python:
+                loader = training_loader(train, seen, stage, python=function, memory=memory(), bad=bad)
+                mistakes += loader.mistakes()
         except DataError as error:
             mistakes.append(error)
         try:

@@ -86,7 +86,12 @@ class Member:
 
 _layouts: dict[type, tuple[Member, ...]] = {}
 # Messages of which some fields are quiet, and what their names begin with.
-_MAY_BE_QUIET = {recipe.Model: "model.", recipe.Solver: "solver.", recipe.Sync: "solver.sync_param."}
+_MAY_BE_QUIET = {
+    recipe.Model: "model.",
+    recipe.Solver: "solver.",
+    recipe.Sync: "solver.sync_param.",
+    recipe.Transform: "solver.transform_param.",
+}
 
 
 def layout(kind: Any) -> tuple[Member, ...]:

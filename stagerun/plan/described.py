@@ -154,6 +154,8 @@ _NUMBERS: dict[str, float | None] = {"channel_order": None, "mean_value": 0.0, "
 def augmentation(solver: Solver) -> str:
     """What is done to the images at random, in a few words."""
     transform, parts = solver.transform, []
+    if transform.python:
+        parts.append(transform.python)
     if transform.pad:
         parts.append(f"pad {transform.pad}" + (" reflected" if transform.pad_mode is PadMode.REFLECT else ""))
     if transform.mirror:

@@ -17,6 +17,7 @@ from stagerun.data.loader import Loader
 from stagerun.data.loaders import evaluation_loader, evenly, training_loader
 from stagerun.data.pictures import Decoded, make_memory
 from stagerun.data.preflight import opened, require_usable
+from stagerun.data.python_transform import PythonTransform
 from stagerun.data.records import Records
 from stagerun.data.synthetic import write_synthetic
 from stagerun.engine.augment import make_augment
@@ -128,6 +129,7 @@ class Images:
         self._sharers = 1  # workers of this node
         self._memory: Decoded | None = None
         self._memory_made = False
+        self._python: dict[str, PythonTransform] = {}
         # Filled by train.resident.
         self.resident: Resident | None = None
         self.resident_decided = False
@@ -173,11 +175,21 @@ class Images:
             self.schedule,
             stage,
             threads=self._threads,
+            python=self._python_transform(stage),
             augment=make_augment(stage.solver.transform),
             memory=self.memory(),
             bad=self.replacing.met,
             start=start,
         )
+
+    def _python_transform(self, stage: Stage) -> PythonTransform | None:
+        """Imported when the first stage wants it. UsageError."""
+        name = stage.solver.transform.python
+        if name is None:
+            return None
+        if name not in self._python:
+            self._python[name] = PythonTransform(name, self.schedule.sources)
+        return self._python[name]
 
     def whole_images(self) -> Loader:
         """The training images in key order, as they are in the LMDB."""
@@ -210,9 +222,11 @@ class Images:
         return evaluation_loader(self.val, stage, threads=self._threads)
 
     def preflight(self) -> None:
-        """Looks at some records of each LMDB as each stage would. DataError, RecipeError."""
+        """Looks at some records of each LMDB as each stage would. DataError, RecipeError, UsageError."""
         assert self.train is not None
-        require_usable(self.schedule, self.train, self.val, self.memory, self.replacing.met)
+        require_usable(
+            self.schedule, self.train, self.val, self.memory, self.replacing.met, python=self._python_transform
+        )
 
 
 @contextmanager

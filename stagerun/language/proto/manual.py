@@ -1063,6 +1063,14 @@ COMMENTS: dict[str, str] = {
         "Lets crop_size grow within the stage: it starts smaller, and ends at crop_size. In training alone. New in stagerun, as in\n"
         "FFCV's ImageNet recipes."
     ),
+    "TransformParameter.python": (
+        "A function of yours that changes training images: `\"aug.py:augment\"` in a file below the schedule's folder, or\n"
+        "`\"package.module:augment\"`. It is called as augment(image, rng) with a whole decoded image, a uint8 array [height, width, channels] in\n"
+        "R, G, B whatever channel_order is (grey images have 1 channel), and a numpy Generator that follows from the seed and the image's\n"
+        "position. It returns such an array, of any size that what follows can deal with: resizing, crop, mirror, colours come after it.\n"
+        "It must draw from that generator alone, and be able to run in several threads at once. Not in `test_transform_param`. A change of\n"
+        "the file, or of a local file that it imports, counts as a change of the stage. Default: none. New in stagerun."
+    ),
     "TransformParameter.PadMode.REFLECT": (
         "The image mirrored at its edge, the outermost pixels not repeated."
     ),
