@@ -42,10 +42,5 @@ def told(solver: Solver, sizes: Sequence[int]) -> str:
     drawn = shares(weights, images)
     seen = sum(min(n, size) for n, size in zip(drawn, sizes, strict=True))
     rarest, commonest = (f((size, c) for c, size in enumerate(sizes) if drawn[c])[1] for f in (min, max))
-    ends = [_often(c, drawn[c], sizes[c]) for c in dict.fromkeys((rarest, commonest))]
-    return f"{name}: an epoch has {seen} of {images} images; " + ", ".join(ends)
-
-
-def _often(label: int, drawn: int, size: int) -> str:
-    """`class 3 has 12 images, each 51.3 times`."""
-    return f"each of the {size} of class {label} {drawn / size:.3g} times"
+    ends = [f"class {c} ({sizes[c]}) {drawn[c] / sizes[c]:.3g} times" for c in dict.fromkeys((rarest, commonest))]
+    return f"{name}: an epoch has {seen} of {images} images; each of {', of '.join(ends)}"
