@@ -474,6 +474,7 @@ class Origin:
 FROM_ITER = "from_iter"
 # What the keys of the Python that a stage needs begin with: `code.mynet.py` and its digest, `code.timm` and its version.
 CODE = "code."
+ABSENT = "not installed"  # in place of that version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -157,6 +157,9 @@ Views = Annotated[
     ),
 ]
 Ema = Annotated[bool, option("--ema", "The averaged weights (`ema_decay`) in place of the trained ones.")]
+TrustCode = Annotated[
+    bool, option("--trust-code", "Run the Python that the snapshot's recipe names: DIR's, or the snapshot's own copy.")
+]
 Synthetic = Annotated[bool, option("--synthetic", "Make up images of the right kind: no data needed.")]
 Json = Annotated[bool, option("--json", "One JSON object on stdout.")]
 

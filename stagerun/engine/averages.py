@@ -7,19 +7,20 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from stagerun.models import BatchNorm2d
+from stagerun.models import norms
 
 
 class BatchStatistics:
     """The batch and running statistics of all BatchNorm layers of a model, each kind as one flat vector [n].
 
-    The layers' buffers become views into the vectors, so make this after the model has its device and dtype. All layers
-    have the same moving_average_fraction and have seen the same number of iterations: they move together.
+    The layers' buffers become views into the vectors, so make this after the model has its device and dtype. Layers that have the same
+    moving_average_fraction and have seen the same number of iterations move together. One in evaluation mode stays.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.layers = [m for m in model.modules() if isinstance(m, BatchNorm2d)]
-        self._iterations: int | None = None
+        self.layers = norms(model)
+        self._iterations: list[int] = []  # by layer
+        self._parts: list[slice] = []
         self.n = sum(2 * m.num_features for m in self.layers)
         sample = next(model.parameters())
         dtype = self.layers[0].running_mean.dtype if self.layers else sample.dtype
@@ -33,6 +34,7 @@ class BatchStatistics:
                 setattr(layer, batch, self.batch[part])
                 setattr(layer, running, self.running[part])
                 offset += layer.num_features
+            self._parts.append(slice(offset - 2 * layer.num_features, offset))
 
     @torch.no_grad()
     def forget(self) -> None:
@@ -42,8 +44,7 @@ class BatchStatistics:
 
     def once_more(self) -> None:
         """The next move is that of another replica, for the same iteration; its buffers are in place."""
-        if self._iterations is not None:
-            self._iterations -= 1
+        self._iterations = [n - layer.training for n, layer in zip(self._iterations, self.layers, strict=False)]
 
     @torch.no_grad()
     def move(self, total: Tensor, logical_workers: int) -> None:
@@ -52,15 +53,26 @@ class BatchStatistics:
         Caffe keeps A = f*A + x and c = f*c + 1 and reads A/c, with f the moving_average_fraction. After t iterations
         c = (1 - f^t) / (1 - f), so that A/c moves by (x - A/c) * (1 - f) / (1 - f^t): the first x counts whole.
         """
-        if not self.layers:
+        moving = [layer for layer in self.layers if layer.training]
+        if not moving:
             return
-        if self._iterations is None:  # read once, after any restoring, because on a GPU it waits for the device
-            self._iterations = int(self.layers[0].num_batches_tracked)
-        self._iterations += 1
-        torch._foreach_add_([layer.num_batches_tracked for layer in self.layers], 1)
-        fraction = self.layers[0].moving_average_fraction
+        if not self._iterations:  # read once, after any restoring, because on a GPU it waits for the device
+            self._iterations = torch.stack([layer.num_batches_tracked for layer in self.layers]).tolist()
+        self._iterations = [n + layer.training for n, layer in zip(self._iterations, self.layers, strict=True)]
+        torch._foreach_add_([layer.num_batches_tracked for layer in moving], 1)
         mean = (total / logical_workers).to(self.running.dtype)
-        self.running.lerp_(mean, (1 - fraction) / (1 - fraction**self._iterations))
+        seen = zip(self._iterations, self.layers, self._parts, strict=True)
+        moves = [(_weight(layer.moving_average_fraction, n), part) for n, layer, part in seen if layer.training]
+        if len(moving) == len(self.layers) and len({weight for weight, _ in moves}) == 1:
+            self.running.lerp_(mean, moves[0][0])
+            return
+        for weight, part in moves:
+            self.running[part].lerp_(mean[part], weight)
+
+
+def _weight(fraction: float, iterations: int) -> float:
+    """That of the newest iteration; with a fraction of 1 all count alike."""
+    return 1 / iterations if fraction == 1 else (1 - fraction) / (1 - fraction**iterations)
 
 
 class Average:

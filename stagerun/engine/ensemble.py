@@ -13,7 +13,6 @@ from stagerun.engine.averages import BatchStatistics
 from stagerun.engine.device import autocast
 from stagerun.engine.images import Batch, Normalise
 from stagerun.engine.update import Arithmetic, explained, forward
-from stagerun.models import BatchNorm2d
 
 _ROWS_AT_ONCE = 16  # of the table of BatchNorm statistics, which for a ResNet-50 are half a megabyte each
 
@@ -60,7 +59,7 @@ def batch_norm_names(model: nn.Module) -> frozenset[str]:
     return frozenset(
         f"{name}.{statistic}" if name else statistic
         for name, module in model.named_modules()
-        if isinstance(module, BatchNorm2d)
+        if "batch_mean" in module._buffers
         for statistic in ("running_mean", "running_var", "num_batches_tracked")
     )
 

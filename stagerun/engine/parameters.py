@@ -52,16 +52,23 @@ def multipliers(name: str, kind: ParamKind, rules: Sequence[ParamRule]) -> Param
 
 
 def trained_parameters(model: nn.Module, rules: Sequence[ParamRule]) -> list[Parameter]:
-    """The parameters that move, in model order. Those with lr_mult 0 are frozen: autograd leaves them out.
+    """The parameters that move, in model order. Those with lr_mult 0, and those that a network from outside keeps
+    as they are, are frozen: autograd leaves them out.
 
     UsageError if that leaves none.
     """
-    trained = []
+    trained: list[Parameter] = []
+    kept: frozenset[str] = getattr(model, "frozen_by_network", frozenset())
     for name, tensor in model.named_parameters():
         rule = multipliers(name, kind_of(model, name), rules)
-        tensor.requires_grad_(rule.lr_mult != 0)
-        if rule.lr_mult != 0:
+        moves = rule.lr_mult != 0 and name not in kept
+        tensor.requires_grad_(moves)
+        if moves:
             trained.append(Parameter(name, tensor, rule.lr_mult, rule.decay_mult, rule.adapt))
+    if not trained and not any(rule.lr_mult == 0 for rule in rules):
+        raise UsageError(
+            "the network has no parameter to train", "parameters with `requires_grad` False stay as they are"
+        )
     if not trained:
         raise UsageError(
             "`param` gives every parameter of the model lr_mult 0: there is nothing to train",

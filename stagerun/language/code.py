@@ -13,10 +13,11 @@ from importlib.util import find_spec
 
 from stagerun.base.code import Code, Sources
 from stagerun.base.errors import Problems, Span, nearest
+from stagerun.base.recipe import ABSENT
 
 # A file of such a name would be imported in place of what Python, torch or stagerun import by it.
 RESERVED = frozenset(sys.stdlib_module_names) | {"numpy", "stagerun", "torch", "torchvision"}
-ABSENT = "not installed"  # in place of a package's version
+LARGEST = 1_000_000  # bytes of a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,9 @@ class LocalFiles:
 
     def _text(self, file: str) -> Text:
         if file not in self._texts:
-            self._texts[file] = self.read(file)
+            text = self.read(file)
+            large = isinstance(text, bytes) and len(text) > LARGEST
+            self._texts[file] = Unreadable(f"the file is larger than {LARGEST // 1_000_000} MB") if large else text
         return self._texts[file]
 
     def _path(self, file: str) -> str:
@@ -152,6 +155,10 @@ class LocalFiles:
         elif reserved := _reserved(imported):
             hint = f"rename {self._path(imported)}"
             self.problems.add(span, f"`{reserved}` is Python's or torch's own, and there is a file of that name", hint)
+
+
+def is_reserved(file: str) -> bool:
+    return bool(_reserved(file))
 
 
 def _reserved(file: str) -> str:

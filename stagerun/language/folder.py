@@ -30,6 +30,7 @@ def write_folder(out: str, texts: Mapping[str, str]) -> None:
         shutil.rmtree(made, ignore_errors=True)  # of a killed one that had this process's number
         made.mkdir()
         for name, text in texts.items():
+            (made / name).parent.mkdir(parents=True, exist_ok=True)
             with open(made / name, "w", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from google.protobuf.descriptor import FieldDescriptor
 
 from stagerun.base.errors import listing, nearest
+from stagerun.language.proto import stagerun_pb2
 from stagerun.language.tree import Scalar
 
 
@@ -147,7 +148,7 @@ def read(field: FieldDescriptor, token: Token) -> Scalar:
 def wanted(field: FieldDescriptor) -> str:
     if field.enum_type is not None:
         return listing([v.name for v in field.enum_type.values])
-    return WORDS[field.type]
+    return "`{ name: value ... }`" if field.GetOptions().Extensions[stagerun_pb2.arguments] else WORDS[field.type]
 
 
 def string(token: Token) -> bytes:

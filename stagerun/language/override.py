@@ -14,7 +14,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from stagerun.base.errors import Problems, Span, nearest
 from stagerun.language.layers import PARTNER, SET
 from stagerun.language.lexer import Kind, tokens
-from stagerun.language.parse import parse_value
+from stagerun.language.parse import parse_value, takes_arguments
 from stagerun.language.tree import SCHEDULE, SOLVER, Block, Entry, Value, is_message, quoted
 
 
@@ -121,7 +121,7 @@ def _unknown(span: Span, word: str, number: int, kind: Descriptor, stages: Seque
 
 
 def _is_text(field: FieldDescriptor) -> bool:
-    return bool(field.type == FieldDescriptor.TYPE_STRING)
+    return bool(field.type == FieldDescriptor.TYPE_STRING) and not takes_arguments(field)
 
 
 def _value(line: int, column: int, text: str, field: FieldDescriptor, place: Span, problems: Problems) -> Entry | None:

@@ -396,8 +396,8 @@ def _text(folder: str, name: str) -> Text:
             return Unreadable("this is not a regular file")
         with open(path, "rb") as file:
             return file.read(LARGEST + 1)
-    except FileNotFoundError:
-        return Unreadable("there is no such file")
+    except (FileNotFoundError, NotADirectoryError):
+        return MISSING
     except PermissionError:
         return Unreadable("no permission to read it")
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have

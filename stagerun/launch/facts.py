@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stagerun.base.errors import DataError, PermissionDenied, StagerunError, StorageError
-from stagerun.base.recipe import Cache, Data, Schedule, Source
+from stagerun.base.recipe import CODE, Cache, Data, Schedule, Source
 from stagerun.base.text import size
 from stagerun.data.scratch.layout import PARTIAL, held_now, home_of, look, survey
 from stagerun.data.scratch.room import free_bytes, idle_now, missing
@@ -261,7 +261,8 @@ def _of_schedule(found: Facts, schedule: Schedule, out: str | None, writes: bool
 
 
 def with_settings(found: Facts, schedule: Schedule) -> Facts:
-    files = {os.path.basename(path): _short(text) for path, text in schedule.files}
+    folder = schedule.sources.folder or "."
+    files = {os.path.relpath(path, folder): _short(text) for path, text in schedule.files}
     return replace(found, settings=settings_digest(schedule), files=files)
 
 
@@ -294,7 +295,10 @@ def settings_text(schedule: Schedule) -> str:
         loader_threads=None,
         cache=Cache.AUTO,
     )
-    return canonical(replace(schedule, data=mine))
+    code = {
+        f"{key}: {text}" for stage in schedule.stages for key, text in stage.identity.items() if key.startswith(CODE)
+    }
+    return "\n".join([canonical(replace(schedule, data=mine)), *sorted(code)])
 
 
 def settings_digest(schedule: Schedule) -> str:

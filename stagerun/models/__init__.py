@@ -9,12 +9,13 @@ from torch import Tensor, nn
 from stagerun.base import recipe
 from stagerun.base.errors import UsageError
 from stagerun.base.recipe import ZeroGamma
-from stagerun.language.networks import NETWORKS, TORCHVISION
+from stagerun.language.networks import NETWORKS, TORCHVISION, is_foreign, network_of
 from stagerun.models.catalog import torchvision_network
-from stagerun.models.layers import BatchNorm2d, fill
+from stagerun.models.foreign import foreign_network, require_trusted
+from stagerun.models.layers import BatchNorm2d, fill, norms
 from stagerun.models.resnet import add_blur_pool, set_gamma
 
-__all__ = ["BatchNorm2d", "build", "maker"]
+__all__ = ["BatchNorm2d", "build", "maker", "norms", "require_trusted"]
 
 
 def maker(name: str) -> Callable[[recipe.Model], nn.Module]:
@@ -32,6 +33,8 @@ def build(model: recipe.Model) -> nn.Module:
     Images come as [N, model.channels, H, W]; it answers with logits [N, model.num_classes]. Images of a size that the
     network does not take are a UsageError. Settings that mean nothing for a network are refused by `language`, not here.
     """
+    if is_foreign(model.name):
+        return foreign_network(model)
     net = maker(model.name)(model)
     if model.zero_gamma is not ZeroGamma.AS_PUBLISHED:
         set_gamma(net, model.zero_gamma)
@@ -55,9 +58,9 @@ def _fill_last(net: nn.Module, weight: recipe.Filler | None, bias: recipe.Filler
 
 def _refuse_size(name: str, net: nn.Module, inputs: tuple[Tensor]) -> None:
     height, width = inputs[0].shape[-2:]
-    if not NETWORKS[name].fits(height, width):
+    if not network_of(name).fits(height, width):
         raise UsageError(
-            f"`{name}` takes images of {NETWORKS[name].sizes}, and these have {height} x {width}",
+            f"`{name}` takes images of {network_of(name).sizes}, and these have {height} x {width}",
             "cut them with `crop_size`, or resize them with `random_resize_param`, in transform_param and "
             "test_transform_param; or take another network",
         )

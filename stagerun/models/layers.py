@@ -7,12 +7,13 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from stagerun.base import recipe
 from stagerun.base.recipe import Filler, VarianceNorm
 
 
-class BatchNorm2d(nn.BatchNorm2d):
+class KeptStatistics(_BatchNorm):
     """Normalises with the statistics of the device batch and leaves them in `batch_mean` and `batch_var`.
 
     `batch_mean` [features] and `batch_var` [features] (unbiased, with m/(m-1), as Caffe) are those of the last forward pass
@@ -20,6 +21,7 @@ class BatchNorm2d(nn.BatchNorm2d):
     workers, known only after the reduction. `moving_average_fraction` is Caffe's.
     """
 
+    moving_average_fraction: float
     batch_mean: Tensor
     batch_var: Tensor
     # torch declares these optional, for layers that keep no statistics; ours always does.
@@ -27,17 +29,77 @@ class BatchNorm2d(nn.BatchNorm2d):
     running_var: Tensor
     num_batches_tracked: Tensor
 
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+        # Momentum 1 makes torch write the batch's own statistics over the buffers, at no cost beyond the pass itself.
+        return F.batch_norm(x, self.batch_mean, self.batch_var, self.weight, self.bias, True, 1.0, self.eps)
+
+
+class BatchNorm2d(KeptStatistics, nn.BatchNorm2d):
+    """That of stagerun's own networks."""
+
     def __init__(self, features: int, moving_average_fraction: float | None = None, eps: float | None = None) -> None:
         super().__init__(features, eps=1e-5 if eps is None else eps, momentum=None)
         self.moving_average_fraction = 0.9 if moving_average_fraction is None else moving_average_fraction
         self.register_buffer("batch_mean", torch.zeros(features), persistent=False)
         self.register_buffer("batch_var", torch.zeros(features), persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training:
-            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
-        # Momentum 1 makes torch write the batch's own statistics over the buffers, at no cost beyond the pass itself.
-        return F.batch_norm(x, self.batch_mean, self.batch_var, self.weight, self.bias, True, 1.0, self.eps)
+
+class _BatchNorm1d(KeptStatistics, nn.BatchNorm1d):
+    pass
+
+
+class _BatchNorm3d(KeptStatistics, nn.BatchNorm3d):
+    pass
+
+
+_OURS: dict[type, type] = {nn.BatchNorm1d: _BatchNorm1d, nn.BatchNorm2d: BatchNorm2d, nn.BatchNorm3d: _BatchNorm3d}
+_STATISTICS = (("running_mean", "batch_mean"), ("running_var", "batch_var"))
+
+
+def norms(model: nn.Module) -> list[KeptStatistics]:
+    """The layers whose statistics are moved from outside."""
+    return [m for m in model.modules() if "batch_mean" in m._buffers]  # type: ignore[misc]
+
+
+def keep_statistics(layer: _BatchNorm, fraction: float | None) -> None:
+    """From now on a BatchNorm of someone else's leaves its statistics as ours do. `fraction` None: as its own momentum says, None of which
+    is the plain mean of all iterations.
+
+    torch's own become ours. Of a class with a forward of its own that forward stays: it finds buffers for the batch where it looks
+    for running ones, and a momentum of 1.
+    """
+    if "batch_mean" in layer._buffers:  # one of stagerun's
+        return
+    own = 1.0 if layer.momentum is None else 1 - layer.momentum
+    layer.moving_average_fraction = own if fraction is None else fraction  # type: ignore[assignment]
+    for running, batch in _STATISTICS:
+        layer.register_buffer(batch, torch.zeros_like(getattr(layer, running)), persistent=False)
+    if (ours := _OURS.get(type(layer))) is not None:
+        layer.__class__ = ours
+        return
+    layer.register_forward_pre_hook(_swap)
+    layer.register_forward_hook(_swap_back, always_call=True)
+
+
+def _swap(layer: nn.Module, inputs: object) -> None:
+    if layer.training:
+        buffers = layer._buffers
+        counter = buffers["num_batches_tracked"]
+        layer.__dict__["_own"] = layer.momentum, counter
+        layer.momentum = 1.0  # type: ignore[assignment]
+        buffers["num_batches_tracked"] = None if counter is None else counter.clone()
+        for running, batch in _STATISTICS:
+            buffers[running], buffers[batch] = buffers[batch], buffers[running]
+
+
+def _swap_back(layer: nn.Module, inputs: object, output: object) -> None:
+    if (own := layer.__dict__.pop("_own", None)) is not None:
+        buffers = layer._buffers
+        layer.momentum, buffers["num_batches_tracked"] = own
+        for running, batch in _STATISTICS:
+            buffers[running], buffers[batch] = buffers[batch], buffers[running]
 
 
 class ConvUnit(nn.Module):

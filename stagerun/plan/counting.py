@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from stagerun.base.recipe import FROM_ITER, Schedule, Stage
+from stagerun.base.recipe import ABSENT, FROM_ITER, Schedule, Stage
 from stagerun.base.snapshots import TRAINING_SET, Inventory, SnapshotRef, how_far, same_set
 from stagerun.language.values import unsaid
 from stagerun.plan.planned import Change, PlannedStage, State, label
@@ -84,6 +84,8 @@ def changed_fields(ref: SnapshotRef, stage: Stage) -> list[str]:
     """
 
     def changed(field: str) -> bool:
+        if stage.identity.get(field) == ABSENT:  # a package that `run` has, and this machine hasn't
+            return False
         if default := unsaid(field):
             return ref.identity.get(field, default) != stage.identity.get(field, default)
         if field not in stage.identity and field in stage.origins:

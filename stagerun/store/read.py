@@ -86,6 +86,11 @@ def inspect(disk: Disk, out: Path, name: str) -> Manifest:
     return _inspect(disk, snapshots_folder(out) / name)
 
 
+def inspect_folder(disk: Disk, folder: Path) -> Manifest:
+    """The manifest of the snapshot in a folder, wherever it lies. Raises as `inspect` does."""
+    return _inspect(disk, folder)
+
+
 def _inspect(disk: Disk, folder: Path) -> Manifest:
     return _inspect_as(disk, folder, folder.name)
 

@@ -6,6 +6,7 @@ script beside them (`import blocks`), and one schedule's files at a time.
 """
 
 import inspect
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -52,6 +53,24 @@ def parameters_of(function: Callable[..., Any]) -> tuple[tuple[str, ...], bool]:
         return (), True
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return tuple(p.name for p in found if p.kind in named), any(p.kind is p.VAR_KEYWORD for p in found)
+
+
+def refusal(code: Code, sources: Sources, function: Callable[..., Any] | None, message: str, hint: str) -> UsageError:
+    """What is wrong with what a function of the user's returned, at the function's own line."""
+    file, line = _defined(function, sources) if function is not None else ("", 0)
+    source = _source_line(file, line, sources)
+    where = f"{file}:{line}" if file else _place(code, sources)
+    return UsageError(f"{where}: {message}" + (f"\n  {source}" if source else ""), hint)
+
+
+def line_in(text: str, sources: Sources) -> str:
+    """`mynet.py:12`, the last place in the user's files that a traceback in a text names; '' for none."""
+    found = ""
+    for file, line in re.findall(r'File "(.+?)", line (\d+)', text):
+        for path, _ in sources.files:
+            if file == join(abspath(sources.folder), path):
+                found = f"{join(sources.folder, path)}:{line}"
+    return found
 
 
 # -- the import

@@ -15,7 +15,7 @@ from stagerun.language import canonical
 from stagerun.plan import Plan, State, changed_fields, make_plan, require_fresh
 from stagerun.plan.counting import names_of, targets, under
 from stagerun.system.lmdb_file import with_sets
-from stagerun.train.progress import ARRIVALS, RECIPE, STATE, Progress, progress_of
+from stagerun.train.progress import ARRIVALS, CODE, RECIPE, STATE, Progress, progress_of
 from stagerun.train.results import require_progress, standing
 
 
@@ -212,12 +212,18 @@ class Keeper:
                 skipped=lineage.skipped,
                 began_empty=self.began_empty,
             ),
-            files={**files, STATE: json.dumps(progress.record()).encode(), RECIPE: canonical(self.schedule).encode()},
+            files={**files, **self._texts(progress)},
             content=tuple(
                 name for name in files if name != ARRIVALS
             ),  # how it came about; what follows doesn't hang on it
             require_held=self.require_held,
         )
+
+    def _texts(self, progress: Progress) -> dict[str, bytes]:
+        texts = {STATE: json.dumps(progress.record()).encode(), RECIPE: canonical(self.schedule).encode()}
+        if code := dict(self.schedule.sources.files):
+            texts[CODE] = json.dumps(code).encode()
+        return texts
 
     def retain(self, newest: SnapshotRef, spared: frozenset[str] | None = None) -> None:
         """Drops what `newest` makes superfluous. `spared`: it is of a stretch that is trained once more, of which only the newest

@@ -10,9 +10,10 @@ WEIGHTS, MOMENTUM, AVERAGE = "model.safetensors", "optim.safetensors", "ema.safe
 RESIDUAL, REPLICAS = "residual.safetensors", "replicas.safetensors"
 ARRIVALS = "arrivals.safetensors"  # in which order the pushes of a stage with `method: ASYNC` were claimed and applied
 STATE, RECIPE = "state.json", "recipe.prototxt"
+CODE = "code.json"  # the Python files that the schedule names, by path, where it names any
 
-# What these two may be at most. Of a thousand bad records state.json has some 100 kB, of hundreds of stages the recipe 1 MB.
-MOST_STATE, MOST_RECIPE = 16_000_000, 4_000_000
+# What these may be at most. Of a thousand bad records state.json has some 100 kB, of hundreds of stages the recipe 1 MB.
+MOST_STATE, MOST_RECIPE, MOST_CODE = 16_000_000, 4_000_000, 16_000_000
 
 
 @dataclass(frozen=True, slots=True)

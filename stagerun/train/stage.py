@@ -49,6 +49,7 @@ from stagerun.train.agreement import ToldByAnother, compare, rank0
 from stagerun.train.choosing import resolved
 from stagerun.train.environment import environment_of, promise
 from stagerun.train.finish import finish_stage, test
+from stagerun.train.foreign import look_at
 from stagerun.train.keeper import Lineage
 from stagerun.train.progress import Progress, progress_of
 from stagerun.train.pushing import asynchronous
@@ -72,6 +73,8 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
     """The same up to the iteration from which it is to go back; None at the end, and after a Stopped."""
     solver, planned, pulse = run.stage.solver, run.planned, run.worker.comm.pulse
     pulse.enter(Section.START)
+    for text in look_at(run):
+        yield Note(text=text)
     state = restored(run)
     if run.rollbacks is None:
         _recall(run)

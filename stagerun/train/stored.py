@@ -1,7 +1,7 @@
 """A snapshot on its own, without the schedule's folder: its recipe, its network, and how large its files may be."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from stagerun import store
 from stagerun.base import recipe
+from stagerun.base.code import Sources, code_of
 from stagerun.base.errors import ResumeRefused, UsageError
 from stagerun.base.recipe import Schedule, Stage
 from stagerun.base.snapshots import SnapshotRef
@@ -19,14 +20,19 @@ from stagerun.base.text import size
 from stagerun.engine.codec import decode
 from stagerun.engine.device import dtype_of
 from stagerun.engine.state import restore
+from stagerun.language.code import is_reserved
+from stagerun.language.networks import is_foreign
 from stagerun.language.stored import read_foreign
-from stagerun.models import build
+from stagerun.models import build, require_trusted
 from stagerun.plan import PlannedStage, State
 from stagerun.system.host import available_memory
+from stagerun.system.typed import json_object
 from stagerun.train.progress import (
     ARRIVALS,
     AVERAGE,
+    CODE,
     MOMENTUM,
+    MOST_CODE,
     MOST_RECIPE,
     MOST_STATE,
     RECIPE,
@@ -60,6 +66,7 @@ def most_bytes(model: recipe.Model, senders: int = 0, replicas: int = 0, arrival
         ARRIVALS: arrivals,
         STATE: MOST_STATE,
         RECIPE: MOST_RECIPE,
+        CODE: MOST_CODE,
     }
 
 
@@ -85,6 +92,8 @@ def elements(model: recipe.Model) -> int:
     """Numbers in the parameters and buffers of a network, however large it is: it is made without memory for them. Torch's random
     state is left alone."""
     with torch.random.fork_rng(devices=[]):
+        if is_foreign(model.name):  # it may compute with its tensors, which then must have memory
+            return _count(build(model))
         try:
             with torch.device("meta"):
                 return _count(build(model))
@@ -147,8 +156,17 @@ class Stored:
     stage: Stage
 
 
-def open_snapshot(folder: Path) -> Stored:
-    """The snapshot in a folder, wherever it lies. Damaged, ResumeRefused, StorageError, PermissionDenied.
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """Whether Python that a snapshot's recipe names may be run: that of a schedule's folder, or the copy that the snapshot has."""
+
+    given: bool = False
+    schedule: Schedule | None = None
+
+
+def open_snapshot(folder: Path, trust: Trust = Trust()) -> Stored:
+    """The snapshot in a folder, wherever it lies. Damaged, ResumeRefused, StorageError, PermissionDenied; UsageError where its network is
+    made by Python that isn't trusted.
 
     It need not be ours: the recipe is read first, and says how large the rest may be.
     """
@@ -156,7 +174,7 @@ def open_snapshot(folder: Path) -> Stored:
     ref, text = store.read_file_of(disk, folder, RECIPE, MOST_RECIPE)
     try:
         schedule = read_foreign(text.decode())
-        stage = schedule.stage(ref.stage)
+        stage = _with_code(disk, folder, schedule.stage(ref.stage), trust)
         most = require_buildable(folder.name, stage.model)
         ref, files = store.read_folder(disk, folder, most)
         require_large_enough(ref.name, stage.model, files[WEIGHTS])
@@ -167,6 +185,33 @@ def open_snapshot(folder: Path) -> Stored:
             f"the recipe in snapshot {ref.name} can't be read: {error}",
             f"it was written by stagerun {version}: use that one",
         ) from error
+
+
+def _with_code(disk: store.LocalDisk, folder: Path, stage: Stage, trust: Trust) -> Stage:
+    """The stage with the Python that makes its network, where it has any."""
+    if not is_foreign(stage.model.name):
+        return stage
+    if trust.schedule is not None:
+        sources = trust.schedule.sources
+    elif trust.given:
+        names = store.inspect_folder(disk, folder).files
+        texts = store.read_file_of(disk, folder, CODE, MOST_CODE)[1] if CODE in names else b"{}"
+        sources = sources_of(texts, folder)
+    trusted = replace(stage.model, sources=sources if trust.given else None)
+    require_trusted(trusted, f"snapshot {folder.name}")
+    return replace(stage, model=trusted)
+
+
+def sources_of(texts: bytes, folder: Path) -> Sources:
+    """What `code.json` holds. ValueError if no run has written it."""
+    found = json_object(texts)
+    for path, text in found.items():
+        if not isinstance(text, str):
+            raise ValueError(f"{CODE}: {path[:40]!a} is not a text")
+        code_of(f"{path}:name")
+        if is_reserved(path):
+            raise ValueError(f"{CODE}: {path} has the name of a module of Python's or torch's")
+    return Sources(str(folder / CODE), tuple((path, str(text)) for path, text in sorted(found.items())))
 
 
 def saved_weights(stored: Stored, ema: bool) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from stagerun.base.errors import ExitCode, Problem, StagerunError
-from stagerun.base.recipe import Data, Schedule
+from stagerun.base.recipe import ABSENT, CODE, Data, Schedule
 from stagerun.base.text import count
 from stagerun.command.ending import show, tell
 from stagerun.command.options import command, flag
@@ -28,6 +28,7 @@ def check(
         f"{count(sum(s.solver.max_iter for s in schedule.stages), 'iteration')}, no mistakes{', no findings' * lint}, "
         f"digest {digest(schedule)[:12]}"
     )
+    tell("\n".join(f"note: {line}" for line in missing_packages(schedule)))
     if (problem := look_at_classes(schedule)) is not None:
         tell(f"note: `run` will refuse this:\n{problem.render()}")
 
@@ -37,6 +38,13 @@ def missing_data(data: Data) -> Iterator[str]:
     for field, source in (("data.train", data.train), ("data.val", data.val)):
         if source is not None and not os.path.exists(source.path):
             yield f"{field}: there is no LMDB at {source.path} on this machine; `run` will need it"
+
+
+def missing_packages(schedule: Schedule) -> Iterator[str]:
+    """A sentence for each package that makes a network or something else, and isn't on this machine."""
+    found = {key.removeprefix(CODE) for s in schedule.stages for key, text in s.identity.items() if text == ABSENT}
+    for name in sorted(found):
+        yield f"`{name}` is not installed on this machine; `run` will need it"
 
 
 class Suspicious(StagerunError):

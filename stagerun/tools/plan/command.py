@@ -272,9 +272,11 @@ def _pieces(schedule: Schedule) -> dict[str, tuple[float, ...]]:
         from stagerun.engine.device import dtype_of
         from stagerun.engine.parameters import trained_parameters
         from stagerun.models import build
+        from stagerun.tools.plan.gradients import require_known
 
     found = {}
     for stage in schedule.stages:
+        require_known(stage)
         with torch.device("meta"):
             network = build(stage.model)
         network.to(dtype_of(stage.solver.precision))

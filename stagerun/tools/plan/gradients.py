@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from stagerun.base.compression import applied
+from stagerun.base.errors import UsageError
 from stagerun.base.recipe import Compression, Determinism, Method, Schedule, Scope, Stage
 from stagerun.base.text import count
+from stagerun.language.networks import is_foreign
 from stagerun.plan.coding import BY_CONTENT, PER_MESSAGE, RATES, Rate, Sending, Share, lossless, replicas, sending
 from stagerun.plan.gradients import method_text
 from stagerun.plan.link import Coding, Senders, ring_bytes
@@ -58,6 +60,15 @@ class _Job:
     own: frozenset[Method]
 
 
+def require_known(stage: Stage) -> None:
+    """UsageError for a network from outside: `plan` runs no code of the user's, and doesn't know its tensors."""
+    if is_foreign(stage.model.name):
+        raise UsageError(
+            f"`plan` doesn't run `{stage.model.name}`, and can't know what its gradients come to",
+            "leave --workers and --bandwidth out; `rehearse` measures with the workers that it is given",
+        )
+
+
 def _job(schedule: Schedule, stage: Stage, workers: int, link: Link, own: Mapping[Method, Rate]) -> _Job:
     with signals.held():
         import torch
@@ -69,6 +80,7 @@ def _job(schedule: Schedule, stage: Stage, workers: int, link: Link, own: Mappin
         from stagerun.models import build
 
     solver = replace(stage.solver, compile=False, ema_decay=None)
+    require_known(stage)
     with torch.device("meta"):
         network = build(stage.model)
     state = make_state(network, solver, torch.device("meta"))

@@ -13,7 +13,7 @@ from stagerun.base.errors import StagerunError, UsageError
 from stagerun.base.text import duration
 from stagerun.command.ending import show, tell
 from stagerun.command.options import argument, command, flag, option
-from stagerun.command.shared import Ema, ForwardBatch, Json, OwnThreads, Views
+from stagerun.command.shared import Ema, ForwardBatch, Json, OwnThreads, TrustCode, Views
 from stagerun.system.world import World, default_threads
 from stagerun.tools.weights.selection import SETS, Chosen, choose
 
@@ -38,6 +38,7 @@ class EvalOptions:
         "--output FOLDER",
         "With --per-class: the whole confusion matrix (.csv, .png) and the worst mistakes as a contact sheet.",
     )
+    trust_code: TrustCode = False
     as_json: Json = False
 
 
@@ -138,10 +139,10 @@ def _evaluate(folder: Path, chosen: Chosen, options: EvalOptions, device: Any) -
     """An object for JSON, and the lines for people."""
     from stagerun.engine import evaluate as evaluation
     from stagerun.train.evaluating import Wanted, score, use_schedule
-    from stagerun.train.stored import open_snapshot
+    from stagerun.train.stored import Trust, open_snapshot
 
     started = time.monotonic()
-    stored = open_snapshot(folder)
+    stored = open_snapshot(folder, Trust(options.trust_code, chosen.schedule))
     stage = chosen.stages.get(folder.name, stored.ref.stage)
     if chosen.schedule is not None:
         as_run, stored = stored, use_schedule(stored, chosen.schedule, stage)

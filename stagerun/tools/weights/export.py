@@ -9,7 +9,7 @@ from stagerun.base.errors import UsageError
 from stagerun.base.text import size
 from stagerun.command.ending import show
 from stagerun.command.options import argument, command, flag, option
-from stagerun.command.shared import Ema, OutOfName
+from stagerun.command.shared import Ema, OutOfName, TrustCode
 from stagerun.system.files import write_output
 from stagerun.tools.weights.selection import choose_snapshot
 
@@ -27,6 +27,7 @@ class ExportOptions:
     )
     force: bool = flag("--force", "Replace the file if it exists.")
     ema: Ema = False
+    trust_code: TrustCode = False
     rgb: bool = flag("--rgb", "For images in R, G, B, of a network that was trained on B, G, R.")
     size: int | None = option("--size N", "Side of the images of --onnx, in pixels.  [default: crop_size]", least=1)
 
@@ -52,12 +53,12 @@ def export_snapshot(folder: Path, options: ExportOptions) -> None:
 
     from stagerun.engine.export import Format
     from stagerun.tools.weights import exporting
-    from stagerun.train.stored import open_snapshot
+    from stagerun.train.stored import Trust, open_snapshot
 
     wanted = exporting.Wanted(
         format=Format(SUFFIX[kind]), file=str(path), ema=options.ema, rgb=options.rgb, side=options.size
     )
-    data, lines = exporting.export(open_snapshot(folder), wanted)
+    data, lines = exporting.export(open_snapshot(folder, Trust(options.trust_code)), wanted)
     _require_free(path, options.force)
     write_output(path, data)
     show("\n".join([f"wrote {path}, {size(len(data))}", *(f"  {line}" for line in lines)]))

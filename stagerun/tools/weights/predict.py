@@ -14,7 +14,7 @@ from stagerun.base.errors import DataError, StagerunError
 from stagerun.base.text import count, csv_text
 from stagerun.command.ending import show, tell
 from stagerun.command.options import argument, command, option
-from stagerun.command.shared import Ema, ForwardBatch, Json, OutOfName, OwnThreads, Views
+from stagerun.command.shared import Ema, ForwardBatch, Json, OutOfName, OwnThreads, TrustCode, Views
 from stagerun.data import datum
 from stagerun.data.records import ListRecords, LmdbSource, spread
 from stagerun.system.files import write_output
@@ -43,6 +43,7 @@ class PredictOptions:
     threads: OwnThreads = None
     ema: Ema = False
     csv: str | None = option("--csv FILE", "Also a row for each picture and answer, with all digits.")
+    trust_code: TrustCode = False
     as_json: Json = False
 
 
@@ -87,10 +88,10 @@ def predict_images(folder: Path, options: PredictOptions) -> None:
     from stagerun.engine.device import choose_device
     from stagerun.system.world import World, default_threads
     from stagerun.train.evaluating import Wanted, classifier
-    from stagerun.train.stored import open_snapshot
+    from stagerun.train.stored import Trust, open_snapshot
 
     torch.set_num_threads(options.threads or default_threads(1))
-    stored = _not_rectangular(open_snapshot(folder))
+    stored = _not_rectangular(open_snapshot(folder, Trust(options.trust_code)))
     names = _class_names(stored, options.classes)
     classify = classifier(stored, Wanted(views=evaluate.Views(options.views), ema=options.ema), choose_device(World()))
     batch = options.device_batch or stored.stage.solver.test_batch_size

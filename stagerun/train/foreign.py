@@ -1,0 +1,177 @@
+"""A network from outside, looked at before the first update: what would go wrong later, or differ when a run is continued, is said now.
+
+Everything is tried on networks that are thrown away, so that nothing of it is left in the one that is trained.
+"""
+
+import warnings
+from collections.abc import Mapping
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stagerun.base.errors import UsageError
+from stagerun.base.recipe import Model, Precision
+from stagerun.base.text import listed, size
+from stagerun.comm import gather_json
+from stagerun.engine.codec import digest
+from stagerun.engine.device import autocast, dtype_of, seed
+from stagerun.language.networks import is_foreign
+from stagerun.models import build
+from stagerun.models.foreign import refuse, require_logits
+from stagerun.models.layers import norms
+from stagerun.system.code import line_in
+from stagerun.system.host import available_memory
+from stagerun.train.agreement import everyone
+from stagerun.train.worker import StageRun
+
+_SEED, _IMAGES = 1, 2
+_NAMED = 3  # of parameters in a message
+# Weights, gradients and momentum; and the networks that are tried.
+_COPIES = 5
+_ONES_OWN = (
+    "a run that is continued must draw the same: use torch's random numbers alone, and no clock, no counter of calls"
+)
+
+
+def look_at(run: StageRun) -> tuple[str, ...]:
+    """Notes on the network of the stage, where it is from outside. Collective; UsageError."""
+    if not is_foreign(run.stage.model.name):
+        return ()
+    solver, comm = run.stage.solver, run.worker.comm
+    count = min(_IMAGES, solver.device_batch_size)
+
+    def tried() -> tuple[tuple[str, ...], Mapping[str, str]]:
+        assert run.worker.images.train is not None
+        batch = run.worker.images.loader(run.stage).batch(0, count)
+        shape = (count, run.stage.model.channels, *batch.images.shape[1:3])
+        return _tried(run.stage.model, shape, run.worker.device, solver.precision, solver.channels_last)
+
+    notes, digests = everyone(comm, tried)
+    others = gather_json(comm, dict(digests))
+    everyone(comm, lambda: _require_same(run.stage.model, digests, others))
+    return notes
+
+
+def _require_same(model: Model, mine: Mapping[str, str], others: list[dict[str, str]]) -> None:
+    for rank, its in enumerate(others):
+        names = [name for name in {**mine, **its} if mine.get(name) != its.get(name)]
+        if names:
+            raise UsageError(
+                f"`{model.name}` makes another network on rank {rank} than here: {_names(names)}",
+                "it must not look at the rank, the host, the clock or the environment",
+            )
+
+
+@lru_cache(maxsize=8)
+def _tried(
+    model: Model, shape: tuple[int, ...], device: torch.device, precision: Precision, channels_last: bool
+) -> tuple[tuple[str, ...], Mapping[str, str]]:
+    """Notes, and what each tensor of the network is at first, as a text."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        net, again = _fresh(model), _fresh(model)
+        digests = {name: f"{list(t.shape)} {digest(t)}" for name, t in net.state_dict().items()}
+        other = {name: f"{list(t.shape)} {digest(t)}" for name, t in again.state_dict().items()}
+        if digests != other:
+            names = [name for name in {**digests, **other} if digests.get(name) != other.get(name)]
+            raise refuse(net, f"the function makes another network the second time: {_names(names)}", _ONES_OWN)
+        del again
+        _require_memory(net)
+        net.to(device, dtype_of(precision))
+        images = torch.randn(shape, device=device, dtype=dtype_of(precision))
+        if channels_last:
+            net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            images = images.contiguous(memory_format=torch.channels_last)
+        unused = _pass(net, images, model.num_classes, precision)
+    notes = []
+    if frozen := net.__dict__["frozen_by_network"]:
+        notes.append(f"`{model.name}` freezes {_names(sorted(frozen))} itself: they stay as they are")
+    if unused:
+        notes.append(f"the loss of `{model.name}` doesn't depend on {_names(unused)}: weight decay alone moves them")
+    return tuple(notes), digests
+
+
+def _fresh(model: Model) -> nn.Module:
+    torch.manual_seed(_SEED)
+    return build(model)
+
+
+def _names(names: list[str]) -> str:
+    shown = [f"`{name}`" for name in names[:_NAMED]]
+    return listed([*shown, f"{len(names) - _NAMED} more"] if len(names) > _NAMED else shown)
+
+
+def _require_memory(net: nn.Module) -> None:
+    """Of the main memory alone, in which a network is made."""
+    held = sum(t.numel() * t.element_size() for t in [*net.parameters(), *net.buffers()])
+    if (_COPIES - 1) * held > (free := available_memory()):
+        raise refuse(
+            net,
+            f"the network has {size(held)}, of which training needs {_COPIES} times as much, and {size(free)} are free here",
+            "make it smaller, or take a machine with more memory",
+        )
+
+
+def _pass(net: nn.Module, images: Tensor, classes: int, precision: Precision) -> list[str]:
+    """Forward twice and backward in training, and forward in evaluation. The parameters that no gradient reaches."""
+    net.train()
+    before = {name: t.detach().clone() for name, t in _tensors(net).items()}
+    answers = []
+    for _ in range(2):
+        seed(_SEED, images.device)
+        with autocast(precision, images.device):
+            answers.append(require_logits(net, net(images), len(images), classes))
+    _require_unchanged(net, before)
+    if not torch.equal(answers[0], answers[1]) and images.device.type == "cpu" and answers[0].isfinite().all():
+        raise refuse(net, "the network answers otherwise the second time, with the same images and seed", _ONES_OWN)
+    unused = _backward(net, answers[1], images, classes, precision)
+    net.eval()
+    with torch.no_grad(), autocast(precision, images.device):
+        require_logits(net, net(images), len(images), classes)
+    return unused
+
+
+def _tensors(net: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers, but for what BatchNorm keeps of a batch."""
+    batches = {id(t) for layer in norms(net) for t in (layer.batch_mean, layer.batch_var)}
+    return {name: t for name, t in [*net.named_parameters(), *net.named_buffers()] if id(t) not in batches}
+
+
+def _require_unchanged(net: nn.Module, before: Mapping[str, Tensor]) -> None:
+    now = _tensors(net)
+    moved = [n for n, t in before.items() if n in now and t.shape == now[n].shape and not torch.equal(t, now[n])]
+    if moved:
+        raise refuse(
+            net,
+            f"a forward pass changes {_names(moved)}, and only BatchNorm's statistics may change beside the update",
+            "what changes in each pass would hang on the number of workers: compute it anew, or make it a parameter",
+        )
+
+
+def _backward(net: nn.Module, logits: Tensor, images: Tensor, classes: int, precision: Precision) -> list[str]:
+    labels = torch.arange(len(images), device=images.device) % classes
+    if not logits.requires_grad:
+        hint = "leave `detach`, `no_grad`, `.data` and numpy out of the forward pass"
+        raise refuse(net, "the loss doesn't reach any parameter", hint)
+    try:
+        F.cross_entropy(logits.float(), labels).backward()
+    except RuntimeError as error:
+        place = _forward_place(net, images, labels, precision)
+        reason = str(error).splitlines()[0].split("; ")[0]
+        hint = "write `x = x + 1` in place of `x += 1`, and ReLU without `inplace=True`" if "inplace" in reason else ""
+        where = f", of what {place} computes" if place else ""
+        raise refuse(net, f"the backward pass fails{where}: {reason}", hint) from error
+    return [name for name, p in net.named_parameters() if p.requires_grad and p.grad is None]
+
+
+def _forward_place(net: nn.Module, images: Tensor, labels: Tensor, precision: Precision) -> str:
+    """The line of the user's whose gradient can't be computed; '' where torch doesn't know."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            with torch.autograd.set_detect_anomaly(True, check_nan=False), autocast(precision, images.device):
+                F.cross_entropy(net(images).float(), labels).backward()
+        except RuntimeError:
+            pass
+    return line_in("".join(str(w.message) for w in said), net.__dict__["sources"])

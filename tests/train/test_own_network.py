@@ -1,0 +1,323 @@
+"""Networks from a file: the bits of the built-in one, BatchNorm of another class, what makes a stage stale, trust, and mistakes."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from click.testing import CliRunner
+from test_run_trees import go
+from torch import nn
+
+from stagerun import store
+from stagerun.base.code import Sources
+from stagerun.base.events import Note
+from stagerun.base.recipe import Model
+from stagerun.cli import main
+from stagerun.engine.averages import BatchStatistics
+from stagerun.engine.codec import decode
+from stagerun.language import load
+from stagerun.models import build
+from stagerun.train.progress import WEIGHTS
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "own_network.txt"
+ALONE = ("--nproc", 1, "--threads", 1)
+SHORT = """
+name: "own"
+model {{ name: "mynet.py:build" num_classes: 10 channels: 1 {args} }}
+data {{
+  train {{ source: "{data}/train_lmdb" images: 600 }}
+  val {{ source: "{data}/val_lmdb" images: 100 }}
+}}
+solver {{
+  batch_size: 16 device_batch_size: 4 base_lr: 0.05 lr_policy: "fixed" max_iter: 3 momentum: 0.9 weight_decay: 5e-4 snapshot: 1
+  transform_param {{ pad: 2 mirror: true crop_size: 28 mean_value: 73 scale: 0.0111 }}
+}}
+stage {{ name: "main" solver_param {{ }} }}
+stage {{ name: "end" solver_param {{ base_lr: 0.01 }} }}
+"""
+# As stagerun's own `resnet_small`, line by line.
+RESNET_SMALL = """
+import torch.nn.functional as F
+from torch import nn
+from blocks import Block
+
+class ResNetSmall(nn.Module):
+    def __init__(self, channels, num_classes):
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, 32, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(32)
+        self.layer1 = Block(32, 32, 1)
+        self.layer2 = Block(32, 64, 2)
+        self.layer3 = Block(64, 128, 2)
+        self.fc = nn.Linear(128 * 2 * 2, num_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        nn.init.normal_(self.fc.weight, std=0.01)
+        nn.init.zeros_(self.fc.bias)
+
+    def forward(self, x):
+        x = F.relu(self.bn1(F.max_pool2d(self.conv1(x), 2)), inplace=True)
+        x = F.adaptive_avg_pool2d(self.layer3(self.layer2(self.layer1(x))), 2)
+        return self.fc(x.flatten(1))
+
+def build(num_classes, channels):
+    return ResNetSmall(channels, num_classes)
+"""
+BLOCKS = """
+import torch.nn.functional as F
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self, width_in, width, stride):
+        super().__init__()
+        self.conv1 = nn.Conv2d(width_in, width, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.shortcut = nn.Sequential()
+        if width_in != width or stride != 1:
+            self.shortcut = nn.Sequential(nn.Conv2d(width_in, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+        nn.init.zeros_(self.bn2.weight)
+
+    def forward(self, x):
+        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x), inplace=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("own") / "data"
+    tiny.make_data(folder)
+    return folder
+
+
+def make(folder: Path, data: Path, network: str, args: str = "", **files: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "schedule.prototxt").write_text(SHORT.format(data=data, args=args))
+    (folder / "mynet.py").write_text(network)
+    for name, text in files.items():
+        (folder / f"{name}.py").write_text(text)
+    return folder
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    newest = max(store.inventory(store.LocalDisk(), out).snapshots, key=lambda ref: ref.serial)
+    return decode((out / "snapshots" / newest.name / WEIGHTS).read_bytes())
+
+
+def built(text: str, args: str | None = None, **settings: object) -> nn.Module:
+    torch.manual_seed(3)
+    model = Model(name="mynet.py:build", num_classes=10, channels=1, moving_average_fraction=None, eps=None, args=args,
+                  sources=Sources("dir", (("mynet.py", text),)))  # fmt: skip
+    return build(model)
+
+
+def test_a_copy_of_a_network_trains_to_the_same_bits(data: Path, tmp_path: Path) -> None:
+    own = make(tmp_path / "own", data, RESNET_SMALL, blocks=BLOCKS)
+    ours = make(tmp_path / "ours", data, RESNET_SMALL)
+    schedule = ours / "schedule.prototxt"
+    schedule.write_text(schedule.read_text().replace("mynet.py:build", "resnet_small"))
+    for folder in (own, ours):
+        go(folder, folder / "out")
+    mine, theirs = weights(own / "out"), weights(ours / "out")
+    assert mine.keys() == theirs.keys()
+    assert [name for name in mine if not torch.equal(mine[name], theirs[name])] == []
+
+
+VARIANT = """
+import torch.nn.functional as F
+from torch import nn
+
+class Act(nn.BatchNorm2d):
+    def forward(self, x):
+        return F.relu(super().forward(x))
+
+def build(num_classes, norm="Act"):
+    layers = nn.Sequential(nn.Conv2d(1, 4, 3), Act(4) if norm == "Act" else nn.Sequential(nn.BatchNorm2d(4), nn.ReLU()))
+    return nn.Sequential(layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, num_classes))
+"""
+
+
+def test_a_batch_norm_of_another_class_leaves_the_same_statistics() -> None:
+    nets = [built(VARIANT), built(VARIANT, '{ norm: "plain" }')]
+    found = []
+    for net in nets:
+        statistics = BatchStatistics(net)
+        net.train()
+        for n in range(2):
+            torch.manual_seed(n)
+            net(torch.randn(4, 1, 8, 8))
+            statistics.move(statistics.batch.double(), 1)
+        net.eval()
+        torch.manual_seed(9)
+        found.append((statistics.running.clone(), net(torch.randn(2, 1, 8, 8))))
+    assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])
+    assert int(dict(nets[0].named_buffers())["0.1.num_batches_tracked"]) == 2
+
+
+def test_each_batch_norm_moves_by_its_own_momentum_unless_the_schedule_says_another() -> None:
+    text = VARIANT.replace("nn.Conv2d(1, 4, 3)", "nn.BatchNorm2d(1, momentum=0.5, eps=0.1), nn.Conv2d(1, 4, 3)")
+    net = built(text.replace("Act(4)", "Act(4, momentum=None)"))
+    first, second = BatchStatistics(net).layers
+    assert (first.moving_average_fraction, first.eps, second.moving_average_fraction) == (0.5, 0.1, 1.0)
+
+
+def test_a_layer_that_the_network_holds_in_evaluation_keeps_its_statistics() -> None:
+    net = built(VARIANT)
+    statistics = BatchStatistics(net)
+    net.train()
+    for layer in statistics.layers:
+        layer.eval()
+    statistics.move(torch.ones(statistics.n, dtype=torch.float64), 1)
+    assert statistics.running.tolist() == [0.0] * 4 + [1.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("edit", "named"),
+    [
+        (lambda folder: (folder / "mynet.py").write_text(RESNET_SMALL + "# a comment\n"), "code.mynet.py sha256:"),
+        (lambda folder: (folder / "blocks.py").write_text(BLOCKS + "\nx = 1\n"), "code.blocks.py sha256:"),
+        (lambda folder: (folder / "unused.py").write_text("x = 1\n"), ""),
+    ],
+)
+def test_an_edit_of_its_files_makes_a_stage_stale(
+    data: Path, tmp_path: Path, edit: Callable[[Path], object], named: str
+) -> None:
+    folder = make(tmp_path / "own", data, RESNET_SMALL, blocks=BLOCKS)
+    go(folder, tmp_path / "out", "main.max_iter=1", "end.max_iter=1")
+    edit(folder)
+    changed = ["--set", "main.max_iter=1", "--set", "end.max_iter=1"]
+    said = CliRunner().invoke(main, ["plan", str(folder), "--out", str(tmp_path / "out"), *changed]).output
+    assert ("stale" in said) == bool(named)
+    assert named in said
+
+
+def test_a_snapshot_runs_its_python_only_where_it_is_trusted(data: Path, tmp_path: Path) -> None:
+    folder = make(tmp_path / "own", data, RESNET_SMALL, blocks=BLOCKS)
+    go(folder, tmp_path / "out", "main.max_iter=1", "end.max_iter=1")
+    shutil.rmtree(folder)  # the snapshot has a copy
+    snapshot = str(tmp_path / "out" / "snapshots" / "end-00000001-a0001")
+    for words in (["eval", snapshot], ["export", snapshot, "--torch", "--output", str(tmp_path / "x.pth")]):
+        refused = CliRunner().invoke(main, words)
+        assert refused.exit_code == 64 and "--trust-code" in refused.output, refused.output
+        done = CliRunner().invoke(main, [*words, "--trust-code"])
+        assert done.exit_code == 0, done.output
+
+
+def test_what_a_network_freezes_stays_and_is_said(data: Path, tmp_path: Path) -> None:
+    text = RESNET_SMALL.replace("    return ResNetSmall(channels, num_classes)", """    net = ResNetSmall(channels, num_classes)
+    net.conv1.weight.requires_grad_(False)
+    net.spare = nn.Linear(2, 2)
+    return net""")  # fmt: skip
+    folder = make(tmp_path / "own", data, text, blocks=BLOCKS)
+    events = go(folder, tmp_path / "out")
+    notes = [e.text for e in events if isinstance(e, Note)]
+    assert "`mynet.py:build` freezes `conv1.weight` itself: they stay as they are" in notes
+    unused = (
+        "the loss of `mynet.py:build` doesn't depend on `spare.weight` and `spare.bias`: weight decay alone moves them"
+    )
+    assert unused in notes
+    torch.manual_seed(load(folder).stages[0].solver.random_seed)
+    fresh = build(load(folder).model)
+    assert torch.equal(weights(tmp_path / "out")["conv1.weight"], fresh.state_dict()["conv1.weight"])
+
+
+NET = """import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3)
+        self.fc = nn.Linear(4, num_classes)
+
+    def forward(self, x):
+        return self.fc(self.conv(x).mean((2, 3)))
+
+def build(num_classes):
+    return Net(num_classes)
+"""
+RETURN = "    return Net(num_classes)\n"
+FORWARD = "        return self.fc(self.conv(x).mean((2, 3)))\n"
+INIT = "        self.conv = nn.Conv2d(1, 4, 3)\n"
+
+
+def with_(old: str, new: str) -> str:
+    assert old in NET
+    return NET.replace(old, new)
+
+
+MISTAKES = {
+    "no such file": None,
+    "no such function": with_("def build(", "def make("),
+    "a syntax error": with_("return self.fc", "retrun self.fc"),
+    "an import that isn't there": "import no_such_package\n" + NET,
+    "an error at import": NET + "WIDTHS = [1, 2][3]\n",
+    "returns nothing": with_(RETURN, "    Net(num_classes)\n"),
+    "returns the class": with_(RETURN, "    return Net\n"),
+    "returns its layers": with_(RETURN, "    return [Net(num_classes)]\n"),
+    "takes other arguments": with_("def build(num_classes)", "def build(num_classes, width)"),
+    "wrong classes": with_(RETURN, "    return Net(1000)\n"),
+    "a map and no logits": with_(FORWARD, "        return self.conv(x)\n"),
+    "answers with a pair": with_(FORWARD, "        x = self.conv(x)\n        return self.fc(x.mean((2, 3))), x\n"),
+    "forgets to return": with_(FORWARD, "        self.fc(self.conv(x).mean((2, 3)))\n"),
+    "shapes that don't fit": with_("nn.Linear(4,", "nn.Linear(5,"),
+    "GPU-only code": with_(FORWARD, "        return self.fc(self.conv(x).mean((2, 3)).cuda())\n"),
+    "a lazy layer": with_("nn.Linear(4, num_classes)", "nn.LazyLinear(num_classes)"),
+    "layers in a list": with_(INIT + "        self.fc = nn.Linear(4, num_classes)\n", "        self.layers = [nn.Conv2d(1, 4, 3)]\n"),
+    "numpy's random numbers": with_(INIT, "        import numpy\n        self.conv = nn.Conv2d(1, 4, 3)\n        self.conv.weight.data *= float(numpy.random.rand())\n"),
+    "reads the clock": with_(FORWARD, "        import time\n        return self.fc(self.conv(x).mean((2, 3))) * (time.perf_counter() % 1)\n"),
+    "counts its calls": with_(INIT, INIT + '        self.register_buffer("steps", torch.zeros(()))\n').replace("    def forward(self, x):\n", "    def forward(self, x):\n        self.steps += 1\n"),
+    "in-place trouble": with_(FORWARD, "        x = self.conv(x).exp()\n        x += 1\n        return self.fc(x.mean((2, 3)))\n"),
+    "detached": with_(FORWARD, "        with torch.no_grad():\n            return self.fc(self.conv(x).mean((2, 3)))\n"),
+    "complex numbers": with_(INIT, INIT + "        self.phase = nn.Parameter(torch.zeros(2, dtype=torch.complex64))\n"),
+    "ends Python": NET + "build(3)\nraise SystemExit(1)\n",
+    "too large": with_(RETURN, "    return nn.Sequential(Net(num_classes), nn.Linear(num_classes, num_classes, device='meta'))\n"),
+}  # fmt: skip
+LANGUAGE = {
+    "num_classes in args": "args { num_classes: 10 }",
+    "no such argument": "args { depth: 3 }",
+    "fillers": 'fc_weight_filler { type: "msra" } zero_gamma: ALL',
+}
+
+
+def messages(data: Path, folder: Path) -> str:
+    """What `run` says of each mistake."""
+    blocks = []
+    for name in [*MISTAKES, *LANGUAGE]:
+        text = MISTAKES.get(name, NET)
+        make(folder / "dir", data, text or "", LANGUAGE.get(name, ""))
+        if text is None:
+            (folder / "dir" / "mynet.py").unlink()
+        words = ["run", "dir", "--out", str(folder / "out"), *map(str, ALONE)]
+        done = CliRunner().invoke(main, words)
+        lines = done.output.splitlines()
+        at = next((i for i, line in enumerate(lines) if line.startswith(("dir/", "mynet.py"))), 0)
+        blocks.append("\n".join([f"== {name}: exit {done.exit_code}", *lines[at:]]))
+        shutil.rmtree(folder / "out", ignore_errors=True)
+    return "\n\n".join(blocks) + "\n"
+
+
+def test_a_newcomers_mistakes_have_one_clear_message_each(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`python tests/train/test_own_network.py` writes what is said now."""
+    monkeypatch.chdir(tmp_path)
+    said = messages(data, tmp_path)
+    assert "Traceback" not in said and "bug of stagerun" not in said
+    assert said == GOLDEN.read_text()
+
+
+if __name__ == "__main__":
+    import os
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as made:
+        tiny.make_data(Path(made) / "data")
+        os.chdir(made)
+        GOLDEN.write_text(messages(Path(made) / "data", Path(made)))
