@@ -165,3 +165,20 @@ def test_an_interrupt_is_the_users() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         called(code_of("x:build"), Sources(), build)
+
+
+def test_files_of_one_schedule_stay_importable_beside_each_other() -> None:
+    """A network and an augmentation of one folder, each with files of its own, imported inside a function."""
+    net = Sources(
+        "mine",
+        (("late_net.py", "A = 1\n"), ("one_net.py", "def build():\n    import late_net\n    return late_net.A\n")),
+    )
+    aug = Sources(
+        "mine",
+        (("late_aug.py", "B = 2\n"), ("one_aug.py", "def augment():\n    import late_aug\n    return late_aug.B\n")),
+    )
+    build = function_of(code_of("one_net.py:build"), net)
+    augment = function_of(code_of("one_aug.py:augment"), aug)
+    assert (build(), augment()) == (1, 2)
+    edited = Sources("mine", (("late_net.py", "A = 3\n"), net.files[1]))
+    assert function_of(code_of("one_net.py:build"), edited)() == 3

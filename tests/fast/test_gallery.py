@@ -92,6 +92,13 @@ def cooldown(i: int) -> float:
 # Of arXiv:1911.08250's released code, without Random-k and Threshold-v, which it trains for longer; and the methods that there are.
 BRIEF = ("dense", *(name + scope for name in ("top_k", "adaptive", "terngrad", "qsgd") for scope in ("", "_whole")))
 LONG = tuple(name + scope for name in ("random_k", "threshold") for scope in ("", "_whole"))
+
+
+def half_cosine(i: int) -> float:
+    """From 0 to 0.05 in the 39 updates of an epoch of 2,480 images, then half a cosine back to 0."""
+    return 0.05 * i / 39 if i < 39 else 0.025 * (1 + math.cos(math.pi * (i - 39) / (465 - 39)))
+
+
 METHODS = (
     "dense", "top_k", "random_k", "threshold", "adaptive", "terngrad", "qsgd", "two_bit", "sign", "power_sgd", "int8", "bf16", "fp16",
 )  # fmt: skip
@@ -126,6 +133,9 @@ RECIPES: dict[str, dict[str, Row]] = {
     },
     "fashion_compressed": {f"main_{name}": (420, 128, 64, 5e-4, triangle(0.1, 0.01, 84, 420)) for name in METHODS},
     "fashion_async": {"main": (1680, 32, 32, 5e-4, triangle(0.025, 0.0025, 336, 1680))},
+    "fashion_longtail": {
+        f"main_{name}": (465, 64, 32, 5e-4, half_cosine) for name in ("uniform", "balanced", "weighted")
+    },
     "cifar10_inception_bn_28": {"main": (40 * (60000 // 256 // 5), 1280, 128, 1e-5, constant(0.4))},
     "ilsvrc12_inception_bn": {"main": (30 * (IMAGENET // 144 // 10), 1440, 36, 1e-5, constant(0.05))},
     "imagenet_18min": {
@@ -169,6 +179,7 @@ EPOCHS = {
     "cifar10_resnet9_compressed": 746.95,  # 9 x 24 and 4 x 40, all images for each of two workers
     "fashion_compressed": 11.65,
     "fashion_async": 0.90,
+    "fashion_longtail": 36.00,
     "cifar10_inception_bn_28": 47.10,
     "ilsvrc12_inception_bn": 29.98,
     "imagenet_18min": 50.00,
