@@ -472,6 +472,8 @@ class Origin:
 
 # The key in a stage's identity of the iteration of its parent that it starts from. Not there where that is the parent's end.
 FROM_ITER = "from_iter"
+# The key there of what stands in `sampling_file`, whose name doesn't count. Not there but with `sampling: FILE`.
+SAMPLING_WEIGHT = "solver.sampling_weight"
 # What the keys of the Python that a stage needs begin with: `code.mynet.py` and its digest, `code.timm` and its version.
 CODE = "code."
 ABSENT = "not installed"  # in place of that version

@@ -24,10 +24,6 @@ _SHOWN = 5
 _SHOWN_WHOLE = 16
 
 
-# The key in a stage's identity of what stands in `sampling_file`.
-WEIGHTS = "solver.sampling_weight"
-
-
 def check_sampling(view: View, classes: int | None, shuffle: bool, problems: Problems) -> None:
     """Of one stage's settings. `classes`: None where they are not known."""
     with suppress(Doubtful):
@@ -96,8 +92,8 @@ def _weighted(stage: recipe.Stage, weights: Mapping[str, tuple[float, ...]]) -> 
     return replace(
         stage,
         solver=replace(solver, sampling_weight=own),
-        identity={**stage.identity, WEIGHTS: text},
-        origins={**stage.origins, WEIGHTS: origin},
+        identity={**stage.identity, recipe.SAMPLING_WEIGHT: text},
+        origins={**stage.origins, recipe.SAMPLING_WEIGHT: origin},
     )
 
 

@@ -227,6 +227,8 @@ def plain(value: Any) -> Any:
 
 def identity(key: str, lr_policy: str = "") -> bool:
     """Whether snapshots depend on the field of that name, in a stage of that lr_policy."""
+    if key == recipe.SAMPLING_WEIGHT:
+        return True
     fields = _fields(key)
     return all(field is not None and tree.identity(field) for field in fields) and is_read(key, lr_policy)
 

@@ -645,9 +645,9 @@ COMMENTS: dict[str, str] = {
         "Each epoch has every image once. All classes come as often as there are images of them."
     ),
     "Sampling.BALANCED": (
-        "Every class comes equally often. An epoch has as many images as there are records, of each class the same number (or one more); the\n"
-        "images of a class come in turn, all of them before one comes again. So each is seen equally often in the end, those of a rare class\n"
-        "many times in an epoch, those of a frequent one not in every epoch. Needs the labels of all records, which the side file has."
+        "Every class comes equally often. An epoch has as many images as there are records, and of each class the same number, or one more.\n"
+        "The images of a class come in turn, all of them before one comes again. Those of a rare class so come many times in an epoch, those\n"
+        "of a frequent one not in every epoch. Needs the labels of all records, which the side file has."
     ),
     "Sampling.FILE": (
         "The same, with classes as often as `sampling_file` says."
