@@ -1,4 +1,4 @@
-"""A small residual network with squeeze-and-excitation (arXiv:1709.01507) and dropout, for images of 28 pixels."""
+"""A small residual network with squeeze-and-excitation (Hu et al., 2018) and dropout, for images of 28 pixels."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn

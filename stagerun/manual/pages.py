@@ -9,6 +9,7 @@ WIDEST = 110  # columns; longer lines are hard to read
 PAGES = {
     "getting-started": "from an empty machine to a first trained schedule",
     "your-own-images": "import a folder of pictures, make a schedule for them, look at what is trained on",
+    "your-own-network": "a network from a Python file, a package or timm; what is looked at, what counts as an edit",
     "designing": "stages, branches, learning rates; what `check`, `plan` and `rehearse` show before you pay",
     "running-and-resuming": "workers, signals, snapshots, exit codes; what happens after a kill or an edit",
     "many-machines": "ssh, MPI, Slurm, Kubernetes; preflight, cores, scratch disks",

@@ -103,6 +103,8 @@ def _require_network(code: Code, net: object, refuse: Refuse) -> None:
         if is_lazy(tensor):
             hint = "give the layer its sizes: nn.Linear in place of nn.LazyLinear, say"
             raise refuse(f"`{name}` has no shape yet, since a lazy layer waits for its first images", hint)
+        if tensor.is_meta:
+            raise refuse(f"`{name}` has no values: it was made on the device `meta`", "make it on the CPU")
         if tensor.is_complex():
             raise refuse(f"`{name}` is complex, and the numbers of a network are real here", "keep two real tensors")
     for name, module in net.named_modules():

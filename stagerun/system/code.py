@@ -230,7 +230,7 @@ def _hint(error: BaseException, code: Code, owner: Callable[..., Any] | None) ->
     if isinstance(error, ModuleNotFoundError) and error.name:
         return (
             f"`{error.name}` is neither a file beside the schedule nor an installed package; "
-            f"install it where stagerun is: `{sys.executable} -m pip install {error.name.partition('.')[0]}`, if it is called so there"
+            "install it for the Python that runs stagerun"
         )
     if isinstance(error, ImportError) and "relative import" in text:
         return "write `import blocks` in place of `from . import blocks`: files beside the schedule are no package"

@@ -136,6 +136,10 @@ RECIPES: dict[str, dict[str, Row]] = {
     "fashion_longtail": {
         f"main_{name}": (465, 64, 32, 5e-4, half_cosine) for name in ("uniform", "balanced", "weighted")
     },
+    "fashion_own_network": {
+        "main": (422, 128, 32, 5e-4, warmed(0.1, 0.01, 47, constant(0.1))),
+        "collapse": (94, 128, 32, 5e-4, poly(0.1, 94, 2)),
+    },
     "cifar10_inception_bn_28": {"main": (40 * (60000 // 256 // 5), 1280, 128, 1e-5, constant(0.4))},
     "ilsvrc12_inception_bn": {"main": (30 * (IMAGENET // 144 // 10), 1440, 36, 1e-5, constant(0.05))},
     "imagenet_18min": {
@@ -180,6 +184,7 @@ EPOCHS = {
     "fashion_compressed": 11.65,
     "fashion_async": 0.90,
     "fashion_longtail": 36.00,
+    "fashion_own_network": 1.10,
     "cifar10_inception_bn_28": 47.10,
     "ilsvrc12_inception_bn": 29.98,
     "imagenet_18min": 50.00,
@@ -387,7 +392,7 @@ def header(path: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", GALLERY)
 def test_every_file_says_command_hardware_time_accuracy_and_source(name):
-    for path in sorted((SOLVERS / name).iterdir()):
+    for path in sorted((SOLVERS / name).glob("*.prototxt")):
         found = header(path)
         # What a stage of our own trains to stands with the schedule.
         needed = LABELS if path.name == "schedule.prototxt" or not name.startswith("fashion") else LABELS[:3]

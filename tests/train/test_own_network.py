@@ -13,13 +13,16 @@ from torch import nn
 
 from stagerun import store
 from stagerun.base.code import Sources
+from stagerun.base.errors import UsageError
 from stagerun.base.events import Note
 from stagerun.base.recipe import Model
 from stagerun.cli import main
 from stagerun.engine.averages import BatchStatistics
 from stagerun.engine.codec import decode
 from stagerun.language import load
+from stagerun.manual.pages import FOLDER
 from stagerun.models import build
+from stagerun.train import foreign
 from stagerun.train.progress import WEIGHTS
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "own_network.txt"
@@ -227,6 +230,22 @@ def test_what_a_network_freezes_stays_and_is_said(data: Path, tmp_path: Path) ->
     assert torch.equal(weights(tmp_path / "out")["conv1.weight"], fresh.state_dict()["conv1.weight"])
 
 
+def test_the_manuals_example_trains(data: Path, tmp_path: Path) -> None:
+    page = (FOLDER / "your-own-network.md").read_text()
+    example = page[page.index("<!-- example: mynet.py -->") :].split("```python\n")[1].split("```")[0]
+    folder = make(tmp_path / "own", data, example, "args { width: 8 dropout: 0.1 }")
+    go(folder, tmp_path / "out", "main.max_iter=1", "end.max_iter=1")
+    assert weights(tmp_path / "out")["0.weight"].shape == (8, 1, 3, 3)
+
+
+def test_a_network_that_does_not_fit_into_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreign, "available_memory", lambda: 10_000)
+    net = built(NET)
+    with pytest.raises(UsageError, match="of which training needs 5 times as much, and 10"):
+        foreign._require_memory(built(NET.replace("4", "400")))
+    foreign._require_memory(net)
+
+
 NET = """import torch
 from torch import nn
 
@@ -277,7 +296,7 @@ MISTAKES = {
     "detached": with_(FORWARD, "        with torch.no_grad():\n            return self.fc(self.conv(x).mean((2, 3)))\n"),
     "complex numbers": with_(INIT, INIT + "        self.phase = nn.Parameter(torch.zeros(2, dtype=torch.complex64))\n"),
     "ends Python": NET + "build(3)\nraise SystemExit(1)\n",
-    "too large": with_(RETURN, "    return nn.Sequential(Net(num_classes), nn.Linear(num_classes, num_classes, device='meta'))\n"),
+    "the device meta": with_(RETURN, "    return nn.Sequential(Net(num_classes), nn.Linear(num_classes, num_classes, device='meta'))\n"),
 }  # fmt: skip
 LANGUAGE = {
     "num_classes in args": "args { num_classes: 10 }",

@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ from engine_help import CPU, SOLVER
 from stagerun.base import order
 from stagerun.base.errors import DataError, UsageError
 from stagerun.base.events import Note
-from stagerun.base.order import EveryRecord
+from stagerun.base.order import EveryRecord, Sampled
 from stagerun.base.recipe import (
     Cache,
     ChannelOrder,
@@ -31,6 +32,7 @@ from stagerun.base.recipe import (
     RandomResizedCrop,
     Transform,
 )
+from stagerun.base.shares import shares
 from stagerun.comm import SoloComm
 from stagerun.data import transform
 from stagerun.data.loader import Batch, Loader
@@ -119,6 +121,16 @@ def test_batches_are_the_loaders(case: str, shuffle: bool) -> None:
             if mine is not None:
                 assert mine.dtype == theirs.dtype
                 np.testing.assert_array_equal(mine, theirs)
+
+
+def test_classes_in_shares_are_the_loaders_too() -> None:
+    param, resident = CASES["cifar"], filled()
+    sampled = Sampled(SOLVER.random_seed, resident.labels.numpy(), shares([Fraction(1)] * 10, RECORDS))
+    made = resident.batches(
+        runner.cuts(replace(SOLVER, transform=param), sampled, resident, [(3, 20)]), param.pad, False
+    )
+    expected = loader(param, shuffle=True, sampling=sampled).batch(3, 20)
+    np.testing.assert_array_equal(next(made).images.numpy(), expected.images)
 
 
 def test_grey_images_too() -> None:
@@ -360,7 +372,9 @@ def test_leaving_early_ends_the_thread_that_draws() -> None:
     asked = ((8 * i, 8) for i in range(10**6))
     run = SimpleNamespace(
         stage=SimpleNamespace(solver=SOLVER),
-        worker=SimpleNamespace(schedule=SimpleNamespace(data=SimpleNamespace(shuffle=True))),
+        worker=SimpleNamespace(
+            schedule=SimpleNamespace(data=SimpleNamespace(shuffle=True)), images=SimpleNamespace(train=range(RECORDS))
+        ),
         planned=SimpleNamespace(position=0, skipped=0),
     )
     with runner.training_batches(run, resident, asked) as batches:  # type: ignore[arg-type]

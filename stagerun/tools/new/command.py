@@ -262,7 +262,7 @@ def fitted(
             source = texts[node.file]
             block = parse(node.file, source, SOLVER, Problems())
             result[node.file] = edited(source, block, description(source), batches[node.group or node.name])
-    return result
+    return result | {file: text for file, text in texts.items() if file.endswith(".py")}
 
 
 def description(text: str) -> list[str]:

@@ -12,7 +12,8 @@ from stagerun.base.text import count
 from stagerun.engine.device import dtype_of
 from stagerun.engine.export import Deployed, Format, Pixels, for_rgb, pixels_of, to_onnx, to_safetensors, to_torch
 from stagerun.engine.state import restore
-from stagerun.language.networks import TORCHVISION, network_of
+from stagerun.language.arguments import read
+from stagerun.language.networks import TIMM, TORCHVISION, code_in, is_foreign, network_of
 from stagerun.models.catalog import ARGUMENTS
 from stagerun.train.stored import Stored, load_network, saved_weights
 
@@ -133,13 +134,15 @@ def _before(transform: Transform) -> str:
 
 def loading(model: Model, wanted: Wanted) -> list[str]:
     """The lines of Python that make the network of the file."""
-    if in_torchvision(model).startswith("the weights"):
+    if model.name in TORCHVISION and in_torchvision(model).startswith("the weights"):
         network = in_torchvision(model).removeprefix("the weights are those of ")
         lines = [
             "import stagerun.models.torchvision  # only where `import torchvision` fails: beside a CPU build of torch",
             "import torchvision",
             f"net = {network}",
         ]
+    elif is_foreign(model.name):
+        lines = _foreign(model)
     else:
         arguments = [
             f"{name}={getattr(model, name)!r}" for name in ("name", "num_classes", "channels", "eps", "blur_pool")
@@ -156,8 +159,24 @@ def loading(model: Model, wanted: Wanted) -> list[str]:
     return [*lines, "net.eval()"]
 
 
+def _foreign(model: Model) -> list[str]:
+    code = code_in(model.name)
+    assert code is not None
+    given = {"num_classes": model.num_classes, **read(model.args or "{ }")}
+    words = [f"{name}={value!r}" for name, value in given.items()]
+    if code.module == "timm":
+        words = [
+            repr(model.name.removeprefix(TIMM)),
+            *words,
+            *([f"in_chans={model.channels}"] if model.channels != 3 else []),
+        ]
+    return [f"from {code.module} import {code.function}", f"net = {code.function}({', '.join(words)})"]
+
+
 def in_torchvision(model: Model) -> str:
     """Which network of torchvision takes the weights, or why none does."""
+    if is_foreign(model.name):
+        return f"the weights are those of the network that `{model.name}` makes"
     if model.name not in TORCHVISION:
         return f"torchvision has no network for these weights: `{model.name}` is stagerun's"
     published = network_of(model.name).batch_norm
