@@ -9,6 +9,7 @@ from typing import Any
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from stagerun.base import compression, recipe
+from stagerun.base.code import Sources
 from stagerun.language import layers, tree, values
 from stagerun.language.code import LocalFiles, digest, version
 from stagerun.language.layers import pairs
@@ -35,14 +36,15 @@ def _says_nothing(field: FieldDescriptor) -> bool:
     return field.name in SKIPPED or field.name in dict(pairs(field.containing_type)).values()
 
 
-def model(view: View, local: LocalFiles) -> recipe.Model:
+def model(view: View, sources: Sources) -> recipe.Model:
+    """`sources`: the Python files of the whole schedule, so that all that is imported of them is imported once."""
     norm, name = view.inside("batch_norm_param"), view.text("name") or ""
-    network, code = network_of(name), code_in(name)
+    network = network_of(name)
     fraction, eps = (None, None) if network.foreign else network.batch_norm or PLAIN
     return values.build(
         recipe.Model,
         view,
-        sources=local.sources(local.closure(code.file) if code.file else ()) if code is not None else None,
+        sources=sources if network.foreign else None,
         moving_average_fraction=norm.number("moving_average_fraction")
         if norm.has("moving_average_fraction")
         else fraction,
@@ -204,7 +206,7 @@ def code_facts(entries: Iterable[Entry], local: LocalFiles, schedule: str) -> It
             for path, text in local.sources(local.closure(code.file)).files:
                 found.setdefault(path, Fact(recipe.CODE + path, digest([(path, text)]), True, origin))
         else:
-            found.setdefault(code.top, Fact(recipe.CODE + code.top, version(code), True, origin))
+            found.setdefault(code.top, Fact(recipe.CODE + code.top, version(code.top), True, origin))
     yield from found.values()
 
 

@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
 
@@ -210,16 +211,17 @@ def digest(files: Iterable[tuple[str, str]]) -> str:
     return f"sha256:{found.hexdigest()}"
 
 
-def version(code: Code) -> str:
-    """That of the installed package a function comes from, which is not imported: `1.0.15`; "unknown" for one without, and ABSENT."""
+@cache
+def version(package: str) -> str:
+    """That of an installed package, which is not imported: `1.0.15`; "unknown" for one without, and ABSENT."""
     try:
-        return metadata.version(code.top)
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
         pass
-    owners = metadata.packages_distributions().get(code.top)
+    owners = metadata.packages_distributions().get(package)
     if owners:
         return metadata.version(owners[0])
-    return "unknown" if installed(code.top) else ABSENT
+    return "unknown" if installed(package) else ABSENT
 
 
 def installed(package: str) -> bool:

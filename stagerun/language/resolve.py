@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from stagerun.base import recipe
+from stagerun.base.code import Sources
 from stagerun.base.errors import DataError, Problem, Problems, RecipeError, Span, StagerunError
 from stagerun.language import build, check, ensembles, layers, override, ranges, sampling, stages, tree, values
 from stagerun.language.check_code import require_code
@@ -81,8 +82,10 @@ def read(
         raise RecipeError(problems.all())
     names = dict.fromkeys([SCHEDULE_FILE, *(n.file for n in found if n.file is not None)])
     kept = tuple((posixpath.join(shown, n), _decoded(texts[n])) for n in names if texts.get(n, MISSING) != MISSING)
-    kept += tuple((posixpath.join(shown, file), text) for file, text in local.sources(needed).files)
-    built = _build(schedule, order, settings, root, path, kept, code, local)
+    sources = local.sources(needed)
+    kept += tuple((posixpath.join(shown, file), text) for file, text in sources.files)
+    facts = {name: list(build.code_facts(entries, local, path)) for name, entries in code.items()}
+    built = _build(schedule, order, settings, root, path, kept, facts, sources)
     return sampling.applied(built, weights)
 
 
@@ -251,14 +254,14 @@ def _build(
     root: str,
     path: str,
     files: tuple[tuple[str, str], ...],
-    code: Mapping[str, Sequence[Entry]],
-    local: LocalFiles,
+    code: Mapping[str, Sequence[build.Fact]],
+    sources: Sources,
 ) -> recipe.Schedule:
     view = View(schedule)
     name = view.text("name") or posixpath.basename(root)
     seed, keep = view.whole("seed"), view.whole("keep_snapshots")
     assert seed is not None and keep is not None
-    model = build.model(view.inside("model"), local)
+    model = build.model(view.inside("model"), sources)
     derived = {
         "name": tree.quoted(name),
         "model.batch_norm_param.moving_average_fraction": values.text(model.moving_average_fraction),
@@ -278,7 +281,7 @@ def _build(
                 model,
                 seed,
                 data.train.images,
-                [*shared, *build.code_facts(code[node.name], local, path)],
+                [*shared, *code[node.name]],
                 path,
             )
             for node in order

@@ -271,6 +271,8 @@ def shown(key: str, value: str, stage: recipe.Stage, images: int) -> tuple[str, 
     is in another unit, or ''. A recipe that was read from a snapshot knows the value alone.
     """
     name = key.removeprefix("solver.")
+    if key.startswith(recipe.CODE):
+        return value, ""
     origin = stage.origins.get(key)
     epochs_too = _in_epochs(key, value, stage.solver, images)
     if origin is None or origin.span is None:

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, replace
 
 from stagerun.base.recipe import Data, Sampling, Schedule, Source, Stage, SyncStart, Transform
+from stagerun.language.code import digest
 from stagerun.language.networks import network_of
 from stagerun.schedule.image_size import at_largest, largest_crop_size
 
@@ -148,6 +149,7 @@ def cost_key(schedule: Schedule, stage: Stage) -> str:
 
     parts = (
         (model.name, model.num_classes, model.channels, model.blur_pool),
+        *((model.args, digest(model.sources.files)) if model.sources is not None else ()),
         solver.device_batch_size,
         solver.test_batch_size,
         tuple(rule for rule in solver.param if rule.lr_mult == 0),  # what is frozen needs no gradient

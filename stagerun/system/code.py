@@ -102,20 +102,16 @@ class _Local(MetaPathFinder):
         self.texts: dict[str, str] = {}
 
     def use(self, sources: Sources) -> None:
-        """Forgets the modules of another schedule. Those of the same one stay: its network and its loss may import something
-        inside a function while other files are asked for."""
+        """Forgets the modules of another schedule."""
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
-        texts = dict(sources.files)
-        same = sources.folder == self.sources.folder and all(self.texts.get(f, t) == t for f, t in texts.items())
-        kept = self.texts if same else {}
-        if same and texts.keys() <= kept.keys():
+        if sources == self.sources:
             return
-        for name in {_top(file) for file in texts.keys() | self.texts.keys()} - {_top(file) for file in kept}:
-            for module in [m for m in sys.modules if m == name or m.startswith(f"{name}.")]:
-                del sys.modules[module]
-        self.texts = kept | texts
-        self.sources = Sources(sources.folder, tuple(sorted(self.texts.items())))
+        for files in (self.sources.files, sources.files):
+            for name in {file.partition("/")[0].removesuffix(".py") for file, _ in files}:
+                for module in [m for m in sys.modules if m == name or m.startswith(f"{name}.")]:
+                    del sys.modules[module]
+        self.sources, self.texts = sources, dict(sources.files)
         invalidate_caches()
 
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -132,10 +128,6 @@ class _Local(MetaPathFinder):
             spec.submodule_search_locations = [join(root, where)]
             return spec
         return None
-
-
-def _top(file: str) -> str:
-    return file.partition("/")[0].removesuffix(".py")
 
 
 _lock = threading.Lock()

@@ -123,10 +123,10 @@ def test_a_function_may_be_defined_in_any_way(text: str) -> None:
 
 
 def test_a_package_has_its_version_without_an_import() -> None:
-    assert language.version(code_of("google.protobuf:x")) == language.metadata.version("protobuf")
-    assert language.version(code_of("click.core:x")) == language.metadata.version("click")
-    assert language.version(code_of("json:x")) == "unknown"
-    assert language.version(code_of("no_such_package:x")) == language.ABSENT
+    assert language.version("google") == language.metadata.version("protobuf")
+    assert language.version("click") == language.metadata.version("click")
+    assert language.version("json") == "unknown"
+    assert language.version("no_such_package") == language.ABSENT
 
 
 def test_what_runs_is_the_text_that_was_checked(fresh: None, tmp_path: Path) -> None:
@@ -165,20 +165,3 @@ def test_an_interrupt_is_the_users() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         called(code_of("x:build"), Sources(), build)
-
-
-def test_files_of_one_schedule_stay_importable_beside_each_other() -> None:
-    """A network and an augmentation of one folder, each with files of its own, imported inside a function."""
-    net = Sources(
-        "mine",
-        (("late_net.py", "A = 1\n"), ("one_net.py", "def build():\n    import late_net\n    return late_net.A\n")),
-    )
-    aug = Sources(
-        "mine",
-        (("late_aug.py", "B = 2\n"), ("one_aug.py", "def augment():\n    import late_aug\n    return late_aug.B\n")),
-    )
-    build = function_of(code_of("one_net.py:build"), net)
-    augment = function_of(code_of("one_aug.py:augment"), aug)
-    assert (build(), augment()) == (1, 2)
-    edited = Sources("mine", (("late_net.py", "A = 3\n"), net.files[1]))
-    assert function_of(code_of("one_net.py:build"), edited)() == 3

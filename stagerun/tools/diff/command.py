@@ -11,7 +11,7 @@ import click
 
 from stagerun import store
 from stagerun.base.errors import ResumeRefused, UsageError
-from stagerun.base.recipe import Origin, Schedule, Solver, Stage
+from stagerun.base.recipe import CODE, Origin, Schedule, Solver, Stage
 from stagerun.base.snapshots import Inventory, SnapshotRef
 from stagerun.base.units import epochs
 from stagerun.command.ending import show
@@ -93,7 +93,7 @@ def difference(a: Schedule, b: Schedule) -> Difference:
         fields += _stage(a, b, a.stage(name), b.stage(name))
     rates = (_rates(name, a.stage(name).solver, b.stage(name).solver) for name in both)
     return Difference(
-        same=_trained(a) == _trained(b),
+        same=_trained(a) == _trained(b) and (not (_code(a) and _code(b)) or _code(a) == _code(b)),
         stages=tuple(both),
         only_a=tuple(name for name in in_a if name not in in_b),
         only_b=tuple(name for name in in_b if name not in in_a),
@@ -123,6 +123,11 @@ def _trained(schedule: Schedule) -> tuple[object, ...]:
     return counting(shared), tuple(stages)
 
 
+def _code(schedule: Schedule) -> dict[str, str]:
+    """The digests of the Python files that it names, and the versions of packages. Of a run, whose files are not read, nothing."""
+    return {key: text for s in schedule.stages for key, text in s.identity.items() if key.startswith(CODE)}
+
+
 def _shared(a: Schedule, b: Schedule) -> Iterator[FieldDifference]:
     origins_a, origins_b = _origins(a), _origins(b)
     parts: list[tuple[str, Any, Any]] = [
@@ -133,6 +138,11 @@ def _shared(a: Schedule, b: Schedule) -> Iterator[FieldDifference]:
         for name, old, new in differing(one, other, key):
             values = (_value(name, old, (text(old), ""), origins_a), _value(name, new, (text(new), ""), origins_b))
             yield FieldDifference("", name, *values, identity(name))
+    one, other = _code(a), _code(b)
+    for name in sorted(one.keys() & other.keys()):
+        if one[name] != other[name]:
+            sides = (_value(name, t[name], (t[name], ""), o) for t, o in ((one, origins_a), (other, origins_b)))
+            yield FieldDifference("", name, *sides, True)
     yield from _paths(a, b)
     for ensemble in a.ensembles:
         twin = next((e for e in b.ensembles if e.name == ensemble.name), None)

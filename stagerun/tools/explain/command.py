@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from stagerun.base.errors import Problem, UsageError, listing, nearest
-from stagerun.base.recipe import Ensemble, Origin, Schedule, Stage
+from stagerun.base.recipe import CODE, Ensemble, Origin, Schedule, Stage
 from stagerun.base.text import columns
 from stagerun.command.ending import show
 from stagerun.command.options import argument, command
@@ -159,6 +159,7 @@ def _values(schedule: Schedule, stage: Stage | None) -> Iterator[tuple[str, str]
         yield from leaves(stage.solver, "solver")
         origin = stage.origins.get("solver.base_lr_batch")
         yield "solver.base_lr_batch", origin.text if origin else NONE
+        yield from ((key, value) for key, value in stage.identity.items() if key.startswith(CODE))
         return
     yield from (("name", text(schedule.name)), ("seed", text(schedule.seed)))
     yield from leaves(schedule.model, "model")
