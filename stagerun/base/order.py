@@ -7,9 +7,11 @@ change here changes every training.
 
 The random numbers are those of splitmix64 (Steele, Lea and Flood, 2014), read at any place instead of one after the
 other. The order is a keyed permutation: a Feistel network over pairs of digits, walked on until it is back inside the
-range.
+range. Where classes are to come in shares of their own (`sampling`), it is a permutation of shares, and one of each class.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from math import isqrt
 
@@ -34,11 +36,31 @@ class Purpose(IntEnum):
     COLOUR = 4  # what is done to an image's colours
     MIX = 5  # how the images of a device batch are mixed; at the position of its first image
     REPLACEMENT = 6  # which record takes the place of a bad one
+    SAMPLING = 7  # where the classes come in an epoch that has shares of them
+    MEMBER = 8  # the order of the records within a class
+    PYTHON = 9  # what a schedule's own function draws
 
 
 _ROUNDS = 8
 # Digits have at least this many values, so that the few images of a small set are well mixed too.
 _SMALLEST_DIGIT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class EveryRecord:
+    """Each epoch has every record once: with `shuffle` as a permutation of its own, without in key order."""
+
+    seed: int
+    images: int
+    shuffle: bool
+
+    def at(self, start: int, count: int) -> NDArray[np.int64]:
+        """Record numbers at the positions start .. start+count-1: int64[count]. A stretch may reach over several epochs."""
+        return indices(self.seed, self.images, start, count, self.shuffle)
+
+    def another(self, number: int) -> int:
+        """A record for the place of a bad one, from a number of `draws`."""
+        return randint(number, self.images)
 
 
 def indices(seed: int, images: int, start: int, count: int, shuffle: bool) -> NDArray[np.int64]:
@@ -110,15 +132,28 @@ def _permute(keys: UInt64, x: UInt64, images: int) -> UInt64:
     The network permutes 0 .. a*b-1, a little more than `images`. What falls outside goes through it again: it lies on a
     cycle that x itself lies on, so it comes back inside, and two different x never meet.
     """
-    a = max(_SMALLEST_DIGIT, isqrt(images - 1) + 1)
-    b = max(_SMALLEST_DIGIT, -(-images // a))
-    x = _feistel(keys, x, np.uint64(a), np.uint64(b))
+    a, b = map(np.uint64, _digits(images))
+    x = _feistel(keys, x, a, b)
     while (outside := np.flatnonzero(x >= np.uint64(images))).size:
-        x[outside] = _feistel(keys[outside], x[outside], np.uint64(a), np.uint64(b))
+        x[outside] = _feistel(keys[outside], x[outside], a, b)
     return x
 
 
-def _feistel(keys: UInt64, x: UInt64, a: np.uint64, b: np.uint64) -> UInt64:
+def _permute_each(keys: UInt64, x: UInt64, images: UInt64, a: UInt64, b: UInt64) -> UInt64:
+    """As `_permute`, each x among as many `images` as stand beside it, whose `_digits` are a and b."""
+    x = _feistel(keys, x, a, b)
+    while (outside := np.flatnonzero(x >= images)).size:
+        x[outside] = _feistel(keys[outside], x[outside], a[outside], b[outside])
+    return x
+
+
+def _digits(images: int) -> tuple[int, int]:
+    """How many values each of two digits has that together count up to `images` at least."""
+    a = max(_SMALLEST_DIGIT, isqrt(images - 1) + 1)
+    return a, max(_SMALLEST_DIGIT, -(-images // a))
+
+
+def _feistel(keys: UInt64, x: UInt64, a: UInt64 | np.uint64, b: UInt64 | np.uint64) -> UInt64:
     """A permutation of 0 .. a*b-1: of the two digits of x, each in turn is moved round by a hash of the other."""
     left, right = np.divmod(x, b)
     rounds = np.arange(_ROUNDS, dtype=np.uint64)[:, None]
@@ -128,3 +163,55 @@ def _feistel(keys: UInt64, x: UInt64, a: np.uint64, b: np.uint64) -> UInt64:
         right = (right + _number(even, left) % b) % b
     permuted: UInt64 = left * b + right
     return permuted
+
+
+# -- Classes in shares of their own.
+
+
+class Sampled:
+    """Each epoch, as many images as there are records, has a class `shares` times; where in the epoch is drawn anew each time.
+
+    An image of a class is taken in turn: all of them, in an order drawn anew, before one comes again. So over any number of
+    epochs the images of a class come equally often, within one, and no two epochs of a large class have the same ones. A record
+    follows from seed and position alone; what is held is the numbers of the records, sorted by class.
+    """
+
+    def __init__(self, seed: int, labels: NDArray[np.integer], shares: Sequence[int]) -> None:
+        """`labels` of all records, -1 where there is none; `shares` sum up to the number of records, and are 0 for a class without."""
+        self.seed, self.images = seed, len(labels)
+        self._members = np.argsort(labels, kind="stable").astype(np.int32)
+        classes = np.arange(len(shares))
+        self._first, ends = (np.searchsorted(labels, classes, side, self._members) for side in ("left", "right"))
+        self._sizes = (ends - self._first).astype(np.uint64)
+        self._shares = np.array(shares, np.int64)
+        self._ends = np.cumsum(self._shares)
+        _require(int(self._ends[-1]) == self.images, "shares of all images")
+        _require(bool((self._sizes[self._shares > 0] > 0).all()), "an image of each class that has a share")
+        digits = [_digits(max(1, int(size))) for size in self._sizes]
+        self._a, self._b = np.array(digits, np.uint64).T
+
+    def at(self, start: int, count: int) -> NDArray[np.int64]:
+        """As `EveryRecord.at`."""
+        epoch, offset = np.divmod(np.arange(start, start + count, dtype=np.int64), self.images)
+        keys = _number(_state(self.seed, Purpose.SAMPLING), epoch.astype(np.uint64))
+        slot = _permute(keys, offset.astype(np.uint64), self.images).astype(np.int64)
+        label = np.searchsorted(self._ends, slot, side="right")
+        # How many images of its class came before it, since position 0.
+        turn = epoch * self._shares[label] + slot - (self._ends - self._shares)[label]
+        return self._in_turn(label, turn.astype(np.uint64))
+
+    def another(self, number: int) -> int:
+        """As `EveryRecord.another`: of any class, as likely as its share."""
+        label = np.searchsorted(self._ends, [randint(number, self.images)], side="right")
+        return int(self._in_turn(label, np.array([int(number) >> 32], np.uint64))[0])
+
+    def _in_turn(self, label: NDArray[np.int64], turn: UInt64) -> NDArray[np.int64]:
+        """The record of each class at a turn: int64[n] of int64[n] and uint64[n]."""
+        sizes = self._sizes[label]
+        again, place = np.divmod(turn, sizes)
+        keys = _number(_number(_state(self.seed, Purpose.MEMBER), label.astype(np.uint64)), again)
+        place = _permute_each(keys, place, sizes, self._a[label], self._b[label])
+        return self._members[self._first[label] + place.astype(np.int64)].astype(np.int64)
+
+
+Order = EveryRecord | Sampled

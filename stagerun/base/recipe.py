@@ -56,6 +56,12 @@ class ChannelOrder(enum.Enum):
     RGB = "RGB"
 
 
+class Sampling(enum.Enum):
+    UNIFORM = "UNIFORM"
+    BALANCED = "BALANCED"
+    FILE = "FILE"
+
+
 class DecayFrom(enum.Enum):
     STAGE_START = "STAGE_START"
     WARMUP_END = "WARMUP_END"
@@ -312,6 +318,7 @@ class Transform:
     trivial_augment: bool = False
     rectangular: bool = False
     crop_size_ramp: CropSizeRamp | None = None
+    python: str | None = None
 
     @property
     def changes_colours(self) -> bool:
@@ -504,6 +511,10 @@ class Solver:
     label_smoothing: float = 0.0
     loss: Loss | None = None
     early_stop: EarlyStop | None = None
+    class_weight: tuple[float, ...] = ()
+    sampling: Sampling = Sampling.UNIFORM
+    sampling_file: str | None = None
+    sampling_weight: tuple[float, ...] = ()  # what stands in it, by class
     random_seed: int
     precision: Precision = Precision.FP32
     channels_last: bool = True
@@ -569,6 +580,8 @@ FROM_ITER = "from_iter"
 WEIGHTS_DIGEST = "weights.sha256"
 # The key in a snapshot's identity of the id of the snapshot that was its teacher; a stage's own identity has it in a plan alone.
 TEACHER = "teacher"
+# The key there of what stands in `sampling_file`, whose name doesn't count. Not there but with `sampling: FILE`.
+SAMPLING_WEIGHT = "solver.sampling_weight"
 # What the keys of the Python that a stage needs begin with: `code.mynet.py` and its digest, `code.timm` and its version.
 CODE = "code."
 ABSENT = "not installed"  # in place of that version
@@ -620,7 +633,8 @@ class Ensemble:
 class Schedule:
     """`stages` are in the order in which they run: parents before children. `data` is what they share: which images a stage has, it says
     itself. `files` are (path, text) as read, the Python files that it names last. `sets`: which images the LMDBs hold
-    (`lmdb_file.set_of`), by their path, as far as someone has looked."""
+    (`lmdb_file.set_of`), by their path, as far as someone has looked. `class_sizes`: how many training images each class has, likewise,
+    where a stage's sampling depends on it."""
 
     name: str
     seed: int
@@ -632,6 +646,7 @@ class Schedule:
     ensembles: tuple[Ensemble, ...] = ()
     files: tuple[tuple[str, str], ...] = ()
     sets: Mapping[str, str] = field(default_factory=dict, compare=False)
+    class_sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False)
 
     @property
     def python(self) -> Sources:

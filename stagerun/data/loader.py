@@ -18,8 +18,9 @@ from stagerun.base.recipe import Transform
 from stagerun.base.text import first
 from stagerun.data import transform
 from stagerun.data.bad_records import Bad, BadRecords, Undecodable, stopping
-from stagerun.data.datum import Image
+from stagerun.data.datum import DecodedPicture, Image, Picture
 from stagerun.data.pictures import Decoded, Pictures, finished_size
+from stagerun.data.python_transform import PythonTransform
 from stagerun.data.records import Records, spread
 from stagerun.data.stream import Batch, Buffers, Stream
 
@@ -76,9 +77,9 @@ class Loader:
     """The images of one LMDB under one stage's transform. `train`: drawn at random; else an evaluation's centre crops.
 
     `images`, where it is given, must be the number of records; `depth` is how many batches `stream` may hold
-    ready, 1 or more (of batches smaller than 16 images per thread more), `threads` how many make them. `augment` is done
-    last. `memory` keeps pixels between epochs, `bad` puts up with some bad records in training. `tier` forces a way of
-    decoding. `side` is the crop_size of a batch that begins at a position, where not all have that of `transform_param`,
+    ready, 1 or more (of batches smaller than 16 images per thread more), `threads` how many make them. `python` is done
+    first, `augment` last. `memory` keeps pixels between epochs, `bad` puts up with some bad records in training. `tier` forces a way of
+    decoding. `sampling` says which record is where, in place of `shuffle`. `side` is the crop_size of a batch that begins at a position, where not all have that of `transform_param`,
     which is the largest then: a batch has one size.
     """
 
@@ -93,8 +94,10 @@ class Loader:
         seed: int = 0,
         images: int | None = None,
         shuffle: bool = False,
+        sampling: order.Order | None = None,
         depth: int = 4,
         threads: int = 1,
+        python: PythonTransform | None = None,
         augment: Augment | None = None,
         memory: Decoded | None = None,
         bad: BadRecords | None = None,
@@ -112,9 +115,10 @@ class Loader:
         self.records = records
         self.depth, self.threads = depth, threads
         self._transform, self._train = transform_param, train
-        self._seed, self._shuffle = seed, shuffle
+        self._seed = seed
+        self._order = sampling or order.EveryRecord(seed, len(records), shuffle)
         self._side_at = side
-        self._augment, self._bad = augment, bad if train else None
+        self._python, self._augment, self._bad = python, augment, bad if train else None
         self._pictures = Pictures(records, transform_param, channels, num_classes, memory, tier, numbered)
         self.expect = self._pictures.expect
         # One with the consumer, one in the making, the others ready; with many threads more are in the making.
@@ -142,7 +146,7 @@ class Loader:
         if count < 1:
             raise ValueError("a batch has at least one image")
         positions = np.arange(position, position + count, dtype=np.int64)
-        indices = order.indices(self._seed, len(self.records), position, count, self._shuffle)
+        indices = self._order.at(position, count)
         param = self._param(position)
         return self._job(positions, indices, param, self._shape(int(indices[0]), position, param))
 
@@ -181,7 +185,7 @@ class Loader:
     def _make(self, job: Job, n: int, i: int) -> None:
         """Record i as image n of the batch."""
         made, out = job.made, job.made.images[n]
-        picture, label = self._pictures.open(i)
+        picture, label = self._open(i, job.positions[n])
         draw = self._pictures.draw(i, picture, None if job.numbers is None else job.numbers[n], job.param)
         self._check_shape(i, finished_size(draw, picture), out.shape)
         if self._augment is None or job.colours is None:
@@ -195,6 +199,14 @@ class Loader:
         if made.cutout is not None and (cut := draw.cutout) is not None:
             made.cutout[n] = cut.top, cut.left, cut.height, cut.width
 
+    def _open(self, i: int, position: int) -> tuple[Picture, int]:
+        """Record i's picture, as it is cut from at a position, and its label."""
+        picture, label = self._pictures.open(i)
+        if self._python is not None:
+            whole = self._pictures.whole(i, picture)
+            picture = DecodedPicture(self._python(whole, self._seed, position, lambda: self._pictures.place(i)))
+        return picture, label
+
     def _or_another(self, i: int, position: int, use: Callable[[int], T]) -> T:
         """`use(i)`; where i is a bad record and may be replaced, `use` of another, drawn from the seed and the position."""
         try:
@@ -205,7 +217,7 @@ class Loader:
             self._bad.add(Bad(i, position, f"{error.message} (at position {position})"))
         numbers = order.draws(self._seed, np.array([position], np.int64), _REPLACEMENTS, order.Purpose.REPLACEMENT)[0]
         for number in numbers:
-            other = order.randint(number, len(self.records))
+            other = self._order.another(number)
             try:
                 return use(other)
             except Undecodable as error:
@@ -222,7 +234,7 @@ class Loader:
         numbers = self._numbers(np.array([position], np.int64))
 
         def shape(i: int) -> tuple[int, int]:
-            picture, _ = self._pictures.open(i)
+            picture, _ = self._open(i, position)
             return finished_size(self._pictures.draw(i, picture, None if numbers is None else numbers[0]), picture)
 
         return self._or_another(i, position, shape)
@@ -289,7 +301,10 @@ class Loader:
     def _look(self, i: int) -> tuple[int, ...]:
         """Makes record i into an image and says its shape."""
         numbers = self._numbers(np.array([i], np.int64))
-        picture, _ = self._pictures.open(i)
+        if self._python is not None:
+            whole = self._pictures.whole(i, self._pictures.open(i)[0])
+            self._python.require_repeatable(whole, self._seed, i, lambda: self._pictures.place(i))
+        picture, _ = self._open(i, i)
         draw = self._pictures.draw(i, picture, None if numbers is None else numbers[0])
         return self._pictures.finish(i, picture, draw).shape[:2]
 

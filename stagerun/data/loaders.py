@@ -17,7 +17,9 @@ from stagerun.data.lmdb_offsets import printable
 from stagerun.data.loader import Augment, Job, Loader
 from stagerun.data.pictures import Decoded
 from stagerun.data.pixels import Draw, apply
+from stagerun.data.python_transform import PythonTransform
 from stagerun.data.records import Records, spread
+from stagerun.data.sampling import order_of
 from stagerun.data.stream import Batch
 from stagerun.schedule.image_size import at_largest, crop_size
 
@@ -28,12 +30,13 @@ def training_loader(
     stage: Stage,
     *,
     threads: int = 1,
+    python: PythonTransform | None = None,
     augment: Augment | None = None,
     memory: Decoded | None = None,
     bad: BadRecords | None = None,
     start: int = 0,
 ) -> Loader:
-    """Training images, from any position on. `augment` is what the transform does to colours; `start` the position at which the
+    """Training images, from any position on. `python` is the transform's own function, `augment` what it does to colours; `start` the position at which the
     stage begins, which is looked at where the size of the images changes within it."""
     solver = stage.solver
     return Loader(
@@ -43,8 +46,9 @@ def training_loader(
         channels=stage.model.channels,
         num_classes=stage.model.num_classes,
         seed=solver.random_seed,
-        shuffle=schedule.data.shuffle,
+        sampling=order_of(records, schedule, stage),
         threads=threads,
+        python=python,
         augment=augment,
         memory=memory,
         bad=bad,
@@ -132,11 +136,11 @@ class RectangularLoader(Loader):
         assert transform_param.crop_size is not None  # `check` holds it
         self._side, self._batch_size = transform_param.crop_size, batch_size
         ratios = _ratios(records.name, records.index)
-        self._order = np.argsort(ratios, kind="stable")
-        self._ratios = ratios[self._order]
+        self._by_shape = np.argsort(ratios, kind="stable")
+        self._ratios = ratios[self._by_shape]
 
     def record(self, position: int) -> int:
-        return int(self._order[position])
+        return int(self._by_shape[position])
 
     def plan(self, position: int, count: int) -> Job:
         """ValueError for images of two of the batches."""
@@ -146,7 +150,7 @@ class RectangularLoader(Loader):
         mean = float(self._ratios[first : first + self._batch_size].mean())
         images = self._buffers.array((count, *crop_of(mean, self._side), self._pictures.channels))
         places = np.arange(position, position + count, dtype=np.int64)
-        indices = self._order[places].tolist()
+        indices = self._by_shape[places].tolist()
         return Job(self, Batch(images, np.empty(count, np.int64), places), indices, places.tolist(), None, None)
 
     def _make(self, job: Job, n: int, i: int) -> None:

@@ -138,8 +138,8 @@ class Pictures:
         self._memory = memory
         # A JPEG that AUTO decodes at a reduced scale has other pixels than one that is reduced from its full size. So this
         # transform neither puts JPEGs into memory, nor takes those that another stage's has put there: a run that goes on
-        # after that stage finds none.
-        self._keeps_jpegs = InterpMode.AUTO not in _interp_modes(transform_param)
+        # after that stage finds none. A function of the user's (`python`) gets whole images from full size.
+        self._keeps_jpegs = InterpMode.AUTO not in _interp_modes(transform_param) or transform_param.python is not None
         self._hand = _Hand(tier)
 
     def expect(self, indices: list[int]) -> None:
@@ -183,6 +183,10 @@ class Pictures:
         """The finished image, in `out` where that is given; `pixels.finish`."""
         shrunk = pixels.shrink(draw, picture.height, picture.width) if picture.reducible else 1
         return pixels.finish(self._decode(i, picture, pixels.region(draw), shrunk), draw, out, shrunk)
+
+    def whole(self, i: int, picture: Picture) -> Image:
+        """Record i's picture at its full size."""
+        return self._decode(i, picture, None, 1)
 
     def place(self, i: int) -> str:
         """Record i, as a message names it."""

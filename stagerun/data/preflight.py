@@ -12,6 +12,7 @@ from stagerun.data.bad_records import BadRecords
 from stagerun.data.loader import together
 from stagerun.data.loaders import evaluation_loader, training_loader
 from stagerun.data.pictures import Decoded, make_memory
+from stagerun.data.python_transform import PythonTransform
 from stagerun.data.records import LmdbSource, Records
 from stagerun.data.scratch import copies_of
 from stagerun.language.check_images import classes_problem
@@ -49,9 +50,11 @@ def require_usable(
     records: Mapping[str, Records],
     memory: Callable[[Stage], Decoded | None],
     bad: Callable[[Stage], BadRecords | None],
+    python: Callable[[Stage], PythonTransform | None] | None = None,
 ) -> None:
     """Looks at some records of each LMDB, by path, as each stage would. RecipeError where `num_classes` is wrong and nothing else is,
-    DataError with all that is wrong. `memory`: where decoded training images stay; `bad`: the replaced ones, as a Loader has them."""
+    DataError with all that is wrong. `memory`: where decoded training images stay; `bad`: the replaced ones, as a Loader has them. `python`:
+    a stage's own function, imported; None: none is, and what one would change is not looked at."""
     mistakes: list[DataError] = []
     problems: list[Problem] = []
     stages = [s for s in schedule.stages if all(source.path in records for source in (s.data.train, *s.data.val))]
@@ -67,8 +70,12 @@ def require_usable(
             mistakes += filter(None, (_other_classes(train, val) for val in vals))
             problems += [problem] if problem is not None else []
         try:  # what is done to colours fails for no image, and is left out: it needs torch
-            loader = training_loader(train, schedule, seen, memory=memory(stage), bad=bad(stage))
-            mistakes += loader.mistakes()
+            function = python(stage) if python is not None else None
+            if function is not None or not stage.solver.transform.python:
+                loader = training_loader(
+                    train, schedule, seen, python=function, memory=memory(stage), bad=bad(stage)
+                )
+                mistakes += loader.mistakes()
         except DataError as error:
             mistakes.append(error)
         for val, source in zip(vals, stage.data.val, strict=True):

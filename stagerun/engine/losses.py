@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from stagerun.base.code import Code, Sources
 from stagerun.base.errors import UsageError
 from stagerun.base.recipe import LossType, Normalization, Precision, Solver
-from stagerun.engine.device import autocast
+from stagerun.engine.device import autocast, dtype_of
 from stagerun.engine.mixing import Mixed, training_loss
 from stagerun.system.code import called
 
@@ -22,9 +22,10 @@ Loss = Callable[[Tensor, Tensor, Mixed | None, Tensor], Tensor]
 @dataclass(frozen=True, slots=True)
 class Softmax:
     smoothing: float = 0.0
+    class_weight: Tensor | None = None  # [classes], on the device
 
     def __call__(self, logits: Tensor, labels: Tensor, mixed: Mixed | None, images: Tensor) -> Tensor:
-        return training_loss(logits, labels, self.smoothing, mixed)
+        return training_loss(logits, labels, self.smoothing, mixed, self.class_weight)
 
 
 SOFTMAX = Softmax()
@@ -117,11 +118,13 @@ def multi_hot(labels: Tensor, logits: Tensor) -> Tensor:
     return torch.zeros_like(logits).scatter_(1, labels[:, None], 1.0)
 
 
-def loss_of(solver: Solver, teacher: nn.Module | None = None, own: Own | None = None) -> Loss:
+def loss_of(solver: Solver, device: torch.device, teacher: nn.Module | None = None, own: Own | None = None) -> Loss:
     """The loss that a stage trains with; `teacher` for one of type DISTILL, `own` for PYTHON."""
     how, smoothing = solver.loss, solver.label_smoothing
     if how is None or how.type is LossType.SOFTMAX:
-        return Softmax(smoothing)
+        weights = solver.class_weight
+        dtype = dtype_of(solver.precision)
+        return Softmax(smoothing, torch.tensor(weights, dtype=dtype, device=device) if weights else None)
     if how.type is LossType.BINARY:
         return Binary(smoothing, how.normalization)
     if how.type is LossType.PYTHON:

@@ -154,12 +154,23 @@ def blend(images: Tensor, mixed: Mixed) -> None:
     part.copy_(part.index_select(0, mixed.partners))
 
 
-def training_loss(logits: Tensor, labels: Tensor, smoothing: float, mixed: Mixed | None) -> Tensor:
+def training_loss(
+    logits: Tensor, labels: Tensor, smoothing: float, mixed: Mixed | None, class_weight: Tensor | None = None
+) -> Tensor:
     """Mean cross entropy of [N, classes] and int64 [N], with `smoothing` of each label spread evenly over all classes; of
-    mixed images that with their own and that with their partners' labels, in the mixture's shares."""
-    own = F.cross_entropy(logits, labels, label_smoothing=smoothing)
+    mixed images that with their own and that with their partners' labels, in the mixture's shares. With `class_weight` [classes]
+    the cross entropy of each label is multiplied by its class's, and the mean is one over N all the same."""
+    own = _mean(logits, labels, smoothing, class_weight)
     if mixed is None:
         return own
-    others = F.cross_entropy(logits, labels.index_select(0, mixed.partners), label_smoothing=smoothing)
+    others = _mean(logits, labels.index_select(0, mixed.partners), smoothing, class_weight)
     share = mixed.mixture.share
     return share * own + (1 - share) * others
+
+
+def _mean(logits: Tensor, labels: Tensor, smoothing: float, class_weight: Tensor | None) -> Tensor:
+    if class_weight is None:
+        return F.cross_entropy(logits, labels, label_smoothing=smoothing)
+    # Not by cross_entropy's own `weight`: that divides by the sum of the weights, and with smoothing weighs the other classes' parts.
+    each = F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="none")
+    return (each * class_weight.index_select(0, labels)).mean()

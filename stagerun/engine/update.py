@@ -37,8 +37,8 @@ class Arithmetic:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the ranks agree on after an update: mean loss over the global batch, that of mixed images and smoothed labels where
-    there are any, and whether any of them asks to stop. `wrong` says what is not a finite number, '' if all is: then, and only then,
+    """What the ranks agree on after an update: mean loss over the global batch, that of mixed images, smoothed labels and class weights
+    where there are any, and whether any of them asks to stop. `wrong` says what is not a finite number, '' if all is: then, and only then,
     the state was moved."""
 
     loss: float

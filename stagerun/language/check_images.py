@@ -24,6 +24,7 @@ COLOURED: dict[str, Callable[[View], bool]] = {
 MOST_COMPILED = 4  # sizes of images in training
 # What an evaluation can't have, since it sees the same images each time.
 DRAWN: dict[str, Callable[[View], bool]] = {
+    "python": lambda view: view.has("python"),
     "mirror": lambda view: view.flag("mirror"),
     "random_aspect_ratio_param": lambda view: view.has("random_aspect_ratio_param"),
     "random_resized_crop_param": lambda view: view.has("random_resized_crop_param"),
@@ -32,6 +33,7 @@ DRAWN: dict[str, Callable[[View], bool]] = {
 }
 # What is done to an image before the device has it, so that its pixels can't be kept there.
 NOT_ON_DEVICE: dict[str, Callable[[View], bool]] = {
+    "python": lambda view: view.has("python"),
     **{name: lambda view, name=name: view.has(name) for name in GEOMETRIES},  # type: ignore[misc]
     **{name: has for name, has in COLOURED.items() if name != "lighting_std"},
 }

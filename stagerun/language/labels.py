@@ -125,3 +125,6 @@ def _check_stages(settings: Mapping[str, Block], problems: Problems) -> None:
                 where = loss.place("type") if loss is not None else block.place
                 text = f"stage `{name}`: images have several `labels`, and loss `{kind}` takes one"
                 problems.add(where, text, "write `loss { type: BINARY }`")
+            if View(block).text("sampling") != "UNIFORM":
+                text = f"stage `{name}`: images have several `labels`, and `sampling` goes by one"
+                problems.add(View(block).place("sampling"), text, "remove it")

@@ -56,6 +56,7 @@ NOT_EMPTY = (
     "Source.source",
     "Data.scratch",
     "StageEntry.solver",
+    "Solver.sampling_file",
     "ParamSpec.name",
     "CompressionRule.name",
     "Solver.freeze",

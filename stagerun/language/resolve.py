@@ -14,7 +14,20 @@ from typing import TypeVar
 from stagerun.base import recipe
 from stagerun.base.code import Sources
 from stagerun.base.errors import DataError, Problem, Problems, RecipeError, Span, StagerunError
-from stagerun.language import build, check, ensembles, labels, layers, override, ranges, stages, teachers, tree, values
+from stagerun.language import (
+    build,
+    check,
+    ensembles,
+    labels,
+    layers,
+    override,
+    ranges,
+    sampling,
+    stages,
+    teachers,
+    tree,
+    values,
+)
 from stagerun.language.check_code import require_code
 from stagerun.language.check_compress import check_residual
 from stagerun.language.check_images import check_model, classes_problem
@@ -47,7 +60,8 @@ def read(
     `texts` has schedule.prototxt and the stages' files by their path below the folder (`stage_files` says which); a
     file that is not in it does not exist. `root` is the folder's absolute path, `shown` the same as the user wrote it,
     for messages. `overrides` are the arguments of `--set`. `records` counts the LMDB of a Source without `images`; None
-    where no LMDB may be looked at. `python` reads the Python files that it names, and `lists` its files of labels; None: they are in `texts`.
+    where no LMDB may be looked at. `python` reads the Python files and others that it names, and `lists` its files of labels; None: they
+    are in `texts`.
     """
     problems = Problems()
     local = LocalFiles(python or (lambda file: texts.get(file, MISSING)), shown, problems)
@@ -72,6 +86,8 @@ def read(
     found = teachers.with_teachers(found, settings, problems)
     order = stages.in_running_order(found, problems)
     _check(schedule, settings, posixpath.basename(root), problems)
+    classes = _known(schedule, lambda view: view.inside("model").whole("num_classes"))
+    weights = sampling.read_weights(settings, classes, local.read, shown, problems)
     ensembles.check(schedule, found, settings, problems)
     marked = labels.check(
         View(schedule), settings, lists or local.read, functools.partial(posixpath.join, shown), problems
@@ -91,7 +107,8 @@ def read(
     sources = local.sources(needed)
     kept += tuple((posixpath.join(shown, file), text) for file, text in sources.files)
     facts = {name: list(build.code_facts(entries, local, path)) for name, entries in code.items()}
-    return _build(schedule, order, settings, root, path, kept, facts, sources, marked)
+    built = _build(schedule, order, settings, root, path, kept, facts, sources, marked)
+    return sampling.applied(built, weights)
 
 
 def _code(schedule: Block, settings: Block) -> list[Entry]:
@@ -273,6 +290,8 @@ def _check(schedule: Block, settings: Mapping[str, Block], folder: str, problems
     with contextlib.suppress(Doubtful):
         check.check_sources(view, problems)
     check_model(view, [View(block) for block in settings.values()], problems)
+    classes = _known(schedule, lambda view: view.inside("model").whole("num_classes"))
+    shuffle = _known(schedule, lambda view: view.inside("data").flag("shuffle")) is not False
     for name, block in settings.items():
         with contextlib.suppress(Doubtful):
             check.check_sources(View(block), problems)
@@ -282,6 +301,7 @@ def _check(schedule: Block, settings: Mapping[str, Block], folder: str, problems
         shared = check.Shared(channels, has_val, tested, on_device, _images(block, schedule))
         check.check_stage(name, View(block), shared, problems)
         check.check_required(block, problems)
+        sampling.check_sampling(View(block), classes, shuffle, problems)
 
 
 def _first_val(view: View) -> int | None:

@@ -60,7 +60,7 @@ _WORDS = {
 # Derived from others, or from where the folder lies: the language has no such field.
 _DERIVED = {"epoch_iter", "path", "sources", "labels_path", "labels_digest"}
 # Not in the canonical text: where values came from, what was derived from the text as written, and what only `run` looks at.
-_NOT_STORED = {"Stage.model", "files", "sets", "identity", "origins", "span", "spare_classes", "sources"}
+_NOT_STORED = {"Stage.model", "files", "sets", "class_sizes", "identity", "origins", "span", "spare_classes", "sources"}
 # Fields that default to another field of their message.
 _SAME_AS = {"max_size": "min_size", "test_batch_size": "device_batch_size"}
 
@@ -92,6 +92,7 @@ _MAY_BE_QUIET = {
     recipe.Source: "data.val.",
     recipe.Solver: "solver.",
     recipe.Sync: "solver.sync_param.",
+    recipe.Transform: "solver.transform_param.",
 }
 
 
@@ -233,6 +234,8 @@ def plain(value: Any) -> Any:
 
 def identity(key: str, lr_policy: str = "") -> bool:
     """Whether snapshots depend on the field of that name, in a stage of that lr_policy."""
+    if key == recipe.SAMPLING_WEIGHT:
+        return True
     fields = _fields(key)
     return all(field is not None and tree.identity(field) for field in fields) and is_read(key, lr_policy)
 

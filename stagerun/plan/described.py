@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from stagerun.base.errors import Span
-from stagerun.base.recipe import MomentumForm, OnNan, Origin, PadMode, Solver, Stage, Transform
+from stagerun.base.recipe import MomentumForm, OnNan, Origin, PadMode, Sampling, Solver, Stage, Transform
 from stagerun.language.values import layout
 from stagerun.schedule import POLICIES, SOLVER_TYPES, fields_read, is_ever, make_knobs, own_fields
 from stagerun.schedule.image_size import crop_size
@@ -96,6 +96,8 @@ def _unread(solver: Solver) -> list[tuple[str, str]]:
         unread.append(("regularization_type", ": weight_decay is 0"))
     if solver.ema_decay is None:
         unread.append(("ema_interval", ": there is no ema_decay"))
+    if solver.sampling is not Sampling.FILE:
+        unread.append(("sampling_file", f": sampling is {solver.sampling.value}"))
     if solver.on_nan is OnNan.STOP:
         unread.append(("max_nan", ": on_nan is STOP"))
     return unread
@@ -152,6 +154,8 @@ _NUMBERS: dict[str, float | None] = {"channel_order": None, "mean_value": 0.0, "
 def augmentation(solver: Solver) -> str:
     """What is done to the images at random, in a few words."""
     transform, parts = solver.transform, []
+    if transform.python:
+        parts.append(transform.python)
     if transform.pad:
         parts.append(f"pad {transform.pad}" + (" reflected" if transform.pad_mode is PadMode.REFLECT else ""))
     if transform.mirror:
@@ -184,6 +188,8 @@ def augmentation(solver: Solver) -> str:
         parts.append(f"cutmix {solver.cutmix_alpha:g}")
     if solver.label_smoothing:
         parts.append(f"label smoothing {solver.label_smoothing:g}")
+    if solver.class_weight:
+        parts.append(f"class weights {min(solver.class_weight):g}-{max(solver.class_weight):g}")
     return ", ".join(parts) or "none"
 
 

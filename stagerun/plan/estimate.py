@@ -28,6 +28,20 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PythonCost:
+    """What a function of the user's takes per image, and what making an image takes with it: seconds of one loader thread."""
+
+    name: str
+    stage: str  # the first one that has it
+    seconds: float
+    loading_seconds: float
+
+    def __str__(self) -> str:
+        share = self.seconds / self.loading_seconds
+        return f"{self.name} takes {self.seconds * 1000:.3g} ms an image, {share:.0%} of loading one (stage {self.stage}, one thread)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
     """What a rehearsal measured. Content of OUT/rehearsal.json."""
 
@@ -47,6 +61,7 @@ class Figures:
     memory_bytes: int  # of the largest worker, at its peak
     gpu_memory_bytes: int
     log_bytes: float  # per iteration
+    python: tuple[PythonCost, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,6 +297,7 @@ def caveats(plan: Plan, figures: Figures, workers: int) -> list[str]:
             "with `determinism: ELASTIC` a worker keeps the residual of each of its logical workers, as large as the gradients, and that of one "
             "was in memory"
         )
+    found += [f"{cost}; Python code of its own makes more threads no faster" for cost in figures.python]
     found += doubts(plan, figures)
     if workers != figures.workers:
         found.append(

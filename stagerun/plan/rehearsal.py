@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 
-from stagerun.base.recipe import Data, Schedule, Source, Stage, SyncStart, Transform
+from stagerun.base.recipe import Data, Sampling, Schedule, Source, Stage, SyncStart, Transform
 from stagerun.language.code import digest
 from stagerun.language.networks import network_of
 from stagerun.schedule.image_size import at_largest, largest_crop_size
@@ -114,7 +114,8 @@ def enough_logical_workers(schedule: Schedule, workers: int) -> int:
 
 
 def with_sources(schedule: Schedule, train: tuple[str, int], val: tuple[str, int]) -> Schedule:
-    """The schedule with (folder, number of records) in place of its own images; `val` only where it has some."""
+    """The schedule with (folder, number of records) in place of its own images; `val` only where it has some. Every image then comes
+    equally often: a few hundred need not have an image of each class."""
 
     def source(old: Source, place: tuple[str, int]) -> Source:
         return replace(old, source=place[0], path=place[0], images=place[1])
@@ -122,7 +123,9 @@ def with_sources(schedule: Schedule, train: tuple[str, int], val: tuple[str, int
     def elsewhere(data: Data) -> Data:
         return replace(data, train=source(data.train, train), val=tuple(source(one, val) for one in data.val))
 
-    return schedule.with_data(elsewhere)
+    moved = schedule.with_data(elsewhere)
+    stages = (replace(s, solver=replace(s.solver, sampling=Sampling.UNIFORM)) for s in moved.stages)
+    return replace(moved, stages=tuple(stages))
 
 
 def cost_key(schedule: Schedule, stage: Stage) -> str:
@@ -140,6 +143,7 @@ def cost_key(schedule: Schedule, stage: Stage) -> str:
             transform.channel_order,
             transform.cutout_size,
             transform.lighting_std,
+            transform.python,
             transform.color_jitter,
             transform.rand_augment,
             transform.trivial_augment,

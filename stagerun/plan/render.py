@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 
-from stagerun.base.recipe import Determinism, Memory, Schedule, Solver, Stage, Sync
+from stagerun.base.recipe import Determinism, Memory, Sampling, Schedule, Solver, Stage, Sync
+from stagerun.base.shares import told
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.base.text import columns, count
 from stagerun.base.units import epochs
@@ -131,6 +132,8 @@ def _details(plan: Plan, planned: PlannedStage) -> str:
         lines += [f"  {line}" for line in pushes(plan.schedule, stage)]
     elif solver.sync is not None:
         lines.append(f"  replicas: {replicas(solver)}")
+    if solver.sampling is not Sampling.UNIFORM:
+        lines.append(f"  sampling {told(solver, plan.schedule.class_sizes.get(stage.data.train.path, ()))}")
     if growing := crop_size_ramp(solver):
         lines.append(f"  {growing}")
     lines += [f"  {line}" for line in network_lines(plan.schedule, stage)]
@@ -240,6 +243,7 @@ def render_json(plan: Plan, remarks: Iterable[str] = (), beside: Mapping[str, ob
                 **({} if solver.compress is None else {"compress_param": plain(solver.compress)}),
                 **({} if solver.early_stop is None else {"earliest_end": solver.earliest_end}),
                 **({} if solver.loss is None else {"loss": plain(solver.loss)}),
+                **({} if solver.sampling is Sampling.UNIFORM else {"sampling": told(solver, schedule.class_sizes.get(stage.data.train.path, ()))}),
                 **({} if solver.sync is None else _meeting(solver.sync, schedule, stage)),
                 "augmentation": augmentation(solver),
                 "carried_over": carried_over(planned) if stage.parent else None,

@@ -8,11 +8,14 @@ import json
 import os
 import re
 import struct
+import sys
+from array import array
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from stagerun.base.errors import DataError, PermissionDenied, StagerunError
 
@@ -102,17 +105,55 @@ def reading(file: Path | str) -> Iterator[None]:
 def side_facts(folder: str, meta: Meta) -> Mapping[str, Any]:
     """`data.index.Facts` as its JSON in the side file's header, which is before its arrays: 106 MB for ILSVRC12. Empty without a side
     file, or where that is of another state of the LMDB or can't be read; a damaged one is reported when it is opened."""
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        file = Path(folder) / SIDE_FILE
-        if not file.is_file():  # to open a FIFO would wait for a writer
-            return {}
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            header = json.loads(stream.read(min(length, _LARGEST_HEADER)))
-        facts: dict[str, Any] = json.loads(header["__metadata__"]["stagerun"].partition(" ")[2])
-        same = (facts["file_size"], facts["transaction"]) == (meta.file_size, meta.transaction)
-        return facts if same and isinstance(facts["fingerprint"], str) else {}
+    with _odd_side_file_ignored(), _side_file(folder) as stream:
+        return _facts(_header(stream)[0], meta)
     return {}
+
+
+def class_sizes(folder: str, classes: int) -> tuple[int, ...]:
+    """How many records have the labels 0 .. classes-1, as the side file says; () where that is not known, or there are other labels."""
+    with suppress(StagerunError), _odd_side_file_ignored():
+        fd, meta = open_file(folder)
+        os.close(fd)
+        with _side_file(folder) as stream:
+            header, start = _header(stream)
+            first, end = header["labels"]["data_offsets"]
+            stream.seek(start + first)
+            labels = array("i", stream.read(end - first))
+        if sys.byteorder == "big":
+            labels.byteswap()
+        counted = Counter(labels)
+        counted.pop(-1, None)  # records without one
+        known = _facts(header, meta) and all(0 <= label < classes for label in counted)
+        return tuple(counted[label] for label in range(classes)) if known else ()
+    return ()
+
+
+@contextmanager
+def _odd_side_file_ignored() -> Iterator[None]:
+    """It is as good as none here; whoever opens the LMDB to read it reports what is wrong."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        yield
+
+
+def _side_file(folder: str) -> BinaryIO:
+    file = Path(folder) / SIDE_FILE
+    if not file.is_file():  # to open a FIFO would wait for a writer
+        raise FileNotFoundError(file)
+    return file.open("rb")
+
+
+def _header(stream: BinaryIO) -> tuple[dict[str, Any], int]:
+    """safetensors' header, and where the arrays begin."""
+    length = int.from_bytes(stream.read(8), "little")
+    header: dict[str, Any] = json.loads(stream.read(min(length, _LARGEST_HEADER)))
+    return header, 8 + length
+
+
+def _facts(header: Mapping[str, Any], meta: Meta) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads(header["__metadata__"]["stagerun"].partition(" ")[2])
+    same = (facts["file_size"], facts["transaction"]) == (meta.file_size, meta.transaction)
+    return facts if same and isinstance(facts["fingerprint"], str) else {}
 
 
 def class_names(folder: str) -> tuple[str, ...]:
@@ -176,9 +217,12 @@ _ENDS = 1 << 20
 
 
 def with_sets(schedule: "Schedule") -> "Schedule":
-    """The schedule with what `set_of` says of its LMDBs, as far as they are on this machine (`recipe.Schedule.sets`)."""
+    """The schedule with what `set_of` says of its LMDBs, as far as they are on this machine (`recipe.Schedule.sets`, and `class_sizes`
+    where a stage's sampling depends on them)."""
     found = {source.path: set_of(source.path) for source in schedule.sources}
-    return replace(schedule, sets={path: text for path, text in found.items() if text})
+    sampled = {s.data.train.path: s.model.num_classes for s in schedule.stages if s.solver.sampling.value != "UNIFORM"}
+    sizes = {path: class_sizes(path, classes) for path, classes in sampled.items()}
+    return replace(schedule, sets={path: text for path, text in found.items() if text}, class_sizes=sizes)
 
 
 def set_of(folder: str) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
+import numpy as np
 import torch
 
 import stagerun
@@ -49,6 +50,8 @@ def environment_of(
         found[TRAINING_SET] = schedule.sets[stage.data.train.path]
     if stage.solver.transform.changes_colours:
         found["colour library"] = colours_made_by()
+    if stage.solver.transform.python:  # what a generator draws may be another in another version
+        found["numpy"] = np.__version__
     return found
 
 

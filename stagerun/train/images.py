@@ -17,6 +17,7 @@ from stagerun.data.loader import Loader
 from stagerun.data.loaders import evaluation_loader, evenly, training_loader
 from stagerun.data.pictures import Decoded, make_memory
 from stagerun.data.preflight import opened, require_usable
+from stagerun.data.python_transform import PythonTransform
 from stagerun.data.records import Records
 from stagerun.data.synthetic import write_synthetic
 from stagerun.engine.augment import make_augment
@@ -131,6 +132,7 @@ class Images:
         self._memory: tuple[str, Decoded | None] = ("", None)
         self.resident: tuple[str, Resident | None] = ("", None)  # filled by train.resident
         self._tables: dict[str, Table] = {}  # by the path of the source
+        self._python: dict[str, PythonTransform] = {}
 
     def open(self, comm: Comm, world: World, stop: Callable[[], bool]) -> Generator[Note, None, bool]:
         """Collective; once. True if asked to stop before all nodes had their copies. DataError, StorageError, on every rank."""
@@ -179,11 +181,21 @@ class Images:
             self.schedule,
             stage,
             threads=self._threads,
+            python=self._python_transform(stage),
             augment=make_augment(stage.solver.transform),
             memory=self.memory(stage),
             bad=self.replacing(stage).met,
             start=start,
         )
+
+    def _python_transform(self, stage: Stage) -> PythonTransform | None:
+        """Imported when the first stage wants it. UsageError."""
+        name = stage.solver.transform.python
+        if name is None:
+            return None
+        if name not in self._python:
+            self._python[name] = PythonTransform(name, self.schedule.python)
+        return self._python[name]
 
     def whole_images(self, stage: Stage) -> Loader:
         """The stage's training images in key order, as they are in the LMDB."""
@@ -223,8 +235,9 @@ class Images:
         return with_labels(batches, self._tables[source.path])
 
     def preflight(self) -> None:
-        """Looks at some records of each LMDB as each stage would. DataError, RecipeError."""
-        require_usable(self.schedule, self._records, self.memory, lambda stage: self.replacing(stage).met)
+        """Looks at some records of each LMDB as each stage would. DataError, RecipeError, UsageError."""
+        bad = lambda stage: self.replacing(stage).met  # noqa: E731
+        require_usable(self.schedule, self._records, self.memory, bad, self._python_transform)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from stagerun.base.text import size as size_text
 from stagerun.data import transform
 from stagerun.data.bad_records import Undecodable
 from stagerun.data.loaders import side_at
+from stagerun.data.sampling import order_of
 from stagerun.data.transform import draw_places, only_places
 from stagerun.engine.feed import Cut, Resident, feed, read_all
 from stagerun.engine.images import Batch
@@ -101,24 +102,25 @@ def training_batches(
             yield run.worker.images.labelled(fed, run.stage, run.stage.data.train)
         return
     solver = run.stage.solver
-    drawn = cuts(solver, run.stage.data.shuffle, resident, asked, start)
+    records = run.worker.images.training(run.stage)
+    drawn = cuts(solver, order_of(records, run.worker.schedule, run.stage), resident, asked, start)
     reflect = solver.transform.pad_mode is PadMode.REFLECT
     with closing(resident.batches(drawn, solver.transform.pad, reflect)) as made:
         yield run.worker.images.labelled(made, run.stage, run.stage.data.train)
 
 
 def cuts(
-    solver: Solver, shuffle: bool, resident: Resident, asked: Iterable[tuple[int, int]], start: int = 0
+    solver: Solver, sampling: order.Order, resident: Resident, asked: Iterable[tuple[int, int]], start: int = 0
 ) -> Iterator[Cut]:
     """What the loader would draw at (position, count), in a stage that begins at position `start`."""
-    records, height, width = resident.images.shape[:3]
+    height, width = resident.images.shape[1:3]
     needed, side = transform.numbers_needed(solver.transform), side_at(solver, start)
     for position, count in asked:
         positions = np.arange(position, position + count, dtype=np.int64)
         numbers = order.draws(solver.random_seed, positions, needed)
         places = draw_places(replace(solver.transform, crop_size=side(position)), numbers, height, width)
         yield Cut(
-            indices=order.indices(solver.random_seed, records, position, count, shuffle),
+            indices=sampling.at(position, count),
             top=places.top,
             left=places.left,
             mirror=places.mirror,

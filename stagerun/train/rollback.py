@@ -13,11 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 from stagerun import store
-from stagerun.base import order
 from stagerun.base.errors import Diverged
 from stagerun.base.events import Event, Note, NotFinite
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.data.lmdb_offsets import printable
+from stagerun.data.sampling import order_of
 from stagerun.plan import State
 from stagerun.plan.counting import place, targets
 from stagerun.system.pulse import Section
@@ -33,8 +33,7 @@ def keys_of(run: StageRun, failed: NotFinite) -> tuple[str, ...]:
     if run.worker.comm.rank != 0:
         return ()
     records = run.worker.images.training(run.stage)
-    seed, shuffle = run.stage.solver.random_seed, run.stage.data.shuffle
-    indices = order.indices(seed, len(records), failed.position, failed.images, shuffle)
+    indices = order_of(records, run.worker.schedule, run.stage).at(failed.position, failed.images)
     return tuple(printable(records.key(int(i))) for i in indices)
 
 

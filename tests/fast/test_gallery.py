@@ -92,6 +92,13 @@ def cooldown(i: int) -> float:
 # Of arXiv:1911.08250's released code, without Random-k and Threshold-v, which it trains for longer; and the methods that there are.
 BRIEF = ("dense", *(name + scope for name in ("top_k", "adaptive", "terngrad", "qsgd") for scope in ("", "_whole")))
 LONG = tuple(name + scope for name in ("random_k", "threshold") for scope in ("", "_whole"))
+
+
+def half_cosine(i: int) -> float:
+    """From 0 to 0.05 in the 39 updates of an epoch of 2,480 images, then half a cosine back to 0."""
+    return 0.05 * i / 39 if i < 39 else 0.025 * (1 + math.cos(math.pi * (i - 39) / (465 - 39)))
+
+
 METHODS = (
     "dense", "top_k", "random_k", "threshold", "adaptive", "terngrad", "qsgd", "two_bit", "sign", "power_sgd", "int8", "bf16", "fp16",
 )  # fmt: skip
@@ -132,6 +139,9 @@ RECIPES: dict[str, dict[str, Row]] = {
         "scratch": (180, 16, 16, 5e-4, warmed(0.05, 0.005, 20, poly(0.05, 180, 1))),
     },
     "fashion_async": {"main": (1680, 32, 32, 5e-4, triangle(0.025, 0.0025, 336, 1680))},
+    "fashion_longtail": {
+        f"main_{name}": (465, 64, 32, 5e-4, half_cosine) for name in ("uniform", "balanced", "weighted")
+    },
     "fashion_own_network": {
         "main": (422, 128, 32, 5e-4, warmed(0.1, 0.01, 47, constant(0.1))),
         "collapse": (94, 128, 32, 5e-4, poly(0.1, 94, 2)),
@@ -189,6 +199,7 @@ EPOCHS = {
     "cifar10_resnet9_compressed": 746.95,  # 9 x 24 and 4 x 40, all images for each of two workers
     "fashion_compressed": 11.65,
     "fashion_async": 0.90,
+    "fashion_longtail": 36.00,
     "fashion_own_network": 1.10,
     "cifar10_inception_bn_28": 47.10,
     "ilsvrc12_inception_bn": 29.98,

@@ -20,7 +20,7 @@ def said(name: str) -> str:
     """The rendered mistakes of a case. Fails where there are none."""
     folder = FOLDER / name
     if folder.is_dir():
-        texts = {p.name: p.read_bytes() for p in folder.glob("*.prototxt")}
+        texts = {p.name: p.read_bytes() for kind in ("prototxt", "py", "txt") for p in folder.glob(f"*.{kind}")}
         changes = (folder / "set").read_text().splitlines() if (folder / "set").exists() else []
     else:
         texts = {"schedule.prototxt": (FOLDER / f"{name}.prototxt").read_bytes()}

@@ -18,6 +18,7 @@ from engine_help import CPU
 from test_spec_resolve import A, messages, read
 
 from stagerun.base.errors import DataError, RecipeError
+from stagerun.base.order import EveryRecord
 from stagerun.base.recipe import (
     CropSizeRamp,
     InterpMode,
@@ -208,7 +209,7 @@ def test_on_the_device_they_are_cut_alike() -> None:
     solver = replace(SOLVER, transform=param)
     resident = Resident(torch.from_numpy(np.stack(pictures())), torch.arange(IMAGES, device=CPU) % 10)
     loader = growing(1000, solver=solver)
-    cuts = runner.cuts(solver, True, resident, asked(1000), 1000)
+    cuts = runner.cuts(solver, EveryRecord(solver.random_seed, len(resident.labels), True), resident, asked(1000), 1000)
     sides = []
     for (position, count), made in zip(asked(1000), resident.batches(cuts, param.pad, False), strict=True):
         batch = loader.batch(position, count)

@@ -196,3 +196,32 @@ def test_each_setting_does_something_and_the_loss_is_the_trained_one(field: str)
     on, other = updates(ConvNet(), replace(off, **{field: 0.3}), parts(1), SoloComm())  # type: ignore[arg-type]
     assert other[0].loss != losses[0].loss
     assert not torch.equal(on.model.state_dict()["fc.weight"], plain.model.state_dict()["fc.weight"])
+
+
+# ---- weights of classes
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_class_weights_are_a_factor_on_each_images_loss(smoothing: float) -> None:
+    logits, labels = torch.randn(6, 4, dtype=torch.float64), torch.tensor([0, 1, 1, 3, 2, 0])
+    weight = torch.tensor([0.5, 2.0, 0.0, 3.0], dtype=torch.float64)
+    each = F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="none")
+    found = training_loss(logits, labels, smoothing, None, weight)
+    assert torch.allclose(found, sum(weight[y] * loss for y, loss in zip(labels, each, strict=True)) / 6)
+
+    partners = np.array([3, 0, 5, 4, 1, 2])
+    mixed = placed(Mixture(0.25, partners), CPU)
+    others = F.cross_entropy(logits, labels[partners], label_smoothing=smoothing, reduction="none")
+    wanted = (0.25 * weight[labels] * each + 0.75 * weight[labels[partners]] * others).mean()
+    assert torch.allclose(training_loss(logits, labels, smoothing, mixed, weight), wanted)
+
+
+def test_equal_class_weights_scale_the_loss_and_a_cut_into_device_batches_does_not_change_it() -> None:
+    logits, labels = torch.randn(8, 4), torch.tensor([0, 1, 1, 3, 2, 0, 3, 1])
+    weight = torch.tensor([0.5, 2.0, 1.0, 3.0])
+    whole = training_loss(logits, labels, 0.0, None, weight)
+    halves = [training_loss(logits[n : n + 4], labels[n : n + 4], 0.0, None, weight) for n in (0, 4)]
+    assert torch.allclose(whole, sum(halves) / 2)
+    assert torch.allclose(
+        training_loss(logits, labels, 0.1, None, torch.full((4,), 3.0)), 3 * training_loss(logits, labels, 0.1, None)
+    )

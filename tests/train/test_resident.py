@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from engine_help import CPU, SOLVER
 from stagerun.base import order
 from stagerun.base.errors import DataError, UsageError
 from stagerun.base.events import Note
+from stagerun.base.order import EveryRecord, Sampled
 from stagerun.base.recipe import (
     Cache,
     ChannelOrder,
@@ -30,6 +32,7 @@ from stagerun.base.recipe import (
     RandomResizedCrop,
     Transform,
 )
+from stagerun.base.shares import shares
 from stagerun.comm import SoloComm
 from stagerun.data import transform
 from stagerun.data.loader import Batch, Loader
@@ -101,7 +104,11 @@ def test_batches_are_the_loaders(case: str, shuffle: bool) -> None:
     source, resident = loader(param, shuffle=shuffle), filled()
     asked = [(0, 8), (8, 1), (30, 12), (5 * RECORDS - 3, 9), (10**9, 4)]
     solver = replace(SOLVER, transform=param)
-    made = resident.batches(runner.cuts(solver, shuffle, resident, asked), param.pad, param.pad_mode is PadMode.REFLECT)
+    made = resident.batches(
+        runner.cuts(solver, EveryRecord(solver.random_seed, len(resident.labels), shuffle), resident, asked),
+        param.pad,
+        param.pad_mode is PadMode.REFLECT,
+    )
     for (position, count), batch in zip(asked, made, strict=True):
         expected = source.batch(position, count)
         assert batch.images.dtype == torch.uint8 and batch.images.is_contiguous()
@@ -116,9 +123,28 @@ def test_batches_are_the_loaders(case: str, shuffle: bool) -> None:
                 np.testing.assert_array_equal(mine, theirs)
 
 
+def test_classes_in_shares_are_the_loaders_too() -> None:
+    param, resident = CASES["cifar"], filled()
+    sampled = Sampled(SOLVER.random_seed, resident.labels.numpy(), shares([Fraction(1)] * 10, RECORDS))
+    made = resident.batches(
+        runner.cuts(replace(SOLVER, transform=param), sampled, resident, [(3, 20)]), param.pad, False
+    )
+    expected = loader(param, shuffle=True, sampling=sampled).batch(3, 20)
+    np.testing.assert_array_equal(next(made).images.numpy(), expected.images)
+
+
 def test_grey_images_too() -> None:
     param, resident = CASES["cifar"], filled(1)
-    (batch,) = resident.batches(runner.cuts(replace(SOLVER, transform=param), True, resident, [(3, 20)]), 4, False)
+    (batch,) = resident.batches(
+        runner.cuts(
+            replace(SOLVER, transform=param),
+            EveryRecord(SOLVER.random_seed, len(resident.labels), True),
+            resident,
+            [(3, 20)],
+        ),
+        4,
+        False,
+    )
     np.testing.assert_array_equal(batch.images.numpy(), loader(param, 1).batch(3, 20).images)
 
 
@@ -126,7 +152,16 @@ def test_the_network_gets_the_same() -> None:
     """Normalised, with colours swapped, lighting and cutout: the same bits from both."""
     param = replace(CASES["all"], channel_order=ChannelOrder.RGB, mean_value=(1.0, 2.0, 3.0), std_value=(7.0, 8.0, 9.0))
     normalise, resident = Normalise(param, 3, CPU, torch.float32, True), filled()
-    (mine,) = resident.batches(runner.cuts(replace(SOLVER, transform=param), True, resident, [(3, 16)]), 2, False)
+    (mine,) = resident.batches(
+        runner.cuts(
+            replace(SOLVER, transform=param),
+            EveryRecord(SOLVER.random_seed, len(resident.labels), True),
+            resident,
+            [(3, 16)],
+        ),
+        2,
+        False,
+    )
     theirs = loader(param).batch(3, 16)
     found = [normalise(b.images, b.lighting, b.cutout) for b in (mine, theirs)]
     assert torch.equal(*found)
@@ -337,7 +372,9 @@ def test_leaving_early_ends_the_thread_that_draws() -> None:
     asked = ((8 * i, 8) for i in range(10**6))
     run = SimpleNamespace(
         stage=SimpleNamespace(solver=SOLVER),
-        worker=SimpleNamespace(schedule=SimpleNamespace(data=SimpleNamespace(shuffle=True))),
+        worker=SimpleNamespace(
+            schedule=SimpleNamespace(data=SimpleNamespace(shuffle=True)), images=SimpleNamespace(train=range(RECORDS))
+        ),
         planned=SimpleNamespace(position=0, skipped=0),
     )
     with runner.training_batches(run, resident, asked) as batches:  # type: ignore[arg-type]

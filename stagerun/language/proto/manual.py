@@ -602,6 +602,22 @@ COMMENTS: dict[str, str] = {
         "Ends the stage before max_iter where it doesn't get any better: `early_stop { metric: TOP1 patience_epoch: 3 }`. Needs\n"
         "test_interval and `data.val`. Default: it ends at max_iter. New in stagerun."
     ),
+    "Solver.class_weight": (
+        "A factor on the loss of each image, by its class: one number for each of `num_classes`, 0 or more, one of them above 0. With w the\n"
+        "factors, n the images of a device batch, y their labels and l their losses (`label_smoothing` and all) the loss is\n"
+        "  (w[y1]*l1 + ... + w[yn]*ln) / n\n"
+        "and of mixed images, each the share r of one and 1-r of another, r*w[y]*l(y) + (1-r)*w[z]*l(z) in the place of w[y]*l(y). It is\n"
+        "divided by n, and not by the sum of the factors, so that an image weighs the same whatever else is in its device batch; factors\n"
+        "whose mean over the images is not 1 therefore change the learning rate, too. Evaluations have none. Default: none. New in stagerun."
+    ),
+    "Solver.sampling": (
+        "How often the training images come. Default: UNIFORM. New in stagerun."
+    ),
+    "Solver.sampling_file": (
+        "Of `sampling: FILE`: a text file below the schedule's folder with a line `CLASS WEIGHT` for each class, its number and how often\n"
+        "its images come, in proportion; 0 leaves a class out. From `#` on a line is a comment. `0 1` and `1 3`: class 1 comes three times as\n"
+        "often as class 0, however many images there are of each. What counts for a snapshot is the weights, not the name. New in stagerun."
+    ),
     "Solver.random_seed": (
         "Seed of this stage in place of Schedule.seed, for order, augmentation and dropout. 0 or more. Caffe's."
     ),
@@ -742,6 +758,17 @@ COMMENTS: dict[str, str] = {
     ),
     "EarlyStopParameter.Metric.MAP": (
         "Mean average precision, in per cent, of images with several `labels`. Higher is better."
+    ),
+    "Sampling.UNIFORM": (
+        "Each epoch has every image once. All classes come as often as there are images of them."
+    ),
+    "Sampling.BALANCED": (
+        "Every class comes equally often. An epoch has as many images as there are records, and of each class the same number, or one more.\n"
+        "The images of a class come in turn, all of them before one comes again. Those of a rare class so come many times in an epoch, those\n"
+        "of a frequent one not in every epoch. Needs the labels of all records, which the side file has."
+    ),
+    "Sampling.FILE": (
+        "The same, with classes as often as `sampling_file` says."
     ),
     "DecayFrom.STAGE_START": (
         "The start of the stage, warm-up included: where a warm-up ends, a policy that falls is already below base_lr. SURFsara\n"
@@ -1183,6 +1210,14 @@ COMMENTS: dict[str, str] = {
     "TransformParameter.crop_size_ramp_param": (
         "Lets crop_size grow within the stage: it starts smaller, and ends at crop_size. In training alone. New in stagerun, as in\n"
         "FFCV's ImageNet recipes."
+    ),
+    "TransformParameter.python": (
+        "A function of yours that changes training images: `\"aug.py:augment\"` in a file below the schedule's folder, or\n"
+        "`\"package.module:augment\"`. It is called as augment(image, rng) with a whole decoded image, a uint8 array [height, width, channels] in\n"
+        "R, G, B whatever channel_order is (grey images have 1 channel), and a numpy Generator that follows from the seed and the image's\n"
+        "position. It returns such an array, of any size that what follows can deal with: resizing, crop, mirror, colours come after it.\n"
+        "It must draw from that generator alone, and be able to run in several threads at once. Not in `test_transform_param`. A change of\n"
+        "the file, or of a local file that it imports, counts as a change of the stage. Default: none. New in stagerun."
     ),
     "TransformParameter.PadMode.REFLECT": (
         "The image mirrored at its edge, the outermost pixels not repeated."

@@ -49,6 +49,12 @@ class ScratchFrom(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SOURCE: _ClassVar[ScratchFrom]
     NODES: _ClassVar[ScratchFrom]
 
+class Sampling(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    UNIFORM: _ClassVar[Sampling]
+    BALANCED: _ClassVar[Sampling]
+    FILE: _ClassVar[Sampling]
+
 class DecayFrom(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     STAGE_START: _ClassVar[DecayFrom]
@@ -91,6 +97,9 @@ BESIDE: ScratchCopy
 MEASURED: ScratchFrom
 SOURCE: ScratchFrom
 NODES: ScratchFrom
+UNIFORM: Sampling
+BALANCED: Sampling
+FILE: Sampling
 STAGE_START: DecayFrom
 WARMUP_END: DecayFrom
 CAFFE: MomentumForm
@@ -282,7 +291,7 @@ class StageData(_message.Message):
     def __init__(self, train: _Optional[_Union[Source, _Mapping]] = ..., val: _Optional[_Iterable[_Union[Source, _Mapping]]] = ...) -> None: ...
 
 class Solver(_message.Message):
-    __slots__ = ("clear", "base_lr", "lr_policy", "power", "gamma", "stepsize", "stepsize_epoch", "stepvalue", "stepvalue_epoch", "lr_iter", "lr_epoch", "warmup_iter", "warmup_epoch", "warmup_start_lr", "decay_from", "policy_start_iter", "policy_start_epoch", "base_lr_batch", "end_lr", "start_lr", "peak_iter", "peak_epoch", "knot", "plateau_winsize", "plateau_winsize_epoch", "average_loss", "max_iter", "max_epoch", "batch_size", "device_batch_size", "iter_size", "type", "momentum", "momentum_policy", "momentum2", "rms_decay", "delta", "regularization_type", "local_lr_auto", "local_gw_ratio", "momentum_form", "weight_decay", "weight_decay_policy", "clip_gradients", "ema_decay", "ema_interval", "param", "compress_param", "model", "weights", "freeze", "sync_param", "carry", "transform_param", "test_transform_param", "mixup_alpha", "cutmix_alpha", "label_smoothing", "loss", "early_stop", "random_seed", "precision", "channels_last", "on_nan", "max_nan", "compile", "display", "display_epoch", "test_interval", "test_epoch", "test_iter", "test_batch_size", "snapshot", "snapshot_epoch", "data")
+    __slots__ = ("clear", "base_lr", "lr_policy", "power", "gamma", "stepsize", "stepsize_epoch", "stepvalue", "stepvalue_epoch", "lr_iter", "lr_epoch", "warmup_iter", "warmup_epoch", "warmup_start_lr", "decay_from", "policy_start_iter", "policy_start_epoch", "base_lr_batch", "end_lr", "start_lr", "peak_iter", "peak_epoch", "knot", "plateau_winsize", "plateau_winsize_epoch", "average_loss", "max_iter", "max_epoch", "batch_size", "device_batch_size", "iter_size", "type", "momentum", "momentum_policy", "momentum2", "rms_decay", "delta", "regularization_type", "local_lr_auto", "local_gw_ratio", "momentum_form", "weight_decay", "weight_decay_policy", "clip_gradients", "ema_decay", "ema_interval", "param", "compress_param", "model", "weights", "freeze", "sync_param", "carry", "transform_param", "test_transform_param", "mixup_alpha", "cutmix_alpha", "label_smoothing", "loss", "early_stop", "class_weight", "sampling", "sampling_file", "random_seed", "precision", "channels_last", "on_nan", "max_nan", "compile", "display", "display_epoch", "test_interval", "test_epoch", "test_iter", "test_batch_size", "snapshot", "snapshot_epoch", "data")
     class OnNan(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STOP: _ClassVar[Solver.OnNan]
@@ -351,6 +360,9 @@ class Solver(_message.Message):
     LABEL_SMOOTHING_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     EARLY_STOP_FIELD_NUMBER: _ClassVar[int]
+    CLASS_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FILE_FIELD_NUMBER: _ClassVar[int]
     RANDOM_SEED_FIELD_NUMBER: _ClassVar[int]
     PRECISION_FIELD_NUMBER: _ClassVar[int]
     CHANNELS_LAST_FIELD_NUMBER: _ClassVar[int]
@@ -426,6 +438,9 @@ class Solver(_message.Message):
     label_smoothing: float
     loss: LossParameter
     early_stop: EarlyStopParameter
+    class_weight: _containers.RepeatedScalarFieldContainer[float]
+    sampling: Sampling
+    sampling_file: str
     random_seed: int
     precision: Precision
     channels_last: bool
@@ -441,7 +456,7 @@ class Solver(_message.Message):
     snapshot: int
     snapshot_epoch: float
     data: StageData
-    def __init__(self, clear: _Optional[_Iterable[str]] = ..., base_lr: _Optional[float] = ..., lr_policy: _Optional[str] = ..., power: _Optional[float] = ..., gamma: _Optional[float] = ..., stepsize: _Optional[int] = ..., stepsize_epoch: _Optional[float] = ..., stepvalue: _Optional[_Iterable[int]] = ..., stepvalue_epoch: _Optional[_Iterable[float]] = ..., lr_iter: _Optional[int] = ..., lr_epoch: _Optional[float] = ..., warmup_iter: _Optional[int] = ..., warmup_epoch: _Optional[float] = ..., warmup_start_lr: _Optional[float] = ..., decay_from: _Optional[_Union[DecayFrom, str]] = ..., policy_start_iter: _Optional[int] = ..., policy_start_epoch: _Optional[float] = ..., base_lr_batch: _Optional[int] = ..., end_lr: _Optional[float] = ..., start_lr: _Optional[float] = ..., peak_iter: _Optional[int] = ..., peak_epoch: _Optional[float] = ..., knot: _Optional[_Iterable[_Union[Knot, _Mapping]]] = ..., plateau_winsize: _Optional[_Iterable[int]] = ..., plateau_winsize_epoch: _Optional[_Iterable[float]] = ..., average_loss: _Optional[int] = ..., max_iter: _Optional[int] = ..., max_epoch: _Optional[float] = ..., batch_size: _Optional[int] = ..., device_batch_size: _Optional[int] = ..., iter_size: _Optional[int] = ..., type: _Optional[str] = ..., momentum: _Optional[float] = ..., momentum_policy: _Optional[_Union[PolicyParameter, _Mapping]] = ..., momentum2: _Optional[float] = ..., rms_decay: _Optional[float] = ..., delta: _Optional[float] = ..., regularization_type: _Optional[str] = ..., local_lr_auto: bool = ..., local_gw_ratio: _Optional[float] = ..., momentum_form: _Optional[_Union[MomentumForm, str]] = ..., weight_decay: _Optional[float] = ..., weight_decay_policy: _Optional[_Union[PolicyParameter, _Mapping]] = ..., clip_gradients: _Optional[float] = ..., ema_decay: _Optional[float] = ..., ema_interval: _Optional[int] = ..., param: _Optional[_Iterable[_Union[ParamSpec, _Mapping]]] = ..., compress_param: _Optional[_Union[CompressionParameter, _Mapping]] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., weights: _Optional[_Union[WeightsParameter, _Mapping]] = ..., freeze: _Optional[_Iterable[str]] = ..., sync_param: _Optional[_Union[SyncParameter, _Mapping]] = ..., carry: _Optional[_Union[Carry, _Mapping]] = ..., transform_param: _Optional[_Union[TransformParameter, _Mapping]] = ..., test_transform_param: _Optional[_Union[TransformParameter, _Mapping]] = ..., mixup_alpha: _Optional[float] = ..., cutmix_alpha: _Optional[float] = ..., label_smoothing: _Optional[float] = ..., loss: _Optional[_Union[LossParameter, _Mapping]] = ..., early_stop: _Optional[_Union[EarlyStopParameter, _Mapping]] = ..., random_seed: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., channels_last: bool = ..., on_nan: _Optional[_Union[Solver.OnNan, str]] = ..., max_nan: _Optional[int] = ..., compile: bool = ..., display: _Optional[int] = ..., display_epoch: _Optional[float] = ..., test_interval: _Optional[int] = ..., test_epoch: _Optional[float] = ..., test_iter: _Optional[int] = ..., test_batch_size: _Optional[int] = ..., snapshot: _Optional[int] = ..., snapshot_epoch: _Optional[float] = ..., data: _Optional[_Union[StageData, _Mapping]] = ...) -> None: ...
+    def __init__(self, clear: _Optional[_Iterable[str]] = ..., base_lr: _Optional[float] = ..., lr_policy: _Optional[str] = ..., power: _Optional[float] = ..., gamma: _Optional[float] = ..., stepsize: _Optional[int] = ..., stepsize_epoch: _Optional[float] = ..., stepvalue: _Optional[_Iterable[int]] = ..., stepvalue_epoch: _Optional[_Iterable[float]] = ..., lr_iter: _Optional[int] = ..., lr_epoch: _Optional[float] = ..., warmup_iter: _Optional[int] = ..., warmup_epoch: _Optional[float] = ..., warmup_start_lr: _Optional[float] = ..., decay_from: _Optional[_Union[DecayFrom, str]] = ..., policy_start_iter: _Optional[int] = ..., policy_start_epoch: _Optional[float] = ..., base_lr_batch: _Optional[int] = ..., end_lr: _Optional[float] = ..., start_lr: _Optional[float] = ..., peak_iter: _Optional[int] = ..., peak_epoch: _Optional[float] = ..., knot: _Optional[_Iterable[_Union[Knot, _Mapping]]] = ..., plateau_winsize: _Optional[_Iterable[int]] = ..., plateau_winsize_epoch: _Optional[_Iterable[float]] = ..., average_loss: _Optional[int] = ..., max_iter: _Optional[int] = ..., max_epoch: _Optional[float] = ..., batch_size: _Optional[int] = ..., device_batch_size: _Optional[int] = ..., iter_size: _Optional[int] = ..., type: _Optional[str] = ..., momentum: _Optional[float] = ..., momentum_policy: _Optional[_Union[PolicyParameter, _Mapping]] = ..., momentum2: _Optional[float] = ..., rms_decay: _Optional[float] = ..., delta: _Optional[float] = ..., regularization_type: _Optional[str] = ..., local_lr_auto: bool = ..., local_gw_ratio: _Optional[float] = ..., momentum_form: _Optional[_Union[MomentumForm, str]] = ..., weight_decay: _Optional[float] = ..., weight_decay_policy: _Optional[_Union[PolicyParameter, _Mapping]] = ..., clip_gradients: _Optional[float] = ..., ema_decay: _Optional[float] = ..., ema_interval: _Optional[int] = ..., param: _Optional[_Iterable[_Union[ParamSpec, _Mapping]]] = ..., compress_param: _Optional[_Union[CompressionParameter, _Mapping]] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., weights: _Optional[_Union[WeightsParameter, _Mapping]] = ..., freeze: _Optional[_Iterable[str]] = ..., sync_param: _Optional[_Union[SyncParameter, _Mapping]] = ..., carry: _Optional[_Union[Carry, _Mapping]] = ..., transform_param: _Optional[_Union[TransformParameter, _Mapping]] = ..., test_transform_param: _Optional[_Union[TransformParameter, _Mapping]] = ..., mixup_alpha: _Optional[float] = ..., cutmix_alpha: _Optional[float] = ..., label_smoothing: _Optional[float] = ..., loss: _Optional[_Union[LossParameter, _Mapping]] = ..., early_stop: _Optional[_Union[EarlyStopParameter, _Mapping]] = ..., class_weight: _Optional[_Iterable[float]] = ..., sampling: _Optional[_Union[Sampling, str]] = ..., sampling_file: _Optional[str] = ..., random_seed: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., channels_last: bool = ..., on_nan: _Optional[_Union[Solver.OnNan, str]] = ..., max_nan: _Optional[int] = ..., compile: bool = ..., display: _Optional[int] = ..., display_epoch: _Optional[float] = ..., test_interval: _Optional[int] = ..., test_epoch: _Optional[float] = ..., test_iter: _Optional[int] = ..., test_batch_size: _Optional[int] = ..., snapshot: _Optional[int] = ..., snapshot_epoch: _Optional[float] = ..., data: _Optional[_Union[StageData, _Mapping]] = ...) -> None: ...
 
 class LossParameter(_message.Message):
     __slots__ = ("type", "normalization", "teacher", "temperature", "weight", "function", "args")
@@ -729,7 +744,7 @@ class Carry(_message.Message):
     def __init__(self, momentum: _Optional[_Union[Carry.Start, str]] = ..., data: _Optional[_Union[Carry.Position, str]] = ..., residual: _Optional[_Union[Carry.Start, str]] = ...) -> None: ...
 
 class TransformParameter(_message.Message):
-    __slots__ = ("scale", "mirror", "crop_size", "mean_value", "pad", "random_aspect_ratio_param", "random_resize_param", "pad_mode", "random_resized_crop_param", "channel_order", "std_value", "cutout_size", "lighting_std", "color_jitter_param", "rand_augment_param", "trivial_augment", "rectangular", "crop_size_ramp_param")
+    __slots__ = ("scale", "mirror", "crop_size", "mean_value", "pad", "random_aspect_ratio_param", "random_resize_param", "pad_mode", "random_resized_crop_param", "channel_order", "std_value", "cutout_size", "lighting_std", "color_jitter_param", "rand_augment_param", "trivial_augment", "rectangular", "crop_size_ramp_param", "python")
     class PadMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         ZERO: _ClassVar[TransformParameter.PadMode]
@@ -760,6 +775,7 @@ class TransformParameter(_message.Message):
     TRIVIAL_AUGMENT_FIELD_NUMBER: _ClassVar[int]
     RECTANGULAR_FIELD_NUMBER: _ClassVar[int]
     CROP_SIZE_RAMP_PARAM_FIELD_NUMBER: _ClassVar[int]
+    PYTHON_FIELD_NUMBER: _ClassVar[int]
     scale: float
     mirror: bool
     crop_size: int
@@ -778,7 +794,8 @@ class TransformParameter(_message.Message):
     trivial_augment: bool
     rectangular: bool
     crop_size_ramp_param: CropSizeRampParameter
-    def __init__(self, scale: _Optional[float] = ..., mirror: bool = ..., crop_size: _Optional[int] = ..., mean_value: _Optional[_Iterable[float]] = ..., pad: _Optional[int] = ..., random_aspect_ratio_param: _Optional[_Union[RandomAspectRatioParameter, _Mapping]] = ..., random_resize_param: _Optional[_Union[RandomResizeParameter, _Mapping]] = ..., pad_mode: _Optional[_Union[TransformParameter.PadMode, str]] = ..., random_resized_crop_param: _Optional[_Union[RandomResizedCropParameter, _Mapping]] = ..., channel_order: _Optional[_Union[TransformParameter.ChannelOrder, str]] = ..., std_value: _Optional[_Iterable[float]] = ..., cutout_size: _Optional[int] = ..., lighting_std: _Optional[float] = ..., color_jitter_param: _Optional[_Union[ColorJitterParameter, _Mapping]] = ..., rand_augment_param: _Optional[_Union[RandAugmentParameter, _Mapping]] = ..., trivial_augment: bool = ..., rectangular: bool = ..., crop_size_ramp_param: _Optional[_Union[CropSizeRampParameter, _Mapping]] = ...) -> None: ...
+    python: str
+    def __init__(self, scale: _Optional[float] = ..., mirror: bool = ..., crop_size: _Optional[int] = ..., mean_value: _Optional[_Iterable[float]] = ..., pad: _Optional[int] = ..., random_aspect_ratio_param: _Optional[_Union[RandomAspectRatioParameter, _Mapping]] = ..., random_resize_param: _Optional[_Union[RandomResizeParameter, _Mapping]] = ..., pad_mode: _Optional[_Union[TransformParameter.PadMode, str]] = ..., random_resized_crop_param: _Optional[_Union[RandomResizedCropParameter, _Mapping]] = ..., channel_order: _Optional[_Union[TransformParameter.ChannelOrder, str]] = ..., std_value: _Optional[_Iterable[float]] = ..., cutout_size: _Optional[int] = ..., lighting_std: _Optional[float] = ..., color_jitter_param: _Optional[_Union[ColorJitterParameter, _Mapping]] = ..., rand_augment_param: _Optional[_Union[RandAugmentParameter, _Mapping]] = ..., trivial_augment: bool = ..., rectangular: bool = ..., crop_size_ramp_param: _Optional[_Union[CropSizeRampParameter, _Mapping]] = ..., python: _Optional[str] = ...) -> None: ...
 
 class CropSizeRampParameter(_message.Message):
     __slots__ = ("start_size", "start_epoch", "end_epoch", "multiple")

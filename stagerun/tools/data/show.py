@@ -20,6 +20,7 @@ from stagerun.data.jpeg import Rectangle
 from stagerun.data.lmdb_offsets import printable
 from stagerun.data.loader import Loader
 from stagerun.data.loaders import evaluation_loader, training_loader
+from stagerun.data.python_transform import PythonTransform
 from stagerun.data.records import LmdbSource
 from stagerun.language import load
 from stagerun.plan import make_plan
@@ -69,6 +70,8 @@ def show_images(options: ShowOptions) -> None:
     With --stage they are those that the stage trains on, in its order, with what it draws for each of them, as the network gets
     them; three things differ, since a picture can't show them: lighting is rounded and clipped to 0 .. 255, cutout has the
     colour of mean_value, which is 0 for the network, and mixup, cutmix and label_smoothing are left out.
+
+    `python` in transform_param is imported and called, as in training.
 
     A record that can't be used has the reason in its place; the exit code is then 65. With --stage and `on_bad_record: REPLACE`
     it is the record that is trained on in its place, and the bad one is named; the exit code is 65 where a run would end.
@@ -181,9 +184,11 @@ def _loader(
         from stagerun.engine.augment import make_augment  # imports torch
 
         augment = make_augment(solver.transform)
+    name = solver.transform.python
+    python = PythonTransform(name, schedule.python) if name is not None else None
     unlabelled = replace(stage.data, train=replace(stage.data.train, labels=None))  # what the LMDB says is shown
     stage = replace(stage, data=unlabelled)
-    return training_loader(records, schedule, stage, augment=augment, bad=bad, start=start)
+    return training_loader(records, schedule, stage, python=python, augment=augment, bad=bad, start=start)
 
 
 def _staged_tile(

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from stagerun.base.errors import UsageError, listing
-from stagerun.base.recipe import Determinism, Method, Schedule, Stage
+from stagerun.base.recipe import Determinism, Method, Sampling, Schedule, Stage
 from stagerun.base.snapshots import passed_over
 from stagerun.base.text import count, size
 from stagerun.command.ending import show
@@ -111,7 +111,8 @@ def plan(options: PlanOptions) -> None:
     schedule = load(options.folder, options.overrides)
     target = output_folder(schedule.name, options.out)
     found = inventory(LocalDisk(), target, looking=True)
-    if found.snapshots:  # else there is nothing to compare the images with
+    sampled = any(stage.solver.sampling is not Sampling.UNIFORM for stage in schedule.stages)
+    if found.snapshots or sampled:  # else there is nothing to compare the images with, nor do their classes matter
         schedule = looked_at(schedule)
     planned = make_plan(schedule, found, options.redo, options.keep, options.only, options.until)
     sent = sent_of(planned, target, options)

@@ -5,7 +5,7 @@ import math
 import resource
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -23,10 +23,11 @@ from stagerun.base.events import (
 )
 from stagerun.base.recipe import Schedule
 from stagerun.comm import Comm, gather_json
-from stagerun.plan.estimate import Cost, Figures, mean
+from stagerun.plan.estimate import Cost, Figures, PythonCost, mean
 from stagerun.plan.rehearsal import cost_key, rehearsal, synthetic_images
 from stagerun.system.host import host_name
 from stagerun.system.world import World
+from stagerun.tools.rehearse.python_cost import python_costs
 from stagerun.train.agreement import rank0
 from stagerun.train.images import made_up_images
 from stagerun.train.keeper import Keeper
@@ -140,7 +141,9 @@ def rehearse(
         live(iters, comm.size * max(2, iters // 10), stop)
         if observer.stopped is not None:
             return None
-        return _figures(schedule, asked, observer, comm, world, device)
+        python = rank0(comm, lambda: [asdict(cost) for cost in python_costs(source)])
+        figures = _figures(schedule, asked, observer, comm, world, device)
+        return replace(figures, python=tuple(PythonCost(**cost) for cost in python))
 
 
 def first_life(iters: int | None, max_iter: int) -> tuple[int, int]:

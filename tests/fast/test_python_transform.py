@@ -1,0 +1,129 @@
+"""`transform_param { python }`: a function of the user's in the loader's threads, keyed by seed and position; its mistakes."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stagerun.base.code import Sources
+from stagerun.base.errors import UsageError
+from stagerun.base.recipe import Cache, Transform
+from stagerun.data.loader import Loader
+from stagerun.data.pictures import make_memory
+from stagerun.data.python_transform import PythonTransform, generator
+from stagerun.data.records import ListRecords
+from stagerun.language import read
+from stagerun.language.proto import caffe_pb2
+
+AUGMENT = """import numpy as np
+from noise import AMOUNT
+
+
+def augment(image, rng):
+    image[:2] = 0
+    if rng.random() < 0.5:
+        image = np.concatenate([image, image], 1)
+    return np.clip(image + rng.integers(0, AMOUNT, image.shape), 0, 255).astype(np.uint8)
+"""
+FILES = (("aug.py", AUGMENT), ("noise.py", "AMOUNT = 30\n"))
+
+
+def records(channels: int = 3, count: int = 40) -> ListRecords:
+    rng = np.random.default_rng(1)
+
+    def datum(i: int) -> bytes:
+        data = rng.integers(0, 200, (channels, 12, 14), dtype=np.uint8).tobytes()
+        return caffe_pb2.Datum(channels=channels, height=12, width=14, data=data, label=i % 4).SerializeToString()
+
+    return ListRecords([datum(i) for i in range(count)], "/data/toy")
+
+
+def function(body: str, name: str = "augment") -> PythonTransform:
+    return PythonTransform(f"aug.py:{name}", Sources("mine", (("aug.py", body),)))
+
+
+def loader(source: ListRecords, python: PythonTransform | None, channels: int = 3, **more: Any) -> Loader:
+    param = Transform(crop_size=10, mirror=True, python="aug.py:augment")
+    settings = {"train": True, "shuffle": True, "seed": 3, **more}
+    return Loader(source, param, channels=channels, num_classes=4, python=python, **settings)
+
+
+def test_an_image_is_the_same_whoever_makes_it() -> None:
+    source, python = records(), PythonTransform("aug.py:augment", Sources("mine", FILES))
+    whole = loader(source, python).batch(0, 120).images.copy()
+    assert not np.array_equal(whole, loader(source, None).batch(0, 120).images)
+    memory = make_memory(source, 3, Cache.MEMORY)
+    for more in ({"threads": 3}, {"threads": 2, "memory": memory}, {"threads": 1, "memory": memory}):
+        with loader(source, python, **more).stream([(0, 50), (50, 7), (57, 63)]) as stream:
+            assert np.array_equal(np.concatenate([batch.images.copy() for batch in stream]), whole), more
+
+
+def test_what_it_draws_belongs_to_seed_and_position_and_is_frozen() -> None:
+    drawn = [generator(seed, position).integers(0, 1000, 3).tolist() for seed, position in ((1, 0), (1, 1), (2, 0))]
+    assert drawn == [[689, 372, 154], [907, 703, 484], [319, 846, 326]]
+    assert generator(1, 0).random() == generator(1, 0).random()
+
+
+def test_it_is_given_red_first_and_may_write_into_what_it_is_given() -> None:
+    image = np.zeros((4, 5, 3), np.uint8)
+    image[..., 2] = 200  # red, of B, G, R
+    seen = function(
+        "def augment(image, rng):\n    assert image[0, 0].tolist() == [200, 0, 0]\n    image[:] = (1, 2, 3)\n    return image\n"
+    )
+    assert seen(image, 1, 0, lambda: "")[0, 0].tolist() == [3, 2, 1]
+    assert image[0, 0].tolist() == [0, 0, 200]
+    grey = function("def augment(image, rng):\n    assert image.shape == (12, 14, 1)\n    return 255 - image\n")
+    inverted = loader(records(1), grey, 1, shuffle=False).batch(0, 1).images
+    assert np.array_equal(inverted, 255 - loader(records(1), None, 1, shuffle=False).batch(0, 1).images)
+
+
+@pytest.mark.parametrize(
+    ("body", "message", "hint"),
+    [
+        ("image[:] = 0", "mine/aug.py:1: `augment` returned None, not an image", "`return image`"),
+        ("return image / 255", "returned an image of float64, not of uint8", "astype(np.uint8)"),
+        ("return image[0]", "returned an array of the shape [14, 3], and not [height, width, 3]", "uint8 array"),
+        ("return image.tolist()", "returned a list, not an image", "uint8 array"),
+        ("return image[:0]", "the shape [0, 14, 3]", "uint8 array"),
+        ("return imag", "mine/aug.py:2: NameError: name 'imag' is not defined\n  return imag", ""),
+        ("raise SystemExit(3)", "mine/aug.py:2: SystemExit: 3", ""),
+    ],
+)
+def test_a_mistake_is_one_message_with_line_record_and_position(body: str, message: str, hint: str) -> None:
+    one = loader(records(), function(f"def augment(image, rng):\n    {body}\n"), shuffle=False)
+    with pytest.raises(UsageError) as error:
+        one.batch(41, 1)
+    assert message in error.value.message and hint in error.value.hint
+    assert error.value.message.endswith("for /data/toy: record `00000001` (at position 41)")
+
+
+def test_a_function_that_takes_no_generator_is_told_of_it() -> None:
+    with pytest.raises(UsageError, match="positional argument") as error:
+        loader(records(), function("def augment(image):\n    return image\n")).batch(0, 1)
+    assert "`augment` takes image" in error.value.hint
+
+
+def test_what_draws_elsewhere_is_found_before_training() -> None:
+    body = "import random\ndef augment(image, rng):\n    image[0, 0] = random.randrange(256)\n    return image\n"
+    with pytest.raises(UsageError, match=r"aug.py:2: `augment` gives another image each time") as error:
+        loader(records(), function(body)).preflight()
+    assert "draw from the generator" in error.value.hint
+    loader(records(), function("def augment(image, rng):\n    return image\n")).preflight()
+
+
+def test_the_files_are_what_a_snapshot_depends_on() -> None:
+    def identity(**files: str) -> dict[str, str]:
+        texts = {"schedule.prototxt": SCHEDULE, **{f"{name}.py": body for name, body in files.items()}}
+        return dict(read(texts, "/schedules/s").stages[0].identity)
+
+    was = identity(aug=AUGMENT, noise="AMOUNT = 30\n")
+    assert was["solver.transform_param.python"] == '"aug.py:augment"'
+    now = identity(aug=AUGMENT, noise="AMOUNT = 31\n")
+    assert {k for k in was if was[k] != now[k]} == {"code.noise.py"}
+
+
+SCHEDULE = """model { name: "resnet_small" num_classes: 4 }
+data { train { source: "/x" images: 60 } }
+solver { batch_size: 8 device_batch_size: 4 base_lr: 0.1 lr_policy: "fixed" max_iter: 10 transform_param { python: "aug.py:augment" } }
+stage { name: "a" solver_param { } }
+"""

@@ -1,0 +1,158 @@
+"""`sampling`, `sampling_file` and `class_weight`: in a schedule, in its plan, and over an LMDB."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stagerun.base import order
+from stagerun.base.errors import DataError
+from stagerun.base.recipe import Schedule
+from stagerun.base.shares import told
+from stagerun.data import index
+from stagerun.data.indexing import build
+from stagerun.data.loaders import training_loader
+from stagerun.data.records import LmdbSource
+from stagerun.data.sampling import order_of
+from stagerun.data.write import write_lmdb
+from stagerun.language import canonical, read
+from stagerun.language.proto import caffe_pb2
+from stagerun.language.stored import read_recipe
+from stagerun.language.values import identity
+from stagerun.plan.described import update_notes
+from stagerun.system.lmdb_file import class_sizes, with_sets
+
+SIZES = (40, 12, 7, 1)
+TEXT = """model {{ name: "resnet_small" num_classes: {classes} channels: 1 }}
+data {{ train {{ source: "{source}" images: 60 }} }}
+solver {{ batch_size: 8 device_batch_size: 4 base_lr: 0.1 lr_policy: "fixed" max_iter: 10 transform_param {{ mirror: true }} }}
+stage {{ name: "a" solver_param {{ {solver} }} }}
+"""
+
+
+def schedule(solver: str, weights: str = "", source: str = "/x", classes: int = 4) -> Schedule:
+    text = TEXT.format(solver=solver, source=source, classes=classes)
+    return read({"schedule.prototxt": text, "w.txt": weights}, "/schedules/s")
+
+
+def make(folder: Path, indexed: bool = True) -> str:
+    """The images of class c are all of brightness c."""
+
+    def datum(label: int) -> bytes:
+        return caffe_pb2.Datum(channels=1, height=4, width=4, data=bytes([label] * 16), label=label).SerializeToString()
+
+    labels = np.random.default_rng(1).permutation(np.repeat(np.arange(4), SIZES))
+    write_lmdb(str(folder / "lmdb"), [datum(int(label)) for label in labels])
+    if indexed:
+        index.save(build(str(folder / "lmdb")), str(folder / "lmdb"))
+    return str(folder / "lmdb")
+
+
+# -- in the language
+
+
+def test_a_snapshot_depends_on_the_weights_and_not_on_how_the_file_says_them() -> None:
+    written = schedule('sampling: FILE sampling_file: "w.txt"', "0 1\n1 2\n2 0\n3 0.25\n")
+    (stage,) = written.stages
+    assert stage.solver.sampling_weight == (1.0, 2.0, 0.0, 0.25)
+    same = schedule('sampling: FILE sampling_file: "w.txt"', "3 0.250 # rare\n2 0\n\n1 2.0\n0 1")
+    assert same.stages[0].identity == stage.identity
+    other = schedule('sampling: FILE sampling_file: "w.txt"', "0 1\n1 2\n2 0\n3 0.5\n").stages[0]
+    assert {k for k in stage.identity if stage.identity[k] != other.identity[k]} == {"solver.sampling_weight"}
+    assert other.origins["solver.sampling_weight"].span is not None
+    assert read_recipe(canonical(written)).stages[0].solver.sampling_weight == stage.solver.sampling_weight
+
+
+def test_weights_of_many_classes_are_a_digest() -> None:
+    lines = "\n".join(f"{c} {1 + c}" for c in range(60))
+    (stage,) = schedule('sampling: FILE sampling_file: "w.txt"', lines, classes=60).stages
+    assert stage.identity["solver.sampling_weight"].startswith("sha256:")
+
+
+def test_a_schedule_without_them_says_nothing_of_them() -> None:
+    plain = schedule("")
+    assert not [k for k in plain.stages[0].identity if "sampl" in k or "class_weight" in k]
+    assert "sampl" not in canonical(plain) and "class_weight" not in canonical(plain)
+    assert schedule("sampling: UNIFORM").stages[0].identity == plain.stages[0].identity
+
+
+def test_a_file_that_is_not_read_is_noted() -> None:
+    (stage,) = schedule('sampling: BALANCED sampling_file: "w.txt"').stages
+    assert "sampling_file is not read: sampling is BALANCED (schedule.prototxt:4)" in update_notes(stage)
+
+
+# -- what `plan` says
+
+
+def test_the_plan_says_what_it_does_to_an_epoch(tmp_path: Path) -> None:
+    source = make(tmp_path)
+    assert class_sizes(source, 4) == SIZES and class_sizes(source, 3) == () and class_sizes(str(tmp_path), 4) == ()
+    balanced = with_sets(schedule("sampling: BALANCED", source=source))
+    assert told(balanced.stages[0].solver, balanced.class_sizes) == (
+        "BALANCED: an epoch has 35 of 60 images; each of class 3 (1) 15 times, of class 0 (40) 0.375 times"
+    )
+    assert told(balanced.stages[0].solver, ()) == "BALANCED"
+    by_file = schedule('sampling: FILE sampling_file: "w.txt"', "0 1\n1 1\n2 0\n3 0\n")
+    assert told(by_file.stages[0].solver, SIZES) == (
+        "as w.txt says: an epoch has 42 of 60 images; each of class 1 (12) 2.5 times, of class 0 (40) 0.75 times"
+    )
+
+
+# -- over an LMDB
+
+
+def test_a_loader_gives_every_class_its_share_in_every_epoch(tmp_path: Path) -> None:
+    made = schedule("sampling: BALANCED", source=make(tmp_path))
+    records = LmdbSource(made.data.train.path)
+    one = training_loader(records, made, made.stages[0], threads=3)
+    for start in (0, 60, 600):
+        batch = one.batch(start, 60)
+        assert np.bincount(batch.labels).tolist() == [15, 15, 15, 15]
+        assert (batch.images[:, 0, 0, 0] == batch.labels).all()
+    with one.stream([(60, 20), (80, 40)]) as stream:
+        assert np.array_equal(np.concatenate([batch.labels for batch in stream]), one.batch(60, 60).labels)
+
+
+def test_uniform_is_the_order_that_it_was(tmp_path: Path) -> None:
+    made = schedule("sampling: UNIFORM", source=make(tmp_path, indexed=False))
+    records = LmdbSource(made.data.train.path)
+    found = order_of(records, made, made.stages[0]).at(50, 100)
+    assert np.array_equal(found, order.indices(1, 60, 50, 100, True))
+
+
+def test_without_a_side_file_it_says_what_makes_one(tmp_path: Path) -> None:
+    made = schedule("sampling: BALANCED", source=make(tmp_path, indexed=False))
+    records = LmdbSource(made.data.train.path)
+    with pytest.raises(DataError, match="needs the labels of all records") as error:
+        order_of(records, made, made.stages[0])
+    assert error.value.hint == f"make it with `stagerun data index {records.name}`"
+
+
+def test_classes_that_can_not_be_drawn_are_refused(tmp_path: Path) -> None:
+    source = make(tmp_path)
+    records = LmdbSource(source)
+
+    def said(weights: str, classes: int = 4) -> str:
+        made = schedule('sampling: FILE sampling_file: "w.txt"', weights, source, classes)
+        with pytest.raises(DataError) as error:
+            order_of(records, made, made.stages[0])
+        return f"{error.value.message}; {error.value.hint}"
+
+    assert "has no image of class 4, and w.txt gives a weight; write `4 0` there" in said(
+        "0 1\n1 1\n2 1\n3 1\n4 1\n", 5
+    )
+    assert "leaves less than one of 60 images in an epoch to class 2; a larger weight" in said(
+        "0 1\n1 1\n2 0.001\n3 1\n"
+    )
+    assert "has label 3, and `num_classes` is 2" in said("0 1\n1 1\n", 2)
+
+
+def test_classes_without_images_are_left_out_of_balanced(tmp_path: Path) -> None:
+    made = schedule("sampling: BALANCED", source=make(tmp_path), classes=6)
+    found = order_of(records := LmdbSource(made.data.train.path), made, made.stages[0]).at(0, 60)
+    assert records.index is not None
+    assert np.bincount(records.index.labels[found]).tolist() == [15, 15, 15, 15]
+
+
+def test_diff_knows_that_weights_change_training() -> None:
+    assert identity("solver.sampling_weight") and not identity("solver.sampling_file") and identity("solver.sampling")

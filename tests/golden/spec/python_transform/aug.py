@@ -1,0 +1,2 @@
+def augment(image, rng):
+    return image
