@@ -240,6 +240,14 @@ def test_the_manuals_example_trains(data: Path, tmp_path: Path) -> None:
     assert weights(tmp_path / "out")["0.weight"].shape == (8, 1, 3, 3)
 
 
+def test_a_network_that_differs_between_workers_is_refused() -> None:
+    model = Model(name="mynet.py:build", num_classes=10)
+    same = {"fc.weight": "[10, 4] 17"}
+    foreign._require_same(model, same, [same, dict(same)])
+    with pytest.raises(UsageError, match=r"makes another network on rank 1 than here: `fc.weight`"):
+        foreign._require_same(model, same, [same, {"fc.weight": "[10, 8] 17"}])
+
+
 def test_a_network_that_does_not_fit_into_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foreign, "available_memory", lambda: 10_000)
     net = built(NET)
