@@ -336,8 +336,8 @@ def test_leaving_early_ends_the_thread_that_draws() -> None:
     resident = filled()
     asked = ((8 * i, 8) for i in range(10**6))
     run = SimpleNamespace(
-        stage=SimpleNamespace(solver=SOLVER),
-        worker=SimpleNamespace(schedule=SimpleNamespace(data=SimpleNamespace(shuffle=True))),
+        stage=SimpleNamespace(solver=SOLVER, data=SimpleNamespace(shuffle=True)),
+        worker=SimpleNamespace(),
         planned=SimpleNamespace(position=0, skipped=0),
     )
     with runner.training_batches(run, resident, asked) as batches:  # type: ignore[arg-type]
