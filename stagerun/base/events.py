@@ -69,7 +69,7 @@ class Iterated:
 
     stage: str
     iter: int
-    epoch: float  # of the whole schedule, along the path of ancestors
+    epoch: float  # of the stage's training set, along the path of ancestors
     lr: float
     momentum: float
     weight_decay: float

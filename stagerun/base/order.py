@@ -1,6 +1,6 @@
 """Which image is where: the order of an epoch and the random numbers of an image, from (seed, position). Pure.
 
-A *position* counts images consumed since the seed, from 0; it goes on over epochs and stages. Every function here is a
+A *position* counts images of a training set consumed since the seed, from 0; it goes on over epochs and stages. Every function here is a
 fixed formula over unsigned 64-bit integers, so that its values are the same in every version, on every machine, for any
 number of workers, and for any way of cutting the positions into batches. They are part of what a snapshot means: a
 change here changes every training.

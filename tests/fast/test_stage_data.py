@@ -10,6 +10,7 @@ from stagerun import language
 from stagerun.base.errors import RecipeError
 from stagerun.base.recipe import LAST_USED, Schedule, Source, Stage
 from stagerun.base.snapshots import Inventory
+from stagerun.language import resolve
 from stagerun.language.stored import read_recipe
 from stagerun.plan import make_plan
 from stagerun.plan.render import render_text
@@ -120,6 +121,15 @@ def test_mistakes(files: dict[str, str], where: tuple[str, int], text: str, hint
     found = wrong(**files)
     assert len(found) == 1, found
     assert found[0][:2] == where and text in found[0][2] and hint in found[0][3]
+
+
+def test_other_classes_than_the_network_has_are_noted_at_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    named = {"/s/a": tuple("abcdefghij"), "/s/small": ("cat", "dog")}
+    monkeypatch.setattr(resolve, "class_names", lambda path: named.get(path, ()))
+    assert language.look_at_classes(read()) == []
+    (problem,) = language.look_at_classes(read(two=SMALL))
+    assert problem.message == "`num_classes` is 10, but /s/small has 2 classes: cat, dog"
+    assert problem.span.line == 2 and "num_classes: 2" in problem.hint
 
 
 # -- where each set goes on, along the path from the seed

@@ -74,8 +74,8 @@ def test_a_run_that_is_killed_at_the_joins_and_between_has_the_same_bits(
     until = time.monotonic() + 120
     while not list((out / "snapshots").glob("cyc1-00000002-*")) and time.monotonic() < until:
         time.sleep(0.02)
-    for pid in run.pids():
-        processes.kill_all([pid])
+    processes.kill_all(run.pids())
+    run.wait()
     assert run.gone()
     assert small.run(folder, out, "--until", "cyc1", nproc=workers[0]).returncode == 0
     done = small.run(folder, out, nproc=workers[1])

@@ -371,9 +371,12 @@ def test_leaving_early_ends_the_thread_that_draws() -> None:
     resident = filled()
     asked = ((8 * i, 8) for i in range(10**6))
     run = SimpleNamespace(
-        stage=SimpleNamespace(solver=SOLVER),
+        stage=SimpleNamespace(solver=SOLVER, data=SimpleNamespace(shuffle=True, train=None)),
         worker=SimpleNamespace(
-            schedule=SimpleNamespace(data=SimpleNamespace(shuffle=True)), images=SimpleNamespace(train=range(RECORDS))
+            schedule=SimpleNamespace(data=SimpleNamespace(shuffle=True)),
+            images=SimpleNamespace(
+                training=lambda stage: range(RECORDS), labelled=lambda batches, stage, source: batches
+            ),
         ),
         planned=SimpleNamespace(position=0, skipped=0),
     )

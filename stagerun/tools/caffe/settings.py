@@ -226,19 +226,17 @@ def seeds(stages: Sequence[SolverStage]) -> tuple[Line, dict[str, Setting]]:
 
 
 def note_sources(stages: Sequence[CaffeStage], val: Images | None, found: Findings) -> None:
-    """One LMDB is trained on in all stages, and one evaluated."""
+    """One LMDB is trained on in all stages, and one evaluated: which of the others go on with which is for the user to say."""
     first = stages[0].train
     for stage in stages:
         if stage.train.source != first.source:
-            why = (
-                f"stage {stage.step.name} reads other images than {stages[0].step.name}, and a schedule has one `data`"
-            )
+            why = f"stage {stage.step.name} reads other images than {stages[0].step.name}; `data {{ train {{ ... }} }}` in its file says so"
             found.leave(stage.train.source_place, "source", why, f"it is trained on {first.source}")
         if stage.train.shuffle != first.shuffle:
             why = f"stage {stage.step.name} differs from {stages[0].step.name}, and a schedule has one `data`"
             found.leave(stage.train.layer.place, "shuffle", why)
         if stage.val is not None and val is not None and stage.val.source != val.source:
-            why = f"stage {stage.step.name} evaluates other images, and a schedule has one `data.val`"
+            why = f"stage {stage.step.name} evaluates other images; `data {{ val {{ ... }} }}` in its file says so"
             found.leave(stage.val.source_place, "source", why, f"it is evaluated on {val.source}")
     for images in (first, val):
         if images is not None and ("%#" in images.source or "%*" in images.source):
