@@ -141,8 +141,8 @@ def _shared(a: Schedule, b: Schedule) -> Iterator[FieldDifference]:
     one, other = _code(a), _code(b)
     for name in sorted(one.keys() & other.keys()):
         if one[name] != other[name]:
-            sides = (_value(name, t[name], (t[name], ""), o) for t, o in ((one, origins_a), (other, origins_b)))
-            yield FieldDifference("", name, *sides, True)
+            old = _value(name, one[name], (one[name], ""), origins_a)
+            yield FieldDifference("", name, old, _value(name, other[name], (other[name], ""), origins_b), True)
     yield from _paths(a, b)
     for ensemble in a.ensembles:
         twin = next((e for e in b.ensembles if e.name == ensemble.name), None)
