@@ -28,12 +28,23 @@ def stage_state(planned: PlannedStage) -> str:
     return planned.state.value + (" (kept)" if planned.kept else "")
 
 
-def render_text(plan: Plan, remarks: Iterable[str] = (), beside: Iterable[str] = ()) -> str:
-    """The table, the blocks `beside` it, then for each stage what to know about it. `remarks` concern the whole: missing data, disk."""
-    schedule = plan.schedule
-    images = schedule.data.train.images
-    enabled = [s for s in plan.stages if s.state is not State.DISABLED]
-    total_epochs = sum(epochs(s.stage.solver.max_iter, images, s.stage.solver.batch_size) for s in enabled)
+def title(plan: Plan) -> str:
+    """How much there is of what: the line above the table."""
+    schedule, off = plan.schedule, sum(s.state is State.DISABLED for s in plan.stages)
+    stages = count(len(plan.stages) - off, "stage")
+    lengths = f"{stages}, {count(plan.iterations, 'iteration')}, {_epochs(plan):.2f} epochs"
+    text = f"{schedule.name}: {lengths} of {count(schedule.data.train.images, 'image')}"
+    return f"{text}; {count(off, 'stage')} not enabled" if off else text
+
+
+def _epochs(plan: Plan) -> float:
+    images, enabled = plan.schedule.data.train.images, [s for s in plan.stages if s.state is not State.DISABLED]
+    return sum(epochs(s.stage.solver.max_iter, images, s.stage.solver.batch_size) for s in enabled)
+
+
+def table_rows(plan: Plan) -> list[tuple[str, ...]]:
+    """Head, stages, pieces, total."""
+    images = plan.schedule.data.train.images
     rows: list[tuple[str, ...]] = [
         ("stage", "from", "iterations", "epochs", "LR first -> last", "decay", "augmentation", "state")
     ]
@@ -53,12 +64,15 @@ def render_text(plan: Plan, remarks: Iterable[str] = (), beside: Iterable[str] =
             )
         )
     rows += [_piece(piece, images) for piece in plan.pieces]
-    rows.append(("total", "", str(plan.iterations), f"{total_epochs:.2f}", "", "", "", f"{plan.iterations_left} to do"))
-    lengths = f"{count(len(enabled), 'stage')}, {count(plan.iterations, 'iteration')}, {total_epochs:.2f} epochs"
-    title = f"{schedule.name}: {lengths} of {count(images, 'image')}"
-    if len(enabled) < len(plan.stages):
-        title += f"; {count(len(plan.stages) - len(enabled), 'stage')} not enabled"
-    blocks = ["\n".join([title, "", *columns(rows)])]
+    rows.append(
+        ("total", "", str(plan.iterations), f"{_epochs(plan):.2f}", "", "", "", f"{plan.iterations_left} to do")
+    )
+    return rows
+
+
+def render_text(plan: Plan, remarks: Iterable[str] = (), beside: Iterable[str] = ()) -> str:
+    """The table, the blocks `beside` it, then for each stage what to know about it. `remarks` concern the whole: missing data, disk."""
+    blocks = ["\n".join([title(plan), "", *columns(table_rows(plan))])]
     blocks += [text for text in beside if text]
     blocks += [text for planned in plan.stages if (text := _details(plan, planned))]
     remarks = list(remarks)

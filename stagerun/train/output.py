@@ -20,11 +20,12 @@ from stagerun.language import load
 from stagerun.language.build import completed
 from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.language.stored import read_foreign
-from stagerun.plan import Plan
+from stagerun.plan import Plan, make_plan
 from stagerun.plan.ensembles import EnsembleState
 from stagerun.store.layout import MANIFEST, snapshots_folder
 from stagerun.store.logged import event_of
 from stagerun.system.lmdb_file import with_sets
+from stagerun.train.keeper import ALL, Selection
 from stagerun.train.log_file import Life, earlier_tests, newest_start, started
 from stagerun.train.progress import MOST_RECIPE, RECIPE
 from stagerun.train.results import figures_file, planned_ensembles, read_ensemble, read_result
@@ -67,6 +68,14 @@ def find_target(folder: str, overrides: Sequence[str], out: str | None) -> Targe
             "leave them out, or give the schedule's folder",
         )
     return Target(path)
+
+
+def plan_of(schedule: Schedule, out: Path, asked: Selection = ALL) -> Plan:
+    """What `run` would do. Works where the data is not; snapshots that this user may not read are passed over."""
+    found = store.inventory(DISK, out, looking=True)
+    if found.snapshots:  # else there is nothing to compare the images with
+        schedule = with_sets(schedule)
+    return make_plan(schedule, found, *asked)
 
 
 def is_schedule(folder: str) -> bool:
