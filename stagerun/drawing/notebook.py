@@ -17,8 +17,9 @@ STYLE = f"""
 .stagerun .scroll {{ overflow: auto; max-height: 75vh; }}
 .stagerun table {{ border-collapse: collapse; margin: 8px 0 0; font-variant-numeric: tabular-nums; color: var(--ink); }}
 .stagerun tr {{ background: var(--card); }}
-.stagerun th, .stagerun td {{ padding: 3px 8px; text-align: left; border: 0; border-bottom: 1px solid var(--grid); }}
+.stagerun th, .stagerun td {{ padding: 3px 8px; text-align: left; border: 0; border-bottom: 1px solid var(--grid); white-space: nowrap; }}
 .stagerun th {{ color: var(--soft); font-weight: 600; border-bottom: 2px solid var(--rule); }}
+.stagerun td.long {{ white-space: normal; min-width: 260px; }}
 .stagerun .number {{ text-align: right; }}
 .stagerun p {{ margin: 6px 0 0; color: var(--soft); }}
 .stagerun pre {{ white-space: pre-wrap; color: var(--ink); background: none; font-size: 12px; }}
