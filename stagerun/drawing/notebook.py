@@ -46,7 +46,7 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def note(text: str) -> str:
-    return f"<p>{escape(text)}</p>"
+    return f"<p>{escape(text, quote=False)}</p>"
 
 
 def folded(title: str, text: str) -> str:

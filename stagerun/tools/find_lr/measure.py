@@ -11,7 +11,6 @@ from stagerun import store
 from stagerun.base.events import Iterated, NotFinite, Stopped
 from stagerun.base.knobs import Knobs
 from stagerun.base.recipe import OnNan, Schedule
-from stagerun.base.snapshots import SnapshotRef
 from stagerun.comm import Comm
 from stagerun.engine.compression import reducer_of
 from stagerun.engine.loop import train
@@ -52,23 +51,16 @@ def sweep(
     `watch` sees number, rate and smoothed loss there."""
     found: list[tuple[PlannedStage, dict[str, bytes] | None]] = []
 
-    def begin() -> dict[str, int]:
-        planned = plan()
-        files = (
-            store.read(DISK, Path(out), planned.start, most_for(schedule, planned))
-            if planned.start is not None
-            else None
-        )
-        found.append((planned, files))
-        return {"position": planned.position, "skipped": planned.skipped}
+    def begin() -> list[int]:
+        there = plan()
+        found.append((there, _files(schedule, there, Path(out))))
+        return [there.position, there.skipped]
 
-    place = rank0(comm, begin)
-    planned = replace(PlannedStage(stage=cut.stages[0], state=State.FRESH, iter=0, position=0), **place)
-    start: SnapshotRef | None = None
-    files: dict[str, bytes] | None = None
-    if found:
-        start, files = found[0][0].start, found[0][1]
-        planned = replace(planned, start=start)
+    position, skipped = rank0(comm, begin)
+    start, files = (found[0][0].start, found[0][1]) if found else (None, None)
+    planned = PlannedStage(
+        stage=cut.stages[0], state=State.FRESH, iter=0, position=position, skipped=skipped, start=start
+    )
     with closing(Images(cut, device)) as images:
         for _ in images.open(comm, world, stop):
             pass
@@ -78,6 +70,13 @@ def sweep(
         first = make_knobs(schedule.stage(cut.stages[0].name).solver)(0)
         ended = _sweep(run, asked, first, smoothing, watch)
     return smoothing.points, start.name if start is not None else f"seed {cut.stages[0].solver.random_seed}", ended
+
+
+def _files(schedule: Schedule, planned: PlannedStage, out: Path) -> dict[str, bytes] | None:
+    """The verified files of the snapshot that the stage starts from; None from the seed."""
+    if planned.start is None:
+        return None
+    return store.read(DISK, out, planned.start, most_for(schedule, planned))
 
 
 def _sweep(

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from stagerun.base.errors import StagerunError, UsageError
+from stagerun.base.errors import StagerunError, UsageError, listing, nearest
 from stagerun.base.events import Event
 from stagerun.base.recipe import Schedule
 from stagerun.command.ending import of_surroundings
@@ -16,7 +16,7 @@ from stagerun.system.world import launched, started_by
 from stagerun.tools.library.common import Folder, Names, names_of, schedule_of
 from stagerun.tools.library.lockstep import Lockstep
 from stagerun.train.first_look import require_packages
-from stagerun.train.logs.table import require_evaluation
+from stagerun.train.logs.table import LOGS, require_evaluation
 from stagerun.train.logs.table import require_packages as require_packages_of_logs
 from stagerun.train.options import RunOptions
 
@@ -50,6 +50,11 @@ def run(
         folder=found.name, out=folder, threads=threads, retry=retry, exact=require_bit_exact, until=until,
         redo=names_of(redo), keep=names_of(keep), only=names_of(only), log=names_of(log),
     )  # fmt: skip
+    for name in options.log:
+        if name not in LOGS:
+            raise UsageError(
+                f"there is no log `{name}`", nearest(name, LOGS) or f"the logs are {listing(list(LOGS), 'and')}"
+            )
     require_packages_of_logs(options.log)
     require_evaluation(options.log, found)
     require_packages(found)
