@@ -15,6 +15,7 @@ PAGES = {
     "compression": "gradients in fewer bytes: methods, memory, when it pays, what was measured",
     "asynchronous": "workers that push gradients and don't wait: staleness, what is recorded, how a run is replayed",
     "reports": "tables, curves, evaluation, predictions, export",
+    "library": "`import stagerun`: load, plan, run, report and snapshots in scripts and notebooks",
     "caffe": "what is Caffe's here, and how its solver files are imported",
     "reliability": "which faults are survived, and how that is counted",
     "measured": "every figure, with the command that measured it",

@@ -1,6 +1,9 @@
 """`stagerun.run`: training in this process, as an iterator of events."""
 
+import atexit
+import concurrent.futures.thread  # noqa: F401  # its threads end after what is registered below
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -77,7 +80,8 @@ class Run(Iterator[Event]):
         stop = _Stop()
         steps = Lockstep[Event](lambda hand: _events(schedule, options, stop, hand))
         self._steps = steps
-        self._end = weakref.finalize(self, _close, steps, stop)  # at the end of the process, too
+        self._end = weakref.finalize(self, _close, steps, stop)
+        self._end.atexit = False  # _close_all comes first
 
     def __next__(self) -> Event:
         try:
@@ -140,6 +144,15 @@ def _end_another(out: Path, run: Run) -> None:
     if (before := _LIVE.get(real)) is not None:
         before.close()
     _LIVE[real] = run
+
+
+def _close_all() -> None:
+    for run in list(_LIVE.values()):
+        run.close()
+
+
+# `atexit` comes when the threads that read images have ended, and an iteration could no longer be finished.
+getattr(threading, "_register_atexit", atexit.register)(_close_all)
 
 
 class _Stop:
