@@ -33,6 +33,11 @@ COMMANDS: Rows = (
         "all stages with a few iterations, and what the real run will take",
     ),
     (
+        "find-lr DIR STAGE",
+        "stagerun.tools.find_lr.command:find_lr",
+        "the loss over growing rates, from a stage's start",
+    ),
+    (
         "preflight DIR",
         "stagerun.tools.preflight.command:preflight",
         "which host of a job is missing, slow or different, before it costs anything",

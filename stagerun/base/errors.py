@@ -109,6 +109,10 @@ class StagerunError(Exception):
     def render(self) -> str:
         return self.message + (f"\n  hint: {self.hint}" if self.hint else "")
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows (IPython asks for it): where in stagerun it was found says nothing to the user."""
+        return self.render().splitlines()
+
 
 class RecipeError(StagerunError):
     """Mistakes in solver files or arguments; `problems` are sorted by place."""
@@ -122,6 +126,9 @@ class RecipeError(StagerunError):
 
     def render(self) -> str:
         return "\n\n".join([*(p.render() for p in self.problems), self.message])
+
+    def __str__(self) -> str:
+        return self.render()  # a script that doesn't catch it shows this, and "3 mistakes" helps no one
 
 
 class UsageError(StagerunError):

@@ -12,6 +12,7 @@ import click
 from stagerun.base import units
 from stagerun.base.errors import UsageError, listing, nearest
 from stagerun.command.options import argument, option
+from stagerun.system.files import require_writable
 from stagerun.system.pulse import LEAST_S, Limits, Section
 
 # Values of --bind.
@@ -223,6 +224,13 @@ def limits(words: Sequence[str]) -> Limits | None:
                 f"--timeout {word} is too short", "on a busy machine, a process may wait for its turn that long"
             )
     return Limits(given)
+
+
+def require_picture(file: str) -> None:
+    """UsageError, StorageError or PermissionDenied for --plot FILE, before what it is to show is measured."""
+    if Path(file).suffix not in (".svg", ".png"):
+        raise UsageError(f"--plot {file}: write FILE.svg or FILE.png")
+    require_writable(file)
 
 
 def output_folder(name: str, out: str | None) -> Path:

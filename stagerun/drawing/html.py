@@ -186,14 +186,22 @@ def variable(colour: str) -> str:
 
 
 def colour_style() -> str:
+    return f":root {{ {light_colours()}}}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark_colours()}}} }}\n"
+
+
+def light_colours() -> str:
+    """Variables of a style. Those of texts follow the others, in the dark, too."""
     light = "".join(f"{variable(colour)}: {colour}; " for colour in DARK)
-    dark = "".join(f"{variable(colour)}: {other}; " for colour, other in DARK.items())
-    own = "--paper: #14181e; --card: #1f252d; "
     texts = "".join(
         f"--{word}: var({variable(colour)}); "
         for word, colour in (("ink", INK), ("soft", SOFT), ("rule", RULE), ("grid", GRID))
     )
-    return f":root {{ {light}{texts}}}\n@media (prefers-color-scheme: dark) {{ :root {{ {own}{dark}}} }}\n"
+    return light + texts
+
+
+def dark_colours() -> str:
+    own = "--paper: #14181e; --card: #1f252d; "
+    return own + "".join(f"{variable(colour)}: {other}; " for colour, other in DARK.items())
 
 
 def inline(svg: str, label: str) -> str:

@@ -146,24 +146,49 @@ def _plotext() -> Any:
     return plotext
 
 
+def curve(
+    line: Sequence[tuple[float, float]],
+    across: Sequence[tuple[float, str]],
+    up: Sequence[tuple[float, str]],
+    heights: tuple[float, float],
+    width: int,
+) -> list[str]:
+    """One curve in its frame, with ticks across and up, as lines of equal length."""
+    ends = min(x for x, _ in line), max(x for x, _ in line)
+    return _framed(line, ends, heights, across, up, max(width, LEAST_WIDTH))
+
+
 def _built(unit: Unit, scale: Scale, columns: _Columns, stage: StagePicture | None) -> list[str]:
-    """The frame with its ticks, and the curve of one stage in it, as lines of equal length."""
+    """The frame with its ticks, and the curve of one stage in it."""
+    low, high = scale.at(scale.low), scale.at(scale.high)
+    rates = scale.ticks(HEIGHT // 2)
+    places = round_steps(0.0, columns.end, max(2, columns.count // 9))
+    line = (
+        [(stage.x(iter, unit), scale.at(lr)) for iter, lr in stage.line()] if stage is not None else [(0.0, low - 1.0)]
+    )
+    up = list(zip(map(scale.at, rates), labels(rates), strict=True))
+    across = list(zip(places, labels(places), strict=True))
+    return _framed(line, (0, columns.end), (low, high), across, up, GUTTER + columns.count + 1)
+
+
+def _framed(
+    line: Sequence[tuple[float, float]],
+    ends: tuple[float, float],
+    heights: tuple[float, float],
+    across: Sequence[tuple[float, str]],
+    up: Sequence[tuple[float, str]],
+    width: int,
+) -> list[str]:
     plotext = _plotext()
     figure = plotext.figure  # the one figure there is
     figure.clear()
     plotext.terminal.limit(False, False)  # the size is ours to choose, in a pipe too
     figure.theme("colorless")
-    figure.plot_size(GUTTER + columns.count + 1, HEIGHT + 3)
-    low, high = scale.at(scale.low), scale.at(scale.high)
-    figure.ruler("x", "lower").lim(0, columns.end)
-    figure.ruler("y", "left").lim(low, high)
-    rates = scale.ticks(HEIGHT // 2)
-    figure.ruler("y", "left").ticks([scale.at(v) for v in rates], [v.rjust(GUTTER - 1) for v in labels(rates)])
-    places = round_steps(0.0, columns.end, max(2, columns.count // 9))
-    figure.ruler("x", "lower").ticks(places, labels(places))
-    line = (
-        [(stage.x(iter, unit), scale.at(lr)) for iter, lr in stage.line()] if stage is not None else [(0.0, low - 1.0)]
-    )
+    figure.plot_size(width, HEIGHT + 3)
+    figure.ruler("x", "lower").lim(*ends)
+    figure.ruler("y", "left").lim(*heights)
+    figure.ruler("y", "left").ticks([place for place, _ in up], [text.rjust(GUTTER - 1) for _, text in up])
+    figure.ruler("x", "lower").ticks([place for place, _ in across], [text for _, text in across])
     signal = figure.signal([x for x, _ in line], [y for _, y in line], marker="braille")
     figure.draw(signal.lines().density("full"))
     return str(plotext.uncolorize(figure.build())).split("\n")

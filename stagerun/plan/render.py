@@ -31,11 +31,24 @@ def stage_state(planned: PlannedStage) -> str:
     return planned.state.value + (" (kept)" if planned.kept else "")
 
 
-def render_text(plan: Plan, remarks: Iterable[str] = (), beside: Iterable[str] = ()) -> str:
-    """The table, the blocks `beside` it, then for each stage what to know about it. `remarks` concern the whole: missing data, disk."""
-    schedule = plan.schedule
+def title(plan: Plan) -> str:
+    """How much there is of what: the line above the table."""
+    schedule, off = plan.schedule, sum(s.state is State.DISABLED for s in plan.stages)
+    stages = count(len(plan.stages) - off, "stage")
+    lengths = f"{stages}, {count(plan.iterations, 'iteration')}, {_all_epochs(plan):.2f} epochs"
+    images = " or ".join(str(source.images) for source in schedule.training_sets[:-1])
+    images += " or " * bool(images) + count(schedule.training_sets[-1].images, "image")
+    text = f"{schedule.name}: {lengths} of {images}"
+    return f"{text}; {count(off, 'stage')} not enabled" if off else text
+
+
+def _all_epochs(plan: Plan) -> float:
     enabled = [s for s in plan.stages if s.state is not State.DISABLED]
-    total_epochs = sum(_epochs(s.stage, s.stage.solver.max_iter) for s in enabled)
+    return sum(_epochs(s.stage, s.stage.solver.max_iter) for s in enabled)
+
+
+def table_rows(plan: Plan) -> list[tuple[str, ...]]:
+    """Head, stages, pieces, total."""
     rows: list[tuple[str, ...]] = [
         ("stage", "from", "iterations", "epochs", "LR first -> last", "decay", "augmentation", "state")
     ]
@@ -55,14 +68,14 @@ def render_text(plan: Plan, remarks: Iterable[str] = (), beside: Iterable[str] =
             )
         )
     rows += [_piece(piece) for piece in plan.pieces]
-    rows.append(("total", "", str(plan.iterations), f"{total_epochs:.2f}", "", "", "", f"{plan.iterations_left} to do"))
-    lengths = f"{count(len(enabled), 'stage')}, {count(plan.iterations, 'iteration')}, {total_epochs:.2f} epochs"
-    images = " or ".join(str(source.images) for source in schedule.training_sets[:-1])
-    images += " or " * bool(images) + count(schedule.training_sets[-1].images, "image")
-    title = f"{schedule.name}: {lengths} of {images}"
-    if len(enabled) < len(plan.stages):
-        title += f"; {count(len(plan.stages) - len(enabled), 'stage')} not enabled"
-    blocks = ["\n".join([title, "", *columns(rows)])]
+    epochs_in_all = f"{_all_epochs(plan):.2f}"
+    rows.append(("total", "", str(plan.iterations), epochs_in_all, "", "", "", f"{plan.iterations_left} to do"))
+    return rows
+
+
+def render_text(plan: Plan, remarks: Iterable[str] = (), beside: Iterable[str] = ()) -> str:
+    """The table, the blocks `beside` it, then for each stage what to know about it. `remarks` concern the whole: missing data, disk."""
+    blocks = ["\n".join([title(plan), "", *columns(table_rows(plan))])]
     blocks += [text for text in beside if text]
     blocks += [text for planned in plan.stages if (text := _details(plan, planned))]
     remarks = list(remarks)

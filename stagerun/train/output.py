@@ -13,18 +13,19 @@ from pathlib import Path
 from stagerun import store
 from stagerun.base.errors import DataError, StagerunError, UsageError, listing
 from stagerun.base.events import EnsembleTested, RunStarted, StageFinished, Tested, TestedBeside
-from stagerun.base.recipe import Schedule
+from stagerun.base.recipe import Sampling, Schedule
 from stagerun.base.snapshots import Inventory, SnapshotRef
 from stagerun.command.shared import output_folder
 from stagerun.language import load
 from stagerun.language.build import completed
 from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.language.stored import read_foreign
-from stagerun.plan import Plan
+from stagerun.plan import Plan, make_plan
 from stagerun.plan.ensembles import EnsembleState
 from stagerun.store.given import looked_at
 from stagerun.store.layout import MANIFEST, snapshots_folder
 from stagerun.store.logged import event_of
+from stagerun.train.keeper import ALL, Selection
 from stagerun.train.log_file import Life, earlier_tests, newest_start, started
 from stagerun.train.progress import MOST_RECIPE, RECIPE
 from stagerun.train.results import figures_file, planned_ensembles, read_ensemble, read_result
@@ -67,6 +68,15 @@ def find_target(folder: str, overrides: Sequence[str], out: str | None) -> Targe
             "leave them out, or give the schedule's folder",
         )
     return Target(path)
+
+
+def plan_of(schedule: Schedule, out: Path, asked: Selection = ALL) -> Plan:
+    """What `run` would do. Works where the data is not; snapshots that this user may not read are passed over."""
+    found = store.inventory(DISK, out, looking=True)
+    sampled = any(stage.solver.sampling is not Sampling.UNIFORM for stage in schedule.stages)
+    if found.snapshots or sampled:  # else there is nothing to compare the images with, nor do their classes matter
+        schedule = looked_at(schedule)
+    return make_plan(schedule, found, *asked)
 
 
 def is_schedule(folder: str) -> bool:

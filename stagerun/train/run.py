@@ -1,13 +1,17 @@
 """`stagerun run` on one worker, whole: it meets the others, reads the schedule, finds its cores, opens the folder, and then runs stage
 after stage, to the exit code."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+import torch
+
 from stagerun.base.errors import ExitCode, FolderInUseError, PeerError, StagerunError
 from stagerun.base.events import Event, Failed, Note, Stopped
+from stagerun.base.recipe import Schedule
 from stagerun.comm import Comm
 from stagerun.command.ending import tell
 from stagerun.launch import StopRequest
@@ -20,7 +24,7 @@ from stagerun.train.agreement import rank0
 from stagerun.train.join import join, load_everywhere, place
 from stagerun.train.keeper import Keeper
 from stagerun.train.log_file import JsonLines
-from stagerun.train.logs.table import LOGS, SCREENS, Opened, Sink, require_evaluation
+from stagerun.train.logs.table import LOGS, SCREENS, Opened, Screen, Sink, require_evaluation
 from stagerun.train.options import Cut, RunOptions
 from stagerun.train.profiling import Profile
 from stagerun.train.walk import run
@@ -42,32 +46,61 @@ def train(
     placed = place(world, device, comm, options.wish, watch)
     if cut is not None:
         schedule = cut.schedule(schedule)
-    out, test_iter = options.output(schedule), cut.final_test_iter if cut is not None else None
-    keeper = Keeper(schedule, out, options.selection, options.retry, tell, stop) if comm.rank == 0 else None
-    with Output(options, comm, keeper, watch) as output:
+    here = Here(comm, world, device, stop, Grace(options.grace_s, stop.left), watch)
+    test_iter = cut.final_test_iter if cut is not None else None
+    last: Event | None = None
+    for last in events(options, schedule, here, placed, test_iter):  # noqa: B007
+        pass
+    comm.close()
+    return exit_code(None, last)
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """The worker that this process is. `screen` and `say`: where events and words go on rank 0; None: to the terminal."""
+
+    comm: Comm
+    world: World
+    device: torch.device
+    stop: Callable[[], bool]
+    grace: Grace
+    watch: Monitored | None = None
+    screen: Screen | None = None
+    say: Callable[[str], None] = tell
+
+
+def events(
+    options: RunOptions, schedule: Schedule, here: Here, placed: Note | None = None, test_iter: int | None = None
+) -> Iterator[Event]:
+    """Trains what is not yet done, and logs it. Collective; the folder is held until the last event, or an error. `placed`: what is
+    said about cores."""
+    comm, out = here.comm, options.output(schedule)
+    keeper = Keeper(schedule, out, options.selection, options.retry, here.say, here.stop) if comm.rank == 0 else None
+    with Output(options, here, keeper) as output:
         rank0(comm, output.open)
         profile = (
             Profile(options.profile, options.profile_iterations or PROFILED, comm)
             if options.profile is not None
             else None
         )
-        grace = Grace(options.grace_s, stop.left)
         replay = Path(options.replay).resolve() if options.replay is not None else None
-        exact = options.exact
-        events = run(schedule, str(out), comm, world, device, keeper, stop, test_iter, grace, exact, profile, replay)
-        for event in output.with_failure(after_first(events, placed)):
+        found = run(
+            schedule, str(out), comm, here.world, here.device, keeper, here.stop, test_iter, here.grace, options.exact,
+            profile, replay,
+        )  # fmt: skip
+        for event in output.with_failure(after_first(found, placed)):
             output.show(event)
+            yield event
         if profile is not None and not profile.over:
             output.note(profile.finish())
-    comm.close()
-    return exit_code(None, output.last)
 
 
 class Output:
     """Where the events go: on rank 0 the screen and the logs of the folder that its keeper holds; on other ranks nowhere."""
 
-    def __init__(self, options: RunOptions, comm: Comm, keeper: Keeper | None, watch: Monitored | None) -> None:
-        self.options, self.comm, self.keeper, self.watch = options, comm, keeper, watch
+    def __init__(self, options: RunOptions, here: Here, keeper: Keeper | None) -> None:
+        self.options, self.comm, self.keeper, self.watch = options, here.comm, keeper, here.watch
+        self._screen = here.screen
         self.last: Event | None = None
         self._sinks: list[Sink] = []  # the screen first
         self._stack = ExitStack()
@@ -93,7 +126,7 @@ class Output:
             self.watch.log(log)
         plan = keeper.plan()
         before = results.results(plan, keeper.out)
-        screen = SCREENS[options.log_format](plan, before, results.ensembles(plan, keeper.out))
+        screen = self._screen or SCREENS[options.log_format](plan, before, results.ensembles(plan, keeper.out))
         stack.callback(self.comm.pulse.prints, False)
         self._sinks.append(stack.enter_context(screen))
         stack.callback(self.comm.pulse.prints, True)  # its end prints, too

@@ -133,6 +133,17 @@ def test_every_option_is_a_decision() -> None:
             "--views",
         ],
         "export": ["--ema", "--force", "--onnx", "--out", "--output", "--rgb", "--safetensors", "--size", "--torch"],
+        "find-lr": [
+            "--end",
+            "--iterations",
+            "--json",
+            "--nproc",
+            "--out",
+            "--plot",
+            "--set",
+            "--start",
+            "--threads",
+        ],
         "help": [],
         "import caffe": [
             "--batch-size",

@@ -18,8 +18,8 @@ from stagerun.base.events import (
     Synchronised,
 )
 from stagerun.base.pace import live_line, progress_line, sent
-from stagerun.tools.report.command import _look
 from stagerun.tools.report.kept import COLUMNS, matrix
+from stagerun.tools.report.look import look_at
 from stagerun.train.log_file import JsonLines, read_last_life
 from stagerun.train.logs.table import LOGS, Opened
 
@@ -191,7 +191,7 @@ def test_only_what_counts_is_drawn_of_what_compression_kept(tmp_path: Path) -> N
     for i in range(4, 7):
         story.train("init", i, i, 0)
         story.write(compressed(i, "init"))
-    found = matrix(_look(story.out, "out", 900))
+    found = matrix(look_at(story.out, "out", 900, print))
     assert found is not None and found.names == ("conv.weight", "fc.weight")
     assert found.places == tuple(("init", i) for i in range(1, 7)) and found.sent == (1000,) * 6
     assert found.kept == [[0.0] * 3 + [0.75] * 3, [1.0] * 6]

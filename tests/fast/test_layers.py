@@ -16,7 +16,7 @@ TRUNK = (
     "models", "comm", "engine", "launch", "train", "manual", "cli",
 )  # fmt: skip
 TOOLS = {
-    "bench", "caffe", "new", "plan", "data", "diff", "explain", "lint", "preflight", "rehearse", "report", "retry", "slurm", "status",
+    "bench", "caffe", "find_lr", "library", "new", "plan", "data", "diff", "explain", "lint", "preflight", "rehearse", "report", "retry", "slurm", "status",
     "topology", "verify_resume", "weights",
 }  # fmt: skip
 # (tool, what it imports of another tool), with the reason.
@@ -27,6 +27,15 @@ TOOL_IMPORTS_TOOL = {
     ("verify_resume", "tools.report.read_log"),  # its verdict compares logs
     ("bench", "tools.report.compare"),  # mean and spread over seeds
     ("bench", "tools.retry.command"),  # runs one command after the other, and hands signals on
+    # The library gives what their commands print.
+    ("library", "tools.report.command"),
+    ("library", "tools.report.curves"),
+    ("library", "tools.report.history"),
+    ("library", "tools.report.look"),
+    ("library", "tools.report.page"),
+    ("library", "tools.report.table"),
+    ("library", "tools.report.tables"),
+    ("library", "tools.weights.selection"),
     # Pictures are read, cut and shown as the LMDBs' are.
     ("weights", "tools.data.contact_sheet"),
     ("weights", "tools.data.images"),
@@ -38,8 +47,18 @@ TOOL_IMPORTS_TOOL = {
 NOT_FROM_ENGINE = {"language", "plan", "store", "data", "launch", "train"}
 
 # Who may import torch: anywhere, or inside functions that start workers, which want it by then.
-TORCH = {"models", "comm", "engine", "train", "tools.bench", "tools.rehearse", "tools.weights", "tools.preflight"}
-TORCH_INSIDE_FUNCTIONS = {"launch", "tools.plan"}
+TORCH = {
+    "models",
+    "comm",
+    "engine",
+    "train",
+    "tools.bench",
+    "tools.rehearse",
+    "tools.weights",
+    "tools.preflight",
+    "tools.find_lr",
+}
+TORCH_INSIDE_FUNCTIONS = {"launch", "tools.library", "tools.plan"}
 # What click loads for one line of help or a mistake in the arguments, and `run` for one in DIR; and everything outside TORCH besides.
 COMMANDS = ("command", "first_look")
 

@@ -56,3 +56,24 @@ def test_run_finds_missing_images_without_torch(tmp_path: Path) -> None:
     )
     assert done.returncode == 65 and "ilsvrc12_train_lmdb: no such folder" in done.stderr
     assert "torch" not in json.loads(done.stdout.splitlines()[-1])
+
+
+LIBRARY = """
+import json, sys
+before = set(sys.modules)
+import stagerun
+found = [sorted(name for name in set(sys.modules) - before if name.partition(".")[0] not in sys.stdlib_module_names)]
+schedule = stagerun.load(sys.argv[1])
+repr(stagerun.plan(schedule)), str(stagerun.plan(sys.argv[1]))
+found.append(sorted({name.partition(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)))
+print(json.dumps(found))
+"""
+
+
+def test_import_stagerun_loads_nothing_and_a_plan_neither_torch_nor_numpy(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LIBRARY, SCHEDULE], capture_output=True, text=True, timeout=60, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    alone, planned = json.loads(done.stdout)
+    assert alone == ["stagerun"] and set(planned) <= ALLOWED

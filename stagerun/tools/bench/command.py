@@ -13,7 +13,7 @@ from stagerun.base.recipe import Schedule
 from stagerun.base.text import count
 from stagerun.command.ending import say, tell
 from stagerun.command.options import arguments, command, option
-from stagerun.command.shared import Folder, Json, Overrides, Synthetic
+from stagerun.command.shared import Folder, Json, Overrides, Synthetic, require_picture
 from stagerun.language import load
 from stagerun.launch import StopRequest
 from stagerun.launch.sharing import Wish
@@ -22,7 +22,7 @@ from stagerun.launch.watch.worker import Monitored
 from stagerun.launch.worker_count import check_short
 from stagerun.plan.rehearsal import for_speed, synthetic_images
 from stagerun.system import signals
-from stagerun.system.files import require_writable, writing
+from stagerun.system.files import writing
 from stagerun.system.world import World
 from stagerun.tools.bench.report import WARM_UP, Measured, Turn, as_record, render, rows, sharing
 
@@ -96,7 +96,7 @@ def _start(options: ScalingOptions, job: Job) -> int:
     schedule = load(options.folder, options.overrides)
     _cut(options, schedule)
     if options.plot is not None:
-        _require_picture(options.plot)
+        require_picture(options.plot)
     most = max(options.workers)
     if not options.synthetic:
         with signals.held():
@@ -120,12 +120,6 @@ def _cut(options: ScalingOptions, schedule: Schedule) -> Schedule:
     return for_speed(schedule, name, turns * (WARM_UP + options.iterations) + 1)
 
 
-def _require_picture(file: str) -> None:
-    if Path(file).suffix not in (".svg", ".png"):
-        raise UsageError(f"--plot {file}: write FILE.svg or FILE.png")
-    require_writable(file)
-
-
 # -- a worker
 
 
@@ -145,7 +139,7 @@ def _scaling(options: ScalingOptions, world: World, stop: StopRequest) -> int:
     shape = str(synthetic_images(schedule)) if options.synthetic else ""
     short = _cut(options, schedule)
     if options.plot is not None:
-        rank0(comm, lambda: _require_picture(str(options.plot)))
+        rank0(comm, lambda: require_picture(str(options.plot)))
     solver = short.stages[0].solver
     quiet = options.as_json or comm.rank > 0
     if not quiet:

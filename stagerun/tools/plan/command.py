@@ -1,14 +1,14 @@
 """`stagerun plan`: what `run` would do."""
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 
 from stagerun.base.errors import UsageError, listing
-from stagerun.base.recipe import Determinism, Method, Sampling, Schedule, Stage
+from stagerun.base.recipe import Determinism, Method, Schedule, Stage
 from stagerun.base.snapshots import passed_over
 from stagerun.base.text import count, size
 from stagerun.command.ending import show
@@ -28,20 +28,21 @@ from stagerun.command.shared import (
 )
 from stagerun.language import load, look_at_classes
 from stagerun.language.layers import LMDB
-from stagerun.plan import Plan, State, make_plan
+from stagerun.plan import Plan, State
 from stagerun.plan.coding import Sending, render_sending, sending_record
 from stagerun.plan.counting import other_set
 from stagerun.plan.estimate import snapshots_on_disk
 from stagerun.plan.prediction import Job, Link
 from stagerun.plan.render import csv_rows, render_json, render_text
-from stagerun.store import LocalDisk, inventory, local_kind, lost_with
-from stagerun.store.given import looked_at
+from stagerun.store import local_kind, lost_with
 from stagerun.system import signals
 from stagerun.system.files import writing
 from stagerun.tools.plan.check import field_in, missing_data, named_sources
 from stagerun.train import results
 from stagerun.train.choices import of_choice, read_chosen
 from stagerun.train.hours import Beside, beside
+from stagerun.train.keeper import Selection
+from stagerun.train.output import plan_of
 from stagerun.train.results import read_figures
 
 # Options of the plan as text, which --watch doesn't show.
@@ -110,18 +111,14 @@ def plan(options: PlanOptions) -> None:
             return
     schedule = load(options.folder, options.overrides)
     target = output_folder(schedule.name, options.out)
-    found = inventory(LocalDisk(), target, looking=True)
-    sampled = any(stage.solver.sampling is not Sampling.UNIFORM for stage in schedule.stages)
-    if found.snapshots or sampled:  # else there is nothing to compare the images with, nor do their classes matter
-        schedule = looked_at(schedule)
-    planned = make_plan(schedule, found, options.redo, options.keep, options.only, options.until)
+    planned = plan_of(schedule, target, Selection(options.redo, options.keep, options.only, options.until))
     sent = sent_of(planned, target, options)
     job = job_of(planned, target, options) if not sent or speed_known(target, options) else None
     if options.csv_file is not None:
         with writing(options.csv_file), open(options.csv_file, "w", encoding="utf-8") as file:
             file.writelines(csv_rows(planned))
     notes = [
-        *remarks(planned, found.damaged, found.forbidden),
+        *remarks(planned),
         *results_remark(planned, target),
         *choices_remark(planned, target),
         *place_remark(target, several_hosts=options.link is not None),
@@ -137,10 +134,10 @@ def plan(options: PlanOptions) -> None:
         plot.plot(picture, schedule)
 
 
-def remarks(plan: Plan, damaged: Collection[str] = (), forbidden: Collection[str] = ()) -> list[str]:
-    """One sentence each: what is missing here, `damaged` or `forbidden`, and what disk it will take as far as that was measured."""
-    found = [f"snapshot {name} is damaged and is passed over" for name in damaged]
-    found += [passed_over(name) for name in forbidden]
+def remarks(plan: Plan) -> list[str]:
+    """One sentence each: what is missing here, damaged or forbidden, and what disk it will take as far as that was measured."""
+    found = [f"snapshot {name} is damaged and is passed over" for name in plan.inventory.damaged]
+    found += [passed_over(name) for name in plan.inventory.forbidden]
     found += missing_data(plan.schedule)
     for stage, field, source in named_sources(plan.schedule):
         origin = stage.origins.get(f"{field}.images")

@@ -195,22 +195,22 @@ def _section(title: str, body: str, folded: str = "") -> str:
 
 
 def _table(table: Table, fold: bool = False) -> str:
-    body = _rows(table) if table.rows else ""
+    body = rows(table) if table.rows else ""
     body += "".join(f'<p class="note">{escape(note)}.</p>' for note in table.notes)
     many = fold and len(table.rows) >= FOLD
     return _section(escape(table.title), body, f"{len(table.rows)} rows" if many else "")
 
 
-def _rows(table: Table) -> str:
-    columns, rows = shown(table)
+def rows(table: Table) -> str:
+    columns, cells_of = shown(table)
     classes = ["" if c.kind == "text" else ' class="number"' for c in columns]
     head = "".join(f"<th{k}>{escape(c.title)}</th>" for c, k in zip(columns, classes, strict=True))
     lines = []
     by_run = bool(columns) and columns[0].key == "run"
-    for i, row in enumerate(rows):
+    for i, row in enumerate(cells_of):
         kinds = [' class="long"' if len(cell) > LONG else k for cell, k in zip(row, classes, strict=True)]
         cells = "".join(f"<td{k}>{escape(cell)}</td>" for cell, k in zip(row, kinds, strict=True))
-        begins = by_run and len(rows) > len({r[0] for r in rows}) and i > 0 and row[0] != rows[i - 1][0]
+        begins = by_run and len(cells_of) > len({r[0] for r in cells_of}) and i > 0 and row[0] != cells_of[i - 1][0]
         best = ' class="best"' if columns[0].key == "rank" and i == 0 else ""
         lines.append(('<tr class="first">' if begins else f"<tr{best}>") + f"{cells}</tr>")
     return (

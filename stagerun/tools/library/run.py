@@ -1,0 +1,193 @@
+"""`stagerun.run`: training in this process, as an iterator of events."""
+
+import atexit
+import concurrent.futures.thread  # noqa: F401  # its threads end after what is registered below
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from stagerun.base.errors import StagerunError, UsageError, listing, nearest
+from stagerun.base.events import Event
+from stagerun.base.recipe import Schedule
+from stagerun.command.ending import of_surroundings
+from stagerun.launch import GRACE_S
+from stagerun.launch.worker_count import check_workers
+from stagerun.system.world import launched, started_by
+from stagerun.tools.library.common import Folder, Names, names_of, schedule_of
+from stagerun.tools.library.lockstep import Lockstep
+from stagerun.train.first_look import require_packages
+from stagerun.train.logs.table import LOGS, require_evaluation
+from stagerun.train.logs.table import require_packages as require_packages_of_logs
+from stagerun.train.options import RunOptions
+
+
+def run(
+    schedule: Schedule | Folder,
+    out: Folder | None = None,
+    *,
+    overrides: Names = (),
+    redo: Names = (),
+    keep: Names = (),
+    only: Names = (),
+    until: str | None = None,
+    threads: int | None = None,
+    retry: bool = False,
+    require_bit_exact: bool = False,
+    log: Names = (),
+) -> "Run":
+    """Trains what is not yet done, with one worker in this process; the arguments are the options of `stagerun run`.
+
+    Nothing is trained before the first event is asked for. RecipeError for mistakes in the files or a stage that there isn't.
+    """
+    found = schedule_of(schedule, overrides)
+    if launched():
+        raise UsageError(
+            f"a launcher has started this process as one of several ({started_by()}), and `stagerun.run` is one worker",
+            "let the launcher start `stagerun run DIR`",
+        )
+    folder = None if out is None else os.fspath(out)
+    options = RunOptions(
+        folder=found.name, out=folder, threads=threads, retry=retry, exact=require_bit_exact, until=until,
+        redo=names_of(redo), keep=names_of(keep), only=names_of(only), log=names_of(log),
+    )  # fmt: skip
+    for name in options.log:
+        if name not in LOGS:
+            raise UsageError(
+                f"there is no log `{name}`", nearest(name, LOGS) or f"the logs are {listing(list(LOGS), 'and')}"
+            )
+    require_packages_of_logs(options.log)
+    require_evaluation(options.log, found)
+    require_packages(found)
+    check_workers(found, 1)
+    return Run(found, options)
+
+
+class Run(Iterator[Event]):
+    """The events of a run, one after the other (`stagerun.base.events`); after the last one all is on disk, as after `stagerun run`.
+
+    Training goes on when the next event is asked for. `close`, the end of a `with`, an interrupt (Ctrl-C), or the end of the process stop it
+    after the iteration under way, and save; the same call goes on. A StagerunError says what went wrong, as `log.jsonl` does.
+    """
+
+    def __init__(self, schedule: Schedule, options: RunOptions) -> None:
+        self.schedule = schedule
+        self.out: Path = options.output(schedule)
+        self.last: Event | None = None
+        _end_another(self.out, self)
+        stop = _Stop()
+        steps = Lockstep[Event](lambda hand: _events(schedule, options, stop, hand))
+        self._steps = steps
+        self._end = weakref.finalize(self, _close, steps, stop)
+        self._end.atexit = False  # _close_all comes first
+
+    def __next__(self) -> Event:
+        try:
+            event = self._steps.next()
+        except KeyboardInterrupt:
+            self.close()
+            raise
+        except StagerunError:
+            raise
+        except Exception as error:
+            if (known := of_surroundings(error)) is not None:
+                raise known from error
+            raise
+        if event is None:
+            raise StopIteration
+        self.last = event
+        return event
+
+    def close(self) -> None:
+        """Stops after the iteration under way, and saves; returns when that is on disk. A StagerunError if it can't be."""
+        self._end()
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def watch(self, every: float = 1.0) -> "Run":
+        """Goes on to the end, and in a notebook draws the curves so far anew every so many seconds, or less often where that takes
+        long."""
+        show = _display(self)
+        due = time.monotonic() + every
+        for _ in self:
+            if time.monotonic() >= due:
+                began = time.monotonic()
+                show()
+                due = time.monotonic() + max(every, 20 * (time.monotonic() - began))
+        show()
+        return self
+
+    def __repr__(self) -> str:
+        return (
+            f"<Run of {self.schedule.name} into {self.out}: {type(self.last).__name__ if self.last else 'not started'}>"
+        )
+
+    def _repr_html_(self) -> str:
+        from stagerun.tools.library.html import run_html
+
+        return run_html(self.out)
+
+
+# By output folder, the newest that may hold it.
+_LIVE: weakref.WeakValueDictionary[Path, Run] = weakref.WeakValueDictionary()
+
+
+def _end_another(out: Path, run: Run) -> None:
+    """A cell that is run again goes on where its first time was left: that would hold the folder."""
+    real = out.resolve()
+    if (before := _LIVE.get(real)) is not None:
+        before.close()
+    _LIVE[real] = run
+
+
+def _close_all() -> None:
+    for run in list(_LIVE.values()):
+        run.close()
+
+
+# `atexit` comes when the threads that read images have ended, and an iteration could no longer be finished.
+getattr(threading, "_register_atexit", atexit.register)(_close_all)
+
+
+class _Stop:
+    """Whether this run was asked to stop, and since when."""
+
+    def __init__(self) -> None:
+        self.at: float | None = None
+
+    def __call__(self) -> bool:
+        return self.at is not None
+
+    def left(self) -> float | None:
+        return None if self.at is None else self.at + GRACE_S - time.monotonic()
+
+
+def _close(steps: Lockstep[Event], stop: _Stop) -> None:
+    stop.at = stop.at or time.monotonic()
+    steps.finish()
+
+
+def _events(schedule: Schedule, options: RunOptions, stop: _Stop, hand: Callable[[Event], None]) -> Iterator[Event]:
+    """In a thread of its own, which has settings of its own, too."""
+    from stagerun.train.guest import train_as_guest
+
+    return train_as_guest(schedule, options, stop, stop.left, hand)
+
+
+def _display(run: Run) -> Callable[[], None]:
+    """Draws it in the place of the last time, in a notebook; else nothing."""
+    try:
+        from IPython import get_ipython
+        from IPython.display import display
+    except ImportError:
+        return lambda: None
+    if get_ipython() is None or not hasattr(get_ipython(), "kernel"):
+        return lambda: None
+    handle = display(run, display_id=True)
+    return lambda: handle.update(run)

@@ -1,0 +1,97 @@
+"""`stagerun find-lr`: the sweep as values, and mistakes in asking for one."""
+
+import math
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from stagerun.cli import main
+from stagerun.language import load
+from stagerun.tools.find_lr.sweep import Point, Smoothing, Sweep, rate, shown, suggestion, swept, warnings
+
+SCHEDULE = Path(__file__).parents[2] / "solvers" / "resnet50_72ep"
+
+
+def made(losses: list[float], iterations: int = 0, ended: str = "") -> Sweep:
+    """One whose smoothed losses are these, at rates 1e-5, 1e-4.9 and so on."""
+    points = tuple(Point(10 ** (-5 + i / 10), loss, loss) for i, loss in enumerate(losses))
+    return Sweep(
+        schedule="s", stage="a", start="seed 1", batch_size=8, iterations=iterations or len(points), points=points,
+        ended=ended,
+    )  # fmt: skip
+
+
+def test_rates_grow_exponentially_from_the_first_to_the_last() -> None:
+    rates = [rate(i, 1e-6, 1.0, 7) for i in range(7)]
+    assert rates == pytest.approx([1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0])
+
+
+def test_the_smoothed_loss_is_the_mean_with_weights_that_fade() -> None:
+    smoothing, losses = Smoothing(), [3.0, 1.0, 2.0]
+    assert [smoothing.add(0.1, loss) for loss in losses] == [False] * 3
+    weights = [0.98**2, 0.98, 1.0]
+    expected = sum(w * loss for w, loss in zip(weights, losses, strict=True)) / sum(weights)
+    assert math.isclose(smoothing.points[-1].smoothed, expected)
+    assert smoothing.points[0].smoothed == pytest.approx(3.0)
+
+
+def test_it_has_diverged_where_the_smoothed_loss_is_4_times_its_lowest() -> None:
+    smoothing = Smoothing()
+    assert not any(smoothing.add(0.1, 1.0) for _ in range(50))
+    # A single large loss moves the mean by little.
+    assert not smoothing.add(0.1, 5.0)
+    assert smoothing.add(0.1, 1000.0)
+
+
+def test_the_steepest_fall_is_sought_before_the_lowest_loss() -> None:
+    # Flat, a slope, a steeper one, the lowest at 18, then up, and down from there more steeply than ever.
+    losses = [2.0] * 10 + [1.9, 1.8, 1.5, 1.2, 1.1, 1.05, 1.03, 1.01, 1.0, 1.2, 3.0, 1.5, 1.2] + [1.3] * 5
+    found = suggestion(made(losses))
+    assert found.steepest in (pytest.approx(10**-3.9), pytest.approx(10**-3.8))  # 1.8 -> 1.5 -> 1.2
+    assert found.tenth == pytest.approx(10 ** (-5 + 1.8) / 10)
+    assert warnings(made(losses)) == []
+
+
+def test_what_makes_a_sweep_worth_little_is_said() -> None:
+    falling, rising = [2.0 - i / 100 for i in range(60)], [1.0 + i / 100 for i in range(60)]
+    assert warnings(made(falling)) == ["the loss was still falling at the last rate: take a larger --end"]
+    assert warnings(made(rising)) == ["the loss never fell: take a smaller --start, or more --iterations"]
+    assert suggestion(made(rising)).steepest is None
+    few = made(falling[:9], iterations=60, ended="it was interrupted")
+    assert [text.partition(":")[0] for text in warnings(few)] == [
+        "the sweep ended early",
+        "9 iterations gave too little for a suggestion",
+    ]
+    assert suggestion(few).tenth is None
+
+
+def test_the_table_has_the_first_and_the_last() -> None:
+    points = made([float(i) for i in range(100)]).points
+    assert [p.loss for p in shown(points, 5)] == [0.0, 25.0, 50.0, 74.0, 99.0]
+    assert shown(points[:1], 12) == [points[0]]
+
+
+def test_the_stage_is_as_it_is_but_for_what_comes_between_updates() -> None:
+    schedule = load(SCHEDULE, ["cyc2.test_interval=10"])
+    cut, left_out = swept(schedule, "cyc2", 50)
+    mine, was = cut.stages[0].solver, schedule.stage("cyc2").solver
+    assert [s.name for s in cut.stages] == ["cyc2"] and left_out == () and cut.data.val is None
+    same = ("batch_size", "device_batch_size", "transform", "weight_decay", "type", "param", "random_seed", "precision")
+    assert all(getattr(mine, name) == getattr(was, name) for name in same)
+    assert (mine.snapshot, mine.test_interval, mine.max_iter) == (0, 0, 51)
+
+
+@pytest.mark.parametrize(
+    "words, text, hint",
+    [
+        (["colapse"], "colapse: no stage of resnet50_72ep that is enabled", "did you mean `collapse`?"),
+        (["init", "--start", "1", "--end", "0.1"], "--end 0.1 is not above --start 1", "rates grow"),
+        (["init", "--plot", "x.pdf"], "--plot x.pdf", ""),
+        (["cyc1"], "`cyc1` starts from `init`, of which there is no snapshot", "--until init"),
+    ],
+)
+def test_mistakes(words: list[str], text: str, hint: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["find-lr", str(SCHEDULE), *words, "--out", str(tmp_path), "--nproc", "1"])
+    assert done.exit_code == 64, done.output
+    assert text in done.stderr and hint in done.stderr
