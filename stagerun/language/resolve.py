@@ -338,13 +338,9 @@ def _stage(
     )
 
 
-# What `early_stop` hangs on; without it, nothing that is trained does. A message with all that is in it.
-_TESTED = ("solver.test_interval", "solver.test_iter", "solver.test_transform_param", "data.val.images")
-
-
 def _counts(fact: build.Fact, solver: recipe.Solver) -> bool:
     """Whether snapshots of the stage depend on it."""
-    if solver.early_stop is not None and any(f"{fact.key}.".startswith(f"{name}.") for name in _TESTED):
+    if solver.early_stop is not None and build.is_tested(fact.key):
         return True
     return fact.identity and values.is_read(fact.key, solver.lr_policy)
 
