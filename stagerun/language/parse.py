@@ -258,7 +258,7 @@ class Reader(Cursor):
     def after_name(self, field: FieldDescriptor, name: Token) -> tuple[Value, ...] | None:
         """The colon and the value. None, and all of it skipped, if there is a mistake."""
         if takes_arguments(field) and self.token.text in (":", "{"):
-            return self.arguments(field)
+            return self.in_braces(field)
         if self.took(":") or (is_message(field) and self.looking_at("{", "<", "[")):
             if self.no_value(field):
                 example = f"{field.name} {{ ... }}" if is_message(field) else f"{field.name}: ..."
@@ -294,7 +294,7 @@ class Reader(Cursor):
         """A value, or a list of them in brackets."""
         opening = self.token
         if takes_arguments(field):
-            return self.arguments(field)
+            return self.in_braces(field)
         if not self.looking_at("["):
             value = self.value(field, name)
             return None if value is None else (value,)
@@ -322,7 +322,7 @@ class Reader(Cursor):
                 self.skip_list()
                 return None
 
-    def arguments(self, field: FieldDescriptor) -> tuple[Value, ...] | None:
+    def in_braces(self, field: FieldDescriptor) -> tuple[Value, ...] | None:
         """`{ name: value ... }` with any names, as one text. None, and all of it skipped, if there is a mistake."""
         self.took(":")
         opening, before = self.token, self.problems.count(self.path)
@@ -346,7 +346,7 @@ class Reader(Cursor):
         text = arguments.written(found)
         return (Value(text, text, self.span(opening)),) if self.problems.count(self.path) == before else None
 
-    def argument(self, field: FieldDescriptor, found: "dict[str, arguments.Argument]") -> None:
+    def argument(self, field: FieldDescriptor, found: dict[str, arguments.Argument]) -> None:
         """One of them; into `found`, or what is wrong with it into the problems."""
         name = self.take()
         try:
@@ -362,9 +362,12 @@ class Reader(Cursor):
         except WrongValue as wrong:
             self.fail(name, f"`{shown(name.text)}` {wrong.message}", wrong.hint)
             while self.token.kind is not Kind.END and not self.starts_field() and not self.looking_at("}"):
-                self.skip_nested() if self.looking_at("{", "[") else self.take()
+                if self.looking_at("{", "["):
+                    self.skip_nested()
+                else:
+                    self.take()
 
-    def listed_arguments(self) -> "tuple[arguments.Scalar, ...]":
+    def listed_arguments(self) -> tuple[arguments.Scalar, ...]:
         """After the opening bracket."""
         found: list[arguments.Scalar] = []
         while not self.took("]"):

@@ -180,8 +180,8 @@ def _loader(
         from stagerun.engine.augment import make_augment  # imports torch
 
         augment = make_augment(solver.transform)
-    train = replace(schedule.data.train, labels=None)  # what the LMDB says is shown
-    shown = replace(schedule, data=replace(schedule.data, train=train))
+    own = replace(schedule.data.train, labels=None)  # what the LMDB says is shown
+    shown = replace(schedule, data=replace(schedule.data, train=own))
     return training_loader(records, shown, stage, augment=augment, bad=bad, start=start)
 
 
