@@ -27,12 +27,19 @@ OPTIONAL = {"test_transform_param", "data", "train"} | {
     for member in values.layout(kind)
     if member.is_message and member.default is None
 }
+# What `early_stop` hangs on; without it, nothing that is trained does. A message with all that is in it.
+TESTED = ("solver.test_interval", "solver.test_iter", "solver.test_transform_param", "data.val.images")
 # Fields that say nothing by themselves: they stand in stages.
 SKIPPED = {"clear", "solver", "stage", "ensemble"}
 
 
 def _optional(field: FieldDescriptor) -> bool:
     return field.name in OPTIONAL and field.containing_type is not SCHEDULE  # which has a `model` always
+
+
+def is_tested(key: str) -> bool:
+    """Whether an evaluation depends on the field of that name."""
+    return any(f"{key}.".startswith(f"{name}.") for name in TESTED)
 
 
 def _says_nothing(field: FieldDescriptor) -> bool:
@@ -328,9 +335,17 @@ def completed(identity: Mapping[str, str]) -> dict[str, str]:
     kind are as old as snapshots are.
     """
     policy = identity.get("solver.lr_policy", "").strip('"')
-    found = {key: value for key, value in identity.items() if values.identity(key, policy) or not values.known(key)}
+    found = {
+        key: value
+        for key, value in identity.items()
+        if values.identity(key, policy) or not values.known(key) or (_stops_early(identity) and is_tested(key))
+    }
     defaults = {key: text for key, text in _defaults(SCHEDULE, "", identity) if values.is_read(key, policy)}
     return found | {key: text for key, text in defaults.items() if key not in identity}
+
+
+def _stops_early(identity: Mapping[str, str]) -> bool:
+    return "solver.early_stop.metric" in identity
 
 
 def _defaults(kind: Descriptor, prefix: str, said: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -340,7 +355,7 @@ def _defaults(kind: Descriptor, prefix: str, said: Mapping[str, str]) -> Iterato
         key = prefix + field.name
         if kind is SCHEDULE and field.name == "solver":
             yield from _defaults(SOLVER, "solver.", said)
-        elif _says_nothing(field) or not tree.identity(field):
+        elif _says_nothing(field) or not (tree.identity(field) or (_stops_early(said) and is_tested(key))):
             continue
         elif not is_message(field) or field.is_repeated:
             if not tree.quiet(field):

@@ -419,13 +419,9 @@ def _digest(block: Block) -> Iterator[build.Fact]:
         yield build.Fact(recipe.WEIGHTS_DIGEST, values.NONE, False, origin)
 
 
-# What `early_stop` hangs on; without it, nothing that is trained does. A message with all that is in it.
-_TESTED = ("solver.test_interval", "solver.test_iter", "solver.test_transform_param", "data.val.images")
-
-
 def _counts(fact: build.Fact, solver: recipe.Solver) -> bool:
     """Whether snapshots of the stage depend on it. Images and a network of its own are in its identity under the names of the schedule's."""
-    if solver.early_stop is not None and any(f"{fact.key}.".startswith(f"{name}.") for name in _TESTED):
+    if solver.early_stop is not None and build.is_tested(fact.key):
         return True
     own = fact.key.startswith(("solver.data.", "solver.model.")) or fact.key in ("solver.data", "solver.model")
     return fact.identity and values.is_read(fact.key, solver.lr_policy) and not own

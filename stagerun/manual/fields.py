@@ -210,7 +210,7 @@ resize, image size, resolution, input size
   See `stagerun help crop_size`, `stagerun help random_resize_param`, `stagerun help crop_size_ramp_param`, `stagerun
   data import --help`.
 
-augmentation, augment, flip, rotation, randaugment, mixup, cutmix, normalization
+augmentation, augment, flip, rotation, randaugment, mixup, cutmix, normalisation
   `transform_param` says what is done to each training image, `mixup_alpha` and `cutmix_alpha` to pairs of them. A
   stage that sets `transform_param` replaces all of it.
   See `stagerun help TransformParameter`, `stagerun help mixup_alpha`, `stagerun help cutmix_alpha`, `stagerun help
@@ -263,7 +263,7 @@ early stopping, patience
   lowers the rate where the loss stands still.
   See `stagerun help early_stop`, `stagerun help losses`.
 
-custom loss, distillation, teacher, multi label, bce, focal loss
+custom loss, distillation, multi label, bce, focal loss
   `loss` says what a stage minimises: each class by itself, what another stage teaches, or a function of your own.
   `labels` names a file for images with several labels.
   See `stagerun help losses`, `stagerun help loss`, `stagerun help Source.labels`.
