@@ -607,8 +607,8 @@ COMMENTS: dict[str, str] = {
         "factors, n the images of a device batch, y their labels and l their losses (`label_smoothing` and all) the loss is\n"
         "  (w[y1]*l1 + ... + w[yn]*ln) / n\n"
         "and of mixed images, each the share r of one and 1-r of another, r*w[y]*l(y) + (1-r)*w[z]*l(z) in the place of w[y]*l(y). It is\n"
-        "divided by n, and not by the sum of the factors, so that an image weighs the same whatever else is in its device batch; factors\n"
-        "whose mean over the images is not 1 therefore change the learning rate, too. Evaluations have none. Default: none. New in stagerun."
+        "divided by n, and not by the sum of the factors: so an image weighs the same whatever else is in its device batch. Factors whose mean\n"
+        "over the images is not 1 change the learning rate, too. Evaluations have none. Default: none. New in stagerun."
     ),
     "Solver.sampling": (
         "How often the training images come. Default: UNIFORM. New in stagerun."
@@ -1213,8 +1213,8 @@ COMMENTS: dict[str, str] = {
     ),
     "TransformParameter.python": (
         "A function of yours that changes training images: `\"aug.py:augment\"` in a file below the schedule's folder, or\n"
-        "`\"package.module:augment\"`. It is called as augment(image, rng) with a whole decoded image, a uint8 array [height, width, channels] in\n"
-        "R, G, B whatever channel_order is (grey images have 1 channel), and a numpy Generator that follows from the seed and the image's\n"
+        "`\"package.module:augment\"`. It is called as augment(image, rng). `image` is a whole decoded image, a uint8 array [height, width, channels]\n"
+        "in R, G, B whatever channel_order is; grey images have 1 channel. `rng` is a numpy Generator that follows from the seed and the image's\n"
         "position. It returns such an array, of any size that what follows can deal with: resizing, crop, mirror, colours come after it.\n"
         "It must draw from that generator alone, and be able to run in several threads at once. Not in `test_transform_param`. A change of\n"
         "the file, or of a local file that it imports, counts as a change of the stage. Default: none. New in stagerun."
