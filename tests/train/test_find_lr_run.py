@@ -1,0 +1,107 @@
+"""`stagerun find-lr`: the updates are those of the stage, from its own start, and nothing is left behind."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import stagerun
+from stagerun.base.events import Iterated
+from stagerun.base.recipe import Schedule
+from stagerun.cli import main
+from stagerun.comm import SoloComm
+from stagerun.plan import PlannedStage
+from stagerun.system.world import World
+from stagerun.tools.find_lr.measure import Asked, sweep
+from stagerun.tools.find_lr.start import start_of
+from stagerun.tools.find_lr.sweep import Point, swept
+from stagerun.train.output import plan_of
+
+
+def find(
+    schedule: Schedule, stage: str, out: Path, asked: Asked, stop_after: int | None = None
+) -> tuple[list[Point], str, str]:
+    cut, _ = swept(schedule, stage, asked.iterations)
+    done: list[int] = []
+
+    def begin() -> PlannedStage:
+        return start_of(plan_of(schedule, out), stage, str(out))
+
+    def watch(iter: int, lr: float, smoothed: float) -> None:
+        done.append(iter)
+
+    def stop() -> bool:
+        return stop_after is not None and len(done) >= stop_after - 1
+
+    return sweep(schedule, cut, begin, str(out), asked, SoloComm(), World(), torch.device("cpu"), stop, watch)
+
+
+@pytest.fixture(scope="module")
+def trained(base: Path) -> tuple[Schedule, Path, dict[str, list[Iterated]]]:
+    """The schedule, its output, and the iterations of its first two stages."""
+    schedule = stagerun.load(base / "schedule")
+    found: dict[str, list[Iterated]] = {}
+    for event in stagerun.run(schedule, base / "out", until="cyc1", threads=1):
+        if isinstance(event, Iterated):
+            found.setdefault(event.stage, []).append(event)
+    return schedule, base / "out", found
+
+
+def everything(folder: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in sorted(folder.rglob("*"))}
+
+
+@pytest.mark.parametrize("stage, start", [("init", "seed 1"), ("cyc1", "init-00000006-a0001")])
+def test_its_first_loss_is_that_of_the_stage(
+    trained: tuple[Schedule, Path, dict[str, list[Iterated]]], stage: str, start: str
+) -> None:
+    """The same images, transform and weights: those of the parent's end, though the stage itself is trained, too."""
+    schedule, out, iterations = trained
+    before = everything(out)
+    points, began, ended = find(schedule, stage, out, Asked(1e-4, 1e-2, 10))
+    assert began.startswith(start.split()[0]) and ended == "" and len(points) == 10
+    assert points[0].loss == iterations[stage][0].loss
+    assert [p.lr for p in points] == pytest.approx([1e-4 * 100 ** (i / 9) for i in range(10)])
+    assert everything(out) == before
+
+
+def test_the_same_rate_gives_the_updates_of_the_stage(base: Path, tmp_path: Path) -> None:
+    words = ["init.lr_policy=fixed", "init.base_lr=0.05"]
+    schedule = stagerun.load(base / "schedule", words)
+    run = stagerun.run(schedule, tmp_path / "out", until="init", threads=1)
+    losses = [(e.lr, e.loss) for e in run if isinstance(e, Iterated)]
+    constant = [loss for lr, loss in losses if lr == losses[0][0]]
+    points, _, _ = find(schedule, "init", tmp_path / "none", Asked(losses[0][0], losses[0][0], len(constant)))
+    assert [p.loss for p in points] == constant
+
+
+def test_it_ends_where_it_diverges_and_where_it_is_interrupted(base: Path, tmp_path: Path) -> None:
+    schedule = stagerun.load(base / "schedule")
+    points, _, ended = find(schedule, "init", tmp_path, Asked(1.0, 1e6, 60))
+    assert len(points) < 60 and ("4 times its lowest" in ended or "not finite" in ended)
+    points, _, ended = find(schedule, "init", tmp_path, Asked(1e-4, 1e-2, 60), stop_after=3)
+    assert len(points) == 3 and ended == "it was interrupted"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_printed_and_drawn(base: Path, tmp_path: Path) -> None:
+    words = ["find-lr", str(base / "schedule"), "init", "--out", str(tmp_path / "out"), "--iterations", "20"]
+    words += ["--nproc", "1", "--threads", "1"]
+    before = dict(os.environ)
+    try:
+        text = CliRunner().invoke(main, [*words, "--plot", str(tmp_path / "lr.svg")])
+        made = CliRunner().invoke(main, [*words, "--json", "--plot", str(tmp_path / "lr.png")])
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    assert text.exit_code == made.exit_code == 0, text.output + made.output
+    found = json.loads(made.stdout)
+    assert len(found["points"]) == 20 and found["batch_size"] == 16 and found["start"].startswith("seed ")
+    assert "steepest: " in text.stdout and "minimum/10: " in text.stdout and "┤" in text.stdout
+    assert f"{found['points'][-1]['loss']:.4f}" in text.stdout
+    assert "now:         0.0833" in text.stdout
+    assert (tmp_path / "lr.svg").read_text().startswith("<?xml") and (tmp_path / "lr.png").read_bytes()[1:4] == b"PNG"
+    assert not (tmp_path / "out").exists()
