@@ -28,6 +28,10 @@ OPTIONAL = {"test_transform_param", "data", "train"} | {
 SKIPPED = {"clear", "solver", "stage", "ensemble"}
 
 
+# Fields that most don't have: (message, field). Where they are not written there is nothing to say of them.
+_NOT_SAID = {("Source", "name"), ("Solver", "data")}
+
+
 def _says_nothing(field: FieldDescriptor) -> bool:
     """Whether the field stands in stages, or is resolved into its partner."""
     return field.name in SKIPPED or field.name in dict(pairs(field.containing_type)).values()
@@ -183,6 +187,8 @@ def facts(
         key = prefix + field.name
         counts = identity and tree.identity(field)
         entry = block.entries.get(field.name) if block else None
+        if entry is None and (kind.name, field.name) in _NOT_SAID:
+            continue
         if field.message_type is SOURCE and field.is_repeated:
             yield from _facts_of_sources(field, block, key, derived, schedule)
         elif is_message(field) and not field.is_repeated and (entry or field.name not in OPTIONAL):
