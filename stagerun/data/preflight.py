@@ -72,9 +72,7 @@ def require_usable(
         try:  # what is done to colours fails for no image, and is left out: it needs torch
             function = python(stage) if python is not None else None
             if function is not None or not stage.solver.transform.python:
-                loader = training_loader(
-                    train, schedule, seen, python=function, memory=memory(stage), bad=bad(stage)
-                )
+                loader = training_loader(train, schedule, seen, python=function, memory=memory(stage), bad=bad(stage))
                 mistakes += loader.mistakes()
         except DataError as error:
             mistakes.append(error)

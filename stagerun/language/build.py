@@ -33,6 +33,7 @@ TESTED = ("solver.test_interval", "solver.test_iter", "solver.test_transform_par
 SKIPPED = {"clear", "solver", "stage", "ensemble"}
 
 
+<<<<<<< HEAD
 def _optional(field: FieldDescriptor) -> bool:
     return field.name in OPTIONAL and field.containing_type is not SCHEDULE  # which has a `model` always
 
@@ -40,6 +41,11 @@ def _optional(field: FieldDescriptor) -> bool:
 def is_tested(key: str) -> bool:
     """Whether an evaluation depends on the field of that name."""
     return any(f"{key}.".startswith(f"{name}.") for name in TESTED)
+||||||| 862e849
+=======
+# Fields that most don't have: (message, field). Where they are not written there is nothing to say of them.
+_NOT_SAID = {("Source", "name"), ("Solver", "data")}
+>>>>>>> dat/dat
 
 
 def _says_nothing(field: FieldDescriptor) -> bool:
@@ -233,6 +239,8 @@ def facts(
         key = prefix + field.name
         counts = identity and tree.identity(field)
         entry = block.entries.get(field.name) if block else None
+        if entry is None and (kind.name, field.name) in _NOT_SAID:
+            continue
         if field.message_type is SOURCE and field.is_repeated:
             yield from _facts_of_sources(field, block, key, derived, schedule)
         elif is_message(field) and not field.is_repeated and (entry or not _optional(field)):

@@ -256,7 +256,11 @@ def render_json(plan: Plan, remarks: Iterable[str] = (), beside: Mapping[str, ob
                 **({} if solver.compress is None else {"compress_param": plain(solver.compress)}),
                 **({} if solver.early_stop is None else {"earliest_end": solver.earliest_end}),
                 **({} if solver.loss is None else {"loss": plain(solver.loss)}),
-                **({} if solver.sampling is Sampling.UNIFORM else {"sampling": told(solver, schedule.class_sizes.get(stage.data.train.path, ()))}),
+                **(
+                    {}
+                    if solver.sampling is Sampling.UNIFORM
+                    else {"sampling": told(solver, schedule.class_sizes.get(stage.data.train.path, ()))}
+                ),
                 **({} if solver.sync is None else _meeting(solver.sync, schedule, stage)),
                 "augmentation": augmentation(solver),
                 "carried_over": carried_over(planned) if stage.parent else None,
