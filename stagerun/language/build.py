@@ -33,7 +33,10 @@ TESTED = ("solver.test_interval", "solver.test_iter", "solver.test_transform_par
 SKIPPED = {"clear", "solver", "stage", "ensemble"}
 
 
-<<<<<<< HEAD
+# Fields that most don't have: (message, field). Where they are not written there is nothing to say of them.
+_NOT_SAID = {("Source", "name"), ("Source", "labels"), ("Solver", "data")}
+
+
 def _optional(field: FieldDescriptor) -> bool:
     return field.name in OPTIONAL and field.containing_type is not SCHEDULE  # which has a `model` always
 
@@ -41,11 +44,6 @@ def _optional(field: FieldDescriptor) -> bool:
 def is_tested(key: str) -> bool:
     """Whether an evaluation depends on the field of that name."""
     return any(f"{key}.".startswith(f"{name}.") for name in TESTED)
-||||||| 862e849
-=======
-# Fields that most don't have: (message, field). Where they are not written there is nothing to say of them.
-_NOT_SAID = {("Source", "name"), ("Solver", "data")}
->>>>>>> dat/dat
 
 
 def _says_nothing(field: FieldDescriptor) -> bool:
