@@ -19,7 +19,7 @@ from stagerun.plan.hazards import joints, notes, solver_changes
 from stagerun.plan.meeting import pushes, replicas, starts_between
 from stagerun.plan.plan import Lost, Plan, PlannedStage, State
 from stagerun.plan.planned import label
-from stagerun.plan.transfer import network_lines
+from stagerun.plan.weights_table import network_lines
 from stagerun.schedule import boundaries, learning_rate, make_knobs, synchronisations, warm_up_end
 
 CSV_COLUMNS = ("stage", "iter", "epoch", "lr", "momentum", "weight_decay")

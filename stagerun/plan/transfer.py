@@ -8,9 +8,9 @@ import enum
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from stagerun.base.errors import listing, nearest
-from stagerun.base.recipe import Rename, Schedule, Stage, Weights
-from stagerun.base.text import columns, count
+from stagerun.base.errors import nearest
+from stagerun.base.recipe import Rename, Weights
+from stagerun.base.text import count
 from stagerun.base.weights import fits, renamed
 
 Shape = tuple[int, ...]
@@ -87,7 +87,7 @@ def transfer(
     here = {name: file[was] for name, was in names.items()}
     dropped = {name for name in {*network, *here} if fits(name, weights.drop)}
     why = dict.fromkeys(dropped, "dropped")
-    why |= {n: f"{_size(here[n])} in the file" for n in network if n in here and n not in why and here[n] != network[n]}
+    why |= {n: f"{size(here[n])} in the file" for n in network if n in here and n not in why and here[n] != network[n]}
     why |= {name: "not in the file" for name in network if name not in here and name not in why}
     made = _rows(network, parent, {n: names[n] for n in network if n not in why}, why, here)
     reasons = {n: why.get(n, "not in the network") for n in here if n not in network or n in why}
@@ -115,7 +115,7 @@ def _rows(
         elif parent is not None and parent.get(name) == shape:
             rows.append(Row(name, shape, Origin.PARENT, why=why.get(name, "")))
         else:
-            before = f"{_size(parent[name])} in the network before" if parent is not None and name in parent else ""
+            before = f"{size(parent[name])} in the network before" if parent is not None and name in parent else ""
             misfit = bool(before) or (name in here and why.get(name) != "dropped")
             reasons = [why.get(name, ""), before or ("not in the network before" if parent is not None else "")]
             text = ", ".join(filter(None, reasons))
@@ -125,7 +125,7 @@ def _rows(
 
 
 def _left(name: str, why: str, network: Shapes) -> str:
-    return f"{_size(network[name])} in the network" if why.endswith("in the file") else why
+    return f"{size(network[name])} in the network" if why.endswith("in the file") else why
 
 
 def _idle(network: Shapes, here: Shapes, file: Shapes, weights: Weights, used: set[Rename]) -> Iterator[Mistake]:
@@ -151,14 +151,14 @@ def _strict(
 ) -> Iterator[Mistake]:
     odd = [n for n in network if n in here and n not in dropped and here[n] != network[n]]
     if odd:
-        shown = [f"`{n}` {_size(here[n])} there and {_size(network[n])} here" for n in odd]
-        text = f"{count(len(odd), 'tensor')} of {weights.file} {_have(odd)} another shape: {_some(shown)}"
+        shown = [f"`{n}` {size(here[n])} there and {size(network[n])} here" for n in odd]
+        text = f"{count(len(odd), 'tensor')} of {weights.file} {_have(odd)} another shape: {some(shown)}"
         yield Mistake("file", text, f"write `{_drop(odd)}` to leave {_it(odd)} out, or `strict: false`")
     anew = [row.name for row in made.of(Origin.ANEW, Origin.MISFIT)]
     missing = [n for n in anew if n not in here and n not in dropped and not n.endswith(COUNTER)]
     if missing:
         text = (
-            f"{weights.file} lacks {count(len(missing), 'tensor')} of the network: {_some([f'`{n}`' for n in missing])}"
+            f"{weights.file} lacks {count(len(missing), 'tensor')} of the network: {some([f'`{n}`' for n in missing])}"
         )
         hint = (
             _rename_hint(network, here) or f"write `{_drop(missing)}` to draw {_it(missing)} anew, or `strict: false`"
@@ -171,7 +171,7 @@ def _strict(
         )
         names = [f"`{unused[n]}`" for n in spare]
         hint = _rename_hint(network, here) or f"write `{_drop(spare)}` to leave {_it(spare)} out, or `strict: false`"
-        yield Mistake("file", text + _some(names), hint)
+        yield Mistake("file", text + some(names), hint)
 
 
 def _have(names: Sequence[str]) -> str:
@@ -202,92 +202,10 @@ def _named_like(names: Iterable[str], whose: str) -> str:
     return f"{whose} tensors are named like `{first}`" if first else ""
 
 
-def _some(words: Sequence[str]) -> str:
+def some(words: Sequence[str]) -> str:
     more = [f"{len(words) - _MOST} others"] if len(words) > _MOST else []
     return ", ".join(words[:_MOST]) + (f" and {more[0]}" if more else "")
 
 
-def _size(shape: Shape) -> str:
+def size(shape: Shape) -> str:
     return " x ".join(map(str, shape)) or "a number"
-
-
-def numbers(shape: Shape) -> int:
-    total = 1
-    for side in shape:
-        total *= side
-    return total
-
-
-# -- the table
-
-
-def table(made: Transfer, stage: Stage, start: str, frozen: Mapping[str, bool] | None = None) -> str:
-    """What `plan --weights` and a run say. `start`: what the stage starts from, in words. `frozen`: of each parameter."""
-    weights = stage.solver.weights
-    rows = []
-    for origin in Origin:
-        found = made.of(origin)
-        if found:
-            words = {Origin.FILE: f"taken from {weights.file}" if weights else "", Origin.PARENT: f"kept from {start}"}
-            drawn = origin in (Origin.MISFIT, Origin.ANEW)
-            rows.append(
-                (words.get(origin, origin.value), *_counted(r.shape for r in found), _why(found) if drawn else "")
-            )
-    if made.left and weights is not None:
-        why = _why(made.left)
-        rows.append((f"left in {weights.file}", *_counted(one.shape for one in made.left), why))
-    if made.behind:
-        rows.append((f"left behind in {start}", str(len(made.behind)), "", _some(made.behind)))
-    if frozen is not None and (stage.solver.freeze or any(frozen.values())):
-        shapes = {row.name: row.shape for row in made.rows}
-        for word, state in (("trained", False), ("frozen", True)):
-            rows.append((word, *_counted(shapes[n] for n, held in frozen.items() if held is state), ""))
-    head = f"weights of {stage.name} ({stage.model.name}, {stage.model.num_classes} classes): tensors, numbers"
-    return "\n".join([head, *(f"  {line}" for line in columns(rows))])
-
-
-def _counted(shapes: Iterable[Shape]) -> tuple[str, str]:
-    found = [numbers(shape) for shape in shapes]
-    return str(len(found)), f"{sum(found):,}"
-
-
-def _why(found: Sequence[Row | Left]) -> str:
-    """`fc.weight 10 x 64, fc.bias 10: dropped; ...`, those of one reason together."""
-    groups: dict[str, list[str]] = {}
-    for one in found:
-        groups.setdefault(one.why, []).append(f"{one.name} {_size(one.shape)}")
-    return "; ".join(_some(names) + (f": {why}" if why else "") for why, names in groups.items())
-
-
-# -- what is known without tensors
-
-
-def network_change(schedule: Schedule, stage: Stage) -> str:
-    """What is said of a stage whose network is not that of the stage it starts from; '' of others. The shapes are not known here."""
-    if stage.parent is None or schedule.stage(stage.parent).model == stage.model:
-        return ""
-    before, now = schedule.stage(stage.parent).model, stage.model
-    where = f"stage `{stage.name}`"
-    if before.name == now.name and before.num_classes != now.num_classes:
-        text = f"{where} has {now.num_classes} classes, and `{stage.parent}` has {before.num_classes}: its head is drawn anew"
-    elif before.name == now.name:
-        text = f"{where} has other settings of `{now.name}` than `{stage.parent}`"
-    else:
-        classes = f", {now.num_classes} classes in place of {before.num_classes}" * (
-            before.num_classes != now.num_classes
-        )
-        text = f"{where} trains `{now.name}`, and `{stage.parent}` trains `{before.name}`{classes}"
-    return f"{text}; what fits by name and shape is taken over"
-
-
-def network_lines(schedule: Schedule, stage: Stage) -> Iterator[str]:
-    """What `plan` says of a stage's network and weights."""
-    if change := network_change(schedule, stage):
-        yield f"network: {change.removeprefix(f'stage `{stage.name}` ')}"
-    elif stage.solver.model is not None:
-        yield f"network: {stage.model.name}, {stage.model.num_classes} classes"
-    if (weights := stage.solver.weights) is not None:
-        parts = [weights.file, *(f"but `{pattern}`" for pattern in weights.drop), *["what fits"] * (not weights.strict)]
-        yield f"weights: {', '.join(parts)}; `--weights` shows which tensors"
-    if stage.solver.freeze:
-        yield f"frozen: {listing(stage.solver.freeze, 'and')}"

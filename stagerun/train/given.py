@@ -12,7 +12,8 @@ from stagerun.engine.parameters import still_in
 from stagerun.engine.weights_file import tensors_in
 from stagerun.models.skeleton import shapes, without_memory
 from stagerun.plan import Plan, PlannedStage, State
-from stagerun.plan.transfer import COUNTER, Mistake, Origin, Transfer, table, transfer
+from stagerun.plan.transfer import COUNTER, Mistake, Origin, Transfer, transfer
+from stagerun.plan.weights_table import table
 from stagerun.store.given import Found, data_of, find, header_of
 from stagerun.system.host import available_memory
 

@@ -9,7 +9,7 @@ from stagerun.language import canonical
 from stagerun.language.stored import read_recipe
 from stagerun.plan import State, make_plan
 from stagerun.plan.render import render_text
-from stagerun.plan.transfer import network_change
+from stagerun.plan.weights_table import network_change
 
 LONG = 'base_lr: 0.1\nlr_policy: "fixed"\nmax_iter: 30\n'
 

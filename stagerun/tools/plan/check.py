@@ -10,7 +10,7 @@ from stagerun.command.ending import show, tell
 from stagerun.command.options import command, flag
 from stagerun.command.shared import Folder, Overrides
 from stagerun.language import digest, load, look_at_classes
-from stagerun.plan.transfer import network_change
+from stagerun.plan.weights_table import network_change
 
 
 @command()
