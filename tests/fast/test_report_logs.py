@@ -38,7 +38,8 @@ from stagerun.train.options import RunOptions
 
 def dawnbench(out: Path, plan: Plan, *results: StageFinished, warned: list[str] | None = None) -> DawnBench:
     said = warned if warned is not None else []
-    return DawnBench(out, course(plan), 50, results, said.append)
+    images = {stage.name: 50 for stage in plan.schedule.stages}
+    return DawnBench(out, course(plan), images, results, said.append)
 
 
 def test_dawnbench_has_a_row_for_each_evaluation_of_all_images(tmp_path: Path) -> None:
