@@ -34,7 +34,7 @@ NOT_IN_THE_TEXT = {
     recipe.Model: {
         "spare_classes": st.just(False),
         "sources": st.none(),
-        **{name: SCALARS[float] for name in ("moving_average_fraction", "eps")},
+        **dict.fromkeys(("moving_average_fraction", "eps"), SCALARS[float]),
     },
     recipe.Loss: {"sources": st.none()},
 }
