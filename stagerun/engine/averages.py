@@ -1,7 +1,7 @@
 """What is averaged beside training: BatchNorm's running statistics, gathered from every logical worker and moved once per iteration,
 and a running average of the weights."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -14,11 +14,13 @@ class BatchStatistics:
     """The batch and running statistics of all BatchNorm layers of a model, each kind as one flat vector [n].
 
     The layers' buffers become views into the vectors, so make this after the model has its device and dtype. Layers that have the same
-    moving_average_fraction and have seen the same number of iterations move together. One in evaluation mode stays.
+    moving_average_fraction and have seen the same number of iterations move together. One that the network's own
+    `train` keeps in evaluation mode stays.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.layers = norms(model)
+        self._moving = _in_training(model, self.layers)
         self._iterations: list[int] = []  # by layer
         self._parts: list[slice] = []
         self.n = sum(2 * m.num_features for m in self.layers)
@@ -44,7 +46,7 @@ class BatchStatistics:
 
     def once_more(self) -> None:
         """The next move is that of another replica, for the same iteration; its buffers are in place."""
-        self._iterations = [n - layer.training for n, layer in zip(self._iterations, self.layers, strict=False)]
+        self._iterations = [n - moves for n, moves in zip(self._iterations, self._moving, strict=False)]
 
     @torch.no_grad()
     def move(self, total: Tensor, logical_workers: int) -> None:
@@ -53,21 +55,30 @@ class BatchStatistics:
         Caffe keeps A = f*A + x and c = f*c + 1 and reads A/c, with f the moving_average_fraction. After t iterations
         c = (1 - f^t) / (1 - f), so that A/c moves by (x - A/c) * (1 - f) / (1 - f^t): the first x counts whole.
         """
-        moving = [layer for layer in self.layers if layer.training]
-        if not moving:
+        if not any(self._moving):
             return
         if not self._iterations:  # read once, after any restoring, because on a GPU it waits for the device
             self._iterations = torch.stack([layer.num_batches_tracked for layer in self.layers]).tolist()
-        self._iterations = [n + layer.training for n, layer in zip(self._iterations, self.layers, strict=True)]
-        torch._foreach_add_([layer.num_batches_tracked for layer in moving], 1)
+        self._iterations = [n + moves for n, moves in zip(self._iterations, self._moving, strict=True)]
+        moving = [place for place, moves in enumerate(self._moving) if moves]
+        torch._foreach_add_([self.layers[place].num_batches_tracked for place in moving], 1)
         mean = (total / logical_workers).to(self.running.dtype)
-        seen = zip(self._iterations, self.layers, self._parts, strict=True)
-        moves = [(_weight(layer.moving_average_fraction, n), part) for n, layer, part in seen if layer.training]
-        if len(moving) == len(self.layers) and len({weight for weight, _ in moves}) == 1:
-            self.running.lerp_(mean, moves[0][0])
+        weights = [_weight(self.layers[place].moving_average_fraction, self._iterations[place]) for place in moving]
+        if all(self._moving) and len(set(weights)) == 1:
+            self.running.lerp_(mean, weights[0])
             return
-        for weight, part in moves:
+        for place, weight in zip(moving, weights, strict=True):
+            part = self._parts[place]
             self.running[part].lerp_(mean[part], weight)
+
+
+def _in_training(model: nn.Module, layers: Sequence[nn.Module]) -> list[bool]:
+    """By layer, whether it normalises with the batch's statistics in training."""
+    was = model.training
+    model.train()
+    found = [layer.training for layer in layers]
+    model.train(was)
+    return found
 
 
 def _weight(fraction: float, iterations: int) -> float:

@@ -19,6 +19,7 @@ from stagerun.base.recipe import ABSENT
 # A file of such a name would be imported in place of what Python, torch or stagerun import by it.
 RESERVED = frozenset(sys.stdlib_module_names) | {"numpy", "stagerun", "torch", "torchvision"}
 LARGEST = 1_000_000  # bytes of a file
+DIGITS = 16  # of a digest: it tells edits apart, and is shown as it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +209,7 @@ def digest(files: Iterable[tuple[str, str]]) -> str:
     for path, text in sorted(files):
         for part in (path.encode(), text.encode(errors="surrogatepass")):
             found.update(len(part).to_bytes(8, "big") + part)
-    return f"sha256:{found.hexdigest()}"
+    return f"sha256:{found.hexdigest()[:DIGITS]}"
 
 
 @cache

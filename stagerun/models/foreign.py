@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from stagerun.base import recipe
 from stagerun.base.code import Code, Sources
-from stagerun.base.errors import StagerunError, UsageError
+from stagerun.base.errors import StagerunError, UsageError, nearest
 from stagerun.language import arguments
 from stagerun.language.networks import TIMM, code_in
 from stagerun.models.layers import keep_statistics
@@ -66,10 +66,15 @@ def _own(code: Code, model: recipe.Model) -> tuple[Callable[..., Any], Any]:
     if not code.file or any("torchvision" in text or "timm" in text for _, text in sources.files):
         torchvision_models()  # which a CPU build of torch imports at the second attempt only
     function = function_of(code, sources)
+    return function, called(code, sources, function, **arguments_for(function, model))
+
+
+def arguments_for(function: Callable[..., Any], model: recipe.Model) -> dict[str, Any]:
+    """What a function of the user's is called with."""
     names, more = parameters_of(function)
     shape = {"num_classes": model.num_classes} if "num_classes" in names or more else {}
     shape |= {"channels": model.channels} if "channels" in names else {}
-    return function, called(code, sources, function, **shape, **arguments.read(model.args or "{ }"))
+    return {**shape, **arguments.read(model.args or "{ }")}
 
 
 def _timm(model: recipe.Model) -> tuple[Callable[..., Any] | None, Any]:
@@ -80,16 +85,20 @@ def _timm(model: recipe.Model) -> tuple[Callable[..., Any] | None, Any]:
         raise UsageError(f"`{model.name}`: timm can't be imported: {error}", "pip install 'stagerun[timm]'") from error
     name = model.name.removeprefix(TIMM)
     if not timm.is_model(name.partition(".")[0]):
-        known = timm.list_models(f"*{name[:4]}*")[:5]
-        hint = f"it has {', '.join(known)}" if known else "`timm.list_models()` lists them"
+        hint = nearest(name, timm.list_models()) or "`timm.list_models()` lists them"
         raise UsageError(f"timm {timm.__version__} has no network `{name}`", hint)
-    given: dict[str, Any] = {"in_chans": model.channels} if model.channels != 3 else {}
-    given |= arguments.read(model.args or "{ }")
+    given = timms_arguments(model)
     try:
-        return None, timm.create_model(name, pretrained=False, num_classes=model.num_classes, **given)
+        return None, timm.create_model(name, pretrained=False, **given)
     except Exception as error:  # whatever its networks raise for arguments that they don't take
-        hint = f"{name} may not take what `args` and `channels` say" if given else ""
+        hint = f"{name} may not take what `args` and `channels` say" if len(given) > 1 else ""
         raise UsageError(f"timm can't make `{name}`: {type(error).__name__}: {error}", hint) from error
+
+
+def timms_arguments(model: recipe.Model) -> dict[str, Any]:
+    """What timm's `create_model` is called with."""
+    shape = {"num_classes": model.num_classes} | ({"in_chans": model.channels} if model.channels != 3 else {})
+    return {**shape, **arguments.read(model.args or "{ }")}
 
 
 def _require_network(code: Code, net: object, refuse: Refuse) -> None:

@@ -17,6 +17,7 @@ from stagerun.base.text import listed, size
 from stagerun.comm import gather_json
 from stagerun.engine.codec import digest
 from stagerun.engine.device import autocast, dtype_of, seed
+from stagerun.engine.update import explained
 from stagerun.language.networks import is_foreign
 from stagerun.models import build
 from stagerun.models.foreign import refuse, require_logits
@@ -83,7 +84,8 @@ def _tried(
         if channels_last:
             net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             images = images.contiguous(memory_format=torch.channels_last)
-        unused = _pass(net, images, model.num_classes, precision)
+        with explained(len(images)):
+            unused = _pass(net, images, model.num_classes, precision)
     notes = []
     if frozen := net.__dict__["frozen_by_network"]:
         notes.append(f"`{model.name}` freezes {_names(sorted(frozen))} itself: they stay as they are")

@@ -171,11 +171,13 @@ def test_each_batch_norm_moves_by_its_own_momentum_unless_the_schedule_says_anot
 
 
 def test_a_layer_that_the_network_holds_in_evaluation_keeps_its_statistics() -> None:
-    net = built(VARIANT)
+    net = built(
+        VARIANT.replace(
+            "super().forward(x))",
+            "super().forward(x))\n    def train(self, mode=True):\n        return super().train(False)",
+        )
+    )
     statistics = BatchStatistics(net)
-    net.train()
-    for layer in statistics.layers:
-        layer.eval()
     statistics.move(torch.ones(statistics.n, dtype=torch.float64), 1)
     assert statistics.running.tolist() == [0.0] * 4 + [1.0] * 4
 
@@ -236,6 +238,14 @@ def test_the_manuals_example_trains(data: Path, tmp_path: Path) -> None:
     folder = make(tmp_path / "own", data, example, "args { width: 8 dropout: 0.1 }")
     go(folder, tmp_path / "out", "main.max_iter=1", "end.max_iter=1")
     assert weights(tmp_path / "out")["0.weight"].shape == (8, 1, 3, 3)
+
+
+def test_a_network_that_differs_between_workers_is_refused() -> None:
+    model = Model(name="mynet.py:build", num_classes=10)
+    same = {"fc.weight": "[10, 4] 17"}
+    foreign._require_same(model, same, [same, dict(same)])
+    with pytest.raises(UsageError, match=r"makes another network on rank 1 than here: `fc.weight`"):
+        foreign._require_same(model, same, [same, {"fc.weight": "[10, 8] 17"}])
 
 
 def test_a_network_that_does_not_fit_into_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

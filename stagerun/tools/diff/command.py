@@ -21,7 +21,7 @@ from stagerun.drawing.picture import Picture, StagePicture, make_picture
 from stagerun.language import load
 from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.language.stored import read_foreign
-from stagerun.language.values import differing, identity, leaves, plain, shown, text
+from stagerun.language.values import NONE, differing, identity, leaves, plain, shown, text
 from stagerun.schedule import learning_rate
 from stagerun.store.layout import MANIFEST
 from stagerun.train.output import DISK, newest_snapshot
@@ -93,7 +93,7 @@ def difference(a: Schedule, b: Schedule) -> Difference:
         fields += _stage(a, b, a.stage(name), b.stage(name))
     rates = (_rates(name, a.stage(name).solver, b.stage(name).solver) for name in both)
     return Difference(
-        same=_trained(a) == _trained(b) and (not (_code(a) and _code(b)) or _code(a) == _code(b)),
+        same=_trained(a) == _trained(b) and _code(a) == _code(b),
         stages=tuple(both),
         only_a=tuple(name for name in in_a if name not in in_b),
         only_b=tuple(name for name in in_b if name not in in_a),
@@ -124,7 +124,7 @@ def _trained(schedule: Schedule) -> tuple[object, ...]:
 
 
 def _code(schedule: Schedule) -> dict[str, str]:
-    """The digests of the Python files that it names, and the versions of packages. Of a run, whose files are not read, nothing."""
+    """The digests of the Python files that it names, and the versions of packages."""
     return {key: text for s in schedule.stages for key, text in s.identity.items() if key.startswith(CODE)}
 
 
@@ -139,10 +139,12 @@ def _shared(a: Schedule, b: Schedule) -> Iterator[FieldDifference]:
             values = (_value(name, old, (text(old), ""), origins_a), _value(name, new, (text(new), ""), origins_b))
             yield FieldDifference("", name, *values, identity(name))
     one, other = _code(a), _code(b)
-    for name in sorted(one.keys() & other.keys()):
-        if one[name] != other[name]:
-            old = _value(name, one[name], (one[name], ""), origins_a)
-            yield FieldDifference("", name, old, _value(name, other[name], (other[name], ""), origins_b), True)
+    for name in sorted(one.keys() | other.keys()):
+        was, now = one.get(name, NONE), other.get(name, NONE)
+        if was != now:
+            yield FieldDifference(
+                "", name, _value(name, was, (was, ""), origins_a), _value(name, now, (now, ""), origins_b), True
+            )
     yield from _paths(a, b)
     for ensemble in a.ensembles:
         twin = next((e for e in b.ensembles if e.name == ensemble.name), None)
@@ -182,8 +184,8 @@ def _stage(a: Schedule, b: Schedule, one: Stage, other: Stage) -> Iterator[Field
 
 
 def _reworded(one: Stage, other: Stage) -> Iterator[str]:
-    if not one.identity or not other.identity:
-        return
+    if not all(any(key.startswith("solver.") for key in stage.identity) for stage in (one, other)):
+        return  # one of them is a run's
     differ = [key for key, *_ in differing(one.solver, other.solver, "solver")]
     for key in one.identity.keys() | other.identity.keys():
         shown_already = any(name == key or name.startswith(f"{key}.") or key.startswith(f"{name}.") for name in differ)
@@ -318,7 +320,8 @@ def _of_run(out: Path, inventory: Inventory, newest: SnapshotRef) -> Schedule:
             continue
         trained = _recipe(own.name, own, store.read_file(DISK, out, own.name, RECIPE, MOST_RECIPE))
         # Where it starts from is as it is now: its parent may have another name than then.
-        stages.append(replace(stage, solver=trained.stage(stage.name).solver))
+        then = trained.stage(stage.name)
+        stages.append(replace(stage, solver=then.solver, identity=then.identity))
     return replace(schedule, stages=tuple(stages))
 
 
@@ -330,13 +333,16 @@ def _of_snapshot(folder: Path) -> Schedule:
 
 def _recipe(name: str, ref: SnapshotRef, data: bytes) -> Schedule:
     try:
-        return read_foreign(data.decode())
+        found = read_foreign(data.decode())
     except ValueError as error:
         version = ref.environment.get("stagerun", "another version")
         raise ResumeRefused(
             f"the recipe in snapshot {name} can't be read: {error}",
             f"it was written by stagerun {version}: use that one",
         ) from error
+    # Of its identity nothing else is needed: the rest is in the recipe.
+    code = {key: text for key, text in ref.identity.items() if key.startswith(CODE)}
+    return replace(found, stages=tuple(replace(s, identity=code) if s.name == ref.stage else s for s in found.stages))
 
 
 # -- text

@@ -6,15 +6,17 @@ from dataclasses import dataclass
 import torch
 
 import stagerun
+from stagerun.base.code import Sources
 from stagerun.base.errors import UsageError
 from stagerun.base.recipe import Model, PadMode, Transform
 from stagerun.base.text import count
 from stagerun.engine.device import dtype_of
 from stagerun.engine.export import Deployed, Format, Pixels, for_rgb, pixels_of, to_onnx, to_safetensors, to_torch
 from stagerun.engine.state import restore
-from stagerun.language.arguments import read
 from stagerun.language.networks import TIMM, TORCHVISION, code_in, is_foreign, network_of
 from stagerun.models.catalog import ARGUMENTS
+from stagerun.models.foreign import arguments_for, timms_arguments
+from stagerun.system.code import function_of
 from stagerun.train.stored import Stored, load_network, saved_weights
 
 
@@ -162,14 +164,11 @@ def loading(model: Model, wanted: Wanted) -> list[str]:
 def _foreign(model: Model) -> list[str]:
     code = code_in(model.name)
     assert code is not None
-    given = {"num_classes": model.num_classes, **read(model.args or "{ }")}
-    words = [f"{name}={value!r}" for name, value in given.items()]
-    if code.module == "timm":
-        words = [
-            repr(model.name.removeprefix(TIMM)),
-            *words,
-            *([f"in_chans={model.channels}"] if model.channels != 3 else []),
-        ]
+    if model.name.startswith(TIMM):
+        words, given = [repr(model.name.removeprefix(TIMM))], timms_arguments(model)
+    else:
+        words, given = [], arguments_for(function_of(code, model.sources or Sources()), model)
+    words += [f"{name}={value!r}" for name, value in given.items()]
     return [f"from {code.module} import {code.function}", f"net = {code.function}({', '.join(words)})"]
 
 
