@@ -353,10 +353,10 @@ class Reader(Cursor):
             arguments.require_name(name.text)
             if name.text in found:
                 raise WrongValue("is given twice", "remove one")
+            if not self.took(":") and not self.looking_at("{"):
+                raise WrongValue("has no value", f"write `{lexer.shown(name.text)}: ...`")
             if self.looking_at("{"):
                 raise WrongValue("is a message, and arguments hold none", "write a number, a text or a list")
-            if not self.took(":"):
-                raise WrongValue("has no value", f"write `{lexer.shown(name.text)}: ...`")
             found[name.text] = self.listed_arguments() if self.took("[") else arguments.scalar(self.take())
             self.took(",") or self.took(";")
         except WrongValue as wrong:

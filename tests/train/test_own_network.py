@@ -214,6 +214,18 @@ def test_a_snapshot_runs_its_python_only_where_it_is_trusted(data: Path, tmp_pat
         assert done.exit_code == 0, done.output
 
 
+def test_a_network_of_timm() -> None:
+    pytest.importorskip("timm")
+    model = Model(name="timm/test_resnet", num_classes=7, channels=1, args="{ drop_rate: 0.5 }")
+    net = build(model).eval()
+    assert net(torch.zeros(2, 1, 64, 64)).shape == (2, 7) and net.drop_rate == 0.5
+    with pytest.raises(UsageError, match="has no network `test_resnt`") as refused:
+        build(Model(name="timm/test_resnt", num_classes=7))
+    assert refused.value.hint == "did you mean `test_resnet`?"
+    with pytest.raises(UsageError, match="timm can't make `test_resnet`: TypeError"):
+        build(Model(name="timm/test_resnet", num_classes=7, args="{ no_such: 1 }"))
+
+
 def test_what_a_network_freezes_stays_and_is_said(data: Path, tmp_path: Path) -> None:
     text = RESNET_SMALL.replace("    return ResNetSmall(channels, num_classes)", """    net = ResNetSmall(channels, num_classes)
     net.conv1.weight.requires_grad_(False)
