@@ -31,7 +31,11 @@ NOT_IN_THE_TEXT = {
     recipe.Schedule: {"files": st.just(()), "sets": st.just({})},
     recipe.Stage: {"identity": st.just({}), "origins": st.just({}), "span": st.just(SPAN)},
     recipe.Ensemble: {"span": st.just(NOWHERE)},
-    recipe.Model: {"spare_classes": st.just(False), "sources": st.none()},
+    recipe.Model: {
+        **{"spare_classes": st.just(False), "sources": st.none()},
+        # None in networks from outside alone.
+        **{name: SCALARS[float] for name in ("moving_average_fraction", "eps")},
+    },
 }
 
 
