@@ -2,6 +2,7 @@
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import made_images
@@ -201,3 +202,17 @@ def test_a_base_with_mistakes_is_refused_with_their_places(tmp_path: Path, train
         load(folder)
     code, _, said = stagerun("new", tmp_path / "out", "--from", folder, "--train", train, "--val", val)
     assert code == 64 and f"{folder}/schedule.prototxt:1:" in said and "nothing is written" in said
+
+
+def test_class_weights_are_those_of_the_images_at_hand() -> None:
+    before = load(gallery() / "fashion_longtail")
+    texts = fitted(
+        texts_of(before, gallery() / "fashion_longtail"),
+        before,
+        "other",
+        "About.",
+        replace(MANY, classes=3, sizes=(60, 20, 10)),
+    )
+    after = read(texts, "/runs/other")
+    assert after.stage("main_weighted").solver.class_weight == (0.5, 1.5, 3.0)
+    assert after.stage("main_balanced").solver.sampling.value == "BALANCED"

@@ -10,6 +10,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+
 import stagerun
 from stagerun.base import recipe, units
 from stagerun.base.errors import DataError, ExitCode, Problem, Problems, RecipeError, StagerunError, UsageError, nearest
@@ -164,6 +166,7 @@ def _fitted(
         side=int(min(sides)),
         mean=train.facts.mean_bgr,
         deviation=train.facts.deviation_bgr,
+        sizes=tuple(np.bincount(train.labels[train.labels >= 0], minlength=_number_of_classes(train)).tolist()),
     )
     about = (
         f"{count(len(train), 'image')} of {images.classes} classes, trained in the stages of {folder.name}. Its lengths in iterations stand here in "
@@ -226,7 +229,7 @@ _LENGTH = re.compile(r"[:,;][^:,;]*\d[\d,.]* updates?\b.*")  # `: 7800 updates, 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Images:
     """`train` and `val` are paths with their number of records, `side` the shortest side of any image in pixels, `mean` and
-    `deviation` those of B, G and R, or of grey."""
+    `deviation` those of B, G and R, or of grey; `sizes` how many training images each class has, () where they are alike."""
 
     train: tuple[str, int]
     val: tuple[str, int]
@@ -234,6 +237,14 @@ class Images:
     side: int
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
+    sizes: tuple[int, ...] = ()
+
+    @property
+    def class_weight(self) -> str:
+        """All classes of the same weight in the loss: the mean number of images of a class over its own."""
+        sizes = self.sizes or (1,) * self.classes
+        weights = (sum(sizes) / len(sizes) / max(1, size) for size in sizes)
+        return f"class_weight: [{', '.join(f'{weight:.4g}' for weight in weights)}]"
 
 
 def fitted(
@@ -350,6 +361,9 @@ class _File:
                 text = ", ".join(f"{value:.4g}" for value in values)
                 text = f"[{text}]" if len(values) > 1 else text
                 yield "" if field == "scale" and "std_value" in block.entries else f"{word}: {text}"
+                yield from [""] * (len(entry.values) - 1)
+            case "Solver", "class_weight":
+                yield images.class_weight
                 yield from [""] * (len(entry.values) - 1)
             case ("Solver", _) | ("Knot", "iter") if field in (*_EPOCHS, "iter"):
                 for value in entry.values:
