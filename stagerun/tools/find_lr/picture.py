@@ -48,6 +48,9 @@ def picture(sweep: Sweep, png: bool) -> bytes:
             if value is not None:
                 axes.axvline(value, color=colour, linewidth=1.2, linestyle="dashed", label=f"{name}: {value:.3g}")
         axes.set_xscale("log")
+        decades = _decades(sweep)
+        axes.set_xticks([10.0**decade for decade in decades], [f"1e{decade}" for decade in decades])
+        axes.minorticks_off()
         axes.set_ylim(*_range(sweep))
         axes.set_xlabel("learning rate")
         axes.set_ylabel("loss", color=SOFT)
