@@ -31,7 +31,13 @@ NOT_IN_THE_TEXT = {
     recipe.Schedule: {"files": st.just(()), "sets": st.just({})},
     recipe.Stage: {"identity": st.just({}), "origins": st.just({}), "span": st.just(SPAN)},
     recipe.Ensemble: {"span": st.just(NOWHERE)},
-    recipe.Model: {"spare_classes": st.just(False)},
+    recipe.Model: {
+        "spare_classes": st.just(False),
+        "sources": st.none(),
+        # None where a network comes from outside, whose name says so.
+        "moving_average_fraction": SCALARS[float],
+        "eps": SCALARS[float],
+    },
 }
 
 
@@ -56,9 +62,13 @@ def values(wanted: Any) -> st.SearchStrategy[Any]:
 
 
 def without_places(schedule: recipe.Schedule) -> recipe.Schedule:
-    stages = tuple(dataclasses.replace(s, identity={}, origins={}, span=SPAN) for s in schedule.stages)
+    model = dataclasses.replace(schedule.model, sources=None)
+    stages = tuple(
+        dataclasses.replace(s, model=dataclasses.replace(s.model, sources=None), identity={}, origins={}, span=SPAN)
+        for s in schedule.stages
+    )
     ensembles = tuple(dataclasses.replace(e, span=NOWHERE) for e in schedule.ensembles)
-    return dataclasses.replace(schedule, stages=stages, files=(), ensembles=ensembles)
+    return dataclasses.replace(schedule, model=model, stages=stages, files=(), ensembles=ensembles)
 
 
 @examples(100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
