@@ -77,7 +77,8 @@ def test_what_canonical_writes_is_read_back(schedule: recipe.Schedule) -> None:
     text = canonical(schedule)
     read = read_recipe(text)
     assert canonical(read) == text
-    assert without_places(read) == schedule
+    stages = tuple(dataclasses.replace(stage, model=schedule.model) for stage in schedule.stages)
+    assert without_places(read) == dataclasses.replace(schedule, stages=stages)
 
 
 @pytest.mark.parametrize("folder", sorted(p.name for p in SOLVERS.iterdir()))
