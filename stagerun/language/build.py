@@ -38,7 +38,8 @@ _NOT_SAID = {("Source", "name"), ("Source", "labels"), ("Solver", "data")}
 
 
 def _optional(field: FieldDescriptor) -> bool:
-    return field.name in OPTIONAL and field.containing_type is not SCHEDULE  # which has a `model` always
+    # A schedule has a `model` always, and its `data` a `train`; those of a stage may be absent.
+    return field.name in OPTIONAL and field.containing_type.name not in ("Schedule", "Data")
 
 
 def is_tested(key: str) -> bool:

@@ -10,7 +10,7 @@ from made_up_runs import STAGES, Story, report, rows
 
 from stagerun.base.pace import live_line, progress_line, stale
 from stagerun.base.staleness import Staleness, histogram, staleness_of
-from stagerun.tools.report.command import _look
+from stagerun.tools.report.look import look_at
 from stagerun.tools.status.command import status_json, status_text
 from stagerun.train.log_file import JsonLines, read_last_life
 from stagerun.train.logs.console import Console
@@ -128,7 +128,7 @@ def test_what_a_later_life_did_again_counts_once(tmp_path: Path) -> None:
         story.write(iterated("init", i, staleness=9, replica=3))
     story.begin().start("init", None, iter=3)
     story.write(iterated("init", 4, staleness=1, replica=0))
-    trained = _look(story.out, "out", 900).history.stages[0].trained
+    trained = look_at(story.out, "out", 900, lambda text: None).history.stages[0].trained
     assert trained is not None and trained.staleness == Staleness({0: {1: 1}, 3: {9: 3}})
 
 

@@ -76,7 +76,7 @@ def test_the_stage_is_as_it_is_but_for_what_comes_between_updates() -> None:
     schedule = load(SCHEDULE, ["cyc2.test_interval=10"])
     cut, left_out = swept(schedule, "cyc2", 50)
     mine, was = cut.stages[0].solver, schedule.stage("cyc2").solver
-    assert [s.name for s in cut.stages] == ["cyc2"] and left_out == () and cut.data.val is None
+    assert [s.name for s in cut.stages] == ["cyc2"] and left_out == () and cut.stages[0].data.val == ()
     same = ("batch_size", "device_batch_size", "transform", "weight_decay", "type", "param", "random_seed", "precision")
     assert all(getattr(mine, name) == getattr(was, name) for name in same)
     assert (mine.snapshot, mine.test_interval, mine.max_iter) == (0, 0, 51)
