@@ -108,7 +108,7 @@ def test_the_notebook_runs_and_draws(folder: Path, monkeypatch: pytest.MonkeyPat
     from nbclient import NotebookClient
 
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    notebook = nbformat.read(ROOT / "notebooks" / "library.ipynb", as_version=4)
+    notebook = nbformat.read(ROOT / "stagerun" / "manual" / "library.ipynb", as_version=4)
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}}).execute()
     if "STAGERUN_NOTEBOOK" in os.environ:  # to look at
         nbformat.write(notebook, os.environ["STAGERUN_NOTEBOOK"])
