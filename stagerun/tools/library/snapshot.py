@@ -54,17 +54,18 @@ class Snapshot:
         """The schedule that it was made from; `recipe.stage(snapshot.stage)` is its stage."""
         return self._recipe
 
-    def model(self, ema: bool = False, device: str = "cpu") -> "nn.Module":
+    def model(self, ema: bool = False, device: str = "cpu", trust_code: bool = False) -> "nn.Module":
         """The network with its weights, in evaluation mode, in the precision that it was trained in. A new one each time.
 
         It takes images as `stagerun export` says, and returns logits. `ema`: the averaged weights, where the stage has `ema_decay`.
+        `trust_code`: runs the Python that makes the network, as the snapshot has it; UsageError for such a network without.
         """
         import torch
 
-        from stagerun.train.stored import load_network, open_snapshot
+        from stagerun.train.stored import Trust, load_network, open_snapshot
 
         with torch.random.fork_rng(devices=[]):  # weights are drawn before they are read
-            return load_network(open_snapshot(self.path), torch.device(device), ema)
+            return load_network(open_snapshot(self.path, Trust(trust_code)), torch.device(device), ema)
 
     def __repr__(self) -> str:
         return f"<Snapshot {self.name} of {self._recipe.name}: stage {self.stage} after {self.iter} iterations>"
