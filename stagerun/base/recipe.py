@@ -658,7 +658,12 @@ class Schedule:
     @property
     def origins(self) -> Mapping[str, Origin]:
         """Where the shared fields got their values, as the stages have it."""
-        return next((stage for stage in self.stages if stage.solver.model is None), self.stages[0]).origins
+
+        def shares(stage: Stage) -> int:
+            own_images = (stage.data.train, stage.data.val) != (self.data.train, self.data.val)
+            return (stage.solver.model is not None) + own_images
+
+        return min(self.stages, key=shares).origins
 
     def stage(self, name: str) -> Stage:
         """The stage of that name. KeyError if there is none."""

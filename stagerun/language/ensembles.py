@@ -54,7 +54,7 @@ def check(schedule: Block, found: Sequence[Node], settings: Mapping[str, Block],
                 problems.add(view.place("batch_norm_iter"), message, hint)
         label = f"ensemble `{name}`" if name else "an ensemble"
         members = list(_meant(label, block, found, _all_named(schedule), problems))
-        _same_pictures(members, settings, problems)
+        _same_pictures(members, schedule, settings, problems)
         with suppress(Doubtful):
             check_members(schedule, view.text("rule"), members, settings, problems)
 
@@ -120,12 +120,14 @@ def _stages(member: str, nodes: Sequence[Node]) -> list[str]:
     return [n.name for n in nodes if n.group == member] or [n.name for n in nodes if n.name == member]
 
 
-def _same_pictures(members: Sequence[tuple[str, Value]], settings: Mapping[str, Block], problems: Problems) -> None:
+def _same_pictures(
+    members: Sequence[tuple[str, Value]], schedule: Block, settings: Mapping[str, Block], problems: Problems
+) -> None:
     """One pass over the images serves all members, so each must look at them in the same way."""
     first: tuple[str, dict[str, object]] | None = None
     for stage, value in members:
         block = settings.get(stage)
-        seen = _seen(block) if block is not None else None
+        seen = _seen(block, schedule) if block is not None else None
         if seen is None:
             continue
         if first is None:
@@ -144,7 +146,7 @@ def _same_pictures(members: Sequence[tuple[str, Value]], settings: Mapping[str, 
             problems.add(value.span, message, hint)
 
 
-def _seen(block: Block) -> dict[str, object] | None:
+def _seen(block: Block, schedule: Block) -> dict[str, object] | None:
     """What the pictures of a stage's evaluation depend on, by field; None where that is unknown, which was reported."""
     missing = Problems()
     check_required(block, missing)
@@ -156,7 +158,9 @@ def _seen(block: Block) -> dict[str, object] | None:
         found = {member.name: getattr(made, member.attribute) for member in layout(recipe.Transform)}
         if made.rectangular:
             found["test_batch_size"] = view.whole("test_batch_size") or view.whole("device_batch_size")
-        found["data.val"] = tuple(val.text("source") for val in view.inside("data").views("val"))
+        own = view.inside("data")
+        holder = own if own.has("val") else View(schedule).inside("data")
+        found["data.val"] = tuple(val.text("source") for val in holder.views("val"))
     except Doubtful:
         return None
     return found

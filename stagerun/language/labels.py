@@ -72,6 +72,8 @@ def check(
     with contextlib.suppress(Doubtful):
         shared, classes = schedule.inside("data"), schedule.inside("model").whole("num_classes")
         owns = [own for block in settings.values() if (own := View(block).view("data")) is not None]
+        models = [own for block in settings.values() if (own := View(block).view("model")) is not None]
+        own_classes = [n for own in models if (n := own.whole("num_classes"))]
         listed = [view for data in (shared, *owns) for view in _sources(data)]
         for view in listed:
             file = view.text("labels") or ""
@@ -82,12 +84,14 @@ def check(
                 problems.add(place, f"{path(file)}: {text.reason}", _EXAMPLE)
                 continue
             found[file] = digest(text if isinstance(text, bytes) else text.encode())
-            _check_file(path(file), text, classes or 1, place, problems)
+            _check_file(path(file), text, max([*own_classes, classes or 1]), place, problems)
         without = [view for view in listed if not view.has("labels")]
         if without and len(without) < len(listed):
             text = "all sets of images have `labels`, or none of them has"
             problems.add(without[0].block.place, text, 'write `labels: "..."` here, too')
-        if len(without) < len(listed):
+        if len(without) == len(listed):
+            _refuse_map(settings, problems)
+        else:
             _check_stages(settings, problems)
             for block in schedule.block.blocks("ensemble"):
                 text = "an ensemble of networks for several labels: stagerun has no rule for that"
@@ -114,6 +118,15 @@ def _check_file(path: str, text: bytes | str, classes: int, place: Span, problem
         problems.file(path, lines)
     for one in wrong[:_MOST_PROBLEMS]:
         problems.add(Span(path, one.line, one.column, one.width), one.message, one.hint)
+
+
+def _refuse_map(settings: Mapping[str, Block], problems: Problems) -> None:
+    for block in settings.values():
+        with contextlib.suppress(Doubtful):
+            early = View(block).view("early_stop")
+            if early is not None and early.text("metric") == "MAP":
+                text = "`metric: MAP` is for images with several `labels`"
+                problems.add(early.place("metric"), text, "write `metric: TOP1`")
 
 
 def _check_stages(settings: Mapping[str, Block], problems: Problems) -> None:

@@ -70,37 +70,36 @@ def _class_weight(view: View, classes: int | None, problems: Problems) -> None:
 
 def read_weights(
     settings: Mapping[str, Block], classes: int | None, read: Reader, shown: str, problems: Problems
-) -> dict[str, tuple[float, ...]]:
-    """The weights in each `sampling_file` that a stage draws by, by its name as written. A file that has mistakes is not among them."""
-    found: dict[str, tuple[float, ...]] = {}
+) -> dict[tuple[str, int | None], tuple[float, ...]]:
+    """The weights in each `sampling_file` that a stage draws by, by its name as written and the stage's number of classes. A file that
+    has mistakes is not among them."""
+    found: dict[tuple[str, int | None], tuple[float, ...]] = {}
     seen = set()
     for block in settings.values():
         with suppress(Doubtful):
             view = View(block)
             name = view.text("sampling_file") if view.text("sampling") == "FILE" else None
-            if name is not None and name not in seen:
-                seen.add(name)
+            own = _classes(view, classes)
+            if name is not None and (name, own) not in seen:
+                seen.add((name, own))
                 place = view.place("sampling_file")
                 text = _text(name, place, read, shown, problems)
-                weights = (
-                    _weights(posixpath.join(shown, name), text, _classes(view, classes), place, problems)
-                    if text is not None
-                    else ()
-                )
-                found |= {name: weights} if weights else {}
+                path = posixpath.join(shown, name)
+                weights = _weights(path, text, own, place, problems) if text is not None else ()
+                found |= {(name, own): weights} if weights else {}
     return found
 
 
-def applied(schedule: recipe.Schedule, weights: Mapping[str, tuple[float, ...]]) -> recipe.Schedule:
+def applied(schedule: recipe.Schedule, weights: Mapping[tuple[str, int | None], tuple[float, ...]]) -> recipe.Schedule:
     """The schedule with those weights in the stages that draw by them, and in what their snapshots depend on."""
     return replace(schedule, stages=tuple(_weighted(stage, weights) for stage in schedule.stages))
 
 
-def _weighted(stage: recipe.Stage, weights: Mapping[str, tuple[float, ...]]) -> recipe.Stage:
+def _weighted(stage: recipe.Stage, weights: Mapping[tuple[str, int | None], tuple[float, ...]]) -> recipe.Stage:
     solver = stage.solver
     if solver.sampling is not recipe.Sampling.FILE or solver.sampling_file is None:
         return stage
-    own = weights[solver.sampling_file]
+    own = weights[solver.sampling_file, stage.model.num_classes]
     # Of few classes the weights themselves, which can be read in `explain` and in what is said of a change.
     text = values.text(own)
     if len(own) > _SHOWN_WHOLE:

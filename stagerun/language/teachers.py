@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from stagerun.base.errors import Problems, listing, nearest
+from stagerun.language.check_weights import network_of
 from stagerun.language.lexer import shown
 from stagerun.language.stages import Node, groups, some, with_disabled
 from stagerun.language.tree import Block
@@ -37,3 +38,16 @@ def _taught(node: Node, found: Sequence[Node], settings: Block | None, problems:
         at = "a teacher is a stage at its end, without an `@`" if "@" in name else ""
         problems.add(place, text, at or nearest(name, names) or f"the stages are {listing(names)}")
     return node
+
+
+def check_classes(found: Sequence[Node], schedule: Block, settings: Mapping[str, Block], problems: Problems) -> None:
+    """A teacher knows the classes of what it teaches."""
+    for node in found:
+        if node.teacher not in settings or node.name not in settings or node.teacher_place is None:
+            continue
+        own, theirs = (network_of(schedule, settings[name]) for name in (node.name, node.teacher))
+        if own and theirs and own.num_classes != theirs.num_classes:
+            message = (
+                f"`{node.name}` has {own.num_classes} classes, and its teacher `{node.teacher}` {theirs.num_classes}"
+            )
+            problems.add(node.teacher_place, message, "a teacher needs the same classes")

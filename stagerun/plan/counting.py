@@ -316,7 +316,7 @@ def tested_on(stage: Stage) -> str:
     if not stage.data.val:
         return ""
     # Without a field that evaluations never have, so that the results of a version that did not know it still count.
-    transform = str(stage.solver.test_transform).replace(", crop_size_ramp=None", "")
+    transform = str(stage.solver.test_transform).replace(", crop_size_ramp=None", "").replace(", python=None", "")
     images = BESIDE.join(f"{val.path} {val.images}" for val in stage.data.val)
     labels = "".join(f" {val.labels_digest}" for val in stage.data.val if val.labels_digest)
     return f"{images} {transform}{labels}"

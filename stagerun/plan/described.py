@@ -261,6 +261,8 @@ def _number(transform: Transform, name: str) -> object:
 def _short(value: object) -> str:
     if value is None:
         return "none"
+    if isinstance(value, str):
+        return value
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, enum.Enum):

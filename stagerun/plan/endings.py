@@ -1,6 +1,6 @@
 """What a stage minimises, and where `early_stop` may end it, in a few words. Pure."""
 
-from stagerun.base.recipe import LossType, Metric, Normalization, Schedule, Solver
+from stagerun.base.recipe import LossType, Metric, Normalization, Solver
 from stagerun.base.text import count
 from stagerun.base.units import epochs
 from stagerun.plan.planned import PlannedStage, State
@@ -19,9 +19,9 @@ def loss(solver: Solver) -> str:
     return f"loss: DISTILL, taught by `{how.teacher}`, temperature {how.temperature:g}, weight {how.weight:g}"
 
 
-def ends(schedule: Schedule, planned: PlannedStage) -> str:
+def ends(planned: PlannedStage) -> str:
     """Where the stage ends at the earliest and at the latest, or has ended; '' without `early_stop`."""
-    solver, images = planned.stage.solver, schedule.data.train.images
+    solver, images = planned.stage.solver, planned.stage.data.train.images
     how = solver.early_stop
     if how is None:
         return ""

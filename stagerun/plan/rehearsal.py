@@ -118,7 +118,8 @@ def with_sources(schedule: Schedule, train: tuple[str, int], val: tuple[str, int
     equally often: a few hundred need not have an image of each class."""
 
     def source(old: Source, place: tuple[str, int]) -> Source:
-        return replace(old, source=place[0], path=place[0], images=place[1])
+        made = replace(old, source=place[0], path=place[0], images=place[1])
+        return replace(made, labels=None, labels_path=None, labels_digest=None)
 
     def elsewhere(data: Data) -> Data:
         return replace(data, train=source(data.train, train), val=tuple(source(one, val) for one in data.val))
@@ -172,6 +173,8 @@ def cost_key(schedule: Schedule, stage: Stage) -> str:
     )
     # What is measured of pushes is the time from one to the next. Figures of other stages are older than they.
     how: list[object] = [part for part in (solver.sync, solver.compress, solver.freeze) if part]
+    if solver.loss is not None:
+        how.append((solver.loss.type.value, solver.loss.teacher, solver.loss.function))
     if (stage.data.train, stage.data.val) != (
         schedule.data.train,
         schedule.data.val,

@@ -151,7 +151,7 @@ def _details(plan: Plan, planned: PlannedStage) -> str:
         lines.append(f"  {growing}")
     lines += [f"  {line}" for line in network_lines(plan.schedule, stage)]
     lines += [f"  images: {text}" for text in _other_images(plan.schedule, planned)]
-    lines += [f"  {line}" for line in (loss(solver), ends(plan.schedule, planned)) if line]
+    lines += [f"  {line}" for line in (loss(solver), ends(planned)) if line]
     if stage.parent is not None:
         lines.append(f"  carried over from {starts_from(stage)}: {carried_over(planned)}")
         if between := starts_between(plan.schedule, stage):

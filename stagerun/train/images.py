@@ -259,7 +259,7 @@ def made_up_images(schedule: Schedule, synthetic: bool, comm: Comm, world: World
 
 
 def _make_images(schedule: Schedule, folder: Path) -> None:
-    shape, classes = synthetic_images(schedule), schedule.model.num_classes
+    shape, classes = synthetic_images(schedule), min(stage.model.num_classes for stage in schedule.stages)
     for kind in ("train", "val"):
         write_synthetic(
             str(folder / kind), SYNTHETIC_IMAGES, shape.height, shape.width, shape.channels, classes, shape.encoded

@@ -231,7 +231,9 @@ def _fill(run: StageRun, state: TrainState) -> bool:
     Whether averaged weights can be evaluated: not those of a finished stage that was trained without, and is kept as it is.
     """
     starts = run.planned.state is State.FRESH
-    if starts and (given.is_given(run.worker.schedule, run.stage) or run.stage.solver.freeze):
+    # In a sweep of rates the stage before is left out, whose network may be another.
+    alone = run.stage.parent is None and run.step.files is not None
+    if starts and (alone or given.is_given(run.worker.schedule, run.stage) or run.stage.solver.freeze):
         return _start(run, state)
     if run.step.files is None:
         return True
@@ -265,7 +267,7 @@ def _start(run: StageRun, state: TrainState) -> bool:
     files, stage = run.step.files, run.stage
     try:
         before = decode(files[WEIGHTS]) if files is not None else None
-        if before is not None and not given.is_given(run.worker.schedule, stage):
+        if before is not None and stage.parent is not None and not given.is_given(run.worker.schedule, stage):
             restore(weights(state), before)
         made = given.fill(run.worker.schedule, stage, weights(state), before)
         if files is not None and _carries_momentum(run.planned):

@@ -123,6 +123,8 @@ def _trained(schedule: Schedule) -> tuple[object, ...]:
             s.parent_iter,
             sets.index((s.data.train.path, s.data.train.images)),
             s.data.train.images,
+            number.get(s.solver.teacher or "", -1),
+            s.data.train.labels_digest,
             counting(list(leaves(s.solver, "solver")), s.solver.lr_policy),
         )
         for s in schedule.stages

@@ -35,7 +35,8 @@ def status(folder: Folder, overrides: Overrides = (), out: Out = None, as_json: 
     target = find_target(folder, overrides, out)
     now = time.time()
     found = look(target, now, tell)
-    classes = target.schedule.model.num_classes if target.schedule is not None else None
+    stages = target.schedule.stages if target.schedule is not None else ()
+    classes = max((stage.model.num_classes for stage in stages), default=None)
     text = status_json(found) if as_json else status_text(found, now, classes)
     show(text + (elsewhere(target) if found.state == "nothing" and not as_json else ""), marks=found.stages)
 

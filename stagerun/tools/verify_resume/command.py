@@ -143,7 +143,7 @@ def _check(options: VerifyOptions, schedule: Schedule, nproc: int) -> None:
 def _make_images(schedule: Schedule, folder: Path) -> None:
     from stagerun.data.synthetic import write_synthetic
 
-    shape, classes = synthetic_images(schedule), schedule.model.num_classes
+    shape, classes = synthetic_images(schedule), min(stage.model.num_classes for stage in schedule.stages)
     for kind in ("train", "val"):
         where = str(folder / kind)
         write_synthetic(where, SYNTHETIC_IMAGES, shape.height, shape.width, shape.channels, classes, shape.encoded)
