@@ -68,7 +68,8 @@ def require_usable(
         if (names := (train.name, *(val.name for val in vals))) not in looked_at:
             looked_at.add(names)
             mistakes += filter(None, (_other_classes(train, val) for val in vals))
-            problems += [problem] if problem is not None else []
+        if problem is not None and problem.message not in {other.message for other in problems}:
+            problems.append(problem)
         try:  # what is done to colours fails for no image, and is left out: it needs torch
             function = python(stage) if python is not None else None
             if function is not None or not stage.solver.transform.python:

@@ -21,8 +21,8 @@ class BatchStatistics:
     def __init__(self, model: nn.Module, frozen: Sequence[nn.Module] = ()) -> None:
         """`frozen`: layers whose statistics don't move."""
         held = set(map(id, frozen))
-        self.layers = [m for m in norms(model) if id(m) not in held]
-        self._moving = _in_training(model, self.layers)
+        layers = [m for m in norms(model) if id(m) not in held]
+        self.layers = [m for m, moves in zip(layers, _in_training(model, layers), strict=True) if moves]
         self._iterations: list[int] = []  # by layer
         self._parts: list[slice] = []
         self.n = sum(2 * m.num_features for m in self.layers)
@@ -48,7 +48,7 @@ class BatchStatistics:
 
     def once_more(self) -> None:
         """The next move is that of another replica, for the same iteration; its buffers are in place."""
-        self._iterations = [n - moves for n, moves in zip(self._iterations, self._moving, strict=False)]
+        self._iterations = [n - 1 for n in self._iterations]
 
     @torch.no_grad()
     def move(self, total: Tensor, logical_workers: int) -> None:
@@ -57,20 +57,19 @@ class BatchStatistics:
         Caffe keeps A = f*A + x and c = f*c + 1 and reads A/c, with f the moving_average_fraction. After t iterations
         c = (1 - f^t) / (1 - f), so that A/c moves by (x - A/c) * (1 - f) / (1 - f^t): the first x counts whole.
         """
-        if not any(self._moving):
+        if not self.layers:
             return
         if not self._iterations:  # read once, after any restoring, because on a GPU it waits for the device
             self._iterations = torch.stack([layer.num_batches_tracked for layer in self.layers]).tolist()
-        self._iterations = [n + moves for n, moves in zip(self._iterations, self._moving, strict=True)]
-        moving = [place for place, moves in enumerate(self._moving) if moves]
-        torch._foreach_add_([self.layers[place].num_batches_tracked for place in moving], 1)
+        self._iterations = [n + 1 for n in self._iterations]
+        torch._foreach_add_([layer.num_batches_tracked for layer in self.layers], 1)
         mean = (total / logical_workers).to(self.running.dtype)
-        weights = [_weight(self.layers[place].moving_average_fraction, self._iterations[place]) for place in moving]
-        if all(self._moving) and len(set(weights)) == 1:
+        seen = zip(self.layers, self._iterations, strict=True)
+        weights = [_weight(layer.moving_average_fraction, n) for layer, n in seen]
+        if len(set(weights)) == 1:
             self.running.lerp_(mean, weights[0])
             return
-        for place, weight in zip(moving, weights, strict=True):
-            part = self._parts[place]
+        for part, weight in zip(self._parts, weights, strict=True):
             self.running[part].lerp_(mean[part], weight)
 
 

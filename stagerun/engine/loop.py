@@ -150,7 +150,9 @@ def iterated(loop: StageLoop, iter: int, outcome: Outcome, knobs: Knobs, seconds
 
 
 def _saves(loop: StageLoop, iter: int) -> bool:
-    """Whether a snapshot is due after `iter` updates, that of the stage's end included."""
+    """Whether a snapshot is due after `iter` updates, that of the stage's end included, which a test may decide (`early_stop`)."""
+    if loop.tests_first and due(iter, loop.test_interval, loop.max_iter):
+        return True
     return iter in loop.branch_points or iter == loop.max_iter or due(iter, loop.snapshot, loop.max_iter)
 
 

@@ -118,8 +118,10 @@ def multi_hot(labels: Tensor, logits: Tensor) -> Tensor:
     return torch.zeros_like(logits).scatter_(1, labels[:, None], 1.0)
 
 
-def loss_of(solver: Solver, device: torch.device, teacher: nn.Module | None = None, own: Own | None = None) -> Loss:
-    """The loss that a stage trains with; `teacher` for one of type DISTILL, `own` for PYTHON."""
+def loss_of(
+    solver: Solver, teacher: nn.Module | None = None, own: Own | None = None, device: torch.device | None = None
+) -> Loss:
+    """The loss that a stage trains with on `device`; `teacher` for one of type DISTILL, `own` for PYTHON."""
     how, smoothing = solver.loss, solver.label_smoothing
     if how is None or how.type is LossType.SOFTMAX:
         weights = solver.class_weight

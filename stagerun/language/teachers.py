@@ -43,7 +43,7 @@ def _taught(node: Node, found: Sequence[Node], settings: Block | None, problems:
 def check_classes(found: Sequence[Node], schedule: Block, settings: Mapping[str, Block], problems: Problems) -> None:
     """A teacher knows the classes of what it teaches."""
     for node in found:
-        if node.teacher not in settings or node.name not in settings or node.teacher_place is None:
+        if node.teacher is None or node.teacher_place is None or not {node.teacher, node.name} <= settings.keys():
             continue
         own, theirs = (network_of(schedule, settings[name]) for name in (node.name, node.teacher))
         if own and theirs and own.num_classes != theirs.num_classes:

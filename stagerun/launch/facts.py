@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stagerun.base.errors import DataError, PermissionDenied, StagerunError, StorageError
-from stagerun.base.recipe import CODE, Cache, Data, Schedule, Source
+from stagerun.base.recipe import CODE, LABELS, SAMPLING_WEIGHT, Cache, Data, Schedule, Source
 from stagerun.base.text import size
 from stagerun.data.scratch.layout import PARTIAL, held_now, home_of, look, survey
 from stagerun.data.scratch.room import free_bytes, idle_now, missing
@@ -299,8 +299,12 @@ def settings_text(schedule: Schedule) -> str:
         )
 
     code = {
-        f"{key}: {text}" for stage in schedule.stages for key, text in stage.identity.items() if key.startswith(CODE)
+        f"{key}: {text}"
+        for stage in schedule.stages
+        for key, text in stage.identity.items()
+        if key.startswith(CODE) or key in (LABELS, SAMPLING_WEIGHT)
     }
+    code |= {f"labels: {val.labels_digest}" for stage in schedule.stages for val in stage.data.val if val.labels_digest}
     return "\n".join([canonical(schedule.with_data(of_all)), *sorted(code)])
 
 

@@ -116,6 +116,12 @@ def _require_network(code: Code, net: object, refuse: Refuse) -> None:
             raise refuse(f"`{name}` has no values: it was made on the device `meta`", "make it on the CPU")
         if tensor.is_complex():
             raise refuse(f"`{name}` is complex, and the numbers of a network are real here", "keep two real tensors")
+    for name, tensor in net.state_dict().items():
+        if not isinstance(tensor, Tensor):
+            raise refuse(f"`{name}` of its state is no tensor, and a snapshot holds tensors", "keep it in a buffer")
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            hint = "register such a buffer with `persistent=False`: it need not be saved"
+            raise refuse(f"`{name}` has numbers that are not finite", hint)
     for name, module in net.named_modules():
         if isinstance(module, nn.SyncBatchNorm):
             hint = "take nn.BatchNorm2d: normalisation over all workers would hang on their number"

@@ -141,7 +141,9 @@ def _trial(run: StageRun, state: TrainState) -> Trial:
         batch = next(run.worker.images.labelled(iter(batches), run.stage, run.stage.data.train))
 
         def placed(values: Any) -> Any:
-            return None if values is None else torch.as_tensor(np.array(values)).to(run.worker.device)
+            if values is None or isinstance(values, torch.Tensor):
+                return values
+            return torch.as_tensor(np.array(values)).to(run.worker.device)
 
         kept = DeviceBatch(
             images=placed(batch.images),

@@ -131,7 +131,7 @@ class Images:
         # Of the training set that a stage asked for last: others make room.
         self._memory: tuple[str, Decoded | None] = ("", None)
         self.resident: tuple[str, Resident | None] = ("", None)  # filled by train.resident
-        self._tables: dict[str, Table] = {}  # by the path of the source
+        self._tables: dict[tuple[str, str | None, int], Table] = {}  # by images, file and number of classes
         self._python: dict[str, PythonTransform] = {}
 
     def open(self, comm: Comm, world: World, stop: Callable[[], bool]) -> Generator[Note, None, bool]:
@@ -230,14 +230,19 @@ class Images:
         """The stage's batches of one of its sets; where images have several labels, with these in place of the numbers of records."""
         if source.labels is None:
             return batches
-        if source.path not in self._tables:
-            self._tables[source.path] = Table(self._records[source.path], source, stage.model.num_classes, self._device)
-        return with_labels(batches, self._tables[source.path])
+        key = source.path, source.labels_path, stage.model.num_classes
+        if key not in self._tables:
+            self._tables[key] = Table(self._records[source.path], source, stage.model.num_classes, self._device)
+        return with_labels(batches, self._tables[key])
 
     def preflight(self) -> None:
         """Looks at some records of each LMDB as each stage would. DataError, RecipeError, UsageError."""
         bad = lambda stage: self.replacing(stage).met  # noqa: E731
         require_usable(self.schedule, self._records, self.memory, bad, self._python_transform)
+        for stage in self.schedule.stages:
+            for source in (stage.data.train, *stage.data.val):
+                if stage.enabled and source.path in self._records:
+                    self.labelled(iter(()), stage, source)  # a file that lacks a record is found now
 
 
 @contextmanager

@@ -26,7 +26,11 @@ class Table:
         text = _read(source.labels_path)
         if digest(text) != source.labels_digest:
             raise DataError(f"{source.labels_path} has changed since it was checked", "start the command again")
-        known = dict(line for line in parse(text.decode(), classes) if not isinstance(line, WrongLine))
+        known: dict[str, tuple[int, ...]] = {}
+        for line in parse(text.decode(), classes):
+            if isinstance(line, WrongLine):  # of a stage with fewer classes than `check` has looked for
+                raise DataError(f"{source.labels_path}:{line.line}:{line.column}: {line.message}", line.hint)
+            known[line[0]] = line[1]
         rows = np.zeros((len(records), classes), np.uint8)
         missing: list[str] = []
         for i in range(len(records)):

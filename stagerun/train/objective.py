@@ -63,7 +63,7 @@ def made_loss(model: Model, solver: Solver, device: torch.device, teacher: nn.Mo
         own = _own(how, solver.label_smoothing, model.num_classes, device, dtype_of(solver.precision))
     if teacher is None and solver.teacher is not None:
         teacher = _network(model, solver, device)
-    return loss_of(solver, device, teacher, own)
+    return loss_of(solver, teacher, own, device)
 
 
 def _own(how: recipe.Loss, smoothing: float, classes: int, device: torch.device, dtype: torch.dtype) -> Own:
