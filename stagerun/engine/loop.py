@@ -90,7 +90,8 @@ def train(
             yield iterated(loop, state.iter, outcome, knobs, seconds)
             if outcome.met is not None:
                 yield Synchronised(stage=loop.stage, iter=state.iter, bytes=outcome.met, iterations=0, sent_bytes=0)
-            saves = _saves(loop, state.iter)
+            # A test may end the stage, and then is followed by its last snapshot.
+            saves = _saves(loop, state.iter) or (loop.tests_first and due(state.iter, loop.test_interval, loop.max_iter))
             if loop.on_nan is OnNan.ROLLBACK and (saves or outcome.stop) and not finite(state):
                 # The update overflowed. Where a snapshot is due it has failed; elsewhere the next loss will show it, as it does in a
                 # run that no one stops: this one stops after that.
@@ -150,9 +151,7 @@ def iterated(loop: StageLoop, iter: int, outcome: Outcome, knobs: Knobs, seconds
 
 
 def _saves(loop: StageLoop, iter: int) -> bool:
-    """Whether a snapshot is due after `iter` updates, that of the stage's end included, which a test may decide (`early_stop`)."""
-    if loop.tests_first and due(iter, loop.test_interval, loop.max_iter):
-        return True
+    """Whether a snapshot is due after `iter` updates, that of the stage's end included."""
     return iter in loop.branch_points or iter == loop.max_iter or due(iter, loop.snapshot, loop.max_iter)
 
 

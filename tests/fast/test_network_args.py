@@ -43,7 +43,7 @@ def test_a_stage_depends_on_each_file_that_it_needs() -> None:
     schedule = read_texts(texts('model { name: "mynet.py:build" num_classes: 10 }', unused="x"), "/d/s")
     code = {k: v for k, v in schedule.stages[0].identity.items() if k.startswith("code.")}
     assert code == {"code.mynet.py": digest([("mynet.py", MYNET)]), "code.blocks.py": digest([("blocks.py", "")])}
-    assert [path for path, _ in schedule.sources.files] == ["blocks.py", "mynet.py"]
+    assert [path for path, _ in schedule.python.files] == ["blocks.py", "mynet.py"]
     assert "model.args" not in schedule.stages[0].identity
     assert not [k for k in read(SCHEDULE).stages[0].identity if k.startswith(("code.", "model.args"))]
 

@@ -91,13 +91,15 @@ def test_a_frozen_norm_is_in_evaluation_mode_and_in_no_vector() -> None:
     assert [p for p, _ in idle_patterns(Two(), ("a.*", "a.running_mean", "fx.*"))] == ["fx.*"]
 
 
-def test_layers_that_were_frozen_before_move_on_with_the_others() -> None:
+def test_each_layer_moves_by_the_iterations_that_it_has_seen() -> None:
+    """One that is drawn anew starts with its first batch, one that was frozen goes on from what it was."""
     state = make_state(Two(), solver(), torch.device("cpu"))
-    state.model.a.num_batches_tracked.fill_(0)
-    state.model.b.num_batches_tracked.fill_(1000)
-    state.model.a.running_mean.fill_(1.0)
+    for layer, seen in ((state.model.a, 0), (state.model.b, 1000)):
+        layer.num_batches_tracked.fill_(seen)
+        layer.running_mean.fill_(1.0)
     state.statistics.move(torch.zeros(8, dtype=torch.float64), 1)
-    torch.testing.assert_close(state.model.a.running_mean, torch.full((2,), 0.9))
+    torch.testing.assert_close(state.model.a.running_mean, torch.zeros(2))
+    torch.testing.assert_close(state.model.b.running_mean, torch.full((2,), 0.9))
 
 
 # -- fetch, from a server on this machine: the real ones are not asked
