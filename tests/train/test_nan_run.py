@@ -148,7 +148,9 @@ def test_a_stage_that_was_skipped_whole_never_counts_as_finished(
     assert not list((out / "snapshots").iterdir())
     # One that something else has saved nevertheless.
     with monkeypatch.context() as patch:
-        patch.setattr(stage, "make_loop", lambda run, loss, honest=stage.make_loop: replace(honest(run, loss), is_piece=True))
+        patch.setattr(
+            stage, "make_loop", lambda run, loss, honest=stage.make_loop: replace(honest(run, loss), is_piece=True)
+        )
         with pytest.raises(Diverged, match="all 2 iterations"):
             lives(folder, out)
     assert [p.name[:13] for p in (out / "snapshots").iterdir()] == ["main-00000002"]

@@ -178,9 +178,11 @@ def test_a_layer_that_the_network_holds_in_evaluation_keeps_its_statistics() -> 
             "super().forward(x))\n    def train(self, mode=True):\n        return super().train(False)",
         )
     )
-    statistics = BatchStatistics(net)
-    statistics.move(torch.ones(statistics.n, dtype=torch.float64), 1)
-    assert statistics.running.tolist() == [0.0] * 4 + [1.0] * 4
+    assert not BatchStatistics(net).layers
+    net.train()
+    net(torch.randn(4, 1, 8, 8))
+    kept = dict(net.named_buffers())
+    assert kept["0.1.running_mean"].tolist() == [0.0] * 4 and kept["0.1.running_var"].tolist() == [1.0] * 4
 
 
 @pytest.mark.parametrize(
