@@ -91,7 +91,9 @@ def train(
             if outcome.met is not None:
                 yield Synchronised(stage=loop.stage, iter=state.iter, bytes=outcome.met, iterations=0, sent_bytes=0)
             # A test may end the stage, and then is followed by its last snapshot.
-            saves = _saves(loop, state.iter) or (loop.tests_first and due(state.iter, loop.test_interval, loop.max_iter))
+            saves = _saves(loop, state.iter) or (
+                loop.tests_first and due(state.iter, loop.test_interval, loop.max_iter)
+            )
             if loop.on_nan is OnNan.ROLLBACK and (saves or outcome.stop) and not finite(state):
                 # The update overflowed. Where a snapshot is due it has failed; elsewhere the next loss will show it, as it does in a
                 # run that no one stops: this one stops after that.
