@@ -32,7 +32,7 @@ stage {{ name: "main" solver_param {{
 
 
 def side_of(name: str) -> int | None:
-    """Of its images; None for a network that takes none from 64 to 224 pixels, or is too large."""
+    """The size of its images; None for a network that takes none from 64 to 224 pixels, or is too large."""
     import timm
     import torch
 

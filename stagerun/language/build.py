@@ -53,7 +53,7 @@ def _says_nothing(field: FieldDescriptor) -> bool:
 
 
 def model(view: View, sources: Sources) -> recipe.Model:
-    """Of a `model { }`, the schedule's or a stage's. `sources`: the Python files of the whole schedule, so that all that is imported of
+    """The network of a `model { }`, the schedule's or a stage's. `sources`: the Python files of the whole schedule, so that all that is imported of
     them is imported once."""
     norm, name = view.inside("batch_norm_param"), view.text("name") or ""
     network = network_of(name)

@@ -204,7 +204,7 @@ def _names(body: Iterable[ast.stmt]) -> Iterator[str]:
 
 
 def digest(files: Iterable[tuple[str, str]]) -> str:
-    """Of Python files by path, every character of them: a comment counts, too."""
+    """The digest of Python files by path. Every character counts, those of comments too."""
     found = hashlib.sha256()
     for path, text in sorted(files):
         for part in (path.encode(), text.encode(errors="surrogatepass")):

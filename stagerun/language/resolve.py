@@ -255,7 +255,7 @@ def _settings(
 
 
 def _images(settings: Block, schedule: Block) -> int | None:
-    """Of an epoch of a stage."""
+    """The images in an epoch of a stage."""
     own = _known(settings, lambda view: view.inside("data").has("train"))
     holder = settings if own else schedule
     return None if own is None else _known(holder, lambda view: view.inside("data").inside("train").whole("images"))

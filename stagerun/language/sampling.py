@@ -25,7 +25,7 @@ _SHOWN_WHOLE = 16
 
 
 def check_sampling(view: View, classes: int | None, shuffle: bool, problems: Problems) -> None:
-    """Of one stage's settings. `classes`: of the schedule's network; None where they are not known."""
+    """Reports what is wrong in one stage's settings. `classes`: those of the schedule's network, None where they are not known."""
     classes = _classes(view, classes)
     with suppress(Doubtful):
         loss = view.view("loss")
@@ -46,7 +46,7 @@ def check_sampling(view: View, classes: int | None, shuffle: bool, problems: Pro
 
 
 def _classes(view: View, shared: int | None) -> int | None:
-    """Of the stage's own network, or the `shared` one."""
+    """The number of classes of the stage's own network, or of the `shared` one."""
     with suppress(Doubtful):
         own = view.view("model")
         return own.whole("num_classes") if own is not None else shared

@@ -37,5 +37,5 @@ class _LayersWithoutMemory(TorchFunctionMode):
 
 
 def shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Of parameters and buffers, by name."""
+    """The shapes of parameters and buffers, by name."""
     return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}

@@ -140,7 +140,7 @@ def replicas(
     link: Link,
     about: bool = False,
 ) -> Sending:
-    """Of a stage whose replicas meet now and then: means over its iterations. `plain`: what it would send uncompressed; `dense` as of
+    """What a stage sends whose replicas meet now and then: means over its iterations. `plain`: what it would send uncompressed; `dense` as of
     `sending`."""
     seconds = sum(s.times * (s.bytes / link.bandwidth + s.messages * link.latency) for s in shares if s.bytes)
     small, most = (sum(s.times * s.bytes for s in each) / iterations for each in (shares, plain))

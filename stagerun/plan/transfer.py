@@ -62,7 +62,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """Of `field`, a field of WeightsParameter."""
+    """What is wrong in `field`, a field of WeightsParameter."""
 
     field: str
     message: str

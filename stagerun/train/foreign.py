@@ -104,7 +104,7 @@ def _names(names: list[str]) -> str:
 
 
 def _require_memory(net: nn.Module) -> None:
-    """Of the main memory alone, in which a network is made."""
+    """Looks at main memory alone, in which a network is made."""
     held = sum(t.numel() * t.element_size() for t in [*net.parameters(), *net.buffers()])
     if (_COPIES - 1) * held > (free := available_memory()):
         raise refuse(

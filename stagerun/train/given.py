@@ -91,7 +91,7 @@ def start_of(stage: Stage) -> str:
 
 
 def frozen_in(network: nn.Module, stage: Stage) -> dict[str, bool]:
-    """Of each parameter whether it stays as it is."""
+    """Whether each parameter stays as it is, by name."""
     still = still_in(network, stage.solver.freeze)
     return {name: name in still for name, _ in network.named_parameters()}
 
@@ -119,7 +119,7 @@ def _shapes(model: Model) -> dict[str, tuple[int, ...]]:
 
 
 def shapes_in(found: Found, name: str) -> Mapping[str, tuple[int, ...]]:
-    """Of a safetensors file from its header alone."""
+    """The shapes of its tensors; a safetensors file says them in its header."""
     header = header_of(found)
     if header is not None:
         return header

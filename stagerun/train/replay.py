@@ -24,7 +24,7 @@ _ANY = ("workers", "reducer")  # of an environment, what the bits of a replay do
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Of one stage. `arrivals`: the file that its snapshot `ref` keeps the order of pushes in; `digests`: of the snapshot's tensors."""
+    """What is recorded of one stage. `arrivals`: the file that its snapshot `ref` keeps the order of pushes in; `digests`: of the snapshot's tensors."""
 
     ref: SnapshotRef
     arrivals: bytes

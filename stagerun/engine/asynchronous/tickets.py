@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """`iteration` is begun: that which was asked for, or one that a dead replica has left."""
+    """`iteration` starts: the one that was asked for, or one that a dead replica has left."""
 
     iteration: int
 

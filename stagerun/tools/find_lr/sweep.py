@@ -51,7 +51,7 @@ class Suggestion:
 
 
 def rate(i: int, start: float, end: float, iterations: int) -> float:
-    """Of the iteration with that number, 0-based."""
+    """The rate of the iteration with that number, 0-based."""
     return start * (end / start) ** (i / max(1, iterations - 1))
 
 

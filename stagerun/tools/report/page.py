@@ -176,13 +176,13 @@ def _by_run(title: str, caption: str, runs: Sequence[Run], picture: Callable[[Ru
 
 
 def _kept(run: Run) -> str:
-    """Of a run that compresses its gradients."""
+    """The section on compressed gradients."""
     matrix = kept.matrix(run)
     return "" if matrix is None else kept.draw(matrix, run.label)
 
 
 def _stale(run: Run) -> str:
-    """Of a run with stages whose replicas push."""
+    """The section on stages whose replicas push."""
     rows = stale.rows(run)
     return stale.draw(rows, run.label) if rows else ""
 
