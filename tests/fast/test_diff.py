@@ -238,14 +238,14 @@ def test_what_can_not_be_compared(tmp_path: Path) -> None:
 # -- a run
 
 
-def test_a_run_that_kept_a_changed_stage_is_what_that_was_trained_from(tmp_path: Path) -> None:
-    before, now = schedule(), schedule(trunk=STAGES["trunk"].replace("0.1", "0.2"))
-    store.prepare(store.LocalDisk(), tmp_path)
-    for clock, (name, of) in enumerate((("trunk", before), ("long", now))):
+def of_run(out: Path, *trained: tuple[str, Schedule]) -> Schedule:
+    """What `diff` compares of a run whose stages were trained, one after the other, by these schedules."""
+    store.prepare(store.LocalDisk(), out)
+    for clock, (name, of) in enumerate(trained):
         stage = of.stage(name)
         ref = store.commit(
             store.LocalDisk(),
-            tmp_path,
+            out,
             store.Metadata(
                 place=store.Place(name, stage.solver.max_iter, 1 + clock),
                 parent="",
@@ -255,8 +255,40 @@ def test_a_run_that_kept_a_changed_stage_is_what_that_was_trained_from(tmp_path:
             files={"recipe.prototxt": canonical(of).encode()},
             content=("recipe.prototxt",),
         )
-        os.utime(snapshots_folder(tmp_path) / ref.name / MANIFEST, (clock, clock))
+        os.utime(snapshots_folder(out) / ref.name / MANIFEST, (clock, clock))
+    return compare(str(out), str(out)).a.schedule
+
+
+def test_a_run_that_kept_a_changed_stage_is_what_that_was_trained_from(tmp_path: Path) -> None:
+    before, now = schedule(), schedule(trunk=STAGES["trunk"].replace("0.1", "0.2"))
+    trained = of_run(tmp_path, ("trunk", before), ("long", now))
     assert diff(tmp_path, tmp_path).stdout.endswith("nothing differs\n")
-    trained = compare(str(tmp_path), str(tmp_path)).a.schedule
     assert named(difference(trained, now)).keys() == {"trunk.base_lr"}
     assert difference(trained, before).same
+
+
+def test_a_run_that_kept_a_stage_of_other_images_or_another_network(tmp_path: Path) -> None:
+    before = schedule()
+    images = schedule(SCHEDULE.replace('"train" images: 1000', '"more" images: 2000'))
+    trained = of_run(tmp_path / "images", ("trunk", before), ("long", images))
+    assert named(difference(trained, images)).keys() == {"trunk.data"}
+    assert not difference(trained, images).same
+    network = schedule(SCHEDULE.replace("resnet_small", "resnet18"))
+    trained = of_run(tmp_path / "network", ("trunk", before), ("long", network))
+    assert named(difference(trained, network)).keys() == {"trunk.model"}
+    assert not difference(trained, network).same
+    assert difference(of_run(tmp_path / "same", ("trunk", before), ("long", before)), before).same
+
+
+def test_what_early_stop_hangs_on_is_trained_from(tmp_path: Path) -> None:
+    early = "test_interval: 5 early_stop { metric: TOP1 patience_iter: 10 }\n"
+    for change in ("test_iter: 2\n", "test_interval: 10\n", "test_transform_param { crop_size: 32 }\n"):
+        kept = early.replace("test_interval: 5 ", "") if change.startswith("test_interval") else early
+        one, other = schedule(trunk=STAGES["trunk"] + early), schedule(trunk=STAGES["trunk"] + kept + change)
+        found = difference(one, other)
+        assert not found.same and all(field.trains for field in found.fields), change
+    fewer = schedule(SCHEDULE.replace("images: 300", "images: 200"), trunk=STAGES["trunk"] + early)
+    found = difference(schedule(trunk=STAGES["trunk"] + early), fewer)
+    assert not found.same and named(found)[".data.val.images"].trains
+    plain = difference(schedule(), schedule(trunk=STAGES["trunk"] + "test_iter: 2\n"))
+    assert plain.same and not named(plain)["trunk.test_iter"].trains

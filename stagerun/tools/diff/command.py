@@ -19,6 +19,7 @@ from stagerun.command.options import argument, command, option
 from stagerun.command.shared import Json, PlotFile, Scale
 from stagerun.drawing.picture import Picture, StagePicture, make_picture
 from stagerun.language import load
+from stagerun.language.build import is_tested
 from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.language.stored import read_foreign
 from stagerun.language.values import NONE, differing, identity, leaves, own_images, plain, shown, text
@@ -110,26 +111,31 @@ def _names(schedule: Schedule) -> list[str]:
 def _trained(schedule: Schedule) -> tuple[object, ...]:
     """What training depends on: for each stage what it starts from and its settings. Names are not in it."""
     number = {stage.name: n for n, stage in enumerate(schedule.stages)}
-    shared = [("seed", text(schedule.seed)), ("determinism", text(schedule.determinism))]
-    shared += [*leaves(schedule.model, "model"), *leaves(schedule.data, "data")]
-
-    def counting(values: list[tuple[str, str]], lr_policy: str = "") -> tuple[tuple[str, str], ...]:
-        return tuple(value for value in values if identity(value[0], lr_policy))
-
     sets = list(dict.fromkeys((s.data.train.path, s.data.train.images) for s in schedule.stages))
     stages = (
         (
             number.get(s.parent or "", -1),
             s.parent_iter,
             sets.index((s.data.train.path, s.data.train.images)),
-            s.data.train.images,
             number.get(s.solver.teacher or "", -1),
             s.data.train.labels_digest,
-            counting(list(leaves(s.solver, "solver")), s.solver.lr_policy),
+            _counting(s),
         )
         for s in schedule.stages
     )
-    return counting(shared), tuple(stages)
+    return text(schedule.seed), text(schedule.determinism), tuple(stages)
+
+
+def _counting(stage: Stage) -> list[tuple[str, str]]:
+    """The settings of a stage that snapshots depend on. Its network stands under one name, whether it is its own or the schedule's."""
+    alone = replace(stage.solver, model=None)
+    found = [*leaves(stage.model, "model"), *leaves(stage.data, "data"), *leaves(alone, "solver")]
+    return [(key, value) for key, value in found if _trains(key, stage.solver)]
+
+
+def _trains(key: str, solver: Solver) -> bool:
+    """Whether snapshots depend on the field, in a stage of these settings."""
+    return identity(key, solver.lr_policy) or (solver.early_stop is not None and is_tested(key))
 
 
 def _code(schedule: Schedule) -> dict[str, str]:
@@ -146,7 +152,7 @@ def _shared(a: Schedule, b: Schedule) -> Iterator[FieldDifference]:
     for key, one, other in parts:
         for name, old, new in differing(one, other, key):
             values = (_value(name, old, (text(old), ""), origins_a), _value(name, new, (text(new), ""), origins_b))
-            yield FieldDifference("", name, *values, identity(name))
+            yield FieldDifference("", name, *values, any(_trains(name, s.solver) for s in (*a.stages, *b.stages)))
     one, other = _code(a), _code(b)
     for name in sorted(one.keys() | other.keys()):
         was, now = one.get(name, NONE), other.get(name, NONE)
@@ -185,15 +191,15 @@ def _stage(a: Schedule, b: Schedule, one: Stage, other: Stage) -> Iterator[Field
         yield FieldDifference(one.name, "enabled", old, new, False)
     owns = own_images(one.data, a.data), own_images(other.data, b.data)
     for name, old, new in differing(*owns, "data"):
-        trains = name.endswith(".images") and name.startswith("data.train")
-        yield FieldDifference(one.name, name, _held(old), _held(new), trains or name == "data")
+        trains = any(_trains(name, s.solver) for s in (one, other)) or name in ("data", "data.train.images")
+        yield FieldDifference(one.name, name, _held(old), _held(new), trains)
     for key, mine, its in differing(one.solver, other.solver, "solver"):
         yield FieldDifference(
             one.name,
             key.removeprefix("solver."),
             _value(key, mine, shown(key, text(mine), one), one.origins),
             _value(key, its, shown(key, text(its), other), other.origins),
-            identity(key, one.solver.lr_policy) or identity(key, other.solver.lr_policy),
+            _trains(key, one.solver) or _trains(key, other.solver),
         )
 
 
@@ -324,7 +330,8 @@ def _side(folder: str) -> Side:
 
 def _of_run(out: Path, inventory: Inventory, newest: SnapshotRef) -> Schedule:
     """What each stage was trained from: the recipe of the newest snapshot, with each stage as its own newest snapshot has it. The
-    two differ where a run was asked to keep a stage that had changed."""
+    two differ where a run was asked to keep a stage that had changed. What was the schedule's then is the stage's own where that has
+    changed since."""
     schedule = _recipe(newest.name, newest, store.read_file(DISK, out, newest.name, RECIPE, MOST_RECIPE))
     stages = []
     for stage in schedule.stages:
@@ -335,7 +342,9 @@ def _of_run(out: Path, inventory: Inventory, newest: SnapshotRef) -> Schedule:
         trained = _recipe(own.name, own, store.read_file(DISK, out, own.name, RECIPE, MOST_RECIPE))
         # Where it starts from is as it is now: its parent may have another name than then.
         then = trained.stage(stage.name)
-        stages.append(replace(stage, solver=then.solver, identity=then.identity))
+        model = then.solver.model if then.model == schedule.model else then.model
+        solver = replace(then.solver, model=model)
+        stages.append(replace(stage, solver=solver, identity=then.identity, model=then.model, data=then.data))
     return replace(schedule, stages=tuple(stages))
 
 
