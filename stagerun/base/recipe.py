@@ -589,6 +589,8 @@ ABSENT = "not installed"  # in place of that version
 LAST_USED = "data.train.last_used"
 # The key of the digest of the labels of images that have several.
 LABELS = "data.train.labels_digest"
+# Likewise of the first validation set. There only with `early_stop`, which may end the stage by what it was tested for.
+TESTED_LABELS = "data.val.labels_digest"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

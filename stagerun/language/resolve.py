@@ -380,7 +380,7 @@ def _stage(
         derived |= _derived_of(model, "solver.model.batch_norm_param")
     own = list(build.facts(SOLVER, block, "solver.", derived, path))
     found = [*_with_images(shared, own), *own, *_branch(node), *_last_used(node, data, solver, above, block)]
-    found += [*_digest(block), *_labels(data, found), *_lesson(node)]
+    found += [*_digest(block), *_labels(data, solver.early_stop is not None, found), *_lesson(node)]
     return recipe.Stage(
         name=node.name,
         parent=node.parent,
@@ -473,11 +473,13 @@ def _branch(node: Node) -> Iterator[build.Fact]:
         yield build.Fact(recipe.FROM_ITER, str(node.parent_iter), True, origin)
 
 
-def _labels(data: recipe.Data, facts: Sequence[build.Fact]) -> Iterator[build.Fact]:
-    """The digest of the labels that are trained on, where images have several."""
-    if data.train.labels_digest is not None:
-        origin = next(fact.origin for fact in facts if fact.key == "data.train.labels")
-        yield build.Fact(recipe.LABELS, data.train.labels_digest, True, origin)
+def _labels(data: recipe.Data, early_stop: bool, facts: Sequence[build.Fact]) -> Iterator[build.Fact]:
+    """The digests of the labels that decide what is trained, where images have several."""
+    tested = data.val[0].labels_digest if early_stop and data.val else None
+    for key, digest in ((recipe.LABELS, data.train.labels_digest), (recipe.TESTED_LABELS, tested)):
+        if digest is not None:
+            field = key.replace("labels_digest", "labels")
+            yield build.Fact(key, digest, True, next(fact.origin for fact in facts if fact.key == field))
 
 
 def _lesson(node: Node) -> Iterator[build.Fact]:

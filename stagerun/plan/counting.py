@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from stagerun.base.recipe import ABSENT, FROM_ITER, LAST_USED, TEACHER, WEIGHTS_DIGEST, Schedule, Stage
+from stagerun.base.recipe import ABSENT, FROM_ITER, LAST_USED, TEACHER, TESTED_LABELS, WEIGHTS_DIGEST, Schedule, Stage
 from stagerun.base.snapshots import TRAINING_SET, Inventory, SnapshotRef, how_far, same_set
 from stagerun.language.values import unsaid
 from stagerun.plan.planned import Change, PlannedStage, State, label
@@ -115,6 +115,8 @@ def changed_fields(ref: SnapshotRef, stage: Stage) -> list[str]:
             return False
         if default := unsaid(field):
             return ref.identity.get(field, default) != stage.identity.get(field, default)
+        if field == TESTED_LABELS and field not in ref.identity:
+            return False  # not known then; a stage that had neither labels nor `early_stop` differs in these
         if field == WEIGHTS_DIGEST and field not in ref.identity:
             return field in stage.origins
         if field not in stage.identity and field in stage.origins:

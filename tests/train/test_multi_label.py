@@ -131,6 +131,16 @@ def test_early_stop_goes_by_the_mean_average_precision(base: Path, tmp_path: Pat
     assert finished.iterations == 6
 
 
+def test_the_labels_that_decide_where_a_stage_ends_are_part_of_what_was_trained(base: Path, tmp_path: Path) -> None:
+    stage = STAGE.replace("max_iter: 6", "max_iter: 6 early_stop { metric: MAP patience_iter: 3 }")
+    folder, out = several(tmp_path / "s", base / "data", stage), tmp_path / "out"
+    go(folder, out)
+    assert not of(go(folder, out), Iterated)
+    (folder / "val.txt").write_text((folder / "val.txt").read_text() + "spare 1\n")
+    with pytest.raises(ResumeRefused, match=r"data\.val\.labels_digest sha256:"):
+        go(folder, out)
+
+
 def test_mistakes_in_the_file_are_shown_with_their_lines(base: Path, tmp_path: Path) -> None:
     folder = several(tmp_path / "s", base / "data", STAGE.replace("loss { type: BINARY }", ""))
     (folder / "train.txt").write_text("00000000 1 x\n00000001 10\n00000000 2\n")

@@ -119,6 +119,7 @@ def _trained(schedule: Schedule) -> tuple[object, ...]:
             sets.index((s.data.train.path, s.data.train.images)),
             number.get(s.solver.teacher or "", -1),
             s.data.train.labels_digest,
+            s.data.val[0].labels_digest if s.solver.early_stop is not None and s.data.val else None,
             _counting(s),
         )
         for s in schedule.stages
