@@ -59,12 +59,11 @@ def trained_parameters(model: nn.Module, rules: Sequence[ParamRule], freeze: Seq
     UsageError if that leaves none.
     """
     trained: list[Parameter] = []
-    kept: frozenset[str] = getattr(model, "frozen_by_network", frozenset())
+    frozen = frozen_parameters(model, rules, freeze)
     for name, tensor in model.named_parameters():
         rule = multipliers(name, kind_of(model, name), rules)
-        moves = rule.lr_mult != 0 and name not in kept and not weights.fits(name, freeze)
-        tensor.requires_grad_(moves)
-        if moves:
+        tensor.requires_grad_(name not in frozen)
+        if name not in frozen:
             trained.append(Parameter(name, tensor, rule.lr_mult, rule.decay_mult, rule.adapt))
     if not trained and freeze:
         raise UsageError(
@@ -83,19 +82,27 @@ def trained_parameters(model: nn.Module, rules: Sequence[ParamRule], freeze: Seq
     return trained
 
 
+def frozen_parameters(model: nn.Module, rules: Sequence[ParamRule], freeze: Sequence[str]) -> frozenset[str]:
+    """Their names. Says nothing of `requires_grad`, which a trained model has as `trained_parameters` sets it."""
+    kept: frozenset[str] = getattr(model, "frozen_by_network", frozenset())
+    return frozenset(
+        name
+        for name, _ in model.named_parameters()
+        if name in kept or weights.fits(name, freeze) or multipliers(name, kind_of(model, name), rules).lr_mult == 0
+    )
+
+
 def frozen_norms(model: nn.Module, freeze: Sequence[str]) -> list[nn.Module]:
     """The BatchNorm layers whose statistics `freeze` names."""
     norms = ((n, m) for n, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
     return [norm for name, norm in norms if weights.fits(f"{name}.running_mean", freeze)]
 
 
-def still_in(model: nn.Module, freeze: Sequence[str]) -> frozenset[str]:
-    """The names of the tensors that `freeze` keeps as they are: parameters, and all buffers of BatchNorm layers."""
-    if not freeze:
-        return frozenset()
+def still_in(model: nn.Module, rules: Sequence[ParamRule], freeze: Sequence[str]) -> frozenset[str]:
+    """The names of the tensors that stay as they are: frozen parameters, and all buffers of BatchNorm layers that `freeze` names."""
     norms = set(map(id, frozen_norms(model, freeze)))
     held = [f"{name}.{one}" for name, m in model.named_modules() if id(m) in norms for one, _ in m.named_buffers()]
-    return frozenset([*(name for name, _ in model.named_parameters() if weights.fits(name, freeze)), *held])
+    return frozen_parameters(model, rules, freeze).union(held)
 
 
 def idle_patterns(model: nn.Module, freeze: Sequence[str]) -> list[tuple[str, str]]:

@@ -40,13 +40,13 @@ class Replicas:
         still: Collection[str] = (),
     ) -> None:
         """`weights`, `momentum`: the live tensors of the network and its solver; `trained`: the parameters; `still`: the names of those
-        that `freeze` keeps as they are. Collective."""
+        of the network that no update moves. Collective."""
         assert solver.sync is not None
         self.sync, self.comm, self.count = solver.sync, comm, solver.sync.replicas
         self.start, self.meetings = parting(solver), frozenset(synchronisations(solver))
         self.max_iter, self.logical_workers = solver.max_iter, solver.logical_workers // self.count
         self.live = weights | momentum
-        # What differs between replicas. The counts, which are whole numbers, are the same in all, and so is what is frozen: an average
+        # What differs between replicas. The counts, which are whole numbers, are the same in all, and so is what is frozen: in FP64 an average
         # of equal numbers may be another one.
         self.apart = {n: t for n, t in self.live.items() if t.is_floating_point() and n not in still}
         self.weights = {name: self.apart[name] for name in weights if name in self.apart}

@@ -113,9 +113,12 @@ def average(state: TrainState) -> dict[str, Tensor]:
 def replicas_of(determinism: Determinism, state: TrainState, solver: Solver, comm: Comm) -> Replicas:
     """Those of a stage with `sync_param`, which have not parted. Collective."""
     trained: dict[str, Tensor] = {p.name: p.tensor for p in state.solver.parameters}
-    return Replicas(
-        weights(state), momentum(state), trained, solver, determinism, comm, still_in(state.model, solver.freeze)
-    )
+    return Replicas(weights(state), momentum(state), trained, solver, determinism, comm, still(state, solver))
+
+
+def still(state: TrainState, solver: Solver) -> frozenset[str]:
+    """The names of the weights that no update moves."""
+    return still_in(state.model, solver.param, solver.freeze)
 
 
 def saved_residual(state: TrainState) -> Residual | None:

@@ -6,7 +6,7 @@ from stagerun.comm.average import average_bytes
 from stagerun.engine.apart import numbers_agreed_on
 from stagerun.engine.compression import compresses
 from stagerun.engine.replicas import holders_of, shares_of
-from stagerun.engine.state import TrainState, momentum, weights
+from stagerun.engine.state import TrainState, momentum, still, weights
 from stagerun.engine.update import TAIL
 
 
@@ -43,12 +43,13 @@ def apart(determinism: Determinism, state: TrainState, solver: Solver, workers: 
 
 
 def meeting(state: TrainState, solver: Solver, workers: int, compressed: bool = False) -> int:
-    """For what is averaged in a synchronisation, beside what that iteration sends anyway; `compressed`: that is no weight that is trained."""
+    """For what is averaged in a synchronisation, beside what that iteration sends anyway; `compressed`: that is no weight that is trained.
+    What is frozen is not sent."""
     assert solver.sync is not None
     joined = weights(state) | (momentum(state) if solver.sync.momentum is SyncMomentum.AVERAGE else {})
-    trained = {p.name for p in state.solver.parameters} if compressed else set()
+    left_out = still(state, solver).union(p.name for p in state.solver.parameters if compressed)
     own = sum(ranks[0] == 0 for ranks in holders_of(shares_of(solver, workers), solver.sync.replicas))
-    averaged = [t for name, t in joined.items() if t.is_floating_point() and name not in trained]
+    averaged = [t for name, t in joined.items() if t.is_floating_point() and name not in left_out]
     return average_bytes(workers, own, averaged)
 
 

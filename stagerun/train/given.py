@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from stagerun.base.errors import DataError, Problems, RecipeError, Span, StagerunError
 from stagerun.base.recipe import WEIGHTS_DIGEST, Model, Schedule, Stage
 from stagerun.base.text import size
-from stagerun.engine.parameters import still_in
+from stagerun.engine.parameters import frozen_parameters
 from stagerun.engine.weights_file import tensors_in
 from stagerun.models.skeleton import shapes, without_memory
 from stagerun.plan import Plan, PlannedStage, State
@@ -92,8 +92,8 @@ def start_of(stage: Stage) -> str:
 
 def frozen_in(network: nn.Module, stage: Stage) -> dict[str, bool]:
     """Whether each parameter stays as it is, by name."""
-    still = still_in(network, stage.solver.freeze)
-    return {name: name in still for name, _ in network.named_parameters()}
+    frozen = frozen_parameters(network, stage.solver.param, stage.solver.freeze)
+    return {name: name in frozen for name, _ in network.named_parameters()}
 
 
 def record(made: Transfer) -> dict[str, dict[str, str]]:

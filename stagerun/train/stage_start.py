@@ -190,6 +190,8 @@ def _restore_replicas(run: StageRun, replicas: Replicas) -> None:
             )
         saved.update(decode(run.step.files[REPLICAS]))
         like = replicas.names()
+        for name in [n for n in saved if n.partition("/")[2] in replicas.live.keys() - replicas.apart.keys()]:
+            del saved[name]  # an earlier version saved what is frozen, too
         if wrong := sorted(
             n for n in like.keys() | saved.keys() if n not in like or n not in saved or like[n].shape != saved[n].shape
         ):

@@ -21,6 +21,7 @@ from stagerun.base.recipe import (
     Memory,
     Method,
     Outer,
+    ParamRule,
     Scope,
     Solver,
     Sync,
@@ -258,6 +259,21 @@ def test_the_number_of_workers_changes_no_bit_of_compressed_changes(replicas, ho
                 assert torch.equal(mine, whole.residual.vectors[r])
 
 
+def test_what_no_update_moves_is_no_replicas_own():
+    """Frozen by the network itself, by `lr_mult: 0` and by `freeze`; with FP64 an average of equal numbers may be another one."""
+    model = ConvNet()
+    model.__dict__["frozen_by_network"] = frozenset({"conv1.weight"})
+    rules = (ParamRule(name="fc.bias", lr_mult=0.0),)
+    sync = replace(LOCAL, replicas=3, period=2)
+    solver = replace(SOLVER, batch_size=6, device_batch_size=2, param=rules, freeze=("bn1*",), sync=sync)
+    still = {"conv1.weight", "fc.bias", "bn1.weight", "bn1.running_mean"}
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    state = trained(solver, model, 4)
+    assert not still & {name.partition("/")[2] for name in state.replicas.names()}
+    assert all(torch.equal(before[name], state.model.state_dict()[name].to(before[name])) for name in still)
+    assert not torch.equal(before["conv2.weight"], state.model.conv2.weight.to(before["conv2.weight"]))
+
+
 # -- any number of workers
 
 
@@ -432,6 +448,16 @@ def test_the_bytes_that_are_counted_are_those_that_plan_says(tmp_path, data, syn
     assert len({e.bytes for e in met}) == 1 and 0 < met[0].bytes <= met[0].sent_bytes
     if workers == 2 and sync in ("local", "diloco"):
         assert (met[0].bytes < 0.2 * start.dense_bytes) == bool(how)
+
+
+def test_what_is_frozen_is_not_among_the_bytes_that_plan_says(tmp_path, data):
+    frozen = 'freeze: "*bn*" param { name: "*conv1*" lr_mult: 0 }'
+    folder = schedule(tmp_path, data, SYNCS["averaged"], solver=frozen, main=STAGES["main"])
+    events, said = lives(folder, tmp_path / "out", 2), planned(folder, 2)
+    counted = [e.sent_bytes for e in events if isinstance(e, Iterated)]
+    assert sum(counted) / len(counted) == pytest.approx(said["sent"], rel=0.02)
+    whole = planned(schedule(tmp_path, data, SYNCS["averaged"], main=STAGES["main"]), 2)
+    assert said["sent"] < 0.98 * whole["sent"]
 
 
 @pytest.mark.parametrize("how", ["method: TOP_K", "method: SIGN scope: ENTIRE_MODEL", "method: BF16"])
