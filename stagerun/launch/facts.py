@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stagerun.base.errors import DataError, PermissionDenied, StagerunError, StorageError
-from stagerun.base.recipe import CODE, LABELS, SAMPLING_WEIGHT, Cache, Data, Schedule, Source
+from stagerun.base.recipe import CODE, LABELS, SAMPLING_WEIGHT, Cache, Data, Schedule, Source, Stage
 from stagerun.base.text import size
 from stagerun.data.scratch.layout import PARTIAL, held_now, home_of, look, survey
 from stagerun.data.scratch.room import free_bytes, idle_now, missing
@@ -290,8 +290,8 @@ def settings_text(schedule: Schedule) -> str:
     def of_all(data: Data) -> Data:
         return replace(
             data,
-            train=replace(data.train, path=""),
-            val=tuple(replace(source, path="") for source in data.val),
+            train=replace(data.train, path="", labels_path=None),
+            val=tuple(replace(source, path="", labels_path=None) for source in data.val),
             scratch=None if data.scratch is None else "",
             scratch_reserve=0.0,
             loader_threads=None,
@@ -305,7 +305,14 @@ def settings_text(schedule: Schedule) -> str:
         if key.startswith(CODE) or key in (LABELS, SAMPLING_WEIGHT)
     }
     code |= {f"labels: {val.labels_digest}" for stage in schedule.stages for val in stage.data.val if val.labels_digest}
-    return "\n".join([canonical(schedule.with_data(of_all)), *sorted(code)])
+    alike = schedule.with_data(of_all)
+    return "\n".join([canonical(replace(alike, stages=tuple(map(_without_place, alike.stages)))), *sorted(code)])
+
+
+def _without_place(stage: Stage) -> Stage:
+    """Without where this host has the weights that it names."""
+    weights = stage.solver.weights
+    return stage if weights is None else replace(stage, solver=replace(stage.solver, weights=replace(weights, path="")))
 
 
 def settings_digest(schedule: Schedule) -> str:

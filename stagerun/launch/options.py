@@ -11,8 +11,10 @@ from typing import TypeVar
 import click
 
 from stagerun.base.errors import UsageError
+from stagerun.base.recipe import Schedule
 from stagerun.command.options import flag, given, option
-from stagerun.launch.ssh import Bundle, Way, bundle
+from stagerun.launch.bundle import Bundle, bundle, named_files
+from stagerun.launch.ssh import Way
 
 HOSTS = "Other hosts"
 RESTARTS = 3
@@ -51,7 +53,7 @@ class ReachOptions:
     )
     sync: str | None = option(
         "--sync [FOLDER]",
-        "With --hosts: copy the schedule's folder to each of them first, and run it there in FOLDER. For hosts without a file "
+        "With --hosts: copy the schedule's folder, and the files that it names, to each of them first, and run it there in FOLDER. For hosts without a file "
         "system that they share; OUT is then on the first one.  [default: ~/stagerun/NAME]",
         title=HOSTS,
         is_flag=False,
@@ -62,12 +64,12 @@ class ReachOptions:
         "--sync-code", "With --sync: copy this package, too; the interpreter there has all others.", title=HOSTS
     )
 
-    def bundle(self, schedule: str) -> tuple[Bundle | None, str]:
+    def bundle(self, folder: str, schedule: Schedule) -> tuple[Bundle | None, str]:
         """What is copied to all hosts, and the schedule's folder there. UsageError."""
         if self.sync is None:
-            return None, schedule
-        folder = self.sync or f"~/stagerun/{Path(schedule).resolve().name}"
-        return bundle(folder, schedule, self.sync_code)
+            return None, folder
+        place = self.sync or f"~/stagerun/{Path(folder).resolve().name}"
+        return bundle(place, folder, self.sync_code, named_files(schedule))
 
     def way(self, bundle: Bundle | None) -> Way:
         """UsageError."""

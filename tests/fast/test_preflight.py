@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
@@ -255,6 +256,22 @@ def test_what_a_host_may_have_otherwise_is_no_other_schedule(base: Path, tmp_pat
     plain, copied = settings(), settings(f"data.scratch={tmp_path}")
     assert settings("data.loader_threads=3", "data.cache=DISK") == plain != settings("data.on_bad_record=REPLACE")
     assert settings("data.scratch=/other", "data.scratch_reserve=9") == copied != plain, "all copy, or none"
+
+
+def test_where_a_host_has_the_files_that_a_schedule_names_is_no_other_schedule(base: Path, tmp_path: Path) -> None:
+    def settings(folder: Path, *files: str) -> str:
+        changes = [f'{name}={{file: "{files[0]}"}}' for name in ["init.weights"] if files]
+        return settings_digest(load(str(folder), changes))
+
+    here, there = base / "schedule", shutil.copytree(base / "schedule", tmp_path / "schedule")
+    assert settings(here, "w.pt") == settings(there, "w.pt") != settings(there, "v.pt")
+    for folder in (there, shutil.copytree(there, tmp_path / "elsewhere" / "schedule")):
+        text = (folder / "schedule.prototxt").read_text()
+        for name in ("train", "val"):
+            (folder / f"{name}.txt").write_text("00000000 1\n")
+            text = text.replace(f"{name} {{ source:", f'{name} {{ labels: "{name}.txt" source:')
+        (folder / "schedule.prototxt").write_text(text.replace("solver {", "solver { loss { type: BINARY }"))
+    assert settings(there) == settings(tmp_path / "elsewhere" / "schedule") != settings(here)
 
 
 def test_what_is_wrong_on_a_host(base: Path, tmp_path: Path) -> None:

@@ -16,10 +16,12 @@ from click.testing import CliRunner
 
 from stagerun.base.errors import UsageError
 from stagerun.cli import main
+from stagerun.language import load
+from stagerun.launch.bundle import BAD_STREAM, CANT_WRITE, MOST_BYTES, Bundle, bundle, named_files
 from stagerun.launch.hostfile import Host
 from stagerun.launch.hosts import Printed
 from stagerun.launch.remote import Remote
-from stagerun.launch.ssh import BAD_STREAM, CANT_WRITE, MOST_BYTES, Bundle, Way, bundle, passed_on
+from stagerun.launch.ssh import Way, passed_on
 
 
 @pytest.fixture(scope="module")
@@ -197,6 +199,38 @@ def test_what_is_copied_arrives_and_nothing_else_is_read(tmp_path: Path) -> None
     barred, _ = bundle(str(made / "schedule.prototxt" / "below"), str(made), code=False)
     done = unpacked(barred.data, barred.unpack(sys.executable))
     assert done.stdout == f"{CANT_WRITE}\n".encode() and b"Not a directory" in done.stderr
+
+
+def test_files_that_the_schedule_names_are_copied_too(tmp_path: Path) -> None:
+    made, there = tmp_path / "here" / "made", tmp_path / "there"
+    made.mkdir(parents=True)
+    (made / "schedule.prototxt").write_text(
+        """
+        model { name: "resnet_small" num_classes: 2 }
+        data { train { source: "/data/train" images: 10 labels: "../labels.txt" } }
+        solver { loss { type: BINARY } batch_size: 2 device_batch_size: 2 base_lr: 0.1 lr_policy: "fixed" max_iter: 2 transform_param { crop_size: 28 } }
+        stage { name: "far" solver_param { weights { file: "/data/far.pt" } } }
+        stage { name: "run" solver_param { weights { file: "../out:trunk" } } }
+        stage { name: "gone" solver_param { weights { file: "../gone.pt" } } }
+        stage { name: "init" solver_param { weights { file: "../weights/net.pt" } } }
+        """
+    )
+    (tmp_path / "here" / "weights").mkdir()
+    with open(tmp_path / "here" / "weights" / "net.pt", "wb") as file:
+        file.truncate(MOST_BYTES + 1)
+    (tmp_path / "here" / "labels.txt").write_text("0 1\n")
+    (there / "weights").mkdir(parents=True)
+    (there / "weights" / "mine").touch()
+    (there / ".stagerun-sync.weights").write_text('["weights/mine"]')
+    named = named_files(load(made))
+    sent, _ = bundle(str(there), str(made), code=False, named=named)
+    assert unpacked(sent.data, sent.unpack(sys.executable)).stdout == b"0\n"
+    assert load(there / "made").data.train.labels_digest == load(made).data.train.labels_digest
+    assert (there / "weights" / "net.pt").stat().st_size == MOST_BYTES + 1
+    assert sorted(named) == ["../gone.pt", "../labels.txt", "../weights/net.pt"]
+    assert (there / "weights" / "mine").exists(), "of another schedule's, perhaps"
+    with pytest.raises(UsageError, match=r"`../../net.pt` would lie outside ~/x on the hosts"):
+        bundle("~/x", str(made), code=False, named={"../../net.pt": str(tmp_path / "net.pt")})
 
 
 def test_a_folder_that_others_could_write_to_is_not_trusted(tmp_path: Path) -> None:
