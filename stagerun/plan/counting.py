@@ -38,9 +38,10 @@ def source_of(stage: Stage, parent: PlannedStage, usable: tuple[SnapshotRef, ...
     return Source(parent, tuple(sorted(at, key=lambda ref: ref.attempt)), since)
 
 
-def left_off(stage: Stage, sources: Mapping[str, Source | None]) -> tuple[int, int]:
+def left_off(stage: Stage, sources: Mapping[str, Source | None]) -> tuple[int, int, bool]:
     """Where the stage goes on in its training set: the images of it that the last stage with that set consumed up to where the path
-    leaves it, and of these those that rollbacks have left out. `sources` are those of the stage and all above it.
+    leaves it, and those that rollbacks have left out there; and whether that is the most it can be, because `early_stop` may yet end a
+    stage before. `sources` are those of the stage and all above it.
 
     A kept snapshot consumed as many as its own definition said: the stage would otherwise see other images than before, under the same
     identity. Where a stage is not there yet, or has lost that place, it has left out as many as so far.
@@ -51,7 +52,7 @@ def left_off(stage: Stage, sources: Mapping[str, Source | None]) -> tuple[int, i
         below = source.parent.stage
         source = sources[below.name]
     if source is None:
-        return 0, 0
+        return 0, 0, False
     parent = source.parent
     iterations, batch_size = parent.stage.solver.max_iter, parent.stage.solver.batch_size
     if parent.end is not None:
@@ -59,7 +60,9 @@ def left_off(stage: Stage, sources: Mapping[str, Source | None]) -> tuple[int, i
     if parent.kept and parent.end is not None:
         batch_size = parent.end.whole("solver.batch_size", batch_size)
     consumed = parent.position + (iterations if below.parent_iter is None else below.parent_iter) * batch_size
-    return consumed, source.start.skipped if source.start is not None else parent.skipped
+    open_end = below.parent_iter is None and parent.end is None and parent.stage.solver.earliest_end < iterations
+    skipped = source.start.skipped if source.start is not None else parent.skipped
+    return consumed, skipped, parent.at_most or open_end
 
 
 def taught_by(stage: Stage, teacher: PlannedStage, inventory: Inventory) -> Stage:

@@ -58,6 +58,7 @@ def _of(
                 state=State.FRESH if newest is None else State.RESUME,
                 iter=newest.iter if newest else 0,
                 position=stage.position,
+                at_most=stage.at_most,
                 skipped=newest.skipped if newest else stage.skipped_before,
                 skipped_before=stage.skipped_before,
                 start=newest or (source.start if source else None),

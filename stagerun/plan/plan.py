@@ -252,12 +252,13 @@ def _plan_stage(
     own, source = inventory.of(stage.name), sources[stage.name]
     usable = tuple(ref for ref in own if counts(ref, stage, source, inventory))
     usable = of_these_images(usable, stage, schedule)
-    position, skipped = left_off(stage, sources)
+    position, skipped, at_most = left_off(stage, sources)
     planned = PlannedStage(
         stage=stage,
         state=State.FRESH,
         iter=0,
         position=position,
+        at_most=at_most,
         skipped=skipped,
         skipped_before=skipped,
         teacher=teacher.end if teacher is not None else None,
@@ -340,7 +341,7 @@ def _left_out(planned: PlannedStage, chosen: bool, everything: Mapping[str, Plan
     if not planned.stage.enabled:
         parent = everything[planned.stage.parent].stage if planned.stage.parent is not None else None
         why = f"its parent `{parent.name}` is disabled" if parent is not None and not parent.enabled else ""
-        return PlannedStage(stage=planned.stage, state=State.DISABLED, iter=0, position=planned.position, why=why)
+        return PlannedStage(stage=planned.stage, state=State.DISABLED, iter=0, position=planned.position, at_most=planned.at_most, why=why)
     if chosen or planned.state is State.DONE:
         return planned
     why = f"stale: {planned.why}" if planned.state is State.STALE else planned.why

@@ -35,7 +35,8 @@ class Change:
 class PlannedStage:
     """`iter`: updates done already. `position`: images of its own training set consumed before the stage along its path, but for those that a rollback
     (`on_nan`) left out: of these `skipped` counts what lies before `iter`, along the path, too, and `skipped_before` what lies before
-    the stage. So iteration i, from `iter` on, begins at image position + i * batch_size + skipped.
+    the stage. So iteration i, from `iter` on, begins at image position + i * batch_size + skipped. `at_most`: `position` may turn out less,
+    where `early_stop` ends a stage before.
 
     `start` is the snapshot that training goes on from: its own (RESUME), the one of its parent that it starts from (FRESH), or
     None: the seed, or a snapshot that is yet to be made. `end` is the finished stage's snapshot (DONE), and `teacher` that of the stage
@@ -60,6 +61,7 @@ class PlannedStage:
     until: int | None = None
     children: tuple[str, ...] = ()
     like: SnapshotRef | None = None
+    at_most: bool = False
     skipped: int = 0
     skipped_before: int = 0
     teacher: SnapshotRef | None = None

@@ -213,7 +213,8 @@ def carried_over(planned: PlannedStage) -> str:
     parts = ["weights", "BatchNorm statistics", "momentum" if solver.carry_momentum else "momentum from zero"]
     if solver.compress is not None and solver.compress.memory is Memory.RESIDUAL:
         parts.append("residual kept" if solver.carry_residual else "residual from zero")
-    parts.append(f"data from image {planned.begins_at}" if solver.carry_data else "data from the start")
+    place = f"image {planned.begins_at}" + (" at most" if planned.at_most else "")
+    parts.append(f"data from {place}" if solver.carry_data else "data from the start")
     return ", ".join(parts)
 
 
@@ -265,6 +266,7 @@ def render_json(plan: Plan, remarks: Iterable[str] = (), beside: Mapping[str, ob
                 "augmentation": augmentation(solver),
                 "carried_over": carried_over(planned) if stage.parent else None,
                 "position": planned.begins_at,
+                **({"position_at_most": True} if planned.at_most else {}),
                 "state": planned.state.value,
                 "iter": planned.iter,
                 "why": planned.why,

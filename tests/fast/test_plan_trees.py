@@ -395,3 +395,23 @@ def test_whatever_is_lost_the_plan_leads_to_the_end() -> None:
                 if step.iter < iter <= step.last:
                     refs.setdefault(f"{stage.name}@{iter}", whole[f"{stage.name}@{iter}"])
         assert all(f"{stage.name}@{stage.solver.max_iter}" in refs for stage in s.stages)
+
+
+# -- a stage that may end early
+
+
+def test_what_comes_after_an_open_end_is_at_most_there() -> None:
+    """What starts before the earliest end, or after the end is known, starts where it says."""
+    data = 'train { source: "/d/train" images: 1000 } val { source: "/d/val" images: 10 }'
+    shared = SCHEDULE.replace('train { source: "/d/train" images: 1000 }', data) + 'stage { name: "last" from: "end" }\n'
+    texts = {"schedule.prototxt": shared.replace("main@12", "main@10"), "cut.prototxt": CUT, "last.prototxt": CUT}
+    texts["main.prototxt"] = MAIN + "test_interval: 5 early_stop { metric: LOSS patience_iter: 5 }\n"
+    of = read(texts, "/s", [])
+    plan = make_plan(of, Inventory())
+    assert {s.stage.name for s in plan.stages if s.at_most} == {"end", "last"}
+    text = render_text(plan)
+    assert "data from image 2000 at most" in text and "data from image 2400 at most" in text
+    assert "data from image 500\n" in text
+    ended = replace(snapshot(of, "main", 15), ended=True)
+    plan = make_plan(of, inventory([snapshot(of, "main", 10), ended]))
+    assert not any(s.at_most for s in plan.stages) and planned(plan, "last").begins_at == 1900
