@@ -57,7 +57,7 @@ class Started:
 
     @property
     def pid(self) -> int:
-        """Of the command itself, as numbered outside."""
+        """The command's own, as numbered outside."""
         until = time.monotonic() + 5
         while not (found := pids.children(self.process.pid)):
             assert self.process.poll() is None and time.monotonic() < until, "it has ended"

@@ -177,7 +177,7 @@ def test_only_the_connection_to_a_host_is_lost(
 
 
 def test_an_agent_is_killed(hosts: Cluster, schedule: Path, elastic: dict[str, str], tmp_path: Path) -> None:
-    """Of hosts that have different numbers of workers, which die with it."""
+    """The hosts have different numbers of workers, which die with it."""
     job = Job(hosts, schedule, tmp_path, "--hosts", "node1:2,node2,node3")
     job.until(r"4 workers on cpu")
     job.until(r"cyc1 +2/")

@@ -27,7 +27,7 @@ DENSE = 1_000_000
 
 
 def compressed(iter: int, stage: str = "trunk", residual: float | None = 3.0) -> Compressed:
-    """Of two layers; of the first a quarter is lost."""
+    """Two layers, of which the first loses a quarter."""
     kept = None if residual is None else 1 - (residual / 6) ** 2
     first = CompressedItem(name="conv.weight", norm=6.0, residual_norm=residual, kept=kept, bytes=800)
     second = CompressedItem(name="fc.weight", norm=0.0, residual_norm=0.0, kept=1.0, bytes=200)
@@ -79,7 +79,7 @@ def test_a_log_has_bytes_only_where_there_are_any(tmp_path: Path) -> None:
 
 
 def test_the_last_life_leaves_out_what_compression_kept(tmp_path: Path) -> None:
-    """Of which a long run has many lines, and long ones."""
+    """A long run has many such lines, and long ones."""
     events: list[Event] = [run_started(), stage_started("trunk", dense_bytes=DENSE)]
     for i in range(1, 5001):
         events += [iterated("trunk", i, sent_bytes=i), compressed(i)]
@@ -162,7 +162,7 @@ def test_the_report_names_methods_and_synchronisations(tmp_path: Path) -> None:
 
 
 def test_the_last_life_finds_the_newest_synchronisation_however_long_ago(tmp_path: Path) -> None:
-    """Of which a long run has many lines, too; the mean since the one before is what a line of progress shows."""
+    """A long run has many such lines, too; the mean since the one before is what a line of progress shows."""
     events: list[Event] = [run_started(), stage_started("trunk", dense_bytes=DENSE)]
     for i in range(1, 9001):
         events.append(iterated("trunk", i, sent_bytes=100))

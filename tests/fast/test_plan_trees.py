@@ -200,7 +200,7 @@ def test_a_snapshot_that_comes_back_must_be_the_same_for_those_who_came_from_it(
 
 
 def test_the_environment_of_a_piece_is_that_of_the_first_time() -> None:
-    """Of what lies behind the place the nearest, for the run may have moved later; not what came in a piece of another life."""
+    """The nearest behind the place, for the run may have moved later; not what came in a piece of another life."""
     s = schedule()
     found = on_disk(s)
     refs = [ref for place, ref in found.items() if place not in ("main@5", "main@12") and ref.stage != "b_y"]

@@ -28,7 +28,7 @@ SEEDS = {
 
 
 def with_right_checksums(data: bytearray) -> None:
-    """Of tar headers, so that damage gets behind them."""
+    """The data with those of its tar headers, so that damage gets behind them."""
     for at in range(0, len(data) - 511, 512):
         if data[at + 257 : at + 262] == b"ustar":
             data[at + 148 : at + 156] = b" " * 8

@@ -116,7 +116,7 @@ def test_prepare_makes_the_folders_and_leaves_no_trace(tmp_path: Path) -> None:
 
 
 def test_prepare_beside_one_that_is_always_faster(tmp_path: Path) -> None:
-    """Of two runs that start at once it is the lock that lets one of them in, and the other ends with 73."""
+    """Where two runs start at once, it is the lock that lets one of them in, and the other ends with 73."""
 
     class Overtaken(LocalDisk):
         def mkdir(self, path: Path) -> None:

@@ -137,7 +137,7 @@ class Uneven(Asynchronous):
 
 @dataclass
 class Found:
-    """Of one replica; a dead one has none. `record` and what the servers did are known on rank 0."""
+    """What one replica ends with; a dead one has nothing. `record` and what the servers did are known on rank 0."""
 
     state: TrainState
     events: list[Event]

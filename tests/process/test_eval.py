@@ -188,7 +188,7 @@ def test_the_crops_lie_in_the_corners_and_the_centre() -> None:
 
 
 def test_crops_are_taken_from_the_resized_image(tmp_path: Path) -> None:
-    """Of images of several sizes, whose shorter side becomes 30."""
+    """The images have several sizes, and their shorter side becomes 30."""
     small_images, labels = stored_help.pictures(4, 40, 60, 1, 10)
     large, more = stored_help.pictures(3, 33, 35, 1, 10)
     data = tmp_path / "data"

@@ -71,7 +71,7 @@ def train(watch: Monitored, seconds: float, stop: Callable[[], object] = lambda:
 
 
 def dies(number: signal.Signals) -> Step:
-    """Of rank 2, while the others go on."""
+    """Rank 2 ends by the signal, while the others go on."""
 
     def work(world: World, stop: StopRequest, watch: Monitored, folder: Path) -> None:
         if world.rank == 2:

@@ -182,7 +182,7 @@ def test_a_run_at_a_terminal_and_what_it_says_when_it_goes_on(base: Path, tmp_pa
 
 
 def test_a_word_of_another_process_takes_the_place_of_the_live_line() -> None:
-    """Of the other ranks, of the monitors, of a signal's handler: all of them write to the terminal that rank 0 draws in."""
+    """The other ranks, the monitors and a signal's handler all write to the terminal that rank 0 draws in."""
     program = """import os, sys
 from stagerun.system import signals
 from stagerun.command.ending import over_live_line, tell

@@ -71,7 +71,7 @@ def start(schedule: Path, out: Path, snapshot: int) -> processes.Run:
 
 
 def lines(run: processes.Run, out: Path) -> Iterator[dict[str, Any]]:
-    """Of the run's log, as they come. An AssertionError with what it printed when it ends, or nothing comes for long."""
+    """Lines of the run's log, as they come. An AssertionError with what it printed when it ends, or nothing comes for long."""
     seen, last = 0, time.monotonic()
     while True:
         text = (out / "log.jsonl").read_text() if (out / "log.jsonl").exists() else ""

@@ -187,7 +187,7 @@ def check(disk: ModelDisk, sequence: Sequence) -> None:
 
 
 def digest(folder: Folder) -> bytes:
-    """Of the names below it and what their files hold; but for what every process makes up anew (the ends of names, the content of
+    """Covers the names below it and what their files hold; but for what every process makes up anew (the ends of names, the content of
     a sign of life, of which the length counts), since that makes no other disk."""
     entries = []
     for name, node in folder.names.items():

@@ -255,7 +255,7 @@ def judged(schedule: Schedule, code: int, text: str, seconds: float, left: list[
 
 
 def _log_says(schedule: Schedule, code: int) -> str:
-    """Of the last life that has come so far as to write into the log."""
+    """What the last life says that came so far as to write into the log."""
     log = schedule.out / "log.jsonl"
     if not log.exists():
         return "" if code == ExitCode.SAVED else "done without a log"

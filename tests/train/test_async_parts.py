@@ -198,7 +198,7 @@ def apply_plainly(update: WeightUpdate, iterations: list[int]) -> None:
 
 
 class Servers:
-    """Of one leg, over the parameters of `update`."""
+    """The servers of one leg, over the parameters of `update`."""
 
     def __init__(
         self, update: WeightUpdate, number: int, recorded: list[Arrived] | None = None, max_staleness: int = 99

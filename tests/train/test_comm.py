@@ -114,7 +114,7 @@ def test_the_ranks_additions_and_those_that_are_left_make_up_the_tree(work):
 
 
 def gradients(k: int, shapes: list[tuple[int, ...]]) -> list[torch.Tensor]:
-    """Of logical worker k, of sizes far apart, so that each order of adding has other bits; zeros of both signs among them."""
+    """What logical worker k has, of sizes far apart, so that each order of adding has other bits; zeros of both signs among them."""
     rng = np.random.RandomState(k)
     made = [(rng.standard_normal(s) * 10.0 ** rng.randint(-6, 6)).astype(np.float32) for s in shapes]
     for array in made:

@@ -38,7 +38,7 @@ def stage_loop(comm=None, **changes) -> StageLoop:
 
 
 def device_batches(loop: StageLoop, first: int = 0):
-    """Of this rank, from iteration `first` on; and a record of what was asked for."""
+    """What this rank gets, from iteration `first` on; and a record of what was asked for."""
     data = dataset(8 * 12)
     for i in range(first, 12):
         for k in loop.run:

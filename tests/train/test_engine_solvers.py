@@ -60,7 +60,7 @@ def start() -> dict[str, Array]:
 
 
 def gradient(name: str, i: int, w: Array) -> Array:
-    """Of a quadratic whose minimum moves: depends on w, so that an error in one step shows in the next."""
+    """A quadratic has it whose minimum moves: it depends on w, so that an error in one step shows in the next."""
     return (name != "still") * (1.5 * w + np.sin(i + len(name) + np.arange(w.size)).reshape(w.shape))
 
 

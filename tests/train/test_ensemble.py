@@ -183,7 +183,7 @@ def taken(comm: Comm, stop_at: int | None = None) -> tuple[dict[str, Tensor], bo
 
 
 def test_the_statistics_are_the_plain_mean_over_device_batches() -> None:
-    """Of the first layer, whose input nothing else changes, by hand."""
+    """By hand for the first layer, whose input nothing else changes."""
     found, done = taken(SoloComm())
     data, model = dataset(ITERATIONS * LOGICAL * SIZE), net(4)
     images = (data.images.astype(np.float64).transpose(0, 3, 1, 2) - 100) * 0.01

@@ -409,7 +409,7 @@ def test_a_damaged_snapshot_is_not_exported(tmp_path: Path) -> None:
 
 
 def test_the_first_convolution_is_that_of_the_images() -> None:
-    """Of every network that `--rgb` may meet: the first one in the order of the modules takes the three channels."""
+    """For every network that `--rgb` may meet: the first one in the order of the modules takes the three channels."""
     from stagerun.models import maker
 
     for name in ("vit_b_16", "swin_t", "convnext_tiny", "maxvit_t", "densenet121", "googlenet", "inception_v3", "vgg11",

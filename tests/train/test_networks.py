@@ -35,7 +35,7 @@ def theirs(name: str) -> nn.Module:
 
 
 def published_parameters(name: str) -> int:
-    """Of the weights that torchvision offers for images of the smallest size: vit_h_14 has others for 518 pixels."""
+    """Those of the weights that torchvision offers for images of the smallest size: vit_h_14 has others for 518 pixels."""
     weights = torchvision_models().get_model_weights(name)
     return min(w.meta["num_params"] for w in weights)
 

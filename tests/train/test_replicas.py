@@ -303,7 +303,7 @@ def test_the_average_of_equal_vectors_is_that_vector_and_of_others_is_rounded_on
 @pytest.mark.parametrize("workers", [2, 3, 4])
 @pytest.mark.parametrize("replicas", [1, 2, 4])
 def test_the_number_of_workers_changes_no_bit_with_elastic(replicas, workers):
-    """Of 4 logical workers; with 3 workers a rank may have parts of two replicas, or the whole of two."""
+    """There are 4 logical workers; with 3 workers a rank may have parts of two replicas, or the whole of two."""
     sync = replace(LOCAL, replicas=replicas, period=3, momentum=SyncMomentum.AVERAGE)
     solver = replace(SOLVER, sync=sync, clip_gradients=0.5)
     expected = tensors(trained(solver, ConvNet(), 5))

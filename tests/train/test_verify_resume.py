@@ -277,7 +277,7 @@ def test_a_life_that_began_from_the_seed_went_on_from_nothing() -> None:
 def test_nothing_is_bit_exact_where_nothing_went_on(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int, right: bool
 ) -> None:
-    """Of the interrupted runs that before the number `rounds` always begin anew. Nothing is run here."""
+    """Among the interrupted runs those that before the number `rounds` always begin anew. Nothing is run here."""
     of = load(str(base / "schedule"))
     options = VerifyOptions(str(base), (), None, 1, 0, 2, None, None, True, 1, 1, True)
     whole = log(started(), iterated("a", 1), END)
