@@ -413,8 +413,8 @@ class Sync:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """LossParameter. `teacher` is the name of a stage, None but of `DISTILL`; `function`, `args` and `sources` are of `PYTHON`, and as in
-    Model."""
+    """LossParameter. `teacher` is the name of a stage. Of `DISTILL` either that or `teacher_weights` is not None, and `teacher_model` may be
+    beside those. `function`, `args` and `sources` are of `PYTHON`, and as in Model."""
 
     type: LossType
     normalization: Normalization = Normalization.BATCH_SIZE
@@ -424,6 +424,8 @@ class Loss:
     function: str | None = None
     args: str | None = None
     sources: Sources | None = None
+    teacher_weights: Weights | None = None
+    teacher_model: Model | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -548,6 +550,13 @@ class Solver:
         return self.loss.teacher if self.loss is not None else None
 
     @property
+    def given(self) -> "tuple[Given, ...]":
+        """The weights from elsewhere that the stage names."""
+        taught = self.loss.teacher_weights if self.loss is not None else None
+        both = (("weights", self.weights, WEIGHTS_DIGEST), ("loss.teacher_weights", taught, TEACHER_DIGEST))
+        return tuple(Given(f"solver.{field}", weights, key) for field, weights, key in both if weights is not None)
+
+    @property
     def earliest_end(self) -> int:
         """The iteration that the stage reaches in any case: `early_stop` may end it there."""
         if self.early_stop is None or not self.test_interval:
@@ -565,6 +574,15 @@ def earliest_end(max_iter: int, test_interval: int, patience_iter: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Given:
+    """Weights from elsewhere. `field`: where a stage names them; `digest`: the key in its identity of what they hold."""
+
+    field: str
+    weights: Weights
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class Origin:
     """Where a field of a stage got its value: `span` is None for a default, and for what was read from an LMDB."""
 
@@ -575,9 +593,10 @@ class Origin:
 
 # The key in a stage's identity of the iteration of its parent that it starts from. Not there where that is the parent's end.
 FROM_ITER = "from_iter"
-# The key of the digest of what `Solver.weights` names. It is in `origins` of every stage that has `weights`, and in its identity as
-# far as someone has looked: a file that is gone makes nothing stale.
+# The key of the digest of what `Solver.weights` names, and of what `Loss.teacher_weights` does. It is in `origins` of every stage that
+# has them, and in its identity as far as someone has looked: a file that is gone makes nothing stale.
 WEIGHTS_DIGEST = "weights.sha256"
+TEACHER_DIGEST = "teacher.sha256"
 # The key in a snapshot's identity of the id of the snapshot that was its teacher; a stage's own identity has it in a plan alone.
 TEACHER = "teacher"
 # The key there of what stands in `sampling_file`, whose name doesn't count. Not there but with `sampling: FILE`.
@@ -700,6 +719,14 @@ class Schedule:
     def changes_set(self, stage: Stage) -> bool:
         """Whether a stage trains on other images than the one that it starts from."""
         return stage.parent is not None and not stage.data.train.same(self.stage(stage.parent).data.train)
+
+    def teacher_model(self, stage: Stage) -> Model | None:
+        """The network of the stage's teacher; None where it has none. A teacher that is left out is taken to be like the stage."""
+        loss = stage.solver.loss
+        if loss is None or loss.type is not LossType.DISTILL:
+            return None
+        taught = next((other.model for other in self.stages if other.name == loss.teacher), None)
+        return taught or loss.teacher_model or stage.model
 
     def start_iter(self, stage: Stage) -> int:
         """Updates of its parent that a stage starts after; 0 from the seed."""

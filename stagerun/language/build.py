@@ -23,7 +23,7 @@ from stagerun.schedule import POLICIES, own_fields
 # Messages whose absence means something else than all of their defaults.
 OPTIONAL = {"test_transform_param", "data", "train"} | {
     member.path
-    for kind in (recipe.Model, recipe.Data, recipe.Solver, recipe.Transform)
+    for kind in (recipe.Model, recipe.Data, recipe.Solver, recipe.Transform, recipe.Loss)
     for member in values.layout(kind)
     if member.is_message and member.default is None
 }
@@ -121,7 +121,7 @@ def solver(view: View, seed: int, images: int, root: str, sources: Sources) -> r
         compress=_compression(compressed) if compressed is not None else None,
         model=model(own_model, sources) if own_model is not None else None,
         weights=_weights(given, root) if given is not None else None,
-        loss=_loss(loss, sources) if (loss := view.view("loss")) is not None else None,
+        loss=_loss(loss, root, sources) if (loss := view.view("loss")) is not None else None,
         sync=_sync(met) if (met := view.view("sync_param")) is not None else None,
     )
 
@@ -139,9 +139,14 @@ def earliest_end(view: View) -> int | None:
     return recipe.earliest_end(length, every, patience) if length and every and patience else None
 
 
-def _loss(view: View, sources: Sources) -> recipe.Loss:
+def _loss(view: View, root: str, sources: Sources) -> recipe.Loss:
+    given, own_model = view.view("teacher_weights"), view.view("teacher_model")
     return values.build(
-        recipe.Loss, view, sources=sources if code_in(view.text("function") or "") is not None else None
+        recipe.Loss,
+        view,
+        sources=sources if code_in(view.text("function") or "") is not None else None,
+        teacher_weights=_weights(given, root) if given is not None else None,
+        teacher_model=model(own_model, sources) if own_model is not None else None,
     )
 
 

@@ -259,9 +259,14 @@ def check_model(schedule: View, stages: Iterable[View], problems: Problems) -> N
             model = own or schedule.view("model")
             name = model.text("name") if model else None
             if name:
-                _sizes(name, network_of(name), stage, problems)
+                check_sizes(f"`{name}`", network_of(name), stage, problems)
         with suppress(Doubtful):
-            check_own_model(stage, schedule, problems)
+            check_own_model(stage.view("model"), schedule, problems)
+        with suppress(Doubtful):
+            loss = stage.view("loss")
+            teacher = loss.view("teacher_model") if loss is not None else None
+            check_own_model(teacher, schedule, problems)
+            _check_network(teacher, problems)
 
 
 def _check_network(model: View | None, problems: Problems) -> None:
@@ -338,26 +343,32 @@ def _filler(filler: View, problems: Problems) -> None:
         _ordered(filler, "min", "max", problems)
 
 
-def _sizes(name: str, network: Network, stage: View, problems: Problems) -> None:
-    """Where a crop says how large the images are; the others are met in training."""
+def check_sizes(
+    who: str,
+    network: Network,
+    stage: View,
+    problems: Problems,
+    fields: Sequence[str] = ("transform_param", "test_transform_param"),
+) -> None:
+    """Where a crop says how large the images are that `who`, in words, gets; the others are met in training."""
     with suppress(Doubtful):
         transform = stage.view("transform_param")
         ramp = transform.view("crop_size_ramp_param") if transform else None
         start = ramp.whole("start_size") if ramp else None
         if ramp and start is not None and not network.fits(start, start):
-            message = f"`{name}` takes images of {network.sizes}, not {start} x {start}"
+            message = f"{who} takes images of {network.sizes}, not {start} x {start}"
             hint = "remove `crop_size_ramp_param`, or take another network"
             if network.largest is None:
                 hint = f"write `start_size: {network.smallest}`, or take another network"
             problems.add(ramp.place("start_size"), message, hint)
-    for field in ("transform_param", "test_transform_param"):
+    for field in fields:
         with suppress(Doubtful):
             transform = stage.view(field)
             crop = transform.whole("crop_size") if transform else None
             if transform and crop is not None and not network.fits(crop, crop):
-                message = f"`{name}` takes images of {network.sizes}, not {crop} x {crop}"
+                message = f"{who} takes images of {network.sizes}, not {crop} x {crop}"
                 hint = f"write `crop_size: {network.smallest}`, or take another network"
                 problems.add(transform.place("crop_size"), message, hint)
             elif transform and crop is not None and transform.flag("rectangular") and not network.fits(crop, crop + 8):
-                message = f"`rectangular` gives images of many sizes, and `{name}` takes {network.sizes}"
+                message = f"`rectangular` gives images of many sizes, and {who} takes {network.sizes}"
                 problems.add(transform.place("rectangular"), message, "remove it, or take another network")

@@ -10,6 +10,8 @@ _READERS = {
     "teacher": "DISTILL",
     "temperature": "DISTILL",
     "weight": "DISTILL",
+    "teacher_weights": "DISTILL",
+    "teacher_model": "DISTILL",
     "function": "PYTHON",
     "args": "PYTHON",
 }
@@ -28,7 +30,14 @@ def check_loss(stage: str, view: View, problems: Problems) -> None:
             text = f"loss `{kind}` does not read `{name}`"
             problems.add(loss.place(name), text, f"remove it, or write type: {reader}")
     name, example = _NEEDED.get(kind, ("", ""))
-    if name and not loss.has(name):
+    given = loss.has("teacher_weights")
+    if given and loss.has("teacher"):
+        hint = "remove one of them: a stage has one teacher"
+        problems.add(loss.place("teacher_weights"), "`teacher` and `teacher_weights` exclude each other", hint)
+    if loss.has("teacher_model") and not given:
+        hint = "remove it: a stage that teaches has its own network" if loss.has("teacher") else "write them beside it"
+        problems.add(loss.place("teacher_model"), "`teacher_model` without `teacher_weights`", hint)
+    if name and not loss.has(name) and not (name == "teacher" and given):
         problems.add(loss.place("type"), f"loss `{kind}` lacks `{name}`", f"write `{name}: {example}`")
     elif kind == "PYTHON":
         text = loss.text("function") or ""

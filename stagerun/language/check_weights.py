@@ -16,8 +16,9 @@ from stagerun.language.view import Doubtful, View
 
 def check_weights(stage: str, view: View, problems: Problems) -> None:
     """The `*` of `rename`."""
-    weights = view.view("weights")
-    for rename in weights.views("rename") if weights is not None else ():
+    loss = view.view("loss")
+    both = view.view("weights"), loss.view("teacher_weights") if loss is not None else None
+    for rename in (one for weights in both if weights is not None for one in weights.views("rename")):
         with suppress(Doubtful):
             before, after = rename.text("from") or "", rename.text("to") or ""
             if rename.has("from") and rename.has("to") and before.count("*") != after.count("*"):
@@ -26,15 +27,14 @@ def check_weights(stage: str, view: View, problems: Problems) -> None:
                 problems.add(rename.place("to"), message, hint)
 
 
-def check_own_model(stage: View, schedule: View, problems: Problems) -> None:
-    """The stages see the same images."""
-    own = stage.view("model")
+def check_own_model(own: View | None, schedule: View, problems: Problems) -> None:
+    """The stages see the same images, and so do their teachers."""
     if own is None:
         return
     channels, shared = own.whole("channels"), schedule.inside("model").whole("channels")
     if channels != shared:
         takes = count(channels or 0, "channel")
-        message = f"the stage's network takes {takes}, and the schedule's {shared}: all stages see the same images"
+        message = f"this network takes {takes}, and the schedule's {shared}: all see the same images"
         problems.add(own.place("channels"), message, f"write `channels: {shared}`")
 
 
@@ -69,7 +69,13 @@ def check_members(
 def network_of(schedule: Block, settings: Block) -> recipe.Model | None:
     """The network of a stage with these settings; None where it is not known, which has been reported."""
     with suppress(Doubtful):
-        view = View(settings).view("model") or View(schedule).view("model")
+        return known_network(View(settings).view("model") or View(schedule).view("model"))
+    return None
+
+
+def known_network(view: View | None) -> recipe.Model | None:
+    """The same of a `model { }`."""
+    with suppress(Doubtful):
         if view is not None and view.has("name") and view.has("num_classes"):
             # Without the texts of Python files: by them no two networks of a schedule differ.
             return build.model(view, Sources())

@@ -89,7 +89,7 @@ def read(
     classes = _known(schedule, lambda view: view.inside("model").whole("num_classes"))
     weights = sampling.read_weights(settings, classes, local.read, shown, problems)
     ensembles.check(schedule, found, settings, problems)
-    teachers.check_classes(found, schedule, settings, problems)
+    teachers.check_teachers(found, schedule, settings, problems)
     marked = labels.check(
         View(schedule), settings, lists or local.read, functools.partial(posixpath.join, shown), problems
     )
@@ -378,9 +378,11 @@ def _stage(
     if solver.model is not None:
         model, shared = solver.model, _with_own_model(block, solver.model, shared, path)
         derived |= _derived_of(model, "solver.model.batch_norm_param")
+    if solver.loss is not None and solver.loss.teacher_model is not None:
+        derived |= _derived_of(solver.loss.teacher_model, "solver.loss.teacher_model.batch_norm_param")
     own = list(build.facts(SOLVER, block, "solver.", derived, path))
     found = [*_with_images(shared, own), *own, *_branch(node), *_last_used(node, data, solver, above, block)]
-    found += [*_digest(block), *_labels(data, solver.early_stop is not None, found), *_lesson(node)]
+    found += [*_digests(block), *_labels(data, solver.early_stop is not None, found), *_lesson(node)]
     return recipe.Stage(
         name=node.name,
         parent=node.parent,
@@ -411,13 +413,14 @@ def _with_own_model(block: Block, model: recipe.Model, shared: Sequence[build.Fa
     return [*(fact for fact in shared if not fact.key.startswith("model.")), *own]
 
 
-def _digest(block: Block) -> Iterator[build.Fact]:
-    """That of the stage's weights, which no one has looked at yet: it has an origin."""
-    given = block.block("weights")
-    if given is not None:
-        place = given.entries["file"]
-        origin = recipe.Origin(place.values[0].text, "stage", place.place)
-        yield build.Fact(recipe.WEIGHTS_DIGEST, values.NONE, False, origin)
+def _digests(block: Block) -> Iterator[build.Fact]:
+    """Those of the stage's weights and of its teacher's, which no one has looked at yet: they have an origin."""
+    loss = block.block("loss")
+    taught = loss.block("teacher_weights") if loss is not None else None
+    for key, given in ((recipe.WEIGHTS_DIGEST, block.block("weights")), (recipe.TEACHER_DIGEST, taught)):
+        if given is not None:
+            place = given.entries["file"]
+            yield build.Fact(key, values.NONE, False, recipe.Origin(place.values[0].text, "stage", place.place))
 
 
 def _counts(fact: build.Fact, solver: recipe.Solver) -> bool:

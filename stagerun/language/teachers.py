@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from stagerun.base.errors import Problems, listing, nearest
-from stagerun.language.check_weights import network_of
+from stagerun.language import networks
+from stagerun.language.check_images import check_sizes
+from stagerun.language.check_weights import known_network, network_of
 from stagerun.language.lexer import shown
 from stagerun.language.stages import Node, groups, some, with_disabled
 from stagerun.language.tree import Block
@@ -40,14 +42,24 @@ def _taught(node: Node, found: Sequence[Node], settings: Block | None, problems:
     return node
 
 
-def check_classes(found: Sequence[Node], schedule: Block, settings: Mapping[str, Block], problems: Problems) -> None:
-    """A teacher knows the classes of what it teaches."""
+def check_teachers(found: Sequence[Node], schedule: Block, settings: Mapping[str, Block], problems: Problems) -> None:
+    """A teacher knows the classes of what it teaches, and takes its images."""
     for node in found:
-        if node.teacher is None or node.teacher_place is None or not {node.teacher, node.name} <= settings.keys():
+        block = settings.get(node.name)
+        loss = block.block("loss") if block is not None else None
+        if block is None or loss is None:
             continue
-        own, theirs = (network_of(schedule, settings[name]) for name in (node.name, node.teacher))
-        if own and theirs and own.num_classes != theirs.num_classes:
-            message = (
-                f"`{node.name}` has {own.num_classes} classes, and its teacher `{node.teacher}` {theirs.num_classes}"
-            )
-            problems.add(node.teacher_place, message, "a teacher needs the same classes")
+        who, place, theirs = f"its teacher `{node.teacher}`", node.teacher_place, None
+        if node.teacher is not None and node.teacher in settings:
+            theirs = network_of(schedule, settings[node.teacher])
+        elif (given := loss.block("teacher_model")) is not None:
+            who, place, theirs = "its `teacher_model`", given.place, known_network(View(given))
+        own = network_of(schedule, block)
+        if own is None or theirs is None or place is None:
+            continue
+        if own.num_classes != theirs.num_classes:
+            message = f"`{node.name}` has {own.num_classes} classes, and {who} {theirs.num_classes}"
+            problems.add(place, message, "a teacher needs the same classes")
+        if theirs.name != own.name:  # of its own network the stage is told
+            who = f"`{theirs.name}`, which teaches `{node.name}`,"
+            check_sizes(who, networks.network_of(theirs.name), View(block), problems, fields=("transform_param",))

@@ -92,6 +92,7 @@ _MAY_BE_QUIET = {
     recipe.Source: "data.val.",
     recipe.Solver: "solver.",
     recipe.Sync: "solver.sync_param.",
+    recipe.Loss: "solver.loss.",
     recipe.Transform: "solver.transform_param.",
 }
 

@@ -112,9 +112,8 @@ def named_files(schedule: Schedule) -> dict[str, str]:
     """The files of labels and weights that a schedule names, by what it says: their paths. A file with an absolute path is each host's
     own, as images are, and so are snapshots and what a cache holds. All others that it can name lie in its folder."""
     found = {s.labels: s.labels_path for stage in schedule.stages for s in (stage.data.train, *stage.data.val)}
-    for stage in schedule.stages:
-        weights = stage.solver.weights
-        if weights is not None and place_of(weights.file).kind is Kind.FILE:
+    for weights in (one.weights for stage in schedule.stages for one in stage.solver.given):
+        if place_of(weights.file).kind is Kind.FILE:
             found[weights.file] = weights.path
     return {file: path for file, path in found.items() if file and path and not posixpath.isabs(file)}
 

@@ -311,8 +311,13 @@ def settings_text(schedule: Schedule) -> str:
 
 def _without_place(stage: Stage) -> Stage:
     """Without where this host has the weights that it names."""
-    weights = stage.solver.weights
-    return stage if weights is None else replace(stage, solver=replace(stage.solver, weights=replace(weights, path="")))
+    solver = stage.solver
+    if solver.weights is not None:
+        solver = replace(solver, weights=replace(solver.weights, path=""))
+    if solver.loss is not None and solver.loss.teacher_weights is not None:
+        taught = replace(solver.loss.teacher_weights, path="")
+        solver = replace(solver, loss=replace(solver.loss, teacher_weights=taught))
+    return replace(stage, solver=solver)
 
 
 def settings_digest(schedule: Schedule) -> str:

@@ -16,7 +16,9 @@ def loss(solver: Solver) -> str:
         return f"loss: BINARY, each class by itself, mean over {mean}"
     if how.type is LossType.PYTHON:
         return f"loss: `{how.function}`" + (f" with {how.args}" if how.args else "")
-    return f"loss: DISTILL, taught by `{how.teacher}`, temperature {how.temperature:g}, weight {how.weight:g}"
+    teacher = f"`{how.teacher}`" if how.teacher_weights is None else how.teacher_weights.file
+    teacher += f" ({how.teacher_model.name})" if how.teacher_model is not None else ""
+    return f"loss: DISTILL, taught by {teacher}, temperature {how.temperature:g}, weight {how.weight:g}"
 
 
 def ends(planned: PlannedStage) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 
+from stagerun.base.errors import listing
 from stagerun.base.events import EnsembleTested, RunStarted, SnapshotWritten, StageFinished, StageStarted, Tested
 from stagerun.base.recipe import Schedule, Stage
 from stagerun.base.text import columns, count, duration
@@ -13,6 +14,8 @@ from stagerun.plan.rehearsal import cost_key
 # An evaluation's share of the time to train on as many images: backward through a layer takes two products of the size of the one
 # forward, for the gradients of its weights and of its input.
 EVALUATION_SHARE = 1 / 3
+# A teacher's forward pass, of a network like the stage's; `rehearse` measures another one.
+LESSON_SHARE = EVALUATION_SHARE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +140,7 @@ def at_images_per_second(
     def speed(stage: Stage) -> Speed:
         whole, one = tested_images(stage)
         return Speed(
-            iteration=stage.solver.batch_size / rate,
+            iteration=with_lesson(schedule, stage) * stage.solver.batch_size / rate,
             start=start or 0.0,
             test=whole * EVALUATION_SHARE / rate,
             inner_test=one * EVALUATION_SHARE / rate,
@@ -148,6 +151,8 @@ def at_images_per_second(
     notes = []
     if schedule.validation_sets:
         notes.append("an evaluation is counted as a forward pass: a third of what training takes per image")
+    taught = [stage.name for stage in schedule.stages if schedule.teacher_model(stage) is not None]
+    notes += [_lessons(taught)] if taught else []
     transforms = [s.solver.transform for s in schedule.stages]
     if len({t.crop_size for t in transforms}) > 1 or any(t.crop_size_ramp for t in transforms):
         notes.append("the speed is taken to be the same for images of all sizes")
@@ -158,6 +163,15 @@ def at_images_per_second(
         left_out=not_known(schedule, 0.0, blocked, start, opening),
         notes=tuple(notes),
     )
+
+
+def with_lesson(schedule: Schedule, stage: Stage) -> float:
+    """How many times as long an image takes as in a stage without a teacher."""
+    return 1 + LESSON_SHARE * (schedule.teacher_model(stage) is not None)
+
+
+def _lessons(stages: Sequence[str]) -> str:
+    return f"{listing(stages, 'and')}: a teacher's forward pass is counted as a third of what training takes per image"
 
 
 def not_known(
@@ -242,7 +256,7 @@ def hours_of_run(schedule: Schedule, run: Measured, images_per_second: Mapping[s
     kinds: dict[str, list[float]] = {}
     for name, measured_rate in images_per_second.items():
         kinds.setdefault(cost_key(schedule, schedule.stage(name)), []).append(measured_rate)
-    slowest = min(images_per_second.values())
+    slowest = min(with_lesson(schedule, schedule.stage(name)) * found for name, found in images_per_second.items())
     other = []
 
     def rate(stage: Stage) -> float:
@@ -251,7 +265,7 @@ def hours_of_run(schedule: Schedule, run: Measured, images_per_second: Mapping[s
         alike = kinds.get(cost_key(schedule, stage))
         if alike is None:
             other.append(stage.name)
-            return slowest
+            return slowest / with_lesson(schedule, stage)
         return sum(alike) / len(alike)
 
     def speed(stage: Stage) -> Speed:
@@ -267,12 +281,13 @@ def hours_of_run(schedule: Schedule, run: Measured, images_per_second: Mapping[s
 
     speeds = {stage.name: speed(stage) for stage in schedule.stages}
     unlike = f"{', '.join(other)}: of a kind that was not trained yet, taken to be as slow as the slowest stage so far"
+    taught = [name for name in other if schedule.teacher_model(schedule.stage(name)) is not None]
     return Hours(
         source=f"{run.who}, as in the last run here",
         speeds=speeds,
         opening=run.opening or 0.0,
         left_out=not_known(schedule, run.test_image, run.blocked, run.start, run.opening),
-        notes=(unlike,) if other else (),
+        notes=(*([unlike] if other else []), *([_lessons(taught)] if taught else [])),
     )
 
 

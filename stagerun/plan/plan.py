@@ -9,10 +9,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from stagerun.base.errors import Problem, RecipeError, ResumeRefused, Span, UsageError, listing, nearest
-from stagerun.base.recipe import WEIGHTS_DIGEST, Schedule, Stage
+from stagerun.base.recipe import Schedule, Stage
 from stagerun.base.snapshots import Inventory, SnapshotRef, how_far
 from stagerun.language.build import completed
 from stagerun.plan.counting import (
+    GIVEN,
     IMAGES,
     Source,
     changed_fields,
@@ -308,10 +309,9 @@ def _gone_on(planned: PlannedStage, newest: SnapshotRef, kept: bool) -> PlannedS
     why = ["kept as it is"] * kept if done else [f"from {newest.name}"]
     why += [f"trained as `{newest.trained_as}`"] * bool(newest.trained_as)
     stage = planned.stage
-    if WEIGHTS_DIGEST in stage.origins and WEIGHTS_DIGEST not in stage.identity and WEIGHTS_DIGEST in newest.identity:
-        # The file is gone, and the stage has its weights from there.
-        digest = newest.identity[WEIGHTS_DIGEST]
-        stage = replace(stage, identity={**stage.identity, WEIGHTS_DIGEST: digest})
+    # Where the file is gone, the stage has its weights from there.
+    gone = (GIVEN & stage.origins.keys() & newest.identity.keys()) - stage.identity.keys()
+    stage = replace(stage, identity={**stage.identity, **{key: newest.identity[key] for key in gone}})
     return replace(
         planned,
         stage=stage,
@@ -341,7 +341,14 @@ def _left_out(planned: PlannedStage, chosen: bool, everything: Mapping[str, Plan
     if not planned.stage.enabled:
         parent = everything[planned.stage.parent].stage if planned.stage.parent is not None else None
         why = f"its parent `{parent.name}` is disabled" if parent is not None and not parent.enabled else ""
-        return PlannedStage(stage=planned.stage, state=State.DISABLED, iter=0, position=planned.position, at_most=planned.at_most, why=why)
+        return PlannedStage(
+            stage=planned.stage,
+            state=State.DISABLED,
+            iter=0,
+            position=planned.position,
+            at_most=planned.at_most,
+            why=why,
+        )
     if chosen or planned.state is State.DONE:
         return planned
     why = f"stale: {planned.why}" if planned.state is State.STALE else planned.why

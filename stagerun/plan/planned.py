@@ -4,7 +4,7 @@ import enum
 from dataclasses import dataclass, field
 
 from stagerun.base.errors import Span
-from stagerun.base.recipe import Schedule, Stage
+from stagerun.base.recipe import TEACHER_DIGEST, WEIGHTS_DIGEST, Given, Schedule, Stage
 from stagerun.base.snapshots import Inventory, SnapshotRef
 
 
@@ -90,6 +90,12 @@ class PlannedStage:
     @property
     def iterations_left(self) -> int:
         return self.last - self.iter if self.state in (State.FRESH, State.RESUME, State.STALE) else 0
+
+
+def needed(planned: PlannedStage) -> list[Given]:
+    """The weights from elsewhere that the stage still needs: those it starts with until it has started, its teacher's until it has ended."""
+    states = {WEIGHTS_DIGEST: (State.FRESH, State.STALE), TEACHER_DIGEST: (State.FRESH, State.STALE, State.RESUME)}
+    return [one for one in planned.stage.solver.given if planned.state in states[one.digest]]
 
 
 def label(parent: str, iter: int | None) -> str:

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 
-from stagerun.base.recipe import Data, Sampling, Schedule, Source, Stage, SyncStart, Transform
+from stagerun.base.recipe import Data, Model, Sampling, Schedule, Source, Stage, SyncStart, Transform
 from stagerun.language.code import digest
 from stagerun.language.networks import network_of
 from stagerun.schedule.image_size import at_largest, largest_crop_size
@@ -152,8 +152,7 @@ def cost_key(schedule: Schedule, stage: Stage) -> str:
         )
 
     parts = (
-        (model.name, model.num_classes, model.channels, model.blur_pool),
-        *((model.args, digest(model.sources.files)) if model.sources is not None else ()),
+        *_network_key(model),
         solver.device_batch_size,
         solver.test_batch_size,
         tuple(rule for rule in solver.param if rule.lr_mult == 0),  # what is frozen needs no gradient
@@ -174,13 +173,20 @@ def cost_key(schedule: Schedule, stage: Stage) -> str:
     # What is measured of pushes is the time from one to the next. Figures of other stages are older than they.
     how: list[object] = [part for part in (solver.sync, solver.compress, solver.freeze) if part]
     if solver.loss is not None:
-        how.append((solver.loss.type.value, solver.loss.teacher, solver.loss.function))
+        teacher = schedule.teacher_model(stage)
+        taught = _network_key(teacher) if teacher is not None else None
+        how.append((solver.loss.type.value, taught, solver.loss.function))
     if (stage.data.train, stage.data.val) != (
         schedule.data.train,
         schedule.data.val,
     ):  # images of another size, perhaps
         how.append([source.path for source in (stage.data.train, *stage.data.val)])
     return " ".join(map(str, (*parts, *how)))
+
+
+def _network_key(model: Model) -> tuple[object, ...]:
+    shape = (model.name, model.num_classes, model.channels, model.blur_pool)
+    return (shape, *((model.args, digest(model.sources.files)) if model.sources is not None else ()))
 
 
 def for_speed(schedule: Schedule, name: str, iters: int) -> Schedule:

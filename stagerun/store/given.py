@@ -5,12 +5,13 @@ import json
 import os
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 from stagerun.base.errors import DataError, StagerunError, UsageError, listing
-from stagerun.base.recipe import WEIGHTS_DIGEST, Schedule, Stage, Weights
+from stagerun.base.recipe import Schedule, Stage, Weights
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.base.weights import Kind, Place, place_of
 from stagerun.store.disk import LocalDisk
@@ -127,17 +128,15 @@ def _hashed(path: str, *changes: int) -> str:
 
 def with_digests(schedule: Schedule) -> Schedule:
     """The schedule with the digests of weights in the identities of its stages, of those that are on this machine."""
-    return replace(schedule, stages=tuple(map(_with_digest, schedule.stages)))
+    return replace(schedule, stages=tuple(map(_with_digests, schedule.stages)))
 
 
-def _with_digest(stage: Stage) -> Stage:
-    if stage.solver.weights is None:
-        return stage
-    try:
-        digest = digest_of(find(stage.solver.weights))
-    except (StagerunError, OSError):  # it may be done, and the file gone; who needs it says so
-        return stage
-    return replace(stage, identity={**stage.identity, WEIGHTS_DIGEST: digest})
+def _with_digests(stage: Stage) -> Stage:
+    found: dict[str, str] = {}
+    for one in stage.solver.given:
+        with suppress(StagerunError, OSError):  # it may be done, and the file gone; who needs it says so
+            found[one.digest] = digest_of(find(one.weights))
+    return replace(stage, identity={**stage.identity, **found}) if found else stage
 
 
 def looked_at(schedule: Schedule) -> Schedule:

@@ -152,7 +152,9 @@ def _trial(run: StageRun, state: TrainState) -> Trial:
             lighting=placed(batch.lighting),
             cutout=placed(batch.cutout),
         )
-    arithmetic = arithmetic_of(run.stage.model, solver, run.worker.device)
+    arithmetic = arithmetic_of(
+        run.stage.model, solver, run.worker.device, teacher=run.worker.schedule.teacher_model(run.stage)
+    )
     model = build(run.stage.model)
     return Trial(model, state, solver, run.worker.schedule.determinism, arithmetic, kept, own)
 

@@ -139,7 +139,7 @@ def _take_statistics(
     stage, iterations = run.stages[0], run.ensemble.batch_norm_iter
     solver = replace(stage.solver, transform=replace(stage.solver.transform, crop_size_ramp=None))
     workers = runs_of(solver.logical_workers, run.worker.comm.size)[run.worker.comm.rank]
-    how = arithmetic_of(stage.model, solver, run.worker.device)
+    how = arithmetic_of(stage.model, replace(solver, loss=None), run.worker.device)
     how = replace(how, clip_gradients=None)
     size = solver.device_batch_size
     asked = ((i * solver.batch_size + worker * size, size) for i in range(iterations) for worker in workers)

@@ -16,6 +16,7 @@ from stagerun.launch.worker_count import check_workers
 from stagerun.plan import Plan, State, make_plan, require_fresh
 from stagerun.plan.ensembles import ensembles_text
 from stagerun.plan.hours import render_hours
+from stagerun.plan.planned import needed
 from stagerun.plan.render import going_on, render_text
 from stagerun.store.given import find, looked_at
 from stagerun.system import signals
@@ -61,16 +62,16 @@ def look_first(options: RunOptions, schedule: Schedule, size: int) -> ExitCode |
 
 
 def require_weights(plan: Plan) -> None:
-    """RecipeError for each stage to be started whose weights are not where it says; what is in them is looked at when training starts."""
+    """RecipeError for each stage to be trained whose weights, or its teacher's, are not where it says; what is in them is looked at when
+    training starts."""
     problems = Problems()
     problems.files(plan.schedule.files)
-    for one in plan.stages:
-        weights = one.stage.solver.weights
-        if one.state is State.FRESH and weights is not None:
+    for one in plan.work:
+        for named in needed(one):
             try:
-                find(weights)
+                find(named.weights)
             except StagerunError as error:
-                origin = one.stage.origins.get("solver.weights.file")
+                origin = one.stage.origins.get(f"{named.field}.file")
                 problems.add(origin.span if origin and origin.span else one.stage.span, error.message, error.hint)
     if problems:
         raise RecipeError(problems.all())

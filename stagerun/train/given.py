@@ -6,17 +6,19 @@ import torch
 from torch import Tensor, nn
 
 from stagerun.base.errors import DataError, Problems, RecipeError, Span, StagerunError
-from stagerun.base.recipe import WEIGHTS_DIGEST, Model, Schedule, Stage
+from stagerun.base.recipe import TEACHER_DIGEST, WEIGHTS_DIGEST, Model, Schedule, Stage, Weights
 from stagerun.base.text import size
 from stagerun.engine.parameters import frozen_parameters
 from stagerun.engine.weights_file import tensors_in
 from stagerun.models.skeleton import shapes, without_memory
-from stagerun.plan import Plan, PlannedStage, State
-from stagerun.plan.transfer import COUNTER, Mistake, Origin, Transfer, transfer
+from stagerun.plan import Plan, PlannedStage
+from stagerun.plan.planned import needed
+from stagerun.plan.transfer import COUNTER, Mistake, Origin, Shape, Shapes, Transfer, some, transfer
 from stagerun.plan.weights_table import table
 from stagerun.store.given import Found, data_of, find, header_of
 from stagerun.system.host import available_memory
 
+STARTED, TAUGHT = "solver.weights", "solver.loss.teacher_weights"  # where a stage names them
 # What a counter of BatchNorm is that the file does not have beside its statistics: those are of long training.
 LONG = 1_000_000
 
@@ -31,14 +33,10 @@ def fill(schedule: Schedule, stage: Stage, live: Mapping[str, Tensor], parent: M
     """Puts them into the network's tensors, `live`, which have those of the seed. `parent`: those that the stage before ended with.
     RecipeError, UsageError, DataError."""
     weights = stage.solver.weights
-    file: dict[str, Tensor] = {}
-    if weights is not None:
-        most = 16 * sum(t.nbytes for t in live.values()) + 64_000_000
-        file = tensors_in(data_of(weights, most, stage.identity.get(WEIGHTS_DIGEST, "")), weights.file)
-    of_file = {name: tuple(t.shape) for name, t in file.items()} if weights is not None else None
-    of_parent = {name: tuple(t.shape) for name, t in parent.items()} if parent is not None else None
-    of_network = {name: tuple(t.shape) for name, t in live.items()}
-    made, mistakes = transfer(of_network, of_parent, of_file, weights)
+    file = _read(weights, live, stage.identity.get(WEIGHTS_DIGEST, "")) if weights is not None else {}
+    of_file = _shapes_of(file) if weights is not None else None
+    of_parent = _shapes_of(parent) if parent is not None else None
+    made, mistakes = transfer(_shapes_of(live), of_parent, of_file, weights)
     require_none(schedule, stage, mistakes)
     with torch.no_grad():
         for row in made.rows:
@@ -53,6 +51,38 @@ def fill(schedule: Schedule, stage: Stage, live: Mapping[str, Tensor], parent: M
     return made
 
 
+def fill_teacher(schedule: Schedule, stage: Stage, live: Mapping[str, Tensor]) -> None:
+    """Puts the weights that `teacher_weights` names into the teacher's tensors. RecipeError, UsageError, DataError."""
+    assert stage.solver.loss is not None and stage.solver.loss.teacher_weights is not None
+    weights = stage.solver.loss.teacher_weights
+    file = _read(weights, live, stage.identity.get(TEACHER_DIGEST, ""))
+    made, mistakes = _lesson(_shapes_of(live), _shapes_of(file), weights)
+    require_none(schedule, stage, mistakes, TAUGHT)
+    with torch.no_grad():
+        for row in made.of(Origin.FILE):
+            _copy(live[row.name], file[row.was], row.name, weights.file)
+
+
+def _lesson(network: Shapes, file: Shapes, weights: Weights) -> tuple[Transfer, tuple[Mistake, ...]]:
+    """Of a teacher: what is drawn anew knows nothing. Counters of BatchNorm are not read in evaluation mode."""
+    made, mistakes = transfer(network, None, file, weights)
+    missing = [row.name for row in made.rows if row.origin is not Origin.FILE and not row.name.endswith(COUNTER)]
+    if missing and not mistakes:
+        text = f"{some(missing)}: the teacher would have random numbers there"
+        hint = "take the whole of its weights, or name its network in `teacher_model`"
+        mistakes = (Mistake("drop", text, hint),)
+    return made, mistakes
+
+
+def _read(weights: Weights, live: Mapping[str, Tensor], digest: str) -> dict[str, Tensor]:
+    most = 16 * sum(t.nbytes for t in live.values()) + 64_000_000
+    return tensors_in(data_of(weights, most, digest), weights.file)
+
+
+def _shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, Shape]:
+    return {name: tuple(t.shape) for name, t in tensors.items()}
+
+
 def _copy(live: Tensor, given: Tensor, name: str, where: str) -> None:
     if live.is_floating_point() != given.is_floating_point():
         raise DataError(f"`{name}` is {given.dtype} in {where} and {live.dtype} in the network", "drop it")
@@ -63,10 +93,10 @@ def _copy(live: Tensor, given: Tensor, name: str, where: str) -> None:
     live.copy_(given)
 
 
-def require_none(schedule: Schedule, stage: Stage, mistakes: Sequence[Mistake]) -> None:
+def require_none(schedule: Schedule, stage: Stage, mistakes: Sequence[Mistake], field: str = STARTED) -> None:
     """RecipeError with all of them, each at its line."""
     problems = problems_in(schedule)
-    report(stage, mistakes, problems)
+    report(stage, mistakes, problems, field)
     if problems:
         raise RecipeError(problems.all())
 
@@ -78,9 +108,9 @@ def problems_in(schedule: Schedule) -> Problems:
     return problems
 
 
-def report(stage: Stage, mistakes: Sequence[Mistake], problems: Problems) -> None:
+def report(stage: Stage, mistakes: Sequence[Mistake], problems: Problems, field: str = STARTED) -> None:
     for one in mistakes:
-        fields = (f"solver.weights.{one.field}", "solver.weights.file")
+        fields = (f"{field}.{one.field}", f"{field}.file")
         spans = (stage.origins[field].span for field in fields if field in stage.origins)
         problems.add(next(filter(None, spans), Span(stage.name, 1, 1)), one.message, one.hint)
 
@@ -114,6 +144,14 @@ def planned_transfer(schedule: Schedule, stage: Stage) -> tuple[Transfer, tuple[
     return transfer(_shapes(stage.model), _shapes(parent) if parent is not None else None, file, weights)
 
 
+def _planned_lesson(schedule: Schedule, stage: Stage) -> tuple[Transfer, tuple[Mistake, ...]]:
+    loss, model = stage.solver.loss, schedule.teacher_model(stage)
+    assert loss is not None and loss.teacher_weights is not None and model is not None
+    return _lesson(
+        _shapes(model), shapes_in(find(loss.teacher_weights), loss.teacher_weights.file), loss.teacher_weights
+    )
+
+
 def _shapes(model: Model) -> dict[str, tuple[int, ...]]:
     return shapes(without_memory(model))
 
@@ -130,13 +168,20 @@ def shapes_in(found: Found, name: str) -> Mapping[str, tuple[int, ...]]:
 
 
 def mistakes_in(schedule: Schedule, planned: Sequence[PlannedStage], problems: Problems) -> None:
-    """Adds what is wrong with the weights of stages that are still to be started. What can't be looked into is a mistake, too."""
+    """Adds what is wrong with the weights of stages that are still to be started, and with those of their teachers."""
     for one in planned:
-        if one.state in (State.FRESH, State.STALE) and one.stage.enabled and one.stage.solver.weights is not None:
-            try:
-                report(one.stage, planned_transfer(schedule, one.stage)[1], problems)
-            except StagerunError as error:
-                report(one.stage, [Mistake("file", error.message, error.hint)], problems)
+        for named in needed(one) if one.stage.enabled else ():
+            _look_into(schedule, one.stage, named.field, problems)
+
+
+def _look_into(schedule: Schedule, stage: Stage, field: str, problems: Problems) -> Transfer | None:
+    """Adds what is wrong; what can't be looked into is a mistake, too, and there is nothing then."""
+    try:
+        made, mistakes = (planned_transfer if field == STARTED else _planned_lesson)(schedule, stage)
+    except StagerunError as error:
+        made, mistakes = None, (Mistake("file", error.message, error.hint),)
+    report(stage, mistakes, problems, field)
+    return made
 
 
 def tables(plan: Plan) -> list[str]:
@@ -146,14 +191,12 @@ def tables(plan: Plan) -> list[str]:
     for stage in plan.schedule.stages:
         if not is_given(plan.schedule, stage) and not stage.solver.freeze:
             continue
-        try:
-            made, mistakes = planned_transfer(plan.schedule, stage)
-        except StagerunError as error:
-            report(stage, [Mistake("file", error.message, error.hint)], problems)
-            continue
-        report(stage, mistakes, problems)
-        frozen = frozen_in(without_memory(stage.model), stage)
-        found.append(table(made, stage, start_of(stage), frozen))
+        if (made := _look_into(plan.schedule, stage, STARTED, problems)) is not None:
+            frozen = frozen_in(without_memory(stage.model), stage)
+            found.append(table(made, stage, start_of(stage), frozen))
+    for stage in plan.schedule.stages:
+        if any(named.field == TAUGHT for named in stage.solver.given):
+            _look_into(plan.schedule, stage, TAUGHT, problems)
     if problems:
         raise RecipeError(problems.all())
     return found

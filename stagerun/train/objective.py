@@ -1,4 +1,4 @@
-"""What a stage minimises, on one rank: with its teacher from a snapshot, or the user's own function."""
+"""What a stage minimises, on one rank: with its teacher from a snapshot or a file, or the user's own function."""
 
 import torch
 from torch import nn
@@ -15,6 +15,7 @@ from stagerun.language import arguments
 from stagerun.models import build
 from stagerun.system.code import called, function_of, parameters_of
 from stagerun.train.agreement import everyone, hand_out, rank0
+from stagerun.train.given import fill_teacher
 from stagerun.train.progress import WEIGHTS
 from stagerun.train.worker import StageRun
 
@@ -33,13 +34,17 @@ def objective(run: StageRun) -> Loss:
 
 def _taught(run: StageRun) -> nn.Module | None:
     """The stage's teacher, the same on every rank; None where it has none. Collective."""
-    name = run.stage.solver.teacher
-    if name is None:
+    schedule = run.worker.schedule
+    model = schedule.teacher_model(run.stage)
+    if model is None:
         return None
-    network = _network(run.worker.schedule.stage(name).model, run.stage.solver, run.worker.device)
+    network = _network(model, run.stage.solver, run.worker.device)
     tensors = dict(network.state_dict())
 
     def fill() -> None:
+        if run.stage.solver.teacher is None:
+            fill_teacher(schedule, run.stage, tensors)
+            return
         assert run.step.teacher is not None
         try:
             restore(tensors, decode(run.step.teacher[WEIGHTS]))
@@ -55,14 +60,14 @@ def _taught(run: StageRun) -> nn.Module | None:
     return network
 
 
-def made_loss(model: Model, solver: Solver, device: torch.device, teacher: nn.Module | None = None) -> Loss:
-    """UsageError for what the user's function does. Without the `teacher` that it needs it has one with fresh weights."""
+def made_loss(model: Model, solver: Solver, device: torch.device, teacher: nn.Module | Model | None = None) -> Loss:
+    """UsageError for what the user's function does. Of a `teacher` whose network alone is given, the weights are fresh ones."""
     how = solver.loss
     own = None
     if how is not None and how.type is LossType.PYTHON:
         own = _own(how, solver.label_smoothing, model.num_classes, device, dtype_of(solver.precision))
-    if teacher is None and solver.teacher is not None:
-        teacher = _network(model, solver, device)
+    if isinstance(teacher, Model):
+        teacher = _network(teacher, solver, device)
     return loss_of(solver, teacher, own, device)
 
 

@@ -39,8 +39,11 @@ def normalise_for(model: Model, solver: Solver, transform: Transform, device: to
     return Normalise(transform, model.channels, device, dtype_of(solver.precision), solver.channels_last)
 
 
-def arithmetic_of(model: Model, solver: Solver, device: torch.device, loss: Loss | None = None) -> Arithmetic:
-    """How a stage computes its updates. Without a `loss` it has one that takes as long: a teacher in it has other weights."""
+def arithmetic_of(
+    model: Model, solver: Solver, device: torch.device, loss: Loss | None = None, teacher: Model | None = None
+) -> Arithmetic:
+    """How a stage computes its updates. Without a `loss` it has one that takes as long: a teacher in it is of the network `teacher`, with
+    other weights."""
     return Arithmetic(
         logical_workers=solver.logical_workers,
         normalise=normalise_for(model, solver, solver.transform, device),
@@ -48,7 +51,7 @@ def arithmetic_of(model: Model, solver: Solver, device: torch.device, loss: Loss
         clip_gradients=solver.clip_gradients,
         forward_seed=lambda position: order.dropout_seed(solver.random_seed, position),
         mixing=Mixing(solver.random_seed, solver.mixup_alpha, solver.cutmix_alpha),
-        loss=loss or made_loss(model, solver, device),
+        loss=loss or made_loss(model, solver, device, teacher),
     )
 
 
@@ -306,7 +309,7 @@ def _refuse_idle_rules(run: StageRun, model: torch.nn.Module) -> None:
     """In all stages, before the first of them is trained; what is wrong with weights that stages are given, on rank 0."""
     schedule, trained = run.worker.schedule, model
     problems = given.problems_in(schedule)
-    if run.worker.keeper is not None and any(stage.solver.weights for stage in schedule.stages):
+    if run.worker.keeper is not None and any(stage.solver.given for stage in schedule.stages):
         mistakes_in(schedule, run.worker.keeper.plan().stages, problems)
     for stage in schedule.stages:
         model = trained if stage.model == run.stage.model or not stage.enabled else without_memory(stage.model)

@@ -403,7 +403,9 @@ def test_whatever_is_lost_the_plan_leads_to_the_end() -> None:
 def test_what_comes_after_an_open_end_is_at_most_there() -> None:
     """What starts before the earliest end, or after the end is known, starts where it says."""
     data = 'train { source: "/d/train" images: 1000 } val { source: "/d/val" images: 10 }'
-    shared = SCHEDULE.replace('train { source: "/d/train" images: 1000 }', data) + 'stage { name: "last" from: "end" }\n'
+    shared = (
+        SCHEDULE.replace('train { source: "/d/train" images: 1000 }', data) + 'stage { name: "last" from: "end" }\n'
+    )
     texts = {"schedule.prototxt": shared.replace("main@12", "main@10"), "cut.prototxt": CUT, "last.prototxt": CUT}
     texts["main.prototxt"] = MAIN + "test_interval: 5 early_stop { metric: LOSS patience_iter: 5 }\n"
     of = read(texts, "/s", [])

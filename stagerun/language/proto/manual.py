@@ -696,8 +696,8 @@ COMMENTS: dict[str, str] = {
         "Of `BINARY`: what the sum over images and classes is divided by. Default: BATCH_SIZE. Caffe's (loss_param)."
     ),
     "LossParameter.teacher": (
-        "Of `DISTILL`, which needs it: the stage whose trained weights, at its end, are the teacher. It is trained before, and this stage is\n"
-        "stale where it was taught by another. Not one that starts from this one."
+        "Of `DISTILL`, which needs it, or `teacher_weights`: the stage whose trained weights, at its end, are the teacher. It is trained\n"
+        "before, and this stage is stale where it was taught by another. Not one that starts from this one."
     ),
     "LossParameter.temperature": (
         "Of `DISTILL`: T, which makes both distributions softer. Above 0."
@@ -711,6 +711,13 @@ COMMENTS: dict[str, str] = {
     ),
     "LossParameter.args": (
         "Of `PYTHON`: what the function is called with besides, as in `model`."
+    ),
+    "LossParameter.teacher_weights": (
+        "Of `DISTILL`, in place of `teacher`: trained weights from elsewhere, as `weights` of a stage names them. Every tensor of the teacher\n"
+        "comes from there. Their content is part of the stage."
+    ),
+    "LossParameter.teacher_model": (
+        "The network that `teacher_weights` are of. Default: the stage's own."
     ),
     "LossParameter.Type.SOFTMAX": (
         "-sum(t * log(p)) over the classes: cross entropy. Caffe's SoftmaxWithLoss."

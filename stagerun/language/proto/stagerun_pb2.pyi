@@ -459,7 +459,7 @@ class Solver(_message.Message):
     def __init__(self, clear: _Optional[_Iterable[str]] = ..., base_lr: _Optional[float] = ..., lr_policy: _Optional[str] = ..., power: _Optional[float] = ..., gamma: _Optional[float] = ..., stepsize: _Optional[int] = ..., stepsize_epoch: _Optional[float] = ..., stepvalue: _Optional[_Iterable[int]] = ..., stepvalue_epoch: _Optional[_Iterable[float]] = ..., lr_iter: _Optional[int] = ..., lr_epoch: _Optional[float] = ..., warmup_iter: _Optional[int] = ..., warmup_epoch: _Optional[float] = ..., warmup_start_lr: _Optional[float] = ..., decay_from: _Optional[_Union[DecayFrom, str]] = ..., policy_start_iter: _Optional[int] = ..., policy_start_epoch: _Optional[float] = ..., base_lr_batch: _Optional[int] = ..., end_lr: _Optional[float] = ..., start_lr: _Optional[float] = ..., peak_iter: _Optional[int] = ..., peak_epoch: _Optional[float] = ..., knot: _Optional[_Iterable[_Union[Knot, _Mapping]]] = ..., plateau_winsize: _Optional[_Iterable[int]] = ..., plateau_winsize_epoch: _Optional[_Iterable[float]] = ..., average_loss: _Optional[int] = ..., max_iter: _Optional[int] = ..., max_epoch: _Optional[float] = ..., batch_size: _Optional[int] = ..., device_batch_size: _Optional[int] = ..., iter_size: _Optional[int] = ..., type: _Optional[str] = ..., momentum: _Optional[float] = ..., momentum_policy: _Optional[_Union[PolicyParameter, _Mapping]] = ..., momentum2: _Optional[float] = ..., rms_decay: _Optional[float] = ..., delta: _Optional[float] = ..., regularization_type: _Optional[str] = ..., local_lr_auto: bool = ..., local_gw_ratio: _Optional[float] = ..., momentum_form: _Optional[_Union[MomentumForm, str]] = ..., weight_decay: _Optional[float] = ..., weight_decay_policy: _Optional[_Union[PolicyParameter, _Mapping]] = ..., clip_gradients: _Optional[float] = ..., ema_decay: _Optional[float] = ..., ema_interval: _Optional[int] = ..., param: _Optional[_Iterable[_Union[ParamSpec, _Mapping]]] = ..., compress_param: _Optional[_Union[CompressionParameter, _Mapping]] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., weights: _Optional[_Union[WeightsParameter, _Mapping]] = ..., freeze: _Optional[_Iterable[str]] = ..., sync_param: _Optional[_Union[SyncParameter, _Mapping]] = ..., carry: _Optional[_Union[Carry, _Mapping]] = ..., transform_param: _Optional[_Union[TransformParameter, _Mapping]] = ..., test_transform_param: _Optional[_Union[TransformParameter, _Mapping]] = ..., mixup_alpha: _Optional[float] = ..., cutmix_alpha: _Optional[float] = ..., label_smoothing: _Optional[float] = ..., loss: _Optional[_Union[LossParameter, _Mapping]] = ..., early_stop: _Optional[_Union[EarlyStopParameter, _Mapping]] = ..., class_weight: _Optional[_Iterable[float]] = ..., sampling: _Optional[_Union[Sampling, str]] = ..., sampling_file: _Optional[str] = ..., random_seed: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., channels_last: bool = ..., on_nan: _Optional[_Union[Solver.OnNan, str]] = ..., max_nan: _Optional[int] = ..., compile: bool = ..., display: _Optional[int] = ..., display_epoch: _Optional[float] = ..., test_interval: _Optional[int] = ..., test_epoch: _Optional[float] = ..., test_iter: _Optional[int] = ..., test_batch_size: _Optional[int] = ..., snapshot: _Optional[int] = ..., snapshot_epoch: _Optional[float] = ..., data: _Optional[_Union[StageData, _Mapping]] = ...) -> None: ...
 
 class LossParameter(_message.Message):
-    __slots__ = ("type", "normalization", "teacher", "temperature", "weight", "function", "args")
+    __slots__ = ("type", "normalization", "teacher", "temperature", "weight", "function", "args", "teacher_weights", "teacher_model")
     class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         SOFTMAX: _ClassVar[LossParameter.Type]
@@ -483,6 +483,8 @@ class LossParameter(_message.Message):
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     FUNCTION_FIELD_NUMBER: _ClassVar[int]
     ARGS_FIELD_NUMBER: _ClassVar[int]
+    TEACHER_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    TEACHER_MODEL_FIELD_NUMBER: _ClassVar[int]
     type: LossParameter.Type
     normalization: LossParameter.Normalization
     teacher: str
@@ -490,7 +492,9 @@ class LossParameter(_message.Message):
     weight: float
     function: str
     args: str
-    def __init__(self, type: _Optional[_Union[LossParameter.Type, str]] = ..., normalization: _Optional[_Union[LossParameter.Normalization, str]] = ..., teacher: _Optional[str] = ..., temperature: _Optional[float] = ..., weight: _Optional[float] = ..., function: _Optional[str] = ..., args: _Optional[str] = ...) -> None: ...
+    teacher_weights: WeightsParameter
+    teacher_model: Model
+    def __init__(self, type: _Optional[_Union[LossParameter.Type, str]] = ..., normalization: _Optional[_Union[LossParameter.Normalization, str]] = ..., teacher: _Optional[str] = ..., temperature: _Optional[float] = ..., weight: _Optional[float] = ..., function: _Optional[str] = ..., args: _Optional[str] = ..., teacher_weights: _Optional[_Union[WeightsParameter, _Mapping]] = ..., teacher_model: _Optional[_Union[Model, _Mapping]] = ...) -> None: ...
 
 class EarlyStopParameter(_message.Message):
     __slots__ = ("metric", "patience_iter", "patience_epoch", "min_delta")

@@ -320,7 +320,9 @@ class _Steps:
             np.zeros((count, 4), np.int32) if transform.cutout_size else None,
         )
         self.how = replace(
-            arithmetic_of(stage.model, replace(solver, transform=transform), device),
+            arithmetic_of(
+                stage.model, replace(solver, transform=transform), device, teacher=schedule.teacher_model(stage)
+            ),
             logical_workers=workers,
             forward_seed=lambda position: 1,
             mixing=Mixing(1, solver.mixup_alpha, solver.cutmix_alpha),

@@ -37,16 +37,15 @@ def fetch(folder: Folder, overrides: Overrides = ()) -> None:
     schedule = load(folder, overrides)
     problems, done = Problems(), set()
     problems.files(schedule.files)
-    for stage in schedule.stages:
-        weights = stage.solver.weights
-        place = place_of(weights.file) if weights is not None else None
-        if weights is None or place is None or place.kind not in (Kind.TORCHVISION, Kind.TIMM) or weights.file in done:
+    for stage, one in [(s, one) for s in schedule.stages for one in s.solver.given]:
+        weights, place = one.weights, place_of(one.weights.file)
+        if place.kind not in (Kind.TORCHVISION, Kind.TIMM) or weights.file in done:
             continue
         done.add(weights.file)
         try:
             show(f"{weights.file}: {_fetched(place)}")
         except UsageError as error:
-            problems.add(stage.origins["solver.weights.file"].span or stage.span, error.message, error.hint)
+            problems.add(stage.origins[f"{one.field}.file"].span or stage.span, error.message, error.hint)
     if problems:
         raise RecipeError(problems.all())
     if not done:
