@@ -42,55 +42,9 @@ solver {{
 stage {{ name: "main" solver_param {{ }} }}
 stage {{ name: "end" solver_param {{ base_lr: 0.01 }} }}
 """
-# As stagerun's own `resnet_small`, line by line.
-RESNET_SMALL = """
-import torch.nn.functional as F
-from torch import nn
-from blocks import Block
-
-class ResNetSmall(nn.Module):
-    def __init__(self, channels, num_classes):
-        super().__init__()
-        self.conv1 = nn.Conv2d(channels, 32, 3, 1, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(32)
-        self.layer1 = Block(32, 32, 1)
-        self.layer2 = Block(32, 64, 2)
-        self.layer3 = Block(64, 128, 2)
-        self.fc = nn.Linear(128 * 2 * 2, num_classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        nn.init.normal_(self.fc.weight, std=0.01)
-        nn.init.zeros_(self.fc.bias)
-
-    def forward(self, x):
-        x = F.relu(self.bn1(F.max_pool2d(self.conv1(x), 2)), inplace=True)
-        x = F.adaptive_avg_pool2d(self.layer3(self.layer2(self.layer1(x))), 2)
-        return self.fc(x.flatten(1))
-
-def build(num_classes, channels):
-    return ResNetSmall(channels, num_classes)
-"""
-BLOCKS = """
-import torch.nn.functional as F
-from torch import nn
-
-class Block(nn.Module):
-    def __init__(self, width_in, width, stride):
-        super().__init__()
-        self.conv1 = nn.Conv2d(width_in, width, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.shortcut = nn.Sequential()
-        if width_in != width or stride != 1:
-            self.shortcut = nn.Sequential(nn.Conv2d(width_in, width, 1, stride, bias=False), nn.BatchNorm2d(width))
-        nn.init.zeros_(self.bn2.weight)
-
-    def forward(self, x):
-        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
-        return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x), inplace=True)
-"""
+RESNET_SMALL, BLOCKS = (
+    (Path(__file__).parents[1] / "help" / "copied" / f"{name}.py").read_text() for name in ("mynet", "blocks")
+)
 
 
 @pytest.fixture(scope="module")
