@@ -211,12 +211,13 @@ def settle(device: torch.device, ours: bool) -> None:
             torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = False, True
 
 
-def seconds(steps: Callable[[int], None], count: int, device: torch.device) -> float:
+def seconds(steps: Callable[[int], None], count: int, device: torch.device) -> tuple[float, float]:
+    """Of a step: on the clock, and of this process's processors, which other programs take little from."""
     synchronize(device)
-    started = time.perf_counter()
+    started, used = time.perf_counter(), time.process_time()
     steps(count)
     synchronize(device)
-    return (time.perf_counter() - started) / count
+    return (time.perf_counter() - started) / count, (time.process_time() - used) / count
 
 
 def compare(case: Case, own: bool, pairs: int, count: int) -> None:
@@ -232,14 +233,16 @@ def compare(case: Case, own: bool, pairs: int, count: int) -> None:
         for steps, times in ((a, times_a), (b, times_b))[:: 1 if pair % 2 == 0 else -1]:
             settle(case.device, ours=own or steps is a)
             times.append(seconds(steps, count, case.device))
-    ratios = [x / y for x, y in zip(times_a, times_b, strict=True)]
+    (clock_a, cpu_a), (clock_b, cpu_b) = (tuple(zip(*times, strict=True)) for times in (times_a, times_b))
+    ratios = [x / y for x, y in zip(clock_a, clock_b, strict=True)]
     low, median, high = statistics.quantiles(ratios, n=4)
+    processor = statistics.quantiles((x / y for x, y in zip(cpu_a, cpu_b, strict=True)), n=4)
     print(
         f"{case.model.name} {case.side}x{case.side} batch {case.batch} {case.precision.value}{' compiled' * case.compiled} on "
         f"{case.device}, {torch.get_num_threads()} threads: "
-        f"{names[0]} {1000 * statistics.median(times_a):.2f} ms, {names[1]} {1000 * statistics.median(times_b):.2f} ms, ratio "
+        f"{names[0]} {1000 * statistics.median(clock_a):.2f} ms, {names[1]} {1000 * statistics.median(clock_b):.2f} ms, ratio "
         f"{median:.3f}, speed {1 / median:.3f} (quartiles of the ratio {low:.3f} - {high:.3f}, range {min(ratios):.3f} - {max(ratios):.3f}, {pairs} pairs of {count} steps); "
-        f"{case.batch / statistics.median(times_a):.4g} images/s"
+        f"{case.batch / statistics.median(clock_a):.4g} images/s; of processor time {processor[1]:.3f} ({processor[0]:.3f} - {processor[2]:.3f})"
     )
 
 
@@ -264,7 +267,7 @@ def main() -> None:
         case = replace(case, batch=options.batch or case.batch)
         probe = by_hand(case, make_batches(case))
         probe(2)
-        compare(case, options.own, options.pairs, max(1, round(options.seconds / seconds(probe, 3, device))))
+        compare(case, options.own, options.pairs, max(1, round(options.seconds / seconds(probe, 3, device)[0])))
 
 
 if __name__ == "__main__":
