@@ -3,6 +3,7 @@
 Everything is tried on networks that are thrown away, so that nothing of it is left in the one that is trained.
 """
 
+import os
 import random
 import warnings
 from collections.abc import Mapping
@@ -83,6 +84,7 @@ def _tried(
     model: Model, shape: tuple[int, ...], device: torch.device, precision: Precision, channels_last: bool, workers: int
 ) -> tuple[tuple[str, ...], Mapping[str, str]]:
     """Notes, and what each tensor of the network is at first, as a text. `workers`: those of this host, which share its memory."""
+    folder = os.getcwd()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         net = _fresh(model)
         drawn = _drawn()
@@ -103,6 +105,10 @@ def _tried(
             images = images.contiguous(memory_format=torch.channels_last)
         with explained(len(images)):
             unused = _pass(net, images, model.num_classes, precision)
+    if (now := os.getcwd()) != folder:
+        os.chdir(folder)
+        hint = "leave `os.chdir` out: the output folder and others are found from where stagerun was started"
+        raise refuse(net, f"the code changes the working folder to {now}", hint)
     notes = []
     if frozen := net.__dict__["frozen_by_network"]:
         notes.append(f"`{model.name}` freezes {_names(sorted(frozen))} itself: they stay as they are")

@@ -294,6 +294,7 @@ MISTAKES = {
     "draws when it is made": with_(RETURN, "    import random\n    if random.random() < 1e-9:\n        num_classes = 3\n" + RETURN),
     "changes its images": with_(FORWARD, "        x -= 0.5\n" + FORWARD),
     "takes colours": with_("nn.Conv2d(1,", "nn.Conv2d(3,"),
+    "changes the folder": with_(RETURN, '    import os\n    os.chdir("/")\n' + RETURN),
     "opens a file": with_(RETURN, '    width = int(open("width.txt").read())\n' + RETURN),
     "reads the clock": with_(FORWARD, "        import time\n        return self.fc(self.conv(x).mean((2, 3))) * (time.perf_counter() % 1)\n"),
     "counts its calls": with_(INIT, INIT + '        self.register_buffer("steps", torch.zeros(()))\n').replace("    def forward(self, x):\n", "    def forward(self, x):\n        self.steps += 1\n"),
