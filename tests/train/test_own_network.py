@@ -14,7 +14,7 @@ from torch import nn
 
 from stagerun import store
 from stagerun.base.code import Sources, code_of
-from stagerun.base.errors import UsageError
+from stagerun.base.errors import RecipeError, UsageError
 from stagerun.base.events import Note
 from stagerun.base.recipe import Model
 from stagerun.cli import main
@@ -201,6 +201,26 @@ def test_what_a_network_freezes_stays_and_is_said(data: Path, tmp_path: Path) ->
     torch.manual_seed(load(folder).stages[0].solver.random_seed)
     fresh = build(load(folder).model)
     assert torch.equal(weights(tmp_path / "out")["conv1.weight"], fresh.state_dict()["conv1.weight"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ('freeze: "*"', "`freeze` fits every parameter of the model: there is nothing to train"),
+        ('freeze: "fc.*" param { kind: WEIGHT lr_mult: 0 } param { kind: NORM lr_mult: 0 }', "leave nothing to train"),
+        ("param { lr_mult: 0 }", "`param` gives every parameter of the model lr_mult 0"),
+    ],
+)
+def test_a_stage_without_anything_to_train_is_refused_before_another_is_trained(
+    data: Path, tmp_path: Path, settings: str, message: str
+) -> None:
+    folder = make(tmp_path / "own", data, RESNET_SMALL, blocks=BLOCKS)
+    schedule = folder / "schedule.prototxt"
+    schedule.write_text(schedule.read_text().replace("base_lr: 0.01 }", f"base_lr: 0.01 {settings} }}"))
+    with pytest.raises(RecipeError) as refused:
+        go(folder, tmp_path / "out")
+    assert message in refused.value.render() and "schedule.prototxt:1" in refused.value.render()
+    assert not list((tmp_path / "out" / "snapshots").iterdir())
 
 
 def test_the_manuals_example_trains(data: Path, tmp_path: Path) -> None:
