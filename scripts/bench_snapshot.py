@@ -198,7 +198,7 @@ def beside_training(capture: Capture, out: Path, pairs: int, block_s: float) -> 
     case = replace(CASES["resnet18"], batch=8)
     steps = ours(case, make_batches(case))
     steps(3)
-    count = max(1, round(block_s / seconds(steps, 3, CPU)))
+    count = max(1, round(block_s / seconds(steps, 3, CPU)[0]))
     alone: list[float] = []
     beside: list[float] = []
     for pair in range(pairs):
@@ -207,7 +207,7 @@ def beside_training(capture: Capture, out: Path, pairs: int, block_s: float) -> 
             thread = threading.Thread(target=lambda: keep_writing(capture, out, enough))  # noqa: B023 - joined below
             if writing:
                 thread.start()
-            (beside if writing else alone).append(seconds(steps, count, CPU))
+            (beside if writing else alone).append(seconds(steps, count, CPU)[0])
             enough.set()
             if writing:
                 thread.join()

@@ -5,6 +5,8 @@ weight decay, channels_last, one worker; on a GPU both are fed through the same 
 algorithms, as it does when it trains. They take turns in blocks of a few steps, and each pair of blocks gives one
 ratio, so that a machine whose speed drifts slows both. It prints the median time of a step for each, and the median, the
 quartiles and the range of the ratios (below 1: stagerun is faster).
+
+With `--own`, both are stagerun's loop: one trains a copy of the network from a Python file, the other the built-in one.
 """
 
 import argparse
@@ -12,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,7 @@ import torch
 import torch.nn.functional as F
 
 from stagerun.base import recipe
+from stagerun.base.code import Sources
 from stagerun.comm import Comm, SoloComm, make_reducer, runs_of
 from stagerun.engine.device import be_deterministic, dtype_of, synchronize
 from stagerun.engine.feed import feed
@@ -52,6 +56,19 @@ CASES = {
     "resnet50": Case(recipe.Model(name="resnet50", num_classes=1000), side=224, batch=16),
     "resnet_small": Case(recipe.Model(name="resnet_small", num_classes=10, channels=1), side=28, batch=64),
 }
+
+
+COPY = Path(__file__).parents[1] / "tests" / "help" / "copied"
+TORCHVISION = "from torchvision import models\n\n\ndef build(num_classes):\n    return models.{}(num_classes=num_classes)\n"
+
+
+def copied(case: Case) -> Case:
+    """The same with its network from a file: torchvision's own, and of `resnet_small` a copy."""
+    name = case.model.name
+    files = (("mynet.py", TORCHVISION.format(name)),)
+    if name == "resnet_small":
+        files = tuple((path.name, path.read_text()) for path in sorted(COPY.glob("*.py")))
+    return replace(case, model=replace(case.model, name="mynet.py:build", sources=Sources(str(COPY), files)))
 
 
 @dataclass
@@ -194,34 +211,38 @@ def settle(device: torch.device, ours: bool) -> None:
             torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = False, True
 
 
-def seconds(steps: Callable[[int], None], count: int, device: torch.device) -> float:
+def seconds(steps: Callable[[int], None], count: int, device: torch.device) -> tuple[float, float]:
+    """Of a step: on the clock, and of this process's processors, which other programs take little from."""
     synchronize(device)
-    started = time.perf_counter()
+    started, used = time.perf_counter(), time.process_time()
     steps(count)
     synchronize(device)
-    return (time.perf_counter() - started) / count
+    return (time.perf_counter() - started) / count, (time.process_time() - used) / count
 
 
-def compare(case: Case, pairs: int, count: int) -> None:
+def compare(case: Case, own: bool, pairs: int, count: int) -> None:
     batches = make_batches(case)
-    a, b = ours(case, batches), by_hand(case, batches)
+    names = ("from a file", "built in") if own else ("stagerun", "by hand")
+    a, b = (ours(copied(case), batches), ours(case, batches)) if own else (ours(case, batches), by_hand(case, batches))
     for steps in (a, b):
-        settle(case.device, ours=steps is a)
+        settle(case.device, ours=own or steps is a)
         steps(max(2, count // 4))
     times_a, times_b = [], []
     for pair in range(pairs):
         # Who goes first changes, so that what a block leaves behind (heat, caches) falls on both alike.
         for steps, times in ((a, times_a), (b, times_b))[:: 1 if pair % 2 == 0 else -1]:
-            settle(case.device, ours=steps is a)
+            settle(case.device, ours=own or steps is a)
             times.append(seconds(steps, count, case.device))
-    ratios = [x / y for x, y in zip(times_a, times_b, strict=True)]
+    (clock_a, cpu_a), (clock_b, cpu_b) = (tuple(zip(*times, strict=True)) for times in (times_a, times_b))
+    ratios = [x / y for x, y in zip(clock_a, clock_b, strict=True)]
     low, median, high = statistics.quantiles(ratios, n=4)
+    processor = statistics.quantiles((x / y for x, y in zip(cpu_a, cpu_b, strict=True)), n=4)
     print(
         f"{case.model.name} {case.side}x{case.side} batch {case.batch} {case.precision.value}{' compiled' * case.compiled} on "
         f"{case.device}, {torch.get_num_threads()} threads: "
-        f"stagerun {1000 * statistics.median(times_a):.2f} ms, by hand {1000 * statistics.median(times_b):.2f} ms, ratio "
+        f"{names[0]} {1000 * statistics.median(clock_a):.2f} ms, {names[1]} {1000 * statistics.median(clock_b):.2f} ms, ratio "
         f"{median:.3f}, speed {1 / median:.3f} (quartiles of the ratio {low:.3f} - {high:.3f}, range {min(ratios):.3f} - {max(ratios):.3f}, {pairs} pairs of {count} steps); "
-        f"{case.batch / statistics.median(times_a):.4g} images/s"
+        f"{case.batch / statistics.median(clock_a):.4g} images/s; of processor time {processor[1]:.3f} ({processor[0]:.3f} - {processor[2]:.3f})"
     )
 
 
@@ -235,6 +256,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--batch", type=int, default=None)
     parser.add_argument("--compile", action="store_true", help="have torch.compile make both networks' code")
+    parser.add_argument("--own", action="store_true", help="a network from a file against the same one built in")
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -245,7 +267,7 @@ def main() -> None:
         case = replace(case, batch=options.batch or case.batch)
         probe = by_hand(case, make_batches(case))
         probe(2)
-        compare(case, options.pairs, max(1, round(options.seconds / seconds(probe, 3, device))))
+        compare(case, options.own, options.pairs, max(1, round(options.seconds / seconds(probe, 3, device)[0])))
 
 
 if __name__ == "__main__":

@@ -43,7 +43,10 @@ class PythonTransform:
             if wrong := _wrong(made, image.shape[2]):
                 raise self._explained(f"`{self._code.function}` {wrong}", _hint(made))
         except UsageError as error:
-            raise UsageError(f"{error.message}\n  for {place()} (at position {position})", error.hint) from None
+            hint = error.hint
+            if "positional argument" in error.message:
+                hint = f"it is called with the image and a numpy Generator: `def {self._code.function}(image, rng)`"
+            raise UsageError(f"{error.message}\n  for {place()} (at position {position})", hint) from None
         self.images, self.seconds = self.images + 1, self.seconds + time.perf_counter() - began
         return np.ascontiguousarray(made[:, :, ::-1]) if image.shape[2] == 3 else made
 

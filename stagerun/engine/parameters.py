@@ -66,10 +66,11 @@ def trained_parameters(model: nn.Module, rules: Sequence[ParamRule], freeze: Seq
         if name not in frozen:
             trained.append(Parameter(name, tensor, rule.lr_mult, rule.decay_mult, rule.adapt))
     if not trained and freeze:
-        raise UsageError(
-            "`freeze` fits every parameter of the model: there is nothing to train",
-            "name only what is to stay as it is",
-        )
+        alone = all(weights.fits(name, freeze) for name, _ in model.named_parameters())
+        message = "`freeze` fits every parameter of the model: there is nothing to train"
+        if not alone:
+            message = "`freeze`, `lr_mult: 0` and what the network itself freezes leave nothing to train"
+        raise UsageError(message, "name only what is to stay as it is")
     if not trained and not any(rule.lr_mult == 0 for rule in rules):
         raise UsageError(
             "the network has no parameter to train", "parameters with `requires_grad` False stay as they are"

@@ -34,8 +34,8 @@ def _of_torch(data: bytes, name: str) -> dict[str, Tensor]:
     except pickle.UnpicklingError as error:
         raise DataError(f"{name} holds more than tensors, which is not read: it could run code", _ALONE) from error
     except (RuntimeError, EOFError, ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        first = next(iter(str(error).splitlines()), type(error).__name__)
-        raise DataError(f"{name} is not a whole file of `torch.save`: {first}", _ALONE) from error
+        first = next(iter(str(error).splitlines()), type(error).__name__).partition(". ")[0]
+        raise DataError(f"{name} is not a whole file of `torch.save`: {first}", "copy it again") from error
     if (found := _state_dict(held)) is not None:
         return found
     for key in _AROUND:

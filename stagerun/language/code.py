@@ -50,6 +50,10 @@ class LocalFiles:
         """The files that a function comes from, sorted: its own, and all that those import of each other. What is wrong is a problem
         at `place`, or in the Python file. Empty for an installed package."""
         if not code.file:
+            beside = f"{code.module.replace('.', '/')}.py"
+            if not installed(code.top) and not isinstance(self._text(beside), Unreadable):
+                message = f"no package `{code.top}` is installed, and there is a file {self._path(beside)}"
+                self.problems.add(place, message, f'write `"{beside}:{code.function}"`')
             return ()
         text = self._text(code.file)
         if isinstance(text, Unreadable):

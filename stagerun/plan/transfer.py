@@ -97,9 +97,10 @@ def transfer(
     made = Transfer(made.rows, left, made.behind)
     mistakes += _idle(network, here, file, weights, {rule for _, rule in found.values() if rule is not None})
     if not made.of(Origin.FILE):
-        mistakes.append(
-            Mistake("file", f"no tensor of {weights.file} is one of the network", _rename_hint(network, here))
-        )
+        hint = _rename_hint(network, here)
+        if not hint and here:
+            hint = f"{_named_like(here, 'its')}, and the network's like `{next(iter(network), '')}`"
+        mistakes.append(Mistake("file", f"no tensor of {weights.file} is one of the network", hint))
     elif weights.strict:
         mistakes += _strict(made, dropped, {n: names[n] for n in reasons}, here, network, weights)
     return made, tuple(mistakes)

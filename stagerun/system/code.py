@@ -6,11 +6,12 @@ script beside them (`import blocks`), and one schedule's files at a time.
 """
 
 import inspect
+import os
 import re
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module, invalidate_caches
 from importlib.abc import MetaPathFinder, SourceLoader
 from importlib.machinery import ModuleSpec
@@ -20,9 +21,12 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any, TypeVar
 
 from stagerun.base.code import Code, Sources
-from stagerun.base.errors import StagerunError, UsageError, nearest
+from stagerun.base.errors import ExitCode, StagerunError, UsageError, nearest
 
 T = TypeVar("T")
+
+# Seconds after which a user is told that his code is still at work.
+_PATIENCE_S = 30.0
 
 
 def function_of(code: Code, sources: Sources) -> Callable[..., Any]:
@@ -43,6 +47,28 @@ def function_of(code: Code, sources: Sources) -> Callable[..., Any]:
 def called(code: Code, sources: Sources, function: Callable[..., T], *args: Any, **named: Any) -> T:
     """What a function of the user's returns. UsageError with the place in the user's file for whatever it raises."""
     return _guarded(code, sources, function, function, *args, **named)
+
+
+@contextmanager
+def patiently(code: Code, sources: Sources | None, rank: int) -> Iterator[None]:
+    """Rank 0 says which line the user's code is at, once, when it is not back after a while. It may be an endless loop."""
+    thread = threading.get_ident()
+
+    def say() -> None:
+        where, frame = "", sys._current_frames().get(thread)
+        while frame is not None and not where:
+            file = _shown(frame.f_code.co_filename, code, sources or Sources())
+            where, frame = f"{file}:{frame.f_lineno}" if file else "", frame.f_back
+        print(f"{where or code} is still at work after {_PATIENCE_S:g} s", file=sys.stderr, flush=True)
+
+    timer = threading.Timer(_PATIENCE_S, say)
+    timer.daemon = True
+    if rank == 0:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def parameters_of(function: Callable[..., Any]) -> tuple[tuple[str, ...], bool]:
@@ -130,6 +156,7 @@ class _Local(MetaPathFinder):
         return None
 
 
+_CHANNELS = re.compile(r"to have (1|3) channels, but got (1|3) channels")  # of the images, not of a layer inside
 _lock = threading.Lock()
 _local = _Local()
 
@@ -140,12 +167,17 @@ _local = _Local()
 def _guarded(
     code: Code, sources: Sources, owner: Callable[..., Any] | None, function: Callable[..., T], *args: Any, **named: Any
 ) -> T:
+    worker = os.getpid()
     try:
         return function(*args, **named)
     except (KeyboardInterrupt, StagerunError):
         raise
     except BaseException as error:  # SystemExit among them: a user's file may not end a worker
         raise explained(error, code, sources, owner) from error
+    finally:
+        if os.getpid() != worker:  # it would train beside the worker
+            print(f"{_place(code, sources)}: a process that it forked ends here", file=sys.stderr, flush=True)
+            os._exit(int(ExitCode.RECIPE))
 
 
 def explained(
@@ -228,6 +260,12 @@ def _hint(error: BaseException, code: Code, owner: Callable[..., Any] | None) ->
         return "write `import blocks` in place of `from . import blocks`: files beside the schedule are no package"
     if "CUDA" in text or "NVIDIA" in text or "nvidia" in text:
         return 'leave `.cuda()` and `device="cuda"` out: stagerun moves the network to the device that it trains on'
+    if "allocate memory" in text or isinstance(error, MemoryError):
+        return "it wants more memory than is free here: make the network smaller, or take a larger machine"
+    if isinstance(error, FileNotFoundError):
+        return "such a path starts where stagerun was; write `Path(__file__).parent / ...` for a file beside this one"
+    if (found := _CHANNELS.search(text)) is not None:
+        return f"have the function take `channels`, which is {found[2]} here; or write `channels: {found[1]}` for such images"
     if isinstance(error, SystemExit):
         return 'it asks Python to end: put what a script does below `if __name__ == "__main__":`'
     if isinstance(error, TypeError) and "argument" in text and owner is not None:

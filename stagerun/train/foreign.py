@@ -3,10 +3,13 @@
 Everything is tried on networks that are thrown away, so that nothing of it is left in the one that is trained.
 """
 
+import os
+import random
 import warnings
 from collections.abc import Mapping
 from functools import lru_cache
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,11 +21,11 @@ from stagerun.comm import gather_json
 from stagerun.engine.codec import digest
 from stagerun.engine.device import autocast, dtype_of, seed
 from stagerun.engine.update import explained
-from stagerun.language.networks import is_foreign
+from stagerun.language.networks import code_in, is_foreign
 from stagerun.models import build
 from stagerun.models.foreign import refuse, require_logits
 from stagerun.models.layers import norms
-from stagerun.system.code import line_in
+from stagerun.system.code import line_in, patiently
 from stagerun.system.host import available_memory
 from stagerun.train.agreement import everyone
 from stagerun.train.worker import StageRun
@@ -46,38 +49,55 @@ def look_at(run: StageRun) -> tuple[str, ...]:
     def tried() -> tuple[tuple[str, ...], Mapping[str, str]]:
         batch = run.worker.images.loader(run.stage).batch(0, count)
         shape = (count, run.stage.model.channels, *batch.images.shape[1:3])
-        return _tried(run.stage.model, shape, run.worker.device, solver.precision, solver.channels_last)
+        code = code_in(run.stage.model.name)
+        assert code is not None
+        with patiently(code, run.stage.model.sources, comm.rank):
+            return _tried(
+                run.stage.model,
+                shape,
+                run.worker.device,
+                solver.precision,
+                solver.channels_last,
+                run.worker.world.local_size,
+            )
 
     notes, digests = everyone(comm, tried)
     others = gather_json(comm, dict(digests))
-    everyone(comm, lambda: _require_same(run.stage.model, digests, others))
+    everyone(comm, lambda: _require_same(run.stage.model, others))
     return notes
 
 
-def _require_same(model: Model, mine: Mapping[str, str], others: list[dict[str, str]]) -> None:
-    for rank, its in enumerate(others):
-        names = [name for name in {**mine, **its} if mine.get(name) != its.get(name)]
+def _require_same(model: Model, digests: list[dict[str, str]]) -> None:
+    """The same error on all ranks, so that it is said once."""
+    first = digests[0]
+    for rank, its in enumerate(digests):
+        names = [name for name in {**first, **its} if first.get(name) != its.get(name)]
         if names:
             raise UsageError(
-                f"`{model.name}` makes another network on rank {rank} than here: {_names(names)}",
+                f"`{model.name}` makes another network on rank {rank} than on rank 0: {_names(names)}",
                 "it must not look at the rank, the host, the clock or the environment",
             )
 
 
 @lru_cache(maxsize=8)
 def _tried(
-    model: Model, shape: tuple[int, ...], device: torch.device, precision: Precision, channels_last: bool
+    model: Model, shape: tuple[int, ...], device: torch.device, precision: Precision, channels_last: bool, workers: int
 ) -> tuple[tuple[str, ...], Mapping[str, str]]:
-    """Notes, and what each tensor of the network is at first, as a text."""
+    """Notes, and what each tensor of the network is at first, as a text. `workers`: those of this host, which share its memory."""
+    folder = os.getcwd()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        net, again = _fresh(model), _fresh(model)
+        net = _fresh(model)
+        drawn = _drawn()
+        again = _fresh(model)
         digests = {name: f"{list(t.shape)} {digest(t)}" for name, t in net.state_dict().items()}
         other = {name: f"{list(t.shape)} {digest(t)}" for name, t in again.state_dict().items()}
         if digests != other:
             names = [name for name in {**digests, **other} if digests.get(name) != other.get(name)]
             raise refuse(net, f"the function makes another network the second time: {_names(names)}", _ONES_OWN)
+        if drawn != _drawn():
+            raise refuse(net, "the function draws from Python's `random` or from numpy", _ONES_OWN)
         del again
-        _require_memory(net)
+        _require_memory(net, workers)
         net.to(device, dtype_of(precision))
         images = torch.randn(shape, device=device, dtype=dtype_of(precision))
         if channels_last:
@@ -85,6 +105,10 @@ def _tried(
             images = images.contiguous(memory_format=torch.channels_last)
         with explained(len(images)):
             unused = _pass(net, images, model.num_classes, precision)
+    if (now := os.getcwd()) != folder:
+        os.chdir(folder)
+        hint = "leave `os.chdir` out: the output folder and others are found from where stagerun was started"
+        raise refuse(net, f"the code changes the working folder to {now}", hint)
     notes = []
     if frozen := net.__dict__["frozen_by_network"]:
         notes.append(f"`{model.name}` freezes {_names(sorted(frozen))} itself: they stay as they are")
@@ -103,14 +127,20 @@ def _names(names: list[str]) -> str:
     return listed([*shown, f"{len(names) - _NAMED} more"] if len(names) > _NAMED else shown)
 
 
-def _require_memory(net: nn.Module) -> None:
+def _drawn() -> str:
+    """The state of the random numbers that aren't torch's."""
+    return repr((random.getstate(), np.random.get_state()[1:]))
+
+
+def _require_memory(net: nn.Module, workers: int) -> None:
     """Looks at main memory alone, in which a network is made."""
     held = sum(t.numel() * t.element_size() for t in [*net.parameters(), *net.buffers()])
-    if (_COPIES - 1) * held > (free := available_memory()):
+    if (_COPIES - 1) * held * workers > (free := available_memory()):
+        each = f" in each of {workers} workers" if workers > 1 else ""
         raise refuse(
             net,
-            f"the network has {size(held)}, of which training needs {_COPIES} times as much, and {size(free)} are free here",
-            "make it smaller, or take a machine with more memory",
+            f"the network has {size(held)}, of which training needs {_COPIES} times as much{each}, and {size(free)} are free here",
+            "make it smaller, or take a machine with more memory" + (" or fewer workers" if workers > 1 else ""),
         )
 
 
@@ -118,12 +148,18 @@ def _pass(net: nn.Module, images: Tensor, classes: int, precision: Precision) ->
     """Forward twice and backward in training, and forward in evaluation. The parameters that no gradient reaches."""
     net.train()
     before = {name: t.detach().clone() for name, t in _tensors(net).items()}
-    answers = []
+    given, drawn, answers = images.clone(), [], []
     for _ in range(2):
         seed(_SEED, images.device)
         with autocast(precision, images.device):
             answers.append(require_logits(net, net(images), len(images), classes))
+        drawn.append(_drawn())
+        if not torch.equal(images, given):
+            hint = "write `x = x - 1` in place of `x -= 1`, and a first ReLU without `inplace=True`"
+            raise refuse(net, "a forward pass changes the images that it is given", hint)
     _require_unchanged(net, before)
+    if drawn[0] != drawn[1]:
+        raise refuse(net, "a forward pass draws from Python's `random` or from numpy", _ONES_OWN)
     if not torch.equal(answers[0], answers[1]) and images.device.type == "cpu" and answers[0].isfinite().all():
         raise refuse(net, "the network answers otherwise the second time, with the same images and seed", _ONES_OWN)
     unused = _backward(net, answers[1], images, classes, precision)

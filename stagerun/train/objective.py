@@ -79,7 +79,14 @@ def _own(how: recipe.Loss, smoothing: float, classes: int, device: torch.device,
     names, others = parameters_of(builder)
     if others or "num_classes" in names:
         named["num_classes"] = classes
-    function = called(code, sources, builder, **named)
+    try:
+        function = called(code, sources, builder, **named)
+    except UsageError as error:
+        if "required positional argument" in error.message:
+            error.hint = (
+                f"`{code.function}` is called once, with `args` alone; it returns the function of (logits, targets)"
+            )
+        raise
     if not callable(function):
         hint = f"let `{code.function}` return a function of (logits, targets), or an nn.Module without parameters"
         raise UsageError(f"`{code}` returns {function!r:.40}, which can't be called", hint)

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from stagerun.base import order
-from stagerun.base.errors import RecipeError, ResumeRefused, Span
-from stagerun.base.recipe import CompressionRule, Model, ParamRule, Solver, Transform
+from stagerun.base.errors import RecipeError, ResumeRefused, Span, UsageError
+from stagerun.base.recipe import CompressionRule, Model, ParamRule, Solver, Stage, Transform
 from stagerun.comm.residual import BASIS, Residual
 from stagerun.engine.codec import decode
 from stagerun.engine.compression import residual_of
@@ -16,7 +16,7 @@ from stagerun.engine.device import dtype_of
 from stagerun.engine.images import Normalise
 from stagerun.engine.losses import Loss
 from stagerun.engine.mixing import Mixing
-from stagerun.engine.parameters import idle_patterns, idle_rules
+from stagerun.engine.parameters import idle_patterns, idle_rules, trained_parameters
 from stagerun.engine.replicas import Replicas
 from stagerun.engine.state import TrainState, average, make_state, momentum, replicas_of, restore, slots, weights
 from stagerun.engine.update import Arithmetic
@@ -305,6 +305,11 @@ def _saved_momentum(run: StageRun, state: TrainState, data: bytes) -> dict[str, 
     return saved
 
 
+def _place(stage: Stage, field: str) -> Span:
+    origin = stage.origins.get(f"solver.{field}")
+    return origin.span if origin and origin.span else Span(stage.name, 1, 1)
+
+
 def _refuse_idle_rules(run: StageRun, model: torch.nn.Module) -> None:
     """In all stages, before the first of them is trained; what is wrong with weights that stages are given, on rank 0."""
     schedule, trained = run.worker.schedule, model
@@ -312,19 +317,22 @@ def _refuse_idle_rules(run: StageRun, model: torch.nn.Module) -> None:
     if run.worker.keeper is not None and any(stage.solver.given for stage in schedule.stages):
         mistakes_in(schedule, run.worker.keeper.plan().stages, problems)
     for stage in schedule.stages:
-        model = trained if stage.model == run.stage.model or not stage.enabled else without_memory(stage.model)
-        for pattern, hint in idle_patterns(model, stage.solver.freeze) if stage.enabled else ():
-            span = stage.origins["solver.freeze"].span if "solver.freeze" in stage.origins else None
+        if not stage.enabled:
+            continue
+        model = trained if stage.model == run.stage.model else without_memory(stage.model)
+        try:
+            trained_parameters(model, stage.solver.param, stage.solver.freeze)
+        except UsageError as error:
+            problems.add(_place(stage, "freeze" if stage.solver.freeze else "param"), error.message, error.hint)
+        for pattern, hint in idle_patterns(model, stage.solver.freeze):
             text = f'`freeze: "{pattern}"` fits no parameter of the model, and no BatchNorm layer\'s `running_mean`'
-            problems.add(span or Span(stage.name, 1, 1), text, hint)
+            problems.add(_place(stage, "freeze"), text, hint)
         how = stage.solver.compress
         places: dict[str, Sequence[ParamRule | CompressionRule]] = {"param": stage.solver.param}
         places["compress_param.param"] = how.param if how is not None else ()
-        for place, rules in places.items() if stage.enabled else ():
-            origin = stage.origins.get(f"solver.{place}")
-            span = origin.span if origin and origin.span else Span(stage.name, 1, 1)
+        for place, rules in places.items():
             for rule, hint in idle_rules(model, rules):
                 text = f"`{place}` with name `{rule.name}` and kind {rule.kind.value} fits no parameter of the model"
-                problems.add(span, text, hint)
+                problems.add(_place(stage, place), text, hint)
     if problems:
         raise RecipeError(problems.all())

@@ -165,3 +165,23 @@ def test_an_interrupt_is_the_users() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         called(code_of("x:build"), Sources(), build)
+
+
+def test_a_file_that_is_named_like_a_package_is_pointed_at() -> None:
+    _, problems = looked_at({"mynet.py": "def build(): pass"}, "mynet:build")
+    assert len(problems) == 1 and 'write `"mynet.py:build"`' in problems[0]
+    assert looked_at({}, "mynet:build")[1] == []
+
+
+@pytest.mark.parametrize(
+    ("raises", "hint"),
+    [
+        ('open("widths.txt")', "Path(__file__).parent"),
+        ('raise RuntimeError("expected input[2, 1, 28, 28] to have 3 channels, but got 1 channels")', "`channels: 3`"),
+        ('raise RuntimeError("DefaultCPUAllocator: can\'t allocate memory")', "more memory than is free"),
+    ],
+)
+def test_common_errors_have_a_hint(raises: str, hint: str, fresh: None) -> None:
+    with pytest.raises(UsageError) as refused:
+        function_of(code_of("hinted.py:build"), Sources("dir", (("hinted.py", raises),)))
+    assert hint in (refused.value.hint or "")

@@ -100,7 +100,7 @@ def test_a_mistake_is_one_message_with_line_record_and_position(body: str, messa
 def test_a_function_that_takes_no_generator_is_told_of_it() -> None:
     with pytest.raises(UsageError, match="positional argument") as error:
         loader(records(), function("def augment(image):\n    return image\n")).batch(0, 1)
-    assert "`augment` takes image" in error.value.hint
+    assert "`def augment(image, rng)`" in error.value.hint
 
 
 def test_what_draws_elsewhere_is_found_before_training() -> None:

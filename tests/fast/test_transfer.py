@@ -77,6 +77,7 @@ WRAPPED = {f"module.{name}": shape for name, shape in FILE.items()}
         (FILE, weights(rename=(Rename(from_="modul.*", to="*"),)), '`from: "modul.*"` fits no tensor of w.pt', "named like `conv.weight`"),
         (WRAPPED, weights(), "no tensor of w.pt is one of the network", 'write `rename { from: "module.*" to: "*" }`'),
         (WRAPPED, weights(strict=False), "no tensor of w.pt is one of the network", 'write `rename { from: "module.*" to: "*" }`'),
+        ({"encoder.w": (3,)}, weights(), "no tensor of w.pt is one of the network", "its tensors are named like `encoder.w`, and the network's like `conv.weight`"),
         ({"a.fc.bias": (10,), **FILE}, weights(rename=(Rename(from_="a.*", to="*"),)), "`a.fc.bias` and `fc.bias` of w.pt both become `fc.bias`", ""),
     ],
 )  # fmt: skip

@@ -288,6 +288,11 @@ MISTAKES = {
     "raises": ("return power * ", "return 1 / 0 #", "own.py:7: ZeroDivisionError"),
     "nothing": ("return loss", "return None", "which can't be called"),
     "argument": ("power=1.0", "force", "TypeError"),
+    "the loss itself": (
+        "build(num_classes, power=1.0)",
+        "build(logits, targets)",
+        "returns the function of (logits, targets)",
+    ),
 }
 
 
@@ -297,7 +302,7 @@ def test_what_is_wrong_with_it_is_said_before_the_first_update(base: Path, tmp_p
     folder = own(tmp_path / "s", base / "data", OWN.replace(old, new))
     with pytest.raises(UsageError) as error:
         go(folder, tmp_path / "out")
-    assert message in error.value.message
+    assert message in error.value.render()
     assert names(tmp_path / "out") == []
 
 

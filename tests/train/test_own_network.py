@@ -13,8 +13,8 @@ from test_run_trees import go
 from torch import nn
 
 from stagerun import store
-from stagerun.base.code import Sources
-from stagerun.base.errors import UsageError
+from stagerun.base.code import Sources, code_of
+from stagerun.base.errors import RecipeError, UsageError
 from stagerun.base.events import Note
 from stagerun.base.recipe import Model
 from stagerun.cli import main
@@ -23,6 +23,7 @@ from stagerun.engine.codec import decode
 from stagerun.language import load
 from stagerun.manual.pages import FOLDER
 from stagerun.models import build
+from stagerun.system import code
 from stagerun.train import foreign
 from stagerun.train.progress import WEIGHTS
 
@@ -42,55 +43,9 @@ solver {{
 stage {{ name: "main" solver_param {{ }} }}
 stage {{ name: "end" solver_param {{ base_lr: 0.01 }} }}
 """
-# As stagerun's own `resnet_small`, line by line.
-RESNET_SMALL = """
-import torch.nn.functional as F
-from torch import nn
-from blocks import Block
-
-class ResNetSmall(nn.Module):
-    def __init__(self, channels, num_classes):
-        super().__init__()
-        self.conv1 = nn.Conv2d(channels, 32, 3, 1, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(32)
-        self.layer1 = Block(32, 32, 1)
-        self.layer2 = Block(32, 64, 2)
-        self.layer3 = Block(64, 128, 2)
-        self.fc = nn.Linear(128 * 2 * 2, num_classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        nn.init.normal_(self.fc.weight, std=0.01)
-        nn.init.zeros_(self.fc.bias)
-
-    def forward(self, x):
-        x = F.relu(self.bn1(F.max_pool2d(self.conv1(x), 2)), inplace=True)
-        x = F.adaptive_avg_pool2d(self.layer3(self.layer2(self.layer1(x))), 2)
-        return self.fc(x.flatten(1))
-
-def build(num_classes, channels):
-    return ResNetSmall(channels, num_classes)
-"""
-BLOCKS = """
-import torch.nn.functional as F
-from torch import nn
-
-class Block(nn.Module):
-    def __init__(self, width_in, width, stride):
-        super().__init__()
-        self.conv1 = nn.Conv2d(width_in, width, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.shortcut = nn.Sequential()
-        if width_in != width or stride != 1:
-            self.shortcut = nn.Sequential(nn.Conv2d(width_in, width, 1, stride, bias=False), nn.BatchNorm2d(width))
-        nn.init.zeros_(self.bn2.weight)
-
-    def forward(self, x):
-        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
-        return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x), inplace=True)
-"""
+RESNET_SMALL, BLOCKS = (
+    (Path(__file__).parents[1] / "help" / "copied" / f"{name}.py").read_text() for name in ("mynet", "blocks")
+)
 
 
 @pytest.fixture(scope="module")
@@ -248,6 +203,26 @@ def test_what_a_network_freezes_stays_and_is_said(data: Path, tmp_path: Path) ->
     assert torch.equal(weights(tmp_path / "out")["conv1.weight"], fresh.state_dict()["conv1.weight"])
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ('freeze: "*"', "`freeze` fits every parameter of the model: there is nothing to train"),
+        ('freeze: "fc.*" param { kind: WEIGHT lr_mult: 0 } param { kind: NORM lr_mult: 0 }', "leave nothing to train"),
+        ("param { lr_mult: 0 }", "`param` gives every parameter of the model lr_mult 0"),
+    ],
+)
+def test_a_stage_without_anything_to_train_is_refused_before_another_is_trained(
+    data: Path, tmp_path: Path, settings: str, message: str
+) -> None:
+    folder = make(tmp_path / "own", data, RESNET_SMALL, blocks=BLOCKS)
+    schedule = folder / "schedule.prototxt"
+    schedule.write_text(schedule.read_text().replace("base_lr: 0.01 }", f"base_lr: 0.01 {settings} }}"))
+    with pytest.raises(RecipeError) as refused:
+        go(folder, tmp_path / "out")
+    assert message in refused.value.render() and "schedule.prototxt:1" in refused.value.render()
+    assert not list((tmp_path / "out" / "snapshots").iterdir())
+
+
 def test_the_manuals_example_trains(data: Path, tmp_path: Path) -> None:
     page = (FOLDER / "your-own-network.md").read_text()
     example = page[page.index("<!-- example: mynet.py -->") :].split("```python\n")[1].split("```")[0]
@@ -259,17 +234,36 @@ def test_the_manuals_example_trains(data: Path, tmp_path: Path) -> None:
 def test_a_network_that_differs_between_workers_is_refused() -> None:
     model = Model(name="mynet.py:build", num_classes=10)
     same = {"fc.weight": "[10, 4] 17"}
-    foreign._require_same(model, same, [same, dict(same)])
-    with pytest.raises(UsageError, match=r"makes another network on rank 1 than here: `fc.weight`"):
-        foreign._require_same(model, same, [same, {"fc.weight": "[10, 8] 17"}])
+    foreign._require_same(model, [same, dict(same)])
+    with pytest.raises(UsageError, match=r"makes another network on rank 1 than on rank 0: `fc.weight`"):
+        foreign._require_same(model, [same, {"fc.weight": "[10, 8] 17"}])
 
 
 def test_a_network_that_does_not_fit_into_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foreign, "available_memory", lambda: 10_000)
     net = built(NET)
     with pytest.raises(UsageError, match="of which training needs 5 times as much, and 10"):
-        foreign._require_memory(built(NET.replace("4", "400")))
-    foreign._require_memory(net)
+        foreign._require_memory(built(NET.replace("4", "400")), workers=1)
+    foreign._require_memory(net, workers=1)
+    with pytest.raises(UsageError, match="5 times as much in each of 8 workers"):
+        foreign._require_memory(net, workers=8)
+
+
+def test_a_process_that_a_file_forks_does_not_train_beside_the_worker(capfd: pytest.CaptureFixture[str]) -> None:
+    built("import os\nchild = os.fork()\nif child:\n    os.waitpid(child, 0)\n" + NET)
+    assert capfd.readouterr().err == "dir/mynet.py: a process that it forked ends here\n"
+
+
+def test_code_that_does_not_come_back_is_named_with_its_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(code, "_PATIENCE_S", 0.1)
+    sources = Sources("dir", (("mynet.py", "import time\ntime.sleep(2)\n" + NET),))
+    for rank in (0, 1):
+        with code.patiently(code_of("mynet.py:build"), sources, rank):
+            code.function_of(code_of("mynet.py:build"), sources)
+        code._local.use(Sources())
+        assert capsys.readouterr().err == ("dir/mynet.py:2 is still at work after 0.1 s\n" if rank == 0 else "")
 
 
 NET = """import torch
@@ -316,6 +310,12 @@ MISTAKES = {
     "a lazy layer": with_("nn.Linear(4, num_classes)", "nn.LazyLinear(num_classes)"),
     "layers in a list": with_(INIT + "        self.fc = nn.Linear(4, num_classes)\n", "        self.layers = [nn.Conv2d(1, 4, 3)]\n"),
     "numpy's random numbers": with_(INIT, "        import numpy\n        self.conv = nn.Conv2d(1, 4, 3)\n        self.conv.weight.data *= float(numpy.random.rand())\n"),
+    "random numbers now and then": with_(FORWARD, "        import random\n        if random.random() < 1e-9:\n            x = x.flip(3)\n" + FORWARD),
+    "draws when it is made": with_(RETURN, "    import random\n    if random.random() < 1e-9:\n        num_classes = 3\n" + RETURN),
+    "changes its images": with_(FORWARD, "        x -= 0.5\n" + FORWARD),
+    "takes colours": with_("nn.Conv2d(1,", "nn.Conv2d(3,"),
+    "changes the folder": with_(RETURN, '    import os\n    os.chdir("/")\n' + RETURN),
+    "opens a file": with_(RETURN, '    width = int(open("width.txt").read())\n' + RETURN),
     "reads the clock": with_(FORWARD, "        import time\n        return self.fc(self.conv(x).mean((2, 3))) * (time.perf_counter() % 1)\n"),
     "counts its calls": with_(INIT, INIT + '        self.register_buffer("steps", torch.zeros(()))\n').replace("    def forward(self, x):\n", "    def forward(self, x):\n        self.steps += 1\n"),
     "in-place trouble": with_(FORWARD, "        x = self.conv(x).exp()\n        x += 1\n        return self.fc(x.mean((2, 3)))\n"),
