@@ -107,6 +107,7 @@ class Network(nn.Module):
         moving = {step.layer.name for step in planned.steps if _moves(step.layer)}
         named = ((name, m) for name, m in self.named_modules() if isinstance(m, Statistics))
         self._still = [m for name, m in named if name not in moving]
+        self.train(self.training)
 
     def _hold(self, layer: Layer) -> None:
         """Makes and fills what the layer holds, if another one hasn't before."""
