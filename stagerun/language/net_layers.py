@@ -117,7 +117,9 @@ def _rectangle(inner: Block, kind: Descriptor, problems: Problems) -> Block:
         target = kind.fields_by_name["resize_param"].message_type
         one = Entry(target.fields_by_name["interp_mode"], modes.name, modes.values[:1])
         block = Block(target, resize.place, {"interp_mode": one})
-        entries["resize_param"] = Entry(kind.fields_by_name["resize_param"], resize.place, (Value(block, "", resize.place),))
+        entries["resize_param"] = Entry(
+            kind.fields_by_name["resize_param"], resize.place, (Value(block, "", resize.place),)
+        )
     return Block(kind, inner.place, entries)
 
 
@@ -148,4 +150,3 @@ def channel_means(data: bytes) -> tuple[float, ...] | None:
         return None
     size, numbers = count // channels, list(values)
     return tuple(sum(numbers[k * size : (k + 1) * size]) / size for k in range(channels))
-

@@ -299,9 +299,9 @@ def of_stage(settings: Block, shared: Block | None) -> Block:
     if net is None:
         return settings
     settings = replace(settings, entries={name: entry for name, entry in settings.entries.items() if name != "net"})
-    if shared is not None and list(shared.entries) == ["caffe_net"]:
-        if shared.entries["caffe_net"].values[0].value == net.values[0].value:
-            return settings
+    alone = shared is not None and list(shared.entries) == ["caffe_net"]
+    if shared is not None and alone and shared.entries["caffe_net"].values[0].value == net.values[0].value:
+        return settings
     return with_block(settings, "model", _model(net))
 
 

@@ -36,9 +36,7 @@ def synthetic_images(schedule: Schedule) -> Synthetic:
         height, width = (side * most // min(PHOTOGRAPH) for side in PHOTOGRAPH)
         return Synthetic(height, width, channels, encoded=True)
     side = max([*(largest_crop_size(t) or 0 for t in transforms), *(max(m.input_shape[1:], default=0) for m in nets)])
-    side = side or max(
-        32, *(known_of(s.model).smallest for s in schedule.stages)
-    )
+    side = side or max(32, *(known_of(s.model).smallest for s in schedule.stages))
     return Synthetic(side, side, channels, encoded=False)
 
 
