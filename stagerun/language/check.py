@@ -86,7 +86,7 @@ class Shared:
 def check_required(block: Block, problems: Problems) -> None:
     """Missing fields of a message and of the messages in it, Solvers left out: those inherit."""
     names = required(block.kind)
-    if block.kind.name == "Model" and "caffe_net" in block.entries | dict.fromkeys(block.doubtful):
+    if block.kind.name == "Model" and "caffe_net" in (*block.entries, *block.doubtful):
         names = []  # the net says it
     missing = [] if block.kind is tree.SOLVER else _missing(block, names)
     if missing:

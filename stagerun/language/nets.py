@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from google.protobuf.descriptor import Descriptor
 
-from stagerun.base.errors import Problems, Span
+from stagerun.base import recipe
+from stagerun.base.errors import Problems, RecipeError, Span
 from stagerun.base.net import Blob, Net
 from stagerun.language import net as language
 from stagerun.language import ranges
@@ -252,6 +253,16 @@ class Nets:
                     place = View(settings).inside(field).place("crop_size")
                     message = f"layer parameter `{other[0].name}` is {_by(other[0].shape)} for images of {_by(held.shape[1:])}, and {_by(other[1].shape)} for {crop} x {crop}"
                     self.problems.add(place, message, f"write `crop_size: {held.shape[1]}`")
+
+
+def of_model(model: recipe.Model) -> Net:
+    """The net that a network is. ValueError if it can't be one: a snapshot need not be ours."""
+    assert model.net is not None
+    channels, height, width = model.input_shape
+    try:
+        return language.net_of(model.net, (channels, height, width))
+    except RecipeError as error:
+        raise ValueError("; ".join(problem.message for problem in error.problems[:3])) from error
 
 
 def _other(one: Net, two: Net) -> tuple[Blob, Blob] | None:

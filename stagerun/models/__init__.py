@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from stagerun.base import recipe
 from stagerun.base.errors import UsageError
 from stagerun.base.recipe import ZeroGamma
-from stagerun.language.net import net_of
+from stagerun.language.nets import of_model
 from stagerun.language.networks import NETWORKS, TORCHVISION, is_foreign, network_of
 from stagerun.models.catalog import torchvision_network
 from stagerun.models.foreign import foreign_network, require_trusted
@@ -36,7 +36,7 @@ def build(model: recipe.Model) -> nn.Module:
     network does not take are a UsageError. Settings that mean nothing for a network are refused by `language`, not here.
     """
     if model.net is not None:
-        return build_net(net_of(model.net, model.input_shape))
+        return build_net(of_model(model))
     if is_foreign(model.name):
         return foreign_network(model)
     net = maker(model.name)(model)
