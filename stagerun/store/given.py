@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import mmap
 import os
 import stat
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+from stagerun.base import caffe_blobs
 from stagerun.base.errors import DataError, StagerunError, UsageError, listing
 from stagerun.base.recipe import WEIGHTS_DIGEST, Schedule, Stage, Weights
 from stagerun.base.snapshots import SnapshotRef
@@ -160,13 +162,21 @@ def data_of(weights: Weights, most: int, digest: str) -> bytes:
     return data
 
 
-def header_of(found: Found) -> Mapping[str, tuple[int, ...]] | None:
-    """Names and shapes in a safetensors file; None for a file of another kind."""
+def header_of(found: Found, name: str) -> Mapping[str, tuple[int, ...]] | None:
+    """Names and shapes in a safetensors file or a .caffemodel, whose tensors are not read; None for a file of another kind. DataError."""
     with open(found.path, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
+        start = file.read(9)
+        if caffe_blobs.is_caffes(start, found.path.name):
+            try:
+                # It is given back when no array looks into it any more.
+                data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+                return caffe_blobs.shapes(caffe_blobs.net_in(data))
+            except ValueError as error:
+                raise DataError(f"{name}: {error}", "it is not a whole .caffemodel") from error
+        length = int.from_bytes(start[:8], "little")
         if not 2 <= length <= _MOST_HEADER:
             return None
-        text = file.read(length)
+        text = start[8:] + file.read(length - 1)
     try:
         header = json.loads(text)
         return {name: tuple(one["shape"]) for name, one in header.items() if name != "__metadata__"}

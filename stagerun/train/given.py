@@ -1,15 +1,18 @@
 """Where the weights of a stage come from at its start: a file, the stage before, or the seed. On rank 0; the others are handed them."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from stagerun.base.errors import DataError, Problems, RecipeError, Span, StagerunError
-from stagerun.base.recipe import WEIGHTS_DIGEST, Model, Schedule, Stage
+from stagerun.base.recipe import WEIGHTS_DIGEST, Model, Rename, Schedule, Stage, Weights
 from stagerun.base.text import size
+from stagerun.base.weights import renamed
 from stagerun.engine.parameters import still_in
 from stagerun.engine.weights_file import tensors_in
+from stagerun.language.caffe_names import here
 from stagerun.models.skeleton import shapes, without_memory
 from stagerun.plan import Plan, PlannedStage, State
 from stagerun.plan.transfer import COUNTER, Mistake, Origin, Transfer, transfer
@@ -38,7 +41,7 @@ def fill(schedule: Schedule, stage: Stage, live: Mapping[str, Tensor], parent: M
     of_file = {name: tuple(t.shape) for name, t in file.items()} if weights is not None else None
     of_parent = {name: tuple(t.shape) for name, t in parent.items()} if parent is not None else None
     of_network = {name: tuple(t.shape) for name, t in live.items()}
-    made, mistakes = transfer(of_network, of_parent, of_file, weights)
+    made, mistakes = transfer(of_network, of_parent, of_file, _with_names(weights, stage.model, of_file))
     require_none(schedule, stage, mistakes)
     with torch.no_grad():
         for row in made.rows:
@@ -111,7 +114,17 @@ def planned_transfer(schedule: Schedule, stage: Stage) -> tuple[Transfer, tuple[
     parent = schedule.stage(stage.parent).model if stage.parent is not None else None
     weights = stage.solver.weights
     file = shapes_in(find(weights), weights.file) if weights is not None else None
-    return transfer(_shapes(stage.model), _shapes(parent) if parent is not None else None, file, weights)
+    before = _shapes(parent) if parent is not None else None
+    return transfer(_shapes(stage.model), before, file, _with_names(weights, stage.model, file))
+
+
+def _with_names(weights: Weights | None, model: Model, file: Mapping[str, tuple[int, ...]] | None) -> Weights | None:
+    """With the names that layers of Caffe's have in the network, for tensors that the stage gives no other."""
+    if weights is None or file is None:
+        return weights
+    known = here(model.name, file)
+    rules = (Rename(from_=was, to=name) for was, name in known.items() if renamed(was, weights.rename)[1] is None)
+    return replace(weights, rename=(*weights.rename, *rules))
 
 
 def _shapes(model: Model) -> dict[str, tuple[int, ...]]:
@@ -119,8 +132,8 @@ def _shapes(model: Model) -> dict[str, tuple[int, ...]]:
 
 
 def shapes_in(found: Found, name: str) -> Mapping[str, tuple[int, ...]]:
-    """The shapes of its tensors; a safetensors file says them in its header."""
-    header = header_of(found)
+    """The shapes of its tensors, of a safetensors file or a .caffemodel without reading them."""
+    header = header_of(found, name)
     if header is not None:
         return header
     needed, free = found.path.stat().st_size, available_memory()
