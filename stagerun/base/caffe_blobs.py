@@ -27,9 +27,13 @@ def is_caffes(start: bytes, name: str) -> bool:
     return not other and (name.endswith(_ENDS) or start.startswith((*_STARTS, caffe_h5.MAGIC)))
 
 
+def is_hdf5(data: bytes | memoryview) -> bool:
+    return bytes(data[:8]) == caffe_h5.MAGIC
+
+
 def net_in(data: bytes | memoryview) -> CaffeNet:
     """In Caffe's binary form, or in HDF5."""
-    if bytes(data[:8]) == caffe_h5.MAGIC:
+    if is_hdf5(data):
         return caffe_h5.read_net(bytes(data))
     return caffe_file.read_net(data)
 
@@ -71,7 +75,7 @@ def learnable(net: CaffeNet) -> tuple[str, ...]:
 def shapes(net: CaffeNet) -> dict[str, Shape]:
     """Of each of the `tensors`."""
     kinds = {layer.name: layer.type for layer in net.layers}
-    found = {}
+    found: dict[str, Shape] = {}
     for layer, part, blob in blobs(net):
         if part == FACTOR:
             found[f"{layer}.{COUNTER}"] = ()
@@ -90,7 +94,7 @@ def shape_of(blob: Blob, type_: str, part: str) -> Shape:
 
 def tensors(net: CaffeNet) -> dict[str, Numbers]:
     """Arrays by name. Of a BatchNorm the mean and the variance, divided as Caffe does in testing, and how many iterations went into them."""
-    found = {}
+    found: dict[str, Numbers] = {}
     wanted = shapes(net)
     for layer in net.layers:
         named = dict(zip(parts(layer), layer.blobs, strict=True))

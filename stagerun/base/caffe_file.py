@@ -7,12 +7,13 @@ few times its own length. Field numbers are those of protos/caffe.proto. What is
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Shape = tuple[int, ...]
-Numbers = NDArray[np.float32] | NDArray[np.float64]
+Numbers = NDArray[Any]
 
 # Nets have hundreds of layers; a file of millions of empty ones would take gigabytes as values.
 MOST_LAYERS = 100_000
@@ -87,7 +88,8 @@ def read_net(data: bytes | memoryview) -> CaffeNet:
 
 
 def read_state(data: bytes | memoryview) -> SolverState:
-    iter, learned, step, history = 0, "", 0, []
+    iter, learned, step = 0, "", 0
+    history: list[Blob] = []
     for number, value in _fields(data):
         if number == 1:
             iter = _whole(value)
@@ -196,9 +198,9 @@ def _shape(data: memoryview, what: str) -> Shape:
         if number == 1 and isinstance(value, int):
             dims.append(_signed(value))
         elif number == 1:
-            at = 0
-            while at < len(value) and len(dims) <= _MOST_AXES:
-                one, at = _varint(value, at)
+            packed, at = _message(value), 0
+            while at < len(packed) and len(dims) <= _MOST_AXES:
+                one, at = _varint(packed, at)
                 dims.append(_signed(one))
         if len(dims) > _MOST_AXES:
             raise ValueError(f"{what} has more than {_MOST_AXES} axes")
@@ -243,7 +245,7 @@ def _fields(data: bytes | memoryview, repeated: dict[int, int] | None = None) ->
             rows = _run(view[start:], size + 1)
             if n := len(rows):
                 at = start + n * (size + 1)
-                yield number, memoryview(np.ascontiguousarray(rows[:, 1:]).reshape(-1))
+                yield number, memoryview(rows[:, 1:].tobytes())
                 continue
         if kind == _LENGTH:
             length, at = _varint(view, at)

@@ -5,6 +5,7 @@ import io
 import pickle
 import warnings
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,9 +24,9 @@ def tensors_in(data: bytes, name: str) -> dict[str, Tensor]:
         return _of_torch(data, name)
     try:
         if caffe_blobs.is_caffes(data[:9], name):
-            return {
-                key: torch.from_numpy(array) for key, array in caffe_blobs.tensors(caffe_blobs.net_in(data)).items()
-            }
+            arrays = caffe_blobs.tensors(caffe_blobs.net_in(data))
+            # Copies: those look into the file, which torch could then write to.
+            return {key: torch.from_numpy(np.array(array)) for key, array in arrays.items()}
         return decode(data)
     except ValueError as error:
         hint = "stagerun reads .safetensors, .caffemodel, and what `torch.save` wrote"

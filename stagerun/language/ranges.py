@@ -57,6 +57,7 @@ NOT_EMPTY = (
     "Data.scratch",
     "StageEntry.solver",
     "Solver.sampling_file",
+    "Solver.solverstate",
     "ParamSpec.name",
     "CompressionRule.name",
     "Solver.freeze",

@@ -19,6 +19,7 @@ from stagerun.plan.transfer import COUNTER, Mistake, Origin, Transfer, transfer
 from stagerun.plan.weights_table import table
 from stagerun.store.given import Found, data_of, find, header_of
 from stagerun.system.host import available_memory
+from stagerun.train import caffe_state
 
 # What a counter of BatchNorm is that the file does not have beside its statistics: those are of long training.
 LONG = 1_000_000
@@ -27,13 +28,13 @@ LONG = 1_000_000
 def is_given(schedule: Schedule, stage: Stage) -> bool:
     """Whether a start of the stage is more than all that its parent ends with."""
     other = stage.parent is not None and schedule.stage(stage.parent).model != stage.model
-    return other or stage.solver.weights is not None
+    return other or stage.solver.given is not None
 
 
 def fill(schedule: Schedule, stage: Stage, live: Mapping[str, Tensor], parent: Mapping[str, Tensor] | None) -> Transfer:
     """Puts them into the network's tensors, `live`, which have those of the seed. `parent`: those that the stage before ended with.
     RecipeError, UsageError, DataError."""
-    weights = stage.solver.weights
+    weights = stage.solver.given
     file: dict[str, Tensor] = {}
     if weights is not None:
         most = 16 * sum(t.nbytes for t in live.values()) + 64_000_000
@@ -83,7 +84,7 @@ def problems_in(schedule: Schedule) -> Problems:
 
 def report(stage: Stage, mistakes: Sequence[Mistake], problems: Problems) -> None:
     for one in mistakes:
-        fields = (f"solver.weights.{one.field}", "solver.weights.file")
+        fields = (f"solver.weights.{one.field}", "solver.weights.file", "solver.solverstate")
         spans = (stage.origins[field].span for field in fields if field in stage.origins)
         problems.add(next(filter(None, spans), Span(stage.name, 1, 1)), one.message, one.hint)
 
@@ -112,10 +113,20 @@ def record(made: Transfer) -> dict[str, dict[str, str]]:
 def planned_transfer(schedule: Schedule, stage: Stage) -> tuple[Transfer, tuple[Mistake, ...]]:
     """The same from names and shapes alone. UsageError, DataError and the like where the file can't be looked into."""
     parent = schedule.stage(stage.parent).model if stage.parent is not None else None
-    weights = stage.solver.weights
+    weights = stage.solver.given
     file = shapes_in(find(weights), weights.file) if weights is not None else None
     before = _shapes(parent) if parent is not None else None
-    return transfer(_shapes(stage.model), before, file, _with_names(weights, stage.model, file))
+    made, mistakes = transfer(_shapes(stage.model), before, file, _with_names(weights, stage.model, file))
+    if weights is not None and weights.state:
+        mistakes = (*map(_of_state, mistakes), *caffe_state.mistakes_in(stage, weights))
+    return made, mistakes
+
+
+def _of_state(one: Mistake) -> Mistake:
+    """What `weights` could say about it, a `solverstate` can't."""
+    return replace(
+        one, hint="a .solverstate goes on with the net that wrote it; `weights` takes tensors from another one"
+    )
 
 
 def _with_names(weights: Weights | None, model: Model, file: Mapping[str, tuple[int, ...]] | None) -> Weights | None:
@@ -145,7 +156,7 @@ def shapes_in(found: Found, name: str) -> Mapping[str, tuple[int, ...]]:
 def mistakes_in(schedule: Schedule, planned: Sequence[PlannedStage], problems: Problems) -> None:
     """Adds what is wrong with the weights of stages that are still to be started. What can't be looked into is a mistake, too."""
     for one in planned:
-        if one.state in (State.FRESH, State.STALE) and one.stage.enabled and one.stage.solver.weights is not None:
+        if one.state in (State.FRESH, State.STALE) and one.stage.enabled and one.stage.solver.given is not None:
             try:
                 report(one.stage, planned_transfer(schedule, one.stage)[1], problems)
             except StagerunError as error:
