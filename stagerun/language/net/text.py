@@ -1,0 +1,175 @@
+"""A net's text -> NetText: parsed, upgraded, every place kept; and its canonical form."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from google.protobuf.descriptor import Descriptor
+
+from stagerun.base.errors import Problems, Span, nearest
+from stagerun.language import tree
+from stagerun.language.lexer import Token, shown
+from stagerun.language.net import upgrade
+from stagerun.language.net.layers import IMAGES, LAYERS
+from stagerun.language.net.phases import PHASES, State, layers_in
+from stagerun.language.parse import Reader, parse
+from stagerun.language.proto import caffe_pb2
+from stagerun.language.tree import Block, Entry
+from stagerun.language.view import View
+
+NET: Descriptor = caffe_pb2.NetParameter.DESCRIPTOR
+UNREAD: Descriptor = caffe_pb2.Unread.DESCRIPTOR
+OF_LAYERS = ("LayerParameter", "V1LayerParameter", "V0LayerParameter")
+MOST_LAYERS = 20_000
+
+
+class NetGrammar(Reader):
+    """The grammar. An unknown field of a layer is kept for later: of an unknown layer its type alone is the mistake."""
+
+    def __init__(self, path: str, found: list[Token], problems: Problems) -> None:
+        super().__init__(path, found, problems)
+        self.strays: list[tuple[Token, Descriptor]] = []
+
+    def unknown(self, kind: Descriptor, name: Token, doubtful: set[str]) -> None:
+        if kind.name in OF_LAYERS:
+            self.strays.append((name, kind))
+        elif kind is not UNREAD:
+            hint = nearest(name.text, kind.fields_by_name) or f"no Caffe's {kind.name} has it"
+            self.fail(name, f"{kind.name} has no field `{shown(name.text)}`", hint)
+        self.pass_over()
+
+
+@dataclass(frozen=True, slots=True)
+class ImageReader:
+    """A layer that reads images. `block`: a LayerParameter with `data_param`, `image_data_param` and `transform_param`, their older
+    places upgraded. `shape`: (channels, height, width) of Input and DummyData; None of others."""
+
+    name: str
+    type: str
+    place: Span
+    block: Block
+    shape: tuple[int, int, int] | None = None
+
+    @property
+    def crop_size(self) -> int:
+        """0: none."""
+        return View(self.block).inside("transform_param").whole("crop_size") or 0
+
+
+@dataclass(frozen=True, slots=True)
+class NetText:
+    """A net as read. `layers`: LayerParameter blocks of both phases, today's form."""
+
+    path: str
+    name: str
+    place: Span
+    layers: tuple[Block, ...]
+
+    def readers(self, phase: str, state: State | None = None) -> tuple[ImageReader, ...]:
+        """The data layers of a phase (`TRAIN`, `TEST`)."""
+        found = (block for block in layers_in(self.layers, phase, state or State()) if type_of(block) in IMAGES)
+        return tuple(
+            ImageReader(View(b).text("name") or "", type_of(b), b.place, b, next(iter(upgrade.image_shapes(b)), None))
+            for b in found
+        )
+
+    def canonical(self, train: State | None = None, test: State | None = None) -> str:
+        """One line for each layer of a phase. Left out: what is at its default, comments, the net's name, what the data layers read, and
+        what computes a layer. `include` names the phase alone, of a layer that is not in both."""
+        kept = {
+            phase: {id(b) for b in layers_in(self.layers, phase, state or State())}
+            for phase, state in zip(PHASES, (train, test), strict=True)
+        }
+        lines = []
+        for block in self.layers:
+            phases = [phase for phase in PHASES if id(block) in kept[phase]]
+            rule = f" include {{ phase: {phases[0]} }}" if len(phases) == 1 else ""
+            if phases:
+                lines.append(f"layer {{ {_fields(block, type_of(block) in IMAGES)}{rule} }}\n")
+        return "".join(lines)
+
+
+def read(text: bytes | str, path: str, problems: Problems) -> NetText | None:
+    """None where there is a mistake, and then all of them are in `problems`."""
+    before = problems.count(path)
+    grammar: list[NetGrammar] = []
+
+    def build(path: str, found: list[Token], problems: Problems) -> NetGrammar:
+        grammar.append(NetGrammar(path, found, problems))
+        return grammar[0]
+
+    block = parse(path, text, NET, problems, build)
+    if not grammar or block.broken:
+        return None
+    count = sum(len(block.entries[n].values) for n in ("layer", "layers") if n in block.entries)
+    if count > MOST_LAYERS:
+        problems.add(block.place, f"the net has {count} layers, and at most {MOST_LAYERS} are read", "is it a net?")
+        return None
+    if not count:
+        problems.add(block.place, "the file has no `layer`", "is it a net?")
+        return None
+    layers = upgrade.upgraded(block, problems)
+    if problems.count(path) == before:
+        unknown = _unknown_layers(layers, problems)
+        _stray_fields(grammar[0], layers, unknown)
+    if problems.count(path) > before:
+        return None
+    return NetText(path, View(block).text("name") or "", block.place, layers)
+
+
+def type_of(layer: Block) -> str:
+    return View(layer).text("type") or ""
+
+
+def _unknown_layers(layers: tuple[Block, ...], problems: Problems) -> set[Span]:
+    """The places of layers whose type is unknown, each of them a mistake."""
+    found = set()
+    for layer in layers:
+        kind, name = type_of(layer), shown(View(layer).text("name") or "")
+        if kind in LAYERS:
+            continue
+        found.add(layer.place)
+        place = layer.entries["type"].place if "type" in layer.entries else layer.place
+        if not kind:
+            problems.add(place, f"layer {name}: it has no `type`", 'write `type: "Convolution"`, or what it is')
+        else:
+            hint = nearest(kind, LAYERS, 0.8) or "it isn't among the layers of image classifiers that stagerun builds"
+            problems.add(place, f"layer {name}: unknown type `{shown(kind)}`", hint)
+    return found
+
+
+def _stray_fields(grammar: NetGrammar, layers: tuple[Block, ...], unknown: set[Span]) -> None:
+    places = sorted((block.place.line, block.place.column, block.place in unknown) for block in layers)
+    for name, kind in grammar.strays:
+        around = [is_unknown for line, column, is_unknown in places if (line, column) <= (name.line, name.column)]
+        if not (around and around[-1]):
+            known = kind.fields_by_name
+            hint = nearest(name.text, known) or "no layer of an image classifier has it"
+            grammar.fail(name, f"{kind.name} has no field `{shown(name.text)}`", hint)
+
+
+# -- the canonical form
+
+# Of a layer: how it is read and computed, not what it does. `include` is written anew.
+_LEFT_OUT = {"include", "exclude", "phase", "engine", "propagate_down", "blobs"}
+_OF_READERS = {"name", "type", "top"}
+_NOT_INSIDE = {"engine", "force_nd_im2col", "stable_prod_grad"}
+
+
+def _fields(layer: Block, reads: bool) -> str:
+    names = (f.name for f in layer.kind.fields)
+    wanted = [n for n in names if n in layer.entries and (n in _OF_READERS if reads else n not in _LEFT_OUT)]
+    return " ".join(text for name in wanted for text in _texts(layer.entries[name]))
+
+
+def _texts(entry: Entry) -> Iterator[str]:
+    field = entry.field
+    for value in entry.values:
+        if isinstance(value.value, Block):
+            inner = value.value
+            names = [f.name for f in inner.kind.fields if f.name in inner.entries and f.name not in _NOT_INSIDE]
+            text = " ".join(t for name in names for t in _texts(inner.entries[name]))
+            if text or field.is_repeated:
+                yield f"{field.name} {{ {text} }}" if text else f"{field.name} {{ }}"
+        elif field.is_repeated or value.value != tree.default(field):
+            said = value.value + 0.0 if isinstance(value.value, float) else value.value  # -0.0 is 0.0
+            yield f"{field.name}: {tree.canonical(said, field)}"
