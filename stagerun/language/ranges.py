@@ -58,6 +58,8 @@ NOT_EMPTY = (
     "StageEntry.solver",
     "Solver.sampling_file",
     "Solver.solverstate",
+    "Solver.net",
+    "Model.caffe_net",
     "ParamSpec.name",
     "CompressionRule.name",
     "Solver.freeze",
@@ -69,6 +71,7 @@ NOT_EMPTY = (
 
 
 _EMPTY = {
+    **dict.fromkeys(("Solver.net", "Model.caffe_net"), "name the prototxt of the net"),
     "Source.source": "name the folder of the LMDB",
     "WeightsParameter.file": "name a file, `OUT:STAGE`, `torchvision/NAME` or `timm/NAME`",
     **dict.fromkeys(("Rename.from", "Rename.to"), 'write a pattern: `rename { from: "module.*" to: "*" }`'),
