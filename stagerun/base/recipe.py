@@ -349,13 +349,14 @@ class Rename:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
     """WeightsParameter. `path`: what `file` means on this machine, an absolute path; of a snapshot that of its output folder; '' for
-    published weights."""
+    published weights. `state`: the file is a .solverstate, and the weights are those that it names."""
 
     file: str
     path: str
     drop: tuple[str, ...] = ()
     rename: tuple[Rename, ...] = ()
     strict: bool = True
+    state: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -506,6 +507,8 @@ class Solver:
     carry_residual: bool = False
     model: Model | None = None
     weights: Weights | None = None
+    solverstate: str | None = None
+    solverstate_path: str = ""  # what it means on this machine
     freeze: tuple[str, ...] = ()
     sync: Sync | None = None
     transform: Transform = field(default_factory=Transform)
@@ -547,6 +550,13 @@ class Solver:
         return self.sync.replicas if self.sync is not None and self.asynchronous else self.logical_workers
 
     @property
+    def given(self) -> Weights | None:
+        """The file that the stage's weights come from."""
+        if self.solverstate is not None:
+            return Weights(file=self.solverstate, path=self.solverstate_path, state=True)
+        return self.weights
+
+    @property
     def teacher(self) -> str | None:
         """The stage that teaches this one (`loss { type: DISTILL }`)."""
         return self.loss.teacher if self.loss is not None else None
@@ -579,8 +589,8 @@ class Origin:
 
 # The key in a stage's identity of the iteration of its parent that it starts from. Not there where that is the parent's end.
 FROM_ITER = "from_iter"
-# The key of the digest of what `Solver.weights` names. It is in `origins` of every stage that has `weights`, and in its identity as
-# far as someone has looked: a file that is gone makes nothing stale.
+# The key of the digest of what `Solver.given` names. It is in `origins` of every stage that has that, and in its identity as far as someone
+# has looked: a file that is gone makes nothing stale. Of a .solverstate: `ITER DIGEST DIGEST`, of the state and of the weights.
 WEIGHTS_DIGEST = "weights.sha256"
 # The key in a snapshot's identity of the id of the snapshot that was its teacher; a stage's own identity has it in a plan alone.
 TEACHER = "teacher"
@@ -622,6 +632,12 @@ class Stage:
     identity: Mapping[str, str]
     origins: Mapping[str, Origin]
     span: Span
+
+    @property
+    def begins(self) -> int:
+        """The iteration at which it begins: that of its `solverstate`, as far as someone has looked."""
+        iter, *digests = self.identity.get(WEIGHTS_DIGEST, "").split() or [""]
+        return int(iter) if digests and self.solver.solverstate is not None else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

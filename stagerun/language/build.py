@@ -142,6 +142,7 @@ def solver(view: View, seed: int, images: int, root: str, given: Given) -> recip
         compress=_compression(compressed) if compressed is not None else None,
         model=model(own_model, given) if own_model is not None else None,
         weights=_weights(started, root) if started is not None else None,
+        solverstate_path=path_of(root, state) if (state := view.text("solverstate")) else "",
         loss=_loss(loss, given.sources) if (loss := view.view("loss")) is not None else None,
         sync=_sync(met) if (met := view.view("sync_param")) is not None else None,
     )
@@ -150,7 +151,7 @@ def solver(view: View, seed: int, images: int, root: str, given: Given) -> recip
 def _weights(view: View, root: str) -> recipe.Weights:
     found = weights.place_of(view.text("file") or "")
     path = path_of(root, found.path) if found.path else ""
-    return values.build(recipe.Weights, view, path=path)
+    return values.build(recipe.Weights, view, path=path, state=False)
 
 
 def earliest_end(view: View) -> int | None:

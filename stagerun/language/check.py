@@ -20,7 +20,7 @@ from stagerun.language.check_images import check_compiled, check_drawn, check_tr
 from stagerun.language.check_loss import check_early_stop, check_loss
 from stagerun.language.check_rates import check_curves, check_knots, check_learning_rate
 from stagerun.language.check_sync import check_sync
-from stagerun.language.check_weights import check_weights
+from stagerun.language.check_weights import check_solverstate, check_weights
 from stagerun.language.layers import higher
 from stagerun.language.proto import stagerun_pb2
 from stagerun.language.tree import Block
@@ -307,6 +307,7 @@ STAGE_CHECKS: tuple[Callable[[str, View, Problems], None], ...] = (
     check_compression,
     check_sync,
     check_weights,
+    check_solverstate,
     check_loss,
     check_early_stop,
 )

@@ -271,7 +271,9 @@ _OF_THE_NET = ("name", "zero_gamma", "fc_weight_filler", "fc_bias_filler", "blur
 def _check_net(model: View, problems: Problems) -> None:
     """A `model` with `caffe_net`."""
     norm = model.view("batch_norm_param")
-    said = [(model, name) for name in _OF_THE_NET] + [(norm, name) for name in ("moving_average_fraction", "eps") if norm]
+    said = [(model, name) for name in _OF_THE_NET] + [
+        (norm, name) for name in ("moving_average_fraction", "eps") if norm
+    ]
     for view, name in said:
         with suppress(Doubtful):
             if view is not None and view.has(name):

@@ -57,6 +57,7 @@ NOT_EMPTY = (
     "Data.scratch",
     "StageEntry.solver",
     "Solver.sampling_file",
+    "Solver.solverstate",
     "Solver.net",
     "Model.caffe_net",
     "ParamSpec.name",

@@ -32,6 +32,7 @@ from stagerun.language import (
 from stagerun.language.check_code import require_code
 from stagerun.language.check_compress import check_residual
 from stagerun.language.check_images import check_model, classes_problem
+from stagerun.language.check_weights import check_begins
 from stagerun.language.code import MISSING, LocalFiles, Reader, Text, Unreadable
 from stagerun.language.nets import Files, First, Images, Nets, of_stage, with_block
 from stagerun.language.override import Override
@@ -109,6 +110,7 @@ def read(
             own = View(settings[node.name])
             check.check_carry(node.name, own, node.parent, parent, problems)
             check_residual(node.name, own, node.parent, parent, problems)
+            check_begins(node.name, own, node.parent, problems)
     if problems:
         raise RecipeError(problems.all())
     names = dict.fromkeys([SCHEDULE_FILE, *(n.file for n in found if n.file is not None)])
@@ -457,10 +459,10 @@ def _with_own_model(block: Block, model: recipe.Model, shared: Sequence[build.Fa
 
 
 def _digest(block: Block) -> Iterator[build.Fact]:
-    """That of the stage's weights, which no one has looked at yet: it has an origin."""
+    """That of the stage's weights or solver state, which no one has looked at yet: it has an origin."""
     given = block.block("weights")
-    if given is not None:
-        place = given.entries["file"]
+    place = given.entries["file"] if given is not None else block.entries.get("solverstate")
+    if place is not None:
         origin = recipe.Origin(place.values[0].text, "stage", place.place)
         yield build.Fact(recipe.WEIGHTS_DIGEST, values.NONE, False, origin)
 

@@ -59,9 +59,22 @@ _WORDS = {
     "carry_residual": ("ZERO", "KEEP"),
 }
 # Derived from others, or from where the folder lies: the language has no such field.
-_DERIVED = {"epoch_iter", "path", "sources", "labels_path", "labels_digest", "input_shape"}
+_DERIVED = {
+    "epoch_iter", "path", "sources", "labels_path", "labels_digest", "input_shape", "state", "solverstate_path"
+}  # fmt: skip
 # Not in the canonical text: where values came from, what was derived from the text as written, and what only `run` looks at.
-_NOT_STORED = {"Stage.model", "files", "sets", "class_sizes", "identity", "origins", "span", "spare_classes", "sources"}
+_NOT_STORED = {
+    "Stage.model",
+    "files",
+    "sets",
+    "class_sizes",
+    "identity",
+    "origins",
+    "span",
+    "spare_classes",
+    "sources",
+    "solverstate_path",
+}
 # Fields that default to another field of their message.
 _SAME_AS = {"max_size": "min_size", "test_batch_size": "device_batch_size"}
 

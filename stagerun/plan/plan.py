@@ -256,8 +256,8 @@ def _plan_stage(
     planned = PlannedStage(
         stage=stage,
         state=State.FRESH,
-        iter=0,
-        position=position,
+        iter=stage.begins,
+        position=position - stage.begins * stage.solver.batch_size,
         skipped=skipped,
         skipped_before=skipped,
         teacher=teacher.end if teacher is not None else None,
@@ -311,6 +311,7 @@ def _gone_on(planned: PlannedStage, newest: SnapshotRef, kept: bool) -> PlannedS
         # The file is gone, and the stage has its weights from there.
         digest = newest.identity[WEIGHTS_DIGEST]
         stage = replace(stage, identity={**stage.identity, WEIGHTS_DIGEST: digest})
+        planned = replace(planned, position=planned.position - stage.begins * stage.solver.batch_size)
     return replace(
         planned,
         stage=stage,

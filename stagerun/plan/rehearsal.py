@@ -80,6 +80,7 @@ def rehearsal(
             test_interval=max(1, min(iters, solver.max_iter) // 2) if stage.data.val and test_inside else 0,
             test_iter=workers,
             test_batch_size=min(solver.test_batch_size, device_batch or solver.test_batch_size),
+            solverstate=None,  # it may be beyond so short an end
         )
         above = schedule.stage(stage.parent).solver.max_iter if stage.parent is not None else 0
         middle = min(iters, above) // 2
@@ -200,6 +201,7 @@ def for_speed(schedule: Schedule, name: str, iters: int) -> Schedule:
         display=0,
         snapshot=0,
         test_interval=0,
+        solverstate=None,
     )
     alone = replace(schedule, stages=(replace(stage, solver=still, parent=None, parent_iter=None),), ensembles=())
     return alone.with_data(lambda data: replace(data, scratch=None, val=()))

@@ -65,12 +65,13 @@ def require_weights(plan: Plan) -> None:
     problems = Problems()
     problems.files(plan.schedule.files)
     for one in plan.stages:
-        weights = one.stage.solver.weights
+        weights = one.stage.solver.given
         if one.state is State.FRESH and weights is not None:
             try:
                 find(weights)
             except StagerunError as error:
-                origin = one.stage.origins.get("solver.weights.file")
+                field = "solver.solverstate" if weights.state else "solver.weights.file"
+                origin = one.stage.origins.get(field)
                 problems.add(origin.span if origin and origin.span else one.stage.span, error.message, error.hint)
     if problems:
         raise RecipeError(problems.all())

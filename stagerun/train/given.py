@@ -1,21 +1,25 @@
 """Where the weights of a stage come from at its start: a file, the stage before, or the seed. On rank 0; the others are handed them."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from stagerun.base.errors import DataError, Problems, RecipeError, Span, StagerunError
-from stagerun.base.recipe import WEIGHTS_DIGEST, Model, Schedule, Stage
+from stagerun.base.recipe import WEIGHTS_DIGEST, Model, Rename, Schedule, Stage, Weights
 from stagerun.base.text import size
+from stagerun.base.weights import renamed
 from stagerun.engine.parameters import still_in
 from stagerun.engine.weights_file import tensors_in
+from stagerun.language.caffe_names import here
 from stagerun.models.skeleton import shapes, without_memory
 from stagerun.plan import Plan, PlannedStage, State
 from stagerun.plan.transfer import COUNTER, Mistake, Origin, Transfer, transfer
 from stagerun.plan.weights_table import table
 from stagerun.store.given import Found, data_of, find, header_of
 from stagerun.system.host import available_memory
+from stagerun.train import caffe_state
 
 # What a counter of BatchNorm is that the file does not have beside its statistics: those are of long training.
 LONG = 1_000_000
@@ -24,13 +28,13 @@ LONG = 1_000_000
 def is_given(schedule: Schedule, stage: Stage) -> bool:
     """Whether a start of the stage is more than all that its parent ends with."""
     other = stage.parent is not None and schedule.stage(stage.parent).model != stage.model
-    return other or stage.solver.weights is not None
+    return other or stage.solver.given is not None
 
 
 def fill(schedule: Schedule, stage: Stage, live: Mapping[str, Tensor], parent: Mapping[str, Tensor] | None) -> Transfer:
     """Puts them into the network's tensors, `live`, which have those of the seed. `parent`: those that the stage before ended with.
     RecipeError, UsageError, DataError."""
-    weights = stage.solver.weights
+    weights = stage.solver.given
     file: dict[str, Tensor] = {}
     if weights is not None:
         most = 16 * sum(t.nbytes for t in live.values()) + 64_000_000
@@ -38,7 +42,7 @@ def fill(schedule: Schedule, stage: Stage, live: Mapping[str, Tensor], parent: M
     of_file = {name: tuple(t.shape) for name, t in file.items()} if weights is not None else None
     of_parent = {name: tuple(t.shape) for name, t in parent.items()} if parent is not None else None
     of_network = {name: tuple(t.shape) for name, t in live.items()}
-    made, mistakes = transfer(of_network, of_parent, of_file, weights)
+    made, mistakes = transfer(of_network, of_parent, of_file, _with_names(weights, stage.model, of_file))
     require_none(schedule, stage, mistakes)
     with torch.no_grad():
         for row in made.rows:
@@ -80,7 +84,7 @@ def problems_in(schedule: Schedule) -> Problems:
 
 def report(stage: Stage, mistakes: Sequence[Mistake], problems: Problems) -> None:
     for one in mistakes:
-        fields = (f"solver.weights.{one.field}", "solver.weights.file")
+        fields = (f"solver.weights.{one.field}", "solver.weights.file", "solver.solverstate")
         spans = (stage.origins[field].span for field in fields if field in stage.origins)
         problems.add(next(filter(None, spans), Span(stage.name, 1, 1)), one.message, one.hint)
 
@@ -109,9 +113,29 @@ def record(made: Transfer) -> dict[str, dict[str, str]]:
 def planned_transfer(schedule: Schedule, stage: Stage) -> tuple[Transfer, tuple[Mistake, ...]]:
     """The same from names and shapes alone. UsageError, DataError and the like where the file can't be looked into."""
     parent = schedule.stage(stage.parent).model if stage.parent is not None else None
-    weights = stage.solver.weights
+    weights = stage.solver.given
     file = shapes_in(find(weights), weights.file) if weights is not None else None
-    return transfer(_shapes(stage.model), _shapes(parent) if parent is not None else None, file, weights)
+    before = _shapes(parent) if parent is not None else None
+    made, mistakes = transfer(_shapes(stage.model), before, file, _with_names(weights, stage.model, file))
+    if weights is not None and weights.state:
+        mistakes = (*map(_of_state, mistakes), *caffe_state.mistakes_in(stage, weights))
+    return made, mistakes
+
+
+def _of_state(one: Mistake) -> Mistake:
+    """What `weights` could say about it, a `solverstate` can't."""
+    return replace(
+        one, hint="a .solverstate goes on with the net that wrote it; `weights` takes tensors from another one"
+    )
+
+
+def _with_names(weights: Weights | None, model: Model, file: Mapping[str, tuple[int, ...]] | None) -> Weights | None:
+    """With the names that layers of Caffe's have in the network, for tensors that the stage gives no other."""
+    if weights is None or file is None:
+        return weights
+    known = here(model.name, file)
+    rules = (Rename(from_=was, to=name) for was, name in known.items() if renamed(was, weights.rename)[1] is None)
+    return replace(weights, rename=(*weights.rename, *rules))
 
 
 def _shapes(model: Model) -> dict[str, tuple[int, ...]]:
@@ -119,8 +143,8 @@ def _shapes(model: Model) -> dict[str, tuple[int, ...]]:
 
 
 def shapes_in(found: Found, name: str) -> Mapping[str, tuple[int, ...]]:
-    """The shapes of its tensors; a safetensors file says them in its header."""
-    header = header_of(found)
+    """The shapes of its tensors, of a safetensors file or a .caffemodel without reading them."""
+    header = header_of(found, name)
     if header is not None:
         return header
     needed, free = found.path.stat().st_size, available_memory()
@@ -132,7 +156,7 @@ def shapes_in(found: Found, name: str) -> Mapping[str, tuple[int, ...]]:
 def mistakes_in(schedule: Schedule, planned: Sequence[PlannedStage], problems: Problems) -> None:
     """Adds what is wrong with the weights of stages that are still to be started. What can't be looked into is a mistake, too."""
     for one in planned:
-        if one.state in (State.FRESH, State.STALE) and one.stage.enabled and one.stage.solver.weights is not None:
+        if one.state in (State.FRESH, State.STALE) and one.stage.enabled and one.stage.solver.given is not None:
             try:
                 report(one.stage, planned_transfer(schedule, one.stage)[1], problems)
             except StagerunError as error:

@@ -568,6 +568,12 @@ COMMENTS: dict[str, str] = {
         "Weights that the stage starts from. On a stage that starts from another one the file replaces the tensors that match.\n"
         "Default: those of the stage it starts from, or freshly drawn ones. Caffe's `--weights`."
     ),
+    "Solver.solverstate": (
+        "The stage begins as `caffe train --snapshot` would: at the iteration of this .solverstate (or .solverstate.h5), with its memory of updates\n"
+        "and the weights that it names, which lie where it says or beside it. Images begin with the first one, as Caffe's. For stages with\n"
+        "`from: \"\"` of Caffe's solver types, whose `type` and `momentum_form` are those of the file. Relative to the schedule's folder. Another\n"
+        "file of the same bytes makes nothing stale. Default: the stage begins at iteration 0. Caffe's `--snapshot`."
+    ),
     "Solver.freeze": (
         "Parameters that are not trained in this stage, by name with `*` and `?`: `freeze: \"layer1.*\"`. They have no gradient, decay or\n"
         "momentum. A BatchNorm layer whose `running_mean` fits normalises with its running statistics, which then don't move.\n"
@@ -1108,8 +1114,8 @@ COMMENTS: dict[str, str] = {
         "Weights from elsewhere, by the names of their tensors. `stagerun plan DIR --weights` shows what is taken."
     ),
     "WeightsParameter.file": (
-        "Where they are: a .safetensors file, or one that `torch.save` wrote (a state_dict alone, or under `state_dict`, `model` or\n"
-        "`model_state_dict`), relative to the schedule's folder; `OUT:STAGE` or `OUT:STAGE@ITER` for a snapshot of another run;\n"
+        "Where they are: a .safetensors file, one that `torch.save` wrote (a state_dict alone, or under `state_dict`, `model` or\n"
+        "`model_state_dict`), or a .caffemodel (.caffemodel.h5), relative to the schedule's folder; `OUT:STAGE` or `OUT:STAGE@ITER` for a snapshot of another run;\n"
         "`torchvision/resnet50` or `timm/resnet50.a1_in1k` for published weights that `stagerun fetch` has downloaded before. Another\n"
         "file of the same bytes makes nothing stale. Required."
     ),

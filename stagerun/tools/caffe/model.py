@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stagerun.base.errors import Span
+from stagerun.language.caffe_names import RESNET50, parameter_prefix
 from stagerun.language.networks import FILLER_FIELDS, NETWORKS
 from stagerun.language.tree import Block, quoted
 from stagerun.language.view import View
 from stagerun.tools.caffe.lines import Line, Setting
-from stagerun.tools.caffe.net import RESNET50, Shape, of_type, parameter_prefix, recognise, shapes, text_of, zero_gamma
+from stagerun.tools.caffe.net import Shape, of_type, recognise, shapes, text_of, zero_gamma
 from stagerun.tools.caffe.text import Findings
 
 WHICH = "which network? `stagerun help Model.name` lists them"
