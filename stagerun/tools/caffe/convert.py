@@ -247,7 +247,7 @@ def _with_nets(stages: Sequence[CaffeStage], folder: CaffeFolder, wanted: Wanted
 
 def _as_first(stage: CaffeStage, first: CaffeStage) -> CaffeStage:
     """The stage with the first one's net, if that is the same but for what its data layers read."""
-    if stage.written is None or first.written is None or stage.written.network != first.written.network:
+    if stage.written is None or first.written is None or stage.written.layers != first.written.layers:
         return stage
     return replace(stage, written=first.written)
 

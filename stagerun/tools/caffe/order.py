@@ -41,7 +41,10 @@ def ordered_steps(
     names = names_of(solvers)
     # Mistakes in files that turn out to be no stage do not count; those of stages are found again when they are read.
     texts = {name: read_text(posixpath.join(shown, name), prototxts[name], SOLVER, Findings()) for name in solvers}
-    said = said_by(shown, folder.scripts(), found)
+    said = {
+        name: [replace(line, there=_there(line, folder)) for line in lines]
+        for name, lines in said_by(shown, folder.scripts(), found).items()
+    }
     if order:
         steps = as_ordered(by_order(order, names), different(said), texts, found)
     else:
@@ -54,6 +57,11 @@ def ordered_steps(
     if steps:
         _note_unused(shown, solvers, steps, found)
     return [replace(step, lines=lines_of(step.file, said)) for step in steps]
+
+
+def _there(line: TrainLine, folder: CaffeFolder) -> bool:
+    word = line.snapshot or line.weights
+    return word is not None and bool(folder.file(word.text))
 
 
 def _note_unused(shown: str, solvers: Sequence[str], steps: Sequence[Step], found: Findings) -> None:
@@ -330,23 +338,26 @@ def _start(
 ) -> Start | None:
     """What a command starts from, where `steps` were trained before; None after a mistake."""
     if line.snapshot is not None:
+        if _of_no_stage(line.snapshot, ".solverstate", line.there, texts):
+            return Start(given=line.snapshot)
         return _of_snapshot(line.snapshot, file, steps, texts, found)
     if line.weights is None:
         return Start()
-    if _of_no_stage(line.weights, ".caffemodel", texts):
+    if _of_no_stage(line.weights, ".caffemodel", line.there, texts):
         return Start(given=line.weights)
     parent = _of_weights(line.weights, steps, texts, found)
     return Start(parent) if parent else None
 
 
-def _of_no_stage(word: Word, ending: str, texts: Mapping[str, CaffeText]) -> bool:
-    """Whether a file of that kind is of none of the solvers, by its name."""
+def _of_no_stage(word: Word, ending: str, there: bool, texts: Mapping[str, CaffeText]) -> bool:
+    """Whether a file of that kind is of none of the solvers, by its name. One that is called like a solver's and isn't `there` may be meant
+    for one."""
     stem = word.text.removesuffix(".h5")
     if not stem.endswith(ending) or "," in stem:
         return False
     match = re.fullmatch(ITERATION, stem.removesuffix(ending))
     prefixes = {posixpath.basename(s.prefix) for text in texts.values() if (s := saved(text)) is not None}
-    return match is None or posixpath.basename(match[1]) not in prefixes
+    return match is None or (there and posixpath.basename(match[1]) not in prefixes)
 
 
 def _of_snapshot(
@@ -358,8 +369,6 @@ def _of_snapshot(
         hint = "write `..._iter_N.solverstate`; weights alone are `--weights`"
         found.mistakes.add(snapshot.span, f"`--snapshot` names `{snapshot.text}`, which is not a .solverstate", hint)
         return None
-    if _of_no_stage(snapshot, ".solverstate", texts):
-        return Start(given=snapshot)
     iteration = int(match[2][:DIGITS])
     sought = seek(match[1], iteration, steps, texts)
     makes = file in sought.fitting and sought.saved[file].has(iteration)

@@ -44,6 +44,7 @@ class TrainLine:
     weights: Word | None
     snapshot: Word | None
     launch: Launch = Launch()
+    there: bool = False  # what it starts from is a file on this machine
 
 
 # In a shell's line what sends output elsewhere belongs to a command (`2>&1`), and what stands between two commands does not.

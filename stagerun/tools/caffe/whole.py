@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stagerun.base.errors import Problems
 from stagerun.language.net import NetText, State, read
 from stagerun.language.net.phases import PHASES, TEST, TRAIN
 from stagerun.language.net.upgrade import upgraded
@@ -12,6 +13,8 @@ from stagerun.language.tree import Block
 from stagerun.tools.caffe.text import NET, Findings, read_text
 
 SAID_OF = re.compile(r" include \{ phase: (TRAIN|TEST) \}")
+
+_READS = re.compile(r' type: "(?:Data|ImageData|DummyData|Input)" ')
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,8 @@ def read_net(path: str, data: bytes, stand_in: bool, found: Findings) -> CaffeNe
         return CaffeNet(path, block, upgraded(block, found.mistakes), None, data)
     whole = read(data, path, found.mistakes)
     block = read_text(path, data, NET, Findings()).block
-    return CaffeNet(path, block, whole.layers if whole is not None else (), whole, data)
+    layers = whole.layers if whole is not None else upgraded(block, Problems())
+    return CaffeNet(path, block, layers, whole, data)
 
 
 def inside(path: str, block: Block, stand_in: bool, found: Findings) -> CaffeNet:
@@ -47,13 +51,18 @@ def inside(path: str, block: Block, stand_in: bool, found: Findings) -> CaffeNet
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The net of a stage as a file. `network`: its canonical form, alike for two that differ in what their data layers read. `source`: the
+    """The net of a stage as a file. `network`: its canonical form. `source`: the
     file that it is a copy of, '' for one that was put together."""
 
     name: str
     text: str
     network: str
     source: str = ""
+
+    @property
+    def layers(self) -> list[str]:
+        """Those that compute."""
+        return [line for line in self.network.splitlines() if not _READS.search(line)]
 
 
 def written(stage: str, train: CaffeNet, test: CaffeNet | None, states: Sequence[State], taken: Sequence[str]) -> Written:
