@@ -603,7 +603,7 @@ LAYERS: dict[str, Row] = {
     "Flatten": Row(flatten),
     "Reshape": Row(reshape),
     "Silence": Row(silence, (1, MANY), (0, 0)),
-    "Softmax": Row(softmax, in_place=True),
+    "Softmax": Row(softmax),
     "SoftmaxWithLoss": Row(softmax_with_loss, (2, 2), (0, 2)),
     "Accuracy": Row(accuracy, (2, 2), (1, 2)),
 }
