@@ -94,7 +94,7 @@ class NetText:
             phases = [phase for phase in PHASES if id(block) in kept[phase]]
             rule = f" include {{ phase: {phases[0]} }}" if len(phases) == 1 else ""
             if phases:
-                lines.append(f"layer {{ {_fields(block, type_of(block) in IMAGES)}{rule} }}\n")
+                lines.append(f"layer {{ {_fields(block)}{rule} }}\n")
         return "".join(lines)
 
 
@@ -178,23 +178,38 @@ def _stray_fields(
 _LEFT_OUT = {"include", "exclude", "phase", "engine", "propagate_down", "blobs"}
 _OF_READERS = {"name", "type", "top"}
 _NOT_INSIDE = {"engine", "force_nd_im2col", "stable_prod_grad"}
+# Lists that say nothing where all values are these.
+_IDLE = {"pad": 0, "stride": 1, "dilation": 1}
 
 
-def _fields(layer: Block, reads: bool) -> str:
+def _fields(layer: Block) -> str:
+    reads = type_of(layer) in IMAGES
     names = (f.name for f in layer.kind.fields)
     wanted = [n for n in names if n in layer.entries and (n in _OF_READERS if reads else n not in _LEFT_OUT)]
-    return " ".join(text for name in wanted for text in _texts(layer.entries[name]))
+    return " ".join([*(text for name in wanted for text in _texts(layer.entries[name])), *_shapes(layer)])
+
+
+def _shapes(layer: Block) -> Iterator[str]:
+    """Of Input and DummyData, for one image."""
+    message = upgrade.SHAPED.get(type_of(layer))
+    shapes = [" ".join(f"dim: {n}" for n in (1, *dims[1:])) for dims in upgrade.top_shapes(layer)] if message else []
+    if shapes:
+        yield f"{message} {{ {' '.join(f'shape {{ {dims} }}' for dims in shapes)} }}"
 
 
 def _texts(entry: Entry) -> Iterator[str]:
-    field = entry.field
+    field, idle = entry.field, 0
+    if field.name in _IDLE and all(value.value == _IDLE[field.name] for value in entry.values):
+        return
     for value in entry.values:
         if isinstance(value.value, Block):
             inner = value.value
             names = [f.name for f in inner.kind.fields if f.name in inner.entries and f.name not in _NOT_INSIDE]
             text = " ".join(t for name in names for t in _texts(inner.entries[name]))
-            if text or field.is_repeated:
-                yield f"{field.name} {{ {text} }}" if text else f"{field.name} {{ }}"
+            if text:
+                yield from [f"{field.name} {{ }}"] * idle  # their places count
+                yield f"{field.name} {{ {text} }}"
+            idle = idle + 1 if field.is_repeated and not text else 0
         elif field.is_repeated or value.value != tree.default(field):
             said = value.value + 0.0 if isinstance(value.value, float) else value.value  # -0.0 is 0.0
             yield f"{field.name}: {tree.canonical(said, field)}"
