@@ -8,7 +8,7 @@ from stagerun.base import net
 from stagerun.base.errors import Problems, Span, nearest
 from stagerun.language.lexer import shown
 from stagerun.language.net.given import LARGEST, Dims, Given, Made, NewBlob, filler, text, volume
-from stagerun.language.net.layers import IMAGES, LAYERS
+from stagerun.language.net.layers import IMAGES, LAYERS, merged
 from stagerun.language.net.text import TOO_MANY, NetText, type_of
 from stagerun.language.parse import MOST_MISTAKES
 from stagerun.language.tree import Block
@@ -227,7 +227,7 @@ class _Walk:
         """Intel's Caffe joins a Scale to the BatchNorm before it, and the fillers written there are its."""
         norm = self.makers.get(bottoms[0]) if len(bottoms) == 1 else None
         inside = norm.block("batch_norm_param") if norm is not None and type_of(norm) == "BatchNorm" else None
-        if inside is None:
+        if norm is None or inside is None or merged(norm):
             return made
         names = {"weight": ("filler", 1.0), "bias": ("bias_filler", 0.0)}
         blobs = tuple(
