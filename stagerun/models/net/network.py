@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -29,7 +30,7 @@ class Statistics(KeptStatistics):
 
     def __init__(self, features: int, fraction: float) -> None:
         super().__init__(features, momentum=None, affine=False)
-        self.moving_average_fraction = fraction
+        self.moving_average_fraction = float(np.float32(fraction))  # as the field is in Caffe
         self.running_var.zero_()
         self.register_buffer("batch_mean", torch.zeros(features), persistent=False)
         self.register_buffer("batch_var", torch.zeros(features), persistent=False)
