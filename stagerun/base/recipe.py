@@ -197,6 +197,8 @@ class Filler:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
+    """`name` of a net of Caffe's: its path as written."""
+
     name: str
     num_classes: int
     channels: int = 3
@@ -211,6 +213,8 @@ class Model:
     args: str | None = None  # as `language.arguments` writes them
     # The Python files of a network from outside, which may be run. None where that isn't allowed: read from a snapshot.
     sources: Sources | None = None
+    net: str | None = None  # the canonical text of a net of Caffe's
+    input_shape: tuple[int, ...] = ()  # of an image, for which its layers are made: channels, height, width
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -582,6 +586,8 @@ WEIGHTS_DIGEST = "weights.sha256"
 TEACHER = "teacher"
 # The key there of what stands in `sampling_file`, whose name doesn't count. Not there but with `sampling: FILE`.
 SAMPLING_WEIGHT = "solver.sampling_weight"
+# The key of the digest of the net of Caffe's that a stage trains. Not there for another network.
+NET = "model.net"
 # What the keys of the Python that a stage needs begin with: `code.mynet.py` and its digest, `code.timm` and its version.
 CODE = "code."
 ABSENT = "not installed"  # in place of that version

@@ -85,7 +85,10 @@ class Shared:
 
 def check_required(block: Block, problems: Problems) -> None:
     """Missing fields of a message and of the messages in it, Solvers left out: those inherit."""
-    missing = [] if block.kind is tree.SOLVER else _missing(block, required(block.kind))
+    names = required(block.kind)
+    if block.kind.name == "Model" and "caffe_net" in block.entries | dict.fromkeys(block.doubtful):
+        names = []  # the net says it
+    missing = [] if block.kind is tree.SOLVER else _missing(block, names)
     if missing:
         problems.add(block.place, f"{block.kind.name} lacks {_all(missing)}", _examples(block.kind, missing))
     for name in block.entries:

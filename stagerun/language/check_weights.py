@@ -70,7 +70,7 @@ def network_of(schedule: Block, settings: Block) -> recipe.Model | None:
     """The network of a stage with these settings; None where it is not known, which has been reported."""
     with suppress(Doubtful):
         view = View(settings).view("model") or View(schedule).view("model")
-        if view is not None and view.has("name") and view.has("num_classes"):
-            # Without the texts of Python files: by them no two networks of a schedule differ.
-            return build.model(view, Sources())
+        if view is not None and (view.has("name") or view.has("caffe_net")) and view.has("num_classes"):
+            # Without the texts of Python files and nets: by them no two networks of a schedule differ.
+            return build.model(view, build.Given(Sources(), {}, {}))
     return None

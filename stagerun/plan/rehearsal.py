@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from stagerun.base.recipe import Data, Sampling, Schedule, Source, Stage, SyncStart, Transform
 from stagerun.language.code import digest
-from stagerun.language.networks import network_of
+from stagerun.language.networks import known_of
 from stagerun.schedule.image_size import at_largest, largest_crop_size
 
 
@@ -30,12 +30,14 @@ def synthetic_images(schedule: Schedule) -> Synthetic:
     """The shape of images to rehearse with where the real ones are not."""
     transforms = [t for s in schedule.stages for t in (s.solver.transform, s.solver.test_transform)]
     channels = schedule.model.channels
+    nets = [stage.model for stage in schedule.stages]
     if any(t.random_aspect_ratio or t.random_resize or t.random_resized_crop for t in transforms):
         most = max([largest_crop_size(t) or 0 for t in transforms] + [min(PHOTOGRAPH)])
         height, width = (side * most // min(PHOTOGRAPH) for side in PHOTOGRAPH)
         return Synthetic(height, width, channels, encoded=True)
-    side = max([largest_crop_size(t) or 0 for t in transforms]) or max(
-        32, *(network_of(s.model.name).smallest for s in schedule.stages)
+    side = max([*(largest_crop_size(t) or 0 for t in transforms), *(max(m.input_shape[1:], default=0) for m in nets)])
+    side = side or max(
+        32, *(known_of(s.model).smallest for s in schedule.stages)
     )
     return Synthetic(side, side, channels, encoded=False)
 
@@ -153,6 +155,7 @@ def cost_key(schedule: Schedule, stage: Stage) -> str:
 
     parts = (
         (model.name, model.num_classes, model.channels, model.blur_pool),
+        *((digest([("net", model.net)]),) if model.net is not None else ()),
         *((model.args, digest(model.sources.files)) if model.sources is not None else ()),
         solver.device_batch_size,
         solver.test_batch_size,

@@ -89,6 +89,12 @@ def write_output(path: Path, data: bytes) -> None:
         write_whole(path, data)
 
 
+def upward(folder: str) -> Iterator[str]:
+    """The folders above one, given as an absolute path, the nearest first."""
+    while folder != (folder := os.path.dirname(folder)):
+        yield folder
+
+
 def sync_folder(folder: Path) -> None:
     """Puts a folder's list of names on the disk, so that a rename or a new file in it outlives a power cut. OSError."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -18,7 +18,7 @@ from stagerun.comm import gather_json
 from stagerun.engine.codec import digest
 from stagerun.engine.device import autocast, dtype_of, seed
 from stagerun.engine.update import explained
-from stagerun.language.networks import is_foreign
+from stagerun.language.networks import from_outside
 from stagerun.models import build
 from stagerun.models.foreign import refuse, require_logits
 from stagerun.models.layers import norms
@@ -38,7 +38,7 @@ _ONES_OWN = (
 
 def look_at(run: StageRun) -> tuple[str, ...]:
     """Notes on the network of the stage, where it is from outside. Collective; UsageError."""
-    if not is_foreign(run.stage.model.name):
+    if not from_outside(run.stage.model):
         return ()
     solver, comm = run.stage.solver, run.worker.comm
     count = min(_IMAGES, solver.device_batch_size)

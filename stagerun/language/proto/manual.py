@@ -114,7 +114,7 @@ COMMENTS: dict[str, str] = {
         "The network."
     ),
     "Model.name": (
-        "Which network. Required. New in stagerun (Caffe has a file for each). The ResNet-50 of Intel's published recipes for\n"
+        "Which network. Required, unless `caffe_net` names a file. New in stagerun (Caffe has a file for each). The ResNet-50 of Intel's published recipes for\n"
         "Caffe: `resnet50_intel_caffe`. For images of 28 or 32 pixels: `resnet_small`, stagerun's own; `resnet9` of cifar10-fast;\n"
         "`alexnet_bn` of a study of compressed gradients (arXiv:1911.08250); the Wide ResNets `wrn_16_8`, `wrn_28_10` and `wrn_40_4`\n"
         "(arXiv:1605.07146); MXNet's `inception_bn_28_small` of 2015, and for 224 pixels its `inception_bn`. torchvision's classifiers by their names there, where some need images of a certain size, at\n"
@@ -144,10 +144,11 @@ COMMENTS: dict[str, str] = {
     ),
     "Model.num_classes": (
         "Number of classes; labels are 0 .. num_classes-1. Where the LMDB's side file names the classes, `run` takes no other number\n"
-        "(see spare_classes). Required."
+        "(see spare_classes). Required, but with `caffe_net`, which says it."
     ),
     "Model.channels": (
-        "Colour channels of the images: 1 or 3. With 1 the first convolution is smaller, and starts by the network's own rule."
+        "Colour channels of the images: 1 or 3. With 1 the first convolution is smaller, and starts by the network's own rule. With\n"
+        "`caffe_net` the default is what its Input layer says, else what the first image of the training set has."
     ),
     "Model.batch_norm_param": (
         "Settings of every BatchNorm layer. For networks that have any. One of your own keeps what is not written here."
@@ -176,6 +177,12 @@ COMMENTS: dict[str, str] = {
     "Model.args": (
         "What a network of your own, or of timm, is called with besides: `args { drop_path_rate: 0.1 depths: [2, 2] act: \"gelu\" }`.\n"
         "Numbers, `true`, `false`, texts in quotes, and lists of these. Default: nothing. New in stagerun."
+    ),
+    "Model.caffe_net": (
+        "A net of Caffe's in place of `name`: the path of its prototxt, from the schedule's folder. Its layers are the network, in\n"
+        "training those of phase TRAIN and in an evaluation those of TEST. What its data layers say (source, batch_size, transform_param)\n"
+        "and its `param { lr_mult decay_mult }` count where nothing here says something else. Comments and format of the file\n"
+        "don't count, nor where it lies. A snapshot keeps the net. See the page caffe."
     ),
     "ZeroGamma.AS_PUBLISHED": (
         "What the network's authors did: nowhere in torchvision's, LAST in resnet50_intel_caffe, ALL in resnet_small."
@@ -684,6 +691,9 @@ COMMENTS: dict[str, str] = {
     "Solver.data": (
         "Images of this stage in place of the schedule's `train` and `val`; all else of `data` is shared: `data { train { source: ... } }`.\n"
         "Where the classes are others, num_classes of the network has to fit. New in stagerun."
+    ),
+    "Solver.net": (
+        "The same as `model { caffe_net: \"...\" }`; in the schedule's `solver`, as `model` of the schedule. Caffe's."
     ),
     "LossParameter": (
         "What a stage minimises: the mean over the images of a batch. With z the network's outputs, p = softmax(z), and t the target of an\n"
