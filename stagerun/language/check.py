@@ -200,6 +200,24 @@ def _batch(stage: str, view: View, problems: Problems) -> None:
     problems.add(place, message, layers.divisors(batch, device))
 
 
+def check_passes(stage: str, view: View, norm: View, problems: Problems) -> None:
+    """Each pass of BatchNorm's statistics has as many device batches as any other. `norm`: `batch_norm_param` of the stage's model."""
+    passes, batch, device = (
+        norm.whole("moving_average_passes"),
+        view.whole("batch_size"),
+        view.whole("device_batch_size"),
+    )
+    if not passes or not batch or not device or batch % device:
+        return
+    met = view.view("sync_param")
+    apart = (met.whole("replicas") if met is not None else None) or 1
+    batches = batch // device // apart if met is None or met.text("method") != "ASYNC" else batch // device
+    if batches % passes:
+        message = f"`moving_average_passes` {passes} does not divide the {batches} device batches that an iteration of stage `{stage}` has"
+        hint = "it can be " + listing([str(n) for n in range(1, batches + 1) if batches % n == 0], "or")
+        problems.add(norm.place("moving_average_passes"), message, hint)
+
+
 def _mixtures(stage: str, view: View, problems: Problems) -> None:
     for name in ("mixup_alpha", "cutmix_alpha"):
         if view.number(name) and view.whole("device_batch_size") == 1:

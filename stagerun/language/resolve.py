@@ -350,6 +350,9 @@ def _check(schedule: Block, settings: Mapping[str, Block], folder: str, problems
         tested = _known(block if own_val else schedule, _first_val) if has_val else None
         shared = check.Shared(channels, has_val, tested, on_device, _images(block, schedule))
         check.check_stage(name, View(block), shared, problems)
+        with contextlib.suppress(Doubtful):
+            model = View(block).view("model") or view.inside("model")
+            check.check_passes(name, View(block), model.inside("batch_norm_param"), problems)
         check.check_required(block, problems)
         sampling.check_sampling(View(block), classes, shuffle, problems)
 

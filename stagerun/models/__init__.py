@@ -35,8 +35,16 @@ def build(model: recipe.Model) -> nn.Module:
     Images come as [N, model.channels, H, W]; it answers with logits [N, model.num_classes]. Images of a size that the
     network does not take are a UsageError. Settings that mean nothing for a network are refused by `language`, not here.
     """
+    net = _built(model)
+    for norm in norms(net):
+        if model.moving_average_passes is not None:
+            norm.moving_average_passes = model.moving_average_passes
+    return net
+
+
+def _built(model: recipe.Model) -> nn.Module:
     if model.net is not None:
-        return build_net(of_model(model))
+        return build_net(of_model(model), model.moving_average_fraction, model.eps)
     if is_foreign(model.name):
         return foreign_network(model)
     net = maker(model.name)(model)
