@@ -20,6 +20,7 @@ TRANSFORM: Descriptor = SOLVER.fields_by_name["transform_param"].message_type
 # Fields of Caffe's transform_param: those that mean the same here, and those that change nothing here.
 _SAME = ("mirror", "crop_size", "scale", "mean_value")
 _IDLE = ("force_color", "emit_constraint", "flow")
+_DRAWN = ("mirror", "random_aspect_ratio_param")  # an evaluation sees the same images each time, whatever TEST says
 _RECTANGLES = ("random_resize_param", "random_aspect_ratio_param")
 _HINTS = {
     "force_gray": "store the images grey, and write `channels: 1` in `model`",
@@ -78,6 +79,8 @@ def _transform(field: str, reader: ImageReader, content: Content, problems: Prob
         return {}
     entries: dict[str, Entry] = {}
     for name, entry in said.entries.items():
+        if field == "test_transform_param" and name in _DRAWN:
+            continue
         if name in _SAME and not _nothing(entry):
             entries[name] = Entry(TRANSFORM.fields_by_name[name], entry.name, entry.values)
         elif name in _RECTANGLES:

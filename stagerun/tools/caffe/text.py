@@ -120,8 +120,6 @@ class CaffeText:
 def read_text(path: str, data: bytes, kind: Descriptor, found: Findings) -> CaffeText:
     """A solver (SOLVER) or net (NET), mistakes into `found`."""
     block = parse(path, data, kind, found.mistakes, CaffeReader)
-    if "layers" in block.entries:
-        found.mistakes.add(block.entries["layers"].name, f"{kind.name} has no field `layers`", ELSEWHERE["layers"])
     text = data.decode(errors="replace").removeprefix("\N{BYTE ORDER MARK}")
     return CaffeText(path, tuple(line.rstrip("\r") for line in text.split("\n")), block)
 
