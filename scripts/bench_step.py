@@ -59,7 +59,9 @@ CASES = {
 
 
 COPY = Path(__file__).parents[1] / "tests" / "help" / "copied"
-TORCHVISION = "from torchvision import models\n\n\ndef build(num_classes):\n    return models.{}(num_classes=num_classes)\n"
+TORCHVISION = (
+    "from torchvision import models\n\n\ndef build(num_classes):\n    return models.{}(num_classes=num_classes)\n"
+)
 
 
 def copied(case: Case) -> Case:

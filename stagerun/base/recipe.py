@@ -197,12 +197,15 @@ class Filler:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
+    """`name` of a net of Caffe's: its path as written."""
+
     name: str
     num_classes: int
     channels: int = 3
     # Of most networks, eps too; `language.networks` has those of each. None: those of each layer, in a network from outside.
     moving_average_fraction: float | None = 0.9
     eps: float | None = 1e-5
+    moving_average_passes: int | None = None  # None: 1, and of a net of Caffe's as many as there are device batches
     zero_gamma: ZeroGamma = ZeroGamma.AS_PUBLISHED
     fc_weight_filler: Filler | None = None
     fc_bias_filler: Filler | None = None
@@ -211,6 +214,8 @@ class Model:
     args: str | None = None  # as `language.arguments` writes them
     # The Python files of a network from outside, which may be run. None where that isn't allowed: read from a snapshot.
     sources: Sources | None = None
+    net: str | None = None  # the canonical text of a net of Caffe's
+    input_shape: tuple[int, ...] = ()  # of an image, for which its layers are made: channels, height, width
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,13 +350,14 @@ class Rename:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
     """WeightsParameter. `path`: what `file` means on this machine, an absolute path; of a snapshot that of its output folder; '' for
-    published weights."""
+    published weights. `state`: the file is a .solverstate, and the weights are those that it names."""
 
     file: str
     path: str
     drop: tuple[str, ...] = ()
     rename: tuple[Rename, ...] = ()
     strict: bool = True
+    state: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -504,6 +510,8 @@ class Solver:
     carry_residual: bool = False
     model: Model | None = None
     weights: Weights | None = None
+    solverstate: str | None = None
+    solverstate_path: str = ""  # what it means on this machine
     freeze: tuple[str, ...] = ()
     sync: Sync | None = None
     transform: Transform = field(default_factory=Transform)
@@ -545,6 +553,13 @@ class Solver:
         return self.sync.replicas if self.sync is not None and self.asynchronous else self.logical_workers
 
     @property
+    def start(self) -> Weights | None:
+        """The file that the stage's own weights come from."""
+        if self.solverstate is not None:
+            return Weights(file=self.solverstate, path=self.solverstate_path, state=True)
+        return self.weights
+
+    @property
     def teacher(self) -> str | None:
         """The stage that teaches this one (`loss { type: DISTILL }`)."""
         return self.loss.teacher if self.loss is not None else None
@@ -552,8 +567,9 @@ class Solver:
     @property
     def given(self) -> "tuple[Given, ...]":
         """The weights from elsewhere that the stage names."""
+        own = "weights" if self.solverstate is None else "solverstate"
         taught = self.loss.teacher_weights if self.loss is not None else None
-        both = (("weights", self.weights, WEIGHTS_DIGEST), ("loss.teacher_weights", taught, TEACHER_DIGEST))
+        both = ((own, self.start, WEIGHTS_DIGEST), ("loss.teacher_weights", taught, TEACHER_DIGEST))
         return tuple(Given(f"solver.{field}", weights, key) for field, weights, key in both if weights is not None)
 
     @property
@@ -581,6 +597,11 @@ class Given:
     weights: Weights
     digest: str
 
+    @property
+    def place(self) -> str:
+        """The field that holds the name of the file."""
+        return self.field if self.weights.state else f"{self.field}.file"
+
 
 @dataclass(frozen=True, slots=True)
 class Origin:
@@ -593,14 +614,17 @@ class Origin:
 
 # The key in a stage's identity of the iteration of its parent that it starts from. Not there where that is the parent's end.
 FROM_ITER = "from_iter"
-# The key of the digest of what `Solver.weights` names, and of what `Loss.teacher_weights` does. It is in `origins` of every stage that
-# has them, and in its identity as far as someone has looked: a file that is gone makes nothing stale.
+# The key of the digest of what `Solver.start` names, and of what `Loss.teacher_weights` does. It is in `origins` of every stage that
+# has them, and in its identity as far as someone has looked: a file that is gone makes nothing stale. Of a .solverstate:
+# `ITER DIGEST DIGEST`, of the state and of the weights.
 WEIGHTS_DIGEST = "weights.sha256"
 TEACHER_DIGEST = "teacher.sha256"
 # The key in a snapshot's identity of the id of the snapshot that was its teacher; a stage's own identity has it in a plan alone.
 TEACHER = "teacher"
 # The key there of what stands in `sampling_file`, whose name doesn't count. Not there but with `sampling: FILE`.
 SAMPLING_WEIGHT = "solver.sampling_weight"
+# The key of the digest of the net of Caffe's that a stage trains. Not there for another network.
+NET = "model.net"
 # What the keys of the Python that a stage needs begin with: `code.mynet.py` and its digest, `code.timm` and its version.
 CODE = "code."
 ABSENT = "not installed"  # in place of that version
@@ -637,6 +661,12 @@ class Stage:
     identity: Mapping[str, str]
     origins: Mapping[str, Origin]
     span: Span
+
+    @property
+    def begins(self) -> int:
+        """The iteration at which it begins: that of its `solverstate`, as far as someone has looked."""
+        iter, *digests = self.identity.get(WEIGHTS_DIGEST, "").split() or [""]
+        return int(iter) if digests and self.solver.solverstate is not None else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

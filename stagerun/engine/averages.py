@@ -1,5 +1,5 @@
-"""What is averaged beside training: BatchNorm's running statistics, gathered from every logical worker and moved once per iteration,
-and a running average of the weights."""
+"""What is averaged beside training: BatchNorm's running statistics, gathered from every logical worker and moved once per iteration or,
+as Caffe does, once per pass, and a running average of the weights."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from stagerun.models import norms
+from stagerun.models.layers import KeptStatistics
 
 
 class BatchStatistics:
     """The batch and running statistics of all BatchNorm layers of a model, each kind as one flat vector [n].
 
     The layers' buffers become views into the vectors, so make this after the model has its device and dtype. Layers that have the same
-    moving_average_fraction and have seen as many iterations move together. Layers that were drawn anew, or were frozen before, go on from
+    moving_average_fraction and have seen as many passes move together. Layers that were drawn anew, or were frozen before, go on from
     what they are. One that the network's own `train` keeps in evaluation mode stays.
     """
 
@@ -23,7 +24,8 @@ class BatchStatistics:
         held = set(map(id, frozen))
         layers = [m for m in norms(model) if id(m) not in held]
         self.layers = [m for m, moves in zip(layers, _in_training(model, layers), strict=True) if moves]
-        self._iterations: list[int] = []  # by layer
+        self._seen: list[int] = []  # passes, by layer
+        self._last_passes: list[int] = []
         self._parts: list[slice] = []
         self.n = sum(2 * m.num_features for m in self.layers)
         sample = next(model.parameters())
@@ -48,24 +50,41 @@ class BatchStatistics:
 
     def once_more(self) -> None:
         """The next move is that of another replica, for the same iteration; its buffers are in place."""
-        self._iterations = [n - 1 for n in self._iterations]
+        self._seen = [n - k for n, k in zip(self._seen, self._last_passes, strict=True)]
+
+    @torch.no_grad()
+    def share_of(self, worker: int, logical_workers: int) -> Tensor:
+        """[n]: what logical worker `worker` adds to the sum that `move` is to get, from its last forward pass.
+
+        With k passes in an iteration, of as many workers each in their order, A below becomes f^k * A + the sum of f^(k-1-i) * x_i, x_i the
+        mean over the workers of pass i. So workers of a later pass weigh more; their weights have the mean 1.
+        """
+        weights = [_share(layer, worker, logical_workers) for layer in self.layers]
+        if all(weight == 1 for weight in weights):
+            return self.batch
+        if len(set(weights)) == 1:
+            return self.batch * weights[0]
+        sizes = torch.tensor([part.stop - part.start for part in self._parts], device=self.batch.device)
+        each = torch.tensor(weights, dtype=self.batch.dtype, device=self.batch.device)
+        return self.batch * each.repeat_interleave(sizes, output_size=self.n)
 
     @torch.no_grad()
     def move(self, total: Tensor, logical_workers: int) -> None:
-        """Running statistics one iteration on. `total` float64 [n]: `batch` summed over the logical workers.
+        """Running statistics one iteration on. `total` float64 [n]: `share_of` summed over the logical workers.
 
-        Caffe keeps A = f*A + x and c = f*c + 1 and reads A/c, with f the moving_average_fraction. After t iterations
-        c = (1 - f^t) / (1 - f), so that A/c moves by (x - A/c) * (1 - f) / (1 - f^t): the first x counts whole.
+        Caffe keeps A = f*A + x and c = f*c + 1 and reads A/c, with f the moving_average_fraction. After t passes
+        c = (1 - f^t) / (1 - f), so that A/c moves by (x - A/c) * (1 - f^k) / (1 - f^t) in an iteration of k: the first x counts whole.
         """
         if not self.layers:
             return
-        if not self._iterations:  # read once, after any restoring, because on a GPU it waits for the device
-            self._iterations = torch.stack([layer.num_batches_tracked for layer in self.layers]).tolist()
-        self._iterations = [n + 1 for n in self._iterations]
-        torch._foreach_add_([layer.num_batches_tracked for layer in self.layers], 1)
+        if not self._seen:  # read once, after any restoring, because on a GPU it waits for the device
+            self._seen = torch.stack([layer.num_batches_tracked for layer in self.layers]).tolist()
+        passes = self._last_passes = [_passes(layer, logical_workers) for layer in self.layers]
+        self._seen = [n + k for n, k in zip(self._seen, passes, strict=True)]
+        torch._foreach_add_([layer.num_batches_tracked for layer in self.layers], passes)
         mean = (total / logical_workers).to(self.running.dtype)
-        seen = zip(self.layers, self._iterations, strict=True)
-        weights = [_weight(layer.moving_average_fraction, n) for layer, n in seen]
+        seen = zip(self.layers, self._seen, passes, strict=True)
+        weights = [_weight(layer.moving_average_fraction, n, k) for layer, n, k in seen]
         if len(set(weights)) == 1:
             self.running.lerp_(mean, weights[0])
             return
@@ -82,9 +101,21 @@ def _in_training(model: nn.Module, layers: Sequence[nn.Module]) -> list[bool]:
     return found
 
 
-def _weight(fraction: float, iterations: int) -> float:
-    """That of the newest iteration; with a fraction of 1 all count alike."""
-    return 1 / iterations if fraction == 1 else (1 - fraction) / (1 - fraction**iterations)
+def _passes(layer: KeptStatistics, logical_workers: int) -> int:
+    return layer.moving_average_passes or logical_workers
+
+
+def _share(layer: KeptStatistics, worker: int, logical_workers: int) -> float:
+    passes, f = _passes(layer, logical_workers), layer.moving_average_fraction
+    if passes == 1 or f == 1:
+        return 1.0
+    later = passes - 1 - worker * passes // logical_workers
+    return passes * f**later * (1 - f) / (1 - f**passes)
+
+
+def _weight(fraction: float, seen: int, passes: int) -> float:
+    """That of the newest iteration's passes, of so many; with a fraction of 1 all count alike."""
+    return passes / seen if fraction == 1 else (1 - fraction**passes) / (1 - fraction**seen)
 
 
 class Average:

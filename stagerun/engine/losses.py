@@ -1,7 +1,8 @@
 """What a stage minimises: the loss of one device batch, and of an evaluation that of each image by itself."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -9,14 +10,17 @@ from torch import Tensor, nn
 
 from stagerun.base.code import Code, Sources
 from stagerun.base.errors import UsageError
+from stagerun.base.net import SoftmaxWithLoss
 from stagerun.base.recipe import LossType, Normalization, Precision, Solver
 from stagerun.engine.device import autocast, dtype_of
 from stagerun.engine.mixing import Mixed, training_loss
+from stagerun.models.net.losses import loss_of as loss_of_net
 from stagerun.system.code import called
 
-# Logits [N, classes], labels int64 [N] or multi-hot [N, classes], how the images were mixed, and the images that the network saw
-# -> a scalar.
-Loss = Callable[[Tensor, Tensor, Mixed | None, Tensor], Tensor]
+# Logits [N, classes], or what a net of Caffe's with several losses answers with in training.
+Answers = Tensor | tuple[Tensor, ...]
+# Logits, labels int64 [N] or multi-hot [N, classes], how the images were mixed, and the images that the network saw -> a scalar.
+Loss = Callable[[Any, Tensor, Mixed | None, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,30 @@ class Softmax:
 
 
 SOFTMAX = Softmax()
+
+
+@dataclass(frozen=True, slots=True)
+class OfNet:
+    """The losses of a net of Caffe's by their weights; of mixed images each with their own and with their partners' labels."""
+
+    losses: Sequence[SoftmaxWithLoss]
+    smoothing: float = 0.0
+    class_weight: Tensor | None = None
+
+    def __call__(self, answers: Answers, labels: Tensor, mixed: Mixed | None, images: Tensor) -> Tensor:
+        each = (answers,) * len(self.losses) if isinstance(answers, Tensor) else answers[1:]
+        own = self._sum(each, labels)
+        if mixed is None:
+            return own
+        share = mixed.mixture.share
+        return share * own + (1 - share) * self._sum(each, labels.index_select(0, mixed.partners))
+
+    def _sum(self, each: Sequence[Tensor], labels: Tensor) -> Tensor:
+        total = labels.new_zeros((), dtype=each[0].dtype)
+        for loss, logits in zip(self.losses, each, strict=True):
+            one = loss_of_net(loss, logits, labels, self.smoothing, self.class_weight)
+            total = torch.add(total, one, alpha=loss.loss_weight)
+        return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +147,22 @@ def multi_hot(labels: Tensor, logits: Tensor) -> Tensor:
 
 
 def loss_of(
-    solver: Solver, teacher: nn.Module | None = None, own: Own | None = None, device: torch.device | None = None
+    solver: Solver,
+    teacher: nn.Module | None = None,
+    own: Own | None = None,
+    device: torch.device | None = None,
+    of_net: Sequence[SoftmaxWithLoss] = (),
 ) -> Loss:
-    """The loss that a stage trains with on `device`; `teacher` for one of type DISTILL, `own` for PYTHON."""
+    """The loss that a stage trains with on `device`; `teacher` for one of type DISTILL, `own` for PYTHON. `of_net`: the losses of a net of
+    Caffe's, which count where the stage has none."""
     how, smoothing = solver.loss, solver.label_smoothing
     if how is None or how.type is LossType.SOFTMAX:
         weights = solver.class_weight
         dtype = dtype_of(solver.precision)
-        return Softmax(smoothing, torch.tensor(weights, dtype=dtype, device=device) if weights else None)
+        by_class = torch.tensor(weights, dtype=dtype, device=device) if weights else None
+        if how is None and of_net:
+            return OfNet(of_net, smoothing, by_class)
+        return Softmax(smoothing, by_class)
     if how.type is LossType.BINARY:
         return Binary(smoothing, how.normalization)
     if how.type is LossType.PYTHON:

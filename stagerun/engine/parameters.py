@@ -10,6 +10,7 @@ from torch import nn
 from stagerun.base import weights
 from stagerun.base.errors import UsageError, nearest
 from stagerun.base.recipe import CompressionRule, ParamKind, ParamRule
+from stagerun.models.net import Blobs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,7 +31,10 @@ def kind_of(model: nn.Module, name: str) -> ParamKind:
     learnt maps like weights, and differ from network to network; a rule that means them names them.
     """
     owner, _, last = name.rpartition(".")
-    if isinstance(model.get_submodule(owner), nn.modules.batchnorm._BatchNorm | nn.GroupNorm | nn.LayerNorm):
+    module = model.get_submodule(owner)
+    if isinstance(module, nn.modules.batchnorm._BatchNorm | nn.GroupNorm | nn.LayerNorm):
+        return ParamKind.NORM
+    if isinstance(module, Blobs) and module.scales_norm:
         return ParamKind.NORM
     return ParamKind.BIAS if last == "bias" or last.endswith("_bias") else ParamKind.WEIGHT
 

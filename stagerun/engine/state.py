@@ -21,6 +21,7 @@ from stagerun.engine.device import dtype_of, synchronize
 from stagerun.engine.parameters import frozen_norms, still_in, trained_parameters
 from stagerun.engine.replicas import Replicas
 from stagerun.engine.solvers import WeightUpdate, make_update
+from stagerun.models.net import Network
 from stagerun.schedule.early_stop import NOTHING_YET, BestSoFar
 from stagerun.schedule.plateau import FRESH, PlateauState
 from stagerun.system.files import private_folder
@@ -63,6 +64,8 @@ def make_state(model: nn.Module, solver: Solver, device: torch.device) -> TrainS
     model.to(device, dtype_of(solver.precision))
     if solver.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if solver.loss is not None and isinstance(model, Network):
+        model.train_alone()
     parameters, frozen = trained_parameters(model, solver.param, solver.freeze), frozen_norms(model, solver.freeze)
     statistics = BatchStatistics(model, frozen)
     state = TrainState(model, make_update(parameters, solver), statistics, frozen=tuple(frozen))

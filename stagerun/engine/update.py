@@ -17,7 +17,7 @@ from stagerun.base.recipe import Precision
 from stagerun.comm import Reducer
 from stagerun.engine.device import autocast, seed, synchronize
 from stagerun.engine.images import Batch, Normalise
-from stagerun.engine.losses import SOFTMAX, Loss
+from stagerun.engine.losses import SOFTMAX, Answers, Loss
 from stagerun.engine.mixing import NO_MIXING, Mixed, Mixing, blend, placed
 from stagerun.engine.state import TrainState
 
@@ -121,7 +121,7 @@ def summed(
             reducer.break_off(tail)
             break
         loss = _loss(state, batch, how)
-        tail[: statistics.n].copy_(statistics.batch)
+        tail[: statistics.n].copy_(statistics.share_of(worker, how.logical_workers))
         tail[-2].copy_(loss.detach())
         tail[-1].fill_(last and stop())
         with explained(len(batch.labels)):
@@ -176,13 +176,14 @@ def not_finite(loss: float, norm: float, gradients: dict[str, Tensor], moved: fl
 
 def _loss(state: TrainState, batch: Batch, how: Arithmetic) -> Tensor:
     """The loss of one device batch, after the forward pass."""
-    logits, mixed, images = forward(state.model, batch, how)
-    labels = how.normalise.labels(batch.labels)
+    answers, mixed, images = forward(state.model, batch, how)
+    labels, dtype = how.normalise.labels(batch.labels), how.normalise.dtype
     with explained(len(batch.labels)):
-        return how.loss(logits.to(how.normalise.dtype), labels, mixed, images)
+        logits = answers.to(dtype) if isinstance(answers, Tensor) else tuple(each.to(dtype) for each in answers)
+        return how.loss(logits, labels, mixed, images)
 
 
-def forward(model: nn.Module, batch: Batch, how: Arithmetic) -> tuple[Tensor, Mixed | None, Tensor]:
+def forward(model: nn.Module, batch: Batch, how: Arithmetic) -> tuple[Answers, Mixed | None, Tensor]:
     """The pass of training over one device batch: logits, how its images were mixed, and the images."""
     normalise, position = how.normalise, int(batch.positions[0])
     seed(how.forward_seed(position), normalise.device)

@@ -1,13 +1,15 @@
-"""The tensors in a file that someone else wrote: safetensors, or what `torch.save` wrote. The one place where such a file is read; nothing
-in it is run (`weights_only`)."""
+"""The tensors in a file that someone else wrote: safetensors, what `torch.save` wrote, or a .caffemodel. The one place where such a file is
+read; nothing in it is run (`weights_only`)."""
 
 import io
 import pickle
 import warnings
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from stagerun.base import caffe_blobs
 from stagerun.base.errors import DataError, listing
 from stagerun.engine.codec import decode
 
@@ -21,9 +23,14 @@ def tensors_in(data: bytes, name: str) -> dict[str, Tensor]:
     if data[8:9] != b"{" and (data[:2] == b"PK" or data[:1] == b"\x80"):
         return _of_torch(data, name)
     try:
+        if caffe_blobs.is_caffes(data[:9], name):
+            arrays = caffe_blobs.tensors(caffe_blobs.net_in(data))
+            # Copies: those look into the file, which torch could then write to.
+            return {key: torch.from_numpy(np.array(array)) for key, array in arrays.items()}
         return decode(data)
     except ValueError as error:
-        raise DataError(f"{name}: {error}", "stagerun reads .safetensors, and what `torch.save` wrote") from error
+        hint = "stagerun reads .safetensors, .caffemodel, and what `torch.save` wrote"
+        raise DataError(f"{name}: {error}", hint) from error
 
 
 def _of_torch(data: bytes, name: str) -> dict[str, Tensor]:

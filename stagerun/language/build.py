@@ -13,7 +13,8 @@ from stagerun.base.code import Sources
 from stagerun.language import layers, tree, values
 from stagerun.language.code import LocalFiles, digest, version
 from stagerun.language.layers import pairs
-from stagerun.language.networks import PLAIN, code_in, network_of
+from stagerun.language.nets import Held
+from stagerun.language.networks import NET, PLAIN, code_in, network_of
 from stagerun.language.proto import stagerun_pb2
 from stagerun.language.tree import SCHEDULE, SOLVER, SOURCE, Block, Entry, is_message
 from stagerun.language.values import NONE, RATES
@@ -52,16 +53,36 @@ def _says_nothing(field: FieldDescriptor) -> bool:
     return field.name in SKIPPED or field.name in dict(pairs(field.containing_type)).values()
 
 
-def model(view: View, sources: Sources) -> recipe.Model:
-    """The network of a `model { }`, the schedule's or a stage's. `sources`: the Python files of the whole schedule, so that all that is imported of
-    them is imported once."""
-    norm, name = view.inside("batch_norm_param"), view.text("name") or ""
-    network = network_of(name)
-    fraction, eps = (None, None) if network.foreign else network.batch_norm or PLAIN
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What is read beside the settings: the Python files of the whole schedule, so that all that is imported of them is imported once; the
+    digests of the files with labels; Caffe's nets; all by their names as written."""
+
+    sources: Sources
+    labels: Mapping[str, str]
+    nets: Mapping[str, Held]
+
+    @property
+    def nets_read(self) -> frozenset[str]:
+        """The paths of these nets, as in places."""
+        return frozenset(held.path for held in self.nets.values())
+
+
+def model(view: View, given: Beside) -> recipe.Model:
+    """The network of a `model { }`, the schedule's or a stage's."""
+    norm, path = view.inside("batch_norm_param"), view.text("caffe_net")
+    name = path or view.text("name") or ""
+    network = NET if path is not None else network_of(name)
+    own = path is not None or network.foreign  # each layer says it
+    fraction, eps = (None, None) if own else network.batch_norm or PLAIN
+    held = given.nets.get(path or "")
     return values.build(
         recipe.Model,
         view,
-        sources=sources if network.foreign else None,
+        name=name,
+        net=None if path is None else held.text if held is not None else "",
+        input_shape=held.shape if held is not None else (),
+        sources=given.sources if network.foreign else None,
         moving_average_fraction=norm.number("moving_average_fraction")
         if norm.has("moving_average_fraction")
         else fraction,
@@ -108,10 +129,10 @@ def path_of(root: str, source: str) -> str:
     return posixpath.normpath(posixpath.join(root, source))
 
 
-def solver(view: View, seed: int, images: int, root: str, sources: Sources) -> recipe.Solver:
+def solver(view: View, seed: int, images: int, root: str, given: Beside) -> recipe.Solver:
     """A stage's settings, durations in iterations; `seed` is Schedule.seed, `images` is how many an epoch has."""
     own_seed, compressed = view.whole("random_seed"), view.view("compress_param")
-    own_model, given = view.view("model"), view.view("weights")
+    own_model, started = view.view("model"), view.view("weights")
     return values.build(
         recipe.Solver,
         view,
@@ -119,9 +140,10 @@ def solver(view: View, seed: int, images: int, root: str, sources: Sources) -> r
         test_transform=evaluation_transform(view),
         random_seed=seed if own_seed is None else own_seed,
         compress=_compression(compressed) if compressed is not None else None,
-        model=model(own_model, sources) if own_model is not None else None,
-        weights=_weights(given, root) if given is not None else None,
-        loss=_loss(loss, root, sources) if (loss := view.view("loss")) is not None else None,
+        model=model(own_model, given) if own_model is not None else None,
+        weights=_weights(started, root) if started is not None else None,
+        solverstate_path=path_of(root, state) if (state := view.text("solverstate")) else "",
+        loss=_loss(loss, root, given) if (loss := view.view("loss")) is not None else None,
         sync=_sync(met) if (met := view.view("sync_param")) is not None else None,
     )
 
@@ -129,7 +151,7 @@ def solver(view: View, seed: int, images: int, root: str, sources: Sources) -> r
 def _weights(view: View, root: str) -> recipe.Weights:
     found = weights.place_of(view.text("file") or "")
     path = path_of(root, found.path) if found.path else ""
-    return values.build(recipe.Weights, view, path=path)
+    return values.build(recipe.Weights, view, path=path, state=False)
 
 
 def earliest_end(view: View) -> int | None:
@@ -139,14 +161,14 @@ def earliest_end(view: View) -> int | None:
     return recipe.earliest_end(length, every, patience) if length and every and patience else None
 
 
-def _loss(view: View, root: str, sources: Sources) -> recipe.Loss:
-    given, own_model = view.view("teacher_weights"), view.view("teacher_model")
+def _loss(view: View, root: str, given: Beside) -> recipe.Loss:
+    weights, own_model = view.view("teacher_weights"), view.view("teacher_model")
     return values.build(
         recipe.Loss,
         view,
-        sources=sources if code_in(view.text("function") or "") is not None else None,
-        teacher_weights=_weights(given, root) if given is not None else None,
-        teacher_model=model(own_model, sources) if own_model is not None else None,
+        sources=given.sources if code_in(view.text("function") or "") is not None else None,
+        teacher_weights=_weights(weights, root) if weights is not None else None,
+        teacher_model=model(own_model, given) if own_model is not None else None,
     )
 
 

@@ -20,7 +20,7 @@ from stagerun.language.check_images import check_compiled, check_drawn, check_tr
 from stagerun.language.check_loss import check_early_stop, check_loss
 from stagerun.language.check_rates import check_curves, check_knots, check_learning_rate
 from stagerun.language.check_sync import check_sync
-from stagerun.language.check_weights import check_weights
+from stagerun.language.check_weights import check_solverstate, check_weights
 from stagerun.language.layers import higher
 from stagerun.language.proto import stagerun_pb2
 from stagerun.language.tree import Block
@@ -85,7 +85,10 @@ class Shared:
 
 def check_required(block: Block, problems: Problems) -> None:
     """Missing fields of a message and of the messages in it, Solvers left out: those inherit."""
-    missing = [] if block.kind is tree.SOLVER else _missing(block, required(block.kind))
+    names = required(block.kind)
+    if block.kind.name == "Model" and "caffe_net" in (*block.entries, *block.doubtful):
+        names = []  # the net says it
+    missing = [] if block.kind is tree.SOLVER else _missing(block, names)
     if missing:
         problems.add(block.place, f"{block.kind.name} lacks {_all(missing)}", _examples(block.kind, missing))
     for name in block.entries:
@@ -197,6 +200,24 @@ def _batch(stage: str, view: View, problems: Problems) -> None:
     problems.add(place, message, layers.divisors(batch, device))
 
 
+def check_passes(stage: str, view: View, norm: View, problems: Problems) -> None:
+    """Each pass of BatchNorm's statistics has as many device batches as any other. `norm`: `batch_norm_param` of the stage's model."""
+    passes, batch, device = (
+        norm.whole("moving_average_passes"),
+        view.whole("batch_size"),
+        view.whole("device_batch_size"),
+    )
+    if not passes or not batch or not device or batch % device:
+        return
+    met = view.view("sync_param")
+    apart = (met.whole("replicas") if met is not None else None) or 1
+    batches = batch // device // apart if met is None or met.text("method") != "ASYNC" else batch // device
+    if batches % passes:
+        message = f"`moving_average_passes` {passes} does not divide the {batches} device batches that an iteration of stage `{stage}` has"
+        hint = "it can be " + listing([str(n) for n in range(1, batches + 1) if batches % n == 0], "or")
+        problems.add(norm.place("moving_average_passes"), message, hint)
+
+
 def _mixtures(stage: str, view: View, problems: Problems) -> None:
     for name in ("mixup_alpha", "cutmix_alpha"):
         if view.number(name) and view.whole("device_batch_size") == 1:
@@ -304,6 +325,7 @@ STAGE_CHECKS: tuple[Callable[[str, View, Problems], None], ...] = (
     check_compression,
     check_sync,
     check_weights,
+    check_solverstate,
     check_loss,
     check_early_stop,
 )

@@ -269,7 +269,27 @@ def check_model(schedule: View, stages: Iterable[View], problems: Problems) -> N
             _check_network(teacher, problems)
 
 
+# Fields of Model that a net of Caffe's says itself.
+_OF_THE_NET = ("name", "zero_gamma", "fc_weight_filler", "fc_bias_filler", "blur_pool", "args")
+
+
+def _check_net(model: View, problems: Problems) -> None:
+    """A `model` with `caffe_net`."""
+    norm = model.view("batch_norm_param")
+    said = [(model, name) for name in _OF_THE_NET] + [
+        (norm, name) for name in ("moving_average_fraction", "eps") if norm
+    ]
+    for view, name in said:
+        with suppress(Doubtful):
+            if view is not None and view.has(name):
+                hint = "remove it, or `caffe_net`" if name == "name" else "remove it, and write it in the net"
+                problems.add(view.block.entries[name].name, f"`{name}` beside `caffe_net`: the net says it", hint)
+
+
 def _check_network(model: View | None, problems: Problems) -> None:
+    if model and model.has("caffe_net"):
+        _check_net(model, problems)
+        return
     name = model.text("name") if model else None
     if model and name:
         for check in (check_args, _batch_norm, _zero_gamma, _blur_pool, _fillers):

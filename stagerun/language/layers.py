@@ -30,7 +30,7 @@ DURATIONS = (
     ("test_interval", "test_epoch"),
     ("display", "display_epoch"),
 )
-PAIRS = (*DURATIONS, ("device_batch_size", "iter_size"))
+PAIRS = (*DURATIONS, ("device_batch_size", "iter_size"), ("model", "net"))
 # The same in a message of Solver, by the message's name.
 INNER_DURATIONS = {
     "CompressionParameter": (("start_iter", "start_epoch"),),
@@ -41,6 +41,7 @@ INSIDE = ("momentum_policy", "weight_decay_policy", "compress_param", "early_sto
 EPOCH = "epoch"
 SET = "--set"  # the path of a place in an argument
 LMDB = "LMDB"  # that of a value which was read from the LMDB itself
+NET = "net"  # the layer of what a net of Caffe's says
 PARTNER = dict(PAIRS) | {b: a for a, b in PAIRS}
 
 

@@ -13,6 +13,7 @@ classifiers hold integers, which can't be trained.
 import re
 from dataclasses import dataclass
 
+from stagerun.base import recipe
 from stagerun.base.code import Code, code_of, names_code
 
 # moving_average_fraction and eps of BatchNorm where the network's authors wrote nothing else: 1 - momentum and eps of torch.
@@ -108,6 +109,8 @@ NETWORKS: dict[str, Network] = {
 
 # A file of the user's, a package, or timm.
 _FOREIGN = Network(fc_weight=False, fc_bias=False, foreign=True)
+# A net of Caffe's, which says all of that itself.
+NET = Network(batch_norm=None, fc_weight=False, fc_bias=False)
 TIMM = "timm/"
 _TIMM = re.compile(r"timm/[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)?")
 # What timm's `create_model` would fetch or read: weights are not of the network.
@@ -117,6 +120,16 @@ TIMMS_WEIGHTS = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "chec
 def network_of(name: str) -> Network:
     """What is known of a network that `check` takes. KeyError."""
     return _FOREIGN if is_foreign(name) else NETWORKS[name]
+
+
+def known_of(model: recipe.Model) -> Network:
+    """The same for a checked network, a net of Caffe's included."""
+    return NET if model.net is not None else network_of(model.name)
+
+
+def from_outside(model: recipe.Model) -> bool:
+    """Whether someone's Python makes the network. A net of Caffe's is data."""
+    return model.net is None and is_foreign(model.name)
 
 
 def is_foreign(name: str) -> bool:

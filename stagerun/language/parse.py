@@ -5,6 +5,8 @@ it accepts means the same there; on top of what text_format refuses it refuses n
 characters, bytes that are not UTF-8, escapes without a meaning, and files above LARGEST bytes. Pure.
 """
 
+from collections.abc import Callable
+
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from stagerun.base.errors import Problems, Span, listing, nearest
@@ -120,7 +122,11 @@ class Cursor:
 
 
 def parse(
-    path: str, data: bytes | str, kind: Descriptor, problems: Problems, grammar: "type[Reader] | None" = None
+    path: str,
+    data: bytes | str,
+    kind: Descriptor,
+    problems: Problems,
+    grammar: "Callable[[str, list[Token], Problems], Reader] | None" = None,
 ) -> Block:
     """The message in a file; what could not be read of it is in `problems`, and doubtful in the Block. `grammar` is for
     the messages of another .proto, whose unknown fields have other hints.

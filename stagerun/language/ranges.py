@@ -57,6 +57,9 @@ NOT_EMPTY = (
     "Data.scratch",
     "StageEntry.solver",
     "Solver.sampling_file",
+    "Solver.solverstate",
+    "Solver.net",
+    "Model.caffe_net",
     "ParamSpec.name",
     "CompressionRule.name",
     "Solver.freeze",
@@ -68,6 +71,7 @@ NOT_EMPTY = (
 
 
 _EMPTY = {
+    **dict.fromkeys(("Solver.net", "Model.caffe_net"), "name the prototxt of the net"),
     "Source.source": "name the folder of the LMDB",
     "WeightsParameter.file": "name a file, `OUT:STAGE`, `torchvision/NAME` or `timm/NAME`",
     **dict.fromkeys(("Rename.from", "Rename.to"), 'write a pattern: `rename { from: "module.*" to: "*" }`'),

@@ -11,8 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
+from google.protobuf.message import DecodeError
+
 from stagerun.base import recipe
-from stagerun.base.code import Sources
 from stagerun.base.errors import DataError, Problem, Problems, RecipeError, Span, StagerunError
 from stagerun.language import (
     build,
@@ -31,15 +32,20 @@ from stagerun.language import (
 from stagerun.language.check_code import require_code
 from stagerun.language.check_compress import check_residual
 from stagerun.language.check_images import check_model, classes_problem
+from stagerun.language.check_weights import check_begins
 from stagerun.language.code import MISSING, LocalFiles, Reader, Text, Unreadable
+from stagerun.language.nets import Files, First, Images, Nets, of_stage, with_block
 from stagerun.language.override import Override
 from stagerun.language.parse import LARGEST, parse
+from stagerun.language.proto import caffe_pb2
 from stagerun.language.stages import Node
 from stagerun.language.tree import SCHEDULE, SOLVER, SOURCE, Block, Entry, Value
 from stagerun.language.view import Doubtful, View
-from stagerun.system.lmdb_file import check_file, class_names
+from stagerun.system.files import upward
+from stagerun.system.lmdb_file import check_file, class_names, first_value
 
 SCHEDULE_FILE = "schedule.prototxt"
+LARGEST_MEAN = 64_000_000  # bytes of a mean image
 
 
 T = TypeVar("T")
@@ -54,14 +60,15 @@ def read(
     records: Records | None = None,
     python: Reader | None = None,
     lists: Reader | None = None,
+    nets: Files | None = None,
 ) -> recipe.Schedule:
     """The schedule that the files describe. RecipeError with all mistakes of all files.
 
     `texts` has schedule.prototxt and the stages' files by their path below the folder (`stage_files` says which); a
     file that is not in it does not exist. `root` is the folder's absolute path, `shown` the same as the user wrote it,
     for messages. `overrides` are the arguments of `--set`. `records` counts the LMDB of a Source without `images`; None
-    where no LMDB may be looked at. `python` reads the Python files and others that it names, and `lists` its files of labels; None: they
-    are in `texts`.
+    where no LMDB may be looked at. `python` reads the Python files and others that it names, `lists` its files of labels, and `nets`
+    Caffe's nets and what they name; None: they are in `texts`.
     """
     problems = Problems()
     local = LocalFiles(python or (lambda file: texts.get(file, MISSING)), shown, problems)
@@ -77,9 +84,11 @@ def read(
     names = dict.fromkeys([*(n.name for n in found), *stages.groups(found)])
     changes = [replace(c, leaf=ranges.sound(c.leaf, problems)) for c in override.read(overrides, list(names), problems)]
     count = Count(root, records, problems)
-    schedule = _counted(_change_schedule(schedule, changes), count)
+    caffe = Nets(nets or Files(lambda file: texts.get(file, MISSING)), shown, problems)
     files = _stage_blocks(found, texts, shown, problems)
-    settings = _settings(schedule, found, files, changes, count, problems)
+    schedule = _counted(caffe.moved(_change_schedule(schedule, changes), files.values()), count)
+    settings = _settings(schedule, found, files, changes, count, caffe, problems)
+    schedule, settings = _with_networks(schedule, settings, root, caffe)
     lengths = {name: _known(block, lambda view: view.whole("max_iter")) for name, block in settings.items()}
     sure = {name: _known(block, build.earliest_end) for name, block in settings.items()}
     found = stages.check_branches(found, _those_known(lengths), _those_known(sure), problems)
@@ -101,14 +110,15 @@ def read(
             own = View(settings[node.name])
             check.check_carry(node.name, own, node.parent, parent, problems)
             check_residual(node.name, own, node.parent, parent, problems)
+            check_begins(node.name, own, node.parent, problems)
     if problems:
         raise RecipeError(problems.all())
     names = dict.fromkeys([SCHEDULE_FILE, *(n.file for n in found if n.file is not None)])
     kept = tuple((posixpath.join(shown, n), _decoded(texts[n])) for n in names if texts.get(n, MISSING) != MISSING)
     sources = local.sources(needed)
-    kept += tuple((posixpath.join(shown, file), text) for file, text in sources.files)
+    kept += tuple((posixpath.join(shown, file), text) for file, text in sources.files) + caffe.kept
     facts = {name: list(build.code_facts(entries, local, path)) for name, entries in code.items()}
-    built = _build(schedule, order, settings, root, path, kept, facts, sources, marked)
+    built = _build(schedule, order, settings, root, path, kept, facts, build.Beside(sources, marked, caffe.held))
     return sampling.applied(built, weights)
 
 
@@ -222,6 +232,7 @@ def _settings(
     files: Mapping[str, Block],
     changes: Sequence[Override],
     count: Count,
+    nets: Nets,
     problems: Problems,
 ) -> dict[str, Block]:
     """The settings of each stage by its name, durations in iterations."""
@@ -234,17 +245,25 @@ def _settings(
     ]
     base += _as_layer(below)
     layers.check_layers(base, problems)
-    inherited = _deep(layers.merge(base), below)
     merged_by_name, settings = {}, {}
     for node in found:
         swept = [node.sweep] if node.sweep is not None else []
-        stack = [inherited, files[node.name], *swept]
-        merged = layers.merge(stack)
         # Where one block makes several stages: changes for all of them first, then those for this one.
-        for own in ([c for c in changes if c.stage == name] for name in (node.group, node.name) if name is not None):
-            stack += _as_layer(own)
-            merged = _deep(layers.merge([merged, *_as_layer(own)]), own)
-        layers.check_layers(stack, problems)
+        names = [name for name in (node.group, node.name) if name is not None]
+        own = [[c for c in changes if c.stage == name] for name in names]
+
+        def laid(net: Sequence[Block], above: Sequence[Block], own: Sequence[Sequence[Override]]) -> Block:
+            """All layers, those of a net of Caffe's at the bottom."""
+            merged = layers.merge([_deep(layers.merge([*net, *base]), below), *above])
+            for changed in own:
+                merged = _deep(layers.merge([merged, *_as_layer(changed)]), changed)
+            return of_stage(merged, schedule.block("model"))
+
+        above = [files[node.name], *swept]
+        layers.check_layers([layers.merge(base), *above, *(b for changed in own for b in _as_layer(changed))], problems)
+        merged = laid([], above, own)
+        net = nets.below(merged, layers.merge([*base, *above]), schedule)
+        merged = laid([net], above, own) if net is not None else merged
         named = [("stage", files[node.name]), *(("sweep", block) for block in swept)]
         places = {entry.place: layer for layer, block in named for _, entry in block.walk()}
         merged = _counted(replace(merged, place=files[node.name].place, own=places), count)
@@ -252,6 +271,36 @@ def _settings(
         settings[node.name] = layers.in_iterations(merged, _images(merged, schedule), problems)
     override.check_reached(shared, merged_by_name, problems)
     return settings
+
+
+def _with_networks(
+    schedule: Block, settings: dict[str, Block], root: str, nets: Nets
+) -> tuple[Block, dict[str, Block]]:
+    """Both with the classes, channels and multipliers of their nets."""
+    shared = schedule.block("model")
+
+    def images(block: Block) -> Images:
+        return Images(block, _lmdb(block, schedule, root))
+
+    sharing = [images(block) for block in settings.values() if "model" not in block.entries]
+    sized = nets.sized(shared, sharing or [images(block) for block in settings.values()])
+    if sized is not None and sized is not shared:
+        schedule = with_block(schedule, "model", sized)
+    for name, block in settings.items():
+        own = nets.sized(block.block("model"), [images(block)], sized)
+        if own is not None and own is not block.block("model"):
+            block = with_block(block, "model", own)
+        settings[name] = nets.with_rules(block, own if own is not None else sized)
+    return schedule, settings
+
+
+def _lmdb(settings: Block, schedule: Block, root: str) -> str | None:
+    """The folder of the training images of a stage."""
+    own = _known(settings, lambda view: view.inside("data").has("train"))
+    if own is None:
+        return None
+    source = _known(settings if own else schedule, lambda view: view.inside("data").inside("train").text("source"))
+    return build.path_of(root, source) if source else None
 
 
 def _images(settings: Block, schedule: Block) -> int | None:
@@ -301,6 +350,9 @@ def _check(schedule: Block, settings: Mapping[str, Block], folder: str, problems
         tested = _known(block if own_val else schedule, _first_val) if has_val else None
         shared = check.Shared(channels, has_val, tested, on_device, _images(block, schedule))
         check.check_stage(name, View(block), shared, problems)
+        with contextlib.suppress(Doubtful):
+            model = View(block).view("model") or view.inside("model")
+            check.check_passes(name, View(block), model.inside("batch_norm_param"), problems)
         check.check_required(block, problems)
         sampling.check_sampling(View(block), classes, shuffle, problems)
 
@@ -317,21 +369,20 @@ def _build(
     path: str,
     files: tuple[tuple[str, str], ...],
     code: Mapping[str, Sequence[build.Fact]],
-    sources: Sources,
-    marked: Mapping[str, str],
+    given: build.Beside,
 ) -> recipe.Schedule:
     view = View(schedule)
     name = view.text("name") or posixpath.basename(root)
     seed, keep = view.whole("seed"), view.whole("keep_snapshots")
     assert seed is not None and keep is not None
-    model = build.model(view.inside("model"), sources)
+    model = build.model(view.inside("model"), given)
     derived = {"name": tree.quoted(name), **_derived_of(model)}
     shared = list(build.facts(SCHEDULE, schedule, "", derived, path))
-    data = build.data(view.inside("data"), root, marked)
+    data = build.data(view.inside("data"), root, given.labels)
     made: dict[str, recipe.Stage] = {}
     for node in order:
         facts = [*shared, *code[node.name]]
-        made[node.name] = _stage(node, settings[node.name], model, seed, data, made, facts, path, root, sources, marked)
+        made[node.name] = _stage(node, settings[node.name], model, seed, data, made, facts, path, root, given)
     return recipe.Schedule(
         name=name,
         seed=seed,
@@ -355,11 +406,10 @@ def _stage(
     shared: Sequence[build.Fact],
     path: str,
     root: str,
-    sources: Sources,
-    marked: Mapping[str, str],
+    given: build.Beside,
 ) -> recipe.Stage:
-    data = build.stage_data(View(block), shared_data, root, marked)
-    solver = build.solver(View(block), seed, data.train.images, root, sources)
+    data = build.stage_data(View(block), shared_data, root, given.labels)
+    solver = build.solver(View(block), seed, data.train.images, root, given)
     derived = {
         "solver.warmup_iter": "0",
         "solver.random_seed": str(solver.random_seed),
@@ -382,7 +432,12 @@ def _stage(
         derived |= _derived_of(solver.loss.teacher_model, "solver.loss.teacher_model.batch_norm_param")
     own = list(build.facts(SOLVER, block, "solver.", derived, path))
     found = [*_with_images(shared, own), *own, *_branch(node), *_last_used(node, data, solver, above, block)]
-    found += [*_digests(block), *_labels(data, solver.early_stop is not None, found), *_lesson(node)]
+    found += [
+        *_digests(block),
+        *_labels(data, solver.early_stop is not None, found),
+        *_lesson(node),
+        *_net(model, found),
+    ]
     return recipe.Stage(
         name=node.name,
         parent=node.parent,
@@ -390,7 +445,7 @@ def _stage(
         data=data,
         solver=solver,
         identity={f.key: f.text for f in found if _counts(f, solver)},
-        origins={f.key: _in_layer(f.origin, block) for f in found},
+        origins={f.key: _in_layer(f.origin, block, given) for f in found},
         span=node.place,
         parent_iter=node.parent_iter,
         enabled=node.enabled,
@@ -414,12 +469,15 @@ def _with_own_model(block: Block, model: recipe.Model, shared: Sequence[build.Fa
 
 
 def _digests(block: Block) -> Iterator[build.Fact]:
-    """Those of the stage's weights and of its teacher's, which no one has looked at yet: they have an origin."""
-    loss = block.block("loss")
+    """Those of the stage's weights or solver state and of its teacher's, which no one has looked at yet: they have an origin."""
+    weights, loss = block.block("weights"), block.block("loss")
     taught = loss.block("teacher_weights") if loss is not None else None
-    for key, given in ((recipe.WEIGHTS_DIGEST, block.block("weights")), (recipe.TEACHER_DIGEST, taught)):
-        if given is not None:
-            place = given.entries["file"]
+    places = (
+        (recipe.WEIGHTS_DIGEST, weights.entries["file"] if weights is not None else block.entries.get("solverstate")),
+        (recipe.TEACHER_DIGEST, taught.entries["file"] if taught is not None else None),
+    )
+    for key, place in places:
+        if place is not None:
             yield build.Fact(key, values.NONE, False, recipe.Origin(place.values[0].text, "stage", place.place))
 
 
@@ -463,8 +521,10 @@ def _last_used(
     yield build.Fact(recipe.LAST_USED, text, True, recipe.Origin(text, "stage", entry.name if entry else node.place))
 
 
-def _in_layer(origin: recipe.Origin, block: Block) -> recipe.Origin:
+def _in_layer(origin: recipe.Origin, block: Block, given: build.Beside) -> recipe.Origin:
     layer = block.own.get(origin.span) if origin.span is not None else None
+    if origin.span is not None and origin.span.path in given.nets_read:
+        layer = layers.NET
     return origin if layer is None else replace(origin, layer=layer)
 
 
@@ -483,6 +543,13 @@ def _labels(data: recipe.Data, early_stop: bool, facts: Sequence[build.Fact]) ->
         if digest is not None:
             field = key.replace("labels_digest", "labels")
             yield build.Fact(key, digest, True, next(fact.origin for fact in facts if fact.key == field))
+
+
+def _net(model: recipe.Model, facts: Sequence[build.Fact]) -> Iterator[build.Fact]:
+    """The digest of a net of Caffe's, under the name of what names it."""
+    if model.net is not None:
+        origin = next(fact.origin for fact in facts if fact.key == "model.caffe_net")
+        yield build.Fact(recipe.NET, values.net_digest(model.net), True, origin)
 
 
 def _lesson(node: Node) -> Iterator[build.Fact]:
@@ -507,7 +574,8 @@ def load(folder: str | Path, overrides: Sequence[str] = ()) -> recipe.Schedule:
         texts |= {name: _text(shown, name) for name in stage_files(first) if name != SCHEDULE_FILE}
     python = functools.partial(_text, shown)
     lists = functools.partial(_text, shown, most=labels.MOST)
-    return read(texts, os.path.abspath(shown), overrides, "" if shown == "." else shown, _records, python, lists)
+    nets = Files(python, functools.partial(_found, shown), first_record, _content)
+    return read(texts, os.path.abspath(shown), overrides, "" if shown == "." else shown, _records, python, lists, nets)
 
 
 def _records(path: str) -> int:
@@ -516,6 +584,36 @@ def _records(path: str) -> int:
     if not found:
         raise DataError(f"{path}: the LMDB is empty")
     return found
+
+
+def _found(folder: str, path: str, net: str) -> str:
+    """The absolute path of what a path in a net of Caffe's means: from the net's folder, from the schedule's, or from one above either, as
+    Caffe is started in a folder above. '' if nothing is there."""
+    if not path or "\0" in path:
+        return ""
+    starts = [os.path.dirname(os.path.abspath(net)), os.path.abspath(folder)]
+    order = [*starts, *(up for start in starts for up in upward(start))]
+    return next((place for start in order if os.path.exists(place := os.path.normpath(os.path.join(start, path)))), "")
+
+
+def first_record(path: str) -> First | None:
+    """The shape of the first record of the LMDB in a folder; None where it can't be read, which is reported when it is opened."""
+    with contextlib.suppress(StagerunError, DecodeError):
+        datum = caffe_pb2.Datum.FromString(first_value(path))
+        known = datum.channels in (1, 3) and not datum.encoded
+        return First(datum.channels, (datum.height, datum.width)) if known else First(None, None)
+    return None
+
+
+def _content(path: str) -> bytes | None:
+    """The bytes of a file that a net names, as a mean image."""
+    try:
+        if stat.S_ISREG(os.stat(path).st_mode):
+            with open(path, "rb") as file:
+                return file.read(LARGEST_MEAN)
+    except (OSError, ValueError):
+        pass
+    return None
 
 
 def look_at_classes(schedule: recipe.Schedule) -> list[Problem]:

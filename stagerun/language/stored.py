@@ -112,7 +112,7 @@ def _read(kind: Any, block: _Block) -> Any:
         if name not in members:
             raise ValueError(f"line {items[0].line}: {kind.__name__} has no field `{name}`")
         values[members[name].attribute] = _field(members[name], items)
-    if kind is recipe.Model and is_foreign(values.get("name", "")):
+    if kind is recipe.Model and ("net" in values or is_foreign(values.get("name", ""))):
         values = {"moving_average_fraction": None, "eps": None} | values  # not said: those of each layer
     for name, member in members.items():
         if member.default is dataclasses.MISSING and member.attribute not in values:

@@ -17,6 +17,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from stagerun.base import recipe
 from stagerun.base.units import epochs
 from stagerun.language import tree
+from stagerun.language.code import digest as digest_of
 from stagerun.language.layers import durations, partner
 from stagerun.language.tree import SCHEDULE, SOLVER, quoted
 from stagerun.language.view import View
@@ -46,6 +47,7 @@ _RENAMED = {
 _INSIDE = {
     "moving_average_fraction": "batch_norm_param.moving_average_fraction",
     "eps": "batch_norm_param.eps",
+    "moving_average_passes": "batch_norm_param.moving_average_passes",
     "carry_momentum": "carry.momentum",
     "carry_data": "carry.data",
     "carry_residual": "carry.residual",
@@ -58,9 +60,22 @@ _WORDS = {
     "carry_residual": ("ZERO", "KEEP"),
 }
 # Derived from others, or from where the folder lies: the language has no such field.
-_DERIVED = {"epoch_iter", "path", "sources", "labels_path", "labels_digest"}
+_DERIVED = {
+    "epoch_iter", "path", "sources", "labels_path", "labels_digest", "input_shape", "state", "solverstate_path"
+}  # fmt: skip
 # Not in the canonical text: where values came from, what was derived from the text as written, and what only `run` looks at.
-_NOT_STORED = {"Stage.model", "files", "sets", "class_sizes", "identity", "origins", "span", "spare_classes", "sources"}
+_NOT_STORED = {
+    "Stage.model",
+    "files",
+    "sets",
+    "class_sizes",
+    "identity",
+    "origins",
+    "span",
+    "spare_classes",
+    "sources",
+    "solverstate_path",
+}
 # Fields that default to another field of their message.
 _SAME_AS = {"max_size": "min_size", "test_batch_size": "device_batch_size"}
 
@@ -171,6 +186,9 @@ def members(value: Any, key: str) -> Iterator[tuple[str, Any]]:
     for member in layout(type(value)):
         if member.attribute not in _DERIVED:
             held = getattr(value, member.attribute)
+            if isinstance(value, recipe.Model) and member.attribute in ("name", "net"):
+                yield from _which_network(value, member.attribute, key)
+                continue
             if member.attribute in _WORDS:
                 held = _Word(_WORDS[member.attribute][held])
             if member.kind is recipe.Source and member.repeated:  # the first under the name of all
@@ -178,6 +196,20 @@ def members(value: Any, key: str) -> Iterator[tuple[str, Any]]:
                 yield from ((f"{key}.{member.path}.{other.name}", other) for other in held[1:])
                 continue
             yield f"{key}.{member.path}", held
+
+
+def _which_network(model: recipe.Model, attribute: str, key: str) -> Iterator[tuple[str, Any]]:
+    """A net of Caffe's is known by its digest, and not by where it lies."""
+    if attribute == "name":
+        yield f"{key}.name", model.name if model.net is None else None
+        yield f"{key}.caffe_net", None if model.net is None else model.name
+    elif model.net is not None:
+        yield recipe.NET if key == "model" else f"{key}.net", net_digest(model.net)
+
+
+def net_digest(text: str) -> str:
+    """That of a net of Caffe's, in its canonical form."""
+    return digest_of([("net", text)])
 
 
 class _Word(str):
@@ -235,7 +267,7 @@ def plain(value: Any) -> Any:
 
 def identity(key: str, lr_policy: str = "") -> bool:
     """Whether snapshots depend on the field of that name, in a stage of that lr_policy."""
-    if key == recipe.SAMPLING_WEIGHT:
+    if key in (recipe.SAMPLING_WEIGHT, recipe.NET):
         return True
     fields = _fields(key)
     return all(field is not None and tree.identity(field) for field in fields) and is_read(key, lr_policy)

@@ -18,10 +18,12 @@ class KeptStatistics(_BatchNorm):
 
     `batch_mean` [features] and `batch_var` [features] (unbiased, with m/(m-1), as Caffe) are those of the last forward pass
     in training; `running_mean` and `running_var` do not move here, because they follow the mean over all logical
-    workers, known only after the reduction. `moving_average_fraction` is Caffe's.
+    workers, known only after the reduction. `moving_average_fraction` is Caffe's; `moving_average_passes` is how often they move in an
+    iteration, 0 once for each of its device batches.
     """
 
     moving_average_fraction: float
+    moving_average_passes = 1
     batch_mean: Tensor
     batch_var: Tensor
     # torch declares these optional, for layers that keep no statistics; ours always does.

@@ -8,14 +8,14 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from stagerun.base import recipe
-from stagerun.language.networks import is_foreign
+from stagerun.language.networks import from_outside
 from stagerun.models import build
 
 
 def without_memory(model: recipe.Model) -> nn.Module:
     """Torch's random state is left alone. A network from outside has memory: it may compute with its tensors."""
     with torch.random.fork_rng(devices=[]):
-        if is_foreign(model.name):
+        if from_outside(model):
             return build(model)
         try:
             with torch.device("meta"):

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from stagerun.base.errors import Problem, RecipeError, ResumeRefused, Span, UsageError, listing, nearest
-from stagerun.base.recipe import Schedule, Stage
+from stagerun.base.recipe import WEIGHTS_DIGEST, Schedule, Stage
 from stagerun.base.snapshots import Inventory, SnapshotRef, how_far
 from stagerun.language.build import completed
 from stagerun.plan.counting import (
@@ -257,8 +257,8 @@ def _plan_stage(
     planned = PlannedStage(
         stage=stage,
         state=State.FRESH,
-        iter=0,
-        position=position,
+        iter=stage.begins,
+        position=position - stage.begins * stage.solver.batch_size,
         at_most=at_most,
         skipped=skipped,
         skipped_before=skipped,
@@ -312,6 +312,8 @@ def _gone_on(planned: PlannedStage, newest: SnapshotRef, kept: bool) -> PlannedS
     # Where the file is gone, the stage has its weights from there.
     gone = (GIVEN & stage.origins.keys() & newest.identity.keys()) - stage.identity.keys()
     stage = replace(stage, identity={**stage.identity, **{key: newest.identity[key] for key in gone}})
+    if WEIGHTS_DIGEST in gone:
+        planned = replace(planned, position=planned.position - stage.begins * stage.solver.batch_size)
     return replace(
         planned,
         stage=stage,

@@ -40,7 +40,8 @@ class PlannedStage:
 
     `start` is the snapshot that training goes on from: its own (RESUME), the one of its parent that it starts from (FRESH), or
     None: the seed, or a snapshot that is yet to be made. `end` is the finished stage's snapshot (DONE), and `teacher` that of the stage
-    which teaches this one. With a teacher the identity of `stage` has its id.
+    which teaches this one. A stage with a `solverstate` begins at the iteration of that, and `position` is as if it had come there from 0
+    with the images before: below 0, as a rule. With a teacher the identity of `stage` has its id.
 
     A piece (`Plan.pieces`) is a stretch of a stage that is trained once more, FRESH or RESUME, up to the iteration `until`, for
     the sake of a snapshot there; `children` are the stages that start from it, and `like` is the snapshot that shows in what
@@ -69,7 +70,7 @@ class PlannedStage:
     @property
     def begins_at(self) -> int:
         """The image at which the stage's first iteration began, or will."""
-        return self.position + self.skipped_before
+        return self.position + self.stage.begins * self.stage.solver.batch_size + self.skipped_before
 
     @property
     def label(self) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from stagerun.base.recipe import Data, Model, Sampling, Schedule, Source, Stage, SyncStart, Transform
 from stagerun.language.code import digest
-from stagerun.language.networks import network_of
+from stagerun.language.networks import known_of
 from stagerun.schedule.image_size import at_largest, largest_crop_size
 
 
@@ -30,13 +30,13 @@ def synthetic_images(schedule: Schedule) -> Synthetic:
     """The shape of images to rehearse with where the real ones are not."""
     transforms = [t for s in schedule.stages for t in (s.solver.transform, s.solver.test_transform)]
     channels = schedule.model.channels
+    nets = [stage.model for stage in schedule.stages]
     if any(t.random_aspect_ratio or t.random_resize or t.random_resized_crop for t in transforms):
         most = max([largest_crop_size(t) or 0 for t in transforms] + [min(PHOTOGRAPH)])
         height, width = (side * most // min(PHOTOGRAPH) for side in PHOTOGRAPH)
         return Synthetic(height, width, channels, encoded=True)
-    side = max([largest_crop_size(t) or 0 for t in transforms]) or max(
-        32, *(network_of(s.model.name).smallest for s in schedule.stages)
-    )
+    side = max([*(largest_crop_size(t) or 0 for t in transforms), *(max(m.input_shape[1:], default=0) for m in nets)])
+    side = side or max(32, *(known_of(s.model).smallest for s in schedule.stages))
     return Synthetic(side, side, channels, encoded=False)
 
 
@@ -80,6 +80,7 @@ def rehearsal(
             test_interval=max(1, min(iters, solver.max_iter) // 2) if stage.data.val and test_inside else 0,
             test_iter=workers,
             test_batch_size=min(solver.test_batch_size, device_batch or solver.test_batch_size),
+            solverstate=None,  # it may be beyond so short an end
         )
         above = schedule.stage(stage.parent).solver.max_iter if stage.parent is not None else 0
         middle = min(iters, above) // 2
@@ -186,7 +187,8 @@ def cost_key(schedule: Schedule, stage: Stage) -> str:
 
 def _network_key(model: Model) -> tuple[object, ...]:
     shape = (model.name, model.num_classes, model.channels, model.blur_pool)
-    return (shape, *((model.args, digest(model.sources.files)) if model.sources is not None else ()))
+    net = (digest([("net", model.net)]),) if model.net is not None else ()
+    return (shape, *net, *((model.args, digest(model.sources.files)) if model.sources is not None else ()))
 
 
 def for_speed(schedule: Schedule, name: str, iters: int) -> Schedule:
@@ -205,6 +207,7 @@ def for_speed(schedule: Schedule, name: str, iters: int) -> Schedule:
         display=0,
         snapshot=0,
         test_interval=0,
+        solverstate=None,
     )
     alone = replace(schedule, stages=(replace(stage, solver=still, parent=None, parent_iter=None),), ensembles=())
     return alone.with_data(lambda data: replace(data, scratch=None, val=()))

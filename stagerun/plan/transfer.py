@@ -165,7 +165,7 @@ def _strict(
             _rename_hint(network, here) or f"write `{_drop(missing)}` to draw {_it(missing)} anew, or `strict: false`"
         )
         yield Mistake("file", text, hint)
-    spare = [n for n in unused if n not in network and n not in dropped]
+    spare = [n for n in unused if n not in network and n not in dropped and not n.endswith(COUNTER)]
     if spare:
         text = (
             f"{count(len(spare), 'tensor')} of {weights.file} {'is' if len(spare) == 1 else 'are'} not in the network: "

@@ -10,7 +10,7 @@ from stagerun.plan.transfer import Left, Origin, Row, Shape, Transfer, size, som
 
 def table(made: Transfer, stage: Stage, start: str, frozen: Mapping[str, bool] | None = None) -> str:
     """What `plan --weights` and a run say. `start`: what the stage starts from, in words. `frozen`: of each parameter."""
-    weights = stage.solver.weights
+    weights = stage.solver.start
     rows = []
     for origin in Origin:
         found = made.of(origin)
@@ -80,7 +80,10 @@ def network_lines(schedule: Schedule, stage: Stage) -> Iterator[str]:
         yield f"network: {change.removeprefix(f'stage `{stage.name}` ')}"
     elif stage.solver.model is not None:
         yield f"network: {stage.model.name}, {stage.model.num_classes} classes"
-    if (weights := stage.solver.weights) is not None:
+    if stage.solver.solverstate is not None:
+        where = f"at iteration {stage.begins}, " if stage.begins else ""
+        yield f"begins: {where}where {stage.solver.solverstate} was written; `--weights` shows which tensors it gives"
+    elif (weights := stage.solver.weights) is not None:
         parts = [weights.file, *(f"but `{pattern}`" for pattern in weights.drop), *["what fits"] * (not weights.strict)]
         yield f"weights: {', '.join(parts)}; `--weights` shows which tensors"
     if stage.solver.freeze:

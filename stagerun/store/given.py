@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
+from stagerun.base import caffe_blobs, caffe_file, caffe_h5
+from stagerun.base.caffe_file import SolverState
 from stagerun.base.errors import DataError, StagerunError, UsageError, listing
 from stagerun.base.recipe import Schedule, Stage, Weights
 from stagerun.base.snapshots import SnapshotRef
@@ -17,6 +19,7 @@ from stagerun.base.weights import Kind, Place, place_of
 from stagerun.store.disk import LocalDisk
 from stagerun.store.layout import snapshots_folder
 from stagerun.store.read import inspect, inventory, read_file
+from stagerun.system.files import mapped
 from stagerun.system.lmdb_file import with_sets
 
 # The file of a snapshot that holds its weights: `train.progress.WEIGHTS`.
@@ -27,11 +30,12 @@ _CHUNK = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """`path`: the file with the tensors. Of a snapshot `ref` and its output folder `out`, too."""
+    """`path`: the file with the tensors. Of a snapshot `ref` and its output folder `out`, too. `state`: a .solverstate that names the file."""
 
     path: Path
     out: Path | None = None
     ref: SnapshotRef | None = None
+    state: Path | None = None
 
     @property
     def name(self) -> str:
@@ -54,6 +58,8 @@ def timm_cache() -> Path:
 
 def find(weights: Weights) -> Found:
     """Where they lie. UsageError where they don't; StorageError, PermissionDenied, ResumeRefused."""
+    if weights.state:
+        return _of_state(weights)
     place = place_of(weights.file)
     if place.kind is Kind.SNAPSHOT:
         return _snapshot(weights, place)
@@ -87,6 +93,33 @@ def _file(path: Path, hint: str) -> Path:
         raise UsageError(f"{path}: {(error.strerror or str(error)).lower()}", hint) from None
 
 
+def _of_state(weights: Weights) -> Found:
+    """As `caffe train --snapshot` finds them; beside the state where the path in it, which may be another machine's, leads nowhere."""
+    state = _file(Path(weights.path), "the file is relative to the schedule's folder")
+    learned = read_state(state, weights.file).learned_net
+    if not learned:
+        raise UsageError(
+            f"{state} does not say which file has its weights", "Caffe writes one beside it, a .caffemodel"
+        )
+    beside = state.parent / PurePosixPath(learned).name
+    places = [Path(learned)] * learned.startswith("/") + [state.parent / learned, beside]
+    found = next((path for path in places if path.is_file()), None)
+    if found is None:
+        raise UsageError(
+            f"{beside}, the weights of {weights.file}, are not there", "copy the .caffemodel to that place"
+        )
+    return Found(found, state=state)
+
+
+def read_state(path: Path, name: str) -> SolverState:
+    """A .solverstate. Its numbers are looked at where they lie, in the file. DataError; OSError."""
+    data = mapped(path)
+    try:
+        return caffe_h5.read_state(bytes(data)) if caffe_blobs.is_hdf5(data) else caffe_file.read_state(data)
+    except ValueError as error:
+        raise DataError(f"{name}: {error}", "it is not a whole .solverstate of Caffe's") from error
+
+
 def _snapshot(weights: Weights, place: Place) -> Found:
     out = Path(weights.path)
     if not os.path.isdir(snapshots_folder(out)):
@@ -109,11 +142,19 @@ def _snapshot(weights: Weights, place: Place) -> Found:
 
 
 def digest_of(found: Found) -> str:
-    """sha256 of the file with the tensors: of a snapshot, as it says itself. StorageError and the like; OSError."""
+    """sha256 of the file with the tensors: of a snapshot, as it says itself. Of a .solverstate: its iteration, its digest, and that. StorageError
+    and the like; OSError."""
     if found.ref is not None and found.out is not None:
         return inspect(LocalDisk(), found.out, found.ref.name).files[TENSORS].sha256
-    seen = os.stat(found.path)
-    return _hashed(str(found.path), seen.st_size, seen.st_mtime_ns, seen.st_ino)
+    if found.state is not None:
+        iter = read_state(found.state, found.state.name).iter
+        return f"{iter} {_digest(found.state)} {_digest(found.path)}"
+    return _digest(found.path)
+
+
+def _digest(path: Path) -> str:
+    seen = os.stat(path)
+    return _hashed(str(path), seen.st_size, seen.st_mtime_ns, seen.st_ino)
 
 
 @lru_cache(maxsize=64)
@@ -145,7 +186,7 @@ def looked_at(schedule: Schedule) -> Schedule:
 
 
 def data_of(weights: Weights, most: int, digest: str) -> bytes:
-    """The bytes of the tensors' file, those that have the `digest`; '' is any. UsageError, DataError; a snapshot's are verified."""
+    """The bytes of the tensors' file, those that have the `digest` (`digest_of`); '' is any. UsageError, DataError; a snapshot's are verified."""
     found = find(weights)
     if found.ref is not None and found.out is not None:
         data = read_file(LocalDisk(), found.out, found.ref.name, TENSORS, most)
@@ -154,18 +195,24 @@ def data_of(weights: Weights, most: int, digest: str) -> bytes:
             data = found.path.read_bytes()
         except OSError as error:
             raise DataError(f"{found.path} can't be read: {error.strerror}") from error
-    if digest and hashlib.sha256(data).hexdigest() != digest:
+    if digest and hashlib.sha256(data).hexdigest() != digest.split()[-1]:
         raise DataError(f"{found.path} has changed while it was read", "start again when it is written")
     return data
 
 
-def header_of(found: Found) -> Mapping[str, tuple[int, ...]] | None:
-    """Names and shapes in a safetensors file; None for a file of another kind."""
+def header_of(found: Found, name: str) -> Mapping[str, tuple[int, ...]] | None:
+    """Names and shapes in a safetensors file or a .caffemodel, whose tensors are not read; None for a file of another kind. DataError."""
     with open(found.path, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
+        start = file.read(9)
+        if caffe_blobs.is_caffes(start, found.path.name):
+            try:
+                return caffe_blobs.shapes(caffe_blobs.net_in(mapped(found.path)))
+            except ValueError as error:
+                raise DataError(f"{name}: {error}", "it is not a whole .caffemodel") from error
+        length = int.from_bytes(start[:8], "little")
         if not 2 <= length <= _MOST_HEADER:
             return None
-        text = file.read(length)
+        text = start[8:] + file.read(length - 1)
     try:
         header = json.loads(text)
         return {name: tuple(one["shape"]) for name, one in header.items() if name != "__metadata__"}

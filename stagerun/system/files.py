@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import mmap
 import os
 import re
 import stat
@@ -89,6 +90,12 @@ def write_output(path: Path, data: bytes) -> None:
         write_whole(path, data)
 
 
+def upward(folder: str) -> Iterator[str]:
+    """The folders above one, given as an absolute path, the nearest first."""
+    while folder != (folder := os.path.dirname(folder)):
+        yield folder
+
+
 def sync_folder(folder: Path) -> None:
     """Puts a folder's list of names on the disk, so that a rename or a new file in it outlives a power cut. OSError."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -174,3 +181,11 @@ def mounted(path: Path, mounts: str | None = None) -> tuple[str, str]:
         if within and len(point) >= len(best):  # of two at one place the later one covers the other
             best, found = point, (kinds[0], kinds[1])
     return found
+
+
+def mapped(path: Path) -> memoryview:
+    """The file's bytes where they lie. They are given back when nothing looks into them any more. OSError."""
+    with open(path, "rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

@@ -253,9 +253,26 @@ def set_of(folder: str) -> str:
     return f"{meta.entries} records, sample {digest.hexdigest()[:16]}{index}"
 
 
+def first_value(folder: str) -> bytes:
+    """The value of the first record, 1 MB of it at most. Errors as of `check_file`."""
+    fd, meta = open_file(folder)
+    try:
+        return _at(fd, meta, 0)[2]
+    except (OSError, OverflowError, ValueError, struct.error):
+        raise DataError(f"{folder}: its first record can't be read", "make it again, or copy it again") from None
+    finally:
+        os.close(fd)
+
+
 def _record(fd: int, meta: Meta, place: float) -> bytes:
-    """Digest of the key and value at `place`, 0 (the first) to 1 (the last). The pages are as `lmdb_offsets` says; struct.error,
-    OSError, OverflowError or ValueError where one is not."""
+    """Digest of the key and value at `place`. Errors as of `_at`."""
+    key, length, value = _at(fd, meta, place)
+    return hashlib.sha256(b"%d %d " % (len(key), length) + key + value).digest()
+
+
+def _at(fd: int, meta: Meta, place: float) -> tuple[bytes, int, bytes]:
+    """(key, bytes of the value, the value up to _LARGEST_VALUE) at `place`, 0 (the first) to 1 (the last). The pages are as `lmdb_offsets`
+    says; struct.error, OSError, OverflowError or ValueError where one is not."""
     number = meta.root
     for level in range(min(meta.depth, DEEPEST)):
         page = os.pread(fd, meta.page_size, number * meta.page_size)
@@ -275,7 +292,7 @@ def _record(fd: int, meta: Meta, place: float) -> bytes:
         if flags & 1:  # the value is in pages of its own
             begin = struct.unpack_from("<Q", page, at + key_size)[0] * meta.page_size + 16
         value = os.pread(fd, min(length, _LARGEST_VALUE), begin)
-        return hashlib.sha256(b"%d %d " % (key_size, length) + page[at : at + key_size] + value).digest()
+        return page[at : at + key_size], length, value
     raise ValueError("not a tree of records")
 
 

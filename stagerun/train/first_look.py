@@ -71,7 +71,7 @@ def require_weights(plan: Plan) -> None:
             try:
                 find(named.weights)
             except StagerunError as error:
-                origin = one.stage.origins.get(f"{named.field}.file")
+                origin = one.stage.origins.get(named.place)
                 problems.add(origin.span if origin and origin.span else one.stage.span, error.message, error.hint)
     if problems:
         raise RecipeError(problems.all())

@@ -21,7 +21,7 @@ from stagerun.comm import gather_json
 from stagerun.engine.codec import digest
 from stagerun.engine.device import autocast, dtype_of, seed
 from stagerun.engine.update import explained
-from stagerun.language.networks import code_in, is_foreign
+from stagerun.language.networks import code_in, from_outside
 from stagerun.models import build
 from stagerun.models.foreign import refuse, require_logits
 from stagerun.models.layers import norms
@@ -41,7 +41,7 @@ _ONES_OWN = (
 
 def look_at(run: StageRun) -> tuple[str, ...]:
     """Notes on the network of the stage, where it is from outside. Collective; UsageError."""
-    if not is_foreign(run.stage.model.name):
+    if not from_outside(run.stage.model):
         return ()
     solver, comm = run.stage.solver, run.worker.comm
     count = min(_IMAGES, solver.device_batch_size)
@@ -129,7 +129,7 @@ def _names(names: list[str]) -> str:
 
 def _drawn() -> str:
     """The state of the random numbers that aren't torch's."""
-    return repr((random.getstate(), np.random.get_state()[1:]))
+    return repr((random.getstate(), tuple(np.random.get_state())[1:]))
 
 
 def _require_memory(net: nn.Module, workers: int) -> None:

@@ -1,15 +1,18 @@
 """Where the weights of a stage come from at its start: a file, the stage before, or the seed. On rank 0; the others are handed them."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from stagerun.base.errors import DataError, Problems, RecipeError, Span, StagerunError
-from stagerun.base.recipe import TEACHER_DIGEST, WEIGHTS_DIGEST, Model, Schedule, Stage, Weights
+from stagerun.base.recipe import TEACHER_DIGEST, WEIGHTS_DIGEST, Model, Rename, Schedule, Stage, Weights
 from stagerun.base.text import size
+from stagerun.base.weights import renamed
 from stagerun.engine.parameters import frozen_parameters
 from stagerun.engine.weights_file import tensors_in
+from stagerun.language.caffe_names import here
 from stagerun.models.skeleton import shapes, without_memory
 from stagerun.plan import Plan, PlannedStage
 from stagerun.plan.planned import needed
@@ -17,6 +20,7 @@ from stagerun.plan.transfer import COUNTER, Mistake, Origin, Shape, Shapes, Tran
 from stagerun.plan.weights_table import table
 from stagerun.store.given import Found, data_of, find, header_of
 from stagerun.system.host import available_memory
+from stagerun.train import caffe_state
 
 STARTED, TAUGHT = "solver.weights", "solver.loss.teacher_weights"  # where a stage names them
 # What a counter of BatchNorm is that the file does not have beside its statistics: those are of long training.
@@ -26,17 +30,17 @@ LONG = 1_000_000
 def is_given(schedule: Schedule, stage: Stage) -> bool:
     """Whether a start of the stage is more than all that its parent ends with."""
     other = stage.parent is not None and schedule.stage(stage.parent).model != stage.model
-    return other or stage.solver.weights is not None
+    return other or stage.solver.start is not None
 
 
 def fill(schedule: Schedule, stage: Stage, live: Mapping[str, Tensor], parent: Mapping[str, Tensor] | None) -> Transfer:
     """Puts them into the network's tensors, `live`, which have those of the seed. `parent`: those that the stage before ended with.
     RecipeError, UsageError, DataError."""
-    weights = stage.solver.weights
+    weights = stage.solver.start
     file = _read(weights, live, stage.identity.get(WEIGHTS_DIGEST, "")) if weights is not None else {}
     of_file = _shapes_of(file) if weights is not None else None
     of_parent = _shapes_of(parent) if parent is not None else None
-    made, mistakes = transfer(_shapes_of(live), of_parent, of_file, weights)
+    made, mistakes = transfer(_shapes_of(live), of_parent, of_file, _with_names(weights, stage.model, of_file))
     require_none(schedule, stage, mistakes)
     with torch.no_grad():
         for row in made.rows:
@@ -56,16 +60,18 @@ def fill_teacher(schedule: Schedule, stage: Stage, live: Mapping[str, Tensor]) -
     assert stage.solver.loss is not None and stage.solver.loss.teacher_weights is not None
     weights = stage.solver.loss.teacher_weights
     file = _read(weights, live, stage.identity.get(TEACHER_DIGEST, ""))
-    made, mistakes = _lesson(_shapes_of(live), _shapes_of(file), weights)
+    model = schedule.teacher_model(stage)
+    assert model is not None
+    made, mistakes = _lesson(model, _shapes_of(live), _shapes_of(file), weights)
     require_none(schedule, stage, mistakes, TAUGHT)
     with torch.no_grad():
         for row in made.of(Origin.FILE):
             _copy(live[row.name], file[row.was], row.name, weights.file)
 
 
-def _lesson(network: Shapes, file: Shapes, weights: Weights) -> tuple[Transfer, tuple[Mistake, ...]]:
+def _lesson(model: Model, network: Shapes, file: Shapes, weights: Weights) -> tuple[Transfer, tuple[Mistake, ...]]:
     """Of a teacher: what is drawn anew knows nothing. Counters of BatchNorm are not read in evaluation mode."""
-    made, mistakes = transfer(network, None, file, weights)
+    made, mistakes = transfer(network, None, file, _with_names(weights, model, file))
     missing = [row.name for row in made.rows if row.origin is not Origin.FILE and not row.name.endswith(COUNTER)]
     if missing and not mistakes:
         text = f"{some(missing)}: the teacher would have random numbers there"
@@ -110,7 +116,7 @@ def problems_in(schedule: Schedule) -> Problems:
 
 def report(stage: Stage, mistakes: Sequence[Mistake], problems: Problems, field: str = STARTED) -> None:
     for one in mistakes:
-        fields = (f"{field}.{one.field}", f"{field}.file")
+        fields = (f"{field}.{one.field}", f"{field}.file", "solver.solverstate")
         spans = (stage.origins[field].span for field in fields if field in stage.origins)
         problems.add(next(filter(None, spans), Span(stage.name, 1, 1)), one.message, one.hint)
 
@@ -139,17 +145,36 @@ def record(made: Transfer) -> dict[str, dict[str, str]]:
 def planned_transfer(schedule: Schedule, stage: Stage) -> tuple[Transfer, tuple[Mistake, ...]]:
     """The same from names and shapes alone. UsageError, DataError and the like where the file can't be looked into."""
     parent = schedule.stage(stage.parent).model if stage.parent is not None else None
-    weights = stage.solver.weights
+    weights = stage.solver.start
     file = shapes_in(find(weights), weights.file) if weights is not None else None
-    return transfer(_shapes(stage.model), _shapes(parent) if parent is not None else None, file, weights)
+    before = _shapes(parent) if parent is not None else None
+    made, mistakes = transfer(_shapes(stage.model), before, file, _with_names(weights, stage.model, file))
+    if weights is not None and weights.state:
+        mistakes = (*map(_of_state, mistakes), *caffe_state.mistakes_in(stage, weights))
+    return made, mistakes
+
+
+def _of_state(one: Mistake) -> Mistake:
+    """What `weights` could say about it, a `solverstate` can't."""
+    return replace(
+        one, hint="a .solverstate goes on with the net that wrote it; `weights` takes tensors from another one"
+    )
+
+
+def _with_names(weights: Weights | None, model: Model, file: Mapping[str, tuple[int, ...]] | None) -> Weights | None:
+    """With the names that layers of Caffe's have in the network, for tensors that the stage gives no other."""
+    if weights is None or file is None:
+        return weights
+    known = here(model.name, file)
+    rules = (Rename(from_=was, to=name) for was, name in known.items() if renamed(was, weights.rename)[1] is None)
+    return replace(weights, rename=(*weights.rename, *rules))
 
 
 def _planned_lesson(schedule: Schedule, stage: Stage) -> tuple[Transfer, tuple[Mistake, ...]]:
     loss, model = stage.solver.loss, schedule.teacher_model(stage)
     assert loss is not None and loss.teacher_weights is not None and model is not None
-    return _lesson(
-        _shapes(model), shapes_in(find(loss.teacher_weights), loss.teacher_weights.file), loss.teacher_weights
-    )
+    weights = loss.teacher_weights
+    return _lesson(model, _shapes(model), shapes_in(find(weights), weights.file), weights)
 
 
 def _shapes(model: Model) -> dict[str, tuple[int, ...]]:
@@ -157,8 +182,8 @@ def _shapes(model: Model) -> dict[str, tuple[int, ...]]:
 
 
 def shapes_in(found: Found, name: str) -> Mapping[str, tuple[int, ...]]:
-    """The shapes of its tensors; a safetensors file says them in its header."""
-    header = header_of(found)
+    """The shapes of its tensors, of a safetensors file or a .caffemodel without reading them."""
+    header = header_of(found, name)
     if header is not None:
         return header
     needed, free = found.path.stat().st_size, available_memory()
@@ -177,7 +202,7 @@ def mistakes_in(schedule: Schedule, planned: Sequence[PlannedStage], problems: P
 def _look_into(schedule: Schedule, stage: Stage, field: str, problems: Problems) -> Transfer | None:
     """Adds what is wrong; what can't be looked into is a mistake, too, and there is nothing then."""
     try:
-        made, mistakes = (planned_transfer if field == STARTED else _planned_lesson)(schedule, stage)
+        made, mistakes = (_planned_lesson if field == TAUGHT else planned_transfer)(schedule, stage)
     except StagerunError as error:
         made, mistakes = None, (Mistake("file", error.message, error.hint),)
     report(stage, mistakes, problems, field)

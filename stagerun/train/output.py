@@ -73,8 +73,11 @@ def find_target(folder: str, overrides: Sequence[str], out: str | None) -> Targe
 def plan_of(schedule: Schedule, out: Path, asked: Selection = ALL) -> Plan:
     """What `run` would do. Works where the data is not; snapshots that this user may not read are passed over."""
     found = store.inventory(DISK, out, looking=True)
-    sampled = any(stage.solver.sampling is not Sampling.UNIFORM for stage in schedule.stages)
-    if found.snapshots or sampled:  # else there is nothing to compare the images with, nor do their classes matter
+    solvers = [stage.solver for stage in schedule.stages]
+    matters = any(s.sampling is not Sampling.UNIFORM or s.solverstate is not None for s in solvers)
+    if (
+        found.snapshots or matters
+    ):  # else there is nothing to compare files with: neither classes matter, nor where a stage begins
         schedule = looked_at(schedule)
     return make_plan(schedule, found, *asked)
 

@@ -52,7 +52,7 @@ def gone_back(run: StageRun, failed: NotFinite) -> Generator[Event, None, StageR
         ref, files, own = _choose(run, failed, notes)
         found.append((ref, files))
         if ref is None or files is None or not own:
-            return {"own": False, "iter": 0, "skipped": run.planned.skipped_before, "rollbacks": 0}
+            return {"own": False, "iter": run.stage.begins, "skipped": run.planned.skipped_before, "rollbacks": 0}
         return {"own": True, "iter": ref.iter, "skipped": ref.skipped, "rollbacks": progress_of(files).rollbacks}
 
     answer = rank0(run.worker.comm, choose)
@@ -60,7 +60,9 @@ def gone_back(run: StageRun, failed: NotFinite) -> Generator[Event, None, StageR
     ref, files = found[0] if found else (None, None)
     yield from notes
     start = ref.name if ref is not None else f"seed {solver.random_seed}"
-    wanted = place(failed.iter, solver.snapshot, run.worker.schedule.branch_points(run.stage.name))
+    wanted = max(
+        run.stage.begins, place(failed.iter, solver.snapshot, run.worker.schedule.branch_points(run.stage.name))
+    )
     again = back_to != wanted and failed.position not in run.again
     where = f"{run.stage.name}: {failed.what} at iteration {failed.iter}; the snapshot to go back to, of {wanted}, is damaged or gone"
     if again:

@@ -27,6 +27,7 @@ from stagerun.plan.transfer import Origin
 from stagerun.schedule.plateau import FRESH, PlateauState
 from stagerun.train import given
 from stagerun.train.agreement import everyone, hand_out, rank0
+from stagerun.train.caffe_state import remember
 from stagerun.train.early_stop import saved_best
 from stagerun.train.given import mistakes_in
 from stagerun.train.objective import made_loss
@@ -226,8 +227,10 @@ def _plateau(run: StageRun) -> PlateauState:
 
 
 def _carries_momentum(planned: PlannedStage) -> bool:
-    """Resuming does, a stage's start if it says so, and an evaluation has no use for it."""
-    return planned.state is State.RESUME or (planned.state is State.FRESH and planned.stage.solver.carry_momentum)
+    """Resuming does, a stage's start if it says so or begins with a .solverstate, and an evaluation has no use for it."""
+    solver = planned.stage.solver
+    begins = solver.carry_momentum or solver.solverstate is not None
+    return planned.state is State.RESUME or (planned.state is State.FRESH and begins)
 
 
 def _fill(run: StageRun, state: TrainState) -> bool:
@@ -281,6 +284,8 @@ def _start(run: StageRun, state: TrainState) -> bool:
             for name, tensor in momentum(state).items():
                 if name.partition("/")[2] in kept and saved[name].shape == tensor.shape:
                     tensor.copy_(saved[name])
+        if stage.solver.solverstate is not None:
+            remember(run.worker.schedule, stage, momentum(state))
     except (ValueError, KeyError) as error:
         ref = run.planned.start
         raise ResumeRefused(f"snapshot {ref.name if ref else ''} does not fit stage `{stage.name}`: {error}") from error

@@ -19,7 +19,7 @@ from stagerun.engine.codec import decode
 from stagerun.engine.device import dtype_of
 from stagerun.engine.state import restore
 from stagerun.language.code import is_reserved
-from stagerun.language.networks import is_foreign
+from stagerun.language.networks import from_outside
 from stagerun.language.stored import read_foreign
 from stagerun.models import build, require_trusted
 from stagerun.models.skeleton import without_memory
@@ -164,7 +164,7 @@ def open_snapshot(folder: Path, trust: Trust = Trust()) -> Stored:
 
 def _with_code(disk: store.LocalDisk, folder: Path, stage: Stage, trust: Trust) -> Stage:
     """The stage with the Python that makes its network, where it has any."""
-    if not is_foreign(stage.model.name):
+    if not from_outside(stage.model):
         return stage
     if trust.schedule is not None:
         sources = trust.schedule.python

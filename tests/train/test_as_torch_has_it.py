@@ -19,9 +19,10 @@ from test_sources import write as write
 
 from stagerun.base import recipe
 from stagerun.language import load
+from stagerun.language.caffe_names import PLAIN_LAYERS, parameter_prefix
 from stagerun.system import host
 from stagerun.system.host import Roots, whole_memory
-from stagerun.tools.caffe.net import PLAIN_LAYERS, State, layers_in, parameter_prefix, recognise, shapes, text_of
+from stagerun.tools.caffe.net import State, layers_in, recognise, shapes, text_of
 from stagerun.tools.caffe.text import NET, Findings, read_text
 from stagerun.tools.data.show import _show
 from stagerun.tools.data.sources import open_source

@@ -40,9 +40,9 @@ def test_a_state_dict_is_found_where_scripts_put_it(key: str, tmp_path: Path) ->
 def test_safetensors_are_read_by_their_content(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(encode(HELD))
     assert tensors_in((tmp_path / "x").read_bytes(), "x").keys() == HELD.keys()
-    assert header_of(Found(tmp_path / "x")) == {"fc.weight": (2, 3), "fc.bias": (2,)}
+    assert header_of(Found(tmp_path / "x"), "x") == {"fc.weight": (2, 3), "fc.bias": (2,)}
     saved(HELD, tmp_path / "y")
-    assert header_of(Found(tmp_path / "y")) is None
+    assert header_of(Found(tmp_path / "y"), "y") is None
 
 
 def test_nothing_in_a_file_is_run_and_what_is_no_network_is_refused(tmp_path: Path) -> None:

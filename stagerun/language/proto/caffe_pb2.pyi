@@ -11,8 +11,21 @@ class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     TRAIN: _ClassVar[Phase]
     TEST: _ClassVar[Phase]
+
+class Engine(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DEFAULT: _ClassVar[Engine]
+    CAFFE: _ClassVar[Engine]
+    CUDNN: _ClassVar[Engine]
+    MKL2017: _ClassVar[Engine]
+    MKLDNN: _ClassVar[Engine]
 TRAIN: Phase
 TEST: Phase
+DEFAULT: Engine
+CAFFE: Engine
+CUDNN: Engine
+MKL2017: Engine
+MKLDNN: Engine
 
 class Datum(_message.Message):
     __slots__ = ("channels", "height", "width", "data", "label", "float_data", "encoded")
@@ -61,25 +74,35 @@ class BlobProto(_message.Message):
     def __init__(self, num: _Optional[int] = ..., channels: _Optional[int] = ..., height: _Optional[int] = ..., width: _Optional[int] = ..., data: _Optional[_Iterable[float]] = ..., diff: _Optional[_Iterable[float]] = ..., shape: _Optional[_Union[BlobShape, _Mapping]] = ..., double_data: _Optional[_Iterable[float]] = ..., double_diff: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class NetParameter(_message.Message):
-    __slots__ = ("name", "state", "force_backward", "debug_info", "engine", "bn_stats_batch_size", "layer")
+    __slots__ = ("name", "layers", "input", "input_shape", "input_dim", "state", "force_backward", "debug_info", "engine", "bn_stats_batch_size", "multinode", "layer")
     NAME_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    INPUT_FIELD_NUMBER: _ClassVar[int]
+    INPUT_SHAPE_FIELD_NUMBER: _ClassVar[int]
+    INPUT_DIM_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     FORCE_BACKWARD_FIELD_NUMBER: _ClassVar[int]
     DEBUG_INFO_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     BN_STATS_BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MULTINODE_FIELD_NUMBER: _ClassVar[int]
     LAYER_FIELD_NUMBER: _ClassVar[int]
     name: str
+    layers: _containers.RepeatedCompositeFieldContainer[V1LayerParameter]
+    input: _containers.RepeatedScalarFieldContainer[str]
+    input_shape: _containers.RepeatedCompositeFieldContainer[BlobShape]
+    input_dim: _containers.RepeatedScalarFieldContainer[int]
     state: NetState
     force_backward: bool
     debug_info: bool
     engine: str
     bn_stats_batch_size: int
+    multinode: Unread
     layer: _containers.RepeatedCompositeFieldContainer[LayerParameter]
-    def __init__(self, name: _Optional[str] = ..., state: _Optional[_Union[NetState, _Mapping]] = ..., force_backward: bool = ..., debug_info: bool = ..., engine: _Optional[str] = ..., bn_stats_batch_size: _Optional[int] = ..., layer: _Optional[_Iterable[_Union[LayerParameter, _Mapping]]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., layers: _Optional[_Iterable[_Union[V1LayerParameter, _Mapping]]] = ..., input: _Optional[_Iterable[str]] = ..., input_shape: _Optional[_Iterable[_Union[BlobShape, _Mapping]]] = ..., input_dim: _Optional[_Iterable[int]] = ..., state: _Optional[_Union[NetState, _Mapping]] = ..., force_backward: bool = ..., debug_info: bool = ..., engine: _Optional[str] = ..., bn_stats_batch_size: _Optional[int] = ..., multinode: _Optional[_Union[Unread, _Mapping]] = ..., layer: _Optional[_Iterable[_Union[LayerParameter, _Mapping]]] = ...) -> None: ...
 
 class LayerParameter(_message.Message):
-    __slots__ = ("name", "type", "bottom", "top", "loss_weight", "param", "blobs", "include", "exclude", "phase", "propagate_down", "transform_param", "loss_param", "convolution_param", "data_param", "image_data_param", "inner_product_param", "batch_norm_param", "scale_param", "engine")
+    __slots__ = ("name", "type", "bottom", "top", "loss_weight", "param", "blobs", "include", "exclude", "phase", "propagate_down", "transform_param", "loss_param", "accuracy_param", "concat_param", "convolution_param", "data_param", "dropout_param", "dummy_data_param", "eltwise_param", "image_data_param", "inner_product_param", "lrn_param", "pooling_param", "power_param", "relu_param", "sigmoid_param", "softmax_param", "slice_param", "tanh_param", "prelu_param", "reshape_param", "flatten_param", "batch_norm_param", "elu_param", "bias_param", "scale_param", "input_param", "engine")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     BOTTOM_FIELD_NUMBER: _ClassVar[int]
@@ -93,12 +116,31 @@ class LayerParameter(_message.Message):
     PROPAGATE_DOWN_FIELD_NUMBER: _ClassVar[int]
     TRANSFORM_PARAM_FIELD_NUMBER: _ClassVar[int]
     LOSS_PARAM_FIELD_NUMBER: _ClassVar[int]
+    ACCURACY_PARAM_FIELD_NUMBER: _ClassVar[int]
+    CONCAT_PARAM_FIELD_NUMBER: _ClassVar[int]
     CONVOLUTION_PARAM_FIELD_NUMBER: _ClassVar[int]
     DATA_PARAM_FIELD_NUMBER: _ClassVar[int]
+    DROPOUT_PARAM_FIELD_NUMBER: _ClassVar[int]
+    DUMMY_DATA_PARAM_FIELD_NUMBER: _ClassVar[int]
+    ELTWISE_PARAM_FIELD_NUMBER: _ClassVar[int]
     IMAGE_DATA_PARAM_FIELD_NUMBER: _ClassVar[int]
     INNER_PRODUCT_PARAM_FIELD_NUMBER: _ClassVar[int]
+    LRN_PARAM_FIELD_NUMBER: _ClassVar[int]
+    POOLING_PARAM_FIELD_NUMBER: _ClassVar[int]
+    POWER_PARAM_FIELD_NUMBER: _ClassVar[int]
+    RELU_PARAM_FIELD_NUMBER: _ClassVar[int]
+    SIGMOID_PARAM_FIELD_NUMBER: _ClassVar[int]
+    SOFTMAX_PARAM_FIELD_NUMBER: _ClassVar[int]
+    SLICE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    TANH_PARAM_FIELD_NUMBER: _ClassVar[int]
+    PRELU_PARAM_FIELD_NUMBER: _ClassVar[int]
+    RESHAPE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    FLATTEN_PARAM_FIELD_NUMBER: _ClassVar[int]
     BATCH_NORM_PARAM_FIELD_NUMBER: _ClassVar[int]
+    ELU_PARAM_FIELD_NUMBER: _ClassVar[int]
+    BIAS_PARAM_FIELD_NUMBER: _ClassVar[int]
     SCALE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    INPUT_PARAM_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     name: str
     type: str
@@ -113,14 +155,33 @@ class LayerParameter(_message.Message):
     propagate_down: _containers.RepeatedScalarFieldContainer[bool]
     transform_param: TransformationParameter
     loss_param: LossParameter
+    accuracy_param: AccuracyParameter
+    concat_param: ConcatParameter
     convolution_param: ConvolutionParameter
     data_param: DataParameter
+    dropout_param: DropoutParameter
+    dummy_data_param: DummyDataParameter
+    eltwise_param: EltwiseParameter
     image_data_param: ImageDataParameter
     inner_product_param: InnerProductParameter
+    lrn_param: LRNParameter
+    pooling_param: PoolingParameter
+    power_param: PowerParameter
+    relu_param: ReLUParameter
+    sigmoid_param: SigmoidParameter
+    softmax_param: SoftmaxParameter
+    slice_param: SliceParameter
+    tanh_param: TanHParameter
+    prelu_param: PReLUParameter
+    reshape_param: ReshapeParameter
+    flatten_param: FlattenParameter
     batch_norm_param: BatchNormParameter
+    elu_param: ELUParameter
+    bias_param: BiasParameter
     scale_param: ScaleParameter
+    input_param: InputParameter
     engine: str
-    def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., bottom: _Optional[_Iterable[str]] = ..., top: _Optional[_Iterable[str]] = ..., loss_weight: _Optional[_Iterable[float]] = ..., param: _Optional[_Iterable[_Union[ParamSpec, _Mapping]]] = ..., blobs: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., include: _Optional[_Iterable[_Union[NetStateRule, _Mapping]]] = ..., exclude: _Optional[_Iterable[_Union[NetStateRule, _Mapping]]] = ..., phase: _Optional[_Union[Phase, str]] = ..., propagate_down: _Optional[_Iterable[bool]] = ..., transform_param: _Optional[_Union[TransformationParameter, _Mapping]] = ..., loss_param: _Optional[_Union[LossParameter, _Mapping]] = ..., convolution_param: _Optional[_Union[ConvolutionParameter, _Mapping]] = ..., data_param: _Optional[_Union[DataParameter, _Mapping]] = ..., image_data_param: _Optional[_Union[ImageDataParameter, _Mapping]] = ..., inner_product_param: _Optional[_Union[InnerProductParameter, _Mapping]] = ..., batch_norm_param: _Optional[_Union[BatchNormParameter, _Mapping]] = ..., scale_param: _Optional[_Union[ScaleParameter, _Mapping]] = ..., engine: _Optional[str] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., bottom: _Optional[_Iterable[str]] = ..., top: _Optional[_Iterable[str]] = ..., loss_weight: _Optional[_Iterable[float]] = ..., param: _Optional[_Iterable[_Union[ParamSpec, _Mapping]]] = ..., blobs: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., include: _Optional[_Iterable[_Union[NetStateRule, _Mapping]]] = ..., exclude: _Optional[_Iterable[_Union[NetStateRule, _Mapping]]] = ..., phase: _Optional[_Union[Phase, str]] = ..., propagate_down: _Optional[_Iterable[bool]] = ..., transform_param: _Optional[_Union[TransformationParameter, _Mapping]] = ..., loss_param: _Optional[_Union[LossParameter, _Mapping]] = ..., accuracy_param: _Optional[_Union[AccuracyParameter, _Mapping]] = ..., concat_param: _Optional[_Union[ConcatParameter, _Mapping]] = ..., convolution_param: _Optional[_Union[ConvolutionParameter, _Mapping]] = ..., data_param: _Optional[_Union[DataParameter, _Mapping]] = ..., dropout_param: _Optional[_Union[DropoutParameter, _Mapping]] = ..., dummy_data_param: _Optional[_Union[DummyDataParameter, _Mapping]] = ..., eltwise_param: _Optional[_Union[EltwiseParameter, _Mapping]] = ..., image_data_param: _Optional[_Union[ImageDataParameter, _Mapping]] = ..., inner_product_param: _Optional[_Union[InnerProductParameter, _Mapping]] = ..., lrn_param: _Optional[_Union[LRNParameter, _Mapping]] = ..., pooling_param: _Optional[_Union[PoolingParameter, _Mapping]] = ..., power_param: _Optional[_Union[PowerParameter, _Mapping]] = ..., relu_param: _Optional[_Union[ReLUParameter, _Mapping]] = ..., sigmoid_param: _Optional[_Union[SigmoidParameter, _Mapping]] = ..., softmax_param: _Optional[_Union[SoftmaxParameter, _Mapping]] = ..., slice_param: _Optional[_Union[SliceParameter, _Mapping]] = ..., tanh_param: _Optional[_Union[TanHParameter, _Mapping]] = ..., prelu_param: _Optional[_Union[PReLUParameter, _Mapping]] = ..., reshape_param: _Optional[_Union[ReshapeParameter, _Mapping]] = ..., flatten_param: _Optional[_Union[FlattenParameter, _Mapping]] = ..., batch_norm_param: _Optional[_Union[BatchNormParameter, _Mapping]] = ..., elu_param: _Optional[_Union[ELUParameter, _Mapping]] = ..., bias_param: _Optional[_Union[BiasParameter, _Mapping]] = ..., scale_param: _Optional[_Union[ScaleParameter, _Mapping]] = ..., input_param: _Optional[_Union[InputParameter, _Mapping]] = ..., engine: _Optional[str] = ...) -> None: ...
 
 class NetState(_message.Message):
     __slots__ = ("phase", "level", "stage")
@@ -337,7 +398,7 @@ class FillerParameter(_message.Message):
     def __init__(self, type: _Optional[str] = ..., value: _Optional[float] = ..., min: _Optional[float] = ..., max: _Optional[float] = ..., mean: _Optional[float] = ..., std: _Optional[float] = ..., sparse: _Optional[int] = ..., variance_norm: _Optional[_Union[FillerParameter.VarianceNorm, str]] = ..., scale: _Optional[float] = ...) -> None: ...
 
 class ConvolutionParameter(_message.Message):
-    __slots__ = ("num_output", "bias_term", "pad", "kernel_size", "group", "stride", "weight_filler", "bias_filler", "pad_h", "pad_w", "kernel_h", "kernel_w", "stride_h", "stride_w", "dilation")
+    __slots__ = ("num_output", "bias_term", "pad", "kernel_size", "group", "stride", "weight_filler", "bias_filler", "pad_h", "pad_w", "kernel_h", "kernel_w", "stride_h", "stride_w", "engine", "axis", "force_nd_im2col", "dilation", "relu", "negative_slope")
     NUM_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     BIAS_TERM_FIELD_NUMBER: _ClassVar[int]
     PAD_FIELD_NUMBER: _ClassVar[int]
@@ -352,7 +413,12 @@ class ConvolutionParameter(_message.Message):
     KERNEL_W_FIELD_NUMBER: _ClassVar[int]
     STRIDE_H_FIELD_NUMBER: _ClassVar[int]
     STRIDE_W_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    AXIS_FIELD_NUMBER: _ClassVar[int]
+    FORCE_ND_IM2COL_FIELD_NUMBER: _ClassVar[int]
     DILATION_FIELD_NUMBER: _ClassVar[int]
+    RELU_FIELD_NUMBER: _ClassVar[int]
+    NEGATIVE_SLOPE_FIELD_NUMBER: _ClassVar[int]
     num_output: int
     bias_term: bool
     pad: _containers.RepeatedScalarFieldContainer[int]
@@ -367,26 +433,38 @@ class ConvolutionParameter(_message.Message):
     kernel_w: int
     stride_h: int
     stride_w: int
+    engine: Engine
+    axis: int
+    force_nd_im2col: bool
     dilation: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, num_output: _Optional[int] = ..., bias_term: bool = ..., pad: _Optional[_Iterable[int]] = ..., kernel_size: _Optional[_Iterable[int]] = ..., group: _Optional[int] = ..., stride: _Optional[_Iterable[int]] = ..., weight_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., pad_h: _Optional[int] = ..., pad_w: _Optional[int] = ..., kernel_h: _Optional[int] = ..., kernel_w: _Optional[int] = ..., stride_h: _Optional[int] = ..., stride_w: _Optional[int] = ..., dilation: _Optional[_Iterable[int]] = ...) -> None: ...
+    relu: bool
+    negative_slope: float
+    def __init__(self, num_output: _Optional[int] = ..., bias_term: bool = ..., pad: _Optional[_Iterable[int]] = ..., kernel_size: _Optional[_Iterable[int]] = ..., group: _Optional[int] = ..., stride: _Optional[_Iterable[int]] = ..., weight_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., pad_h: _Optional[int] = ..., pad_w: _Optional[int] = ..., kernel_h: _Optional[int] = ..., kernel_w: _Optional[int] = ..., stride_h: _Optional[int] = ..., stride_w: _Optional[int] = ..., engine: _Optional[_Union[Engine, str]] = ..., axis: _Optional[int] = ..., force_nd_im2col: bool = ..., dilation: _Optional[_Iterable[int]] = ..., relu: bool = ..., negative_slope: _Optional[float] = ...) -> None: ...
 
 class InnerProductParameter(_message.Message):
-    __slots__ = ("num_output", "bias_term", "weight_filler", "bias_filler")
+    __slots__ = ("num_output", "bias_term", "weight_filler", "bias_filler", "axis", "transpose", "engine")
     NUM_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     BIAS_TERM_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FILLER_FIELD_NUMBER: _ClassVar[int]
     BIAS_FILLER_FIELD_NUMBER: _ClassVar[int]
+    AXIS_FIELD_NUMBER: _ClassVar[int]
+    TRANSPOSE_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
     num_output: int
     bias_term: bool
     weight_filler: FillerParameter
     bias_filler: FillerParameter
-    def __init__(self, num_output: _Optional[int] = ..., bias_term: bool = ..., weight_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ...) -> None: ...
+    axis: int
+    transpose: bool
+    engine: Engine
+    def __init__(self, num_output: _Optional[int] = ..., bias_term: bool = ..., weight_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., axis: _Optional[int] = ..., transpose: bool = ..., engine: _Optional[_Union[Engine, str]] = ...) -> None: ...
 
 class BatchNormParameter(_message.Message):
-    __slots__ = ("use_global_stats", "moving_average_fraction", "eps", "use_weight_bias", "bias_term", "filler", "bias_filler", "stats_batch_size")
+    __slots__ = ("use_global_stats", "moving_average_fraction", "eps", "engine", "use_weight_bias", "bias_term", "filler", "bias_filler", "stats_batch_size")
     USE_GLOBAL_STATS_FIELD_NUMBER: _ClassVar[int]
     MOVING_AVERAGE_FRACTION_FIELD_NUMBER: _ClassVar[int]
     EPS_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
     USE_WEIGHT_BIAS_FIELD_NUMBER: _ClassVar[int]
     BIAS_TERM_FIELD_NUMBER: _ClassVar[int]
     FILLER_FIELD_NUMBER: _ClassVar[int]
@@ -395,12 +473,13 @@ class BatchNormParameter(_message.Message):
     use_global_stats: bool
     moving_average_fraction: float
     eps: float
+    engine: Engine
     use_weight_bias: bool
     bias_term: bool
     filler: FillerParameter
     bias_filler: FillerParameter
     stats_batch_size: int
-    def __init__(self, use_global_stats: bool = ..., moving_average_fraction: _Optional[float] = ..., eps: _Optional[float] = ..., use_weight_bias: bool = ..., bias_term: bool = ..., filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., stats_batch_size: _Optional[int] = ...) -> None: ...
+    def __init__(self, use_global_stats: bool = ..., moving_average_fraction: _Optional[float] = ..., eps: _Optional[float] = ..., engine: _Optional[_Union[Engine, str]] = ..., use_weight_bias: bool = ..., bias_term: bool = ..., filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., stats_batch_size: _Optional[int] = ...) -> None: ...
 
 class ScaleParameter(_message.Message):
     __slots__ = ("axis", "num_axes", "filler", "bias_term", "bias_filler")
@@ -415,6 +494,228 @@ class ScaleParameter(_message.Message):
     bias_term: bool
     bias_filler: FillerParameter
     def __init__(self, axis: _Optional[int] = ..., num_axes: _Optional[int] = ..., filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., bias_term: bool = ..., bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ...) -> None: ...
+
+class AccuracyParameter(_message.Message):
+    __slots__ = ("top_k", "axis", "ignore_label")
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    AXIS_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_LABEL_FIELD_NUMBER: _ClassVar[int]
+    top_k: int
+    axis: int
+    ignore_label: int
+    def __init__(self, top_k: _Optional[int] = ..., axis: _Optional[int] = ..., ignore_label: _Optional[int] = ...) -> None: ...
+
+class BiasParameter(_message.Message):
+    __slots__ = ("axis", "num_axes", "filler")
+    AXIS_FIELD_NUMBER: _ClassVar[int]
+    NUM_AXES_FIELD_NUMBER: _ClassVar[int]
+    FILLER_FIELD_NUMBER: _ClassVar[int]
+    axis: int
+    num_axes: int
+    filler: FillerParameter
+    def __init__(self, axis: _Optional[int] = ..., num_axes: _Optional[int] = ..., filler: _Optional[_Union[FillerParameter, _Mapping]] = ...) -> None: ...
+
+class ConcatParameter(_message.Message):
+    __slots__ = ("concat_dim", "axis")
+    CONCAT_DIM_FIELD_NUMBER: _ClassVar[int]
+    AXIS_FIELD_NUMBER: _ClassVar[int]
+    concat_dim: int
+    axis: int
+    def __init__(self, concat_dim: _Optional[int] = ..., axis: _Optional[int] = ...) -> None: ...
+
+class DropoutParameter(_message.Message):
+    __slots__ = ("dropout_ratio",)
+    DROPOUT_RATIO_FIELD_NUMBER: _ClassVar[int]
+    dropout_ratio: float
+    def __init__(self, dropout_ratio: _Optional[float] = ...) -> None: ...
+
+class DummyDataParameter(_message.Message):
+    __slots__ = ("data_filler", "shape", "num", "channels", "height", "width")
+    DATA_FILLER_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    NUM_FIELD_NUMBER: _ClassVar[int]
+    CHANNELS_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    data_filler: _containers.RepeatedCompositeFieldContainer[FillerParameter]
+    shape: _containers.RepeatedCompositeFieldContainer[BlobShape]
+    num: _containers.RepeatedScalarFieldContainer[int]
+    channels: _containers.RepeatedScalarFieldContainer[int]
+    height: _containers.RepeatedScalarFieldContainer[int]
+    width: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, data_filler: _Optional[_Iterable[_Union[FillerParameter, _Mapping]]] = ..., shape: _Optional[_Iterable[_Union[BlobShape, _Mapping]]] = ..., num: _Optional[_Iterable[int]] = ..., channels: _Optional[_Iterable[int]] = ..., height: _Optional[_Iterable[int]] = ..., width: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class EltwiseParameter(_message.Message):
+    __slots__ = ("operation", "coeff", "stable_prod_grad", "engine")
+    class EltwiseOp(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        PROD: _ClassVar[EltwiseParameter.EltwiseOp]
+        SUM: _ClassVar[EltwiseParameter.EltwiseOp]
+        MAX: _ClassVar[EltwiseParameter.EltwiseOp]
+    PROD: EltwiseParameter.EltwiseOp
+    SUM: EltwiseParameter.EltwiseOp
+    MAX: EltwiseParameter.EltwiseOp
+    OPERATION_FIELD_NUMBER: _ClassVar[int]
+    COEFF_FIELD_NUMBER: _ClassVar[int]
+    STABLE_PROD_GRAD_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    operation: EltwiseParameter.EltwiseOp
+    coeff: _containers.RepeatedScalarFieldContainer[float]
+    stable_prod_grad: bool
+    engine: Engine
+    def __init__(self, operation: _Optional[_Union[EltwiseParameter.EltwiseOp, str]] = ..., coeff: _Optional[_Iterable[float]] = ..., stable_prod_grad: bool = ..., engine: _Optional[_Union[Engine, str]] = ...) -> None: ...
+
+class ELUParameter(_message.Message):
+    __slots__ = ("alpha",)
+    ALPHA_FIELD_NUMBER: _ClassVar[int]
+    alpha: float
+    def __init__(self, alpha: _Optional[float] = ...) -> None: ...
+
+class FlattenParameter(_message.Message):
+    __slots__ = ("axis", "end_axis")
+    AXIS_FIELD_NUMBER: _ClassVar[int]
+    END_AXIS_FIELD_NUMBER: _ClassVar[int]
+    axis: int
+    end_axis: int
+    def __init__(self, axis: _Optional[int] = ..., end_axis: _Optional[int] = ...) -> None: ...
+
+class InputParameter(_message.Message):
+    __slots__ = ("shape",)
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    shape: _containers.RepeatedCompositeFieldContainer[BlobShape]
+    def __init__(self, shape: _Optional[_Iterable[_Union[BlobShape, _Mapping]]] = ...) -> None: ...
+
+class LRNParameter(_message.Message):
+    __slots__ = ("local_size", "alpha", "beta", "norm_region", "k", "engine")
+    class NormRegion(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        ACROSS_CHANNELS: _ClassVar[LRNParameter.NormRegion]
+        WITHIN_CHANNEL: _ClassVar[LRNParameter.NormRegion]
+    ACROSS_CHANNELS: LRNParameter.NormRegion
+    WITHIN_CHANNEL: LRNParameter.NormRegion
+    LOCAL_SIZE_FIELD_NUMBER: _ClassVar[int]
+    ALPHA_FIELD_NUMBER: _ClassVar[int]
+    BETA_FIELD_NUMBER: _ClassVar[int]
+    NORM_REGION_FIELD_NUMBER: _ClassVar[int]
+    K_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    local_size: int
+    alpha: float
+    beta: float
+    norm_region: LRNParameter.NormRegion
+    k: float
+    engine: Engine
+    def __init__(self, local_size: _Optional[int] = ..., alpha: _Optional[float] = ..., beta: _Optional[float] = ..., norm_region: _Optional[_Union[LRNParameter.NormRegion, str]] = ..., k: _Optional[float] = ..., engine: _Optional[_Union[Engine, str]] = ...) -> None: ...
+
+class PoolingParameter(_message.Message):
+    __slots__ = ("pool", "kernel_size", "stride", "pad", "kernel_h", "kernel_w", "stride_h", "stride_w", "pad_h", "pad_w", "engine", "global_pooling", "round_mode")
+    class PoolMethod(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        MAX: _ClassVar[PoolingParameter.PoolMethod]
+        AVE: _ClassVar[PoolingParameter.PoolMethod]
+        STOCHASTIC: _ClassVar[PoolingParameter.PoolMethod]
+    MAX: PoolingParameter.PoolMethod
+    AVE: PoolingParameter.PoolMethod
+    STOCHASTIC: PoolingParameter.PoolMethod
+    class RoundMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        CEIL: _ClassVar[PoolingParameter.RoundMode]
+        FLOOR: _ClassVar[PoolingParameter.RoundMode]
+    CEIL: PoolingParameter.RoundMode
+    FLOOR: PoolingParameter.RoundMode
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_SIZE_FIELD_NUMBER: _ClassVar[int]
+    STRIDE_FIELD_NUMBER: _ClassVar[int]
+    PAD_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_H_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_W_FIELD_NUMBER: _ClassVar[int]
+    STRIDE_H_FIELD_NUMBER: _ClassVar[int]
+    STRIDE_W_FIELD_NUMBER: _ClassVar[int]
+    PAD_H_FIELD_NUMBER: _ClassVar[int]
+    PAD_W_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_POOLING_FIELD_NUMBER: _ClassVar[int]
+    ROUND_MODE_FIELD_NUMBER: _ClassVar[int]
+    pool: PoolingParameter.PoolMethod
+    kernel_size: int
+    stride: int
+    pad: int
+    kernel_h: int
+    kernel_w: int
+    stride_h: int
+    stride_w: int
+    pad_h: int
+    pad_w: int
+    engine: Engine
+    global_pooling: bool
+    round_mode: PoolingParameter.RoundMode
+    def __init__(self, pool: _Optional[_Union[PoolingParameter.PoolMethod, str]] = ..., kernel_size: _Optional[int] = ..., stride: _Optional[int] = ..., pad: _Optional[int] = ..., kernel_h: _Optional[int] = ..., kernel_w: _Optional[int] = ..., stride_h: _Optional[int] = ..., stride_w: _Optional[int] = ..., pad_h: _Optional[int] = ..., pad_w: _Optional[int] = ..., engine: _Optional[_Union[Engine, str]] = ..., global_pooling: bool = ..., round_mode: _Optional[_Union[PoolingParameter.RoundMode, str]] = ...) -> None: ...
+
+class PowerParameter(_message.Message):
+    __slots__ = ("power", "scale", "shift")
+    POWER_FIELD_NUMBER: _ClassVar[int]
+    SCALE_FIELD_NUMBER: _ClassVar[int]
+    SHIFT_FIELD_NUMBER: _ClassVar[int]
+    power: float
+    scale: float
+    shift: float
+    def __init__(self, power: _Optional[float] = ..., scale: _Optional[float] = ..., shift: _Optional[float] = ...) -> None: ...
+
+class PReLUParameter(_message.Message):
+    __slots__ = ("filler", "channel_shared")
+    FILLER_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_SHARED_FIELD_NUMBER: _ClassVar[int]
+    filler: FillerParameter
+    channel_shared: bool
+    def __init__(self, filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., channel_shared: bool = ...) -> None: ...
+
+class ReLUParameter(_message.Message):
+    __slots__ = ("negative_slope", "engine")
+    NEGATIVE_SLOPE_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    negative_slope: float
+    engine: Engine
+    def __init__(self, negative_slope: _Optional[float] = ..., engine: _Optional[_Union[Engine, str]] = ...) -> None: ...
+
+class ReshapeParameter(_message.Message):
+    __slots__ = ("shape", "axis", "num_axes")
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    AXIS_FIELD_NUMBER: _ClassVar[int]
+    NUM_AXES_FIELD_NUMBER: _ClassVar[int]
+    shape: BlobShape
+    axis: int
+    num_axes: int
+    def __init__(self, shape: _Optional[_Union[BlobShape, _Mapping]] = ..., axis: _Optional[int] = ..., num_axes: _Optional[int] = ...) -> None: ...
+
+class SigmoidParameter(_message.Message):
+    __slots__ = ("engine",)
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    engine: Engine
+    def __init__(self, engine: _Optional[_Union[Engine, str]] = ...) -> None: ...
+
+class SliceParameter(_message.Message):
+    __slots__ = ("slice_dim", "slice_point", "axis")
+    SLICE_DIM_FIELD_NUMBER: _ClassVar[int]
+    SLICE_POINT_FIELD_NUMBER: _ClassVar[int]
+    AXIS_FIELD_NUMBER: _ClassVar[int]
+    slice_dim: int
+    slice_point: _containers.RepeatedScalarFieldContainer[int]
+    axis: int
+    def __init__(self, slice_dim: _Optional[int] = ..., slice_point: _Optional[_Iterable[int]] = ..., axis: _Optional[int] = ...) -> None: ...
+
+class SoftmaxParameter(_message.Message):
+    __slots__ = ("engine", "axis")
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    AXIS_FIELD_NUMBER: _ClassVar[int]
+    engine: Engine
+    axis: int
+    def __init__(self, engine: _Optional[_Union[Engine, str]] = ..., axis: _Optional[int] = ...) -> None: ...
+
+class TanHParameter(_message.Message):
+    __slots__ = ("engine",)
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    engine: Engine
+    def __init__(self, engine: _Optional[_Union[Engine, str]] = ...) -> None: ...
 
 class DataParameter(_message.Message):
     __slots__ = ("source", "scale", "mean_file", "crop_size", "mirror", "batch_size", "rand_skip", "backend", "force_encoded_color", "prefetch", "shuffle")
@@ -475,6 +776,272 @@ class ImageDataParameter(_message.Message):
     is_color: bool
     root_folder: str
     def __init__(self, source: _Optional[str] = ..., scale: _Optional[float] = ..., mean_file: _Optional[str] = ..., batch_size: _Optional[int] = ..., crop_size: _Optional[int] = ..., mirror: bool = ..., rand_skip: _Optional[int] = ..., shuffle: bool = ..., new_height: _Optional[int] = ..., new_width: _Optional[int] = ..., is_color: bool = ..., root_folder: _Optional[str] = ...) -> None: ...
+
+class V1LayerParameter(_message.Message):
+    __slots__ = ("layer", "bottom", "top", "name", "type", "blobs", "blobs_lr", "weight_decay", "concat_param", "convolution_param", "data_param", "dropout_param", "hdf5_data_param", "hdf5_output_param", "image_data_param", "infogain_loss_param", "inner_product_param", "lrn_param", "pooling_param", "window_data_param", "power_param", "memory_data_param", "argmax_param", "eltwise_param", "threshold_param", "dummy_data_param", "accuracy_param", "hinge_loss_param", "relu_param", "slice_param", "include", "exclude", "mvn_param", "loss_weight", "transform_param", "tanh_param", "sigmoid_param", "softmax_param", "contrastive_loss_param", "exp_param", "loss_param", "param", "blob_share_mode")
+    class LayerType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        NONE: _ClassVar[V1LayerParameter.LayerType]
+        ACCURACY: _ClassVar[V1LayerParameter.LayerType]
+        BNLL: _ClassVar[V1LayerParameter.LayerType]
+        CONCAT: _ClassVar[V1LayerParameter.LayerType]
+        CONVOLUTION: _ClassVar[V1LayerParameter.LayerType]
+        DATA: _ClassVar[V1LayerParameter.LayerType]
+        DROPOUT: _ClassVar[V1LayerParameter.LayerType]
+        EUCLIDEAN_LOSS: _ClassVar[V1LayerParameter.LayerType]
+        FLATTEN: _ClassVar[V1LayerParameter.LayerType]
+        HDF5_DATA: _ClassVar[V1LayerParameter.LayerType]
+        HDF5_OUTPUT: _ClassVar[V1LayerParameter.LayerType]
+        IM2COL: _ClassVar[V1LayerParameter.LayerType]
+        IMAGE_DATA: _ClassVar[V1LayerParameter.LayerType]
+        INFOGAIN_LOSS: _ClassVar[V1LayerParameter.LayerType]
+        INNER_PRODUCT: _ClassVar[V1LayerParameter.LayerType]
+        LRN: _ClassVar[V1LayerParameter.LayerType]
+        MULTINOMIAL_LOGISTIC_LOSS: _ClassVar[V1LayerParameter.LayerType]
+        POOLING: _ClassVar[V1LayerParameter.LayerType]
+        RELU: _ClassVar[V1LayerParameter.LayerType]
+        SIGMOID: _ClassVar[V1LayerParameter.LayerType]
+        SOFTMAX: _ClassVar[V1LayerParameter.LayerType]
+        SOFTMAX_LOSS: _ClassVar[V1LayerParameter.LayerType]
+        SPLIT: _ClassVar[V1LayerParameter.LayerType]
+        TANH: _ClassVar[V1LayerParameter.LayerType]
+        WINDOW_DATA: _ClassVar[V1LayerParameter.LayerType]
+        ELTWISE: _ClassVar[V1LayerParameter.LayerType]
+        POWER: _ClassVar[V1LayerParameter.LayerType]
+        SIGMOID_CROSS_ENTROPY_LOSS: _ClassVar[V1LayerParameter.LayerType]
+        HINGE_LOSS: _ClassVar[V1LayerParameter.LayerType]
+        MEMORY_DATA: _ClassVar[V1LayerParameter.LayerType]
+        ARGMAX: _ClassVar[V1LayerParameter.LayerType]
+        THRESHOLD: _ClassVar[V1LayerParameter.LayerType]
+        DUMMY_DATA: _ClassVar[V1LayerParameter.LayerType]
+        SLICE: _ClassVar[V1LayerParameter.LayerType]
+        MVN: _ClassVar[V1LayerParameter.LayerType]
+        ABSVAL: _ClassVar[V1LayerParameter.LayerType]
+        SILENCE: _ClassVar[V1LayerParameter.LayerType]
+        CONTRASTIVE_LOSS: _ClassVar[V1LayerParameter.LayerType]
+        EXP: _ClassVar[V1LayerParameter.LayerType]
+        DECONVOLUTION: _ClassVar[V1LayerParameter.LayerType]
+    NONE: V1LayerParameter.LayerType
+    ACCURACY: V1LayerParameter.LayerType
+    BNLL: V1LayerParameter.LayerType
+    CONCAT: V1LayerParameter.LayerType
+    CONVOLUTION: V1LayerParameter.LayerType
+    DATA: V1LayerParameter.LayerType
+    DROPOUT: V1LayerParameter.LayerType
+    EUCLIDEAN_LOSS: V1LayerParameter.LayerType
+    FLATTEN: V1LayerParameter.LayerType
+    HDF5_DATA: V1LayerParameter.LayerType
+    HDF5_OUTPUT: V1LayerParameter.LayerType
+    IM2COL: V1LayerParameter.LayerType
+    IMAGE_DATA: V1LayerParameter.LayerType
+    INFOGAIN_LOSS: V1LayerParameter.LayerType
+    INNER_PRODUCT: V1LayerParameter.LayerType
+    LRN: V1LayerParameter.LayerType
+    MULTINOMIAL_LOGISTIC_LOSS: V1LayerParameter.LayerType
+    POOLING: V1LayerParameter.LayerType
+    RELU: V1LayerParameter.LayerType
+    SIGMOID: V1LayerParameter.LayerType
+    SOFTMAX: V1LayerParameter.LayerType
+    SOFTMAX_LOSS: V1LayerParameter.LayerType
+    SPLIT: V1LayerParameter.LayerType
+    TANH: V1LayerParameter.LayerType
+    WINDOW_DATA: V1LayerParameter.LayerType
+    ELTWISE: V1LayerParameter.LayerType
+    POWER: V1LayerParameter.LayerType
+    SIGMOID_CROSS_ENTROPY_LOSS: V1LayerParameter.LayerType
+    HINGE_LOSS: V1LayerParameter.LayerType
+    MEMORY_DATA: V1LayerParameter.LayerType
+    ARGMAX: V1LayerParameter.LayerType
+    THRESHOLD: V1LayerParameter.LayerType
+    DUMMY_DATA: V1LayerParameter.LayerType
+    SLICE: V1LayerParameter.LayerType
+    MVN: V1LayerParameter.LayerType
+    ABSVAL: V1LayerParameter.LayerType
+    SILENCE: V1LayerParameter.LayerType
+    CONTRASTIVE_LOSS: V1LayerParameter.LayerType
+    EXP: V1LayerParameter.LayerType
+    DECONVOLUTION: V1LayerParameter.LayerType
+    class DimCheckMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        STRICT: _ClassVar[V1LayerParameter.DimCheckMode]
+        PERMISSIVE: _ClassVar[V1LayerParameter.DimCheckMode]
+    STRICT: V1LayerParameter.DimCheckMode
+    PERMISSIVE: V1LayerParameter.DimCheckMode
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    BOTTOM_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    BLOBS_FIELD_NUMBER: _ClassVar[int]
+    BLOBS_LR_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
+    CONCAT_PARAM_FIELD_NUMBER: _ClassVar[int]
+    CONVOLUTION_PARAM_FIELD_NUMBER: _ClassVar[int]
+    DATA_PARAM_FIELD_NUMBER: _ClassVar[int]
+    DROPOUT_PARAM_FIELD_NUMBER: _ClassVar[int]
+    HDF5_DATA_PARAM_FIELD_NUMBER: _ClassVar[int]
+    HDF5_OUTPUT_PARAM_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_DATA_PARAM_FIELD_NUMBER: _ClassVar[int]
+    INFOGAIN_LOSS_PARAM_FIELD_NUMBER: _ClassVar[int]
+    INNER_PRODUCT_PARAM_FIELD_NUMBER: _ClassVar[int]
+    LRN_PARAM_FIELD_NUMBER: _ClassVar[int]
+    POOLING_PARAM_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_DATA_PARAM_FIELD_NUMBER: _ClassVar[int]
+    POWER_PARAM_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_DATA_PARAM_FIELD_NUMBER: _ClassVar[int]
+    ARGMAX_PARAM_FIELD_NUMBER: _ClassVar[int]
+    ELTWISE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_PARAM_FIELD_NUMBER: _ClassVar[int]
+    DUMMY_DATA_PARAM_FIELD_NUMBER: _ClassVar[int]
+    ACCURACY_PARAM_FIELD_NUMBER: _ClassVar[int]
+    HINGE_LOSS_PARAM_FIELD_NUMBER: _ClassVar[int]
+    RELU_PARAM_FIELD_NUMBER: _ClassVar[int]
+    SLICE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDE_FIELD_NUMBER: _ClassVar[int]
+    MVN_PARAM_FIELD_NUMBER: _ClassVar[int]
+    LOSS_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    TRANSFORM_PARAM_FIELD_NUMBER: _ClassVar[int]
+    TANH_PARAM_FIELD_NUMBER: _ClassVar[int]
+    SIGMOID_PARAM_FIELD_NUMBER: _ClassVar[int]
+    SOFTMAX_PARAM_FIELD_NUMBER: _ClassVar[int]
+    CONTRASTIVE_LOSS_PARAM_FIELD_NUMBER: _ClassVar[int]
+    EXP_PARAM_FIELD_NUMBER: _ClassVar[int]
+    LOSS_PARAM_FIELD_NUMBER: _ClassVar[int]
+    PARAM_FIELD_NUMBER: _ClassVar[int]
+    BLOB_SHARE_MODE_FIELD_NUMBER: _ClassVar[int]
+    layer: V0LayerParameter
+    bottom: _containers.RepeatedScalarFieldContainer[str]
+    top: _containers.RepeatedScalarFieldContainer[str]
+    name: str
+    type: V1LayerParameter.LayerType
+    blobs: _containers.RepeatedCompositeFieldContainer[BlobProto]
+    blobs_lr: _containers.RepeatedScalarFieldContainer[float]
+    weight_decay: _containers.RepeatedScalarFieldContainer[float]
+    concat_param: ConcatParameter
+    convolution_param: ConvolutionParameter
+    data_param: DataParameter
+    dropout_param: DropoutParameter
+    hdf5_data_param: Unread
+    hdf5_output_param: Unread
+    image_data_param: ImageDataParameter
+    infogain_loss_param: Unread
+    inner_product_param: InnerProductParameter
+    lrn_param: LRNParameter
+    pooling_param: PoolingParameter
+    window_data_param: Unread
+    power_param: PowerParameter
+    memory_data_param: Unread
+    argmax_param: Unread
+    eltwise_param: EltwiseParameter
+    threshold_param: Unread
+    dummy_data_param: DummyDataParameter
+    accuracy_param: AccuracyParameter
+    hinge_loss_param: Unread
+    relu_param: ReLUParameter
+    slice_param: SliceParameter
+    include: _containers.RepeatedCompositeFieldContainer[NetStateRule]
+    exclude: _containers.RepeatedCompositeFieldContainer[NetStateRule]
+    mvn_param: Unread
+    loss_weight: _containers.RepeatedScalarFieldContainer[float]
+    transform_param: TransformationParameter
+    tanh_param: TanHParameter
+    sigmoid_param: SigmoidParameter
+    softmax_param: SoftmaxParameter
+    contrastive_loss_param: Unread
+    exp_param: Unread
+    loss_param: LossParameter
+    param: _containers.RepeatedScalarFieldContainer[str]
+    blob_share_mode: _containers.RepeatedScalarFieldContainer[V1LayerParameter.DimCheckMode]
+    def __init__(self, layer: _Optional[_Union[V0LayerParameter, _Mapping]] = ..., bottom: _Optional[_Iterable[str]] = ..., top: _Optional[_Iterable[str]] = ..., name: _Optional[str] = ..., type: _Optional[_Union[V1LayerParameter.LayerType, str]] = ..., blobs: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., blobs_lr: _Optional[_Iterable[float]] = ..., weight_decay: _Optional[_Iterable[float]] = ..., concat_param: _Optional[_Union[ConcatParameter, _Mapping]] = ..., convolution_param: _Optional[_Union[ConvolutionParameter, _Mapping]] = ..., data_param: _Optional[_Union[DataParameter, _Mapping]] = ..., dropout_param: _Optional[_Union[DropoutParameter, _Mapping]] = ..., hdf5_data_param: _Optional[_Union[Unread, _Mapping]] = ..., hdf5_output_param: _Optional[_Union[Unread, _Mapping]] = ..., image_data_param: _Optional[_Union[ImageDataParameter, _Mapping]] = ..., infogain_loss_param: _Optional[_Union[Unread, _Mapping]] = ..., inner_product_param: _Optional[_Union[InnerProductParameter, _Mapping]] = ..., lrn_param: _Optional[_Union[LRNParameter, _Mapping]] = ..., pooling_param: _Optional[_Union[PoolingParameter, _Mapping]] = ..., window_data_param: _Optional[_Union[Unread, _Mapping]] = ..., power_param: _Optional[_Union[PowerParameter, _Mapping]] = ..., memory_data_param: _Optional[_Union[Unread, _Mapping]] = ..., argmax_param: _Optional[_Union[Unread, _Mapping]] = ..., eltwise_param: _Optional[_Union[EltwiseParameter, _Mapping]] = ..., threshold_param: _Optional[_Union[Unread, _Mapping]] = ..., dummy_data_param: _Optional[_Union[DummyDataParameter, _Mapping]] = ..., accuracy_param: _Optional[_Union[AccuracyParameter, _Mapping]] = ..., hinge_loss_param: _Optional[_Union[Unread, _Mapping]] = ..., relu_param: _Optional[_Union[ReLUParameter, _Mapping]] = ..., slice_param: _Optional[_Union[SliceParameter, _Mapping]] = ..., include: _Optional[_Iterable[_Union[NetStateRule, _Mapping]]] = ..., exclude: _Optional[_Iterable[_Union[NetStateRule, _Mapping]]] = ..., mvn_param: _Optional[_Union[Unread, _Mapping]] = ..., loss_weight: _Optional[_Iterable[float]] = ..., transform_param: _Optional[_Union[TransformationParameter, _Mapping]] = ..., tanh_param: _Optional[_Union[TanHParameter, _Mapping]] = ..., sigmoid_param: _Optional[_Union[SigmoidParameter, _Mapping]] = ..., softmax_param: _Optional[_Union[SoftmaxParameter, _Mapping]] = ..., contrastive_loss_param: _Optional[_Union[Unread, _Mapping]] = ..., exp_param: _Optional[_Union[Unread, _Mapping]] = ..., loss_param: _Optional[_Union[LossParameter, _Mapping]] = ..., param: _Optional[_Iterable[str]] = ..., blob_share_mode: _Optional[_Iterable[_Union[V1LayerParameter.DimCheckMode, str]]] = ...) -> None: ...
+
+class V0LayerParameter(_message.Message):
+    __slots__ = ("name", "type", "num_output", "biasterm", "weight_filler", "bias_filler", "pad", "kernelsize", "group", "stride", "pool", "dropout_ratio", "local_size", "alpha", "beta", "source", "scale", "meanfile", "batchsize", "cropsize", "mirror", "k", "blobs", "blobs_lr", "weight_decay", "rand_skip", "det_fg_threshold", "det_bg_threshold", "det_fg_fraction", "det_context_pad", "det_crop_mode", "new_num", "new_channels", "new_height", "new_width", "shuffle_images", "concat_dim", "hdf5_output_param")
+    class PoolMethod(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        MAX: _ClassVar[V0LayerParameter.PoolMethod]
+        AVE: _ClassVar[V0LayerParameter.PoolMethod]
+        STOCHASTIC: _ClassVar[V0LayerParameter.PoolMethod]
+    MAX: V0LayerParameter.PoolMethod
+    AVE: V0LayerParameter.PoolMethod
+    STOCHASTIC: V0LayerParameter.PoolMethod
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    NUM_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    BIASTERM_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FILLER_FIELD_NUMBER: _ClassVar[int]
+    BIAS_FILLER_FIELD_NUMBER: _ClassVar[int]
+    PAD_FIELD_NUMBER: _ClassVar[int]
+    KERNELSIZE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    STRIDE_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    DROPOUT_RATIO_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_SIZE_FIELD_NUMBER: _ClassVar[int]
+    ALPHA_FIELD_NUMBER: _ClassVar[int]
+    BETA_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SCALE_FIELD_NUMBER: _ClassVar[int]
+    MEANFILE_FIELD_NUMBER: _ClassVar[int]
+    BATCHSIZE_FIELD_NUMBER: _ClassVar[int]
+    CROPSIZE_FIELD_NUMBER: _ClassVar[int]
+    MIRROR_FIELD_NUMBER: _ClassVar[int]
+    K_FIELD_NUMBER: _ClassVar[int]
+    BLOBS_FIELD_NUMBER: _ClassVar[int]
+    BLOBS_LR_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_DECAY_FIELD_NUMBER: _ClassVar[int]
+    RAND_SKIP_FIELD_NUMBER: _ClassVar[int]
+    DET_FG_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    DET_BG_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    DET_FG_FRACTION_FIELD_NUMBER: _ClassVar[int]
+    DET_CONTEXT_PAD_FIELD_NUMBER: _ClassVar[int]
+    DET_CROP_MODE_FIELD_NUMBER: _ClassVar[int]
+    NEW_NUM_FIELD_NUMBER: _ClassVar[int]
+    NEW_CHANNELS_FIELD_NUMBER: _ClassVar[int]
+    NEW_HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    NEW_WIDTH_FIELD_NUMBER: _ClassVar[int]
+    SHUFFLE_IMAGES_FIELD_NUMBER: _ClassVar[int]
+    CONCAT_DIM_FIELD_NUMBER: _ClassVar[int]
+    HDF5_OUTPUT_PARAM_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    type: str
+    num_output: int
+    biasterm: bool
+    weight_filler: FillerParameter
+    bias_filler: FillerParameter
+    pad: int
+    kernelsize: int
+    group: int
+    stride: int
+    pool: V0LayerParameter.PoolMethod
+    dropout_ratio: float
+    local_size: int
+    alpha: float
+    beta: float
+    source: str
+    scale: float
+    meanfile: str
+    batchsize: int
+    cropsize: int
+    mirror: bool
+    k: float
+    blobs: _containers.RepeatedCompositeFieldContainer[BlobProto]
+    blobs_lr: _containers.RepeatedScalarFieldContainer[float]
+    weight_decay: _containers.RepeatedScalarFieldContainer[float]
+    rand_skip: int
+    det_fg_threshold: float
+    det_bg_threshold: float
+    det_fg_fraction: float
+    det_context_pad: int
+    det_crop_mode: str
+    new_num: int
+    new_channels: int
+    new_height: int
+    new_width: int
+    shuffle_images: bool
+    concat_dim: int
+    hdf5_output_param: Unread
+    def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., num_output: _Optional[int] = ..., biasterm: bool = ..., weight_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., pad: _Optional[int] = ..., kernelsize: _Optional[int] = ..., group: _Optional[int] = ..., stride: _Optional[int] = ..., pool: _Optional[_Union[V0LayerParameter.PoolMethod, str]] = ..., dropout_ratio: _Optional[float] = ..., local_size: _Optional[int] = ..., alpha: _Optional[float] = ..., beta: _Optional[float] = ..., source: _Optional[str] = ..., scale: _Optional[float] = ..., meanfile: _Optional[str] = ..., batchsize: _Optional[int] = ..., cropsize: _Optional[int] = ..., mirror: bool = ..., k: _Optional[float] = ..., blobs: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., blobs_lr: _Optional[_Iterable[float]] = ..., weight_decay: _Optional[_Iterable[float]] = ..., rand_skip: _Optional[int] = ..., det_fg_threshold: _Optional[float] = ..., det_bg_threshold: _Optional[float] = ..., det_fg_fraction: _Optional[float] = ..., det_context_pad: _Optional[int] = ..., det_crop_mode: _Optional[str] = ..., new_num: _Optional[int] = ..., new_channels: _Optional[int] = ..., new_height: _Optional[int] = ..., new_width: _Optional[int] = ..., shuffle_images: bool = ..., concat_dim: _Optional[int] = ..., hdf5_output_param: _Optional[_Union[Unread, _Mapping]] = ...) -> None: ...
 
 class SolverParameter(_message.Message):
     __slots__ = ("train_net", "test_net", "test_iter", "test_interval", "base_lr", "display", "max_iter", "lr_policy", "gamma", "power", "momentum", "weight_decay", "stepsize", "snapshot", "snapshot_prefix", "snapshot_diff", "solver_mode", "device_id", "test_compute_loss", "random_seed", "train_net_param", "test_net_param", "debug_info", "net", "net_param", "train_state", "test_state", "snapshot_after_train", "regularization_type", "solver_type", "delta", "test_initialization", "average_loss", "stepvalue", "clip_gradients", "iter_size", "snapshot_format", "rms_decay", "momentum2", "type", "eval_type", "ap_version", "show_per_class_result", "plateau_winsize", "disabled_update", "engine", "warmup_iter", "warmup_start_lr", "local_lr_auto", "local_gw_ratio", "lr_iter")

@@ -114,7 +114,7 @@ COMMENTS: dict[str, str] = {
         "The network."
     ),
     "Model.name": (
-        "Which network. Required. New in stagerun (Caffe has a file for each). The ResNet-50 of Intel's published recipes for\n"
+        "Which network. Required, unless `caffe_net` names a file. New in stagerun (Caffe has a file for each). The ResNet-50 of Intel's published recipes for\n"
         "Caffe: `resnet50_intel_caffe`. For images of 28 or 32 pixels: `resnet_small`, stagerun's own; `resnet9` of cifar10-fast;\n"
         "`alexnet_bn` of a study of compressed gradients (arXiv:1911.08250); the Wide ResNets `wrn_16_8`, `wrn_28_10` and `wrn_40_4`\n"
         "(arXiv:1605.07146); MXNet's `inception_bn_28_small` of 2015, and for 224 pixels its `inception_bn`. torchvision's classifiers by their names there, where some need images of a certain size, at\n"
@@ -144,10 +144,11 @@ COMMENTS: dict[str, str] = {
     ),
     "Model.num_classes": (
         "Number of classes; labels are 0 .. num_classes-1. Where the LMDB's side file names the classes, `run` takes no other number\n"
-        "(see spare_classes). Required."
+        "(see spare_classes). Required, but with `caffe_net`, which says it."
     ),
     "Model.channels": (
-        "Colour channels of the images: 1 or 3. With 1 the first convolution is smaller, and starts by the network's own rule."
+        "Colour channels of the images: 1 or 3. With 1 the first convolution is smaller, and starts by the network's own rule. With\n"
+        "`caffe_net` the default is what its Input layer says, else what the first image of the training set has."
     ),
     "Model.batch_norm_param": (
         "Settings of every BatchNorm layer. For networks that have any. One of your own keeps what is not written here."
@@ -176,6 +177,12 @@ COMMENTS: dict[str, str] = {
     "Model.args": (
         "What a network of your own, or of timm, is called with besides: `args { drop_path_rate: 0.1 depths: [2, 2] act: \"gelu\" }`.\n"
         "Numbers, `true`, `false`, texts in quotes, and lists of these. Default: nothing. New in stagerun."
+    ),
+    "Model.caffe_net": (
+        "A net of Caffe's in place of `name`: the path of its prototxt, from the schedule's folder. Its layers are the network, in\n"
+        "training those of phase TRAIN and in an evaluation those of TEST. What its data layers say (source, batch_size, transform_param)\n"
+        "and its `param { lr_mult decay_mult }` count where nothing here says something else. Comments and format of the file\n"
+        "don't count, nor where it lies. A snapshot keeps the net. See the page caffe."
     ),
     "ZeroGamma.AS_PUBLISHED": (
         "What the network's authors did: nowhere in torchvision's, LAST in resnet50_intel_caffe, ALL in resnet_small."
@@ -236,6 +243,13 @@ COMMENTS: dict[str, str] = {
         "Added to the variance before the root is taken. Above 0. Default: as the network was published: 1e-5, but 1e-3 in\n"
         "efficientnet_b5 to b7, efficientnet_v2, googlenet, inception_v3, maxvit_t and mobilenet_v3, and 1e-10 in inception_bn and\n"
         "inception_bn_28_small. Caffe's."
+    ),
+    "BatchNormParameter.moving_average_passes": (
+        "How often an iteration moves the running mean and variance. With k an iteration's device batches are k passes, in order, of as many\n"
+        "each, and each pass moves them by the mean over its device batches: the old ones keep moving_average_fraction k times. Divides\n"
+        "batch_size / device_batch_size, in a stage with `sync_param` those of one replica. Caffe moves them once per forward pass, so\n"
+        "iter_size times in an iteration, whatever the number of its workers: with `caffe_net` the default is batch_size / device_batch_size,\n"
+        "as if one worker of Caffe's computed them all. Otherwise the default is 1. New in stagerun."
     ),
     "Data": (
         "Where the images are."
@@ -518,7 +532,8 @@ COMMENTS: dict[str, str] = {
     "Solver.local_lr_auto": (
         "With `SGD` alone: each parameter's lr_mult is replaced by local_gw_ratio * |w| / (|g| + weight_decay * |w|), g without\n"
         "weight decay and weight_decay without decay_mult, or by 1 where |w| or |g| is 0. A parameter with lr_mult 0 stays as it\n"
-        "is; one whose `adapt` is false keeps its lr_mult. Intel Caffe's form of LARS."
+        "is; one whose `adapt` is false keeps its lr_mult. Intel Caffe's form of LARS; but g is the gradient of the mean loss of the whole\n"
+        "batch, and with iter_size k Caffe takes k times that, the sum over its passes."
     ),
     "Solver.local_gw_ratio": (
         "Share of a parameter's own length that a step has, of `local_lr_auto` and `LARS`. Above 0. Intel Caffe's."
@@ -560,6 +575,12 @@ COMMENTS: dict[str, str] = {
     "Solver.weights": (
         "Weights that the stage starts from. On a stage that starts from another one the file replaces the tensors that match.\n"
         "Default: those of the stage it starts from, or freshly drawn ones. Caffe's `--weights`."
+    ),
+    "Solver.solverstate": (
+        "The stage begins as `caffe train --snapshot` would: at the iteration of this .solverstate (or .solverstate.h5), with its memory of updates\n"
+        "and the weights that it names, which lie where it says or beside it. Images begin with the first one, as Caffe's. For stages with\n"
+        "`from: \"\"` of Caffe's solver types, whose `type` and `momentum_form` are those of the file. Relative to the schedule's folder. Another\n"
+        "file of the same bytes makes nothing stale. Default: the stage begins at iteration 0. Caffe's `--snapshot`."
     ),
     "Solver.freeze": (
         "Parameters that are not trained in this stage, by name with `*` and `?`: `freeze: \"layer1.*\"`. They have no gradient, decay or\n"
@@ -684,6 +705,9 @@ COMMENTS: dict[str, str] = {
     "Solver.data": (
         "Images of this stage in place of the schedule's `train` and `val`; all else of `data` is shared: `data { train { source: ... } }`.\n"
         "Where the classes are others, num_classes of the network has to fit. New in stagerun."
+    ),
+    "Solver.net": (
+        "The same as `model { caffe_net: \"...\" }`; in the schedule's `solver`, as `model` of the schedule. Caffe's."
     ),
     "LossParameter": (
         "What a stage minimises: the mean over the images of a batch. With z the network's outputs, p = softmax(z), and t the target of an\n"
@@ -1105,8 +1129,8 @@ COMMENTS: dict[str, str] = {
         "Weights from elsewhere, by the names of their tensors. `stagerun plan DIR --weights` shows what is taken."
     ),
     "WeightsParameter.file": (
-        "Where they are: a .safetensors file, or one that `torch.save` wrote (a state_dict alone, or under `state_dict`, `model` or\n"
-        "`model_state_dict`), relative to the schedule's folder; `OUT:STAGE` or `OUT:STAGE@ITER` for a snapshot of another run;\n"
+        "Where they are: a .safetensors file, one that `torch.save` wrote (a state_dict alone, or under `state_dict`, `model` or\n"
+        "`model_state_dict`), or a .caffemodel (.caffemodel.h5), relative to the schedule's folder; `OUT:STAGE` or `OUT:STAGE@ITER` for a snapshot of another run;\n"
         "`torchvision/resnet50` or `timm/resnet50.a1_in1k` for published weights that `stagerun fetch` has downloaded before. Another\n"
         "file of the same bytes makes nothing stale. Required."
     ),

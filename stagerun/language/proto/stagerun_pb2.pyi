@@ -189,7 +189,7 @@ class Ensemble(_message.Message):
     def __init__(self, name: _Optional[str] = ..., members: _Optional[_Iterable[str]] = ..., rule: _Optional[_Union[EnsembleRule, str]] = ..., batch_norm_iter: _Optional[int] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "num_classes", "channels", "batch_norm_param", "zero_gamma", "fc_weight_filler", "fc_bias_filler", "blur_pool", "spare_classes", "args")
+    __slots__ = ("name", "num_classes", "channels", "batch_norm_param", "zero_gamma", "fc_weight_filler", "fc_bias_filler", "blur_pool", "spare_classes", "args", "caffe_net")
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUM_CLASSES_FIELD_NUMBER: _ClassVar[int]
     CHANNELS_FIELD_NUMBER: _ClassVar[int]
@@ -200,6 +200,7 @@ class Model(_message.Message):
     BLUR_POOL_FIELD_NUMBER: _ClassVar[int]
     SPARE_CLASSES_FIELD_NUMBER: _ClassVar[int]
     ARGS_FIELD_NUMBER: _ClassVar[int]
+    CAFFE_NET_FIELD_NUMBER: _ClassVar[int]
     name: str
     num_classes: int
     channels: int
@@ -210,7 +211,8 @@ class Model(_message.Message):
     blur_pool: bool
     spare_classes: bool
     args: str
-    def __init__(self, name: _Optional[str] = ..., num_classes: _Optional[int] = ..., channels: _Optional[int] = ..., batch_norm_param: _Optional[_Union[BatchNormParameter, _Mapping]] = ..., zero_gamma: _Optional[_Union[ZeroGamma, str]] = ..., fc_weight_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., fc_bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., blur_pool: bool = ..., spare_classes: bool = ..., args: _Optional[str] = ...) -> None: ...
+    caffe_net: str
+    def __init__(self, name: _Optional[str] = ..., num_classes: _Optional[int] = ..., channels: _Optional[int] = ..., batch_norm_param: _Optional[_Union[BatchNormParameter, _Mapping]] = ..., zero_gamma: _Optional[_Union[ZeroGamma, str]] = ..., fc_weight_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., fc_bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., blur_pool: bool = ..., spare_classes: bool = ..., args: _Optional[str] = ..., caffe_net: _Optional[str] = ...) -> None: ...
 
 class FillerParameter(_message.Message):
     __slots__ = ("type", "value", "min", "max", "mean", "std", "variance_norm")
@@ -239,12 +241,14 @@ class FillerParameter(_message.Message):
     def __init__(self, type: _Optional[str] = ..., value: _Optional[float] = ..., min: _Optional[float] = ..., max: _Optional[float] = ..., mean: _Optional[float] = ..., std: _Optional[float] = ..., variance_norm: _Optional[_Union[FillerParameter.VarianceNorm, str]] = ...) -> None: ...
 
 class BatchNormParameter(_message.Message):
-    __slots__ = ("moving_average_fraction", "eps")
+    __slots__ = ("moving_average_fraction", "eps", "moving_average_passes")
     MOVING_AVERAGE_FRACTION_FIELD_NUMBER: _ClassVar[int]
     EPS_FIELD_NUMBER: _ClassVar[int]
+    MOVING_AVERAGE_PASSES_FIELD_NUMBER: _ClassVar[int]
     moving_average_fraction: float
     eps: float
-    def __init__(self, moving_average_fraction: _Optional[float] = ..., eps: _Optional[float] = ...) -> None: ...
+    moving_average_passes: int
+    def __init__(self, moving_average_fraction: _Optional[float] = ..., eps: _Optional[float] = ..., moving_average_passes: _Optional[int] = ...) -> None: ...
 
 class Data(_message.Message):
     __slots__ = ("train", "val", "scratch", "shuffle", "loader_threads", "cache", "on_bad_record", "scratch_reserve", "scratch_copy", "scratch_from")
@@ -291,7 +295,7 @@ class StageData(_message.Message):
     def __init__(self, train: _Optional[_Union[Source, _Mapping]] = ..., val: _Optional[_Iterable[_Union[Source, _Mapping]]] = ...) -> None: ...
 
 class Solver(_message.Message):
-    __slots__ = ("clear", "base_lr", "lr_policy", "power", "gamma", "stepsize", "stepsize_epoch", "stepvalue", "stepvalue_epoch", "lr_iter", "lr_epoch", "warmup_iter", "warmup_epoch", "warmup_start_lr", "decay_from", "policy_start_iter", "policy_start_epoch", "base_lr_batch", "end_lr", "start_lr", "peak_iter", "peak_epoch", "knot", "plateau_winsize", "plateau_winsize_epoch", "average_loss", "max_iter", "max_epoch", "batch_size", "device_batch_size", "iter_size", "type", "momentum", "momentum_policy", "momentum2", "rms_decay", "delta", "regularization_type", "local_lr_auto", "local_gw_ratio", "momentum_form", "weight_decay", "weight_decay_policy", "clip_gradients", "ema_decay", "ema_interval", "param", "compress_param", "model", "weights", "freeze", "sync_param", "carry", "transform_param", "test_transform_param", "mixup_alpha", "cutmix_alpha", "label_smoothing", "loss", "early_stop", "class_weight", "sampling", "sampling_file", "random_seed", "precision", "channels_last", "on_nan", "max_nan", "compile", "display", "display_epoch", "test_interval", "test_epoch", "test_iter", "test_batch_size", "snapshot", "snapshot_epoch", "data")
+    __slots__ = ("clear", "base_lr", "lr_policy", "power", "gamma", "stepsize", "stepsize_epoch", "stepvalue", "stepvalue_epoch", "lr_iter", "lr_epoch", "warmup_iter", "warmup_epoch", "warmup_start_lr", "decay_from", "policy_start_iter", "policy_start_epoch", "base_lr_batch", "end_lr", "start_lr", "peak_iter", "peak_epoch", "knot", "plateau_winsize", "plateau_winsize_epoch", "average_loss", "max_iter", "max_epoch", "batch_size", "device_batch_size", "iter_size", "type", "momentum", "momentum_policy", "momentum2", "rms_decay", "delta", "regularization_type", "local_lr_auto", "local_gw_ratio", "momentum_form", "weight_decay", "weight_decay_policy", "clip_gradients", "ema_decay", "ema_interval", "param", "compress_param", "model", "weights", "solverstate", "freeze", "sync_param", "carry", "transform_param", "test_transform_param", "mixup_alpha", "cutmix_alpha", "label_smoothing", "loss", "early_stop", "class_weight", "sampling", "sampling_file", "random_seed", "precision", "channels_last", "on_nan", "max_nan", "compile", "display", "display_epoch", "test_interval", "test_epoch", "test_iter", "test_batch_size", "snapshot", "snapshot_epoch", "data", "net")
     class OnNan(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STOP: _ClassVar[Solver.OnNan]
@@ -350,6 +354,7 @@ class Solver(_message.Message):
     COMPRESS_PARAM_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    SOLVERSTATE_FIELD_NUMBER: _ClassVar[int]
     FREEZE_FIELD_NUMBER: _ClassVar[int]
     SYNC_PARAM_FIELD_NUMBER: _ClassVar[int]
     CARRY_FIELD_NUMBER: _ClassVar[int]
@@ -378,6 +383,7 @@ class Solver(_message.Message):
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_EPOCH_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    NET_FIELD_NUMBER: _ClassVar[int]
     clear: _containers.RepeatedScalarFieldContainer[str]
     base_lr: float
     lr_policy: str
@@ -428,6 +434,7 @@ class Solver(_message.Message):
     compress_param: CompressionParameter
     model: Model
     weights: WeightsParameter
+    solverstate: str
     freeze: _containers.RepeatedScalarFieldContainer[str]
     sync_param: SyncParameter
     carry: Carry
@@ -456,7 +463,8 @@ class Solver(_message.Message):
     snapshot: int
     snapshot_epoch: float
     data: StageData
-    def __init__(self, clear: _Optional[_Iterable[str]] = ..., base_lr: _Optional[float] = ..., lr_policy: _Optional[str] = ..., power: _Optional[float] = ..., gamma: _Optional[float] = ..., stepsize: _Optional[int] = ..., stepsize_epoch: _Optional[float] = ..., stepvalue: _Optional[_Iterable[int]] = ..., stepvalue_epoch: _Optional[_Iterable[float]] = ..., lr_iter: _Optional[int] = ..., lr_epoch: _Optional[float] = ..., warmup_iter: _Optional[int] = ..., warmup_epoch: _Optional[float] = ..., warmup_start_lr: _Optional[float] = ..., decay_from: _Optional[_Union[DecayFrom, str]] = ..., policy_start_iter: _Optional[int] = ..., policy_start_epoch: _Optional[float] = ..., base_lr_batch: _Optional[int] = ..., end_lr: _Optional[float] = ..., start_lr: _Optional[float] = ..., peak_iter: _Optional[int] = ..., peak_epoch: _Optional[float] = ..., knot: _Optional[_Iterable[_Union[Knot, _Mapping]]] = ..., plateau_winsize: _Optional[_Iterable[int]] = ..., plateau_winsize_epoch: _Optional[_Iterable[float]] = ..., average_loss: _Optional[int] = ..., max_iter: _Optional[int] = ..., max_epoch: _Optional[float] = ..., batch_size: _Optional[int] = ..., device_batch_size: _Optional[int] = ..., iter_size: _Optional[int] = ..., type: _Optional[str] = ..., momentum: _Optional[float] = ..., momentum_policy: _Optional[_Union[PolicyParameter, _Mapping]] = ..., momentum2: _Optional[float] = ..., rms_decay: _Optional[float] = ..., delta: _Optional[float] = ..., regularization_type: _Optional[str] = ..., local_lr_auto: bool = ..., local_gw_ratio: _Optional[float] = ..., momentum_form: _Optional[_Union[MomentumForm, str]] = ..., weight_decay: _Optional[float] = ..., weight_decay_policy: _Optional[_Union[PolicyParameter, _Mapping]] = ..., clip_gradients: _Optional[float] = ..., ema_decay: _Optional[float] = ..., ema_interval: _Optional[int] = ..., param: _Optional[_Iterable[_Union[ParamSpec, _Mapping]]] = ..., compress_param: _Optional[_Union[CompressionParameter, _Mapping]] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., weights: _Optional[_Union[WeightsParameter, _Mapping]] = ..., freeze: _Optional[_Iterable[str]] = ..., sync_param: _Optional[_Union[SyncParameter, _Mapping]] = ..., carry: _Optional[_Union[Carry, _Mapping]] = ..., transform_param: _Optional[_Union[TransformParameter, _Mapping]] = ..., test_transform_param: _Optional[_Union[TransformParameter, _Mapping]] = ..., mixup_alpha: _Optional[float] = ..., cutmix_alpha: _Optional[float] = ..., label_smoothing: _Optional[float] = ..., loss: _Optional[_Union[LossParameter, _Mapping]] = ..., early_stop: _Optional[_Union[EarlyStopParameter, _Mapping]] = ..., class_weight: _Optional[_Iterable[float]] = ..., sampling: _Optional[_Union[Sampling, str]] = ..., sampling_file: _Optional[str] = ..., random_seed: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., channels_last: bool = ..., on_nan: _Optional[_Union[Solver.OnNan, str]] = ..., max_nan: _Optional[int] = ..., compile: bool = ..., display: _Optional[int] = ..., display_epoch: _Optional[float] = ..., test_interval: _Optional[int] = ..., test_epoch: _Optional[float] = ..., test_iter: _Optional[int] = ..., test_batch_size: _Optional[int] = ..., snapshot: _Optional[int] = ..., snapshot_epoch: _Optional[float] = ..., data: _Optional[_Union[StageData, _Mapping]] = ...) -> None: ...
+    net: str
+    def __init__(self, clear: _Optional[_Iterable[str]] = ..., base_lr: _Optional[float] = ..., lr_policy: _Optional[str] = ..., power: _Optional[float] = ..., gamma: _Optional[float] = ..., stepsize: _Optional[int] = ..., stepsize_epoch: _Optional[float] = ..., stepvalue: _Optional[_Iterable[int]] = ..., stepvalue_epoch: _Optional[_Iterable[float]] = ..., lr_iter: _Optional[int] = ..., lr_epoch: _Optional[float] = ..., warmup_iter: _Optional[int] = ..., warmup_epoch: _Optional[float] = ..., warmup_start_lr: _Optional[float] = ..., decay_from: _Optional[_Union[DecayFrom, str]] = ..., policy_start_iter: _Optional[int] = ..., policy_start_epoch: _Optional[float] = ..., base_lr_batch: _Optional[int] = ..., end_lr: _Optional[float] = ..., start_lr: _Optional[float] = ..., peak_iter: _Optional[int] = ..., peak_epoch: _Optional[float] = ..., knot: _Optional[_Iterable[_Union[Knot, _Mapping]]] = ..., plateau_winsize: _Optional[_Iterable[int]] = ..., plateau_winsize_epoch: _Optional[_Iterable[float]] = ..., average_loss: _Optional[int] = ..., max_iter: _Optional[int] = ..., max_epoch: _Optional[float] = ..., batch_size: _Optional[int] = ..., device_batch_size: _Optional[int] = ..., iter_size: _Optional[int] = ..., type: _Optional[str] = ..., momentum: _Optional[float] = ..., momentum_policy: _Optional[_Union[PolicyParameter, _Mapping]] = ..., momentum2: _Optional[float] = ..., rms_decay: _Optional[float] = ..., delta: _Optional[float] = ..., regularization_type: _Optional[str] = ..., local_lr_auto: bool = ..., local_gw_ratio: _Optional[float] = ..., momentum_form: _Optional[_Union[MomentumForm, str]] = ..., weight_decay: _Optional[float] = ..., weight_decay_policy: _Optional[_Union[PolicyParameter, _Mapping]] = ..., clip_gradients: _Optional[float] = ..., ema_decay: _Optional[float] = ..., ema_interval: _Optional[int] = ..., param: _Optional[_Iterable[_Union[ParamSpec, _Mapping]]] = ..., compress_param: _Optional[_Union[CompressionParameter, _Mapping]] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., weights: _Optional[_Union[WeightsParameter, _Mapping]] = ..., solverstate: _Optional[str] = ..., freeze: _Optional[_Iterable[str]] = ..., sync_param: _Optional[_Union[SyncParameter, _Mapping]] = ..., carry: _Optional[_Union[Carry, _Mapping]] = ..., transform_param: _Optional[_Union[TransformParameter, _Mapping]] = ..., test_transform_param: _Optional[_Union[TransformParameter, _Mapping]] = ..., mixup_alpha: _Optional[float] = ..., cutmix_alpha: _Optional[float] = ..., label_smoothing: _Optional[float] = ..., loss: _Optional[_Union[LossParameter, _Mapping]] = ..., early_stop: _Optional[_Union[EarlyStopParameter, _Mapping]] = ..., class_weight: _Optional[_Iterable[float]] = ..., sampling: _Optional[_Union[Sampling, str]] = ..., sampling_file: _Optional[str] = ..., random_seed: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., channels_last: bool = ..., on_nan: _Optional[_Union[Solver.OnNan, str]] = ..., max_nan: _Optional[int] = ..., compile: bool = ..., display: _Optional[int] = ..., display_epoch: _Optional[float] = ..., test_interval: _Optional[int] = ..., test_epoch: _Optional[float] = ..., test_iter: _Optional[int] = ..., test_batch_size: _Optional[int] = ..., snapshot: _Optional[int] = ..., snapshot_epoch: _Optional[float] = ..., data: _Optional[_Union[StageData, _Mapping]] = ..., net: _Optional[str] = ...) -> None: ...
 
 class LossParameter(_message.Message):
     __slots__ = ("type", "normalization", "teacher", "temperature", "weight", "function", "args", "teacher_weights", "teacher_model")

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 
 from stagerun.base.errors import DataError, PermissionDenied, UsageError
 from stagerun.language.parse import LARGEST
+from stagerun.system.files import upward
 from stagerun.tools.caffe.text import is_net
 
 SCRIPTS = (".sh", ".bash")
@@ -58,6 +59,11 @@ class CaffeFolder:
         there = self._found(path)
         return (there, _bytes(there, there, LARGEST + 1)) if there else None
 
+    def file(self, path: str) -> str:
+        """The absolute path of what a path of Caffe's means; '' if there is no such file."""
+        there = self._found(path)
+        return os.path.abspath(there) if there else ""
+
     def mean_file(self, path: str) -> bytes | None:
         there = self._found(path)
         return _bytes(there, there, LARGEST_MEAN) if there else None
@@ -87,12 +93,7 @@ class CaffeFolder:
             yield os.path.normpath(os.path.join(self._root, path))
             return
         yield os.path.normpath(os.path.join(self.shown, path))
-        above = os.path.dirname(self._folder)
-        while True:
-            yield _short(os.path.normpath(os.path.join(above, path)))
-            if above == os.path.dirname(above):
-                return
-            above = os.path.dirname(above)
+        yield from (_short(os.path.normpath(os.path.join(above, path))) for above in upward(self._folder))
 
     def above(self, path: str) -> bool:
         return self._root is None and not os.path.abspath(path).startswith(os.path.join(self._folder, ""))

@@ -1,56 +1,12 @@
-"""A net's layers in training and in testing, and which of stagerun's networks they are. Pure."""
+"""Which of stagerun's networks the layers of a net are. Pure."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from stagerun.base.errors import Span
-from stagerun.language.networks import TORCHVISION
+from stagerun.language.caffe_names import GROUPS, RESNET50
 from stagerun.language.tree import Block
 from stagerun.language.view import View
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """Caffe's NetState."""
-
-    phase: str
-    level: int = 0
-    stages: frozenset[str] = field(default_factory=frozenset)
-
-
-def state_of(block: Block | None, phase: str) -> State:
-    """A train_state or test_state; without one, the phase alone."""
-    if block is None:
-        return State(phase)
-    view = View(block)
-    stages = block.entries["stage"].values if "stage" in block.entries else ()
-    return State(phase, view.whole("level") or 0, frozenset(str(v.value) for v in stages))
-
-
-def layers_in(net: Block, state: State) -> list[Block]:
-    """The layers that Caffe's FilterNet keeps: one `include` rule is met, or no `exclude` rule is."""
-    return [layer for layer in net.blocks("layer") if _kept(layer, state)]
-
-
-def _kept(layer: Block, state: State) -> bool:
-    include, exclude = list(layer.blocks("include")), list(layer.blocks("exclude"))
-    if include:
-        return any(_meets(View(rule), state) for rule in include)
-    return not any(_meets(View(rule), state) for rule in exclude)
-
-
-def _meets(rule: View, state: State) -> bool:
-    if rule.has("phase") and rule.text("phase") != state.phase:
-        return False
-    low, high = rule.whole("min_level"), rule.whole("max_level")
-    if (low is not None and state.level < low) or (high is not None and state.level > high):
-        return False
-    wanted, unwanted = (_texts(rule.block, name) for name in ("stage", "not_stage"))
-    return wanted <= state.stages and not unwanted & state.stages
-
-
-def _texts(block: Block, name: str) -> set[str]:
-    return {str(v.value) for v in block.entries[name].values} if name in block.entries else set()
 
 
 def text_of(block: Block, name: str) -> str:
@@ -103,39 +59,7 @@ def of_type(layers: Sequence[Block], *types: str) -> Iterator[Block]:
     return (layer for layer in layers if text_of(layer, "type") in types)
 
 
-# -- nets that are one of stagerun's networks, and how its parameters are named
-
-# Blocks of each group of ResNet-50, and the widths of their convolutions.
-GROUPS = ((2, 3, 64, 256), (3, 4, 128, 512), (4, 6, 256, 1024), (5, 3, 512, 2048))
-RESNET50 = "resnet50_intel_caffe"
-
-# The last linear layer by the first letters of a network's name, for rules that are for it alone.
-LAST_LAYER = {
-    "resnet": "fc",
-    "resnext": "fc",
-    "wide_resnet": "fc",
-    "googlenet": "fc",
-    "inception_v3": "fc",
-    "regnet": "fc",
-    "shufflenet": "fc",
-    "alexnet": "classifier.6",
-    "vgg": "classifier.6",
-    "densenet": "classifier",
-}
-# Networks whose layers have the same names in all nets for Caffe, and their convolutions and linear layers in order.
-PLAIN_LAYERS = {
-    "alexnet": {
-        **{f"conv{i}": f"features.{at}" for i, at in enumerate((0, 3, 6, 8, 10), 1)},
-        "fc6": "classifier.1",
-        "fc7": "classifier.4",
-    },
-    "vgg16": {
-        **{f"conv{i}": f"features.{at}" for i, at in zip(("1_1", "1_2", "2_1", "2_2"), (0, 2, 5, 7), strict=True)},
-        **{f"conv{g}_{i}": f"features.{7 * g - 11 + 2 * (i - 1)}" for g in (3, 4, 5) for i in (1, 2, 3)},
-        "fc6": "classifier.0",
-        "fc7": "classifier.3",
-    },
-}
+# -- nets that are one of stagerun's networks
 
 
 def recognise(found: Sequence[Shape]) -> str:
@@ -161,28 +85,6 @@ def _resnet50() -> dict[str, tuple[tuple[int, ...], bool]]:
             net[f"{name}2b"] = ((width, 3, stride, 1, 1), False)
             net[f"{name}2c"] = ((out, 1, 1, 0, 1), False)
     return net
-
-
-def parameter_prefix(model: str, layer: str, last: str) -> str:
-    """What the parameters of a layer of Caffe's begin with in stagerun's network, `layer1.0.conv1`; '' where that is not
-    known. `last` is the name of the net's last linear layer."""
-    if layer == last and (model in TORCHVISION or model == RESNET50):
-        fitting = [end for start, end in LAST_LAYER.items() if model.startswith(start)]
-        return fitting[0] if fitting else ""
-    if model in PLAIN_LAYERS:
-        return PLAIN_LAYERS[model].get(layer, "")
-    if model not in (RESNET50, "resnet50"):
-        return ""
-    if layer in ("conv1", "bn_conv1", "scale_conv1"):
-        return "conv1" if layer == "conv1" else "bn1"
-    for start, ours in (("res", "conv"), ("bn", "bn"), ("scale", "bn")):
-        place, _, branch = layer.removeprefix(start).partition("_branch")
-        if layer.startswith(start) and len(place) == 2 and place[0] in "2345" and place[1] in "abcdef":
-            block = f"layer{int(place[0]) - 1}.{'abcdef'.index(place[1])}"
-            if branch == "1":
-                return f"{block}.downsample.{0 if ours == 'conv' else 1}"
-            return f"{block}.{ours}{'abc'.index(branch[1]) + 1}" if branch in ("2a", "2b", "2c") else ""
-    return ""
 
 
 def zero_gamma(layers: Sequence[Block]) -> str | None:

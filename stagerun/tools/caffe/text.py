@@ -65,7 +65,6 @@ WHOLE = {
 }
 # Fields that some Caffe has and protos/caffe.proto has not, and what to do about them.
 ELSEWHERE = {
-    "layers": "a net of before 2014: run Caffe's `upgrade_net_proto_text OLD NEW` and import the new one",
     "weights": "take it out, and give it as `--weights` in the `caffe train` line of a README or script",
     "poly_cyc": 'it is a policy: `lr_policy: "poly_cyc"`',
 }

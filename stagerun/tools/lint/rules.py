@@ -13,7 +13,7 @@ from stagerun.base.text import columns
 from stagerun.base.units import epochs
 from stagerun.drawing.picture import steps_at_corners
 from stagerun.language.layers import DURATIONS
-from stagerun.language.networks import network_of
+from stagerun.language.networks import known_of
 from stagerun.plan.described import unread_fields
 from stagerun.plan.hazards import policy_end
 from stagerun.schedule import learning_rate, own_fields, warm_up_end
@@ -386,7 +386,7 @@ def decay_on_norm(schedule: Schedule) -> Iterator[Finding]:
     little either way, and is not looked at. A `param` rule that exempts some of them by name is taken for meant.
     """
     for stage in schedule.stages:
-        if network_of(stage.model.name).batch_norm is None:
+        if known_of(stage.model).batch_norm is None:
             continue
         solver = stage.solver
         large = solver.batch_size >= LARGE or solver.type in ("LARS", "LAMB") or solver.local_lr_auto

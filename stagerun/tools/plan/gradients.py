@@ -9,7 +9,7 @@ from stagerun.base.compression import applied
 from stagerun.base.errors import UsageError
 from stagerun.base.recipe import Compression, Determinism, Method, Schedule, Scope, Stage
 from stagerun.base.text import count
-from stagerun.language.networks import is_foreign
+from stagerun.language.networks import from_outside
 from stagerun.plan.coding import BY_CONTENT, PER_MESSAGE, RATES, Rate, Sending, Share, lossless, replicas, sending
 from stagerun.plan.gradients import method_text
 from stagerun.plan.link import Coding, Senders, ring_bytes
@@ -62,7 +62,7 @@ class _Job:
 
 def require_known(stage: Stage) -> None:
     """UsageError for a network from outside: `plan` runs no code of the user's, and doesn't know its tensors."""
-    if is_foreign(stage.model.name):
+    if from_outside(stage.model):
         raise UsageError(
             f"`plan` doesn't run `{stage.model.name}`, and can't know what its gradients come to",
             "leave --workers and --bandwidth out; `rehearse` measures with the workers that it is given",

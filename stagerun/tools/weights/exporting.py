@@ -13,7 +13,7 @@ from stagerun.base.text import count
 from stagerun.engine.device import dtype_of
 from stagerun.engine.export import Deployed, Format, Pixels, for_rgb, pixels_of, to_onnx, to_safetensors, to_torch
 from stagerun.engine.state import restore
-from stagerun.language.networks import TIMM, TORCHVISION, code_in, is_foreign, network_of
+from stagerun.language.networks import TIMM, TORCHVISION, code_in, from_outside, known_of, network_of
 from stagerun.models.catalog import ARGUMENTS
 from stagerun.models.foreign import arguments_for, timms_arguments
 from stagerun.system.code import function_of
@@ -61,9 +61,9 @@ def _side(stored: Stored, wanted: Wanted) -> int:
             "an ONNX graph has images of one size, and the evaluation's transform has no crop_size to take it from",
             "give --size N, the side of the images in pixels",
         )
-    if not network_of(model.name).fits(side, side):
+    if not known_of(model).fits(side, side):
         raise UsageError(
-            f"`{model.name}` takes images of {network_of(model.name).sizes}, not {side} x {side}", "give another --size"
+            f"`{model.name}` takes images of {known_of(model).sizes}, not {side} x {side}", "give another --size"
         )
     return side
 
@@ -91,7 +91,7 @@ def facts_of(stored: Stored, wanted: Wanted, side: int | None) -> dict[str, str]
         "scale": repr(transform.scale),
         "std_value": ", ".join(f"{v!r}" for v in pixels.stds),
         "crop_size": "" if transform.crop_size is None else str(transform.crop_size),
-        "batch_norm_eps": "" if network_of(model.name).batch_norm is None or model.eps is None else repr(model.eps),
+        "batch_norm_eps": "" if known_of(model).batch_norm is None or model.eps is None else repr(model.eps),
         "blur_pool": "true" if model.blur_pool else "false",
         "input": _input(model, pixels, dtype) if side is None else _bytes(model, pixels.order, side),
         "before": _before(transform),
@@ -136,14 +136,20 @@ def _before(transform: Transform) -> str:
 
 def loading(model: Model, wanted: Wanted) -> list[str]:
     """The lines of Python that make the network of the file."""
-    if model.name in TORCHVISION and in_torchvision(model).startswith("the weights"):
+    if model.net is not None:
+        lines = [
+            "from stagerun.language.net import net_of",
+            "from stagerun.models.net import build",
+            f"net = build(net_of(open({model.name!r}).read(), {model.input_shape}))",
+        ]
+    elif model.name in TORCHVISION and in_torchvision(model).startswith("the weights"):
         network = in_torchvision(model).removeprefix("the weights are those of ")
         lines = [
             "import stagerun.models.torchvision  # only where `import torchvision` fails: beside a CPU build of torch",
             "import torchvision",
             f"net = {network}",
         ]
-    elif is_foreign(model.name):
+    elif from_outside(model):
         lines = _foreign(model)
     else:
         arguments = [
@@ -174,7 +180,9 @@ def _foreign(model: Model) -> list[str]:
 
 def in_torchvision(model: Model) -> str:
     """Which network of torchvision takes the weights, or why none does."""
-    if is_foreign(model.name):
+    if model.net is not None:
+        return f"the weights are those of `{model.name}`: --caffemodel writes them for Caffe"
+    if from_outside(model):
         return f"the weights are those of the network that `{model.name}` makes"
     if model.name not in TORCHVISION:
         return f"torchvision has no network for these weights: `{model.name}` is stagerun's"

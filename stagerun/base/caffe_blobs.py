@@ -1,0 +1,126 @@
+"""The tensors of a .caffemodel by names like torch's, `conv1.weight`, and the order of what a .solverstate remembers. Pure."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from stagerun.base import caffe_file, caffe_h5
+from stagerun.base.caffe_file import Blob, CaffeNet, Layer, Numbers, Shape
+from stagerun.base.text import count
+
+# The blobs of a BatchNorm: sums of means and of variances, and what they are divided by. Intel's merged layer has Scale's, too.
+MEAN, VARIANCE, FACTOR = "running_mean", "running_var", "factor"
+NORM = (MEAN, VARIANCE, FACTOR)
+MERGED = (*NORM, "weight", "bias")
+COUNTER = "num_batches_tracked"
+# What the counter is when the running statistics move by 1 - fraction, which they do after infinitely many iterations.
+LONG = 1_000_000
+_ENDS = (".caffemodel", ".caffemodel.h5")
+# How a NetParameter begins that Caffe wrote: with the name, or with a layer.
+_STARTS = (b"\x0a", b"\x12", b"\xa2\x06")
+
+
+def is_caffes(start: bytes, name: str) -> bool:
+    """Whether a file of weights is a .caffemodel, by its name and its first nine bytes."""
+    other = start[8:9] == b"{" or start[:2] == b"PK" or start[:1] == b"\x80"
+    return not other and (name.endswith(_ENDS) or start.startswith((*_STARTS, caffe_h5.MAGIC)))
+
+
+def is_hdf5(data: bytes | memoryview) -> bool:
+    return bytes(data[:8]) == caffe_h5.MAGIC
+
+
+def net_in(data: bytes | memoryview) -> CaffeNet:
+    """In Caffe's binary form, or in HDF5."""
+    if is_hdf5(data):
+        return caffe_h5.read_net(bytes(data))
+    return caffe_file.read_net(data)
+
+
+def parts(layer: Layer) -> tuple[str, ...]:
+    """What each blob of the layer is called. ValueError for a BatchNorm of a kind that no Caffe writes."""
+    n = len(layer.blobs)
+    alike = n in (3, 5) and layer.blobs[2].data.size == 1
+    if layer.type == "BatchNorm" or (not layer.type and alike):  # HDF5 says no types
+        if not alike:
+            text = f"BatchNorm layer `{layer.name}` has {count(n, 'blob')}"
+            raise ValueError(f"{text}: BVLC's Caffe writes 3, and Intel's 5, the third of one number")
+        return MERGED[:n]
+    if layer.type == "Bias" or (layer.type == "Scale" and layer.bottoms > 1):
+        return ("bias",) if n == 1 else tuple(f"blob{i}" for i in range(n))
+    return tuple(("weight", "bias")[i] if i < 2 else f"blob{i}" for i in range(n))
+
+
+def blobs(net: CaffeNet) -> Iterator[tuple[str, str, Blob]]:
+    """(layer, part, blob) in the file's order, a shared one each time."""
+    for layer in net.layers:
+        for part, blob in zip(parts(layer), layer.blobs, strict=True):
+            yield layer.name, part, blob
+
+
+def learnable(net: CaffeNet) -> tuple[str, ...]:
+    """`LAYER.PART` in the order of a history: a blob that is shared comes where it is first."""
+    seen: set[str] = set()
+    found = []
+    for layer in net.layers:
+        for i, part in enumerate(parts(layer)):
+            name = layer.shared[i] if i < len(layer.shared) else ""
+            if not name or name not in seen:
+                found.append(f"{layer.name}.{part}")
+            seen.add(name)
+    return tuple(found)
+
+
+def shapes(net: CaffeNet) -> dict[str, Shape]:
+    """Of each of the `tensors`."""
+    kinds = {layer.name: layer.type for layer in net.layers}
+    found: dict[str, Shape] = {}
+    for layer, part, blob in blobs(net):
+        if part == FACTOR:
+            found[f"{layer}.{COUNTER}"] = ()
+        else:
+            found[f"{layer}.{part}"] = shape_of(blob, kinds[layer], part)
+    return found
+
+
+def shape_of(blob: Blob, type_: str, part: str) -> Shape:
+    """The blob's; of an old one, which has four axes, without the leading ones that the layer's has not."""
+    axes = 2 if type_ == "InnerProduct" and part == "weight" else 4 if part == "weight" else 1
+    if not blob.legacy or any(size != 1 for size in blob.shape[: 4 - axes]):
+        return blob.shape
+    return blob.shape[4 - axes :]
+
+
+def tensors(net: CaffeNet) -> dict[str, Numbers]:
+    """Arrays by name. Of a BatchNorm the mean and the variance, divided as Caffe does in testing, and how many iterations went into them."""
+    found: dict[str, Numbers] = {}
+    wanted = shapes(net)
+    for layer in net.layers:
+        named = dict(zip(parts(layer), layer.blobs, strict=True))
+        factor = named.pop(FACTOR).data if FACTOR in named else None
+        if factor is not None:
+            scale = factor.dtype.type(0 if factor[0] == 0 else 1 / factor[0])
+            found[f"{layer.name}.{COUNTER}"] = np.array(iterations(float(factor[0]), layer.fraction), np.int64)
+        for part, blob in named.items():
+            values = blob.data if factor is None or part not in (MEAN, VARIANCE) else blob.data * scale
+            found[f"{layer.name}.{part}"] = values.reshape(wanted[f"{layer.name}.{part}"])
+    return found
+
+
+def iterations(factor: float, fraction: float) -> int:
+    """After how many iterations the factor is that: it is (1 - fraction^n) / (1 - fraction). With 1 someone has divided before, who converted
+    or exported the file.
+
+    >>> iterations(0, 0.95), iterations(1, 0.95), iterations(1.95, 0.95), iterations(20, 0.95)
+    (0, 1000000, 2, 1000000)
+    """
+    if not factor > 0 or not math.isfinite(factor):
+        return 0
+    if factor == 1:
+        return LONG
+    if not 0 < fraction < 1:
+        return min(round(factor), LONG)
+    left = 1 - factor * (1 - fraction)
+    # A float32 holds no more of it.
+    return min(round(math.log(left) / math.log(fraction)), LONG) if left > 1e-6 else LONG

@@ -1,0 +1,341 @@
+"""One phase of a net: which map each layer takes, what shape it has, which parameters are shared, what comes out."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from stagerun.base import net
+from stagerun.base.errors import Problems, Span, nearest
+from stagerun.language.lexer import shown
+from stagerun.language.net.given import LARGEST, Dims, Given, Made, NewBlob, filler, text, volume
+from stagerun.language.net.layers import IMAGES, LAYERS, merged
+from stagerun.language.net.text import TOO_MANY, NetText, type_of
+from stagerun.language.parse import MOST_MISTAKES
+from stagerun.language.tree import Block
+from stagerun.language.view import View
+
+Image = tuple[int, int, int]
+LABELS: Dims = ()
+MOST_LIKENED = 2_000  # names among which a similar one is looked for
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A phase in which all sizes are known. `places`: of each parameter's layer, by the parameter's name."""
+
+    made: net.Pass
+    image: Image
+    classes: int
+    blobs: Mapping[str, net.Blob]
+    places: Mapping[str, Span]
+
+
+def follow(
+    net_text: NetText,
+    layers: Sequence[Block],
+    phase: str,
+    other: Iterable[Block],
+    shape: Image | None,
+    problems: Problems,
+) -> Passed | None:
+    """None where there is a mistake or a size is not known. `other`: the layers of the other phase, for hints."""
+    walk = _Walk(net_text.path, phase, shape, problems, {top: b for b in other for top in View(b).texts("top")})
+    walk.later = _first_tops(layers)
+    for layer in layers:
+        walk.layer(layer)
+        if problems.count(net_text.path) > MOST_MISTAKES:
+            problems.add(layer.place, TOO_MANY, "is it a net?")
+            return None
+    return walk.end(net_text.place)
+
+
+def _first_tops(layers: Sequence[Block]) -> dict[str, Block]:
+    found: dict[str, Block] = {}
+    for layer in layers:
+        for top in View(layer).texts("top"):
+            found.setdefault(top, layer)
+    return found
+
+
+class _Walk:
+    """The maps there are while the layers are gone through."""
+
+    def __init__(
+        self, path: str, phase: str, shape: Image | None, problems: Problems, elsewhere: Mapping[str, Block]
+    ) -> None:
+        self.phase, self.shape, self.problems, self.elsewhere = phase, shape, problems, elsewhere
+        self.path = path
+        self.later: Mapping[str, Block] = {}
+        self.maps: dict[str, Dims | None] = {}
+        self.makers: dict[str, Block] = {}
+        self.untaken: dict[str, None] = {}  # tops that nothing takes so far, in their order
+        self.names: dict[str, Block] = {}
+        self.images = self.labels = ""
+        self.found: list[net.Layer] = []
+        self.blobs: dict[str, net.Blob] = {}
+        self.shared: dict[str, tuple[net.Blob, Block]] = {}
+        self.places: dict[str, Span] = {}
+        self.unknown = False  # a size or a layer is not known
+
+    def fail(self, place: Span, name: str, message: str, hint: str = "") -> None:
+        self.problems.add(place, f"layer {shown(name)}: {message}", hint)
+        self.unknown = True
+
+    def layer(self, block: Block) -> None:
+        view, kind = View(block), type_of(block)
+        name, bottoms, tops = view.text("name") or "", view.texts("bottom"), view.texts("top")
+        row = LAYERS[kind]
+        place = block.entries["name"].place if "name" in block.entries else block.place
+        if not name:
+            self.fail(place, kind, "it has no `name`", "parameters are found by the layer's name")
+        elif name in self.names:
+            line = self.names[name].place.line
+            self.fail(place, name, f"there is another of this name in {self.phase}", f"it stands in line {line}")
+        self.names[name] = block
+        self._rules(block, name)
+        dims = tuple(self._taken(block, name, i, bottom) for i, bottom in enumerate(bottoms))
+        fits = self._count(place, name, kind, "bottom", len(bottoms), row.bottoms)
+        fits &= self._count(place, name, kind, "top", len(tops), row.tops)
+        before = self.problems.count(self.path)
+        given = Given(block, name, bottoms, dims, len(tops), self.problems)
+        made = row.make(given) if fits else None
+        if made is not None and kind in IMAGES:
+            made = self._read(block, name, kind, tops, made)
+        if made is not None and kind == "Scale":
+            made = self._filled_by_norm(made, bottoms)
+        self._put(block, name, tops, bottoms if row.in_place else (), made)
+        if made is None or self.problems.count(self.path) > before:
+            self.unknown = True
+            return
+        blobs = self._blobs(block, name, kind, made.blobs)
+        shapes = tuple(() if d is None else tuple(n or 0 for n in d) for d in made.tops)
+        self.found.append(
+            net.Layer(
+                name=name, type=kind, settings=made.settings, bottoms=bottoms, tops=tops, shapes=shapes, blobs=blobs
+            )
+        )
+
+    def _count(self, place: Span, name: str, kind: str, what: str, number: int, allowed: tuple[int, int]) -> bool:
+        low, high = allowed
+        if low <= number <= high:
+            return True
+        wanted = (
+            f"{low}"
+            if low == high
+            else f"{low} or {high}"
+            if high == low + 1
+            else f"at least {low}"
+            if number < low
+            else f"at most {high}"
+        )
+        self.fail(place, name, f"{number} {what}s, and {kind} has {wanted}")
+        return False
+
+    def _rules(self, block: Block, name: str) -> None:
+        if "include" in block.entries and "exclude" in block.entries:
+            self.fail(
+                block.entries["exclude"].name, name, "it has both `include` and `exclude`", "Caffe allows one of them"
+            )
+        if "blobs" in block.entries:
+            self.fail(
+                block.entries["blobs"].name, name, "weights in a net's text aren't read", "give them as `weights`"
+            )
+        backward = block.entries.get("propagate_down")
+        for i, value in enumerate(backward.values if backward else ()):
+            if value.value is False and not (type_of(block) in ("SoftmaxWithLoss", "Accuracy") and i == 1):
+                self.fail(
+                    value.span,
+                    name,
+                    "`propagate_down: false` isn't known here",
+                    "write `lr_mult: 0` in the layers below",
+                )
+
+    def _taken(self, block: Block, name: str, at: int, bottom: str) -> Dims | None:
+        self.untaken.pop(bottom, None)
+        if bottom in self.maps:
+            return self.maps[bottom]
+        place = block.entries["bottom"].values[at].span
+        later, other = self.later.get(bottom), self.elsewhere.get(bottom)
+        if later is not None:
+            maker = View(later).text("name") or ""
+            what = "itself" if later is block else f"layer {shown(maker)} in line {later.place.line}"
+            self.fail(
+                place,
+                name,
+                f"bottom {shown(bottom)} comes from {what}, and not from a layer before",
+                "layers stand in their order",
+            )
+        elif other is not None:
+            there = "training" if self.phase == "TEST" else "testing"
+            here = "testing" if self.phase == "TEST" else "training"
+            self.fail(
+                place,
+                name,
+                f"bottom {shown(bottom)} is there in {there} alone, not in {here}",
+                f"see `include` in line {other.place.line}",
+            )
+        else:
+            self.fail(
+                place, name, f"no layer has the top {shown(bottom)}", nearest(bottom, islice(self.maps, MOST_LIKENED))
+            )
+        self.maps[bottom] = None  # said once
+        return None
+
+    def _put(self, block: Block, name: str, tops: Sequence[str], in_place: Sequence[str], made: Made | None) -> None:
+        """The layer's tops among the maps."""
+        for i, top in enumerate(tops):
+            place = block.entries["top"].values[i].span
+            if top in self.maps and not (i < len(in_place) and in_place[i] == top) and top in self.makers:
+                line = self.makers[top].place.line
+                own = top in View(block).texts("bottom")
+                what = "can't be computed in place" if own else f"top {shown(top)} is there already"
+                self.fail(
+                    place, name, what, "give its top a name of its own" if own else f"the layer in line {line} has it"
+                )
+            dims = made.tops[i] if made is not None else None
+            size = volume(dims) if dims is not None else None
+            if size is not None and size > LARGEST:
+                self.fail(place, name, f"top {shown(top)} has {size} values for an image, more than {LARGEST}")
+                dims = None
+            if dims is None or None in dims:
+                self.unknown |= type_of(block) != "Accuracy"
+            self.maps[top], self.makers[top] = dims, block
+            self.untaken[top] = None
+
+    def _read(self, block: Block, name: str, kind: str, tops: Sequence[str], made: Made) -> Made:
+        """The tops of a layer that reads images: which are images, which labels."""
+        found: list[Dims | None] = []
+        for i, (top, dims) in enumerate(zip(tops, made.tops, strict=True)):
+            place = block.entries["top"].values[i].span
+            is_image = i == 0 if kind in ("Data", "ImageData") else dims is not None and len(dims) == 3
+            if is_image and dims != (1, 1, 1):
+                if self.images:
+                    self.fail(place, name, f"{shown(self.images)} are images already", "an image classifier takes one")
+                self.images = self.images or top
+                crop = View(block).inside("transform_param").whole("crop_size") or None
+                found.append(self.shape or dims or (None, crop, crop))
+            elif kind in ("Data", "ImageData") or dims in ((), (1, 1, 1)):
+                self.labels = self.labels or top
+                found.append(LABELS)
+            else:
+                size = text(dims) if dims is not None else "without a shape"
+                self.fail(place, name, f"top {shown(top)} is {size}: neither images nor labels", "images have 4 axes")
+                found.append(None)
+        return replace(made, tops=tuple(found))
+
+    def _filled_by_norm(self, made: Made, bottoms: Sequence[str]) -> Made:
+        """Intel's Caffe joins a Scale to the BatchNorm before it, and the fillers written there are its."""
+        norm = self.makers.get(bottoms[0]) if len(bottoms) == 1 else None
+        inside = norm.block("batch_norm_param") if norm is not None and type_of(norm) == "BatchNorm" else None
+        if norm is None or inside is None or merged(norm):
+            return made
+        names = {"weight": ("filler", 1.0), "bias": ("bias_filler", 0.0)}
+        blobs = tuple(
+            replace(blob, filler=filler(View(inside).inside(names[blob.name][0]), "constant", names[blob.name][1]))
+            if names[blob.name][0] in inside.entries
+            else blob
+            for blob in made.blobs
+        )
+        return replace(made, blobs=blobs)
+
+    def _blobs(self, block: Block, name: str, kind: str, new: Sequence[NewBlob]) -> tuple[net.Blob, ...]:
+        """With the rates of `param`, and the names of shared ones."""
+        params = list(View(block).views("param"))
+        statistics = 3 if kind == "BatchNorm" else 0
+        if len(params) > len(new) + statistics:
+            place = block.entries["param"].name
+            self.fail(
+                place,
+                name,
+                f"{len(params)} `param`, and the layer has {len(new) + statistics} parameters",
+                "remove those too many",
+            )
+        params = params[statistics:]
+        found = []
+        for i, blob in enumerate(new):
+            size = volume(blob.dims)
+            if None in blob.dims:
+                self.unknown = True
+            if size is not None and size > LARGEST:
+                self.fail(block.place, name, f"its {blob.name} has {size} values, more than {LARGEST}")
+            shape = tuple(n or 0 for n in blob.dims)
+            made = net.Blob(name=f"{name}.{blob.name}", shape=shape, filler=blob.filler)
+            found.append(self._with_param(made, params[i] if i < len(params) else None, block, name))
+        for made in found:
+            self.blobs.setdefault(made.name, made)
+            self.places.setdefault(made.name, block.place)
+        return tuple(found)
+
+    def _with_param(self, blob: net.Blob, param: View | None, block: Block, name: str) -> net.Blob:
+        if param is None:
+            return blob
+        rates = {field: param.number(field) for field in ("lr_mult", "decay_mult")}
+        blob = replace(blob, lr_mult=rates["lr_mult"] or 0.0, decay_mult=rates["decay_mult"] or 0.0)
+        shared = param.text("name")
+        if not shared:
+            return blob
+        if shared not in self.shared:
+            self.shared[shared] = blob, block
+            return blob
+        owner, first = self.shared[shared]
+        place, line = param.place("name"), first.place.line
+        if 0 in blob.shape or 0 in owner.shape:
+            return replace(blob, name=owner.name)
+        permissive = param.text("share_mode") == "PERMISSIVE"
+        if blob.shape != owner.shape and not (permissive and volume(blob.shape) == volume(owner.shape)):
+            message = f"parameter {shown(shared)} is {text(blob.shape)} here and {text(owner.shape)} in line {line}"
+            self.fail(place, name, message, "shared parameters have one shape")
+        for field in ("lr_mult", "decay_mult"):
+            if param.has(field) and getattr(owner, field) != getattr(blob, field):
+                self.fail(
+                    param.place(field), name, f"`{field}` of {shown(shared)} is another in line {line}", "give one"
+                )
+        return replace(blob, name=owner.name, filler=owner.filler, lr_mult=owner.lr_mult, decay_mult=owner.decay_mult)
+
+    def end(self, place: Span) -> Passed | None:
+        if not self.images and not any(self.maps[b] is None for b in self.maps):
+            self.problems.add(place, f"no layer gives images in {self.phase}", f"write one of {', '.join(IMAGES)}")
+            return None
+        logits = self._logits()
+        dims = self.maps.get(logits)
+        if logits and dims is not None and self._are_no_logits(logits, dims):
+            return None
+        image = self.maps.get(self.images)
+        if self.unknown or dims is None or image is None or len(image) != 3:
+            return None
+        channels, height, width = (n or 0 for n in image)
+        made = net.Pass(layers=tuple(self.found), images=self.images, labels=self.labels, logits=logits)
+        return Passed(made, (channels, height, width), dims[0] or 0, self.blobs, self.places)
+
+    def _logits(self) -> str:
+        """As `net.Pass` says; of a Softmax what it takes."""
+        found = ""
+        for kind in ("SoftmaxWithLoss", "Accuracy", "Softmax"):
+            of_kind = [layer for layer in self.found if layer.type == kind]
+            if of_kind:
+                trained = [
+                    s
+                    for s in of_kind
+                    if not (isinstance(s.settings, net.SoftmaxWithLoss) and not s.settings.loss_weight)
+                ]
+                found = (trained or of_kind)[-1].bottoms[0]
+                break
+        else:
+            outputs = [top for top in self.untaken if top not in (self.labels, self.images)]
+            found = outputs[-1] if outputs else ""
+        while found and type_of(self.makers[found]) == "Softmax":
+            found = View(self.makers[found]).texts("bottom")[0]
+        return found
+
+    def _are_no_logits(self, logits: str, dims: Dims) -> bool:
+        """Whether it is no answer for an image; the mistake of it."""
+        if dims and all(n in (1, None) for n in dims[1:]) and logits != self.images:
+            return False
+        maker = self.makers[logits]
+        name = View(maker).text("name") or ""
+        self.fail(
+            maker.place,
+            name,
+            f"its top {shown(logits)}, {text(dims)}, is the net's output, and a classifier has one number for each class of an image",
+        )
+        return True

@@ -1,0 +1,109 @@
+"""What the function of a layer gets and gives. Sizes are None where an image's are not known yet."""
+
+from dataclasses import dataclass
+from math import prod
+
+from stagerun.base import net
+from stagerun.base.errors import Problems, Span
+from stagerun.base.recipe import VarianceNorm
+from stagerun.language.lexer import shown
+from stagerun.language.tree import Block, Entry
+from stagerun.language.view import View
+
+Size = int | None
+Dims = tuple[Size, ...]  # of one image's map
+LARGEST = 2**31 - 1  # values of a map or a parameter, as in Caffe
+
+
+@dataclass(frozen=True, slots=True)
+class NewBlob:
+    """A parameter of a layer: `name` within it."""
+
+    name: str
+    dims: Dims
+    filler: net.Filler
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """`tops`: None for one of which nothing is known."""
+
+    settings: net.Settings
+    tops: tuple[Dims | None, ...]
+    blobs: tuple[NewBlob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A layer, and the shapes of its bottoms; None of one of which nothing is known."""
+
+    block: Block
+    name: str
+    bottoms: tuple[str, ...]
+    dims: tuple[Dims | None, ...]
+    tops: int
+    problems: Problems
+
+    def inside(self, message: str) -> View:
+        return View(self.block).inside(message)
+
+    @property
+    def first(self) -> Dims | None:
+        return self.dims[0] if self.dims else None
+
+    def fail(self, message: str, hint: str = "", place: Span | Entry | None = None) -> None:
+        """`place`: that of the layer's name by default."""
+        name = self.block.entries.get("name")
+        span = place or (name.place if name is not None else self.block.place)
+        self.problems.add(span.place if isinstance(span, Entry) else span, f"layer {shown(self.name)}: {message}", hint)
+
+    def wrong(self, view: View, field: str, message: str, hint: str = "") -> None:
+        """At the place of a field, or of its message where it isn't written."""
+        entry = view.block.entries.get(field)
+        self.fail(message, hint, entry.place if entry is not None else view.block.place)
+
+    def rank(self, least: int, what: str) -> Dims | None:
+        """The first bottom, if it has at least so many axes besides the images'."""
+        dims = self.first
+        if dims is not None and len(dims) < least:
+            self.fail(f"bottom {self.bottoms[0]} is {text(dims)}, and {what}")
+            return None
+        return dims
+
+    def axis(self, view: View, field: str, dims: Dims, older: str = "") -> int | None:
+        """An axis of `dims`, counted as Caffe does; None, and a mistake, where it has none such or it is that of the images."""
+        name = older if older and view.has(older) else field
+        written = view.whole(name) or 0
+        axis = written + len(dims) + 1 if written < 0 else written
+        if older and view.has(older) and view.has(field):
+            self.wrong(
+                view, older, f"both `{older}` and `{field}` are given", f"`{older}` is the older name: take it out"
+            )
+        elif axis == 0:
+            self.wrong(view, name, "axis 0 is that of the images, which are computed apart", "give the axis of a map")
+        elif not 0 < axis <= len(dims):
+            self.wrong(view, name, f"`{name}: {written}`, and the axes of {text(dims)} are 1 to {len(dims)}")
+        else:
+            return axis
+        return None
+
+
+def text(dims: Dims) -> str:
+    """`64 x 7 x 7`; `?` for a size that is not known."""
+    return " x ".join("?" if n is None else str(n) for n in dims) or "one number"
+
+
+def volume(dims: Dims) -> Size:
+    """How many values; None where a size is not known."""
+    known = [n for n in dims if n is not None]
+    return prod(known) if len(known) == len(dims) else None
+
+
+def filler(view: View, default: str = "constant", value: float = 0.0) -> net.Filler:
+    """Of a FillerParameter that is written; of one that is not: `default`."""
+    written = {name: view.number(name) for name in ("value", "min", "max", "mean", "std")}
+    numbers = {name: number for name, number in written.items() if number is not None}
+    if not view.block.entries:
+        return net.Filler(type=default, value=value)
+    norm = VarianceNorm(view.text("variance_norm"))
+    return net.Filler(type=view.text("type") or "", variance_norm=norm, sparse=view.whole("sparse") or -1, **numbers)

@@ -1,0 +1,355 @@
+"""Nets of Caffe's that a schedule names: the settings that their data layers and multipliers say, below all others, and the networks that
+they are for the schedule's images. Pure, but for what is looked at through `Files`."""
+
+import posixpath
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from google.protobuf.descriptor import Descriptor
+
+from stagerun.base import recipe
+from stagerun.base.errors import Problems, RecipeError, Span
+from stagerun.base.net import Blob, Net
+from stagerun.language import net as language
+from stagerun.language import ranges
+from stagerun.language.code import MISSING, Reader, Unreadable
+from stagerun.language.net import NetText
+from stagerun.language.net_layers import DATA, test_settings, train_settings
+from stagerun.language.tree import SCHEDULE, SOLVER, SOURCE, Block, Entry, Value, quoted
+from stagerun.language.view import Doubtful, View
+
+MODEL: Descriptor = SCHEDULE.fields_by_name["model"].message_type
+PARAM: Descriptor = SOLVER.fields_by_name["param"].message_type
+CROPS = ("transform_param", "test_transform_param")
+Shape = tuple[int, int, int]  # of an image: channels, height, width
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """The first record of an LMDB. `size`: (height, width), None where it isn't known without decoding."""
+
+    channels: int | None
+    size: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """What is looked at on disk. `read`: a net by its path as written. `find`: a path of Caffe's, and that of the net which says it -> the
+    place that it means, '' if there is none. `first`: the first record of an LMDB. `content`: the bytes of a file."""
+
+    read: Reader = lambda path: MISSING
+    find: Callable[[str, str], str] = lambda path, net: ""
+    first: Callable[[str], First | None] = lambda path: None
+    content: Callable[[str], bytes | None] = lambda path: None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A net as the network of a stage: its canonical text, for images of a shape. `path`: of its file, as in places."""
+
+    path: str
+    text: str
+    shape: Shape
+    net: Net
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """What is known of a stage's images beside its net: whose settings have the crops, and the LMDB of the training images."""
+
+    settings: Block
+    lmdb: str | None
+
+
+class Nets:
+    """The nets of one schedule, each read once. What is wrong with them is a problem in their files, or where they are named."""
+
+    def __init__(self, files: Files, shown: str, problems: Problems) -> None:
+        self.files, self.shown, self.problems = files, shown, problems
+        self.held: dict[str, Held] = {}  # by the path as written
+        self._texts: dict[str, NetText | None] = {}
+        self._kept: dict[str, str] = {}
+        self._nets: dict[tuple[str, Shape], Net | None] = {}
+
+    @property
+    def kept(self) -> tuple[tuple[str, str], ...]:
+        """(path, text) of the nets that were read."""
+        return tuple(self._kept.items())
+
+    def text(self, named: Entry) -> NetText | None:
+        """The net that a `caffe_net` or `net` names."""
+        name = str(named.values[0].value)
+        if name not in self._texts:
+            self._texts[name] = None
+            path, data = posixpath.normpath(posixpath.join(self.shown, name)), self.files.read(name)
+            if isinstance(data, Unreadable):
+                hint = "a path starts at the folder of schedule.prototxt, or with `/`"
+                self.problems.add(named.place, f"{path}: {data.reason}", hint)
+            else:
+                self._kept[path] = data if isinstance(data, str) else data.decode(errors="replace")
+                self._texts[name] = language.read(data, path, self.problems)
+        return self._texts[name]
+
+    # -- as settings
+
+    def moved(self, schedule: Block, stages: Iterable[Block]) -> Block:
+        """The schedule in which `net` of its `solver` is its `model`, else that of the first of its stages which has one; with the sources of
+        its net where it has no images of its own. `stages`: their own settings."""
+        solver = schedule.block("solver")
+        if solver is not None and "net" in solver.entries:
+            net = solver.entries["net"]
+            if "model" in schedule.entries:
+                place, line = net.name, schedule.entries["model"].name.line
+                hint = f"keep one of them; `model` stands in line {line}"
+                self.problems.add(place, "`net` of the schedule's `solver` is its `model`, which is written, too", hint)
+            else:
+                schedule = with_block(schedule, "model", _model(net))
+            left = {name: entry for name, entry in solver.entries.items() if name != "net"}
+            schedule = with_block(schedule, "solver", replace(solver, entries=left))
+        if "model" not in schedule.entries and "model" not in schedule.doubtful:
+            models = (of_stage(block, None).block("model") for block in stages)
+            first = next((model for model in models if _named(model) is not None), None)
+            schedule = with_block(schedule, "model", first) if first is not None else schedule
+        return self._with_sources(schedule, schedule.block("model"))
+
+    def _with_sources(self, holder: Block, model: Block | None) -> Block:
+        """A Schedule or a stage's settings with the images that its net's data layers read, if it has no `train`."""
+        named, data = _named(model), holder.block("data")
+        net = self.text(named) if named is not None else None
+        written = data is not None and ("train" in data.entries or "train" in data.doubtful or data.broken)
+        if net is None or written or "data" in holder.doubtful or holder.broken:
+            return holder
+        kind = holder.kind.fields_by_name["data"].message_type
+        entries: dict[str, Entry] = {}
+        for phase, name in (("TRAIN", "train"), ("TEST", "val")):
+            found = [r for r in net.readers(phase) if r.type in DATA]
+            source = self._source(found[0].block, net.path) if found else None
+            if source is not None:
+                entries[name] = Entry(kind.fields_by_name[name], source.place, (Value(source, "", source.place),))
+                shuffled = found[0].block.block(DATA[found[0].type])
+                if name == "train" and "shuffle" in kind.fields_by_name and shuffled is not None:
+                    flag = View(shuffled).flag("shuffle")
+                    value = Value(flag, str(flag).lower(), source.place)
+                    entries["shuffle"] = Entry(kind.fields_by_name["shuffle"], source.place, (value,))
+        if "train" not in entries:
+            return holder
+        base = data or Block(kind, entries["train"].name)
+        return with_block(holder, "data", replace(base, entries=entries | dict(base.entries)))
+
+    def _source(self, layer: Block, path: str) -> Block | None:
+        """`source` of a data layer as a Source."""
+        kind = View(layer).text("type") or ""
+        settings = layer.block(DATA[kind])
+        entry = settings.entries.get("source") if settings is not None else None
+        if entry is None:
+            return None
+        said = str(entry.values[0].value)
+        if kind == "ImageData":
+            hint = f"make an LMDB of it, `stagerun data import {said} LMDB --format list`, and write `data {{ train {{ ... }} }}`"
+            self.problems.add(entry.place, f"{said} is a list of files, and stagerun reads LMDBs", hint)
+            return Block(SOURCE, entry.place, broken=True)
+        place = self.files.find(said, path) or said
+        value = Value(place, quoted(said), entry.place)
+        return Block(SOURCE, entry.place, {"source": Entry(SOURCE.fields_by_name["source"], entry.name, (value,))})
+
+    def below(self, merged: Block, said: Block, schedule: Block) -> Block | None:
+        """The layer of settings that a stage's net makes, under all others; None without a net. `merged`: what the other layers come to; what
+        is `said` there whole is not looked at in the net."""
+        own, shared = merged.block("model"), schedule.block("model")
+        named = _named(own if own is not None else shared)
+        net = self.text(named) if named is not None else None
+        if net is None:
+            return None
+        passes = View(merged).whole("iter_size") if "iter_size" in merged.entries else 1
+        unsaid = frozenset(SOLVER.fields_by_name) - said.entries.keys() - said.doubtful
+        mean = self._mean(net.path)
+        found = train_settings(net.readers("TRAIN"), passes or 1, unsaid, mean, self.problems)
+        found |= test_settings(net.readers("TEST"), unsaid, mean, self.problems)
+        block = ranges.sound(Block(SOLVER, net.place, found), self.problems)
+        data = schedule.block("data")
+        train = data.entries.get("train") if data is not None else None
+        from_net = train is not None and train.name.path in self._kept
+        return self._with_sources(block, own) if own is not None and from_net else block
+
+    def _mean(self, net: str) -> Callable[[str], bytes | None]:
+        def content(path: str) -> bytes | None:
+            place = self.files.find(path, net)
+            return self.files.content(place) if place else None
+
+        return content
+
+    # -- as networks
+
+    def sized(self, model: Block | None, stages: Sequence[Images], shared: Block | None = None) -> Block | None:
+        """A `model` with the classes and channels that its net has for the images of these stages, which all train it. `shared`: that of the
+        schedule, whose channels those of a stage are, too."""
+        named = _named(model)
+        if model is None or named is None:
+            return model
+        net = self.text(named)
+        if shared is not None and "channels" in shared.entries and "channels" not in model.entries:
+            model = replace(model, entries={**model.entries, "channels": shared.entries["channels"]})
+        shape = self._shape(net, named, model, stages) if net is not None else None
+        first = self._net(named, shape) if shape is not None else None
+        if net is None or shape is None or first is None:
+            return replace(model, doubtful=model.doubtful | ({"num_classes", "channels"} - model.entries.keys()))
+        path = str(named.values[0].value)
+        self.held.setdefault(path, Held(net.path, first.text, shape, first))
+        for stage in stages:
+            self._fit(named, self.held[path], stage.settings)
+        classes = model.entries.get("num_classes")
+        if classes is not None and classes.values[0].value != first.num_classes:
+            message = f"`num_classes` is {classes.values[0].text}, and the net has {first.num_classes} outputs"
+            self.problems.add(classes.place, message, "remove it, or change `num_output` of the net's last layer")
+        found = {
+            "num_classes": _whole(MODEL, "num_classes", first.num_classes, net.place),
+            "channels": _whole(MODEL, "channels", shape[0], net.place),
+        }
+        return replace(model, entries=found | dict(model.entries))
+
+    def with_rules(self, settings: Block, model: Block | None) -> Block:
+        """A stage's settings with the multipliers of its net as rules, after its own."""
+        named = _named(model)
+        held = self.held.get(str(named.values[0].value)) if named is not None else None
+        if held is None or named is None or "param" in settings.doubtful:
+            return settings
+        rules = tuple(Value(_rule(*rule, named.place), "", named.place) for rule in multipliers(held.net))
+        own = settings.entries.get("param")
+        if not rules:
+            return settings
+        entry = Entry(SOLVER.fields_by_name["param"], named.place, rules)
+        entry = replace(own, values=(*own.values, *rules)) if own is not None else entry
+        return replace(settings, entries={**settings.entries, "param": entry})
+
+    def _shape(self, net: NetText | None, named: Entry, model: Block, stages: Sequence[Images]) -> Shape | None:
+        """Of the images of the first stage: by its crop, the net's Input, or the first record. None with a problem."""
+        assert net is not None
+        given = next((r.shape for phase in ("TRAIN", "TEST") for r in net.readers(phase) if r.shape is not None), None)
+        stage = stages[0] if stages else Images(Block(SOLVER, model.place), None)
+        crop = next(iter(_crops(stage.settings, CROPS[0])), None)
+        channels = View(model).whole("channels") if "channels" in model.entries else None
+        first = None
+        if given is None and (crop is None or channels is None) and stage.lmdb is not None:
+            first = self.files.first(stage.lmdb)
+        size = (crop, crop) if crop is not None else given[1:] if given is not None else first.size if first else None
+        channels = channels or (given[0] if given is not None else first.channels if first else None)
+        for known, what, hint in (
+            (channels, "how many channels the images have", "write `channels: 3` beside it, or 1 for grey images"),
+            (size, "how large the images are", "write `transform_param { crop_size: ... }`"),
+        ):
+            if known is None:
+                why = "the net has no Input layer, and there is no LMDB with raw images here"
+                self.problems.add(named.place, f"{what} isn't known: {why}", hint)
+        return (channels, *size) if channels is not None and size is not None else None
+
+    def _net(self, named: Entry, shape: Shape) -> Net | None:
+        key = str(named.values[0].value), shape
+        if key not in self._nets:
+            text = self.text(named)
+            self._nets[key] = language.resolve(text, shape, self.problems) if text is not None else None
+        return self._nets[key]
+
+    def _fit(self, named: Entry, held: Held, settings: Block) -> None:
+        """The crops of a stage leave the parameters their shapes."""
+        for field in CROPS:
+            for crop in _crops(settings, field):
+                found = self._net(named, (held.shape[0], crop, crop))
+                if found is not None and (other := _other(held.net, found)) is not None:
+                    place = View(settings).inside(field).place("crop_size")
+                    message = f"layer parameter `{other[0].name}` is {_by(other[0].shape)} for images of {_by(held.shape[1:])}, and {_by(other[1].shape)} for {crop} x {crop}"
+                    self.problems.add(place, message, f"write `crop_size: {held.shape[1]}`")
+
+
+def of_model(model: recipe.Model) -> Net:
+    """The net that a network is. ValueError if it can't be one: a snapshot need not be ours."""
+    assert model.net is not None
+    channels, height, width = model.input_shape
+    try:
+        return language.net_of(model.net, (channels, height, width))
+    except RecipeError as error:
+        raise ValueError("; ".join(problem.message for problem in error.problems[:3])) from error
+
+
+def _other(one: Net, two: Net) -> tuple[Blob, Blob] | None:
+    """The first parameter that has another shape."""
+    theirs = {blob.name: blob for layer in (*two.train.layers, *two.test.layers) for blob in layer.blobs}
+    for layer in (*one.train.layers, *one.test.layers):
+        for blob in layer.blobs:
+            if blob.name in theirs and theirs[blob.name].shape != blob.shape:
+                return blob, theirs[blob.name]
+    return None
+
+
+def multipliers(net: Net) -> list[tuple[str, float, float]]:
+    """(name, lr_mult, decay_mult) of the parameters whose multipliers aren't 1: one rule for all of an ending where they are alike."""
+    blobs = {blob.name: blob for layer in net.train.layers for blob in layer.blobs}
+    found: list[tuple[str, float, float]] = []
+    for end in dict.fromkeys(name.rpartition(".")[2] for name in blobs):
+        own = [blob for name, blob in blobs.items() if name.rpartition(".")[2] == end]
+        alike = {(blob.lr_mult, blob.decay_mult) for blob in own}
+        if len(alike) == 1:
+            own = [replace(own[0], name=f"*.{end}")]
+        found += [(_literal(b.name), b.lr_mult, b.decay_mult) for b in own if (b.lr_mult, b.decay_mult) != (1.0, 1.0)]
+    return found
+
+
+def _literal(name: str) -> str:
+    """A pattern that fits the name alone."""
+    star, rest = ("*", name[1:]) if name.startswith("*.") else ("", name)
+    return star + "".join(f"[{c}]" if c in "*?[" else c for c in rest)
+
+
+def _rule(name: str, lr: float, decay: float, place: Span) -> Block:
+    values = (("name", name, quoted(name)), ("lr_mult", lr, repr(lr)), ("decay_mult", decay, repr(decay)))
+    return Block(PARAM, place, {n: Entry(PARAM.fields_by_name[n], place, (Value(v, t, place),)) for n, v, t in values})
+
+
+def _named(model: Block | None) -> Entry | None:
+    """The entry of a `model` that names its net."""
+    return model.entries.get("caffe_net") if model is not None else None
+
+
+def of_stage(settings: Block, shared: Block | None) -> Block:
+    """A stage's settings with `net` as its `model`, unless that is the `shared` one of the schedule."""
+    net = settings.entries.get("net")
+    if net is None:
+        return settings
+    settings = replace(settings, entries={name: entry for name, entry in settings.entries.items() if name != "net"})
+    alone = shared is not None and list(shared.entries) == ["caffe_net"]
+    if shared is not None and alone and shared.entries["caffe_net"].values[0].value == net.values[0].value:
+        return settings
+    return with_block(settings, "model", _model(net))
+
+
+def _model(net: Entry) -> Block:
+    """What `net: "..."` says, as a `model`."""
+    return Block(MODEL, net.place, {"caffe_net": Entry(MODEL.fields_by_name["caffe_net"], net.name, net.values)})
+
+
+def with_block(holder: Block, name: str, block: Block) -> Block:
+    """A message with another in one of its fields."""
+    before = holder.entries.get(name)
+    place = before.name if before is not None else block.place
+    entry = Entry(holder.kind.fields_by_name[name], place, (Value(block, "", place),))
+    return replace(holder, entries={**holder.entries, name: entry})
+
+
+def _whole(kind: Descriptor, name: str, value: int, place: Span) -> Entry:
+    return Entry(kind.fields_by_name[name], place, (Value(value, str(value), place),))
+
+
+def _crops(settings: Block, field: str) -> list[int]:
+    """The sizes that a transform cuts images to: that at its end first."""
+    found: list[int | None] = []
+    with suppress(Doubtful):
+        transform = View(settings).view(field)
+        if transform is not None:
+            found.append(transform.whole("crop_size"))
+            ramp = transform.view("crop_size_ramp_param")
+            found.append(ramp.whole("start_size") if ramp is not None else None)
+    return [size for size in found if size]
+
+
+def _by(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape))

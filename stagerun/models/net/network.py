@@ -1,0 +1,194 @@
+"""A net of Caffe's as a module."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stagerun.base.errors import UsageError
+from stagerun.base.net import BatchNorm, Layer, Net
+from stagerun.models.layers import KeptStatistics
+from stagerun.models.net.fillers import fill
+from stagerun.models.net.layers import LAYERS, relu_in_place
+from stagerun.models.net.steps import IMAGES, Step, Steps, steps_of
+
+
+class Blobs(nn.Module):
+    """Holds the parameters of a layer. `scales_norm`: it is the Scale after a BatchNorm."""
+
+    scales_norm = False
+
+
+class Statistics(KeptStatistics):
+    """Those of a BatchNorm layer, and Intel's blobs where it has any. They begin at zero, as Caffe's do. `moving_average_passes` 0: every
+    device batch is a pass."""
+
+    moving_average_passes = 0
+
+    def __init__(self, features: int, fraction: float) -> None:
+        super().__init__(features, momentum=None, affine=False)
+        self.moving_average_fraction = float(np.float32(fraction))  # as the field is in Caffe
+        self.running_var.zero_()
+        self.register_buffer("batch_mean", torch.zeros(features), persistent=False)
+        self.register_buffer("batch_var", torch.zeros(features), persistent=False)
+
+    def normalised(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, keep: bool) -> Tensor:
+        """By the statistics of the batch, which are kept if `keep`."""
+        if (
+            x.numel() == x.shape[1]
+        ):  # a single number per channel, which torch refuses: its variance is 0, and has no correction
+            if keep:
+                self.batch_mean.copy_(x.detach().flatten())
+                self.batch_var.zero_()
+            zero = (x - x).transpose(1, -1)
+            zero = zero if weight is None else zero * weight
+            return (zero if bias is None else zero + bias).transpose(1, -1)
+        if keep:
+            return F.batch_norm(x, self.batch_mean, self.batch_var, weight, bias, True, 1.0, eps)
+        return F.batch_norm(x, None, None, weight, bias, True, 0.0, eps)
+
+    def normalised_globally(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+        return F.batch_norm(x, self.running_mean, self.running_var, weight, bias, False, 0.0, eps)
+
+
+class Network(nn.Module):
+    """Images [N, C, H, W] -> logits [N, classes]. In training of a net with several losses a tuple: the logits, and then those of each
+    loss in order, some of them twice.
+
+    Parameters are called as the net's blobs, statistics as BatchNorm's in torch, in the layer's name. `frozen_by_network`: the names of
+    parameters of layers that training doesn't have; those that no loss depends on decay, as in Caffe.
+    """
+
+    frozen_by_network: frozenset[str]
+
+    def __init__(self, net: Net) -> None:
+        super().__init__()
+        self._net = net
+        for one in (net.train, net.test):
+            for layer in one.layers:
+                self._hold(layer)
+        learnt = {blob.name for layer in net.train.layers for blob in layer.blobs}
+        self.frozen_by_network = frozenset(name for name, _ in self.named_parameters() if name not in learnt)
+        self._test = self._ready(steps_of(net.test, training=False), testing=True)
+        self._plan(alone=False)
+
+    def train_alone(self) -> None:
+        """From now on it answers in training with the logits alone, for a loss that isn't the net's, and computes no more than these need."""
+        self._plan(alone=True)
+
+    def train(self, mode: bool = True) -> "Network":
+        super().train(mode)
+        for statistics in self._still:
+            statistics.training = False
+        return self
+
+    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
+        calls, logits, losses = self._train if self.training else self._test
+        maps = {IMAGES: images}
+        for call, step in calls:
+            x = [maps[number] for number in step.takes]
+            for number in step.ends:
+                del maps[number]
+            made = call(x)
+            if isinstance(made, Tensor):
+                maps[step.makes[0]] = made
+            else:
+                maps.update(zip(step.makes, made, strict=True))
+        if all(number == logits for number in losses):
+            return maps[logits].flatten(1)
+        return tuple(maps[number].flatten(1) for number in (logits, *losses))
+
+    def _plan(self, alone: bool) -> None:
+        planned = steps_of(self._net.train, training=True, alone=alone)
+        self._train = self._ready(planned, testing=False)
+        moving = {step.layer.name for step in planned.steps if _moves(step.layer)}
+        named = ((name, m) for name, m in self.named_modules() if isinstance(m, Statistics))
+        self._still = [m for name, m in named if name not in moving]
+        self.train(self.training)
+
+    def _hold(self, layer: Layer) -> None:
+        """Makes and fills what the layer holds, if another one hasn't before."""
+        settings = layer.settings
+        if isinstance(settings, BatchNorm) and not isinstance(_at(self, layer.name), Statistics):
+            channels = layer.shapes[0][0]
+            _place(self, layer.name, Statistics(channels, settings.moving_average_fraction))
+        for blob in layer.blobs:
+            path, _, leaf = blob.name.rpartition(".")
+            holder = _at(self, path)
+            if holder is None:
+                holder = _place(self, path, Blobs())
+            if holder._parameters.get(leaf) is None:
+                parameter = nn.Parameter(torch.empty(blob.shape))
+                fill(parameter, blob.filler)
+                holder.register_parameter(leaf, parameter)
+
+    def _ready(self, planned: Steps, testing: bool) -> tuple[list[tuple[Callable, Step]], int, tuple[int, ...]]:
+        calls = [(self._call(step, testing), step) for step in planned.steps]
+        return calls, planned.logits, planned.losses
+
+    def _call(self, step: Step, testing: bool) -> Callable[[Sequence[Tensor]], Tensor | Sequence[Tensor]]:
+        names = [blob.name.rpartition(".") for blob in _blobs(step)]
+        held = [(self.get_submodule(path), leaf) for path, _, leaf in names]
+        settings = step.layer.settings
+        if not isinstance(settings, BatchNorm):
+            function = relu_in_place if step.over else LAYERS[type(settings)]
+            return partial(_computed, function, step.layer, held)
+        if step.scale is not None and held:
+            held[0][0].scales_norm = True  # type: ignore[assignment]
+        statistics = self.get_submodule(step.layer.name)
+        assert isinstance(statistics, Statistics)
+        by_global = testing if settings.use_global_stats is None else settings.use_global_stats
+        return partial(_normalised, statistics, held, settings.eps, by_global, not testing)
+
+
+def _blobs(step: Step) -> Iterable:
+    return step.layer.blobs if step.scale is None else step.scale.blobs
+
+
+def _moves(layer: Layer) -> bool:
+    return isinstance(layer.settings, BatchNorm) and not layer.settings.use_global_stats
+
+
+def _computed(function: Callable, layer: Layer, held: Sequence[tuple[nn.Module, str]], x: Sequence[Tensor]) -> Tensor:
+    return function(layer.settings, layer, x, [getattr(module, leaf) for module, leaf in held])
+
+
+def _normalised(
+    statistics: Statistics,
+    held: Sequence[tuple[nn.Module, str]],
+    eps: float,
+    by_global: bool,
+    keep: bool,
+    x: Sequence[Tensor],
+) -> Tensor:
+    weight, bias = (*(getattr(module, leaf) for module, leaf in held), None, None)[:2]
+    # In training `freeze` has a layer use its running statistics: it is in evaluation mode then.
+    if by_global or (keep and not statistics.training):
+        return statistics.normalised_globally(x[0], weight, bias, eps)
+    return statistics.normalised(x[0], weight, bias, eps, keep)
+
+
+def _at(root: nn.Module, path: str) -> nn.Module | None:
+    try:
+        return root.get_submodule(path)
+    except AttributeError:
+        return None
+
+
+def _place(root: nn.Module, path: str, module: nn.Module) -> nn.Module:
+    """Registers a module by a name that may have dots in it, which torch takes for steps down. What was at its place goes on in it."""
+    owner, _, last = path.rpartition(".")
+    at = root if not owner else _at(root, owner) or _place(root, owner, Blobs())
+    before = at._modules.pop(last, None)
+    if hasattr(at, last):
+        raise UsageError(
+            f"a layer with parameters can't be called `{last}`, which torch's modules have a use for", "rename it"
+        )
+    if before is not None:
+        module._modules.update(before._modules)
+        module._parameters.update(before._parameters)
+    at.add_module(last, module)
+    return module

@@ -1,0 +1,100 @@
+"""What Caffe's solver remembered, in a stage that begins with its .solverstate (`solverstate`)."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stagerun.base import caffe_blobs
+from stagerun.base.caffe_file import Blob, SolverState
+from stagerun.base.errors import DataError
+from stagerun.base.recipe import Schedule, Solver, Stage, Weights
+from stagerun.base.text import count
+from stagerun.language.caffe_names import here
+from stagerun.plan.transfer import Mistake
+from stagerun.schedule import slots_of
+from stagerun.store.given import find, read_state
+from stagerun.system.files import mapped
+
+FIELD = "solverstate"
+COUNTER = "t"  # of Adam: Caffe has none, since it is the iteration
+
+
+def state_of(weights: Weights) -> SolverState:
+    """Read where it lies: its numbers are in the file. UsageError, DataError."""
+    found = find(weights)
+    assert found.state is not None
+    return read_state(found.state, weights.file)
+
+
+def order_of(weights: Weights, model: str) -> tuple[str, ...]:
+    """The network's names of what a history is of, one set after the other. DataError."""
+    found = find(weights)
+    data = mapped(found.path)
+    try:
+        if caffe_blobs.is_hdf5(data):
+            raise DataError(
+                f"{found.path} is HDF5, which does not say in which order the history is",
+                "let Caffe write the snapshot with `snapshot_format: BINARYPROTO`",
+            )
+        net = caffe_blobs.net_in(data)
+        names = here(model, caffe_blobs.shapes(net))
+        return tuple(names.get(name, name) for name in caffe_blobs.learnable(net))
+    except ValueError as error:
+        raise DataError(f"{found.path}: {error}", "it is not a whole .caffemodel") from error
+
+
+def mistakes_in(stage: Stage, weights: Weights) -> Iterator[Mistake]:
+    """Where the stage is not the solver that wrote it. UsageError, DataError."""
+    state, solver = state_of(weights), stage.solver
+    if state.iter >= solver.max_iter:
+        text = f"{weights.file} is of iteration {state.iter}, and the stage ends at {solver.max_iter}"
+        yield Mistake(FIELD, text, f"write a `max_iter` above {state.iter}: it counts from Caffe's iteration 0")
+    if solver.lr_policy == "multistep":
+        # Caffe looks once per iteration, or, SURFsara's, once per parameter: it may be one behind.
+        passed = {
+            sum(step < state.iter for step in solver.stepvalue),
+            sum(step <= state.iter for step in solver.stepvalue),
+        }
+        if state.current_step not in passed:
+            text = f"{weights.file} has passed {count(state.current_step, 'step')}, and by iteration {state.iter} the stage has {max(passed)}"
+            yield Mistake(FIELD, text, "write the `stepvalue` of the solver that Caffe ran with")
+    slots = history_slots(solver)
+    n = len(order_of(weights, stage.model.name))
+    if len(state.history) != n * len(slots):
+        text = (
+            f"{weights.file} remembers {count(len(state.history), 'blob')}, and type `{solver.type}` {n * len(slots)}"
+        )
+        why = f"the weights beside it have {count(n, 'blob')}, and `{solver.type}` remembers {len(slots)} of each"
+        yield Mistake(FIELD, text, f"{why}: write the `type` of the solver that Caffe ran with")
+
+
+def history_slots(solver: Solver) -> Sequence[str]:
+    """What a history has of each blob, in its order: Caffe has all of one, and then all of the other."""
+    return [slot for slot in slots_of(solver.type, solver.momentum_form) if slot != COUNTER]
+
+
+def remember(schedule: Schedule, stage: Stage, live: Mapping[str, Tensor]) -> None:
+    """Puts the history into what the solver remembers, `SLOT/PARAMETER`. Parameters that the stage has frozen are passed over. DataError."""
+    weights = stage.solver.start
+    assert weights is not None
+    state, names = state_of(weights), order_of(weights, stage.model.name)
+    found: dict[str, Blob] = {}
+    for at, slot in enumerate(history_slots(stage.solver)):
+        for name, blob in zip(names, state.history[at * len(names) :], strict=False):
+            found[f"{slot}/{name}"] = blob
+    with torch.no_grad():
+        for name, tensor in live.items():
+            if name.startswith(f"{COUNTER}/"):
+                tensor.fill_(state.iter)
+                continue
+            blob = found.get(name)
+            if blob is None or blob.data.size != tensor.numel():
+                has = "nothing" if blob is None else count(blob.data.size, "number")
+                text = f"{weights.file} remembers {has} of `{name.partition('/')[2]}`, which has {tensor.numel()}"
+                raise DataError(text, "it is the state of another net")
+            values = torch.from_numpy(np.array(blob.data)).reshape(tensor.shape)
+            if not bool(torch.isfinite(values).all()):
+                raise DataError(f"what {weights.file} remembers of `{name.partition('/')[2]}` is not all numbers")
+            tensor.copy_(values)

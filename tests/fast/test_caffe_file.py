@@ -1,0 +1,151 @@
+"""Caffe's binary files: those that real Caffe wrote against protobuf's reading of them, old forms, and files that lie."""
+
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from caffe_lies import LIES, layer_with
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stagerun.base import caffe_blobs, caffe_file
+from stagerun.base.caffe_file import blob_bytes, layer_bytes, net_bytes
+from stagerun.language.caffe_names import here, layers_of
+from stagerun.language.proto import caffe_pb2
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "caffe"
+FILES = sorted(GOLDEN.rglob("*.caffemodel"))
+
+
+def protobufs(blob: caffe_pb2.BlobProto) -> np.ndarray:
+    kind = np.float64 if blob.double_data else np.float32
+    return np.array(blob.double_data or blob.data, kind).reshape(tuple(blob.shape.dim))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_what_caffe_wrote_is_read_and_written_again_as_it_is(path: Path) -> None:
+    data = path.read_bytes()
+    net, theirs = caffe_file.read_net(data), caffe_pb2.NetParameter.FromString(data)
+    assert [(one.name, one.type) for one in net.layers] == [(one.name, one.type) for one in theirs.layer]
+    for ours, other in zip(net.layers, theirs.layer, strict=True):
+        for blob, expected in zip(ours.blobs, other.blobs, strict=True):
+            assert blob.array().dtype == protobufs(expected).dtype
+            np.testing.assert_array_equal(blob.array(), protobufs(expected))
+    again = net_bytes(
+        net.name, [(layer_bytes(one.name, one.type), [b.array() for b in one.blobs]) for one in net.layers]
+    )
+    assert caffe_pb2.NetParameter.FromString(again).layer[1].blobs == theirs.layer[1].blobs
+    assert list(caffe_blobs.learnable(caffe_file.read_net(again))) == list(caffe_blobs.learnable(net))
+
+
+def test_a_solverstate_is_read_and_written_again() -> None:
+    data = (GOLDEN / "lenet_m09_A_resume75" / "start.solverstate").read_bytes()
+    state = caffe_file.read_state(data)
+    assert (state.iter, state.learned_net, state.current_step) == (75, "lenet_m09_A_iter_75.caffemodel", 0)
+    again = caffe_file.state_bytes(state.iter, state.learned_net, [b.array() for b in state.history])
+    assert caffe_pb2.SolverState.FromString(again).history == caffe_pb2.SolverState.FromString(data).history
+
+
+def test_statistics_are_divided_and_counted_as_caffe_does() -> None:
+    net = caffe_file.read_net((GOLDEN / "bnnet_m09_A" / "end.caffemodel").read_bytes())
+    found, blobs = caffe_blobs.tensors(net), {layer.name: layer.blobs for layer in net.layers}
+    mean, _, factor = blobs["bn_conv1"]
+    np.testing.assert_array_equal(found["bn_conv1.running_mean"], mean.data * (1 / factor.data[0]))
+    assert found["bn_conv1.num_batches_tracked"] == 150  # iterations that went into them
+    start = caffe_blobs.tensors(caffe_file.read_net((GOLDEN / "init_bnnet_iter_0.caffemodel").read_bytes()))
+    assert not start["bn_conv1.running_var"].any() and start["bn_conv1.num_batches_tracked"] == 0
+
+
+def named(net: caffe_pb2.NetParameter) -> dict[str, tuple[int, ...]]:
+    return caffe_blobs.shapes(caffe_file.read_net(net.SerializeToString()))
+
+
+def test_names_by_kind_of_layer() -> None:
+    def blob(*shape: int) -> caffe_pb2.BlobProto:
+        return caffe_pb2.BlobProto.FromString(blob_bytes(np.ones(shape, np.float32)))
+
+    net = caffe_pb2.NetParameter()
+    net.layer.add(name="m", type="BatchNorm", blobs=[blob(2), blob(2), blob(1), blob(2), blob(2)])
+    net.layer.add(name="s", type="Scale", bottom=["a", "b"], blobs=[blob(2)])
+    net.layer.add(name="b", type="Bias", blobs=[blob(2)])
+    net.layer.add(name="p", type="PReLU", blobs=[blob(3)])
+    assert set(named(net)) == {
+        "m.running_mean", "m.running_var", "m.num_batches_tracked", "m.weight", "m.bias", "s.bias", "b.bias", "p.weight"
+    }  # fmt: skip
+    net.layer.add(name="x", type="BatchNorm", blobs=[blob(2), blob(2)])
+    with pytest.raises(ValueError, match="BatchNorm layer `x` has 2 blobs"):
+        named(net)
+
+
+def test_old_shapes_and_old_layers() -> None:
+    """V1 layers, and num, channels, height, width in place of a shape: as the published AlexNets and VGGs have them."""
+
+    def blob(n: int, c: int, h: int, w: int) -> bytes:
+        made = caffe_pb2.BlobProto(num=n, channels=c, height=h, width=w)
+        made.data.extend(range(n * c * h * w))
+        return made.SerializeToString()
+
+    def field(number: int, data: bytes) -> bytes:
+        return caffe_file._field(number, data)
+
+    conv = field(4, b"c") + b"\x28\x04" + field(6, blob(2, 1, 3, 3)) + field(6, blob(1, 1, 1, 2))
+    fc = field(4, b"fc") + b"\x28\x0e" + field(6, blob(1, 1, 4, 1)) + field(6, blob(1, 1, 1, 4))
+    v0 = field(1, field(1, b"old") + field(2, b"innerproduct") + field(50, blob(1, 1, 2, 3)))
+    net = caffe_file.read_net(field(1, b"n") + field(2, conv) + field(2, fc) + field(2, v0))
+    assert caffe_blobs.shapes(net) == {
+        "c.weight": (2, 1, 3, 3), "c.bias": (2,), "fc.weight": (4, 1), "fc.bias": (4,), "old.weight": (2, 3)
+    }  # fmt: skip
+
+
+def test_numbers_that_are_not_packed() -> None:
+    floats = b"".join(b"\x2d" + np.float32(i).tobytes() for i in range(40))
+    doubles = b"".join(b"\x41" + np.float64(i).tobytes() for i in range(40))
+    for data, kind in ((floats, np.float32), (doubles, np.float64)):
+        (layer,) = caffe_file.read_net(layer_with(data)).layers
+        np.testing.assert_array_equal(layer.blobs[0].data, np.arange(40, dtype=kind))
+
+
+def test_a_shared_blob_is_once_in_a_history() -> None:
+    one = blob_bytes(np.ones(2, np.float32))
+    net = caffe_pb2.NetParameter()
+    for name in ("a", "b"):
+        layer = net.layer.add(name=name, type="InnerProduct", blobs=[caffe_pb2.BlobProto.FromString(one)] * 2)
+        layer.param.add(name="w")
+        layer.param.add()
+    assert caffe_blobs.learnable(caffe_file.read_net(net.SerializeToString())) == ("a.weight", "a.bias", "b.bias")
+
+
+def test_names_of_published_nets_both_ways() -> None:
+    for model, blobs in (("resnet50", 53 * 5 + 2), ("alexnet", 16), ("vgg16", 32)):
+        file = {}
+        for layer, type_ in layers_of(model):
+            parts = ("running_mean", "running_var") if type_ == "BatchNorm" else ("weight", "bias")
+            bare = model == "resnet50" and type_ == "Convolution"
+            file |= {f"{layer}.{part}": (2, 2) for part in parts[: 1 if bare else 2]}
+        names = here(model, file)
+        assert len(names) == len(set(names.values())) == blobs, model
+
+
+# -- files that lie
+
+
+def test_a_file_that_lies_is_one_error() -> None:
+    for wanted, data in LIES.items():
+        with pytest.raises(ValueError, match=wanted):
+            caffe_blobs.shapes(caffe_file.read_net(data))
+
+
+SMALL = FILES[-1].read_bytes()
+
+
+@given(st.binary(max_size=300), st.integers(0, len(SMALL)), st.integers(0, 30))
+def test_random_bytes_are_one_error(noise: bytes, at: int, cut: int) -> None:
+    for data in (noise, SMALL[:at], SMALL[:at] + noise + SMALL[at + cut :]):
+        with suppress(ValueError):
+            net = caffe_file.read_net(data)
+            caffe_blobs.shapes(net)
+            caffe_blobs.tensors(net)
+            caffe_blobs.learnable(net)
+        with suppress(ValueError):
+            caffe_file.read_state(data)

@@ -1,0 +1,217 @@
+"""Each layer of Caffe's, forward and backward in double, against its formula in numpy."""
+
+import math
+
+import caffe_layers as caffe
+import numpy as np
+import pytest
+import torch
+from drawn import examples
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stagerun.base import net
+from stagerun.base.net import Method, Normalization, Operation
+from stagerun.models.net.layers import LAYERS, pooled
+from stagerun.models.net.losses import loss_of
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def layer(settings: net.Settings, *shapes: net.Shape) -> net.Layer:
+    return net.Layer(name="it", type=type(settings).__name__, settings=settings, shapes=shapes)
+
+
+def compare(settings, formula, bottoms, blobs=(), seed=0, channels_last=False) -> None:
+    """1e-12 of the largest number, of the top and of every gradient."""
+    x = [torch.tensor(b, requires_grad=True) for b in bottoms]
+    w = [torch.tensor(b, requires_grad=True) for b in blobs]
+    given = [b.to(memory_format=torch.channels_last) if channels_last and b.ndim == 4 else b for b in x]
+    top = LAYERS[type(settings)](settings, layer(settings), given, w)
+    g = np.random.default_rng(seed).standard_normal(tuple(top.shape))
+    top.backward(torch.tensor(g))
+    wanted, dx, dw = formula(settings, bottoms, blobs, g)
+    found = [top.detach(), *(t.grad for t in (*x, *w))]
+    for got, want in zip(found, (wanted, *dx, *dw), strict=True):
+        assert tuple(got.shape) == np.shape(want)
+        assert np.abs(got.numpy() - want).max() <= 1e-12 * max(1.0, np.abs(want).max())
+
+
+@st.composite
+def windows(draw, largest_pad=None):
+    """(size of the map, kernel, stride, pad) along one axis, with at least one window."""
+    kernel = draw(st.integers(1, 4))
+    pad = draw(st.integers(0, kernel - 1 if largest_pad is None else largest_pad))
+    return draw(st.integers(max(1, kernel - 2 * pad), 7)), kernel, draw(st.integers(1, 4)), pad
+
+
+@examples(60)
+@given(st.data(), SEEDS, st.booleans(), st.booleans())
+def test_convolution_and_deconvolution(data, seed, transposed, has_bias):
+    rng = np.random.default_rng(seed)
+    rows, columns = (data.draw(windows(largest_pad=2)) for _ in "hw")
+    group, per_in, per_out = (data.draw(st.integers(1, 3)) for _ in range(3))
+    dilation = tuple(
+        d if d * (k - 1) < n + 2 * p and not transposed else 1
+        for (n, k, _, p), d in zip((rows, columns), data.draw(st.tuples(*[st.integers(1, 2)] * 2)), strict=True)
+    )
+    if transposed and any(s * (n - 1) + k - 2 * p < 1 for n, k, s, p in (rows, columns)):
+        return
+    settings = net.Convolution(
+        kernel=(rows[1], columns[1]), stride=(rows[2], columns[2]), pad=(rows[3], columns[3]),
+        dilation=dilation, group=group, transposed=transposed,
+    )  # fmt: skip
+    inputs, outputs = group * per_in, group * per_out
+    shape = (inputs, per_out) if transposed else (outputs, per_in)
+    blobs = [rng.standard_normal((*shape, *settings.kernel))] + [rng.standard_normal(outputs)] * has_bias
+    compare(settings, caffe.convolution, [rng.standard_normal((2, inputs, rows[0], columns[0]))], blobs, seed)
+
+
+@examples(30)
+@given(SEEDS, st.integers(1, 2), st.booleans(), st.booleans())
+def test_inner_product(seed, axis, transpose, has_bias):
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((2, 3, 2, 4))
+    weight = rng.standard_normal((5, math.prod(x.shape[axis:])))
+    blobs = [weight.T.copy() if transpose else weight] + [rng.standard_normal(5)] * has_bias
+    compare(net.InnerProduct(axis=axis, transpose=transpose), caffe.inner_product, [x], blobs, seed)
+
+
+@examples(150)
+@given(windows(), windows(), st.sampled_from(Method), st.booleans(), st.booleans(), SEEDS)
+def test_pooling(rows, columns, method, ceil, channels_last, seed):
+    """Few numbers, so that many are equal; AVE divides by the window with its padding, but not beyond."""
+    for size, kernel, stride, pad in (rows, columns):
+        if (caffe.pooled(size, kernel, stride, pad, ceil) - 1) * stride >= size + pad:
+            return  # a window beyond the map, of which Caffe makes -FLT_MAX; such a net is refused
+    x = np.random.default_rng(seed).integers(0, 3, (2, 3, rows[0], columns[0])).astype(float)
+    settings = net.Pooling(
+        method=method, kernel=(rows[1], columns[1]), stride=(rows[2], columns[2]), pad=(rows[3], columns[3]), ceil=ceil
+    )
+    for one in (rows, columns):
+        assert pooled(*one, ceil) == caffe.pooled(*one, ceil)
+    compare(settings, caffe.pooling, [x], (), seed, channels_last)
+
+
+@pytest.mark.parametrize("method", Method)
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_pooling_of_the_whole_map(method, channels_last):
+    x = np.random.default_rng(1).integers(0, 3, (2, 3, 4, 5)).astype(float)
+    compare(net.Pooling(method=method, kernel=None), caffe.pooling, [x], (), 1, channels_last)
+
+
+@examples(60)
+@given(
+    SEEDS, st.sampled_from([1, 3, 5, 7]), st.integers(1, 6), st.booleans(), st.sampled_from([0.5, 0.75]), st.booleans()
+)
+def test_lrn(seed, size, channels, within, beta, channels_last):
+    x = 3 * np.random.default_rng(seed).standard_normal((2, channels, 4, 3))
+    settings = net.LRN(local_size=size, alpha=0.3, beta=beta, k=1.0 if within else 2.0, within=within)
+    compare(settings, caffe.lrn, [x], (), seed, channels_last)
+
+
+@examples(40)
+@given(
+    SEEDS,
+    st.sampled_from([(0, 1), (0, 2), (0, 4), (1, 1), (1, 2), (1, 3), (2, 1), (1, 0)]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_scale_and_bias(seed, axes, has_bias, two):
+    rng = np.random.default_rng(seed)
+    axis, count = axes
+    x = rng.standard_normal((2, 3, 4, 2))
+    values = [rng.standard_normal(x.shape[axis : axis + count]) for _ in "wb"]
+    bottoms, blobs = ([x, values[0]], []) if two else ([x], [values[0]])
+    compare(net.Scale(axis=axis), caffe.scale, bottoms, blobs + [values[1]] * has_bias, seed)
+    compare(net.Bias(axis=axis), caffe.bias, bottoms, blobs, seed)
+
+
+POINTWISE = [
+    (net.ReLU(), caffe.relu),
+    (net.ReLU(negative_slope=0.1), caffe.relu),
+    (net.ELU(alpha=0.7), caffe.elu),
+    (net.Sigmoid(), caffe.sigmoid),
+    (net.TanH(), caffe.tanh),
+    (net.Softmax(), caffe.softmax),
+    (net.Softmax(axis=2), caffe.softmax),
+    (net.Power(power=2, scale=0.5, shift=1), caffe.power),
+    (net.Power(power=3, shift=0.25), caffe.power),
+    (net.Power(power=-1, scale=-2, shift=0.25), caffe.power),
+    (net.Power(scale=3, shift=-1), caffe.power),
+    (net.Power(power=0), caffe.power),
+    (net.Power(power=3, scale=0, shift=2), caffe.power),
+]
+
+
+@pytest.mark.parametrize(("settings", "formula"), POINTWISE, ids=lambda s: str(s)[:40])
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (4, 3, 2)])
+def test_of_each_number(settings, formula, shape):
+    """Zeros too, where the slope jumps; but not where Caffe's gradient of Power divides by zero."""
+    x = np.random.default_rng(1).standard_normal(shape)
+    if not isinstance(settings, net.Power):
+        x.ravel()[:4] = 0
+    compare(settings, formula, [x])
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (4, 3)])
+@pytest.mark.parametrize("shared", [False, True])
+def test_prelu(shape, shared):
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal(shape)
+    x.ravel()[:3] = 0
+    compare(net.PReLU(), caffe.prelu, [x], [np.array(0.3) if shared else rng.standard_normal(3)])
+
+
+@examples(40)
+@given(SEEDS, st.sampled_from(Operation), st.integers(2, 4), st.booleans())
+def test_eltwise(seed, operation, count, weighted):
+    """Of equal numbers it counts which one Caffe takes for the largest."""
+    rng = np.random.default_rng(seed)
+    coeff = tuple(rng.standard_normal(count)) if weighted and operation is Operation.SUM else ()
+    bottoms = [rng.integers(-2, 3, (2, 3, 2)).astype(float) for _ in range(count)]
+    compare(net.Eltwise(operation=operation, coeff=coeff), caffe.eltwise, bottoms, (), seed)
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_concat_and_slice_are_each_others_reverse(axis):
+    rng = np.random.default_rng(1)
+    bottoms = [rng.standard_normal((2, n, 4) if axis == 1 else (2, 4, n)) for n in (1, 3, 2)]
+    compare(net.Concat(axis=axis), caffe.concat, bottoms)
+    settings = net.Slice(axis=axis, sizes=(1, 3, 2))
+    tops = LAYERS[net.Slice](settings, layer(settings), [torch.tensor(np.concatenate(bottoms, axis))], [])
+    for top, bottom in zip(tops, bottoms, strict=True):
+        assert np.array_equal(top.numpy(), bottom)
+
+
+@examples(60)
+@given(
+    SEEDS,
+    st.sampled_from([None, 0, 2, 255]),
+    st.sampled_from(Normalization),
+    st.sampled_from([0.5, 3.0]),
+    st.floats(0.1, 2),
+)
+def test_softmax_with_loss(seed, ignored, normalization, fixed, weight):
+    rng = np.random.default_rng(seed)
+    logits, labels = 4 * rng.standard_normal((5, 3)), rng.integers(0, 3, 5)
+    if ignored is not None:
+        labels[rng.random(5) < 0.5] = ignored
+    settings = net.SoftmaxWithLoss(
+        loss_weight=weight, ignore_label=ignored, normalization=normalization, pre_fixed_normalizer=fixed
+    )
+    wanted, gradient = caffe.softmax_loss(settings, logits, labels)
+    z = torch.tensor(logits, requires_grad=True)
+    loss = weight * loss_of(settings, z, torch.tensor(labels), 0.0)
+    loss.backward()
+    assert loss.item() == pytest.approx(wanted, rel=1e-12, abs=1e-13)
+    np.testing.assert_allclose(z.grad.numpy(), gradient, atol=1e-12)
+
+
+def test_dropout_keeps_the_mean():
+    settings = net.Dropout(ratio=0.25)
+    torch.manual_seed(1)
+    found = LAYERS[net.Dropout](settings, layer(settings), [torch.ones(100_000)], [])
+    kept = found[found != 0]
+    assert len(kept) / 100_000 == pytest.approx(0.75, abs=0.01)
+    assert (kept == torch.tensor(1 / 0.75)).all()
