@@ -74,6 +74,7 @@ _NOT_STORED = {
     "spare_classes",
     "sources",
     "solverstate_path",
+    "Weights.state",
 }
 # Fields that default to another field of their message.
 _SAME_AS = {"max_size": "min_size", "test_batch_size": "device_batch_size"}

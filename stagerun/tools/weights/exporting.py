@@ -1,14 +1,15 @@
 """One snapshot as a file for other programs, and what must be known to use it: `stagerun export`."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 import stagerun
 from stagerun.base.code import Sources
 from stagerun.base.errors import UsageError
-from stagerun.base.recipe import Model, PadMode, Transform
+from stagerun.base.recipe import Model, PadMode, Precision, Transform
 from stagerun.base.text import count
 from stagerun.engine.device import dtype_of
 from stagerun.engine.export import Deployed, Format, Pixels, for_rgb, pixels_of, to_onnx, to_safetensors, to_torch
@@ -17,6 +18,7 @@ from stagerun.language.networks import TIMM, TORCHVISION, code_in, from_outside,
 from stagerun.models.catalog import ARGUMENTS
 from stagerun.models.foreign import arguments_for, timms_arguments
 from stagerun.system.code import function_of
+from stagerun.tools.weights import caffe
 from stagerun.train.stored import Stored, load_network, saved_weights
 
 
@@ -51,6 +53,25 @@ def export(stored: Stored, wanted: Wanted) -> tuple[bytes, list[str]]:
         return to_onnx(Deployed(network, pixels), model.channels, side, facts), lines
     data = to_torch(weights) if wanted.format is Format.TORCH else to_safetensors(weights, facts)
     return data, [*lines, in_torchvision(model), "to load it:", *(f"  {line}" for line in loading(model, wanted))]
+
+
+def for_caffe(
+    stored: Stored, paths: Sequence[Path], ema: bool, rgb: bool, double: bool
+) -> tuple[list[bytes], list[str]]:
+    """The .caffemodel, with a second path the .solverstate, and what their user must know. UsageError, ResumeRefused."""
+    model = stored.stage.model
+    network = load_network(stored, torch.device("cpu"), ema)
+    weights = saved_weights(stored, ema)
+    pixels = pixels_of(stored.stage.solver.test_transform, model.channels, rgb)
+    if pixels.turned:
+        weights = for_rgb(weights, network)
+    files = [caffe.caffemodel(model, weights, double)]
+    if len(paths) > 1:
+        files.append(caffe.solverstate(stored, paths[0].name, double))
+    lines = [f"input: {pixels.order}: (0..255 - {_list(pixels.means)}) * {_list(pixels.factors)}"]
+    if stored.stage.solver.precision is Precision.FP64 and not double:
+        lines.append("32 bits of each number; --double writes 64")
+    return files, lines
 
 
 def _side(stored: Stored, wanted: Wanted) -> int:
