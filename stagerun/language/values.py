@@ -60,7 +60,7 @@ _WORDS = {
 }
 # Derived from others, or from where the folder lies: the language has no such field.
 _DERIVED = {
-    "epoch_iter", "path", "sources", "labels_path", "labels_digest", "input_shape", "state", "solverstate_path"
+    "epoch_iter", "path", "sources", "labels_path", "labels_digest", "input_shape", "state", "solverstate_path", "mean_path"
 }  # fmt: skip
 # Not in the canonical text: where values came from, what was derived from the text as written, and what only `run` looks at.
 _NOT_STORED = {
@@ -135,7 +135,7 @@ def _member(kind: type, field: "dataclasses.Field[Any]", wanted: Any, prefix: st
         repeated=repeated,
         default=default,
         stored=not {field.name, f"{kind.__name__}.{field.name}"} & _NOT_STORED,
-        quiet=bool(prefix and unsaid(prefix + path)),
+        quiet=bool(prefix and unsaid(prefix + path)) or field.name == "mean_path",
     )
 
 
@@ -144,7 +144,7 @@ Message = TypeVar("Message")
 
 def build(kind: type[Message], view: View, **given: Any) -> Message:
     """The message that checked settings describe. `given` are the fields that are not one field of the language each."""
-    names = [member.attribute for member in layout(kind) if member.attribute not in given]
+    names = [m.attribute for m in layout(kind) if m.attribute not in given and m.attribute != "mean_path"]
     return kind(**settings(kind, view, names), **given)
 
 

@@ -39,6 +39,7 @@ class Batch:
     positions: np.ndarray
     lighting: None = None
     cutout: None = None
+    crop: None = None
 
 
 @pytest.fixture(scope="module")

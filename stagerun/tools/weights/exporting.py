@@ -41,6 +41,11 @@ def export(stored: Stored, wanted: Wanted) -> tuple[bytes, list[str]]:
             f"--rgb, but the network takes images of {count(model.channels, 'channel')}", "leave --rgb out"
         )
     side = _side(stored, wanted) if wanted.format is Format.ONNX else None
+    if side is not None and transform.mean_file is not None:
+        raise UsageError(
+            "--onnx: the graph normalises with a mean for each channel, and this network has a `mean_file`",
+            "export with --safetensors, and take the mean image off before",
+        )
     network = load_network(stored, torch.device("cpu"), wanted.ema)
     weights = saved_weights(stored, wanted.ema)
     pixels = pixels_of(transform, model.channels, wanted.rgb)
@@ -48,7 +53,7 @@ def export(stored: Stored, wanted: Wanted) -> tuple[bytes, list[str]]:
         weights = for_rgb(weights, network)
         restore(dict(network.state_dict()), weights)
     facts = facts_of(stored, wanted, side)
-    lines = [f"{name}: {facts[name]}" for name in ("input", "before", "output") if facts[name]]
+    lines = [f"{name}: {facts[name]}" for name in ("input", "before", "output") if facts[name]] + _mean_line(transform)
     if side is not None:
         return to_onnx(Deployed(network, pixels), model.channels, side, facts), lines
     data = to_torch(weights) if wanted.format is Format.TORCH else to_safetensors(weights, facts)
@@ -69,9 +74,14 @@ def for_caffe(
     if len(paths) > 1:
         files.append(caffe.solverstate(stored, paths[0].name, double))
     lines = [f"input: {pixels.order}: (0..255 - {_list(pixels.means)}) * {_list(pixels.factors)}"]
+    lines += _mean_line(stored.stage.solver.test_transform)
     if stored.stage.solver.precision is Precision.FP64 and not double:
         lines.append("32 bits of each number; --double writes 64")
     return files, lines
+
+
+def _mean_line(transform: Transform) -> list[str]:
+    return [f"mean: that of each pixel in {transform.mean_file}, first of all"] * (transform.mean_file is not None)
 
 
 def _side(stored: Stored, wanted: Wanted) -> int:
