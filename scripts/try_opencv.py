@@ -43,7 +43,9 @@ def compared(path: str, side: int, python: str, folder: Path) -> tuple[str, floa
             if not parameter.any():  # Caffe's default filler
                 parameter.uniform_(-0.1, 0.1)
         for name, buffer in network.named_buffers():
-            if name.endswith(("running_mean", "running_var")):
+            if name.endswith("running_mean"):
+                buffer.uniform_(-0.1, 0.1)
+            elif name.endswith("running_var"):
                 buffer.uniform_(0.5, 1.5)
         ours = network.eval()(images).numpy()
     model = Model(name=path, num_classes=net.num_classes, channels=channels, net=text.canonical(), input_shape=shape)

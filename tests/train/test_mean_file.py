@@ -111,6 +111,8 @@ def test_a_run_and_another_mean(tmp_path: Path) -> None:
     )
     assert ended.exit_code == 0, ended.output
     assert "done" in stagerun("plan")
+    shown = CliRunner().invoke(main, ["eval", str(tmp_path / "out")])  # by what the snapshot says alone
+    assert shown.exit_code == 0, shown.output
     (tmp_path / "mean.binaryproto").write_bytes(blob_bytes(np.ones((1, 3, HEIGHT, WIDTH), np.float32)))
     assert looked_at(load(tmp_path)).stages[0].identity != identity
     assert "stale" in stagerun("plan")
