@@ -74,6 +74,11 @@ COMMANDS: Rows = (
     ("data ...", "", "makes, checks and shows the LMDBs that it reads"),
     ("import caffe ...", "", "makes a schedule of Caffe's solver files"),
     (
+        "show NET",
+        "stagerun.tools.show.command:show",
+        "a net prototxt of Caffe's: its layers, shapes, parameters and cost",
+    ),
+    (
         "help [PAGE]",
         "stagerun.manual.command:help_command",
         "the manual: its pages, and every field of the solver files",

@@ -4,6 +4,7 @@ Shapes are those of one image: (channels, height, width) or (outputs,), without 
 images as axis 0, and is not negative. Pairs are (height, width).
 """
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -109,6 +110,26 @@ class BatchNorm:
     moving_average_fraction: float = 0.999
     eps: float = 1e-5
     use_global_stats: bool | None = None
+
+
+def statistics_factor(fraction: float, passes: int) -> float:
+    """What Caffe's third blob of a BatchNorm is after so many passes: c = fraction * c + 1, from 0 on.
+
+    >>> statistics_factor(0.5, 3), statistics_factor(1.0, 3)
+    (1.75, 3.0)
+    """
+    return float(passes) if fraction == 1 else (1 - fraction**passes) / (1 - fraction)
+
+
+def statistics_passes(fraction: float, factor: float) -> int:
+    """The reverse, rounded; where the factor doesn't grow any more, the passes after which it hasn't.
+
+    >>> statistics_passes(0.5, 1.75), statistics_passes(0.5, 2.0), statistics_passes(0.0, 1.0)
+    (3, 53, 1)
+    """
+    if fraction in (0, 1):
+        return round(factor)
+    return round(math.log(max(1 - factor * (1 - fraction), 2.0**-53)) / math.log(fraction))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -205,6 +205,7 @@ class Model:
     # Of most networks, eps too; `language.networks` has those of each. None: those of each layer, in a network from outside.
     moving_average_fraction: float | None = 0.9
     eps: float | None = 1e-5
+    moving_average_passes: int | None = None  # None: 1, and of a net of Caffe's as many as there are device batches
     zero_gamma: ZeroGamma = ZeroGamma.AS_PUBLISHED
     fc_weight_filler: Filler | None = None
     fc_bias_filler: Filler | None = None

@@ -86,7 +86,7 @@ class Shared:
 def check_required(block: Block, problems: Problems) -> None:
     """Missing fields of a message and of the messages in it, Solvers left out: those inherit."""
     names = required(block.kind)
-    if block.kind.name == "Model" and "caffe_net" in block.entries | dict.fromkeys(block.doubtful):
+    if block.kind.name == "Model" and "caffe_net" in (*block.entries, *block.doubtful):
         names = []  # the net says it
     missing = [] if block.kind is tree.SOLVER else _missing(block, names)
     if missing:
@@ -198,6 +198,24 @@ def _batch(stage: str, view: View, problems: Problems) -> None:
     place = layers.higher(view, "device_batch_size", "batch_size")
     message = f"`device_batch_size` {device} does not divide `batch_size` {batch}"
     problems.add(place, message, layers.divisors(batch, device))
+
+
+def check_passes(stage: str, view: View, norm: View, problems: Problems) -> None:
+    """Each pass of BatchNorm's statistics has as many device batches as any other. `norm`: `batch_norm_param` of the stage's model."""
+    passes, batch, device = (
+        norm.whole("moving_average_passes"),
+        view.whole("batch_size"),
+        view.whole("device_batch_size"),
+    )
+    if not passes or not batch or not device or batch % device:
+        return
+    met = view.view("sync_param")
+    apart = (met.whole("replicas") if met is not None else None) or 1
+    batches = batch // device // apart if met is None or met.text("method") != "ASYNC" else batch // device
+    if batches % passes:
+        message = f"`moving_average_passes` {passes} does not divide the {batches} device batches that an iteration of stage `{stage}` has"
+        hint = "it can be " + listing([str(n) for n in range(1, batches + 1) if batches % n == 0], "or")
+        problems.add(norm.place("moving_average_passes"), message, hint)
 
 
 def _mixtures(stage: str, view: View, problems: Problems) -> None:

@@ -1,12 +1,13 @@
 """What data layers of Caffe's say, as settings of a stage: batches and transforms. Pure."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
 
 from stagerun.base.errors import Problems
 from stagerun.language.net import ImageReader
+from stagerun.language.net.upgrade import top_shapes
 from stagerun.language.proto import caffe_pb2
 from stagerun.language.tree import SOLVER, Block, Entry, Value
 from stagerun.language.view import View
@@ -19,6 +20,7 @@ TRANSFORM: Descriptor = SOLVER.fields_by_name["transform_param"].message_type
 # Fields of Caffe's transform_param: those that mean the same here, and those that change nothing here.
 _SAME = ("mirror", "crop_size", "scale", "mean_value")
 _IDLE = ("force_color", "emit_constraint", "flow")
+_DRAWN = ("mirror", "random_aspect_ratio_param")  # an evaluation sees the same images each time, whatever TEST says
 _RECTANGLES = ("random_resize_param", "random_aspect_ratio_param")
 _HINTS = {
     "force_gray": "store the images grey, and write `channels: 1` in `model`",
@@ -28,9 +30,9 @@ _HINTS = {
 
 
 def train_settings(
-    readers: Sequence[ImageReader], passes: int, content: Content, problems: Problems
+    readers: Sequence[ImageReader], passes: int, wanted: Collection[str], content: Content, problems: Problems
 ) -> dict[str, Entry]:
-    """Of the data layers of TRAIN. `passes`: iter_size."""
+    """The `wanted` ones of those of the data layers of TRAIN. `passes`: iter_size."""
     found: dict[str, Entry] = {}
     for reader in readers[:1]:
         if (batch := _batch(reader)) is not None:
@@ -39,17 +41,21 @@ def train_settings(
             whole = Value(size * passes, str(size * passes), batch.values[0].span)
             found["batch_size"] = Entry(SOLVER.fields_by_name["batch_size"], batch.name, (whole,))
             found["device_batch_size"] = Entry(SOLVER.fields_by_name["device_batch_size"], batch.name, batch.values)
-        found |= _transform("transform_param", reader, content, problems)
+        if "transform_param" in wanted:
+            found |= _transform("transform_param", reader, content, problems)
     return found
 
 
-def test_settings(readers: Sequence[ImageReader], content: Content, problems: Problems) -> dict[str, Entry]:
+def test_settings(
+    readers: Sequence[ImageReader], wanted: Collection[str], content: Content, problems: Problems
+) -> dict[str, Entry]:
     """Of those of TEST. Without a transform of their own, images are taken as they are."""
     found: dict[str, Entry] = {}
     for reader in readers[:1]:
         if (batch := _batch(reader)) is not None:
             found["test_batch_size"] = Entry(SOLVER.fields_by_name["test_batch_size"], batch.name, batch.values)
-        found |= _transform("test_transform_param", reader, content, problems)
+        if "test_transform_param" in wanted:
+            found |= _transform("test_transform_param", reader, content, problems)
         if "test_transform_param" not in found:
             inner = Value(Block(TRANSFORM, reader.place), "", reader.place)
             found["test_transform_param"] = Entry(SOLVER.fields_by_name["test_transform_param"], reader.place, (inner,))
@@ -58,6 +64,10 @@ def test_settings(readers: Sequence[ImageReader], content: Content, problems: Pr
 
 def _batch(reader: ImageReader) -> Entry | None:
     """`batch_size` of a data layer, or the first axis of DummyData."""
+    shapes = top_shapes(reader.block) if reader.type == "DummyData" else []
+    if shapes and shapes[0]:
+        value = Value(shapes[0][0], str(shapes[0][0]), reader.place)
+        return Entry(SOLVER.fields_by_name["batch_size"], reader.place, (value,))
     name = DATA.get(reader.type)
     settings = reader.block.block(name) if name is not None else None
     return settings.entries.get("batch_size") if settings is not None else None
@@ -69,6 +79,8 @@ def _transform(field: str, reader: ImageReader, content: Content, problems: Prob
         return {}
     entries: dict[str, Entry] = {}
     for name, entry in said.entries.items():
+        if field == "test_transform_param" and name in _DRAWN:
+            continue
         if name in _SAME and not _nothing(entry):
             entries[name] = Entry(TRANSFORM.fields_by_name[name], entry.name, entry.values)
         elif name in _RECTANGLES:

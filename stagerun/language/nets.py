@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from google.protobuf.descriptor import Descriptor
 
-from stagerun.base.errors import Problems, Span
+from stagerun.base import recipe
+from stagerun.base.errors import Problems, RecipeError, Span
 from stagerun.base.net import Blob, Net
 from stagerun.language import net as language
 from stagerun.language import ranges
@@ -152,16 +153,19 @@ class Nets:
         value = Value(place, quoted(said), entry.place)
         return Block(SOURCE, entry.place, {"source": Entry(SOURCE.fields_by_name["source"], entry.name, (value,))})
 
-    def below(self, merged: Block, schedule: Block) -> Block | None:
-        """The layer of settings that a stage's net makes, under all others; None without a net. `merged`: what the other layers come to."""
+    def below(self, merged: Block, said: Block, schedule: Block) -> Block | None:
+        """The layer of settings that a stage's net makes, under all others; None without a net. `merged`: what the other layers come to; what
+        is `said` there whole is not looked at in the net."""
         own, shared = merged.block("model"), schedule.block("model")
         named = _named(own if own is not None else shared)
         net = self.text(named) if named is not None else None
         if net is None:
             return None
         passes = View(merged).whole("iter_size") if "iter_size" in merged.entries else 1
-        found = train_settings(net.readers("TRAIN"), passes or 1, self._mean(net.path), self.problems)
-        found |= test_settings(net.readers("TEST"), self._mean(net.path), self.problems)
+        unsaid = frozenset(SOLVER.fields_by_name) - said.entries.keys() - said.doubtful
+        mean = self._mean(net.path)
+        found = train_settings(net.readers("TRAIN"), passes or 1, unsaid, mean, self.problems)
+        found |= test_settings(net.readers("TEST"), unsaid, mean, self.problems)
         block = ranges.sound(Block(SOLVER, net.place, found), self.problems)
         data = schedule.block("data")
         train = data.entries.get("train") if data is not None else None
@@ -177,12 +181,15 @@ class Nets:
 
     # -- as networks
 
-    def sized(self, model: Block | None, stages: Sequence[Images]) -> Block | None:
-        """A `model` with the classes and channels that its net has for the images of these stages, which all train it."""
+    def sized(self, model: Block | None, stages: Sequence[Images], shared: Block | None = None) -> Block | None:
+        """A `model` with the classes and channels that its net has for the images of these stages, which all train it. `shared`: that of the
+        schedule, whose channels those of a stage are, too."""
         named = _named(model)
         if model is None or named is None:
             return model
         net = self.text(named)
+        if shared is not None and "channels" in shared.entries and "channels" not in model.entries:
+            model = replace(model, entries={**model.entries, "channels": shared.entries["channels"]})
         shape = self._shape(net, named, model, stages) if net is not None else None
         first = self._net(named, shape) if shape is not None else None
         if net is None or shape is None or first is None:
@@ -254,6 +261,16 @@ class Nets:
                     self.problems.add(place, message, f"write `crop_size: {held.shape[1]}`")
 
 
+def of_model(model: recipe.Model) -> Net:
+    """The net that a network is. ValueError if it can't be one: a snapshot need not be ours."""
+    assert model.net is not None
+    channels, height, width = model.input_shape
+    try:
+        return language.net_of(model.net, (channels, height, width))
+    except RecipeError as error:
+        raise ValueError("; ".join(problem.message for problem in error.problems[:3])) from error
+
+
 def _other(one: Net, two: Net) -> tuple[Blob, Blob] | None:
     """The first parameter that has another shape."""
     theirs = {blob.name: blob for layer in (*two.train.layers, *two.test.layers) for blob in layer.blobs}
@@ -299,9 +316,9 @@ def of_stage(settings: Block, shared: Block | None) -> Block:
     if net is None:
         return settings
     settings = replace(settings, entries={name: entry for name, entry in settings.entries.items() if name != "net"})
-    if shared is not None and list(shared.entries) == ["caffe_net"]:
-        if shared.entries["caffe_net"].values[0].value == net.values[0].value:
-            return settings
+    alone = shared is not None and list(shared.entries) == ["caffe_net"]
+    if shared is not None and alone and shared.entries["caffe_net"].values[0].value == net.values[0].value:
+        return settings
     return with_block(settings, "model", _model(net))
 
 

@@ -262,7 +262,7 @@ def _settings(
         above = [files[node.name], *swept]
         layers.check_layers([layers.merge(base), *above, *(b for changed in own for b in _as_layer(changed))], problems)
         merged = laid([], above, own)
-        net = nets.below(merged, schedule)
+        net = nets.below(merged, layers.merge([*base, *above]), schedule)
         merged = laid([net], above, own) if net is not None else merged
         named = [("stage", files[node.name]), *(("sweep", block) for block in swept)]
         places = {entry.place: layer for layer, block in named for _, entry in block.walk()}
@@ -287,7 +287,7 @@ def _with_networks(
     if sized is not None and sized is not shared:
         schedule = with_block(schedule, "model", sized)
     for name, block in settings.items():
-        own = nets.sized(block.block("model"), [images(block)])
+        own = nets.sized(block.block("model"), [images(block)], sized)
         if own is not None and own is not block.block("model"):
             block = with_block(block, "model", own)
         settings[name] = nets.with_rules(block, own if own is not None else sized)
@@ -350,6 +350,9 @@ def _check(schedule: Block, settings: Mapping[str, Block], folder: str, problems
         tested = _known(block if own_val else schedule, _first_val) if has_val else None
         shared = check.Shared(channels, has_val, tested, on_device, _images(block, schedule))
         check.check_stage(name, View(block), shared, problems)
+        with contextlib.suppress(Doubtful):
+            model = View(block).view("model") or view.inside("model")
+            check.check_passes(name, View(block), model.inside("batch_norm_param"), problems)
         check.check_required(block, problems)
         sampling.check_sampling(View(block), classes, shuffle, problems)
 
@@ -564,7 +567,7 @@ def load(folder: str | Path, overrides: Sequence[str] = ()) -> recipe.Schedule:
         texts |= {name: _text(shown, name) for name in stage_files(first) if name != SCHEDULE_FILE}
     python = functools.partial(_text, shown)
     lists = functools.partial(_text, shown, most=labels.MOST)
-    nets = Files(python, functools.partial(_found, shown), _first, _content)
+    nets = Files(python, functools.partial(_found, shown), first_record, _content)
     return read(texts, os.path.abspath(shown), overrides, "" if shown == "." else shown, _records, python, lists, nets)
 
 
@@ -586,7 +589,7 @@ def _found(folder: str, path: str, net: str) -> str:
     return next((place for start in order if os.path.exists(place := os.path.normpath(os.path.join(start, path)))), "")
 
 
-def _first(path: str) -> First | None:
+def first_record(path: str) -> First | None:
     """The shape of the first record of the LMDB in a folder; None where it can't be read, which is reported when it is opened."""
     with contextlib.suppress(StagerunError, DecodeError):
         datum = caffe_pb2.Datum.FromString(first_value(path))

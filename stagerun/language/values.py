@@ -47,6 +47,7 @@ _RENAMED = {
 _INSIDE = {
     "moving_average_fraction": "batch_norm_param.moving_average_fraction",
     "eps": "batch_norm_param.eps",
+    "moving_average_passes": "batch_norm_param.moving_average_passes",
     "carry_momentum": "carry.momentum",
     "carry_data": "carry.data",
     "carry_residual": "carry.residual",

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from stagerun.base import recipe
 from stagerun.base.errors import UsageError
 from stagerun.base.recipe import ZeroGamma
-from stagerun.language.net import net_of
+from stagerun.language.nets import of_model
 from stagerun.language.networks import NETWORKS, TORCHVISION, is_foreign, network_of
 from stagerun.models.catalog import torchvision_network
 from stagerun.models.foreign import foreign_network, require_trusted
@@ -35,8 +35,16 @@ def build(model: recipe.Model) -> nn.Module:
     Images come as [N, model.channels, H, W]; it answers with logits [N, model.num_classes]. Images of a size that the
     network does not take are a UsageError. Settings that mean nothing for a network are refused by `language`, not here.
     """
+    net = _built(model)
+    for norm in norms(net):
+        if model.moving_average_passes is not None:
+            norm.moving_average_passes = model.moving_average_passes
+    return net
+
+
+def _built(model: recipe.Model) -> nn.Module:
     if model.net is not None:
-        return build_net(net_of(model.net, model.input_shape))
+        return build_net(of_model(model), model.moving_average_fraction, model.eps)
     if is_foreign(model.name):
         return foreign_network(model)
     net = maker(model.name)(model)

@@ -12,7 +12,9 @@ from stagerun.engine.device import dtype_of
 from stagerun.engine.losses import Loss, Own, loss_of, try_out
 from stagerun.engine.state import restore
 from stagerun.language import arguments
+from stagerun.language.nets import of_model
 from stagerun.models import build
+from stagerun.models.net import losses
 from stagerun.system.code import called, function_of, parameters_of
 from stagerun.train.agreement import everyone, hand_out, rank0
 from stagerun.train.progress import WEIGHTS
@@ -63,7 +65,8 @@ def made_loss(model: Model, solver: Solver, device: torch.device, teacher: nn.Mo
         own = _own(how, solver.label_smoothing, model.num_classes, device, dtype_of(solver.precision))
     if teacher is None and solver.teacher is not None:
         teacher = _network(model, solver, device)
-    return loss_of(solver, teacher, own, device)
+    of_net = losses(of_model(model)) if model.net is not None else ()
+    return loss_of(solver, teacher, own, device, of_net)
 
 
 def _own(how: recipe.Loss, smoothing: float, classes: int, device: torch.device, dtype: torch.dtype) -> Own:

@@ -283,6 +283,7 @@ def test_every_option_is_a_decision() -> None:
             "--time",
             "--workers-per-node",
         ],
+        "show": ["--channels", "--phase", "--size", "--svg"],
         "snapshots": ["--drop", "--force", "--json", "--out", "--pin", "--set", "--unpin", "--verify"],
         "status": ["--json", "--out", "--set"],
         "topology": ["--comm-cores", "--faked", "--json", "--save", "--workers-per-node"],

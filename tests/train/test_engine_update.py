@@ -22,6 +22,7 @@ from engine_help import (
 from torch import nn
 
 from stagerun.base.errors import StagerunError
+from stagerun.base.net import statistics_factor, statistics_passes
 from stagerun.base.recipe import Determinism, Model, ParamKind, ParamRule, Precision
 from stagerun.comm import SoloComm, make_reducer
 from stagerun.engine.parameters import idle_rules, kind_of, multipliers, trained_parameters
@@ -220,6 +221,49 @@ def test_running_statistics_are_caffes_three_accumulators_averaged_over_logical_
         np.testing.assert_allclose(saved["bn.running_mean"], (means / factors[:, None]).mean(0), rtol=1e-12)
         np.testing.assert_allclose(saved["bn.running_var"], (variances / factors[:, None]).mean(0), rtol=1e-12)
         assert saved["bn.num_batches_tracked"] == 7
+
+
+@pytest.mark.parametrize(("passes", "per"), [(2, 3), (3, 2), (6, 1), (0, 1)])
+@pytest.mark.parametrize("fractions", [(0.8, 0.8), (0.0, 0.999), (1.0, 0.5)])
+def test_statistics_move_once_per_pass_as_caffes_do_with_iter_size(passes, per, fractions):
+    """Of `per` workers of Caffe's, which are averaged, each pass in its turn; 0: each device batch is a pass. No matter how many workers
+    there are, the bits are the same with ELASTIC; the second layer has another fraction."""
+
+    class Two(OneNorm):
+        def __init__(self) -> None:
+            torch.manual_seed(1)
+            super().__init__(fractions[0])
+            self.other = BatchNorm2d(1, fractions[1])
+            self.bn.moving_average_passes = self.other.moving_average_passes = passes
+
+        def forward(self, x):
+            self.other(x)
+            return super().forward(x)
+
+    batches = [dataset(24, seed=i) for i in range(3)]
+    found = [
+        Threads(n).run(lambda comm: updates(Two(), conv_solver(), batches, comm, Determinism.ELASTIC)[0])[0]
+        for n in (1, 2, 3)
+    ]
+    saved = found[0].model.state_dict()
+    for layer, f in zip(("bn", "other"), fractions, strict=True):
+        mean = variance = factor = 0.0
+        for batch in batches:
+            x = ((batch.images.transpose(0, 3, 1, 2) - 100.0) * 0.01).reshape(6, 4, 1, 6, 6)
+            for first in range(0, 6, per):
+                each = [batch_statistics(one) for one in x[first : first + per]]
+                mean, variance = (
+                    f * old + np.mean(new) for old, new in zip((mean, variance), zip(*each, strict=True), strict=True)
+                )
+                factor = f * factor + 1
+        np.testing.assert_allclose(saved[f"{layer}.running_mean"], mean / factor, rtol=1e-12)
+        np.testing.assert_allclose(saved[f"{layer}.running_var"], variance / factor, rtol=1e-12)
+        assert saved[f"{layer}.num_batches_tracked"] == 3 * 6 // per
+        assert factor == pytest.approx(statistics_factor(f, 18 // per)) and statistics_passes(f, factor) == (
+            18 // per if f else 1
+        )
+    for state in found[1:]:
+        assert_same(tensors(found[0]), tensors(state))
 
 
 def test_state_dict_of_the_norm_is_torchs_and_evaluation_uses_it():

@@ -1,4 +1,5 @@
-"""Training runs of real Caffe in double precision, repeated by the engine: loss at every iteration and final weights.
+"""Training runs of real Caffe in double precision, repeated by the engine from the nets' own files: loss at every iteration and final
+weights.
 
 The runs, their data and order are described in the tests' golden/caffe/README.md.
 """
@@ -12,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from caffe_nets import GOLDEN, BNNet, LeNet, expected, history, load
+from caffe_nets import GOLDEN, expected, history, load, net_of, rules
 
 from stagerun.base.events import Iterated
 from stagerun.base.knobs import Knobs
-from stagerun.base.recipe import Determinism, ParamKind, ParamRule, Precision, Solver, Transform
+from stagerun.base.recipe import Determinism, Precision, Solver, Transform
 from stagerun.comm import SoloComm, make_reducer
 from stagerun.engine.images import Normalise
 from stagerun.engine.loop import StageLoop, train
@@ -60,8 +61,7 @@ def batches(fashion: tuple[np.ndarray, np.ndarray], size: int = 64) -> Iterator[
         )
 
 
-BIASES = (ParamRule(kind=ParamKind.BIAS, lr_mult=2, decay_mult=0),)  # nets/lenet.prototxt
-SCALES = (ParamRule(kind=ParamKind.NORM, decay_mult=0),)  # nets/bnnet.prototxt
+LENET, BNNET = (net_of(GOLDEN / f"{name}.prototxt") for name in ("lenet", "bnnet"))
 BASE = Solver(
     base_lr=0.0,
     lr_policy="fixed",
@@ -70,7 +70,7 @@ BASE = Solver(
     device_batch_size=64,
     momentum=f32(0.9),
     weight_decay=f32(0.0005),
-    param=BIASES,
+    param=rules(LENET),
     transform=Transform(scale=0.00390625),
     test_batch_size=64,
     random_seed=1,
@@ -81,27 +81,27 @@ LENET_A = replace(
 )
 INIT_LENET, INIT_BNNET = GOLDEN / "init_lenet_iter_0.caffemodel", GOLDEN / "init_bnnet_iter_0.caffemodel"
 RUNS = {
-    "lenet_m09_A": (LeNet, INIT_LENET, LENET_A),
-    "lenet_m09_A_resume75": (LeNet, GOLDEN / "lenet_m09_A_resume75" / "start.caffemodel", LENET_A),
+    "lenet_m09_A": (LENET, INIT_LENET, LENET_A),
+    "lenet_m09_A_resume75": (LENET, GOLDEN / "lenet_m09_A_resume75" / "start.caffemodel", LENET_A),
     "lenet_m09_B": (
-        LeNet,
+        LENET,
         GOLDEN / "lenet_m09_A" / "end.caffemodel",
         replace(BASE, base_lr=f32(0.03), lr_policy="poly", power=2.0),
     ),
     "lenet_m09_C": (
-        LeNet,
+        LENET,
         GOLDEN / "lenet_m09_B" / "end.caffemodel",
         replace(BASE, base_lr=f32(0.01), lr_policy="poly", power=2.0, max_iter=100, weight_decay=f32(0.002)),
     ),
     "lenet_lrjump": (
-        LeNet,
+        LENET,
         INIT_LENET,
         replace(BASE, base_lr=f32(0.05), lr_policy="multistep", gamma=f32(0.1), stepvalue=(40, 80), max_iter=120),
     ),
     "bnnet_m09_A": (
-        BNNet,
+        BNNET,
         INIT_BNNET,
-        replace(LENET_A, base_lr=f32(0.2), warmup_start_lr=f32(0.02), param=SCALES),
+        replace(LENET_A, base_lr=f32(0.2), warmup_start_lr=f32(0.02), param=rules(BNNET)),
     ),
 }
 
@@ -109,7 +109,7 @@ RUNS = {
 def run(name: str, fashion: tuple[np.ndarray, np.ndarray], knobs: Callable[[int], Knobs], solver: Solver, start: int):
     """Losses by iteration, and the state at the end."""
     net, weights, _ = RUNS[name]
-    state = make_state(load(net(), weights), solver, CPU)
+    state = make_state(load(net, weights), solver, CPU)
     state.iter = start
     if start:
         with torch.no_grad():
@@ -153,7 +153,7 @@ def trace(name: str) -> tuple[list[float], list[float], int]:
 def assert_equal(name: str, losses: list[float], state, tolerance: float) -> None:
     np.testing.assert_allclose(losses, trace(name)[1], rtol=tolerance)
     live = state.model.state_dict()
-    for key, value in expected(state.model, GOLDEN / name / "end.caffemodel").items():
+    for key, value in expected(GOLDEN / name / "end.caffemodel").items():
         scale = np.abs(value).max()
         assert np.abs(live[key].numpy() - value).max() <= tolerance * max(scale, 1e-3), key
 

@@ -205,6 +205,18 @@ def test_batch_norm_backward_is_caffes():
     np.testing.assert_allclose(bottom.grad.numpy(), dx, rtol=1e-12, atol=1e-12)
 
 
+def test_settings_of_the_schedule_are_for_all_layers_and_passes_are_its_device_batches():
+    network = build(made(NORMED))
+    assert (network.bn.moving_average_fraction, network.bn.moving_average_passes) == (0.5, 0)
+    network = build(made(NORMED), moving_average_fraction=0.25, eps=1.0)
+    assert network.bn.moving_average_fraction == 0.25
+    x = torch.zeros(1, 3, 6, 6)
+    torch.manual_seed(1)
+    usual = build(made(NORMED)).eval()
+    network.load_state_dict(usual.state_dict())
+    assert not torch.equal(network.eval()(x), usual(x))
+
+
 def test_one_number_per_channel_is_normalised_to_zero():
     """Where torch raises, Caffe's variance is 0 and has no correction."""
     layers = [inner("ip", "data", "ip", 108), plain("bn", NORM, "ip", "fc", (5,)), loss("fc")]
@@ -285,16 +297,18 @@ def test_mixed_images_smoothing_and_class_weights_count_in_each_loss():
 def test_a_stages_own_loss_trains_the_main_logits_alone():
     network = build(made(TWO))
     binary = replace(SOLVER, loss=LossSettings(type=LossType.BINARY))
-    state = make_state(network, binary, torch.device("cpu"))
-    assert [p.name for p in state.solver.parameters] == ["conv.weight", "conv.bias", "fc.weight"]
-    assert isinstance(network.train()(images().float()), torch.Tensor)
+    make_state(network, binary, torch.device("cpu"))
+    answer = network.train()(images().float())
+    answer.sum().backward()
+    assert [name for name, p in network.named_parameters() if p.grad is None] == ["aux.weight"]
 
 
-def test_what_no_loss_depends_on_stays_as_it_is():
-    """Without a loss a branch has no gradient; a BatchNorm in it doesn't move."""
+def test_what_no_loss_depends_on_has_no_gradient_and_what_is_of_the_test_alone_stays():
+    """A BatchNorm that nothing needs doesn't move."""
     branch = [plain("dead", NORM, "conv", "dead", (4, 6, 6)), inner("deader", "dead", "deader", 144)]
-    network = build(made([*NORMED, *branch]))
-    assert "deader.weight" not in [p.name for p in trained_parameters(network, ())]
+    network = build(made([*NORMED, *branch], test=[*NORMED, inner("late", "conv", "late", 144)]))
+    trained = [p.name for p in trained_parameters(network, ())]
+    assert "deader.weight" in trained and "late.weight" not in trained
     state = make_state(network, SOLVER, torch.device("cpu"))
     assert state.statistics.layers == [network.bn]
 

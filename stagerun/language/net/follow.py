@@ -2,18 +2,21 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from stagerun.base import net
 from stagerun.base.errors import Problems, Span, nearest
 from stagerun.language.lexer import shown
 from stagerun.language.net.given import LARGEST, Dims, Given, Made, NewBlob, filler, text, volume
-from stagerun.language.net.layers import IMAGES, LAYERS
-from stagerun.language.net.text import NetText, type_of
+from stagerun.language.net.layers import IMAGES, LAYERS, merged
+from stagerun.language.net.text import TOO_MANY, NetText, type_of
+from stagerun.language.parse import MOST_MISTAKES
 from stagerun.language.tree import Block
 from stagerun.language.view import View
 
 Image = tuple[int, int, int]
 LABELS: Dims = ()
+MOST_LIKENED = 2_000  # names among which a similar one is looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,9 @@ def follow(
     walk.later = _first_tops(layers)
     for layer in layers:
         walk.layer(layer)
+        if problems.count(net_text.path) > MOST_MISTAKES:
+            problems.add(layer.place, TOO_MANY, "is it a net?")
+            return None
     return walk.end(net_text.place)
 
 
@@ -169,7 +175,9 @@ class _Walk:
                 f"see `include` in line {other.place.line}",
             )
         else:
-            self.fail(place, name, f"no layer has the top {shown(bottom)}", nearest(bottom, self.maps))
+            self.fail(
+                place, name, f"no layer has the top {shown(bottom)}", nearest(bottom, islice(self.maps, MOST_LIKENED))
+            )
         self.maps[bottom] = None  # said once
         return None
 
@@ -219,7 +227,7 @@ class _Walk:
         """Intel's Caffe joins a Scale to the BatchNorm before it, and the fillers written there are its."""
         norm = self.makers.get(bottoms[0]) if len(bottoms) == 1 else None
         inside = norm.block("batch_norm_param") if norm is not None and type_of(norm) == "BatchNorm" else None
-        if inside is None:
+        if norm is None or inside is None or merged(norm):
             return made
         names = {"weight": ("filler", 1.0), "bias": ("bias_filler", 0.0)}
         blobs = tuple(
@@ -300,12 +308,24 @@ class _Walk:
         return Passed(made, (channels, height, width), dims[0] or 0, self.blobs, self.places)
 
     def _logits(self) -> str:
+        """As `net.Pass` says; of a Softmax what it takes."""
+        found = ""
         for kind in ("SoftmaxWithLoss", "Accuracy", "Softmax"):
             of_kind = [layer for layer in self.found if layer.type == kind]
             if of_kind:
-                return of_kind[-1].bottoms[0]
-        outputs = [top for top in self.untaken if top not in (self.labels, self.images)]
-        return outputs[-1] if outputs else ""
+                trained = [
+                    s
+                    for s in of_kind
+                    if not (isinstance(s.settings, net.SoftmaxWithLoss) and not s.settings.loss_weight)
+                ]
+                found = (trained or of_kind)[-1].bottoms[0]
+                break
+        else:
+            outputs = [top for top in self.untaken if top not in (self.labels, self.images)]
+            found = outputs[-1] if outputs else ""
+        while found and type_of(self.makers[found]) == "Softmax":
+            found = View(self.makers[found]).texts("bottom")[0]
+        return found
 
     def _are_no_logits(self, logits: str, dims: Dims) -> bool:
         """Whether it is no answer for an image; the mistake of it."""

@@ -11,6 +11,7 @@ from itertools import pairwise
 from stagerun.base import net
 from stagerun.language.net.given import Dims, Given, Made, NewBlob, Size, filler, text, volume
 from stagerun.language.net.upgrade import top_shapes
+from stagerun.language.tree import Block
 from stagerun.language.view import View
 
 FILLERS = ("constant", "gaussian", "uniform", "xavier", "msra", "positive_unitball", "bilinear")
@@ -323,15 +324,17 @@ def lrn(given: Given) -> Made | None:
     return Made(net.LRN(local_size=size, within=within, **numbers), (dims,))
 
 
+def merged(norm: Block) -> bool:
+    """Whether a BatchNorm is Intel's with scale and shift: `use_weight_bias` is written, or more `param` than the three statistics'."""
+    view = View(norm).inside("batch_norm_param")
+    return len(list(norm.blocks("param"))) > 3 or (view.has("use_weight_bias") and view.flag("use_weight_bias"))
+
+
 def batch_norm(given: Given) -> Made | None:
-    """Intel's merged form has scale and shift: `use_weight_bias` written, or more `param` than the three statistics."""
     view, dims = given.inside("batch_norm_param"), given.first
-    merged = len(list(given.block.blocks("param"))) > 3 or (
-        view.has("use_weight_bias") and view.flag("use_weight_bias")
-    )
     channels: Dims = (None,) if dims is None else dims[:1]
     blobs: tuple[NewBlob, ...] = ()
-    if merged:
+    if merged(given.block):
         blobs = (NewBlob("weight", channels, _filler(given, view, "filler", 1.0)),)
         if view.flag("bias_term"):
             blobs += (NewBlob("bias", channels, _filler(given, view, "bias_filler")),)
@@ -603,7 +606,7 @@ LAYERS: dict[str, Row] = {
     "Flatten": Row(flatten),
     "Reshape": Row(reshape),
     "Silence": Row(silence, (1, MANY), (0, 0)),
-    "Softmax": Row(softmax, in_place=True),
+    "Softmax": Row(softmax),
     "SoftmaxWithLoss": Row(softmax_with_loss, (2, 2), (0, 2)),
     "Accuracy": Row(accuracy, (2, 2), (1, 2)),
 }

@@ -1,6 +1,7 @@
 """The maps of a net followed through its layers, in both phases: NetText -> `base.net.Net`, with every mistake at its place."""
 
 from collections.abc import Sequence
+from math import prod
 
 from stagerun.base import net
 from stagerun.base.errors import Problems, RecipeError
@@ -11,7 +12,7 @@ from stagerun.language.net.phases import PHASES, TEST, TRAIN, State, layers_in
 from stagerun.language.net.text import NetText, read, type_of
 from stagerun.language.tree import Block
 
-LARGEST = 2**31 - 1  # parameters of a net
+MOST_PARAMETERS = 1_000_000_000
 
 
 def resolve(
@@ -34,9 +35,11 @@ def resolve(
     one, other_pass = found
     if one is None or other_pass is None or not _agree(text, one, other_pass, problems):
         return None
-    size = sum(_volume(blob.shape) for blob in one.blobs.values())
-    if size > LARGEST:
-        problems.add(text.place, f"the net has {size} parameters, more than {LARGEST}", "is a `num_output` wrong?")
+    sizes = {name: prod(blob.shape) for name, blob in one.blobs.items()}
+    if sum(sizes.values()) > MOST_PARAMETERS:
+        largest = max(sizes, key=lambda name: sizes[name])
+        message = f"the net has {sum(sizes.values()):,} parameters, {sizes[largest]:,} of them in {largest}"
+        problems.add(one.places[largest], message, f"at most {MOST_PARAMETERS:,} are built: is a `num_output` wrong?")
         return None
     canonical = text.canonical(train, test)
     return net.Net(
@@ -80,10 +83,3 @@ def _agree(text: NetText, one: Passed, other: Passed, problems: Problems) -> boo
 
 def _shape(shape: net.Shape) -> str:
     return " x ".join(map(str, shape)) or "one number"
-
-
-def _volume(shape: net.Shape) -> int:
-    found = 1
-    for size in shape:
-        found *= size
-    return found

@@ -1,17 +1,19 @@
 """A net's text -> NetText: parsed, upgraded, every place kept; and its canonical form."""
 
-from collections.abc import Iterator
+from bisect import bisect
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from google.protobuf.descriptor import Descriptor
 
 from stagerun.base.errors import Problems, Span, nearest
+from stagerun.base.text import count
 from stagerun.language import tree
 from stagerun.language.lexer import Token, shown
 from stagerun.language.net import upgrade
 from stagerun.language.net.layers import IMAGES, LAYERS
 from stagerun.language.net.phases import PHASES, State, layers_in
-from stagerun.language.parse import Reader, parse
+from stagerun.language.parse import MOST_MISTAKES, Reader, parse
 from stagerun.language.proto import caffe_pb2
 from stagerun.language.tree import Block, Entry
 from stagerun.language.view import View
@@ -20,6 +22,7 @@ NET: Descriptor = caffe_pb2.NetParameter.DESCRIPTOR
 UNREAD: Descriptor = caffe_pb2.Unread.DESCRIPTOR
 OF_LAYERS = ("LayerParameter", "V1LayerParameter", "V0LayerParameter")
 MOST_LAYERS = 20_000
+TOO_MANY = f"more than {MOST_MISTAKES} mistakes; the rest is not read"
 
 
 class NetGrammar(Reader):
@@ -57,12 +60,19 @@ class ImageReader:
 
 @dataclass(frozen=True, slots=True)
 class NetText:
-    """A net as read. `layers`: LayerParameter blocks of both phases, today's form."""
+    """A net as read. `file`: the NetParameter as written. `layers`: LayerParameter blocks of both phases, in today's form."""
 
     path: str
-    name: str
-    place: Span
+    file: Block
     layers: tuple[Block, ...]
+
+    @property
+    def name(self) -> str:
+        return View(self.file).text("name") or ""
+
+    @property
+    def place(self) -> Span:
+        return self.file.place
 
     def readers(self, phase: str, state: State | None = None) -> tuple[ImageReader, ...]:
         """The data layers of a phase (`TRAIN`, `TEST`)."""
@@ -84,7 +94,7 @@ class NetText:
             phases = [phase for phase in PHASES if id(block) in kept[phase]]
             rule = f" include {{ phase: {phases[0]} }}" if len(phases) == 1 else ""
             if phases:
-                lines.append(f"layer {{ {_fields(block, type_of(block) in IMAGES)}{rule} }}\n")
+                lines.append(f"layer {{ {_fields(block)}{rule} }}\n")
         return "".join(lines)
 
 
@@ -100,20 +110,20 @@ def read(text: bytes | str, path: str, problems: Problems) -> NetText | None:
     block = parse(path, text, NET, problems, build)
     if not grammar or block.broken:
         return None
-    count = sum(len(block.entries[n].values) for n in ("layer", "layers") if n in block.entries)
-    if count > MOST_LAYERS:
-        problems.add(block.place, f"the net has {count} layers, and at most {MOST_LAYERS} are read", "is it a net?")
+    number = sum(len(block.entries[n].values) for n in ("layer", "layers") if n in block.entries)
+    if number > MOST_LAYERS:
+        problems.add(block.place, f"the net has {number} layers, and at most {MOST_LAYERS} are read", "is it a net?")
         return None
-    if not count:
+    if not number:
         problems.add(block.place, "the file has no `layer`", "is it a net?")
         return None
     layers = upgrade.upgraded(block, problems)
     if problems.count(path) == before:
         unknown = _unknown_layers(layers, problems)
-        _stray_fields(grammar[0], layers, unknown)
+        _stray_fields(grammar[0].strays, layers, unknown, path, problems)
     if problems.count(path) > before:
         return None
-    return NetText(path, View(block).text("name") or "", block.place, layers)
+    return NetText(path, block, layers)
 
 
 def type_of(layer: Block) -> str:
@@ -122,13 +132,16 @@ def type_of(layer: Block) -> str:
 
 def _unknown_layers(layers: tuple[Block, ...], problems: Problems) -> set[Span]:
     """The places of layers whose type is unknown, each of them a mistake."""
-    found = set()
+    found: set[Span] = set()
     for layer in layers:
         kind, name = type_of(layer), shown(View(layer).text("name") or "")
         if kind in LAYERS:
             continue
         found.add(layer.place)
         place = layer.entries["type"].place if "type" in layer.entries else layer.place
+        if len(found) > MOST_MISTAKES:
+            problems.add(place, TOO_MANY, "is it a net?")
+            break
         if not kind:
             problems.add(place, f"layer {name}: it has no `type`", 'write `type: "Convolution"`, or what it is')
         else:
@@ -137,14 +150,26 @@ def _unknown_layers(layers: tuple[Block, ...], problems: Problems) -> set[Span]:
     return found
 
 
-def _stray_fields(grammar: NetGrammar, layers: tuple[Block, ...], unknown: set[Span]) -> None:
-    places = sorted((block.place.line, block.place.column, block.place in unknown) for block in layers)
-    for name, kind in grammar.strays:
-        around = [is_unknown for line, column, is_unknown in places if (line, column) <= (name.line, name.column)]
-        if not (around and around[-1]):
-            known = kind.fields_by_name
-            hint = nearest(name.text, known) or "no layer of an image classifier has it"
-            grammar.fail(name, f"{kind.name} has no field `{shown(name.text)}`", hint)
+def _stray_fields(
+    strays: Sequence[tuple[Token, Descriptor]],
+    layers: tuple[Block, ...],
+    unknown: set[Span],
+    path: str,
+    problems: Problems,
+) -> None:
+    """Each name once: a field that no layer has is often in many."""
+    starts = sorted((block.place.line, block.place.column, block.place in unknown) for block in layers)
+    found: dict[tuple[str, str], list[Token]] = {}
+    kinds = {kind.name: kind for _, kind in strays}
+    for token, kind in strays:
+        at = bisect(starts, (token.line, token.column, True))
+        if not (at and starts[at - 1][2]):
+            found.setdefault((kind.name, token.text), []).append(token)
+    for (kind_name, name), tokens in list(found.items())[:MOST_MISTAKES]:
+        more = f", here and {count(len(tokens) - 1, 'more time')}" if len(tokens) > 1 else ""
+        place = Span(path, tokens[0].line, tokens[0].column, len(tokens[0].text))
+        hint = nearest(name, kinds[kind_name].fields_by_name, 0.8) or "no layer of an image classifier has it"
+        problems.add(place, f"{kind_name} has no field `{shown(name)}`{more}", hint)
 
 
 # -- the canonical form
@@ -153,23 +178,38 @@ def _stray_fields(grammar: NetGrammar, layers: tuple[Block, ...], unknown: set[S
 _LEFT_OUT = {"include", "exclude", "phase", "engine", "propagate_down", "blobs"}
 _OF_READERS = {"name", "type", "top"}
 _NOT_INSIDE = {"engine", "force_nd_im2col", "stable_prod_grad"}
+# Lists that say nothing where all values are these.
+_IDLE = {"pad": 0, "stride": 1, "dilation": 1}
 
 
-def _fields(layer: Block, reads: bool) -> str:
+def _fields(layer: Block) -> str:
+    reads = type_of(layer) in IMAGES
     names = (f.name for f in layer.kind.fields)
     wanted = [n for n in names if n in layer.entries and (n in _OF_READERS if reads else n not in _LEFT_OUT)]
-    return " ".join(text for name in wanted for text in _texts(layer.entries[name]))
+    return " ".join([*(text for name in wanted for text in _texts(layer.entries[name])), *_shapes(layer)])
+
+
+def _shapes(layer: Block) -> Iterator[str]:
+    """Of Input and DummyData, for one image."""
+    message = upgrade.SHAPED.get(type_of(layer))
+    shapes = [" ".join(f"dim: {n}" for n in (1, *dims[1:])) for dims in upgrade.top_shapes(layer)] if message else []
+    if shapes:
+        yield f"{message} {{ {' '.join(f'shape {{ {dims} }}' for dims in shapes)} }}"
 
 
 def _texts(entry: Entry) -> Iterator[str]:
-    field = entry.field
+    field, idle = entry.field, 0
+    if field.name in _IDLE and all(value.value == _IDLE[field.name] for value in entry.values):
+        return
     for value in entry.values:
         if isinstance(value.value, Block):
             inner = value.value
             names = [f.name for f in inner.kind.fields if f.name in inner.entries and f.name not in _NOT_INSIDE]
             text = " ".join(t for name in names for t in _texts(inner.entries[name]))
-            if text or field.is_repeated:
-                yield f"{field.name} {{ {text} }}" if text else f"{field.name} {{ }}"
+            if text:
+                yield from [f"{field.name} {{ }}"] * idle  # their places count
+                yield f"{field.name} {{ {text} }}"
+            idle = idle + 1 if field.is_repeated and not text else 0
         elif field.is_repeated or value.value != tree.default(field):
             said = value.value + 0.0 if isinstance(value.value, float) else value.value  # -0.0 is 0.0
             yield f"{field.name}: {tree.canonical(said, field)}"

@@ -33,6 +33,8 @@ _V0_FIELDS = {
     "shuffle_images": "shuffle",
 }
 _V0_TRANSFORM = {"scale": "scale", "meanfile": "mean_file", "cropsize": "crop_size", "mirror": "mirror"}
+# Types of layers whose tops have shapes of their own, and where those stand.
+SHAPED = {"Input": "input_param", "DummyData": "dummy_data_param"}
 TRANSFORM = ("scale", "mean_file", "crop_size", "mirror")
 
 
@@ -58,12 +60,14 @@ def image_shapes(layer: Block) -> Iterator[tuple[int, int, int]]:
 
 def top_shapes(layer: Block) -> list[tuple[int, ...]]:
     """Of an Input or DummyData layer, with Caffe's first axis; one for each top."""
-    view, tops = View(layer), len(View(layer).texts("top"))
-    own = view.inside("input_param" if view.text("type") == "Input" else "dummy_data_param")
+    view = View(layer)
+    if (message := SHAPED.get(view.text("type") or "")) is None:
+        return []
+    own, tops = view.inside(message), len(view.texts("top"))
     shapes = [tuple(int(n) for n in shape.numbers("dim")) for shape in own.views("shape")]
-    if not shapes and view.text("type") == "DummyData":
+    if not shapes and message == "dummy_data_param":
         sides = [tuple(int(n) for n in own.numbers(name)) for name in ("num", "channels", "height", "width")]
-        count = max((len(side) for side in sides), default=0)
+        count = max(len(side) for side in sides)
         shapes = [tuple(side[min(i, len(side) - 1)] if side else 1 for side in sides) for i in range(count)]
     return shapes * tops if len(shapes) == 1 else shapes
 

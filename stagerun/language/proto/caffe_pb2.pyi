@@ -74,7 +74,7 @@ class BlobProto(_message.Message):
     def __init__(self, num: _Optional[int] = ..., channels: _Optional[int] = ..., height: _Optional[int] = ..., width: _Optional[int] = ..., data: _Optional[_Iterable[float]] = ..., diff: _Optional[_Iterable[float]] = ..., shape: _Optional[_Union[BlobShape, _Mapping]] = ..., double_data: _Optional[_Iterable[float]] = ..., double_diff: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class NetParameter(_message.Message):
-    __slots__ = ("name", "layers", "input", "input_shape", "input_dim", "state", "force_backward", "debug_info", "engine", "bn_stats_batch_size", "layer")
+    __slots__ = ("name", "layers", "input", "input_shape", "input_dim", "state", "force_backward", "debug_info", "engine", "bn_stats_batch_size", "multinode", "layer")
     NAME_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     INPUT_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +85,7 @@ class NetParameter(_message.Message):
     DEBUG_INFO_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     BN_STATS_BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MULTINODE_FIELD_NUMBER: _ClassVar[int]
     LAYER_FIELD_NUMBER: _ClassVar[int]
     name: str
     layers: _containers.RepeatedCompositeFieldContainer[V1LayerParameter]
@@ -96,8 +97,9 @@ class NetParameter(_message.Message):
     debug_info: bool
     engine: str
     bn_stats_batch_size: int
+    multinode: Unread
     layer: _containers.RepeatedCompositeFieldContainer[LayerParameter]
-    def __init__(self, name: _Optional[str] = ..., layers: _Optional[_Iterable[_Union[V1LayerParameter, _Mapping]]] = ..., input: _Optional[_Iterable[str]] = ..., input_shape: _Optional[_Iterable[_Union[BlobShape, _Mapping]]] = ..., input_dim: _Optional[_Iterable[int]] = ..., state: _Optional[_Union[NetState, _Mapping]] = ..., force_backward: bool = ..., debug_info: bool = ..., engine: _Optional[str] = ..., bn_stats_batch_size: _Optional[int] = ..., layer: _Optional[_Iterable[_Union[LayerParameter, _Mapping]]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., layers: _Optional[_Iterable[_Union[V1LayerParameter, _Mapping]]] = ..., input: _Optional[_Iterable[str]] = ..., input_shape: _Optional[_Iterable[_Union[BlobShape, _Mapping]]] = ..., input_dim: _Optional[_Iterable[int]] = ..., state: _Optional[_Union[NetState, _Mapping]] = ..., force_backward: bool = ..., debug_info: bool = ..., engine: _Optional[str] = ..., bn_stats_batch_size: _Optional[int] = ..., multinode: _Optional[_Union[Unread, _Mapping]] = ..., layer: _Optional[_Iterable[_Union[LayerParameter, _Mapping]]] = ...) -> None: ...
 
 class LayerParameter(_message.Message):
     __slots__ = ("name", "type", "bottom", "top", "loss_weight", "param", "blobs", "include", "exclude", "phase", "propagate_down", "transform_param", "loss_param", "accuracy_param", "concat_param", "convolution_param", "data_param", "dropout_param", "dummy_data_param", "eltwise_param", "image_data_param", "inner_product_param", "lrn_param", "pooling_param", "power_param", "relu_param", "sigmoid_param", "softmax_param", "slice_param", "tanh_param", "prelu_param", "reshape_param", "flatten_param", "batch_norm_param", "elu_param", "bias_param", "scale_param", "input_param", "engine")

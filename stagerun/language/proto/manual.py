@@ -244,6 +244,13 @@ COMMENTS: dict[str, str] = {
         "efficientnet_b5 to b7, efficientnet_v2, googlenet, inception_v3, maxvit_t and mobilenet_v3, and 1e-10 in inception_bn and\n"
         "inception_bn_28_small. Caffe's."
     ),
+    "BatchNormParameter.moving_average_passes": (
+        "How often an iteration moves the running mean and variance. With k an iteration's device batches are k passes, in order, of as many\n"
+        "each, and each pass moves them by the mean over its device batches: the old ones keep moving_average_fraction k times. Divides\n"
+        "batch_size / device_batch_size, in a stage with `sync_param` those of one replica. Caffe moves them once per forward pass, so\n"
+        "iter_size times in an iteration, whatever the number of its workers: with `caffe_net` the default is batch_size / device_batch_size,\n"
+        "as if one worker of Caffe's computed them all. Otherwise the default is 1. New in stagerun."
+    ),
     "Data": (
         "Where the images are."
     ),
@@ -525,7 +532,8 @@ COMMENTS: dict[str, str] = {
     "Solver.local_lr_auto": (
         "With `SGD` alone: each parameter's lr_mult is replaced by local_gw_ratio * |w| / (|g| + weight_decay * |w|), g without\n"
         "weight decay and weight_decay without decay_mult, or by 1 where |w| or |g| is 0. A parameter with lr_mult 0 stays as it\n"
-        "is; one whose `adapt` is false keeps its lr_mult. Intel Caffe's form of LARS."
+        "is; one whose `adapt` is false keeps its lr_mult. Intel Caffe's form of LARS; but g is the gradient of the mean loss of the whole\n"
+        "batch, and with iter_size k Caffe takes k times that, the sum over its passes."
     ),
     "Solver.local_gw_ratio": (
         "Share of a parameter's own length that a step has, of `local_lr_auto` and `LARS`. Above 0. Intel Caffe's."

@@ -241,12 +241,14 @@ class FillerParameter(_message.Message):
     def __init__(self, type: _Optional[str] = ..., value: _Optional[float] = ..., min: _Optional[float] = ..., max: _Optional[float] = ..., mean: _Optional[float] = ..., std: _Optional[float] = ..., variance_norm: _Optional[_Union[FillerParameter.VarianceNorm, str]] = ...) -> None: ...
 
 class BatchNormParameter(_message.Message):
-    __slots__ = ("moving_average_fraction", "eps")
+    __slots__ = ("moving_average_fraction", "eps", "moving_average_passes")
     MOVING_AVERAGE_FRACTION_FIELD_NUMBER: _ClassVar[int]
     EPS_FIELD_NUMBER: _ClassVar[int]
+    MOVING_AVERAGE_PASSES_FIELD_NUMBER: _ClassVar[int]
     moving_average_fraction: float
     eps: float
-    def __init__(self, moving_average_fraction: _Optional[float] = ..., eps: _Optional[float] = ...) -> None: ...
+    moving_average_passes: int
+    def __init__(self, moving_average_fraction: _Optional[float] = ..., eps: _Optional[float] = ..., moving_average_passes: _Optional[int] = ...) -> None: ...
 
 class Data(_message.Message):
     __slots__ = ("train", "val", "scratch", "shuffle", "loader_threads", "cache", "on_bad_record", "scratch_reserve", "scratch_copy", "scratch_from")

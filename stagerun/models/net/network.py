@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -29,7 +30,7 @@ class Statistics(KeptStatistics):
 
     def __init__(self, features: int, fraction: float) -> None:
         super().__init__(features, momentum=None, affine=False)
-        self.moving_average_fraction = fraction
+        self.moving_average_fraction = float(np.float32(fraction))  # as the field is in Caffe
         self.running_var.zero_()
         self.register_buffer("batch_mean", torch.zeros(features), persistent=False)
         self.register_buffer("batch_var", torch.zeros(features), persistent=False)
@@ -58,7 +59,7 @@ class Network(nn.Module):
     loss in order, some of them twice.
 
     Parameters are called as the net's blobs, statistics as BatchNorm's in torch, in the layer's name. `frozen_by_network`: the names of
-    parameters that no loss of training depends on.
+    parameters of layers that training doesn't have; those that no loss depends on decay, as in Caffe.
     """
 
     frozen_by_network: frozenset[str]
@@ -69,12 +70,13 @@ class Network(nn.Module):
         for one in (net.train, net.test):
             for layer in one.layers:
                 self._hold(layer)
+        learnt = {blob.name for layer in net.train.layers for blob in layer.blobs}
+        self.frozen_by_network = frozenset(name for name, _ in self.named_parameters() if name not in learnt)
         self._test = self._ready(steps_of(net.test, training=False), testing=True)
         self._plan(alone=False)
 
     def train_alone(self) -> None:
-        """From now on it answers in training with the logits alone, for a loss that isn't the net's: branches of other losses stay as they
-        are."""
+        """From now on it answers in training with the logits alone, for a loss that isn't the net's, and computes no more than these need."""
         self._plan(alone=True)
 
     def train(self, mode: bool = True) -> "Network":
@@ -102,8 +104,6 @@ class Network(nn.Module):
     def _plan(self, alone: bool) -> None:
         planned = steps_of(self._net.train, training=True, alone=alone)
         self._train = self._ready(planned, testing=False)
-        reached = {blob.name for step in planned.steps for blob in _blobs(step)}
-        self.frozen_by_network = frozenset(name for name, _ in self.named_parameters() if name not in reached)
         moving = {step.layer.name for step in planned.steps if _moves(step.layer)}
         named = ((name, m) for name, m in self.named_modules() if isinstance(m, Statistics))
         self._still = [m for name, m in named if name not in moving]
@@ -139,6 +139,7 @@ class Network(nn.Module):
         if step.scale is not None and held:
             held[0][0].scales_norm = True  # type: ignore[assignment]
         statistics = self.get_submodule(step.layer.name)
+        assert isinstance(statistics, Statistics)
         by_global = testing if settings.use_global_stats is None else settings.use_global_stats
         return partial(_normalised, statistics, held, settings.eps, by_global, not testing)
 

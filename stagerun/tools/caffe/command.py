@@ -19,7 +19,7 @@ from stagerun.plan import make_plan
 from stagerun.plan.render import render_text
 from stagerun.tools.caffe.convert import Wanted, convert
 from stagerun.tools.caffe.disk import CaffeFolder
-from stagerun.tools.caffe.write import check_lines, folder_lines, left_text, text_of_lines
+from stagerun.tools.caffe.write import check_lines, folder_lines, left_text, net_files, text_of_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class CaffeOptions:
         "Where Caffe is started, so where the paths in its files begin.  [default: looked for from FOLDER upward]",
     )
     model: str | None = option(
-        "--model NAME", "stagerun's network that stands for the net.  [default: where it is sure]"
+        "--model NAME", "stagerun's network that stands for the net.  [default: the net itself]"
     )
     images: int | None = option(
         "--images N", "Training images.  [default: counted where they are]", type=click.IntRange(1)
@@ -101,8 +101,8 @@ def caffe(
     converted = convert(CaffeFolder(folder, root, _count), wanted)
     out = os.path.normpath(out)
     files = folder_lines(converted, _name(out), folder)
-    asked = check_lines(files, converted.found, os.path.abspath(out), out)
-    write_folder(out, {name: text_of_lines(lines) for name, lines in files.items()})
+    asked = check_lines(files, converted.written, converted.found, os.path.abspath(out), out)
+    write_folder(out, {name: text_of_lines(lines) for name, lines in files.items()} | net_files(converted))
     if left := left_text(converted.found):
         show(left + "\n")
     if asked:

@@ -3,17 +3,18 @@
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from stagerun.base.errors import RecipeError, Span
+from stagerun.language.net.phases import State, layers_in, state_of
+from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.language.tree import Block, Entry, quoted
 from stagerun.language.view import Doubtful, View
 from stagerun.tools.caffe.disk import CaffeFolder
 from stagerun.tools.caffe.images import Count, count_images, count_lmdb, images_of, source_lines
 from stagerun.tools.caffe.lines import Line, Setting, message, setting
-from stagerun.tools.caffe.model import WHICH, last_linear, model_lines, multipliers, note_other_network
-from stagerun.tools.caffe.net import layers_in, state_of
+from stagerun.tools.caffe.model import WHICH, last_linear, model_lines, multipliers, note_other_network, whole_lines
 from stagerun.tools.caffe.order import ordered_steps
 from stagerun.tools.caffe.settings import (
     AS_CAFFE,
@@ -31,7 +32,9 @@ from stagerun.tools.caffe.settings import (
     transforms,
 )
 from stagerun.tools.caffe.stages import Step, workers_of
-from stagerun.tools.caffe.text import NET, SOLVER, CaffeText, Findings, read_text
+from stagerun.tools.caffe.text import SOLVER, CaffeText, Findings, read_text
+from stagerun.tools.caffe.train_lines import Word
+from stagerun.tools.caffe.whole import CaffeNet, Written, inside, read_net, written
 
 S = TypeVar("S", bound=SolverStage)
 
@@ -66,6 +69,7 @@ class Converted:
     seed: Line
     found: Findings
     nets: Mapping[str, str] = field(default_factory=dict)
+    written: tuple[Written, ...] = ()  # nets that are copied
 
 
 def convert(folder: CaffeFolder, wanted: Wanted) -> Converted:
@@ -73,8 +77,9 @@ def convert(folder: CaffeFolder, wanted: Wanted) -> Converted:
     found = Findings()
     prototxts = folder.prototxts()
     steps = ordered_steps(folder, prototxts, wanted.order, found)
-    nets: dict[str, CaffeText | None] = {}
+    nets: dict[str, CaffeNet | None] = {}
     stages: list[CaffeStage] = []
+    taken = [SCHEDULE_FILE, *(f"{step.name}.prototxt" for step in steps)]
     alone: list[SolverStage] = []
     for step in steps:
         text = read_text(posixpath.join(folder.shown, step.file), prototxts[step.file], SOLVER, found)
@@ -83,7 +88,7 @@ def convert(folder: CaffeFolder, wanted: Wanted) -> Converted:
             alone.append(SolverStage(step, text))
             continue
         with suppress(Doubtful):
-            if stage := _read_stage(step, text, folder, nets, found):
+            if stage := _read_stage(step, text, folder, nets, wanted.model is not None, taken, found):
                 stages.append(stage)
     _refuse_mistakes(found)
     return _with_nets(stages, folder, wanted, found) if wanted.nets else _without_nets(alone, folder, wanted, found)
@@ -115,49 +120,68 @@ def _settings(
 
 
 def _read_stage(
-    step: Step, text: CaffeText, folder: CaffeFolder, nets: dict[str, CaffeText | None], found: Findings
+    step: Step,
+    text: CaffeText,
+    folder: CaffeFolder,
+    nets: dict[str, CaffeNet | None],
+    stand_in: bool,
+    taken: Sequence[str],
+    found: Findings,
 ) -> CaffeStage | None:
-    """A stage with its nets. None after a mistake."""
-    train = _net(text, ("train_net_param", "train_net", "net_param", "net"), folder, nets, found)
+    """A stage with its nets. None after a mistake. `stand_in`: a network of stagerun's stands for them."""
+    train = _net(text, ("train_net_param", "train_net", "net_param", "net"), folder, nets, stand_in, found)
     if train is None:
         return None
-    tests = _net(text, ("test_net_param", "test_net", "net_param", "net"), folder, nets, found)
-    layers = layers_in(train, state_of(text.block.block("train_state"), "TRAIN"))
-    state = next(iter(text.block.blocks("test_state")), None)
-    tested = layers_in(tests, state_of(state, "TEST")) if tests is not None else []
+    tests = _net(text, ("test_net_param", "test_net", "net_param", "net"), folder, nets, stand_in, found)
+    states = [
+        state_of(next(iter(text.block.blocks(name)), None)) if name in text.block.entries else State()
+        for name in ("train_state", "test_state")
+    ]
+    layers = layers_in(train.layers, "TRAIN", states[0])
+    tested = layers_in(tests.layers, "TEST", states[1]) if tests is not None else []
     for name in ("test_net", "test_net_param", "test_state"):
         entry = text.block.entries.get(name)
         if entry is not None and len(entry.values) > 1:
             found.leave(entry.values[1].span, name, "one evaluation is made; the first is taken")
     images = images_of(layers, "TRAIN", found, folder.mean_file)
     if images is None:
-        if not found.mistakes.count(train.place.path):  # else what was meant to read them is among those
+        if not found.mistakes.count(train.path):  # else what was meant to read them is among those
             message = "the net has no layer that reads images in training"
-            found.mistakes.add(train.place, message, "a layer of type `Data` with `include { phase: TRAIN }` does")
+            found.mistakes.add(train.block.place, message, "a layer of type `Data` with `include { phase: TRAIN }` does")
         return None
-    return CaffeStage(step, text, train, layers, images, images_of(tested, "TEST", found, folder.mean_file))
+    val = images_of(tested, "TEST", found, folder.mean_file)
+    own = None if stand_in or train.whole is None else written(step.name, train, tests, states, taken)
+    return CaffeStage(step, text, train.block, layers, images, val, own)
 
 
 def _net(
-    text: CaffeText, fields: Sequence[str], folder: CaffeFolder, nets: dict[str, CaffeText | None], found: Findings
-) -> Block | None:
+    text: CaffeText,
+    fields: Sequence[str],
+    folder: CaffeFolder,
+    nets: dict[str, CaffeNet | None],
+    stand_in: bool,
+    found: Findings,
+) -> CaffeNet | None:
     """The net that the first of the fields which is written names or holds. None if there is none, or a mistake."""
     entry: Entry | None = next((text.block.entries[f] for f in fields if f in text.block.entries), None)
     if entry is None or not entry.values:
         return None
     value = entry.values[0].value
+    path = text.path if isinstance(value, Block) else str(value)
     if isinstance(value, Block):
-        return value
-    path = str(value)
+        key = f"{text.path}:{entry.field.name}"
+        if key not in nets:
+            nets[key] = inside(path, value, stand_in, found)
+        return nets[key]
     if path not in nets:
         there = folder.net(path)
-        nets[path] = read_text(there[0], there[1], NET, found) if there else None
+        nets[path] = read_net(there[0], there[1], stand_in, found) if there else None
         if there and folder.above(there[0]) and not posixpath.dirname(path):
             why = f"{there[0]}, in a folder above, is taken; there is none of that name here"
             found.leave(entry.place, f"net `{path}`", why, "read it: it may be another's")
     net = nets[path]
     if net is not None:
-        return net.block
+        return net
     near = folder.near(path)
     hint = (
         f"the nearest there is is {near}"
@@ -175,10 +199,15 @@ def _with_nets(stages: Sequence[CaffeStage], folder: CaffeFolder, wanted: Wanted
     train_count = count_images(first.train, wanted.images, folder, found)
     val_count = count_images(val, wanted.val_images, folder, found) if val is not None else None
     channels = first.train.channels or train_count.channels
-    model, name = model_lines(first.net, first.layers, wanted.model, channels, found)
+    name = wanted.model or ""
+    stages = [_as_first(stage, first) for stage in stages]
+    if first.written is not None:
+        model = whole_lines(first.net, first.written.name, channels, train_count.there)
+    else:
+        model = model_lines(first.net, first.layers, name, channels, found)
+        for other in stages[1:]:
+            note_other_network(first.layers, other.layers, first.step.file, found)
     last = last_linear(first.layers)
-    for other in stages[1:]:
-        note_other_network(first.layers, other.layers, first.step.file, found)
     note_sources(stages, val, found)
 
     def add(stage: CaffeStage, made: dict[str, Setting]) -> None:
@@ -188,8 +217,12 @@ def _with_nets(stages: Sequence[CaffeStage], folder: CaffeFolder, wanted: Wanted
             # Every Caffe begins at the first record, in the same order where there is nothing random about it.
             made["carry"] = AS_CAFFE
         evaluation(stage, val, made, val_count.number if val_count else 0, found)
-        if (rules := multipliers(stage.layers, name, last, found)) is not None:
+        if stage.written is None and (rules := multipliers(stage.layers, name, last, found)) is not None:
             made["param"] = rules
+        if stage.written is not None and first.written is not None and stage.written.name != first.written.name:
+            made["net"] = setting("net", quoted(stage.written.name), stage.net.place)
+        if stage.step.given is not None:
+            made |= {s.name: s for s in [_given(stage.step.given, folder, found)]}
 
     seed, settings = _settings(stages, add, found)
     data = message("train", source_lines(train_count, first.train.source_place), first.train.source_place)
@@ -199,7 +232,35 @@ def _with_nets(stages: Sequence[CaffeStage], folder: CaffeFolder, wanted: Wanted
         data += (Line("shuffle: false", first.train.layer.place),)
     steps = tuple(s.step for s in stages)
     nets = {s.step.name: s.net.place.path for s in stages if s.net.place.path != s.text.path}
-    return Converted(steps=steps, settings=settings, model=model, data=data, seed=seed, found=found, nets=nets)
+    copies = {s.written.name: s.written for s in stages if s.written is not None}
+    return Converted(
+        steps=steps,
+        settings=settings,
+        model=model,
+        data=data,
+        seed=seed,
+        found=found,
+        nets=nets,
+        written=tuple(copies.values()),
+    )
+
+
+def _as_first(stage: CaffeStage, first: CaffeStage) -> CaffeStage:
+    """The stage with the first one's net, if that is the same but for what its data layers read."""
+    if stage.written is None or first.written is None or stage.written.layers != first.written.layers:
+        return stage
+    return replace(stage, written=first.written)
+
+
+def _given(word: Word, folder: CaffeFolder, found: Findings) -> Setting:
+    """Weights or a solverstate that no stage makes."""
+    there = folder.file(word.text)
+    if not there:
+        found.leave(word.span, word.text, "it isn't there; here paths begin at the schedule's folder", "write its path")
+    path = quoted(there or word.text)
+    if ".solverstate" in word.text:
+        return setting("solverstate", path, word.span, "as Caffe's `--snapshot`")
+    return Setting("weights", (Line(f"weights {{ file: {path} strict: false }}", word.span, "as Caffe's `--weights`"),))
 
 
 # -- without nets: what they say comes from the command line, or is asked for

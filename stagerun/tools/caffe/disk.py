@@ -59,6 +59,11 @@ class CaffeFolder:
         there = self._found(path)
         return (there, _bytes(there, there, LARGEST + 1)) if there else None
 
+    def file(self, path: str) -> str:
+        """The absolute path of what a path of Caffe's means; '' if there is no such file."""
+        there = self._found(path)
+        return os.path.abspath(there) if there else ""
+
     def mean_file(self, path: str) -> bytes | None:
         there = self._found(path)
         return _bytes(there, there, LARGEST_MEAN) if there else None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from google.protobuf.message import DecodeError
 
 from stagerun.base.errors import Span
+from stagerun.language.net.upgrade import top_shapes
 from stagerun.language.proto import caffe_pb2
 from stagerun.language.tree import Block, Entry, quoted
 from stagerun.language.view import View
@@ -63,6 +64,9 @@ class Images:
 def images_of(layers: Sequence[Block], phase: str, found: Findings, mean_file: MeanFile) -> Images | None:
     """The images of a net in one phase; None, and a mistake in training, if no layer reads any."""
     readers = list(of_type(layers, *SOURCES))
+    made_up = [] if readers else list(of_type(layers, "DummyData"))
+    if made_up and (shapes := top_shapes(made_up[0])):
+        return _made_up(made_up[0], shapes[0])
     for layer in of_type(layers, *OTHERS):
         kind = text_of(layer, "type")
         if phase == "TRAIN" and not readers and kind != "Python":
@@ -76,6 +80,14 @@ def images_of(layers: Sequence[Block], phase: str, found: Findings, mean_file: M
         why = f"a second source of images in {phase}; the first is read"
         found.leave(layer.place, f"layer `{text_of(layer, 'name')}`", why)
     return _images(readers[0], phase, found, mean_file) if readers else None
+
+
+def _made_up(layer: Block, shape: Sequence[int]) -> Images:
+    """A DummyData layer, in a net for timing: where the images are is asked."""
+    channels = shape[1] if len(shape) == 4 else None
+    place = layer.place
+    crop = (Line(f"crop_size: {shape[2]}", place),) if len(shape) == 4 and shape[2] == shape[3] else ()
+    return Images(layer, "", place, shape[0], place, True, False, channels, crop)
 
 
 def _images(layer: Block, phase: str, found: Findings, mean_file: MeanFile) -> Images:
@@ -259,10 +271,13 @@ class Count:
     number: int
     why: str = ""
     channels: int | None = None
+    there: bool = False  # on this machine
 
 
 def count_images(images: Images, given: int | None, folder: CaffeFolder, found: Findings) -> Count:
     """As given, as counted, or as is well known of ILSVRC 2012 by the name of its LMDB."""
+    if not images.source:
+        return Count("", given or 0)
     there = folder.images(images.source, images.list_file)
     if there is None and not images.list_file and not posixpath.isabs(images.source):
         why = "a path from Caffe's folder, and it isn't there; here paths begin at the schedule's folder"
@@ -270,7 +285,7 @@ def count_images(images: Images, given: int | None, folder: CaffeFolder, found: 
     place, number, channels = there or (images.source, 0, None)
     if images.list_file:
         return _counted(images.source, Count(_lmdb_of(images.source), number, "counted in the list", channels), given)
-    return _counted(images.source, Count(place, number, "counted in the LMDB", channels), given)
+    return _counted(images.source, Count(place, number, "counted in the LMDB", channels, there is not None), given)
 
 
 def count_lmdb(option: str, source: str, given: int | None, folder: CaffeFolder, found: Findings) -> Count:
@@ -298,7 +313,8 @@ def _counted(source: str, there: Count, given: int | None) -> Count:
 def source_lines(count: Count, span: Span | None) -> tuple[Line, ...]:
     """The inside of `train` or `val`."""
     why = count.why if count.number else "how many records has it?"
+    asked = Line('source: "?"', span, "which LMDB? the net makes its images up", asks=True)
     return (
-        Line(f"source: {quoted(count.place)}", span),
+        Line(f"source: {quoted(count.place)}", span) if count.place else asked,
         Line(f"images: {count.number}", None, why, asks=not count.number),
     )

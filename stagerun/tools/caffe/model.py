@@ -19,24 +19,29 @@ CAFFES_FRACTION, CAFFES_EPS = "0.999", "1e-5"  # of BatchNorm, where the net say
 PUBLISHED_FC = {"weight_filler": ("gaussian", "0.01"), "bias_filler": ("constant", "0")}
 
 
+def whole_lines(net: Block, file: str, channels: int | None, there: bool) -> tuple[Line, ...]:
+    """The inside of `model` with the net itself, in a file. What can't be known of images that aren't `there` is asked."""
+    title, place = text_of(net, "name"), net.place
+    comment = f"Caffe's net: {title}" if _printable(title) else ""
+    lines = [Line(f"caffe_net: {quoted(file)}", place, comment, asks=not there)]
+    if channels is not None:
+        lines.append(Line(f"channels: {channels}", place))
+    return tuple(lines)
+
+
 def model_lines(
-    net: Block, layers: Sequence[Block], wanted: str | None, channels: int | None, found: Findings
-) -> tuple[tuple[Line, ...], str]:
-    """The inside of `model`, and the network's name: `wanted`, or what the net surely is, or '' where the line asks."""
+    net: Block, layers: Sequence[Block], name: str, channels: int | None, found: Findings
+) -> tuple[Line, ...]:
+    """The inside of `model` with a network of stagerun's, called `name`, that stands for the net."""
     known = shapes(layers)
-    sure = recognise(known)
-    name = wanted or sure
     title = text_of(net, "name")
     lines: list[Line] = []
     place = net.entries["name"].place if "name" in net.entries else net.place
-    if name:
-        lines.append(Line(f"name: {quoted(name)}", place, f"Caffe's net: {title}" if _printable(title) else ""))
-    else:
-        lines.append(Line('name: "?"', place, WHICH, asks=True))
-    if name != sure or not name:
-        stands = f"`{name}` of stagerun's stands for it" if name else "what you name for it is taken as it is"
-        why = f"{stands}, and layers and fillers were not compared"
-        found.leave(net.place, f"net `{title}`" if _printable(title) else "net", why)
+    lines.append(Line(f"name: {quoted(name)}", place, f"Caffe's net: {title}" if _printable(title) else ""))
+    if name != recognise(known):
+        why = f"`{name}` of stagerun's stands for it, and layers and fillers were not compared"
+        todo = "without `--model` the net is taken as it is"
+        found.leave(net.place, f"net `{title}`" if _printable(title) else "net", why, todo)
     lines += _classes(known)
     if channels == 1:
         lines.append(Line("channels: 1", place))
@@ -50,7 +55,7 @@ def model_lines(
             lines.append(Line(f"zero_gamma: {gamma}", place))
     lines += _fillers(layers, name, found)
     _note_losses(layers, found)
-    return tuple(lines), name
+    return tuple(lines)
 
 
 def _printable(title: str) -> bool:

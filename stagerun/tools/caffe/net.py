@@ -1,56 +1,12 @@
-"""A net's layers in training and in testing, and which of stagerun's networks they are. Pure."""
+"""Which of stagerun's networks the layers of a net are. Pure."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from stagerun.base.errors import Span
 from stagerun.language.caffe_names import GROUPS, RESNET50
 from stagerun.language.tree import Block
 from stagerun.language.view import View
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """Caffe's NetState."""
-
-    phase: str
-    level: int = 0
-    stages: frozenset[str] = field(default_factory=frozenset)
-
-
-def state_of(block: Block | None, phase: str) -> State:
-    """A train_state or test_state; without one, the phase alone."""
-    if block is None:
-        return State(phase)
-    view = View(block)
-    stages = block.entries["stage"].values if "stage" in block.entries else ()
-    return State(phase, view.whole("level") or 0, frozenset(str(v.value) for v in stages))
-
-
-def layers_in(net: Block, state: State) -> list[Block]:
-    """The layers that Caffe's FilterNet keeps: one `include` rule is met, or no `exclude` rule is."""
-    return [layer for layer in net.blocks("layer") if _kept(layer, state)]
-
-
-def _kept(layer: Block, state: State) -> bool:
-    include, exclude = list(layer.blocks("include")), list(layer.blocks("exclude"))
-    if include:
-        return any(_meets(View(rule), state) for rule in include)
-    return not any(_meets(View(rule), state) for rule in exclude)
-
-
-def _meets(rule: View, state: State) -> bool:
-    if rule.has("phase") and rule.text("phase") != state.phase:
-        return False
-    low, high = rule.whole("min_level"), rule.whole("max_level")
-    if (low is not None and state.level < low) or (high is not None and state.level > high):
-        return False
-    wanted, unwanted = (_texts(rule.block, name) for name in ("stage", "not_stage"))
-    return wanted <= state.stages and not unwanted & state.stages
-
-
-def _texts(block: Block, name: str) -> set[str]:
-    return {str(v.value) for v in block.entries[name].values} if name in block.entries else set()
 
 
 def text_of(block: Block, name: str) -> str:

@@ -41,7 +41,10 @@ def ordered_steps(
     names = names_of(solvers)
     # Mistakes in files that turn out to be no stage do not count; those of stages are found again when they are read.
     texts = {name: read_text(posixpath.join(shown, name), prototxts[name], SOLVER, Findings()) for name in solvers}
-    said = said_by(shown, folder.scripts(), found)
+    said = {
+        name: [replace(line, there=_there(line, folder)) for line in lines]
+        for name, lines in said_by(shown, folder.scripts(), found).items()
+    }
     if order:
         steps = as_ordered(by_order(order, names), different(said), texts, found)
     else:
@@ -54,6 +57,11 @@ def ordered_steps(
     if steps:
         _note_unused(shown, solvers, steps, found)
     return [replace(step, lines=lines_of(step.file, said)) for step in steps]
+
+
+def _there(line: TrainLine, folder: CaffeFolder) -> bool:
+    word = line.snapshot or line.weights
+    return word is not None and bool(folder.file(word.text))
 
 
 def _note_unused(shown: str, solvers: Sequence[str], steps: Sequence[Step], found: Findings) -> None:
@@ -167,7 +175,9 @@ def together(said: Said, texts: Mapping[str, CaffeText], found: Findings) -> lis
 
 def _conflict(said: Said, first: str, other: str, found: Findings) -> None:
     message = f"its `caffe train` lines are others than those of {first}"
-    found.mistakes.add(said[other][0].solver.span, message, "say with `--order` what is meant")
+    files = dict.fromkeys(posixpath.basename(line.solver.text) for lines in said.values() for line in lines)
+    hint = f"say with `--order` what is meant, one or several of {', '.join(files)}"
+    found.mistakes.add(said[other][0].solver.span, message, hint)
 
 
 def _without_repeats(said: Said) -> list[str]:
@@ -208,18 +218,21 @@ DIGITS = 18  # of an iteration that are read: more than any that there is
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """`parent`: `main`, `main@7638`; '' is fresh weights. `own`: from a snapshot that the solver saved itself, which is one
+    """`parent`: `main`, `main@7638`; '' is fresh weights, or those of the `given` file. `own`: from a snapshot that the solver saved itself, which is one
     stage with what it did before."""
 
     parent: str = ""
     resumed: Resumed | None = None
     own: bool = False
+    given: Word | None = None
 
     @property
     def stage(self) -> str:
         return self.parent.partition("@")[0]
 
     def __str__(self) -> str:
+        if self.given is not None:
+            return self.given.text
         if not self.parent:
             return "fresh weights"
         return f"{'a snapshot' if self.resumed else 'the weights'} of `{self.parent}`"
@@ -258,7 +271,7 @@ def _note_own(start: Start, line: TrainLine, file: str, found: Findings) -> None
 
 
 def _begun(step: Step, start: Start) -> Step:
-    return replace(step, parents=(start.parent,) if start.parent else (), resumed=start.resumed)
+    return replace(step, parents=(start.parent,) if start.parent else (), resumed=start.resumed, given=start.given)
 
 
 def _once_more(before: Step, start: Start, line: TrainLine, found: Findings) -> Step:
@@ -274,11 +287,13 @@ def _once_more(before: Step, start: Start, line: TrainLine, found: Findings) -> 
 
 def _same(step: Step, start: Start) -> bool:
     parents = step.parents or ("",)
-    return start.parent in parents and step.begins == (start.resumed.iteration if start.resumed else 0)
+    given = [word and word.text for word in (step.given, start.given)]
+    begins = start.resumed.iteration if start.resumed else 0
+    return start.parent in parents and step.begins == begins and given[0] == given[1]
 
 
 def _first(step: Step) -> Start:
-    return Start(step.parents[0] if step.parents else "", step.resumed)
+    return Start(step.parents[0] if step.parents else "", step.resumed, given=step.given)
 
 
 def as_ordered(
@@ -323,11 +338,26 @@ def _start(
 ) -> Start | None:
     """What a command starts from, where `steps` were trained before; None after a mistake."""
     if line.snapshot is not None:
+        if _of_no_stage(line.snapshot, ".solverstate", line.there, texts):
+            return Start(given=line.snapshot)
         return _of_snapshot(line.snapshot, file, steps, texts, found)
     if line.weights is None:
         return Start()
+    if _of_no_stage(line.weights, ".caffemodel", line.there, texts):
+        return Start(given=line.weights)
     parent = _of_weights(line.weights, steps, texts, found)
     return Start(parent) if parent else None
+
+
+def _of_no_stage(word: Word, ending: str, there: bool, texts: Mapping[str, CaffeText]) -> bool:
+    """Whether a file of that kind is of none of the solvers, by its name. One that is called like a solver's and isn't `there` may be meant
+    for one."""
+    stem = word.text.removesuffix(".h5")
+    if not stem.endswith(ending) or "," in stem:
+        return False
+    match = re.fullmatch(ITERATION, stem.removesuffix(ending))
+    prefixes = {posixpath.basename(s.prefix) for text in texts.values() if (s := saved(text)) is not None}
+    return match is None or (there and posixpath.basename(match[1]) not in prefixes)
 
 
 def _of_snapshot(

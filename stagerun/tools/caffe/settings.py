@@ -13,6 +13,7 @@ from stagerun.tools.caffe.lines import Line, Setting, message, setting, written
 from stagerun.tools.caffe.model import label_smoothing
 from stagerun.tools.caffe.stages import Step, Workers
 from stagerun.tools.caffe.text import CaffeText, Findings
+from stagerun.tools.caffe.whole import Written
 
 # Fields with the same name and meaning, in the order in which they are written. What makes a stage comes first, and always
 # stands in the stage's own file.
@@ -202,6 +203,7 @@ class CaffeStage(SolverStage):
     layers: list[Block]
     train: Images
     val: Images | None
+    written: Written | None = None
 
 
 def seeds(stages: Sequence[SolverStage]) -> tuple[Line, dict[str, Setting]]:
@@ -284,7 +286,7 @@ def transforms(stage: CaffeStage, val: Images | None) -> list[Setting]:
         result.append(Setting("test_transform_param", lines))
         if test.batch:
             result.append(setting("test_batch_size", str(test.batch), test.batch_place))
-    smoothing = label_smoothing(stage.layers)
+    smoothing = label_smoothing(stage.layers) if stage.written is None else None  # a whole net says it
     if smoothing is not None:
         result.append(setting("label_smoothing", *smoothing))
     return result

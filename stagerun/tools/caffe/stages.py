@@ -9,7 +9,7 @@ from stagerun.base.errors import Problem, Span, UsageError, listing, nearest
 from stagerun.language.tree import SCHEDULE, Entry
 from stagerun.language.view import Doubtful, View
 from stagerun.tools.caffe.text import CaffeText, Findings, Left
-from stagerun.tools.caffe.train_lines import TrainLine
+from stagerun.tools.caffe.train_lines import TrainLine, Word
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,7 @@ class Step:
     parents: tuple[str, ...]
     resumed: Resumed | None = None
     lines: tuple[TrainLine, ...] = ()
+    given: Word | None = None  # a file of weights, or a solverstate, that no stage makes
 
     @property
     def begins(self) -> int:
@@ -121,7 +122,7 @@ def note_prefixes(steps: Sequence[Step], texts: Mapping[str, CaffeText], found: 
 def no_order(folder: str, names: Mapping[str, str]) -> Problem:
     """What to say if nothing says the order."""
     files = ", ".join(f"{file} ({name})" for file, name in names.items())
-    hint = f"give it with `--order {','.join(names.values())}`, say"
+    hint = f"give it with `--order {','.join(names.values())}`, say; `--order {next(iter(names.values()))}` imports that one alone"
     return Problem(f"no `caffe train` line says the order of the solvers: {files}", Span(folder, 1, 1), hint=hint)
 
 

@@ -65,7 +65,6 @@ WHOLE = {
 }
 # Fields that some Caffe has and protos/caffe.proto has not, and what to do about them.
 ELSEWHERE = {
-    "layers": "a net of before 2014: run Caffe's `upgrade_net_proto_text OLD NEW` and import the new one",
     "weights": "take it out, and give it as `--weights` in the `caffe train` line of a README or script",
     "poly_cyc": 'it is a policy: `lr_policy: "poly_cyc"`',
 }
@@ -121,8 +120,6 @@ class CaffeText:
 def read_text(path: str, data: bytes, kind: Descriptor, found: Findings) -> CaffeText:
     """A solver (SOLVER) or net (NET), mistakes into `found`."""
     block = parse(path, data, kind, found.mistakes, CaffeReader)
-    if "layers" in block.entries:
-        found.mistakes.add(block.entries["layers"].name, f"{kind.name} has no field `layers`", ELSEWHERE["layers"])
     text = data.decode(errors="replace").removeprefix("\N{BYTE ORDER MARK}")
     return CaffeText(path, tuple(line.rstrip("\r") for line in text.split("\n")), block)
 

@@ -4,20 +4,25 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from stagerun.base.errors import Problem, RecipeError
-from stagerun.language.resolve import SCHEDULE_FILE, read
+from stagerun.language.code import MISSING, Text
+from stagerun.language.nets import Files
+from stagerun.language.resolve import SCHEDULE_FILE, first_record, read
 from stagerun.language.tree import quoted
 from stagerun.tools.caffe.convert import Converted
 from stagerun.tools.caffe.lines import Line, Setting, indented, plain
 from stagerun.tools.caffe.settings import OF_STAGE
 from stagerun.tools.caffe.stages import Step
 from stagerun.tools.caffe.text import Findings
+from stagerun.tools.caffe.whole import Written
 
 # The fields of Solver in the order in which they are written; those of a message after an empty line.
-OWN = (*OF_STAGE, "policy_start_iter")  # what makes a stage, and stands in its own file
+OWN = ("net", *OF_STAGE, "policy_start_iter")  # what makes a stage, and stands in its own file
 ORDER = (
     *OWN,
+    *("weights", "solverstate"),
     *("batch_size", "device_batch_size", "type", "momentum", "momentum2", "rms_decay", "delta", "weight_decay"),
     *("regularization_type", "local_lr_auto", "local_gw_ratio", "clip_gradients", "label_smoothing", "random_seed"),
     *("param", "carry", "transform_param", "test_transform_param", "test_batch_size", "test_interval", "test_iter"),
@@ -34,6 +39,11 @@ def folder_lines(converted: Converted, name: str, source: str) -> dict[str, list
     for step in converted.steps:
         files[f"{step.name}.prototxt"] = _stage(step, converted.settings[step.name], shared)
     return files
+
+
+def net_files(converted: Converted) -> dict[str, str]:
+    """The texts of the nets that are kept, by name."""
+    return {net.name: net.text for net in converted.written}
 
 
 def text_of_lines(lines: Sequence[Line]) -> str:
@@ -162,13 +172,16 @@ def _wrapped(text: str) -> Iterator[str]:
     return (line.replace(GLUE, " ") for line in lines)
 
 
-def check_lines(files: Mapping[str, Sequence[Line]], found: Findings, root: str, shown: str) -> tuple[Problem, ...]:
+def check_lines(
+    files: Mapping[str, Sequence[Line]], nets: Sequence[Written], found: Findings, root: str, shown: str
+) -> tuple[Problem, ...]:
     """The mistakes that `stagerun check` finds in the files, before they are written: what the user is asked for, and nothing
     else. RecipeError with the others, at the places in Caffe's files that they come from.
     """
     texts = {name: text_of_lines(lines) for name, lines in files.items()}
+    kept: dict[str, Text] = {net.name: net.text for net in nets}
     try:
-        read(texts, root, (), shown)
+        read(texts, root, (), shown, nets=Files(lambda file: kept.get(file, MISSING), first=first_record))
     except RecipeError as error:
         asked, mistakes = [], []
         for problem in error.problems:
@@ -177,12 +190,19 @@ def check_lines(files: Mapping[str, Sequence[Line]], found: Findings, root: str,
             line = lines[problem.span.line - 1] if 0 < problem.span.line <= len(lines) else Line("")
             if line.asks:
                 asked.append(problem)
+            elif net := next((net for net in nets if net.name == name), None):
+                mistakes.append(_in_net(problem, net))
             else:
                 mistakes.append(_moved(problem, line, found))
         if mistakes:
             raise RecipeError(mistakes) from None
         return tuple(asked)
     return ()
+
+
+def _in_net(problem: Problem, net: Written) -> Problem:
+    """A mistake in a net at its place in the file that was copied, if one was."""
+    return replace(problem, span=replace(problem.span, path=net.source)) if net.source else problem
 
 
 def _moved(problem: Problem, line: Line, found: Findings) -> Problem:

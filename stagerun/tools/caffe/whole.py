@@ -1,0 +1,99 @@
+"""Nets that are imported whole: read, and the file that is written for those of a stage. Pure."""
+
+import posixpath
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stagerun.base.errors import Problems
+from stagerun.language.net import NetText, State, read
+from stagerun.language.net.phases import PHASES, TEST, TRAIN
+from stagerun.language.net.upgrade import upgraded
+from stagerun.language.tree import Block
+from stagerun.tools.caffe.text import NET, Findings, read_text
+
+SAID_OF = re.compile(r" include \{ phase: (TRAIN|TEST) \}")
+
+_READS = re.compile(r' type: "(?:Data|ImageData|DummyData|Input)" ')
+
+
+@dataclass(frozen=True, slots=True)
+class CaffeNet:
+    """A net as read. `block`: the file, `layers`: those of all phases in today's form. `whole` is None of one that a network of stagerun's
+    stands for. `data` is None of a net that stands in the solver."""
+
+    path: str
+    block: Block
+    layers: tuple[Block, ...]
+    whole: NetText | None
+    data: bytes | None
+
+
+def read_net(path: str, data: bytes, stand_in: bool, found: Findings) -> CaffeNet:
+    """Mistakes into `found`: all of them, but with a `stand_in` for the net only those in what is read of it."""
+    if stand_in:
+        block = read_text(path, data, NET, found).block
+        return CaffeNet(path, block, upgraded(block, found.mistakes), None, data)
+    whole = read(data, path, found.mistakes)
+    block = read_text(path, data, NET, Findings()).block
+    layers = whole.layers if whole is not None else upgraded(block, Problems())
+    return CaffeNet(path, block, layers, whole, data)
+
+
+def inside(path: str, block: Block, stand_in: bool, found: Findings) -> CaffeNet:
+    """A net that stands in a solver."""
+    layers = upgraded(block, found.mistakes)
+    if stand_in:
+        return CaffeNet(path, block, layers, None, None)
+    text = NetText(path, "", block.place, layers)
+    return CaffeNet(path, block, layers, read(text.canonical(), path, found.mistakes) and text, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The net of a stage as a file. `network`: its canonical form. `source`: the
+    file that it is a copy of, '' for one that was put together."""
+
+    name: str
+    text: str
+    network: str
+    source: str = ""
+
+    @property
+    def layers(self) -> list[str]:
+        """Those that compute."""
+        return [line for line in self.network.splitlines() if not _READS.search(line)]
+
+
+def written(stage: str, train: CaffeNet, test: CaffeNet | None, states: Sequence[State], taken: Sequence[str]) -> Written:
+    """A copy, where one file has both phases and the solver asks for no levels or stages; else the layers of both phases. `taken`: names of
+    other files."""
+    assert train.whole is not None
+    if train.data is not None and (test is None or test is train) and all(state == State() for state in states):
+        name = posixpath.basename(train.path)
+        name = name if name.endswith(".prototxt") and name not in taken else f"net_{name.removesuffix('.prototxt')}.prototxt"
+        return Written(name, train.data.decode(errors="replace"), train.whole.canonical(), train.path)
+    lines = [_in_phase(line, TRAIN) for line in train.whole.canonical(*states).splitlines() if not _other(line, TRAIN)]
+    other = test.whole if test is not None and test.whole is not None else train.whole
+    tested = [_in_phase(line, TEST) for line in other.canonical(*states).splitlines() if not _other(line, TEST)]
+    both = {line for line in (_plain(line) for line in lines) if line in {_plain(line) for line in tested}}
+    kept = [_plain(line) if _plain(line) in both else line for line in lines]
+    kept += [line for line in tested if _plain(line) not in both]
+    title = train.whole.name
+    head = f'name: "{title}"\n' if title.isprintable() and '"' not in title and title else ""
+    network = "".join(f"{line}\n" for line in kept)
+    return Written(f"net_{stage}.prototxt", head + network, network)
+
+
+def _other(line: str, phase: str) -> bool:
+    found = SAID_OF.search(line)
+    return found is not None and found[1] != phase
+
+
+def _plain(line: str) -> str:
+    return SAID_OF.sub("", line)
+
+
+def _in_phase(line: str, phase: str) -> str:
+    assert phase in PHASES
+    return line if SAID_OF.search(line) else f"{line.removesuffix(' }')} include {{ phase: {phase} }} }}"

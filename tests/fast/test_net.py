@@ -1,0 +1,406 @@
+"""Net prototxts of Caffe's, read and resolved: sizes against published figures and against a count of windows, older forms against
+today's, phases, shared parameters, the canonical form, and `stagerun show`."""
+
+import net_texts
+import pytest
+from drawn import examples
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stagerun.base import net
+from stagerun.base.errors import Problems, RecipeError
+from stagerun.language.net import NetText, State, net_of, read, resolve
+from stagerun.language.net.cost import costs
+
+IMAGE = (3, 32, 32)
+DATA = 'layer { name: "data" type: "Data" top: "data" top: "label" }\n'
+END = """
+layer { name: "ip" type: "InnerProduct" bottom: "LAST" top: "ip" inner_product_param { num_output: 10 } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+"""
+
+
+def read_net(text: str) -> NetText:
+    problems = Problems()
+    found = read(text, "net", problems)
+    assert found is not None, RecipeError(problems.all()).render()
+    return found
+
+
+def net_from(text: str, shape: tuple[int, int, int] | None = IMAGE, **states: State) -> net.Net:
+    problems = Problems()
+    found = resolve(read_net(text), shape, problems, **states)
+    assert found is not None, RecipeError(problems.all()).render()
+    return found
+
+
+def mistakes(text: str, shape: tuple[int, int, int] | None = IMAGE) -> list[str]:
+    """Each as `line:column message`."""
+    problems = Problems()
+    found = read(text, "net", problems)
+    if found is not None:
+        assert resolve(found, shape, problems) is None
+    return [f"{p.span.line}:{p.span.column} {p.message}" for p in RecipeError(problems.all()).problems]
+
+
+def between(*layers: str) -> str:
+    """Layers between the images and a linear layer with its loss; the last one's top is `last`."""
+    return DATA + "\n".join(layers) + END.replace("LAST", "last")
+
+
+def only(of: net.Net, name: str) -> net.Layer:
+    return next(layer for layer in of.train.layers if layer.name == name)
+
+
+# -- published figures
+
+
+@pytest.mark.parametrize(
+    ("text", "parameters", "multiply_adds"),
+    [
+        (net_texts.lenet(), 431_080, 2_293_000),
+        (net_texts.cifar10(full=False), 145_578, 12_354_176),
+        (net_texts.cifar10(full=True), 89_578, 12_298_240),
+        (net_texts.alexnet(), 60_965_224, 724_406_816),  # both: as BVLC's model zoo and the tools beside it give them
+        (net_texts.alexnet(norm_first=False), 60_965_224, 724_406_816),
+        (net_texts.googlenet(), 6_998_552, 1_582_671_872),  # arXiv:1409.4842: "1.5 billion multiply-adds"
+        (
+            net_texts.vgg(16),
+            138_357_544,
+            15_470_264_320,
+        ),  # arXiv:1409.1556: 138M; arXiv:1512.03385: 15.3 to 19.6 billion
+        (net_texts.vgg(19), 143_667_240, 19_632_062_464),  # arXiv:1409.1556: 144M; arXiv:1512.03385: 19.6 billion
+        (net_texts.resnet50(), 25_557_032, 3_857_973_248),  # torchvision's parameters; arXiv:1512.03385: 3.8 billion
+    ],
+    ids=("lenet", "cifar10_quick", "cifar10_full", "alexnet", "caffenet", "googlenet", "vgg16", "vgg19", "resnet50"),
+)
+def test_parameters_and_multiply_adds_are_the_published_ones(text: str, parameters: int, multiply_adds: int) -> None:
+    found = net_from(text, None)
+    cost = list(costs(found.test))
+    assert (sum(c.parameters for c in cost), sum(c.multiply_adds for c in cost)) == (parameters, multiply_adds)
+    assert (found.num_classes, found.test.labels) == (1000 if found.shape[1] > 32 else 10, "")
+
+
+# -- sizes, counted
+
+
+def windows(size: int, kernel: int, stride: int, pad: int, ceil: bool) -> int:
+    """Of a pooling, one after the other: Caffe's last window may reach beyond map and pad, but where there is a pad it starts before its end."""
+    count, start = 1, 0
+    while start + kernel < size + 2 * pad if ceil else start + stride + kernel <= size + 2 * pad:
+        start += stride
+        count += 1
+    return count - 1 if pad and start >= size + pad else count
+
+
+@examples(300)
+@given(
+    size=st.integers(1, 40),
+    kernel=st.integers(1, 9),
+    stride=st.integers(1, 9),
+    pad=st.integers(0, 8),
+    ceil=st.booleans(),
+)
+def test_a_pooling_has_as_many_windows_as_can_be_counted(
+    size: int, kernel: int, stride: int, pad: int, ceil: bool
+) -> None:
+    if pad >= kernel or size + 2 * pad < kernel:
+        return
+    rule = "" if ceil else "round_mode: FLOOR"
+    layer = f"pooling_param {{ kernel_size: {kernel} stride: {stride} pad: {pad} {rule} }}"
+    text = between(f'layer {{ name: "p" type: "Pooling" bottom: "data" top: "last" {layer} }}')
+    count = windows(size, kernel, stride, pad, ceil)
+    assert only(net_from(text, (2, size, size)), "p").shapes == ((2, count, count),)
+
+
+@examples(300)
+@given(
+    size=st.integers(1, 30),
+    kernel=st.integers(1, 7),
+    stride=st.integers(1, 5),
+    pad=st.integers(0, 4),
+    dilation=st.integers(1, 4),
+)
+def test_a_convolution_has_as_many_places_as_can_be_counted(
+    size: int, kernel: int, stride: int, pad: int, dilation: int
+) -> None:
+    extent = dilation * (kernel - 1) + 1
+    places = len(range(0, size + 2 * pad - extent + 1, stride))
+    inside = (
+        f"num_output: 4 group: 2 kernel_h: {kernel} kernel_w: 1 stride_h: {stride} pad_h: {pad} dilation: {dilation}"
+    )
+    layer = f'layer {{ name: "c" type: "Convolution" bottom: "data" top: "last" convolution_param {{ {inside} }} }}'
+    if not places:
+        assert "is larger than bottom data" in mistakes(between(layer), (6, size, 3))[0]
+        return
+    found = only(net_from(between(layer), (6, size, 3)), "c")
+    assert found.shapes == ((4, places, 3),)
+    assert [b.shape for b in found.blobs] == [(4, 3, kernel, 1), (4,)]
+    back = layer.replace('"c" type: "Convolution"', '"d" type: "Deconvolution"').replace(
+        'bottom: "data"', 'bottom: "c"'
+    )
+    both = between(layer.replace("last", "c"), back)
+    size_back = stride * (places - 1) + extent - 2 * pad
+    if size_back > 0:
+        assert only(net_from(both, (6, size, 3)), "d").shapes == ((4, size_back, 3),)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shapes"),
+    [
+        ('type: "Slice" top: "last" top: "b" slice_param { axis: 1 slice_point: 2 }', ((2, 8, 8), (4, 8, 8))),
+        ('type: "Slice" top: "last" top: "b" top: "c" slice_param { slice_dim: 1 }', ((2, 8, 8),) * 3),
+        ('type: "Slice" top: "last" top: "b" slice_param { axis: -2 }', ((6, 4, 8),) * 2),
+        ('type: "Flatten" top: "last"', ((384,),)),
+        ('type: "Flatten" top: "last" flatten_param { axis: 2 end_axis: -1 }', ((6, 64),)),
+        ('type: "Reshape" top: "last" reshape_param { shape { dim: 0 dim: -1 dim: 2 } }', ((192, 2),)),
+        ('type: "Reshape" top: "last" reshape_param { shape { dim: 0 dim: 0 dim: 4 dim: -1 } }', ((6, 4, 16),)),
+        ('type: "Reshape" top: "last" reshape_param { shape { dim: -1 dim: 384 } }', ((384,),)),
+        ('type: "Reshape" top: "last" reshape_param { shape { dim: 3 dim: 2 } axis: 1 num_axes: 1 }', ((3, 2, 8, 8),)),
+        ('type: "InnerProduct" top: "last" inner_product_param { num_output: 5 axis: 2 }', ((6, 5),)),
+        ('type: "Pooling" top: "last" pooling_param { pool: AVE global_pooling: true }', ((6, 1, 1),)),
+        ('type: "Split" top: "last" top: "b"', ((6, 8, 8),) * 2),
+        ('type: "Concat" bottom: "data" top: "last"', ((12, 8, 8),)),
+        ('type: "Concat" bottom: "data" top: "last" concat_param { concat_dim: 2 }', ((6, 16, 8),)),
+        ('type: "Eltwise" bottom: "data" top: "last" eltwise_param { coeff: 1 coeff: -1 }', ((6, 8, 8),)),
+    ],
+)
+def test_shapes(layer: str, shapes: tuple[net.Shape, ...]) -> None:
+    found = net_from(between(f'layer {{ name: "x" bottom: "data" {layer} }}'), (6, 8, 8))
+    assert only(found, "x").shapes == shapes
+
+
+def test_parameters_of_the_smaller_layers() -> None:
+    text = between(
+        'layer { name: "s" type: "Scale" bottom: "data" top: "s" scale_param { axis: 1 num_axes: 2 bias_term: true } }',
+        'layer { name: "b" type: "Bias" bottom: "s" top: "b" bias_param { num_axes: -1 filler { value: 2 } } }',
+        'layer { name: "p" type: "PReLU" bottom: "b" top: "p" }',
+        'layer { name: "q" type: "PReLU" bottom: "p" top: "q" prelu_param { channel_shared: true } }',
+        'layer { name: "t" type: "InnerProduct" bottom: "q" top: "last" inner_product_param { num_output: 7 transpose: true } }',
+    )
+    found = net_from(text, (6, 8, 8))
+    shapes = {b.name: b.shape for layer in found.train.layers for b in layer.blobs}
+    assert shapes == {
+        "s.weight": (6, 8), "s.bias": (6, 8), "b.bias": (6, 8, 8), "p.weight": (6,), "q.weight": (), "t.weight": (384, 7), "t.bias": (7,),
+        "ip.weight": (10, 7), "ip.bias": (10,),
+    }  # fmt: skip
+    fillers = {b.name: (b.filler.type, b.filler.value) for layer in found.train.layers for b in layer.blobs}
+    assert fillers["s.weight"] == ("constant", 1.0)
+    assert fillers["b.bias"] == ("constant", 2.0)
+    assert fillers["p.weight"] == ("constant", 0.25)
+    assert fillers["ip.weight"] == ("constant", 0.0)
+
+
+def test_an_attention_of_two_bottoms() -> None:
+    """Squeeze and excitation: a number for each channel of each image."""
+    text = between(
+        'layer { name: "pool" type: "Pooling" bottom: "data" top: "pool" pooling_param { pool: AVE global_pooling: true } }',
+        'layer { name: "fc" type: "InnerProduct" bottom: "pool" top: "fc" inner_product_param { num_output: 6 } }',
+        'layer { name: "s" type: "Scale" bottom: "data" bottom: "fc" top: "last" scale_param { axis: 0 } }',
+    )
+    found = only(net_from(text, (6, 8, 8)), "s")
+    assert (found.shapes, found.blobs, found.settings) == (((6, 8, 8),), (), net.Scale(axis=0))
+
+
+# -- older forms
+
+TODAY = """
+layer { name: "data" type: "Data" top: "data" top: "label" include { phase: TRAIN } transform_param { scale: 0.5 crop_size: 24 }
+  data_param { source: "train" batch_size: 4 } }
+layer { name: "conv1" type: "Convolution" bottom: "data" top: "conv1" param { lr_mult: 1 decay_mult: 1 } param { lr_mult: 2 decay_mult: 0 }
+  convolution_param { num_output: 8 kernel_size: 5 pad: 2 stride: 2 group: 1 weight_filler { type: "xavier" } } }
+layer { name: "relu1" type: "ReLU" bottom: "conv1" top: "conv1" }
+layer { name: "pool1" type: "Pooling" bottom: "conv1" top: "pool1" pooling_param { pool: AVE kernel_size: 3 stride: 2 } }
+layer { name: "norm1" type: "LRN" bottom: "pool1" top: "norm1" lrn_param { local_size: 3 alpha: 0.1 } }
+layer { name: "ip" type: "InnerProduct" bottom: "norm1" top: "ip" inner_product_param { num_output: 10 } }
+layer { name: "drop" type: "Dropout" bottom: "ip" top: "ip" dropout_param { dropout_ratio: 0.25 } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" }
+"""
+V1 = """
+layers { name: "data" type: DATA top: "data" top: "label" include { phase: TRAIN }
+  data_param { source: "train" batch_size: 4 scale: 0.5 crop_size: 24 } }
+layers { name: "conv1" type: CONVOLUTION bottom: "data" top: "conv1" blobs_lr: 1 blobs_lr: 2 weight_decay: 1 weight_decay: 0
+  convolution_param { num_output: 8 kernel_size: 5 pad: 2 stride: 2 weight_filler { type: "xavier" } } }
+layers { name: "relu1" type: RELU bottom: "conv1" top: "conv1" }
+layers { name: "pool1" type: POOLING bottom: "conv1" top: "pool1" pooling_param { pool: AVE kernel_size: 3 stride: 2 } }
+layers { name: "norm1" type: LRN bottom: "pool1" top: "norm1" lrn_param { local_size: 3 alpha: 0.1 } }
+layers { name: "ip" type: INNER_PRODUCT bottom: "norm1" top: "ip" inner_product_param { num_output: 10 } }
+layers { name: "drop" type: DROPOUT bottom: "ip" top: "ip" dropout_param { dropout_ratio: 0.25 } }
+layers { name: "loss" type: SOFTMAX_LOSS bottom: "ip" bottom: "label" }
+"""
+V0 = """
+layers { layer { name: "data" type: "data" source: "train" batchsize: 4 scale: 0.5 cropsize: 24 } top: "data" top: "label" include { phase: TRAIN } }
+layers { layer { name: "pad1" type: "padding" pad: 2 } bottom: "data" top: "pad1" }
+layers { layer { name: "conv1" type: "conv" num_output: 8 kernelsize: 5 stride: 2 weight_filler { type: "xavier" } blobs_lr: 1 blobs_lr: 2
+  weight_decay: 1 weight_decay: 0 } bottom: "pad1" top: "conv1" }
+layers { layer { name: "relu1" type: "relu" } bottom: "conv1" top: "conv1" }
+layers { layer { name: "pool1" type: "pool" pool: AVE kernelsize: 3 stride: 2 } bottom: "conv1" top: "pool1" }
+layers { layer { name: "norm1" type: "lrn" local_size: 3 alpha: 0.1 } bottom: "pool1" top: "norm1" }
+layers { layer { name: "ip" type: "innerproduct" num_output: 10 } bottom: "norm1" top: "ip" }
+layers { layer { name: "drop" type: "dropout" dropout_ratio: 0.25 } bottom: "ip" top: "ip" }
+layers { layer { name: "loss" type: "softmax_loss" } bottom: "ip" bottom: "label" }
+"""
+
+
+@pytest.mark.parametrize("old", [V1, V0], ids=["V1", "V0"])
+def test_an_older_form_is_the_same_net(old: str) -> None:
+    assert read_net(old).canonical() == read_net(TODAY).canonical()
+    assert net_from(old) == net_from(TODAY)
+    (reader,) = read_net(old).readers("TRAIN")
+    assert (reader.name, reader.type, reader.crop_size) == ("data", "Data", 24)
+
+
+def test_inputs_beside_the_layers() -> None:
+    end = 'layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 10 } }'
+    one = net_from(f'input: "data" input_dim: 9 input_dim: 3 input_dim: 5 input_dim: 7 {end}', None)
+    other = net_from(f'input: "data" input_shape {{ dim: 1 dim: 3 dim: 5 dim: 7 }} {end}', None)
+    assert one == other
+    assert (one.shape, one.train.images, one.train.logits, one.num_classes) == ((3, 5, 7), "data", "ip", 10)
+    assert "1:1 `input` needs one `input_shape`, or four `input_dim`, for each" in mistakes(f'input: "data" {end}')
+
+
+def test_the_two_names_of_shared_parameters() -> None:
+    text = """
+    layers { name: "data" type: DATA top: "data" top: "label" }
+    layers { name: "a" type: INNER_PRODUCT bottom: "data" top: "a" param: "w" param: "" inner_product_param { num_output: 10 } }
+    layers { name: "b" type: INNER_PRODUCT bottom: "data" top: "b" param: "w" inner_product_param { num_output: 10 } }
+    layers { name: "sum" type: ELTWISE bottom: "a" bottom: "b" top: "sum" }
+    layers { name: "loss" type: SOFTMAX_LOSS bottom: "sum" bottom: "label" }
+    """
+    found = net_from(text)
+    assert [b.name for b in only(found, "b").blobs] == ["a.weight", "b.bias"]
+    assert sum(c.parameters for c in costs(found.train)) == 3072 * 10 + 10 + 10
+
+
+# -- phases
+
+PHASES = """
+layer { name: "data" type: "Data" top: "data" top: "label" include { phase: TRAIN } }
+layer { name: "drop" type: "Dropout" bottom: "data" top: "data" exclude { phase: TEST } exclude { phase: TRAIN stage: "sure" } }
+layer { name: "deep" type: "ReLU" bottom: "data" top: "data" include { min_level: 2 max_level: 3 } }
+layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 10 } }
+layer { name: "acc" type: "Accuracy" bottom: "ip" bottom: "label" top: "acc" include { phase: TEST not_stage: "quick" } include { stage: "all" } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+"""
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "expected"),
+    [
+        (State(), State(), ("data drop ip loss", "data ip acc loss")),
+        (State(stages=frozenset({"sure"})), State(stages=frozenset({"quick"})), ("data ip loss", "data ip loss")),
+        (State(stages=frozenset({"all"})), State(level=2), ("data drop ip acc loss", "data deep ip acc loss")),
+        (State(level=4), State(stages=frozenset({"quick", "all"})), ("data drop ip loss", "data ip acc loss")),
+    ],
+)
+def test_phase_level_and_stage(train: State, test: State, expected: tuple[str, str]) -> None:
+    """A net without images for testing is tested with those of training."""
+    found = net_from(PHASES, train=train, test=test)
+    assert tuple(" ".join(layer.name for layer in p.layers) for p in (found.train, found.test)) == expected
+    again = net_of(found.text, found.shape)
+    assert (again.train, again.test) == (found.train, found.test)
+
+
+def test_heads_beside_and_losses_without_weight() -> None:
+    heads = "".join(
+        f'layer {{ name: "{n}" type: "InnerProduct" bottom: "data" top: "{n}" inner_product_param {{ num_output: 10 }} }}\n'
+        f'layer {{ name: "loss_{n}" type: "SoftmaxWithLoss" bottom: "{n}" bottom: "label" loss_weight: {weight} }}\n'
+        for n, weight in (("side", 0.3), ("main", 1), ("idle", 0))
+    )
+    found = net_from(DATA + heads)
+    assert found.train.logits == "main"
+    weights = [s.settings.loss_weight for s in found.train.layers if isinstance(s.settings, net.SoftmaxWithLoss)]
+    assert weights == [0.3, 1.0, 0.0]
+
+
+def test_logits_are_what_a_softmax_takes() -> None:
+    end = """
+    layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 10 } }
+    layer { name: "prob" type: "Softmax" bottom: "ip" top: "prob" include { phase: TEST } }
+    layer { name: "acc" type: "Accuracy" bottom: "prob" bottom: "label" top: "acc" include { phase: TEST } }
+    layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" include { phase: TRAIN } }
+    """
+    assert net_from(DATA + end).test.logits == "ip"
+
+
+@pytest.mark.parametrize(
+    ("loss_param", "expected"),
+    [
+        ("", net.SoftmaxWithLoss()),
+        ("loss_param { normalize: false }", net.SoftmaxWithLoss(normalization=net.Normalization.BATCH_SIZE)),
+        ("loss_param { normalize: true }", net.SoftmaxWithLoss()),
+        (
+            "loss_param { ignore_label: 255 normalization: FULL normalize: false }",
+            net.SoftmaxWithLoss(ignore_label=255, normalization=net.Normalization.FULL),
+        ),
+        ("loss_param { label_smoothing: 0.1 }", net.SoftmaxWithLoss(label_smoothing=0.1)),
+    ],
+)
+def test_settings_of_a_loss(loss_param: str, expected: net.SoftmaxWithLoss) -> None:
+    text = DATA + END.replace("LAST", "data").replace('top: "loss"', f'top: "loss" {loss_param}')
+    assert only(net_from(text), "loss").settings == expected
+
+
+def test_batch_norm_alone_as_intels_merged_one_and_its_filler_for_the_scale_after_it() -> None:
+    norm = 'layer { name: "bn" type: "BatchNorm" bottom: "data" top: "data" INSIDE }'
+    scale = 'layer { name: "sc" type: "Scale" bottom: "data" top: "last" scale_param { bias_term: true } }'
+    three = "param { lr_mult: 0 } param { lr_mult: 0 } param { lr_mult: 0 }"
+
+    def blobs(inside: str) -> dict[str, float]:
+        found = net_from(between(norm.replace("INSIDE", inside), scale))
+        return {b.name: b.filler.value for layer in found.train.layers[1:3] for b in layer.blobs}
+
+    assert blobs(three) == blobs("") == {"sc.weight": 1.0, "sc.bias": 0.0}
+    assert blobs("batch_norm_param { filler { value: 0 } }") == {"sc.weight": 0.0, "sc.bias": 0.0}
+    merged = "batch_norm_param { use_weight_bias: true bias_filler { value: 3 } }"
+    assert blobs(merged) == {"bn.weight": 1.0, "bn.bias": 3.0, "sc.weight": 1.0, "sc.bias": 0.0}
+
+
+# -- the canonical form
+
+
+def test_the_canonical_form_is_that_of_what_is_computed() -> None:
+    text = TODAY.replace("\n  ", " ")
+    noisy = "# a comment\nname: 'other'\n" + text.replace('top: "conv1" param', 'top: "conv1" # here\n param').replace(
+        "kernel_size: 5", "engine: CUDNN, kernel_size: 5; dilation: 1 bias_term: true"
+    ).replace('source: "train" batch_size: 4', 'source: "elsewhere" batch_size: 64 backend: LMDB')
+    assert read_net(noisy).canonical() == read_net(text).canonical()
+    assert read_net(text.replace("kernel_size: 5", "kernel_size: 3")).canonical() != read_net(text).canonical()
+
+
+@examples(100)
+@given(data=st.data())
+def test_a_canonical_form_read_again_is_the_same_net(data: st.DataObject) -> None:
+    shape = (data.draw(st.sampled_from((1, 3, 4))), 16, 16)
+    found = net_from(DATA + "\n".join(drawn_layers(data)) + END.replace("LAST", "last"), shape)
+    again = net_of(found.text, shape)
+    assert (again.train, again.test, again.text) == (found.train, found.test, found.text)
+
+
+def drawn_layers(data: st.DataObject) -> list[str]:
+    numbers = st.floats(-4, 4, width=32)
+    layers, last = [], "data"
+    for i in range(data.draw(st.integers(1, 6))):
+        kind = data.draw(
+            st.sampled_from(
+                ("Convolution", "Pooling", "Power", "PReLU", "BatchNorm", "Scale", "Eltwise", "Dropout", "LRN")
+            )
+        )
+        inside = {
+            "Convolution": f"convolution_param {{ num_output: {data.draw(st.integers(1, 9))} kernel_size: 1 pad: 1 weight_filler {{ type: 'gaussian' "
+            f"std: {data.draw(numbers)} }} bias_term: {data.draw(st.sampled_from(('true', 'false')))} }} param {{ }} ",
+            "Pooling": f"pooling_param {{ pool: {data.draw(st.sampled_from(('AVE', 'MAX')))} kernel_size: 2 }}",
+            "Power": f"power_param {{ power: {data.draw(numbers)} scale: {data.draw(numbers)} shift: {data.draw(numbers)} }}",
+            "BatchNorm": f"batch_norm_param {{ use_global_stats: {data.draw(st.sampled_from(('true', 'false')))} }}",
+            "Scale": f"param {{ decay_mult: {data.draw(numbers)} }} scale_param {{ filler {{ value: {data.draw(numbers)} }} }}",
+            "Eltwise": f'bottom: "{last}" eltwise_param {{ operation: {data.draw(st.sampled_from(("SUM", "PROD", "MAX")))} }}',
+            "Dropout": f"dropout_param {{ dropout_ratio: {data.draw(st.floats(0.01, 0.99))} }}",
+        }.get(kind, "")  # fmt: skip
+        layers.append(f'layer {{ name: "x{i}" type: "{kind}" bottom: "{last}" top: "t{i}" {inside} }}')
+        last = f"t{i}"
+    return [*layers, f'layer {{ name: "end" type: "ReLU" bottom: "{last}" top: "last" }}']
+
+
+def test_a_stored_form_without_the_images_size_is_refused() -> None:
+    with pytest.raises(RecipeError, match="the size of the images isn't known"):
+        net_of(read_net(TODAY).canonical(), None)

@@ -1,0 +1,168 @@
+"""Net prototxts as published ones are built, written in a few lines each; sizes are those of the papers and of Caffe's examples."""
+
+INCEPTIONS = {  # 1x1, 3x3 reduce, 3x3, 5x5 reduce, 5x5, pool proj
+    "3a": (64, 96, 128, 16, 32, 32),
+    "3b": (128, 128, 192, 32, 96, 64),
+    "4a": (192, 96, 208, 16, 48, 64),
+    "4b": (160, 112, 224, 24, 64, 64),
+    "4c": (128, 128, 256, 24, 64, 64),
+    "4d": (112, 144, 288, 32, 64, 64),
+    "4e": (256, 160, 320, 32, 128, 128),
+    "5a": (256, 160, 320, 32, 128, 128),
+    "5b": (384, 192, 384, 48, 128, 128),
+}
+
+
+class Writer:
+    """Layers one below the other; `last` is the top that the next one takes."""
+
+    def __init__(self, name: str, channels: int, size: int) -> None:
+        dims = " ".join(f"dim: {n}" for n in (1, channels, size, size))
+        self.text = (
+            f'name: "{name}"\nlayer {{ name: "data" type: "Input" top: "data" input_param {{ shape {{ {dims} }} }} }}\n'
+        )
+        self.last = "data"
+
+    def layer(self, name: str, kind: str, *bottoms: str, top: str = "", inside: str = "") -> str:
+        taken = " ".join(f'bottom: "{b}"' for b in bottoms or (self.last,))
+        self.last = top or name
+        self.text += f'layer {{ name: "{name}" type: "{kind}" {taken} top: "{self.last}" {inside} }}\n'
+        return self.last
+
+    def conv(self, name: str, out: int, kernel: int, *bottom: str, relu: bool = True, **settings: object) -> str:
+        more = " ".join(f"{key}: {value}" for key, value in settings.items())
+        inside = f"convolution_param {{ num_output: {out} kernel_size: {kernel} {more} }}"
+        top = self.layer(name, "Convolution", *bottom, inside=inside)
+        return self.relu(name) if relu else top
+
+    def relu(self, name: str) -> str:
+        return self.layer(f"relu_{name}", "ReLU", top=self.last)
+
+    def pool(self, name: str, kernel: int, stride: int, *bottom: str, method: str = "MAX", pad: int = 0) -> str:
+        inside = f"pooling_param {{ pool: {method} kernel_size: {kernel} stride: {stride} pad: {pad} }}"
+        return self.layer(name, "Pooling", *bottom, inside=inside)
+
+    def linear(self, name: str, out: int, *bottom: str) -> str:
+        return self.layer(name, "InnerProduct", *bottom, inside=f"inner_product_param {{ num_output: {out} }}")
+
+    def end(self) -> str:
+        self.layer("prob", "Softmax")
+        return self.text
+
+
+def lenet() -> str:
+    net = Writer("LeNet", 1, 28)
+    net.conv("conv1", 20, 5, relu=False)
+    net.pool("pool1", 2, 2)
+    net.conv("conv2", 50, 5, relu=False)
+    net.pool("pool2", 2, 2)
+    net.linear("ip1", 500)
+    net.relu("ip1")
+    net.linear("ip2", 10)
+    return net.end()
+
+
+def cifar10(full: bool) -> str:
+    """Caffe's example, `full` or `quick`."""
+    net = Writer("CIFAR10", 3, 32)
+    for i, out in enumerate((32, 32, 64), 1):
+        net.conv(f"conv{i}", out, 5, pad=2, relu=i > 1)
+        net.pool(f"pool{i}", 3, 2, method="MAX" if i == 1 else "AVE")
+        if full and i < 3:
+            inside = "lrn_param { local_size: 3 alpha: 5e-05 norm_region: WITHIN_CHANNEL }"
+            net.layer(f"norm{i}", "LRN", inside=inside)
+    if not full:
+        net.linear("ip0", 64)
+    net.linear("ip1", 10)
+    return net.end()
+
+
+def alexnet(norm_first: bool = True) -> str:
+    """AlexNet; with the pooling before the normalisation CaffeNet."""
+    net = Writer("AlexNet", 3, 227)
+    for i, (out, kernel, settings) in enumerate(
+        (
+            (96, 11, {"stride": 4}),
+            (256, 5, {"pad": 2, "group": 2}),
+            (384, 3, {"pad": 1}),
+            (384, 3, {"pad": 1, "group": 2}),
+            (256, 3, {"pad": 1, "group": 2}),
+        ),
+        1,
+    ):
+        net.conv(f"conv{i}", out, kernel, **settings)
+        if norm_first and i < 3:
+            net.layer(f"norm{i}", "LRN")
+        if i not in (3, 4):
+            net.pool(f"pool{i}", 3, 2)
+        if not norm_first and i < 3:
+            net.layer(f"norm{i}", "LRN")
+    for i in (6, 7):
+        net.linear(f"fc{i}", 4096)
+        net.relu(f"fc{i}")
+        net.layer(f"drop{i}", "Dropout", top=net.last)
+    net.linear("fc8", 1000)
+    return net.end()
+
+
+def vgg(depth: int) -> str:
+    net = Writer(f"VGG-{depth}", 3, 224)
+    for group, (count, out) in enumerate(
+        zip((2, 2, *((depth - 7) // 3,) * 3), (64, 128, 256, 512, 512), strict=True), 1
+    ):
+        for i in range(1, count + 1):
+            net.conv(f"conv{group}_{i}", out, 3, pad=1)
+        net.pool(f"pool{group}", 2, 2)
+    for i, out in ((6, 4096), (7, 4096), (8, 1000)):
+        net.linear(f"fc{i}", out)
+    return net.end()
+
+
+def googlenet() -> str:
+    """Without its two heads beside."""
+    net = Writer("GoogLeNet", 3, 224)
+    net.conv("conv1", 64, 7, stride=2, pad=3)
+    net.pool("pool1", 3, 2)
+    net.conv("conv2_reduce", 64, 1)
+    net.conv("conv2", 192, 3, pad=1)
+    below = net.pool("pool2", 3, 2)
+    for name, (one, reduce3, three, reduce5, five, proj) in INCEPTIONS.items():
+        tops = [net.conv(f"{name}/1x1", one, 1, below)]
+        net.conv(f"{name}/3x3_reduce", reduce3, 1, below)
+        tops.append(net.conv(f"{name}/3x3", three, 3, pad=1))
+        net.conv(f"{name}/5x5_reduce", reduce5, 1, below)
+        tops.append(net.conv(f"{name}/5x5", five, 5, pad=2))
+        net.pool(f"{name}/pool", 3, 1, below, pad=1)
+        tops.append(net.conv(f"{name}/pool_proj", proj, 1))
+        below = net.layer(f"{name}/output", "Concat", *tops)
+        if name in ("3b", "4e"):
+            below = net.pool(f"pool{name}", 3, 2)
+    net.pool("pool5", 7, 1, method="AVE")
+    net.linear("classifier", 1000)
+    return net.end()
+
+
+def resnet50() -> str:
+    """As published, with the stride in the first convolution of a block."""
+    net = Writer("ResNet-50", 3, 224)
+
+    def normed(name: str, out: int, kernel: int, *bottom: str, relu: bool = True, **settings: object) -> str:
+        net.conv(name, out, kernel, *bottom, relu=False, bias_term="false", **settings)
+        net.layer(f"bn_{name}", "BatchNorm", top=net.last)
+        net.layer(f"scale_{name}", "Scale", top=net.last, inside="scale_param { bias_term: true }")
+        return net.relu(name) if relu else net.last
+
+    normed("conv1", 64, 7, stride=2, pad=3)
+    below = net.pool("pool1", 3, 2)
+    for group, (count, width) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512)), 2):
+        for i in range(count):
+            name, stride = f"res{group}{'abcdef'[i]}", 2 if i == 0 and group > 2 else 1
+            beside = normed(f"{name}_1", 4 * width, 1, below, stride=stride, relu=False) if i == 0 else below
+            normed(f"{name}_2a", width, 1, below, stride=stride)
+            normed(f"{name}_2b", width, 3, pad=1)
+            normed(f"{name}_2c", 4 * width, 1, relu=False)
+            net.layer(name, "Eltwise", beside, net.last)
+            below = net.relu(name)
+    net.pool("pool5", 7, 1, method="AVE")
+    net.linear("fc1000", 1000)
+    return net.end()
