@@ -507,7 +507,6 @@ CAFFE: dict[str, str] = {
     "debug_info": "leave it out",
     "layer": "a network is not described in layers: `model` in schedule.prototxt names one",
     "data_param": "`data` in schedule.prototxt says where the images are",
-    "mean_file": "write `mean_value`: one number per channel",
     "lr_mult": 'write `param { name: "..." lr_mult: ... }`',
     "decay_mult": 'write `param { name: "..." decay_mult: ... }`',
 }

@@ -462,7 +462,13 @@ def _with_own_model(block: Block, model: recipe.Model, shared: Sequence[build.Fa
 
 
 def _digest(block: Block) -> Iterator[build.Fact]:
-    """That of the stage's weights or solver state, which no one has looked at yet: it has an origin."""
+    """Those of the stage's weights or solver state, and of its mean image, which no one has looked at yet: they have an origin."""
+    transform = block.block("transform_param")
+    if transform is not None and "mean_file" in transform.entries:
+        mean = transform.entries["mean_file"]
+        yield build.Fact(
+            recipe.MEAN_DIGEST, values.NONE, False, recipe.Origin(mean.values[0].text, "stage", mean.place)
+        )
     given = block.block("weights")
     place = given.entries["file"] if given is not None else block.entries.get("solverstate")
     if place is not None:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from stagerun.base.recipe import ABSENT, FROM_ITER, LAST_USED, TEACHER, WEIGHTS_DIGEST, Schedule, Stage
+from stagerun.base.recipe import ABSENT, FILES, FROM_ITER, LAST_USED, TEACHER, Schedule, Stage
 from stagerun.base.snapshots import TRAINING_SET, Inventory, SnapshotRef, how_far, same_set
 from stagerun.language.values import unsaid
 from stagerun.plan.planned import Change, PlannedStage, State, label
@@ -115,7 +115,7 @@ def changed_fields(ref: SnapshotRef, stage: Stage) -> list[str]:
             return False
         if default := unsaid(field):
             return ref.identity.get(field, default) != stage.identity.get(field, default)
-        if field == WEIGHTS_DIGEST and field not in ref.identity:
+        if field in FILES and field not in ref.identity:
             return field in stage.origins
         if field not in stage.identity and field in stage.origins:
             return False
@@ -124,9 +124,7 @@ def changed_fields(ref: SnapshotRef, stage: Stage) -> list[str]:
         origin = stage.origins.get(field)
         return origin is None or origin.layer != "default"
 
-    given = {
-        WEIGHTS_DIGEST
-    } & stage.origins.keys()  # a file that is not there has no digest, and is weights nevertheless
+    given = FILES & stage.origins.keys()  # a file that is not there has no digest, and is weights nevertheless
     return sorted(field for field in ref.identity.keys() | stage.identity.keys() | given if changed(field))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from stagerun.base.errors import Problem, RecipeError, ResumeRefused, Span, UsageError, listing, nearest
-from stagerun.base.recipe import WEIGHTS_DIGEST, Schedule, Stage
+from stagerun.base.recipe import FILES, WEIGHTS_DIGEST, Schedule, Stage
 from stagerun.base.snapshots import Inventory, SnapshotRef, how_far
 from stagerun.language.build import completed
 from stagerun.plan.counting import (
@@ -307,11 +307,12 @@ def _gone_on(planned: PlannedStage, newest: SnapshotRef, kept: bool) -> PlannedS
     why = ["kept as it is"] * kept if done else [f"from {newest.name}"]
     why += [f"trained as `{newest.trained_as}`"] * bool(newest.trained_as)
     stage = planned.stage
-    if WEIGHTS_DIGEST in stage.origins and WEIGHTS_DIGEST not in stage.identity and WEIGHTS_DIGEST in newest.identity:
-        # The file is gone, and the stage has its weights from there.
-        digest = newest.identity[WEIGHTS_DIGEST]
-        stage = replace(stage, identity={**stage.identity, WEIGHTS_DIGEST: digest})
-        planned = replace(planned, position=planned.position - stage.begins * stage.solver.batch_size)
+    gone = (FILES & stage.origins.keys() & newest.identity.keys()) - stage.identity.keys()
+    if gone:
+        # The stage has its weights from there.
+        stage = replace(stage, identity={**stage.identity, **{key: newest.identity[key] for key in gone}})
+        if WEIGHTS_DIGEST in gone:
+            planned = replace(planned, position=planned.position - stage.begins * stage.solver.batch_size)
     return replace(
         planned,
         stage=stage,
