@@ -80,6 +80,7 @@ class Batch:
     positions: np.ndarray
     lighting: None = None
     cutout: None = None
+    crop: None = None
 
 
 def make_batches(case: Case, count: int = 8) -> list[Batch]:

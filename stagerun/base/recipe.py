@@ -324,6 +324,8 @@ class Transform:
     rectangular: bool = False
     crop_size_ramp: CropSizeRamp | None = None
     python: str | None = None
+    mean_file: str | None = None
+    mean_path: str = ""  # what it means on this machine
 
     @property
     def changes_colours(self) -> bool:
@@ -618,7 +620,10 @@ FROM_ITER = "from_iter"
 # has them, and in its identity as far as someone has looked: a file that is gone makes nothing stale. Of a .solverstate:
 # `ITER DIGEST DIGEST`, of the state and of the weights.
 WEIGHTS_DIGEST = "weights.sha256"
+# The key of the digest of the `mean_file` of training, likewise.
+MEAN_DIGEST = "mean.sha256"
 TEACHER_DIGEST = "teacher.sha256"
+FILES = frozenset({WEIGHTS_DIGEST, MEAN_DIGEST, TEACHER_DIGEST})
 # The key in a snapshot's identity of the id of the snapshot that was its teacher; a stage's own identity has it in a plan alone.
 TEACHER = "teacher"
 # The key there of what stands in `sampling_file`, whose name doesn't count. Not there but with `sampling: FILE`.

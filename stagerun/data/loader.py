@@ -164,6 +164,7 @@ class Loader:
             positions,
             np.zeros((count, 3), np.float32) if self._train and self._transform.lighting_std else None,
             np.zeros((count, 4), np.int32) if self._train and self._transform.cutout_size else None,
+            np.zeros((count, 3), np.int32) if self._train and self._transform.mean_file else None,
         )
         colours = None
         if self._augment is not None:
@@ -198,6 +199,8 @@ class Loader:
             made.lighting[n] = draw.lighting
         if made.cutout is not None and (cut := draw.cutout) is not None:
             made.cutout[n] = cut.top, cut.left, cut.height, cut.width
+        if made.crop is not None:
+            made.crop[n] = (*((draw.crop.top, draw.crop.left) if draw.crop is not None else (0, 0)), draw.mirror)
 
     def _open(self, i: int, position: int) -> tuple[Picture, int]:
         """Record i's picture, as it is cut from at a position, and its label."""

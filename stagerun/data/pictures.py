@@ -15,6 +15,7 @@ from stagerun.data.jpeg import Rectangle
 from stagerun.data.lmdb_offsets import printable
 from stagerun.data.pixels import Draw
 from stagerun.data.records import Records, Room, spread
+from stagerun.store.given import mean_image
 from stagerun.system.host import available_memory
 
 # -- Decoded images that stay in memory between epochs: one array for a set whose images are all of one size. Nothing is decoded for
@@ -141,6 +142,8 @@ class Pictures:
         # after that stage finds none. A function of the user's (`python`) gets whole images from full size.
         self._keeps_jpegs = InterpMode.AUTO not in _interp_modes(transform_param) or transform_param.python is not None
         self._hand = _Hand(tier)
+        mean = mean_image(transform_param, channels)
+        self._size = mean.shape[:2] if mean is not None else None
 
     def expect(self, indices: list[int]) -> None:
         """These records will be used soon."""
@@ -174,6 +177,14 @@ class Pictures:
 
     def draw(self, i: int, picture: Picture, numbers: UInt64 | None, param: Transform | None = None) -> Draw:
         """The draw for record i's picture; `transform.draw`. `param` is the transform with another crop_size."""
+        if self._size not in (None, (picture.height, picture.width)):
+            assert self._size is not None
+            text = (
+                f"the record is {picture.height} x {picture.width}, and `mean_file` {self._size[0]} x {self._size[1]}"
+            )
+            raise DataError(
+                f"{self.place(i)}: {text}", "a mean image is for records of its size: write `mean_value` for others"
+            )
         try:
             return transform.draw(param or self._transform, numbers, picture.height, picture.width)
         except DataError as error:

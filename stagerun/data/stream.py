@@ -23,7 +23,7 @@ class Batch:
     """`images` is uint8[n, height, width, channels], contiguous, in the order B, G, R; labels and positions are int64[n].
 
     `lighting` is float32[n, 3], to be added to B, G, R; `cutout` int32[n, 4], the top, left, height and width of what becomes 0 for
-    the network. None where the transform has no such thing. The memory of `images` is used again when no one refers to the array,
+    the network; `crop` int32[n, 3], the top and left in the record of what was cut out, and 1 where it was mirrored, of a transform with `mean_file`. None where the transform has no such thing. The memory of `images` is used again when no one refers to the array,
     to a part of it or to a tensor made of it: whoever holds one of these may do so as long as they like.
     """
 
@@ -32,6 +32,7 @@ class Batch:
     positions: NDArray[np.int64]
     lighting: NDArray[np.float32] | None = None
     cutout: NDArray[np.int32] | None = None
+    crop: NDArray[np.int32] | None = None
 
 
 class Buffers:

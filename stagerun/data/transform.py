@@ -166,7 +166,7 @@ class Places:
 def only_places(param: Transform) -> bool:
     """Whether the transform decides nothing but places, and what the device does anyway."""
     resizes = param.random_resize or param.random_aspect_ratio or param.random_resized_crop
-    return not (resizes or param.changes_colours or param.python)
+    return not (resizes or param.changes_colours or param.python or param.mean_file)
 
 
 def draw_places(param: Transform, numbers: UInt64, height: int, width: int) -> Places:

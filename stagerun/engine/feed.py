@@ -30,6 +30,7 @@ class DeviceBatch:
     positions: np.ndarray
     lighting: np.ndarray | Tensor | None
     cutout: np.ndarray | Tensor | None
+    crop: np.ndarray | Tensor | None = None
     copied: torch.cuda.Event | None = None
 
 
@@ -70,7 +71,9 @@ class Copier(Iterator[DeviceBatch]):
             images, labels = self._copy(batch.images), self._copy(batch.labels)
             lighting = None if batch.lighting is None else self._copy(batch.lighting)
             cutout = None if batch.cutout is None else self._copy(batch.cutout)
-            return DeviceBatch(images, labels, batch.positions, lighting, cutout, self._stream.record_event())
+            crop = None if batch.crop is None else self._copy(batch.crop)
+            event = self._stream.record_event()
+            return DeviceBatch(images, labels, batch.positions, lighting, cutout, crop, event)
 
     def _copy(self, values: np.ndarray | Tensor) -> Tensor:
         """On the present stream."""
@@ -89,7 +92,7 @@ class Fed(Iterator[Batch]):
         present = torch.cuda.current_stream()
         assert batch.copied is not None
         present.wait_event(batch.copied)
-        for tensor in (batch.images, batch.labels, batch.lighting, batch.cutout):
+        for tensor in (batch.images, batch.labels, batch.lighting, batch.cutout, batch.crop):
             if isinstance(tensor, Tensor):
                 tensor.record_stream(present)
         return batch

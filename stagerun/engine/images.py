@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stagerun.base.errors import DataError
 from stagerun.base.recipe import ChannelOrder, Transform
 
 
@@ -28,16 +29,29 @@ class Batch(Protocol):
     def cutout(self) -> np.ndarray | Tensor | None:
         """int32 [N, 4]: top, left, height, width of the rectangle of an image that is 0 for the network."""
 
+    @property
+    def crop(self) -> np.ndarray | Tensor | None:
+        """int32 [N, 3]: top and left of an image in its record, and 1 where it is mirrored; None: from the centre."""
+
 
 class Normalise:
     """(pixel + lighting - mean_value) * scale / std_value on the device, then cutout, in the network's dtype and memory format.
 
-    The channels of what comes out, mean_value and std_value are in the transform's channel_order.
+    The channels of what comes out, mean_value and std_value are in the transform's channel_order. With a mean image each pixel has its own
+    mean: that of its place in the record.
     """
 
     def __init__(
-        self, transform: Transform, channels: int, device: torch.device, dtype: torch.dtype, channels_last: bool
+        self,
+        transform: Transform,
+        channels: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        channels_last: bool,
+        mean_image: np.ndarray | None = None,
     ) -> None:
+        """`mean_image`: float32 [height, width, channels] in B, G, R, of the size of the records."""
+
         def per_channel(values: Sequence[float]) -> Tensor:
             return torch.tensor(values, dtype=dtype, device=device).expand(channels)
 
@@ -50,12 +64,18 @@ class Normalise:
         self.format = torch.channels_last if channels_last else torch.contiguous_format
         swapped = transform.channel_order is ChannelOrder.RGB and channels == 3
         self.swap = torch.tensor([2, 1, 0], device=device) if swapped else None
+        self.image: Tensor | None = None
+        if mean_image is not None:
+            self.image = torch.tensor(
+                mean_image[..., ::-1].copy() if swapped else mean_image, dtype=dtype, device=device
+            )
 
     def __call__(
         self,
         images: np.ndarray | Tensor,
         lighting: np.ndarray | Tensor | None = None,
         cutout: np.ndarray | Tensor | None = None,
+        crop: np.ndarray | Tensor | None = None,
     ) -> Tensor:
         """uint8 [N, H, W, C] -> [N, C, H, W], any H and W."""
         pixels = self._placed(images)
@@ -65,6 +85,8 @@ class Normalise:
         shift = self.mean if lighting is None else self._shift(lighting)
         if shift is not None:
             self._lines(x).sub_(self._line(shift, x.shape[3]))
+        if self.image is not None:
+            self._take_off(x, self.image, crop)
         if isinstance(self.factor, Tensor):
             self._lines(x).mul_(self._line(self.factor, x.shape[3]))
         elif self.factor != 1.0:
@@ -74,6 +96,27 @@ class Normalise:
     def labels(self, labels: np.ndarray | Tensor) -> Tensor:
         """int64 [N] on the device."""
         return self._placed(labels)
+
+    def _take_off(self, x: Tensor, mean: Tensor, crop: np.ndarray | Tensor | None) -> None:
+        """Caffe's rule: the mean is cut at the same place as the image, and mirrored with it."""
+        height, width = x.shape[2:]
+        high, wide = mean.shape[:2]
+        if height > high or width > wide:
+            text = f"the images are {height} x {width}, and the mean image is {high} x {wide}"
+            raise DataError(text, "it is for records of its size: write `mean_value` in place of `mean_file`")
+        pixels = x.permute(0, 2, 3, 1)
+        if crop is None:
+            y, x0 = (high - height) // 2, (wide - width) // 2
+            pixels.sub_(mean[y : y + height, x0 : x0 + width])
+        elif x.device.type == "cpu":
+            for image, (y, x0, mirrored) in zip(pixels, crop.tolist(), strict=True):
+                part = mean[y : y + height, x0 : x0 + width]
+                image.sub_(part.flip(1) if mirrored else part)
+        else:
+            top, left, mirror = self._placed(crop).to(torch.int64)[:, :, None].unbind(1)
+            down, across = (torch.arange(n, device=x.device) for n in (height, width))
+            columns = left + torch.where(mirror == 1, width - 1 - across, across)
+            pixels.sub_(mean[(top + down)[:, :, None], columns[:, None, :]])
 
     def _shift(self, lighting: np.ndarray | Tensor) -> Tensor:
         """What is taken off each image's channels, [N, C]."""

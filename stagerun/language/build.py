@@ -133,11 +133,13 @@ def solver(view: View, seed: int, images: int, root: str, given: Beside) -> reci
     """A stage's settings, durations in iterations; `seed` is Schedule.seed, `images` is how many an epoch has."""
     own_seed, compressed = view.whole("random_seed"), view.view("compress_param")
     own_model, started = view.view("model"), view.view("weights")
+    transform = view.view("transform_param")
     return values.build(
         recipe.Solver,
         view,
         **_for_the_batch(view, images),
-        test_transform=evaluation_transform(view),
+        transform=_with_mean(values.build(recipe.Transform, transform) if transform else recipe.Transform(), root),
+        test_transform=_with_mean(evaluation_transform(view), root),
         random_seed=seed if own_seed is None else own_seed,
         compress=_compression(compressed) if compressed is not None else None,
         model=model(own_model, given) if own_model is not None else None,
@@ -146,6 +148,10 @@ def solver(view: View, seed: int, images: int, root: str, given: Beside) -> reci
         loss=_loss(loss, root, given) if (loss := view.view("loss")) is not None else None,
         sync=_sync(met) if (met := view.view("sync_param")) is not None else None,
     )
+
+
+def _with_mean(transform: recipe.Transform, root: str) -> recipe.Transform:
+    return replace(transform, mean_path=path_of(root, transform.mean_file)) if transform.mean_file else transform
 
 
 def _weights(view: View, root: str) -> recipe.Weights:
@@ -239,7 +245,7 @@ def evaluation_transform(view: View) -> recipe.Transform:
     own = view.view("test_transform_param")
     if own is not None:
         return values.build(recipe.Transform, own)
-    names = ("scale", "crop_size", "mean_value", "channel_order", "std_value")
+    names = ("scale", "crop_size", "mean_value", "channel_order", "std_value", "mean_file")
     return recipe.Transform(**values.settings(recipe.Transform, view.inside("transform_param"), names))
 
 

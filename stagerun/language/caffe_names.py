@@ -1,7 +1,12 @@
-"""How the layers of published nets for Caffe are called in those of stagerun's networks that are the same, and back. Pure."""
+"""How the blobs of Caffe's layers are called in networks: in those of stagerun's that are published for Caffe, and in nets. Pure."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
+from stagerun.base.caffe_blobs import MEAN, VARIANCE
+from stagerun.base.net import BatchNorm
+from stagerun.base.recipe import Model
+from stagerun.language.net import net_of
 from stagerun.language.networks import TORCHVISION
 
 # Blocks of each group of ResNet-50, and the widths of their convolutions.
@@ -61,21 +66,67 @@ def parameter_prefix(model: str, layer: str, last: str) -> str:
     return ""
 
 
-def here(model: str, file: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
-    """By the name of a tensor in a .caffemodel, `res2a_branch1.weight`, its name in a network of stagerun's, where both are known. `file`: the
-    shapes of all of its tensors in their order, which tell the last linear layer."""
+def here(model: Model, file: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    """By the name of a tensor in a .caffemodel, `res2a_branch1.weight`, its name in a network of stagerun's, where both are known; none of a
+    net, in which it has that name. `file`: the shapes of all of its tensors in their order, which tell the last linear layer."""
     linear = [name.rpartition(".")[0] for name, shape in file.items() if name.endswith(".weight") and len(shape) == 2]
     found: dict[str, str] = {}
-    for name in file if model in NAMED else ():
+    for name in file if model.net is None and model.name in NAMED else ():
         layer, _, part = name.rpartition(".")
-        prefix = parameter_prefix(model, layer, linear[-1] if linear else "")
+        prefix = parameter_prefix(model.name, layer, linear[-1] if linear else "")
         if prefix and f"{prefix}.{part}" not in found.values():
             found[name] = f"{prefix}.{part}"
     return found
 
 
-def layers_of(model: str) -> Iterator[tuple[str, str]]:
-    """(layer, type) of the net that the network is published as for Caffe, of layers with blobs, in order; none of another network."""
+# In place of a tensor's name: what a BatchNorm's sums are divided by.
+FACTOR = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A layer as Caffe writes it. `blobs`: the names of the network's tensors."""
+
+    name: str
+    type: str
+    blobs: tuple[str, ...]
+
+
+def layers_of(model: Model) -> tuple[Written, ...]:
+    """All layers of a net in training, and of a network that is published for Caffe those with blobs; none of another one. A bias may be
+    missing in the network."""
+    if model.net is not None:
+        layers = net_of(model.net, model.input_shape).train.layers
+        return tuple(
+            Written(
+                one.name,
+                one.type,
+                (
+                    *((f"{one.name}.{MEAN}", f"{one.name}.{VARIANCE}", FACTOR) * isinstance(one.settings, BatchNorm)),
+                    *(blob.name for blob in one.blobs),
+                ),
+            )
+            for one in layers
+        )
+    published = list(_published(model.name))
+    found = []
+    for layer, type_ in published:
+        prefix = parameter_prefix(model.name, layer, published[-1][0])
+        parts = (MEAN, VARIANCE, FACTOR) if type_ == "BatchNorm" else ("weight", "bias")
+        found.append(Written(layer, type_, tuple(f"{prefix}.{part}" if part else part for part in parts)))
+    return tuple(found)
+
+
+def learnable(layers: tuple[Written, ...]) -> tuple[str, ...]:
+    """The tensors in the order of a history: one that is shared comes where it is first."""
+    found: list[str] = []
+    for layer in layers:
+        found += [name for name in layer.blobs if name == FACTOR or name not in found]
+    return tuple(found)
+
+
+def _published(model: str) -> Iterator[tuple[str, str]]:
+    """(layer, type), in the order of the published net."""
     if model in (RESNET50, "resnet50"):
         yield from _unit("conv1", "conv1")
         for group, blocks, _, _ in GROUPS:

@@ -34,6 +34,7 @@ DRAWN: dict[str, Callable[[View], bool]] = {
 # What is done to an image before the device has it, so that its pixels can't be kept there.
 NOT_ON_DEVICE: dict[str, Callable[[View], bool]] = {
     "python": lambda view: view.has("python"),
+    "mean_file": lambda view: view.has("mean_file"),
     **{name: lambda view, name=name: view.has(name) for name in GEOMETRIES},  # type: ignore[misc]
     **{name: has for name, has in COLOURED.items() if name != "lighting_std"},
 }
@@ -74,6 +75,21 @@ def _rectangles(view: View, channels: int | None, problems: Problems) -> None:
         _ordered(inner, "min_area_ratio", "max_area_ratio", problems)
         if name == "random_resized_crop_param":
             _ordered(inner, "min_aspect_ratio", "max_aspect_ratio", problems)
+
+
+def _mean(view: View, channels: int | None, problems: Problems) -> None:
+    """Each pixel keeps the place in its record."""
+    if not view.has("mean_file"):
+        return
+    place = view.place("mean_file")
+    if view.numbers("mean_value"):
+        text = "`mean_file` and `mean_value` exclude each other"
+        problems.add(place, text, "remove one: the image has a mean for each pixel, the other one for each channel")
+    moves = [name for name in (*GEOMETRIES, "python") if view.has(name)]
+    moves += [name for name in ("pad", "rectangular") if view.scalar(name)]
+    for name in moves:
+        text = f"`mean_file` with `{name}`: a mean image is for pixels at their own place in a record"
+        problems.add(view.place(name), text, f"remove `{name}`, or write `mean_value` in place of `mean_file`")
 
 
 def _ordered(view: View, low_name: str, high_name: str, problems: Problems) -> None:
@@ -193,6 +209,7 @@ def _magnitude(view: View, channels: int | None, problems: Problems) -> None:
 
 CHECKS: tuple[Callable[[View, int | None, Problems], None], ...] = (
     _values,
+    _mean,
     _geometry,
     _rectangles,
     _resize,

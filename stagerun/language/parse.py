@@ -485,8 +485,8 @@ def _messages() -> list[Descriptor]:
 # -- what to write in place of fields that people know from Caffe and stagerun doesn't have
 CAFFE: dict[str, str] = {
     **dict.fromkeys(
-        ("net", "train_net", "net_param", "train_net_param"),
-        'the network is named in schedule.prototxt: `model { name: "resnet50" num_classes: 1000 }`',
+        ("train_net", "net_param", "train_net_param"),
+        'a net is a file of its own, with the layers of both phases: `net: "train_val.prototxt"`',
     ),
     **dict.fromkeys(
         ("test_net", "test_net_param"),
@@ -507,7 +507,6 @@ CAFFE: dict[str, str] = {
     "debug_info": "leave it out",
     "layer": "a network is not described in layers: `model` in schedule.prototxt names one",
     "data_param": "`data` in schedule.prototxt says where the images are",
-    "mean_file": "write `mean_value`: one number per channel",
     "lr_mult": 'write `param { name: "..." lr_mult: ... }`',
     "decay_mult": 'write `param { name: "..." decay_mult: ... }`',
 }

@@ -58,6 +58,7 @@ NOT_EMPTY = (
     "StageEntry.solver",
     "Solver.sampling_file",
     "Solver.solverstate",
+    "TransformParameter.mean_file",
     "Solver.net",
     "Model.caffe_net",
     "ParamSpec.name",

@@ -469,10 +469,12 @@ def _with_own_model(block: Block, model: recipe.Model, shared: Sequence[build.Fa
 
 
 def _digests(block: Block) -> Iterator[build.Fact]:
-    """Those of the stage's weights or solver state and of its teacher's, which no one has looked at yet: they have an origin."""
-    weights, loss = block.block("weights"), block.block("loss")
+    """Those of the stage's weights or solver state, of its teacher's and of its mean image, which no one has looked at yet: they have an
+    origin."""
+    weights, loss, transform = block.block("weights"), block.block("loss"), block.block("transform_param")
     taught = loss.block("teacher_weights") if loss is not None else None
     places = (
+        (recipe.MEAN_DIGEST, transform.entries.get("mean_file") if transform is not None else None),
         (recipe.WEIGHTS_DIGEST, weights.entries["file"] if weights is not None else block.entries.get("solverstate")),
         (recipe.TEACHER_DIGEST, taught.entries["file"] if taught is not None else None),
     )

@@ -61,7 +61,7 @@ _WORDS = {
 }
 # Derived from others, or from where the folder lies: the language has no such field.
 _DERIVED = {
-    "epoch_iter", "path", "sources", "labels_path", "labels_digest", "input_shape", "state", "solverstate_path"
+    "epoch_iter", "path", "sources", "labels_path", "labels_digest", "input_shape", "state", "solverstate_path", "mean_path"
 }  # fmt: skip
 # Not in the canonical text: where values came from, what was derived from the text as written, and what only `run` looks at.
 _NOT_STORED = {
@@ -75,6 +75,7 @@ _NOT_STORED = {
     "spare_classes",
     "sources",
     "solverstate_path",
+    "Weights.state",
 }
 # Fields that default to another field of their message.
 _SAME_AS = {"max_size": "min_size", "test_batch_size": "device_batch_size"}
@@ -136,7 +137,7 @@ def _member(kind: type, field: "dataclasses.Field[Any]", wanted: Any, prefix: st
         repeated=repeated,
         default=default,
         stored=not {field.name, f"{kind.__name__}.{field.name}"} & _NOT_STORED,
-        quiet=bool(prefix and unsaid(prefix + path)),
+        quiet=bool(prefix and unsaid(prefix + path)) or field.name == "mean_path",
     )
 
 
@@ -145,7 +146,7 @@ Message = TypeVar("Message")
 
 def build(kind: type[Message], view: View, **given: Any) -> Message:
     """The message that checked settings describe. `given` are the fields that are not one field of the language each."""
-    names = [member.attribute for member in layout(kind) if member.attribute not in given]
+    names = [m.attribute for m in layout(kind) if m.attribute not in given and m.attribute != "mean_path"]
     return kind(**settings(kind, view, names), **given)
 
 

@@ -3,22 +3,11 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from stagerun.base.recipe import (
-    ABSENT,
-    FROM_ITER,
-    LAST_USED,
-    TEACHER,
-    TEACHER_DIGEST,
-    TESTED_LABELS,
-    WEIGHTS_DIGEST,
-    Schedule,
-    Stage,
-)
+from stagerun.base.recipe import ABSENT, FILES, FROM_ITER, LAST_USED, TEACHER, TESTED_LABELS, Schedule, Stage
 from stagerun.base.snapshots import TRAINING_SET, Inventory, SnapshotRef, how_far, same_set
 from stagerun.language.values import unsaid
 from stagerun.plan.planned import Change, PlannedStage, State, label
 
-GIVEN = frozenset((WEIGHTS_DIGEST, TEACHER_DIGEST))
 IMAGES = "data.train.source"  # in a Change: no field of identity, but what lies there
 
 
@@ -131,7 +120,7 @@ def changed_fields(ref: SnapshotRef, stage: Stage) -> list[str]:
             return ref.identity.get(field, default) != stage.identity.get(field, default)
         if field == TESTED_LABELS and field not in ref.identity:
             return False  # not known then; a stage that had neither labels nor `early_stop` differs in these
-        if field in GIVEN and field not in ref.identity:
+        if field in FILES and field not in ref.identity:
             return field in stage.origins
         if field not in stage.identity and field in stage.origins:
             return False
@@ -140,7 +129,7 @@ def changed_fields(ref: SnapshotRef, stage: Stage) -> list[str]:
         origin = stage.origins.get(field)
         return origin is None or origin.layer != "default"
 
-    given = GIVEN & stage.origins.keys()  # a file that is not there has no digest, and is weights nevertheless
+    given = FILES & stage.origins.keys()  # a file that is not there has no digest, and is weights nevertheless
     return sorted(field for field in ref.identity.keys() | stage.identity.keys() | given if changed(field))
 
 

@@ -9,11 +9,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from stagerun.base.errors import Problem, RecipeError, ResumeRefused, Span, UsageError, listing, nearest
-from stagerun.base.recipe import WEIGHTS_DIGEST, Schedule, Stage
+from stagerun.base.recipe import FILES, WEIGHTS_DIGEST, Schedule, Stage
 from stagerun.base.snapshots import Inventory, SnapshotRef, how_far
 from stagerun.language.build import completed
 from stagerun.plan.counting import (
-    GIVEN,
     IMAGES,
     Source,
     changed_fields,
@@ -309,11 +308,12 @@ def _gone_on(planned: PlannedStage, newest: SnapshotRef, kept: bool) -> PlannedS
     why = ["kept as it is"] * kept if done else [f"from {newest.name}"]
     why += [f"trained as `{newest.trained_as}`"] * bool(newest.trained_as)
     stage = planned.stage
-    # Where the file is gone, the stage has its weights from there.
-    gone = (GIVEN & stage.origins.keys() & newest.identity.keys()) - stage.identity.keys()
-    stage = replace(stage, identity={**stage.identity, **{key: newest.identity[key] for key in gone}})
-    if WEIGHTS_DIGEST in gone:
-        planned = replace(planned, position=planned.position - stage.begins * stage.solver.batch_size)
+    gone = (FILES & stage.origins.keys() & newest.identity.keys()) - stage.identity.keys()
+    if gone:
+        # The stage has its weights from there.
+        stage = replace(stage, identity={**stage.identity, **{key: newest.identity[key] for key in gone}})
+        if WEIGHTS_DIGEST in gone:
+            planned = replace(planned, position=planned.position - stage.begins * stage.solver.batch_size)
     return replace(
         planned,
         stage=stage,

@@ -10,11 +10,15 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
+import numpy as np
+from numpy.typing import NDArray
+
 from stagerun.base import caffe_blobs, caffe_file, caffe_h5
 from stagerun.base.caffe_file import SolverState
 from stagerun.base.errors import DataError, StagerunError, UsageError, listing
-from stagerun.base.recipe import Schedule, Stage, Weights
+from stagerun.base.recipe import MEAN_DIGEST, Schedule, Stage, Transform, Weights
 from stagerun.base.snapshots import SnapshotRef
+from stagerun.base.text import count
 from stagerun.base.weights import Kind, Place, place_of
 from stagerun.store.disk import LocalDisk
 from stagerun.store.layout import snapshots_folder
@@ -173,16 +177,44 @@ def with_digests(schedule: Schedule) -> Schedule:
 
 
 def _with_digests(stage: Stage) -> Stage:
-    found: dict[str, str] = {}
+    found = dict(stage.identity)
+    # It may be done, and a file gone; who needs it says so.
     for one in stage.solver.given:
-        with suppress(StagerunError, OSError):  # it may be done, and the file gone; who needs it says so
+        with suppress(StagerunError, OSError):
             found[one.digest] = digest_of(find(one.weights))
-    return replace(stage, identity={**stage.identity, **found}) if found else stage
+    if stage.solver.transform.mean_file is not None:
+        with suppress(OSError):
+            found[MEAN_DIGEST] = _digest(Path(stage.solver.transform.mean_path))
+    return replace(stage, identity=found) if found != stage.identity else stage
 
 
 def looked_at(schedule: Schedule) -> Schedule:
     """The schedule with what the files that it names hold, as far as they are on this machine: images and weights."""
     return with_digests(with_sets(schedule))
+
+
+def mean_image(transform: Transform, channels: int) -> NDArray[np.float32] | None:
+    """float32 [height, width, channels] in B, G, R: the `mean_file`; None of a transform without. UsageError, DataError."""
+    if transform.mean_file is None:
+        return None
+    path = _file(Path(transform.mean_path), "`mean_file` is relative to the schedule's folder")
+    seen = os.stat(path)
+    found = _mean(str(path), transform.mean_file, seen.st_size, seen.st_mtime_ns)
+    if found.shape[2] != channels:
+        text = f"{transform.mean_file} has {count(found.shape[2], 'channel')}, and the images have {channels}"
+        raise DataError(text, "make it of these images, with Caffe's compute_image_mean")
+    return found
+
+
+@lru_cache(maxsize=4)
+def _mean(path: str, name: str, *changes: int) -> NDArray[np.float32]:
+    try:
+        found = caffe_file.read_mean(mapped(Path(path)))
+    except ValueError as error:
+        raise DataError(f"{name}: {error}", "it is not a mean image of Caffe's (.binaryproto)") from error
+    if not np.isfinite(found).all():
+        raise DataError(f"{name} is not all numbers: it has NaN or infinity", "make it anew, with compute_image_mean")
+    return np.ascontiguousarray(found.transpose(1, 2, 0), np.float32)
 
 
 def data_of(weights: Weights, most: int, digest: str) -> bytes:

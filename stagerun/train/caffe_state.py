@@ -9,9 +9,9 @@ from torch import Tensor
 from stagerun.base import caffe_blobs
 from stagerun.base.caffe_file import Blob, SolverState
 from stagerun.base.errors import DataError
-from stagerun.base.recipe import Schedule, Solver, Stage, Weights
+from stagerun.base.recipe import Model, Schedule, Solver, Stage, Weights
 from stagerun.base.text import count
-from stagerun.language.caffe_names import here
+from stagerun.language.caffe_names import here, layers_of, learnable
 from stagerun.plan.transfer import Mistake
 from stagerun.schedule import slots_of
 from stagerun.store.given import find, read_state
@@ -28,11 +28,13 @@ def state_of(weights: Weights) -> SolverState:
     return read_state(found.state, weights.file)
 
 
-def order_of(weights: Weights, model: str) -> tuple[str, ...]:
+def order_of(weights: Weights, model: Model) -> tuple[str, ...]:
     """The network's names of what a history is of, one set after the other. DataError."""
     found = find(weights)
     data = mapped(found.path)
     try:
+        if caffe_blobs.is_hdf5(data) and model.net is not None:
+            return learnable(layers_of(model))
         if caffe_blobs.is_hdf5(data):
             raise DataError(
                 f"{found.path} is HDF5, which does not say in which order the history is",
@@ -61,7 +63,7 @@ def mistakes_in(stage: Stage, weights: Weights) -> Iterator[Mistake]:
             text = f"{weights.file} has passed {count(state.current_step, 'step')}, and by iteration {state.iter} the stage has {max(passed)}"
             yield Mistake(FIELD, text, "write the `stepvalue` of the solver that Caffe ran with")
     slots = history_slots(solver)
-    n = len(order_of(weights, stage.model.name))
+    n = len(order_of(weights, stage.model))
     if len(state.history) != n * len(slots):
         text = (
             f"{weights.file} remembers {count(len(state.history), 'blob')}, and type `{solver.type}` {n * len(slots)}"
@@ -79,11 +81,11 @@ def remember(schedule: Schedule, stage: Stage, live: Mapping[str, Tensor]) -> No
     """Puts the history into what the solver remembers, `SLOT/PARAMETER`. Parameters that the stage has frozen are passed over. DataError."""
     weights = stage.solver.start
     assert weights is not None
-    state, names = state_of(weights), order_of(weights, stage.model.name)
+    state, names = state_of(weights), order_of(weights, stage.model)
     found: dict[str, Blob] = {}
     for at, slot in enumerate(history_slots(stage.solver)):
-        for name, blob in zip(names, state.history[at * len(names) :], strict=False):
-            found[f"{slot}/{name}"] = blob
+        for name, held in zip(names, state.history[at * len(names) :], strict=False):
+            found[f"{slot}/{name}"] = held
     with torch.no_grad():
         for name, tensor in live.items():
             if name.startswith(f"{COUNTER}/"):

@@ -151,6 +151,7 @@ def _trial(run: StageRun, state: TrainState) -> Trial:
             positions=np.array(batch.positions),
             lighting=placed(batch.lighting),
             cutout=placed(batch.cutout),
+            crop=placed(batch.crop),
         )
     arithmetic = arithmetic_of(
         run.stage.model, solver, run.worker.device, teacher=run.worker.schedule.teacher_model(run.stage)

@@ -165,7 +165,7 @@ def _with_names(weights: Weights | None, model: Model, file: Mapping[str, tuple[
     """With the names that layers of Caffe's have in the network, for tensors that the stage gives no other."""
     if weights is None or file is None:
         return weights
-    known = here(model.name, file)
+    known = here(model, file)
     rules = (Rename(from_=was, to=name) for was, name in known.items() if renamed(was, weights.rename)[1] is None)
     return replace(weights, rename=(*weights.rename, *rules))
 

@@ -55,7 +55,7 @@ class Table:
 def with_labels(batches: Iterator[Batch], table: Table) -> Iterator[Batch]:
     """The batches with the labels that their records have in the table."""
     for batch in batches:
-        yield DeviceBatch(batch.images, table(batch.labels), batch.positions, batch.lighting, batch.cutout)
+        yield DeviceBatch(batch.images, table(batch.labels), batch.positions, batch.lighting, batch.cutout, batch.crop)
 
 
 def _read(path: str) -> bytes:

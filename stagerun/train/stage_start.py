@@ -25,6 +25,7 @@ from stagerun.models.skeleton import without_memory
 from stagerun.plan import PlannedStage, State
 from stagerun.plan.transfer import Origin
 from stagerun.schedule.plateau import FRESH, PlateauState
+from stagerun.store.given import mean_image
 from stagerun.train import given
 from stagerun.train.agreement import everyone, hand_out, rank0
 from stagerun.train.caffe_state import remember
@@ -37,7 +38,8 @@ from stagerun.train.worker import StageRun
 
 def normalise_for(model: Model, solver: Solver, transform: Transform, device: torch.device) -> Normalise:
     """What turns the bytes of a batch into what the network takes in a stage."""
-    return Normalise(transform, model.channels, device, dtype_of(solver.precision), solver.channels_last)
+    mean = mean_image(transform, model.channels)
+    return Normalise(transform, model.channels, device, dtype_of(solver.precision), solver.channels_last, mean)
 
 
 def arithmetic_of(

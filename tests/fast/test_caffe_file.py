@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from stagerun.base import caffe_blobs, caffe_file
 from stagerun.base.caffe_file import blob_bytes, layer_bytes, net_bytes
+from stagerun.base.recipe import Model
 from stagerun.language.caffe_names import here, layers_of
 from stagerun.language.proto import caffe_pb2
 
@@ -116,15 +117,20 @@ def test_a_shared_blob_is_once_in_a_history() -> None:
     assert caffe_blobs.learnable(caffe_file.read_net(net.SerializeToString())) == ("a.weight", "a.bias", "b.bias")
 
 
-def test_names_of_published_nets_both_ways() -> None:
-    for model, blobs in (("resnet50", 53 * 5 + 2), ("alexnet", 16), ("vgg16", 32)):
-        file = {}
-        for layer, type_ in layers_of(model):
-            parts = ("running_mean", "running_var") if type_ == "BatchNorm" else ("weight", "bias")
-            bare = model == "resnet50" and type_ == "Convolution"
-            file |= {f"{layer}.{part}": (2, 2) for part in parts[: 1 if bare else 2]}
-        names = here(model, file)
-        assert len(names) == len(set(names.values())) == blobs, model
+@pytest.mark.parametrize(("name", "tensors"), [("resnet50", 53 + 4 * 53 + 2), ("alexnet", 16), ("vgg16", 32)])
+def test_names_of_published_nets_both_ways(name: str, tensors: int) -> None:
+    """What is written under Caffe's names is found under the network's."""
+    model, file = Model(name=name, num_classes=10), {}
+    for layer in layers_of(model):
+        parts = caffe_blobs.NORM if layer.type == "BatchNorm" else ("weight", "bias")
+        bare = name == "resnet50" and layer.type == "Convolution"
+        file |= {
+            f"{layer.name}.{part}": ours
+            for part, ours in zip(parts[: 1 if bare else None], layer.blobs, strict=False)
+            if ours
+        }
+    found = here(model, {theirs: (2, 2) if theirs.endswith("weight") else (2,) for theirs in file})
+    assert found == file and len(set(found.values())) == tensors
 
 
 # -- files that lie

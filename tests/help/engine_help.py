@@ -50,6 +50,7 @@ class Batch:
     positions: np.ndarray
     lighting: np.ndarray | None = None
     cutout: np.ndarray | None = None
+    crop: np.ndarray | None = None
 
 
 def dataset(n: int, size: int = 6, channels: int = 1, classes: int = 3, seed: int = 0) -> Batch:

@@ -40,6 +40,7 @@ class Batch:
     positions: np.ndarray
     lighting: None = None
     cutout: None = None
+    crop: None = None
 
 
 @pytest.fixture(scope="module")

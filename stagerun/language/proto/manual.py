@@ -1250,6 +1250,11 @@ COMMENTS: dict[str, str] = {
         "It must draw from that generator alone, and be able to run in several threads at once. Not in `test_transform_param`. A change of\n"
         "the file, or of a local file that it imports, counts as a change of the stage. Default: none. New in stagerun."
     ),
+    "TransformParameter.mean_file": (
+        "A mean image (.binaryproto, from Caffe's compute_image_mean), relative to the schedule's folder: each pixel has its own mean taken off, at the\n"
+        "place in the record that it comes from, in place of `mean_value`. All records have its size; with crop_size, crop_size_ramp_param and mirror,\n"
+        "and nothing else that moves pixels. A change of the file counts as a change of the stage. Default: none. Caffe's."
+    ),
     "TransformParameter.PadMode.REFLECT": (
         "The image mirrored at its edge, the outermost pixels not repeated."
     ),

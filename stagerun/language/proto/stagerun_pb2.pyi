@@ -756,7 +756,7 @@ class Carry(_message.Message):
     def __init__(self, momentum: _Optional[_Union[Carry.Start, str]] = ..., data: _Optional[_Union[Carry.Position, str]] = ..., residual: _Optional[_Union[Carry.Start, str]] = ...) -> None: ...
 
 class TransformParameter(_message.Message):
-    __slots__ = ("scale", "mirror", "crop_size", "mean_value", "pad", "random_aspect_ratio_param", "random_resize_param", "pad_mode", "random_resized_crop_param", "channel_order", "std_value", "cutout_size", "lighting_std", "color_jitter_param", "rand_augment_param", "trivial_augment", "rectangular", "crop_size_ramp_param", "python")
+    __slots__ = ("scale", "mirror", "crop_size", "mean_value", "pad", "random_aspect_ratio_param", "random_resize_param", "pad_mode", "random_resized_crop_param", "channel_order", "std_value", "cutout_size", "lighting_std", "color_jitter_param", "rand_augment_param", "trivial_augment", "rectangular", "crop_size_ramp_param", "python", "mean_file")
     class PadMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         ZERO: _ClassVar[TransformParameter.PadMode]
@@ -788,6 +788,7 @@ class TransformParameter(_message.Message):
     RECTANGULAR_FIELD_NUMBER: _ClassVar[int]
     CROP_SIZE_RAMP_PARAM_FIELD_NUMBER: _ClassVar[int]
     PYTHON_FIELD_NUMBER: _ClassVar[int]
+    MEAN_FILE_FIELD_NUMBER: _ClassVar[int]
     scale: float
     mirror: bool
     crop_size: int
@@ -807,7 +808,8 @@ class TransformParameter(_message.Message):
     rectangular: bool
     crop_size_ramp_param: CropSizeRampParameter
     python: str
-    def __init__(self, scale: _Optional[float] = ..., mirror: bool = ..., crop_size: _Optional[int] = ..., mean_value: _Optional[_Iterable[float]] = ..., pad: _Optional[int] = ..., random_aspect_ratio_param: _Optional[_Union[RandomAspectRatioParameter, _Mapping]] = ..., random_resize_param: _Optional[_Union[RandomResizeParameter, _Mapping]] = ..., pad_mode: _Optional[_Union[TransformParameter.PadMode, str]] = ..., random_resized_crop_param: _Optional[_Union[RandomResizedCropParameter, _Mapping]] = ..., channel_order: _Optional[_Union[TransformParameter.ChannelOrder, str]] = ..., std_value: _Optional[_Iterable[float]] = ..., cutout_size: _Optional[int] = ..., lighting_std: _Optional[float] = ..., color_jitter_param: _Optional[_Union[ColorJitterParameter, _Mapping]] = ..., rand_augment_param: _Optional[_Union[RandAugmentParameter, _Mapping]] = ..., trivial_augment: bool = ..., rectangular: bool = ..., crop_size_ramp_param: _Optional[_Union[CropSizeRampParameter, _Mapping]] = ..., python: _Optional[str] = ...) -> None: ...
+    mean_file: str
+    def __init__(self, scale: _Optional[float] = ..., mirror: bool = ..., crop_size: _Optional[int] = ..., mean_value: _Optional[_Iterable[float]] = ..., pad: _Optional[int] = ..., random_aspect_ratio_param: _Optional[_Union[RandomAspectRatioParameter, _Mapping]] = ..., random_resize_param: _Optional[_Union[RandomResizeParameter, _Mapping]] = ..., pad_mode: _Optional[_Union[TransformParameter.PadMode, str]] = ..., random_resized_crop_param: _Optional[_Union[RandomResizedCropParameter, _Mapping]] = ..., channel_order: _Optional[_Union[TransformParameter.ChannelOrder, str]] = ..., std_value: _Optional[_Iterable[float]] = ..., cutout_size: _Optional[int] = ..., lighting_std: _Optional[float] = ..., color_jitter_param: _Optional[_Union[ColorJitterParameter, _Mapping]] = ..., rand_augment_param: _Optional[_Union[RandAugmentParameter, _Mapping]] = ..., trivial_augment: bool = ..., rectangular: bool = ..., crop_size_ramp_param: _Optional[_Union[CropSizeRampParameter, _Mapping]] = ..., python: _Optional[str] = ..., mean_file: _Optional[str] = ...) -> None: ...
 
 class CropSizeRampParameter(_message.Message):
     __slots__ = ("start_size", "start_epoch", "end_epoch", "multiple")

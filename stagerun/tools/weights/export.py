@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from stagerun.base.errors import UsageError
+from stagerun.base.errors import UsageError, listing
 from stagerun.base.text import size
 from stagerun.command.ending import show
 from stagerun.command.options import argument, command, flag, option
@@ -22,6 +22,11 @@ class ExportOptions:
     safetensors: bool = flag("--safetensors", "Weights by torchvision's names, and what must be known as metadata.")
     torch: bool = flag("--torch", "A state_dict, for torch.load(FILE, weights_only=True).")
     onnx: bool = flag("--onnx", "The graph from bytes to logits, normalisation inside, for any batch.")
+    caffemodel: str | None = option("--caffemodel FILE", "Weights for Caffe and what reads its files, to FILE.")
+    solverstate: str | None = option(
+        "--solverstate FILE", "With --caffemodel: what `caffe train --snapshot` goes on from, to FILE."
+    )
+    double: bool = flag("--double", "Numbers of 64 bits in Caffe's files, where the snapshot has them.")
     output: str | None = option(
         "--output FILE", "File to write.  [default: ./SNAPSHOT with .safetensors, .pth or .onnx]"
     )
@@ -41,12 +46,50 @@ def export(snapshot: str = argument("SNAPSHOT"), *, options: ExportOptions) -> N
     --safetensors and --torch hold the weights as they are; whoever uses them must normalise as is printed. --rgb swaps the
     inputs of the first convolution, which changes nothing else, and nothing at all where the network was trained on R, G, B.
     Logits come out; softmax makes probabilities of them.
+    --caffemodel is for nets of Caffe's, and for resnet50, resnet50_intel_caffe, alexnet and vgg16 under their published names.
     """
-    export_snapshot(choose_snapshot(snapshot, options.out), options)
+    folder = choose_snapshot(snapshot, options.out)
+    if options.caffemodel is None and options.solverstate is None:
+        export_snapshot(folder, options)
+    else:
+        export_for_caffe(folder, options)
+
+
+def export_for_caffe(folder: Path, options: ExportOptions) -> None:
+    """Both files at once, whole or not at all each."""
+    _require_for_caffe(options)
+    paths = [Path(file) for file in (options.caffemodel, options.solverstate) if file is not None]
+    for path in paths:
+        _require_free(path, options.force)
+
+    from stagerun.tools.weights import exporting
+    from stagerun.train.stored import Trust, open_snapshot
+
+    stored = open_snapshot(folder, Trust(options.trust_code))
+    files, lines = exporting.for_caffe(stored, paths, options.ema, options.rgb, options.double)
+    for path, data in zip(paths, files, strict=True):
+        _require_free(path, options.force)
+        write_output(path, data)
+        show(f"wrote {path}, {size(len(data))}")
+    show("\n".join(f"  {line}" for line in lines))
+
+
+def _require_for_caffe(options: ExportOptions) -> None:
+    """UsageError for options that say something else, too."""
+    others = [f"--{name}" for name in (*SUFFIX, "output", "size") if getattr(options, name)]
+    if options.caffemodel is None:
+        raise UsageError("--solverstate names the file of its weights", "give --caffemodel FILE, too")
+    if others:
+        raise UsageError(f"--caffemodel with {listing(others, 'and')}", "export one format at a time")
+    if options.solverstate is not None and (options.ema or options.rgb):
+        text = "--solverstate is of the weights as they were trained"
+        raise UsageError(text, "leave --ema and --rgb out, or --solverstate")
 
 
 def export_snapshot(folder: Path, options: ExportOptions) -> None:
     """What can go wrong is found before torch is imported; then one file is written, whole or not at all."""
+    if options.double:
+        raise UsageError("--double is for --caffemodel", "leave it out: the file has the numbers of the snapshot")
     kind = _kind(options)
     path = Path(options.output) if options.output is not None else Path(folder.name + SUFFIX[kind])
     _require_free(path, options.force)
@@ -67,7 +110,10 @@ def export_snapshot(folder: Path, options: ExportOptions) -> None:
 def _kind(options: ExportOptions) -> str:
     kinds = [kind for kind in SUFFIX if getattr(options, kind)]
     if len(kinds) != 1:
-        raise UsageError("one format at a time" if kinds else "which format?", "give --safetensors, --torch or --onnx")
+        raise UsageError(
+            "one format at a time" if kinds else "which format?",
+            "give --safetensors, --torch, --onnx or --caffemodel FILE",
+        )
     (kind,) = kinds
     if kind != "onnx" and options.size is not None:
         raise UsageError(f"--size is for --onnx: with --{kind} images may have any size", "leave --size out")

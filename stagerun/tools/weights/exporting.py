@@ -1,14 +1,15 @@
 """One snapshot as a file for other programs, and what must be known to use it: `stagerun export`."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 import stagerun
 from stagerun.base.code import Sources
 from stagerun.base.errors import UsageError
-from stagerun.base.recipe import Model, PadMode, Transform
+from stagerun.base.recipe import Model, PadMode, Precision, Transform
 from stagerun.base.text import count
 from stagerun.engine.device import dtype_of
 from stagerun.engine.export import Deployed, Format, Pixels, for_rgb, pixels_of, to_onnx, to_safetensors, to_torch
@@ -17,6 +18,7 @@ from stagerun.language.networks import TIMM, TORCHVISION, code_in, from_outside,
 from stagerun.models.catalog import ARGUMENTS
 from stagerun.models.foreign import arguments_for, timms_arguments
 from stagerun.system.code import function_of
+from stagerun.tools.weights import caffe
 from stagerun.train.stored import Stored, load_network, saved_weights
 
 
@@ -39,6 +41,11 @@ def export(stored: Stored, wanted: Wanted) -> tuple[bytes, list[str]]:
             f"--rgb, but the network takes images of {count(model.channels, 'channel')}", "leave --rgb out"
         )
     side = _side(stored, wanted) if wanted.format is Format.ONNX else None
+    if side is not None and transform.mean_file is not None:
+        raise UsageError(
+            "--onnx: the graph normalises with a mean for each channel, and this network has a `mean_file`",
+            "export with --safetensors, and take the mean image off before",
+        )
     network = load_network(stored, torch.device("cpu"), wanted.ema)
     weights = saved_weights(stored, wanted.ema)
     pixels = pixels_of(transform, model.channels, wanted.rgb)
@@ -46,11 +53,35 @@ def export(stored: Stored, wanted: Wanted) -> tuple[bytes, list[str]]:
         weights = for_rgb(weights, network)
         restore(dict(network.state_dict()), weights)
     facts = facts_of(stored, wanted, side)
-    lines = [f"{name}: {facts[name]}" for name in ("input", "before", "output") if facts[name]]
+    lines = [f"{name}: {facts[name]}" for name in ("input", "before", "output") if facts[name]] + _mean_line(transform)
     if side is not None:
         return to_onnx(Deployed(network, pixels), model.channels, side, facts), lines
     data = to_torch(weights) if wanted.format is Format.TORCH else to_safetensors(weights, facts)
     return data, [*lines, in_torchvision(model), "to load it:", *(f"  {line}" for line in loading(model, wanted))]
+
+
+def for_caffe(
+    stored: Stored, paths: Sequence[Path], ema: bool, rgb: bool, double: bool
+) -> tuple[list[bytes], list[str]]:
+    """The .caffemodel, with a second path the .solverstate, and what their user must know. UsageError, ResumeRefused."""
+    model = stored.stage.model
+    network = load_network(stored, torch.device("cpu"), ema)
+    weights = saved_weights(stored, ema)
+    pixels = pixels_of(stored.stage.solver.test_transform, model.channels, rgb)
+    if pixels.turned:
+        weights = for_rgb(weights, network)
+    files = [caffe.caffemodel(model, weights, double)]
+    if len(paths) > 1:
+        files.append(caffe.solverstate(stored, paths[0].name, double))
+    lines = [f"input: {pixels.order}: (0..255 - {_list(pixels.means)}) * {_list(pixels.factors)}"]
+    lines += _mean_line(stored.stage.solver.test_transform)
+    if stored.stage.solver.precision is Precision.FP64 and not double:
+        lines.append("32 bits of each number; --double writes 64")
+    return files, lines
+
+
+def _mean_line(transform: Transform) -> list[str]:
+    return [f"mean: that of each pixel in {transform.mean_file}, first of all"] * (transform.mean_file is not None)
 
 
 def _side(stored: Stored, wanted: Wanted) -> int:

@@ -1,0 +1,132 @@
+"""Weights and solver states of Caffe's into a run and out of a snapshot again: the same numbers, in files that protobuf reads, too."""
+
+import shutil
+from pathlib import Path
+
+import caffe_nets
+import numpy as np
+import pytest
+import tiny
+import torch
+from click.testing import CliRunner
+
+from stagerun.base import caffe_blobs, caffe_file
+from stagerun.cli import main
+from stagerun.engine.codec import decode
+from stagerun.language import load
+from stagerun.language.proto import caffe_pb2
+from stagerun.plan.transfer import Origin
+from stagerun.store.disk import LocalDisk
+from stagerun.store.given import looked_at
+from stagerun.store.read import inventory, read_file
+from stagerun.train.caffe_state import remember
+from stagerun.train.given import planned_transfer
+from stagerun.train.progress import MOMENTUM, WEIGHTS
+
+GOLDEN = caffe_nets.GOLDEN
+SCHEDULE = """
+name: "nets"
+model {{ caffe_net: "net.prototxt" num_classes: 10 channels: 1 }}
+data {{ train {{ source: "{data}/train_lmdb" images: 600 }} }}
+solver {{
+  batch_size: 16 device_batch_size: 16 base_lr: {lr} lr_policy: "fixed" max_iter: {iters} momentum: 0.9 weight_decay: 5e-4
+  transform_param {{ scale: 0.00390625 }} precision: {precision} type: "{type}"
+}}
+stage {{ name: "a" solver_param {{ {start} }} }}
+"""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    tiny.make_data(folder)
+    return folder
+
+
+def trained(folder: Path, data: Path, net: str, start: str, **more: object) -> Path:
+    """The newest snapshot of a run, which has its output in `folder`/out."""
+    folder.mkdir(exist_ok=True)
+    values = {"lr": 0.01, "iters": 2, "precision": "FP64", "type": "SGD"} | more
+    (folder / "schedule.prototxt").write_text(SCHEDULE.format(data=data, start=start, **values))
+    shutil.copy(GOLDEN / f"{net}.prototxt", folder / "net.prototxt")
+    done("run", folder, "--out", folder / "out", "--nproc", 1, "--threads", 1)
+    return max((folder / "out" / "snapshots").glob("a-*"), key=lambda path: path.name)
+
+
+def done(*words: object) -> str:
+    made = CliRunner().invoke(main, [str(word) for word in words])
+    assert made.exit_code == 0, made.output
+    return made.output
+
+
+def tensors(out: Path, file: str) -> dict[str, np.ndarray]:
+    disk = LocalDisk()
+    ref = max(inventory(disk, out).snapshots, key=lambda ref: ref.iter)
+    return {name: tensor.numpy() for name, tensor in decode(read_file(disk, out, ref.name, file, 1 << 30)).items()}
+
+
+@pytest.mark.parametrize("net", ["lenet", "bnnet"])
+def test_what_caffe_wrote_comes_out_as_it_went_in(net: str, data: Path, tmp_path: Path) -> None:
+    given = GOLDEN / f"{net}_m09_A" / "end.caffemodel"
+    snapshot = trained(tmp_path / "s", data, net, f'weights {{ file: "{given}" }}', lr=1e-300)
+    done("export", snapshot, "--caffemodel", tmp_path / "x.caffemodel", "--double")
+    before, after = (caffe_blobs.net_in(path.read_bytes()) for path in (given, tmp_path / "x.caffemodel"))
+    kept = [name for name in caffe_blobs.learnable(before) if "running" not in name and "factor" not in name]
+    theirs, ours = caffe_blobs.tensors(before), caffe_blobs.tensors(after)
+    assert theirs.keys() == ours.keys()
+    for name in kept:
+        np.testing.assert_array_equal(ours[name], theirs[name])
+    read = caffe_pb2.NetParameter.FromString((tmp_path / "x.caffemodel").read_bytes())
+    assert [(one.name, one.type) for one in read.layer if one.type != "Split"] == [
+        (one.name, one.type)
+        for one in caffe_pb2.NetParameter.FromString(given.read_bytes()).layer
+        if one.type != "Split"
+    ]
+    shapes = [tuple(blob.shape.dim) for layer in read.layer for blob in layer.blobs]
+    assert shapes == [blob.shape for _, _, blob in caffe_blobs.blobs(before)]
+
+
+@pytest.mark.parametrize("type", ["SGD", "Nesterov", "AdaGrad", "RMSProp", "AdaDelta", "Adam"])
+def test_export_and_import_of_a_state(type: str, data: Path, tmp_path: Path) -> None:
+    net = "bnnet" if type == "Adam" else "lenet"
+    snapshot = trained(tmp_path / "s", data, net, "", type=type)
+    files = ["--caffemodel", tmp_path / "x.caffemodel", "--solverstate", tmp_path / "x.solverstate", "--double"]
+    done("export", snapshot, *files)
+    state = caffe_file.read_state((tmp_path / "x.solverstate").read_bytes())
+    assert (state.iter, state.learned_net) == (2, "x.caffemodel")
+    theirs = caffe_pb2.SolverState.FromString((tmp_path / "x.solverstate").read_bytes())
+    assert [tuple(one.shape.dim) for one in theirs.history] == [one.shape for one in state.history]
+
+    (tmp_path / "t").mkdir()
+    shutil.copy(tmp_path / "s" / "net.prototxt", tmp_path / "t")
+    text = (tmp_path / "s" / "schedule.prototxt").read_text()
+    text = text.replace("solver_param {", 'solver_param { solverstate: "../x.solverstate" max_iter: 3')
+    (tmp_path / "t" / "schedule.prototxt").write_text(text)
+    schedule = looked_at(load(tmp_path / "t"))
+    made, mistakes = planned_transfer(schedule, schedule.stages[0])
+    assert schedule.stages[0].begins == 2 and not mistakes and len(made.of(Origin.FILE)) == len(made.rows)
+    remembered = tensors(tmp_path / "s" / "out", MOMENTUM)
+    live = {name: torch.zeros(value.shape, dtype=torch.from_numpy(value).dtype) for name, value in remembered.items()}
+    remember(schedule, schedule.stages[0], live)
+    for name, value in remembered.items():
+        np.testing.assert_array_equal(live[name].numpy(), value)
+    weights = caffe_blobs.tensors(caffe_blobs.net_in((tmp_path / "x.caffemodel").read_bytes()))
+    for name, value in tensors(tmp_path / "s" / "out", WEIGHTS).items():
+        if not name.endswith("num_batches_tracked"):  # a factor of 1 says nothing of it
+            np.testing.assert_array_equal(weights[name], value)
+
+
+def test_mistakes_of_export(data: Path, tmp_path: Path) -> None:
+    snapshot = trained(tmp_path / "s", data, "lenet", "", type="AdamW", precision="FP32")
+    cases = {
+        ("--solverstate", "x"): "names the file of its weights",
+        ("--caffemodel", "x", "--onnx"): "one format at a time",
+        ("--caffemodel", "x", "--solverstate", "y", "--ema"): "as they were trained",
+        ("--caffemodel", "x", "--solverstate", "y"): "Caffe has no solver of type `AdamW`",
+        ("--safetensors", "--double"): "--double is for --caffemodel",
+    }
+    for words, said in cases.items():
+        files = [tmp_path / word if word in ("x", "y") else word for word in words]
+        made = CliRunner().invoke(main, ["export", str(snapshot), *map(str, files)])
+        assert made.exit_code == 64 and said in made.output, made.output
+        assert not (tmp_path / "x").exists()

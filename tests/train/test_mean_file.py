@@ -1,0 +1,137 @@
+"""`mean_file`: the mean of each pixel, by Caffe's rule, from the file to what the network takes; and what is said of one that doesn't fit."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from stagerun.base.caffe_file import blob_bytes
+from stagerun.base.recipe import ChannelOrder, Transform
+from stagerun.cli import main
+from stagerun.data.loader import Loader
+from stagerun.data.records import ListRecords
+from stagerun.data.write import write_lmdb
+from stagerun.engine.images import Normalise
+from stagerun.language import load
+from stagerun.language.proto import caffe_pb2
+from stagerun.store.given import looked_at, mean_image
+
+CPU = torch.device("cpu")
+HEIGHT, WIDTH, SIDE = 11, 13, 6
+SCHEDULE = """
+name: "mean"
+model {{ name: "resnet_small" num_classes: 2 }}
+data {{ train {{ source: "lmdb" images: 8 }} val {{ source: "lmdb" images: 8 }} }}
+solver {{
+  batch_size: 4 device_batch_size: 4 base_lr: 0.01 lr_policy: "fixed" max_iter: 2
+  transform_param {{ mean_file: "mean.binaryproto" mirror: true crop_size: 8 scale: 0.01 {more} }}
+}}
+stage {{ name: "a" solver_param {{ }} }}
+"""
+
+
+def datums() -> list[caffe_pb2.Datum]:
+    images = np.random.default_rng(2).integers(0, 256, (8, 3, HEIGHT, WIDTH), dtype=np.uint8)
+    return [
+        caffe_pb2.Datum(channels=3, height=HEIGHT, width=WIDTH, data=one.tobytes(), label=i % 2)
+        for i, one in enumerate(images)
+    ]
+
+
+def made(folder: Path, height: int = HEIGHT, more: str = "") -> np.ndarray:
+    """A schedule with random images, and their mean: [channels, height, width]."""
+    rng = np.random.default_rng(1)
+    folder.mkdir(exist_ok=True)
+    write_lmdb(str(folder / "lmdb"), [one.SerializeToString() for one in datums()])
+    mean = rng.uniform(0, 255, (3, height, WIDTH)).astype(np.float32)
+    old = caffe_pb2.BlobProto(num=1, channels=3, height=height, width=WIDTH)  # as compute_image_mean writes it
+    old.data.extend(mean.ravel().tolist())
+    (folder / "mean.binaryproto").write_bytes(old.SerializeToString())
+    (folder / "schedule.prototxt").write_text(SCHEDULE.format(more=more))
+    return mean
+
+
+def caffes(image: np.ndarray, mean: np.ndarray, top: int, left: int, mirror: bool, scale: float) -> np.ndarray:
+    """DataTransformer::Transform of one datum, [channels, height, width], pixel by pixel."""
+    out = np.zeros((3, SIDE, SIDE))
+    for c in range(3):
+        for h in range(SIDE):
+            for w in range(SIDE):
+                to = SIDE - 1 - w if mirror else w
+                out[c, h, to] = (float(image[c, top + h, left + w]) - float(mean[c, top + h, left + w])) * scale
+    return out
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_each_pixel_has_the_mean_of_its_place(train: bool, channels_last: bool, tmp_path: Path) -> None:
+    mean = made(tmp_path)
+    param = Transform(
+        mean_file="mean.binaryproto",
+        mean_path=str(tmp_path / "mean.binaryproto"),
+        crop_size=SIDE,
+        mirror=train,
+        scale=0.5,
+    )
+    records = ListRecords([one.SerializeToString() for one in datums()])
+    batch = Loader(records, param, train=train, channels=3, num_classes=2, seed=3).batch(0, 8)
+    images, crop = np.array(batch.images), batch.crop
+    normalise = Normalise(param, 3, CPU, torch.float64, channels_last, mean_image(param, 3))
+    found = normalise(images, crop=crop).numpy()
+    places = crop if crop is not None else [((HEIGHT - SIDE) // 2, (WIDTH - SIDE) // 2, 0)] * 8
+    assert (crop is not None) == train
+    if train:
+        assert len({tuple(place) for place in places}) > 4 and {place[2] for place in places} == {0, 1}
+    for datum, one, (top, left, mirror) in zip(datums(), found, places, strict=True):
+        image = np.frombuffer(datum.data, np.uint8).reshape(3, HEIGHT, WIDTH)
+        expected = caffes(image, mean, int(top), int(left), bool(mirror), 0.5)
+        np.testing.assert_allclose(one, expected, atol=1e-12)
+
+
+def test_channels_turn_with_the_pixels(tmp_path: Path) -> None:
+    made(tmp_path)
+    param = Transform(mean_file="m", mean_path=str(tmp_path / "mean.binaryproto"))
+    turned = Transform(mean_file="m", mean_path=param.mean_path, channel_order=ChannelOrder.RGB)
+    images = np.zeros((1, HEIGHT, WIDTH, 3), np.uint8)
+    bgr, rgb = (Normalise(p, 3, CPU, torch.float32, True, mean_image(p, 3))(images) for p in (param, turned))
+    assert torch.equal(bgr.flip(1), rgb)
+
+
+def test_a_run_and_another_mean(tmp_path: Path) -> None:
+    made(tmp_path)
+    identity = looked_at(load(tmp_path)).stages[0].identity
+
+    def stagerun(*words: str) -> str:
+        return CliRunner().invoke(main, [*words, str(tmp_path), "--out", str(tmp_path / "out")]).output
+
+    ended = CliRunner().invoke(
+        main, ["run", str(tmp_path), "--out", str(tmp_path / "out"), "--nproc", "1", "--threads", "1"]
+    )
+    assert ended.exit_code == 0, ended.output
+    assert "done" in stagerun("plan")
+    shown = CliRunner().invoke(main, ["eval", str(tmp_path / "out")])  # by what the snapshot says alone
+    assert shown.exit_code == 0, shown.output
+    (tmp_path / "mean.binaryproto").write_bytes(blob_bytes(np.ones((1, 3, HEIGHT, WIDTH), np.float32)))
+    assert looked_at(load(tmp_path)).stages[0].identity != identity
+    assert "stale" in stagerun("plan")
+
+
+@pytest.mark.parametrize(
+    ("height", "more", "said"),
+    [
+        (HEIGHT, "mean_value: 3", "`mean_file` and `mean_value` exclude each other"),
+        (HEIGHT, "pad: 2", "`mean_file` with `pad`"),
+        (HEIGHT, "random_resized_crop_param { }", "`mean_file` with `random_resized_crop_param`"),
+        (HEIGHT + 1, "", f"the record is {HEIGHT} x {WIDTH}, and `mean_file` {HEIGHT + 1} x {WIDTH}"),
+        (0, "", "not the mean of one image"),
+        (-1, "", "no such file"),
+    ],
+)
+def test_one_that_does_not_fit(height: int, more: str, said: str, tmp_path: Path) -> None:
+    made(tmp_path, max(height, 0), more)
+    if height < 0:
+        (tmp_path / "mean.binaryproto").unlink()
+    ended = CliRunner().invoke(main, ["run", str(tmp_path), "--out", str(tmp_path / "out"), "--nproc", "1"])
+    assert ended.exit_code not in (0, 1, 70) and said in ended.output, ended.output
