@@ -70,7 +70,7 @@ def fill_teacher(schedule: Schedule, stage: Stage, live: Mapping[str, Tensor]) -
 
 
 def _lesson(model: Model, network: Shapes, file: Shapes, weights: Weights) -> tuple[Transfer, tuple[Mistake, ...]]:
-    """Of a teacher: what is drawn anew knows nothing. Counters of BatchNorm are not read in evaluation mode."""
+    """What is drawn anew knows nothing, so a teacher has none of it but counters of BatchNorm, which an evaluation doesn't read."""
     made, mistakes = transfer(network, None, file, _with_names(weights, model, file))
     missing = [row.name for row in made.rows if row.origin is not Origin.FILE and not row.name.endswith(COUNTER)]
     if missing and not mistakes:
@@ -117,7 +117,7 @@ def problems_in(schedule: Schedule) -> Problems:
 def report(stage: Stage, mistakes: Sequence[Mistake], problems: Problems, field: str = STARTED) -> None:
     for one in mistakes:
         fields = (f"{field}.{one.field}", f"{field}.file", "solver.solverstate")
-        spans = (stage.origins[field].span for field in fields if field in stage.origins)
+        spans = (stage.origins[key].span for key in fields if key in stage.origins)
         problems.add(next(filter(None, spans), Span(stage.name, 1, 1)), one.message, one.hint)
 
 

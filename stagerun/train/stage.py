@@ -264,7 +264,9 @@ def make_loop(run: StageRun, loss: Loss | None = None) -> StageLoop:
         on_nan=solver.on_nan,
         max_nan=solver.max_nan,
         plateau=solver if solver.lr_policy == "plateau" else None,
-        arithmetic=arithmetic_of(run.stage.model, solver, run.worker.device, loss),
+        arithmetic=arithmetic_of(
+            run.stage.model, solver, run.worker.device, loss, run.worker.schedule.teacher_model(run.stage)
+        ),
         tests_first=solver.early_stop is not None,
     )
 

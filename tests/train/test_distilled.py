@@ -17,6 +17,8 @@ from stagerun.language import load
 from stagerun.models import build
 from stagerun.plan.hours import Measured, at_images_per_second, hours_of_run
 from stagerun.plan.rehearsal import cost_key
+from stagerun.tools.find_lr.sweep import swept
+from stagerun.train.stage_start import arithmetic_of
 
 TREE = 'stage { name: "student" }\nstage { name: "teach" from: "" }\nstage { name: "after" from: "student" }\n'
 FILES = {
@@ -230,6 +232,19 @@ def test_a_stage_teaches_only_at_sizes_that_its_network_takes(base: Path, tmp_pa
         RecipeError, match=r"student\.prototxt:2:.*`vit_b_16`, which teaches `student`, takes images of 224"
     ):
         load(folder)
+
+
+def test_what_is_timed_has_a_teacher_of_the_teachers_network(base: Path) -> None:
+    schedule = load(base / "schedule", ['teach.model={name: "resnet18" num_classes: 10 channels: 1}'])
+    student = schedule.stage("student")
+    how = arithmetic_of(student.model, student.solver, torch.device("cpu"), teacher=schedule.teacher_model(student))
+    expected = build(schedule.stage("teach").model).state_dict()
+    assert {name: t.shape for name, t in how.loss.teacher.state_dict().items()} == {
+        n: t.shape for n, t in expected.items()
+    }
+    by_file = load(base / "schedule", ["student.loss={type: DISTILL teacher_weights { file: 'x.pt' }}"])
+    cut, left_out = swept(by_file, "student", 10)
+    assert cut.stages[0].solver.loss is None and "teacher" in left_out[0]
 
 
 def test_the_teachers_pass_is_in_the_hours_of_plan(base: Path) -> None:

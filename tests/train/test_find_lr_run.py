@@ -15,8 +15,8 @@ from stagerun.cli import main
 from stagerun.comm import SoloComm
 from stagerun.plan import PlannedStage
 from stagerun.system.world import World
+from stagerun.tools.find_lr.command import start_of
 from stagerun.tools.find_lr.measure import Asked, sweep
-from stagerun.tools.find_lr.start import start_of
 from stagerun.tools.find_lr.sweep import Point, swept
 from stagerun.train.output import plan_of
 

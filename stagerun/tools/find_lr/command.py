@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from stagerun.base.errors import ExitCode, UsageError, listing, nearest
@@ -28,12 +28,12 @@ from stagerun.launch.sharing import Wish
 from stagerun.launch.start import Job, Orders, joined, start, work
 from stagerun.launch.watch.worker import Monitored
 from stagerun.launch.worker_count import check_workers, devices
-from stagerun.plan import PlannedStage
+from stagerun.plan import Plan, PlannedStage, State, make_plan
+from stagerun.plan.planned import label
 from stagerun.schedule import make_knobs
 from stagerun.system import signals
 from stagerun.system.files import writing
 from stagerun.system.world import World, rank_said
-from stagerun.tools.find_lr.start import start_of
 from stagerun.tools.find_lr.sweep import Sweep, shown, suggestion, swept, warnings
 from stagerun.train.output import plan_of
 
@@ -111,6 +111,20 @@ def _check(options: FindOptions, schedule: Schedule) -> None:
 def _begin(options: FindOptions, schedule: Schedule) -> PlannedStage:
     out = _out(options, schedule)
     return start_of(plan_of(schedule, out), options.stage, str(out))
+
+
+def start_of(plan: Plan, name: str, out: str) -> PlannedStage:
+    """The stage as it would start now, whatever there is of it. UsageError where what it starts from isn't there."""
+    others = tuple(ref for ref in plan.inventory.snapshots if ref.stage != name)
+    again = make_plan(plan.schedule, replace(plan.inventory, snapshots=others))
+    planned = next(planned for planned in again.stages if planned.stage.name == name)
+    stage = planned.stage
+    if stage.parent is not None and (planned.start is None or planned.state is not State.FRESH):
+        raise UsageError(
+            f"stage `{name}` starts from `{label(stage.parent, stage.parent_iter)}`, of which there is no snapshot that counts in {out}",
+            f"train it first, with `stagerun run DIR --until {stage.parent}`, or name another --out",
+        )
+    return planned
 
 
 def _out(options: FindOptions, schedule: Schedule) -> Path:

@@ -112,7 +112,7 @@ def swept(schedule: Schedule, name: str, iterations: int) -> tuple[Schedule, tup
     if solver.compress is not None and solver.compress.method is Method.AUTO:
         left_out.append("`compress_param`: AUTO has chosen nothing, and gradients are dense")
         solver = replace(solver, compress=None)
-    if solver.teacher is not None:
+    if schedule.teacher_model(stage) is not None:
         left_out.append("`loss`: its teacher; the label alone counts")
         solver = replace(solver, loss=None)
     # One iteration more than are run, so that the last one isn't the stage's end.
