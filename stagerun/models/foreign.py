@@ -55,7 +55,7 @@ def require_trusted(model: recipe.Model, where: str) -> None:
     if code is not None and model.sources is None and not model.name.startswith(TIMM):
         raise UsageError(
             f"{where}: its network is made by `{code}`, and Python that came with a snapshot is not run unasked",
-            "add --trust-code, if you know where the snapshot comes from",
+            "add --trust-code, or `trust_code=True` in Python, if you know where the snapshot comes from",
         )
 
 
