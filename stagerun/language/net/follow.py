@@ -6,17 +6,20 @@ from itertools import islice
 
 from stagerun.base import net
 from stagerun.base.errors import Problems, Span, nearest
+from stagerun.base.text import count
 from stagerun.language.lexer import shown
-from stagerun.language.net.given import LARGEST, Dims, Given, Made, NewBlob, filler, text, volume
-from stagerun.language.net.layers import IMAGES, LAYERS, merged
+from stagerun.language.net.blobs import filler
+from stagerun.language.net.given import LARGEST, Dims, Given, Made, NewBlob, text, volume
+from stagerun.language.net.layers import IMAGES, LAYERS
 from stagerun.language.net.text import TOO_MANY, NetText, type_of
-from stagerun.language.parse import MOST_MISTAKES
+from stagerun.language.net.weighted import merged
+from stagerun.language.parse import MOST_MISTAKES, TooManyMistakes
 from stagerun.language.tree import Block
 from stagerun.language.view import View
 
 Image = tuple[int, int, int]
 LABELS: Dims = ()
-MOST_LIKENED = 2_000  # names among which a similar one is looked for
+MOST_LIKENED = 500  # names among which a similar one is looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +45,9 @@ def follow(
     walk = _Walk(net_text.path, phase, shape, problems, {top: b for b in other for top in View(b).texts("top")})
     walk.later = _first_tops(layers)
     for layer in layers:
-        walk.layer(layer)
-        if problems.count(net_text.path) > MOST_MISTAKES:
+        try:
+            walk.layer(layer)
+        except TooManyMistakes:
             problems.add(layer.place, TOO_MANY, "is it a net?")
             return None
     return walk.end(net_text.place)
@@ -78,8 +82,11 @@ class _Walk:
         self.unknown = False  # a size or a layer is not known
 
     def fail(self, place: Span, name: str, message: str, hint: str = "") -> None:
+        """TooManyMistakes, so that no net makes its reader work for long."""
         self.problems.add(place, f"layer {shown(name)}: {message}", hint)
         self.unknown = True
+        if self.problems.count(self.path) > MOST_MISTAKES:
+            raise TooManyMistakes
 
     def layer(self, block: Block) -> None:
         view, kind = View(block), type_of(block)
@@ -90,7 +97,7 @@ class _Walk:
             self.fail(place, kind, "it has no `name`", "parameters are found by the layer's name")
         elif name in self.names:
             line = self.names[name].place.line
-            self.fail(place, name, f"there is another of this name in {self.phase}", f"it stands in line {line}")
+            self.fail(place, name, "there is another layer of this name", f"it stands in line {line}")
         self.names[name] = block
         self._rules(block, name)
         dims = tuple(self._taken(block, name, i, bottom) for i, bottom in enumerate(bottoms))
@@ -128,7 +135,7 @@ class _Walk:
             if number < low
             else f"at most {high}"
         )
-        self.fail(place, name, f"{number} {what}s, and {kind} has {wanted}")
+        self.fail(place, name, f"{count(number, what)}, and {kind} has {wanted}", f"`{what}` stands once for each")
         return False
 
     def _rules(self, block: Block, name: str) -> None:
@@ -188,7 +195,7 @@ class _Walk:
             if top in self.maps and not (i < len(in_place) and in_place[i] == top) and top in self.makers:
                 line = self.makers[top].place.line
                 own = top in View(block).texts("bottom")
-                what = "can't be computed in place" if own else f"top {shown(top)} is there already"
+                what = f"{type_of(block)} can't be computed in place" if own else f"top {shown(top)} is there already"
                 self.fail(
                     place, name, what, "give its top a name of its own" if own else f"the layer in line {line} has it"
                 )
@@ -293,11 +300,15 @@ class _Walk:
         return replace(blob, name=owner.name, filler=owner.filler, lr_mult=owner.lr_mult, decay_mult=owner.decay_mult)
 
     def end(self, place: Span) -> Passed | None:
+        """None where a size is not known."""
         if not self.images and not any(self.maps[b] is None for b in self.maps):
             self.problems.add(place, f"no layer gives images in {self.phase}", f"write one of {', '.join(IMAGES)}")
             return None
         logits = self._logits()
         dims = self.maps.get(logits)
+        if not logits and not self.unknown:
+            self.problems.add(place, f"no layer computes anything in {self.phase}", "write the layers of a network")
+            return None
         if logits and dims is not None and self._are_no_logits(logits, dims):
             return None
         image = self.maps.get(self.images)

@@ -5,7 +5,6 @@ from math import prod
 
 from stagerun.base import net
 from stagerun.base.errors import Problems, Span
-from stagerun.base.recipe import VarianceNorm
 from stagerun.language.lexer import shown
 from stagerun.language.tree import Block, Entry
 from stagerun.language.view import View
@@ -13,6 +12,7 @@ from stagerun.language.view import View
 Size = int | None
 Dims = tuple[Size, ...]  # of one image's map
 LARGEST = 2**31 - 1  # values of a map or a parameter, as in Caffe
+MOST_AXES = 32  # of a map, as in Caffe
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,10 @@ class Given:
     def first(self) -> Dims | None:
         return self.dims[0] if self.dims else None
 
+    def bottom(self, at: int = 0) -> str:
+        """Its name, for messages."""
+        return shown(self.bottoms[at])
+
     def fail(self, message: str, hint: str = "", place: Span | Entry | None = None) -> None:
         """`place`: that of the layer's name by default."""
         name = self.block.entries.get("name")
@@ -66,7 +70,7 @@ class Given:
         """The first bottom, if it has at least so many axes besides the images'."""
         dims = self.first
         if dims is not None and len(dims) < least:
-            self.fail(f"bottom {self.bottoms[0]} is {text(dims)}, and {what}")
+            self.fail(f"bottom {self.bottom()} is {text(dims)}, and {what}", "is it the bottom that is meant?")
             return None
         return dims
 
@@ -82,7 +86,12 @@ class Given:
         elif axis == 0:
             self.wrong(view, name, "axis 0 is that of the images, which are computed apart", "give the axis of a map")
         elif not 0 < axis <= len(dims):
-            self.wrong(view, name, f"`{name}: {written}`, and the axes of {text(dims)} are 1 to {len(dims)}")
+            self.wrong(
+                view,
+                name,
+                f"`{name}: {written}`, and the axes of {text(dims)} are 1 to {len(dims)}",
+                "axis 1: the channels",
+            )
         else:
             return axis
         return None
@@ -99,11 +108,5 @@ def volume(dims: Dims) -> Size:
     return prod(known) if len(known) == len(dims) else None
 
 
-def filler(view: View, default: str = "constant", value: float = 0.0) -> net.Filler:
-    """Of a FillerParameter that is written; of one that is not: `default`."""
-    written = {name: view.number(name) for name in ("value", "min", "max", "mean", "std")}
-    numbers = {name: number for name, number in written.items() if number is not None}
-    if not view.block.entries:
-        return net.Filler(type=default, value=value)
-    norm = VarianceNorm(view.text("variance_norm"))
-    return net.Filler(type=view.text("type") or "", variance_norm=norm, sparse=view.whole("sparse") or -1, **numbers)
+def alike(one: Dims, other: Dims) -> bool:
+    return len(one) == len(other) and all(a is None or b is None or a == b for a, b in zip(one, other, strict=True))
