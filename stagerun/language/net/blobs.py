@@ -2,6 +2,7 @@
 
 from stagerun.base import net
 from stagerun.base.recipe import VarianceNorm
+from stagerun.language.lexer import shown
 from stagerun.language.net.given import Dims, Given, NewBlob
 from stagerun.language.view import View
 
@@ -25,19 +26,13 @@ def weights_of(given: Given, view: View, weight: Dims, outputs: int, bias: bool 
 
 
 def filler_of(given: Given, view: View, field: str, value: float = 0.0) -> net.Filler:
-    """`value`: that of a filler that is not written."""
+    """`value`: that of a filler that is not written. One that is written and empty is Caffe's constant 0."""
+    if not view.has(field):
+        return net.Filler(value=value)
     written = view.inside(field)
-    found = filler(written, "constant", value)
-    if found.type not in FILLERS:
-        given.wrong(written, "type", f"there is no filler `{found.type}`", f"known: {', '.join(FILLERS)}")
-    return found
-
-
-def filler(view: View, default: str = "constant", value: float = 0.0) -> net.Filler:
-    """Of a FillerParameter that is written; of one that is not: `default`."""
-    written = {name: view.number(name) for name in ("value", "min", "max", "mean", "std")}
-    numbers = {name: number for name, number in written.items() if number is not None}
-    if not view.block.entries:
-        return net.Filler(type=default, value=value)
-    norm = VarianceNorm(view.text("variance_norm"))
-    return net.Filler(type=view.text("type") or "", variance_norm=norm, sparse=view.whole("sparse") or -1, **numbers)
+    kind = written.text("type") or ""
+    if kind not in FILLERS:
+        given.wrong(written, "type", f"there is no filler `{shown(kind)}`", f"known: {', '.join(FILLERS)}")
+    numbers = {name: given.number(written, name) for name in ("value", "min", "max", "mean", "std")}
+    norm, sparse = VarianceNorm(written.text("variance_norm")), written.whole("sparse")
+    return net.Filler(type=kind, variance_norm=norm, sparse=-1 if sparse is None else sparse, **numbers)

@@ -8,7 +8,7 @@ from stagerun.base import net
 from stagerun.base.errors import Problems, Span, nearest
 from stagerun.base.text import count
 from stagerun.language.lexer import shown
-from stagerun.language.net.blobs import filler
+from stagerun.language.net.blobs import filler_of
 from stagerun.language.net.given import LARGEST, Dims, Given, Made, NewBlob, text, volume
 from stagerun.language.net.layers import IMAGES, LAYERS
 from stagerun.language.net.text import TOO_MANY, NetText, type_of
@@ -109,7 +109,7 @@ class _Walk:
         if made is not None and kind in IMAGES:
             made = self._read(block, name, kind, tops, made)
         if made is not None and kind == "Scale":
-            made = self._filled_by_norm(made, bottoms)
+            made = self._filled_by_norm(given, made, bottoms)
         self._put(block, name, tops, bottoms if row.in_place else (), made)
         if made is None or self.problems.count(self.path) > before:
             self.unknown = True
@@ -230,7 +230,7 @@ class _Walk:
                 found.append(None)
         return replace(made, tops=tuple(found))
 
-    def _filled_by_norm(self, made: Made, bottoms: Sequence[str]) -> Made:
+    def _filled_by_norm(self, given: Given, made: Made, bottoms: Sequence[str]) -> Made:
         """Intel's Caffe joins a Scale to the BatchNorm before it, and the fillers written there are its."""
         norm = self.makers.get(bottoms[0]) if len(bottoms) == 1 else None
         inside = norm.block("batch_norm_param") if norm is not None and type_of(norm) == "BatchNorm" else None
@@ -238,7 +238,7 @@ class _Walk:
             return made
         names = {"weight": ("filler", 1.0), "bias": ("bias_filler", 0.0)}
         blobs = tuple(
-            replace(blob, filler=filler(View(inside).inside(names[blob.name][0]), "constant", names[blob.name][1]))
+            replace(blob, filler=filler_of(given, View(inside), *names[blob.name]))
             if names[blob.name][0] in inside.entries
             else blob
             for blob in made.blobs

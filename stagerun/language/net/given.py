@@ -1,5 +1,6 @@
 """What the function of a layer gets and gives. Sizes are None where an image's are not known yet."""
 
+import struct
 from dataclasses import dataclass
 from math import prod
 
@@ -65,6 +66,19 @@ class Given:
         """At the place of a field, or of its message where it isn't written."""
         entry = view.block.entries.get(field)
         self.fail(message, hint, entry.place if entry is not None else view.block.place)
+
+    def number(self, view: View, field: str) -> float:
+        """As Caffe has it: in single precision. 0 where neither it nor a default is written."""
+        return self.single(view, field, view.number(field) or 0.0)
+
+    def single(self, view: View, field: str, written: float) -> float:
+        """The nearest number of single precision; a mistake at the field where there is none."""
+        try:
+            (found,) = struct.unpack("f", struct.pack("f", written))
+        except OverflowError:
+            self.wrong(view, field, f"`{field}: {written:g}` is too large for Caffe's numbers", "at most 3.4e38")
+            return written
+        return float(found)
 
     def rank(self, least: int, what: str) -> Dims | None:
         """The first bottom, if it has at least so many axes besides the images'."""

@@ -39,12 +39,11 @@ def images(given: Given) -> Made:
 
 
 def relu(given: Given) -> Made:
-    return Made(net.ReLU(negative_slope=given.inside("relu_param").number("negative_slope") or 0.0), (given.first,))
+    return Made(net.ReLU(negative_slope=given.number(given.inside("relu_param"), "negative_slope")), (given.first,))
 
 
 def elu(given: Given) -> Made:
-    alpha = given.inside("elu_param").number("alpha")
-    return Made(net.ELU(alpha=1.0 if alpha is None else alpha), (given.first,))
+    return Made(net.ELU(alpha=given.number(given.inside("elu_param"), "alpha")), (given.first,))
 
 
 def sigmoid(given: Given) -> Made:
@@ -57,13 +56,13 @@ def tanh(given: Given) -> Made:
 
 def power(given: Given) -> Made:
     view = given.inside("power_param")
-    numbers = {name: view.number(name) or 0.0 for name in ("power", "scale", "shift")}
+    numbers = {name: given.number(view, name) for name in ("power", "scale", "shift")}
     return Made(net.Power(**numbers), (given.first,))
 
 
 def dropout(given: Given) -> Made:
     view = given.inside("dropout_param")
-    ratio = view.number("dropout_ratio") or 0.0
+    ratio = given.number(view, "dropout_ratio")
     if not 0 < ratio < 1:
         given.wrong(
             view,

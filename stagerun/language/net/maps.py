@@ -78,7 +78,7 @@ def eltwise(given: Given) -> Made | None:
             )
             return None
     known = next((dims for dims in given.dims if dims is not None and None not in dims), given.first)
-    return Made(net.Eltwise(operation=operation, coeff=tuple(float(c) for c in coeff)), (known,))
+    return Made(net.Eltwise(operation=operation, coeff=tuple(given.single(view, "coeff", c) for c in coeff)), (known,))
 
 
 def flatten(given: Given) -> Made | None:

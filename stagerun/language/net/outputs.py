@@ -28,11 +28,11 @@ def softmax_with_loss(given: Given) -> Made | None:
     else:
         normalization = net.Normalization.VALID if loss.flag("normalize") else net.Normalization.BATCH_SIZE
     settings = net.SoftmaxWithLoss(
-        loss_weight=float(weights[0]) if weights else 1.0,
+        loss_weight=given.single(View(given.block), "loss_weight", weights[0]) if weights else 1.0,
         ignore_label=loss.whole("ignore_label"),
         normalization=normalization,
-        pre_fixed_normalizer=loss.number("pre_fixed_normalizer") or 1.0,
-        label_smoothing=loss.number("label_smoothing") or 0.0,
+        pre_fixed_normalizer=given.number(loss, "pre_fixed_normalizer"),
+        label_smoothing=given.number(loss, "label_smoothing"),
     )
     return Made(settings, ((), given.first)[: given.tops])
 

@@ -89,7 +89,7 @@ def lrn(given: Given) -> Made | None:
     dims = given.rank(3, "LRN takes channels, height and width")
     if size % 2 == 0:
         given.wrong(view, "local_size", f"`local_size: {size}` is not odd", "the value itself stands in the middle")
-    numbers = {name: view.number(name) or 0.0 for name in ("alpha", "beta", "k")}
+    numbers = {name: given.number(view, name) for name in ("alpha", "beta", "k")}
     return Made(net.LRN(local_size=size, within=within, **numbers), (dims,))
 
 
@@ -108,8 +108,8 @@ def batch_norm(given: Given) -> Made | None:
         if view.flag("bias_term"):
             blobs += (NewBlob("bias", channels, filler_of(given, view, "bias_filler")),)
     settings = net.BatchNorm(
-        moving_average_fraction=view.number("moving_average_fraction") or 0.0,
-        eps=view.number("eps") or 0.0,
+        moving_average_fraction=given.number(view, "moving_average_fraction"),
+        eps=given.number(view, "eps"),
         use_global_stats=view.flag("use_global_stats") if view.has("use_global_stats") else None,
     )
     return Made(settings, (dims,), blobs)

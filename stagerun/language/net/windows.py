@@ -118,6 +118,13 @@ def pooling(given: Given) -> Made | None:
     sizes = tuple(_pooled(n, i, window, bool(settings["ceil"])) for i, n in enumerate(sides))
     if dims is not None and not _fitting(given, view, dims, sizes, window.kernel):
         return None
+    if any(
+        n and out and (out - 1) * s >= n + p
+        for n, out, s, p in zip(sides, sizes, window.stride, window.pad, strict=True)
+    ):
+        message = f"the last window begins beyond bottom {given.bottom()}, {text(tuple(sides))}"
+        given.wrong(view, "stride", message, "take a `stride` no larger than the kernel, or `round_mode: FLOOR`")
+        return None
     made = net.Pooling(kernel=window.kernel, stride=window.stride, pad=window.pad, **settings)  # type: ignore[arg-type]
     return Made(made, ((channels, *sizes),))
 
