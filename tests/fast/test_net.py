@@ -6,51 +6,12 @@ import pytest
 from drawn import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from net_texts import DATA, END, between, mistakes, net_from, only, read_net
 
 from stagerun.base import net
-from stagerun.base.errors import Problems, RecipeError
-from stagerun.language.net import NetText, State, net_of, read, resolve
+from stagerun.base.errors import RecipeError
+from stagerun.language.net import State, net_of
 from stagerun.language.net.cost import costs
-
-IMAGE = (3, 32, 32)
-DATA = 'layer { name: "data" type: "Data" top: "data" top: "label" }\n'
-END = """
-layer { name: "ip" type: "InnerProduct" bottom: "LAST" top: "ip" inner_product_param { num_output: 10 } }
-layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
-"""
-
-
-def read_net(text: str) -> NetText:
-    problems = Problems()
-    found = read(text, "net", problems)
-    assert found is not None, RecipeError(problems.all()).render()
-    return found
-
-
-def net_from(text: str, shape: tuple[int, int, int] | None = IMAGE, **states: State) -> net.Net:
-    problems = Problems()
-    found = resolve(read_net(text), shape, problems, **states)
-    assert found is not None, RecipeError(problems.all()).render()
-    return found
-
-
-def mistakes(text: str, shape: tuple[int, int, int] | None = IMAGE) -> list[str]:
-    """Each as `line:column message`."""
-    problems = Problems()
-    found = read(text, "net", problems)
-    if found is not None:
-        assert resolve(found, shape, problems) is None
-    return [f"{p.span.line}:{p.span.column} {p.message}" for p in RecipeError(problems.all()).problems]
-
-
-def between(*layers: str) -> str:
-    """Layers between the images and a linear layer with its loss; the last one's top is `last`."""
-    return DATA + "\n".join(layers) + END.replace("LAST", "last")
-
-
-def only(of: net.Net, name: str) -> net.Layer:
-    return next(layer for layer in of.train.layers if layer.name == name)
-
 
 # -- published figures
 

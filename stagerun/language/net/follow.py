@@ -19,6 +19,7 @@ from stagerun.language.view import View
 
 Image = tuple[int, int, int]
 LABELS: Dims = ()
+TOO_LARGE = "is a size or a `num_output` wrong?"
 MOST_LIKENED = 500  # names among which a similar one is looked for
 
 
@@ -183,7 +184,10 @@ class _Walk:
             )
         else:
             self.fail(
-                place, name, f"no layer has the top {shown(bottom)}", nearest(bottom, islice(self.maps, MOST_LIKENED))
+                place,
+                name,
+                f"no layer has the top {shown(bottom)}",
+                nearest(bottom, islice(self.maps, MOST_LIKENED)) or "a bottom is the top of a layer before it",
             )
         self.maps[bottom] = None  # said once
         return None
@@ -202,7 +206,9 @@ class _Walk:
             dims = made.tops[i] if made is not None else None
             size = volume(dims) if dims is not None else None
             if size is not None and size > LARGEST:
-                self.fail(place, name, f"top {shown(top)} has {size} values for an image, more than {LARGEST}")
+                self.fail(
+                    place, name, f"top {shown(top)} has {size} values for an image, more than {LARGEST}", TOO_LARGE
+                )
                 dims = None
             if dims is None or None in dims:
                 self.unknown |= type_of(block) != "Accuracy"
@@ -264,7 +270,7 @@ class _Walk:
             if None in blob.dims:
                 self.unknown = True
             if size is not None and size > LARGEST:
-                self.fail(block.place, name, f"its {blob.name} has {size} values, more than {LARGEST}")
+                self.fail(block.place, name, f"its {blob.name} has {size} values, more than {LARGEST}", TOO_LARGE)
             shape = tuple(n or 0 for n in blob.dims)
             made = net.Blob(name=f"{name}.{blob.name}", shape=shape, filler=blob.filler)
             found.append(self._with_param(made, params[i] if i < len(params) else None, block, name))
@@ -302,12 +308,12 @@ class _Walk:
     def end(self, place: Span) -> Passed | None:
         """None where a size is not known."""
         if not self.images and not any(self.maps[b] is None for b in self.maps):
-            self.problems.add(place, f"no layer gives images in {self.phase}", f"write one of {', '.join(IMAGES)}")
+            self.problems.add(place, "no layer gives images", f"write one of {', '.join(IMAGES)}")
             return None
         logits = self._logits()
         dims = self.maps.get(logits)
         if not logits and not self.unknown:
-            self.problems.add(place, f"no layer computes anything in {self.phase}", "write the layers of a network")
+            self.problems.add(place, "no layer computes anything", "write the layers of a network")
             return None
         if logits and dims is not None and self._are_no_logits(logits, dims):
             return None

@@ -74,7 +74,7 @@ class Given:
     def single(self, view: View, field: str, written: float) -> float:
         """The nearest number of single precision; a mistake at the field where there is none."""
         try:
-            (found,) = struct.unpack("f", struct.pack("f", written))
+            (found,) = struct.unpack("<f", struct.pack("<f", written))
         except OverflowError:
             self.wrong(view, field, f"`{field}: {written:g}` is too large for Caffe's numbers", "at most 3.4e38")
             return written
