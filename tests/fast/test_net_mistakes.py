@@ -64,6 +64,7 @@ def test_of_a_convolution(inside: str, expected: list[str]) -> None:
         ("ReLU", 'bottom: "data"', "2:15 layer c: 2 bottoms, and ReLU has 1"),
         ("Eltwise", "", "2:15 layer c: 1 bottom, and Eltwise has at least 2"),
         ("ReLU", "param { }", "3:3 layer c: 1 `param`, and the layer has 0 parameters"),
+        ("BatchNorm", 'param { name: "m" }', "3:17 layer c: statistics that layers share are not built"),
         ("ReLU", "blobs { num: 1 }", "3:3 layer c: weights in a net's text aren't read"),
         ("ReLU", "propagate_down: false", "3:19 layer c: `propagate_down: false` isn't known here"),
         (

@@ -9,8 +9,9 @@ from stagerun.base.errors import Problems, Span, nearest
 from stagerun.base.text import count
 from stagerun.language.lexer import shown
 from stagerun.language.net.blobs import filler_of
-from stagerun.language.net.given import LARGEST, Dims, Given, Made, NewBlob, text, volume
+from stagerun.language.net.given import LARGEST, TOO_LARGE, Dims, Given, Made, text, volume
 from stagerun.language.net.layers import IMAGES, LAYERS
+from stagerun.language.net.parameters import Parameters
 from stagerun.language.net.text import TOO_MANY, NetText, type_of
 from stagerun.language.net.weighted import merged
 from stagerun.language.parse import MOST_MISTAKES, TooManyMistakes
@@ -19,7 +20,6 @@ from stagerun.language.view import View
 
 Image = tuple[int, int, int]
 LABELS: Dims = ()
-TOO_LARGE = "is a size or a `num_output` wrong?"
 MOST_LIKENED = 500  # names among which a similar one is looked for
 
 
@@ -77,9 +77,7 @@ class _Walk:
         self.names: dict[str, Block] = {}
         self.images = self.labels = ""
         self.found: list[net.Layer] = []
-        self.blobs: dict[str, net.Blob] = {}
-        self.shared: dict[str, tuple[net.Blob, Block]] = {}
-        self.places: dict[str, Span] = {}
+        self.parameters = Parameters(self.fail)
         self.unknown = False  # a size or a layer is not known
 
     def fail(self, place: Span, name: str, message: str, hint: str = "") -> None:
@@ -115,7 +113,7 @@ class _Walk:
         if made is None or self.problems.count(self.path) > before:
             self.unknown = True
             return
-        blobs = self._blobs(block, name, kind, made.blobs)
+        blobs = self.parameters.of(block, name, kind, made.blobs)
         shapes = tuple(() if d is None else tuple(n or 0 for n in d) for d in made.tops)
         self.found.append(
             net.Layer(
@@ -251,60 +249,6 @@ class _Walk:
         )
         return replace(made, blobs=blobs)
 
-    def _blobs(self, block: Block, name: str, kind: str, new: Sequence[NewBlob]) -> tuple[net.Blob, ...]:
-        """With the rates of `param`, and the names of shared ones."""
-        params = list(View(block).views("param"))
-        statistics = 3 if kind == "BatchNorm" else 0
-        if len(params) > len(new) + statistics:
-            place = block.entries["param"].name
-            self.fail(
-                place,
-                name,
-                f"{len(params)} `param`, and the layer has {len(new) + statistics} parameters",
-                "remove those too many",
-            )
-        params = params[statistics:]
-        found = []
-        for i, blob in enumerate(new):
-            size = volume(blob.dims)
-            if None in blob.dims:
-                self.unknown = True
-            if size is not None and size > LARGEST:
-                self.fail(block.place, name, f"its {blob.name} has {size} values, more than {LARGEST}", TOO_LARGE)
-            shape = tuple(n or 0 for n in blob.dims)
-            made = net.Blob(name=f"{name}.{blob.name}", shape=shape, filler=blob.filler)
-            found.append(self._with_param(made, params[i] if i < len(params) else None, block, name))
-        for made in found:
-            self.blobs.setdefault(made.name, made)
-            self.places.setdefault(made.name, block.place)
-        return tuple(found)
-
-    def _with_param(self, blob: net.Blob, param: View | None, block: Block, name: str) -> net.Blob:
-        if param is None:
-            return blob
-        rates = {field: param.number(field) for field in ("lr_mult", "decay_mult")}
-        blob = replace(blob, lr_mult=rates["lr_mult"] or 0.0, decay_mult=rates["decay_mult"] or 0.0)
-        shared = param.text("name")
-        if not shared:
-            return blob
-        if shared not in self.shared:
-            self.shared[shared] = blob, block
-            return blob
-        owner, first = self.shared[shared]
-        place, line = param.place("name"), first.place.line
-        if 0 in blob.shape or 0 in owner.shape:
-            return replace(blob, name=owner.name)
-        permissive = param.text("share_mode") == "PERMISSIVE"
-        if blob.shape != owner.shape and not (permissive and volume(blob.shape) == volume(owner.shape)):
-            message = f"parameter {shown(shared)} is {text(blob.shape)} here and {text(owner.shape)} in line {line}"
-            self.fail(place, name, message, "shared parameters have one shape")
-        for field in ("lr_mult", "decay_mult"):
-            if param.has(field) and getattr(owner, field) != getattr(blob, field):
-                self.fail(
-                    param.place(field), name, f"`{field}` of {shown(shared)} is another in line {line}", "give one"
-                )
-        return replace(blob, name=owner.name, filler=owner.filler, lr_mult=owner.lr_mult, decay_mult=owner.decay_mult)
-
     def end(self, place: Span) -> Passed | None:
         """None where a size is not known."""
         if not self.images and not any(self.maps[b] is None for b in self.maps):
@@ -318,11 +262,11 @@ class _Walk:
         if logits and dims is not None and self._are_no_logits(logits, dims):
             return None
         image = self.maps.get(self.images)
-        if self.unknown or dims is None or image is None or len(image) != 3:
+        if self.unknown or self.parameters.unknown or dims is None or image is None or len(image) != 3:
             return None
         channels, height, width = (n or 0 for n in image)
         made = net.Pass(layers=tuple(self.found), images=self.images, labels=self.labels, logits=logits)
-        return Passed(made, (channels, height, width), dims[0] or 0, self.blobs, self.places)
+        return Passed(made, (channels, height, width), dims[0] or 0, self.parameters.blobs, self.parameters.places)
 
     def _logits(self) -> str:
         """As `net.Pass` says; of a Softmax what it takes."""

@@ -13,6 +13,7 @@ from stagerun.language.view import View
 Size = int | None
 Dims = tuple[Size, ...]  # of one image's map
 LARGEST = 2**31 - 1  # values of a map or a parameter, as in Caffe
+TOO_LARGE = "is a size or a `num_output` wrong?"
 MOST_AXES = 32  # of a map, as in Caffe
 
 
