@@ -35,9 +35,10 @@ def read_net(path: str, data: bytes, stand_in: bool, found: Findings) -> CaffeNe
         block = read_text(path, data, NET, found).block
         return CaffeNet(path, block, upgraded(block, found.mistakes), None, data)
     whole = read(data, path, found.mistakes)
-    block = read_text(path, data, NET, Findings()).block
-    layers = whole.layers if whole is not None else upgraded(block, Problems())
-    return CaffeNet(path, block, layers, whole, data)
+    if whole is not None:
+        return CaffeNet(path, whole.file, whole.layers, whole, data)
+    block = read_text(path, data, NET, Findings()).block  # for the mistakes of its data layers
+    return CaffeNet(path, block, upgraded(block, Problems()), None, data)
 
 
 def inside(path: str, block: Block, stand_in: bool, found: Findings) -> CaffeNet:
@@ -45,8 +46,11 @@ def inside(path: str, block: Block, stand_in: bool, found: Findings) -> CaffeNet
     layers = upgraded(block, found.mistakes)
     if stand_in:
         return CaffeNet(path, block, layers, None, None)
-    text = NetText(path, "", block.place, layers)
-    return CaffeNet(path, block, layers, read(text.canonical(), path, found.mistakes) and text, None)
+    text = NetText(path, block, layers)
+    # Layers that there are not are mistakes, though at places of the canonical form.
+    return CaffeNet(
+        path, block, layers, text if read(text.canonical(), path, found.mistakes) is not None else None, None
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +69,19 @@ class Written:
         return [line for line in self.network.splitlines() if not _READS.search(line)]
 
 
-def written(stage: str, train: CaffeNet, test: CaffeNet | None, states: Sequence[State], taken: Sequence[str]) -> Written:
+def written(
+    stage: str, train: CaffeNet, test: CaffeNet | None, states: Sequence[State], taken: Sequence[str]
+) -> Written:
     """A copy, where one file has both phases and the solver asks for no levels or stages; else the layers of both phases. `taken`: names of
     other files."""
     assert train.whole is not None
     if train.data is not None and (test is None or test is train) and all(state == State() for state in states):
         name = posixpath.basename(train.path)
-        name = name if name.endswith(".prototxt") and name not in taken else f"net_{name.removesuffix('.prototxt')}.prototxt"
+        name = (
+            name
+            if name.endswith(".prototxt") and name not in taken
+            else f"net_{name.removesuffix('.prototxt')}.prototxt"
+        )
         return Written(name, train.data.decode(errors="replace"), train.whole.canonical(), train.path)
     lines = [_in_phase(line, TRAIN) for line in train.whole.canonical(*states).splitlines() if not _other(line, TRAIN)]
     other = test.whole if test is not None and test.whole is not None else train.whole
