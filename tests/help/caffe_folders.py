@@ -36,7 +36,9 @@ TEST = """layer {
 def resnet50(aspect: bool = True, test: bool = True) -> str:
     """The ResNet-50 of Intel's recipes, for engines with and without a BatchNorm of their own."""
     text = 'name: "ResNet-50"\n' + TRAIN % (ASPECT if aspect else "") + (TEST if test else "")
-    text += _unit("conv1", "bn_conv1", "scale_conv1", 64, 7, 2, 3, bias=True, fan="variance_norm: FAN_OUT", bottom="data")
+    text += _unit(
+        "conv1", "bn_conv1", "scale_conv1", 64, 7, 2, 3, bias=True, fan="variance_norm: FAN_OUT", bottom="data"
+    )
     text += _layer("pool1", "Pooling", "pooling_param { pool: MAX kernel_size: 3 stride: 2 }", "conv1")
     above = "pool1"
     for group, blocks, width, out in ((2, 3, 64, 256), (3, 4, 128, 512), (4, 6, 256, 1024), (5, 3, 512, 2048)):
@@ -45,7 +47,9 @@ def resnet50(aspect: bool = True, test: bool = True) -> str:
             block = f"{group}{letter}"
             branches = [("2a", width, 1, 1, above), ("2b", width, 3, stride, f"res{block}_branch2a")]
             branches += [("2c", out, 1, 1, f"res{block}_branch2b")]
-            for branch, size, kernel, step, below in ([("1", out, 1, stride, above)] if letter == "a" else []) + branches:
+            for branch, size, kernel, step, below in (
+                [("1", out, 1, stride, above)] if letter == "a" else []
+            ) + branches:
                 end = f"{block}_branch{branch}"
                 gamma = 0 if branch == "2c" and letter == "abcdef"[blocks - 1] else 1
                 names = f"res{end}", f"bn{end}", f"scale{end}"

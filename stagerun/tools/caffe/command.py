@@ -36,9 +36,7 @@ class CaffeOptions:
         "--root DIR",
         "Where Caffe is started, so where the paths in its files begin.  [default: looked for from FOLDER upward]",
     )
-    model: str | None = option(
-        "--model NAME", "stagerun's network that stands for the net.  [default: the net itself]"
-    )
+    model: str | None = option("--model NAME", "stagerun's network that stands for the net.  [default: the net itself]")
     images: int | None = option(
         "--images N", "Training images.  [default: counted where they are]", type=click.IntRange(1)
     )

@@ -147,7 +147,9 @@ def _read_stage(
     if images is None:
         if not found.mistakes.count(train.path):  # else what was meant to read them is among those
             message = "the net has no layer that reads images in training"
-            found.mistakes.add(train.block.place, message, "a layer of type `Data` with `include { phase: TRAIN }` does")
+            found.mistakes.add(
+                train.block.place, message, "a layer of type `Data` with `include { phase: TRAIN }` does"
+            )
         return None
     val = images_of(tested, "TEST", found, folder.mean_file)
     own = None if stand_in or train.whole is None else written(step.name, train, tests, states, taken)

@@ -203,7 +203,9 @@ def _launch(before: list[Word], gpu: Word | None) -> Launch:
     at = next((i for i, word in enumerate(words) if _MPI.match(word.text)), None)
     if at is None:  # a command that begins with a variable which the file does not set may be one, too
         at = next((i for i, word in enumerate(words) if not _BEFORE.match(word.text)), None)
-        at = at if at is not None and words[at].text.startswith("$") and "DOCKER" not in words[at].text.upper() else None
+        at = (
+            at if at is not None and words[at].text.startswith("$") and "DOCKER" not in words[at].text.upper() else None
+        )
     gpus = None if gpu is None else len(gpu.text.split(",")) if re.fullmatch(r"\d+(,\d+)*", gpu.text) else 0
     if at is None:
         return Launch(gpus=gpus, gpu=gpu)

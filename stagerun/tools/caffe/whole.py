@@ -65,13 +65,19 @@ class Written:
         return [line for line in self.network.splitlines() if not _READS.search(line)]
 
 
-def written(stage: str, train: CaffeNet, test: CaffeNet | None, states: Sequence[State], taken: Sequence[str]) -> Written:
+def written(
+    stage: str, train: CaffeNet, test: CaffeNet | None, states: Sequence[State], taken: Sequence[str]
+) -> Written:
     """A copy, where one file has both phases and the solver asks for no levels or stages; else the layers of both phases. `taken`: names of
     other files."""
     assert train.whole is not None
     if train.data is not None and (test is None or test is train) and all(state == State() for state in states):
         name = posixpath.basename(train.path)
-        name = name if name.endswith(".prototxt") and name not in taken else f"net_{name.removesuffix('.prototxt')}.prototxt"
+        name = (
+            name
+            if name.endswith(".prototxt") and name not in taken
+            else f"net_{name.removesuffix('.prototxt')}.prototxt"
+        )
         return Written(name, train.data.decode(errors="replace"), train.whole.canonical(), train.path)
     lines = [_in_phase(line, TRAIN) for line in train.whole.canonical(*states).splitlines() if not _other(line, TRAIN)]
     other = test.whole if test is not None and test.whole is not None else train.whole
