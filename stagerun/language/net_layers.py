@@ -9,10 +9,11 @@ from stagerun.base.errors import Problems
 from stagerun.language.net import ImageReader
 from stagerun.language.net.upgrade import top_shapes
 from stagerun.language.proto import caffe_pb2
-from stagerun.language.tree import SOLVER, Block, Entry, Value
+from stagerun.language.tree import SOLVER, Block, Entry, Value, quoted
 from stagerun.language.view import View
 
-Content = Callable[[str], bytes | None]  # of the file that a path of Caffe's names; None if it is not there
+# The absolute path and the bytes of the file that a path of Caffe's names; None if it is not there.
+Content = Callable[[str], tuple[str, bytes] | None]
 
 # The layers that read images, and the message with their settings.
 DATA = {"Data": "data_param", "ImageData": "image_data_param"}
@@ -89,7 +90,7 @@ def _transform(field: str, reader: ImageReader, content: Content, problems: Prob
             block = _rectangle(inner, TRANSFORM.fields_by_name[name].message_type, problems)
             entries[name] = Entry(TRANSFORM.fields_by_name[name], entry.name, (Value(block, "", entry.name),))
         elif name == "mean_file":
-            entries |= _mean(entry, content, problems)
+            entries |= _mean(entry, said, content, problems)
         elif name in ("crop_h", "crop_w"):
             entries |= _square(said, problems)
         elif name not in (*_SAME, *_IDLE) and not _nothing(entry):
@@ -135,16 +136,19 @@ def _rectangle(inner: Block, kind: Descriptor, problems: Problems) -> Block:
     return Block(kind, inner.place, entries)
 
 
-def _mean(entry: Entry, content: Content, problems: Problems) -> dict[str, Entry]:
-    """The mean of each channel of a mean image."""
+def _mean(entry: Entry, said: Block, content: Content, problems: Problems) -> dict[str, Entry]:
+    """The mean image; of images that are resized, whose pixels have no place in it, the mean of each of its channels."""
     file = str(entry.values[0].value)
-    data = content(file)
-    means = channel_means(data) if data is not None else None
-    if means is None:
-        fault = "is not there" if data is None else "is not a mean image"
+    there = content(file)
+    means = channel_means(there[1]) if there is not None else None
+    if there is None or means is None:
+        fault = "is not there" if there is None else "is not a mean image"
         hint = "write `transform_param { mean_value: [104, 117, 123] }` in the schedule: B, G, R"
         problems.add(entry.place, f"{file} {fault}", hint)
         return {}
+    if not any(name in said.entries for name in _RECTANGLES):
+        path = Value(there[0], quoted(file), entry.place)
+        return {"mean_file": Entry(TRANSFORM.fields_by_name["mean_file"], entry.name, (path,))}
     values = tuple(Value(mean, f"{mean!r}", entry.place) for mean in means)
     return {"mean_value": Entry(TRANSFORM.fields_by_name["mean_value"], entry.name, values)}
 

@@ -172,10 +172,11 @@ class Nets:
         from_net = train is not None and train.name.path in self._kept
         return self._with_sources(block, own) if own is not None and from_net else block
 
-    def _mean(self, net: str) -> Callable[[str], bytes | None]:
-        def content(path: str) -> bytes | None:
+    def _mean(self, net: str) -> Callable[[str], tuple[str, bytes] | None]:
+        def content(path: str) -> tuple[str, bytes] | None:
             place = self.files.find(path, net)
-            return self.files.content(place) if place else None
+            data = self.files.content(place) if place else None
+            return (place, data) if data is not None else None
 
         return content
 

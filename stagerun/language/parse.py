@@ -485,8 +485,8 @@ def _messages() -> list[Descriptor]:
 # -- what to write in place of fields that people know from Caffe and stagerun doesn't have
 CAFFE: dict[str, str] = {
     **dict.fromkeys(
-        ("net", "train_net", "net_param", "train_net_param"),
-        'the network is named in schedule.prototxt: `model { name: "resnet50" num_classes: 1000 }`',
+        ("train_net", "net_param", "train_net_param"),
+        'a net is a file of its own, with the layers of both phases: `net: "train_val.prototxt"`',
     ),
     **dict.fromkeys(
         ("test_net", "test_net_param"),

@@ -198,13 +198,13 @@ def test_one_layer_with_other_multipliers(text: str, shared: str | None, tmp_pat
 def test_another_net_is_not_taken_for_the_known_one(before: str, after: str, tmp_path: Path) -> None:
     folder = five(tmp_path / "five")
     net = folder / "nets" / "tiny_lr_net.prototxt"
-    net.write_text(net.read_text().replace(before, after, 1))
+    known = net.read_text()
     noted = []
-    for name in ("first", "second"):
+    for name, text in (("other", known.replace(before, after, 1)), ("known", known)):
+        net.write_text(text)
         result = run(str(folder), "--out", str(tmp_path / name), "--order", "init", *STAND_IN)
         assert result.exit_code == 0, result.output
         noted.append("stands for it" in result.stdout)
-        net.write_text(net.read_text().replace(after, before, 1))
     assert noted == [True, False]
 
 
@@ -234,13 +234,18 @@ def test_images_are_counted_where_they_are(tmp_path: Path) -> None:
     assert schedule.stages[0].solver.test_iter is None  # 100 passes of 100 are more than there are
 
 
-def test_a_mean_image_becomes_a_mean_per_channel(tmp_path: Path) -> None:
+def test_a_mean_image_is_named_where_it_is(tmp_path: Path) -> None:
     folder = tmp_path / "caffe"
     shutil.copytree(FOLDERS / "fine_tuning", folder)
     blob = caffe_pb2.BlobProto(num=1, channels=3, height=1, width=2, data=[1, 3, 10, 20, 7, 7])
     (folder / "mean.binaryproto").write_bytes(blob.SerializeToString())
     schedule = imported(folder, tmp_path / "out", *CASES["fine_tuning"])
-    assert schedule.stages[0].solver.transform.mean_value == (2, 15, 7)
+    assert schedule.stages[0].solver.transform.mean_path == str(folder / "mean.binaryproto")
+    net = folder / "vgg16_train_val.prototxt"
+    resized = "transform_param { random_resize_param { min_size: 256 } "
+    net.write_text(net.read_text().replace("transform_param {", resized))
+    schedule = imported(folder, tmp_path / "resized", *CASES["fine_tuning"])
+    assert schedule.stages[0].solver.transform.mean_value == (2, 15, 7)  # of each channel: pixels have no place in it
     (folder / "mean.binaryproto").write_bytes(b"\xff\xff")
     result = run(str(folder), "--out", str(tmp_path / "other"), *CASES["fine_tuning"])
     assert result.exit_code == ExitCode.RECIPE and "mean.binaryproto is not a mean image" in " ".join(

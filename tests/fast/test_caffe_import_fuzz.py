@@ -82,7 +82,7 @@ def imported(files: Mapping[str, bytes], order: tuple[str, ...], model: str | No
             Held(files), Wanted(order=order, model=model, images=1000, workers=len(order) or None, nets=nets)
         )
         lines = folder_lines(converted, "fuzz", "caffe")
-        problems = check_lines(lines, converted.found, "/fuzz", "fuzz")
+        problems = check_lines(lines, converted.written, converted.found, "/fuzz", "fuzz")
     except RecipeError as error:
         problems = error.problems
         assert problems

@@ -75,15 +75,16 @@ def caffe(
 ) -> None:
     """Makes a schedule's folder of a folder of Caffe's: BVLC's, Intel's or SURFsara's.
 
-    Solvers become stages with the same learning rate, batch, weight decay, momentum, transform and multipliers. Which solvers,
+    Solvers become stages with the same learning rate, batch, weight decay, momentum and transform; their nets are copied beside and
+    trained as they are, or with --model a network of stagerun's stands for them. Which solvers,
     in which order, and what each starts from, say the `caffe train` lines of a README or script in FOLDER (`--weights
     PREFIX_iter_N.caffemodel`, `--snapshot PREFIX_iter_N.solverstate`), or --order; then those lines still say how many workers
     there were, and where in the stage before each starts. Nothing in FOLDER is run or changed.
 
     Mistakes stop it, all at once, each with its place: a net that isn't there, a field that no Caffe has, weights with the wrong
-    ending or that no stage makes. What stagerun has no word for is listed, and stands in the head of schedule.prototxt too. What
-    can't be known (the network, the number of images, a mean image, the GPUs of `-gpu all`) is asked in the files: DIR is
-    written, `stagerun check` finds it, and the exit code is 64. Where the nets are lost, --no-nets imports the solvers.
+    ending or that no stage makes, a layer that is none of an image classifier's. What stagerun has no word for is listed, and
+    stands in the head of schedule.prototxt too. What can't be known (the number of images and their channels, a mean image, the
+    GPUs of `-gpu all`) is asked in the files: DIR is written, `stagerun check` finds it, and the exit code is 64. Where the nets are lost, --no-nets imports the solvers.
     """
     given = asdict(options)
     root = given.pop("root")

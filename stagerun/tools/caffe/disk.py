@@ -64,9 +64,9 @@ class CaffeFolder:
         there = self._found(path)
         return os.path.abspath(there) if there else ""
 
-    def mean_file(self, path: str) -> bytes | None:
+    def mean_file(self, path: str) -> tuple[str, bytes] | None:
         there = self._found(path)
-        return _bytes(there, there, LARGEST_MEAN) if there else None
+        return (os.path.abspath(there), _bytes(there, there, LARGEST_MEAN)) if there else None
 
     def images(self, path: str, is_list: bool) -> tuple[str, int, int | None] | None:
         if is_list:

@@ -5,11 +5,9 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from google.protobuf.message import DecodeError
-
 from stagerun.base.errors import Span
 from stagerun.language.net.upgrade import top_shapes
-from stagerun.language.proto import caffe_pb2
+from stagerun.language.net_layers import channel_means
 from stagerun.language.tree import Block, Entry, quoted
 from stagerun.language.view import View
 from stagerun.tools.caffe.disk import CaffeFolder
@@ -42,7 +40,9 @@ IDLE = {
 }
 ILSVRC12 = {"train": 1281167, "val": 50000}
 
-MeanFile = Callable[[str], bytes | None]  # the bytes of a mean image by its path, None if it is not there
+MeanFile = Callable[
+    [str], tuple[str, bytes] | None
+]  # absolute path and bytes of a mean image by its path, None if it is not there
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,30 +213,18 @@ def _mean(where: View, moved: View, found: Findings, mean_file: MeanFile) -> tup
     if not where.has("mean_file"):
         return [], None
     file, place = where.text("mean_file") or "", where.place("mean_file")
-    data = mean_file(file)
-    mean = _channel_means(data) if data is not None else None
-    if mean is None:
-        fault = "is not there" if data is None else "is not a mean image"
-        why = f"stagerun takes off one number per channel, and {file} {fault}"
-        found.leave(place, "mean_file", why, "write them as `mean_value`: B, G, R")
+    there = mean_file(file)
+    mean = channel_means(there[1]) if there is not None else None
+    if there is None or mean is None:
+        fault = "is not there" if there is None else "is not a mean image"
+        found.leave(place, "mean_file", f"{file} {fault}", "write its path, or `mean_value` in its place: B, G, R")
         return [Line("mean_value: ?", place, "the mean of each channel? B, G, R", asks=True)], None
-    found.leave(place, "mean_file", "stagerun takes off one number per channel", "each is the mean of the file's image")
+    if not any(name in moved.block.entries for name in ("random_resize_param", "random_aspect_ratio_param")):
+        return [Line(f"mean_file: {quoted(there[0])}", place)], len(mean)
+    why = "resized images have no mean at their pixels' places: one number per channel is taken off"
+    found.leave(place, "mean_file", why, "each is the mean of the file's image")
     text = ", ".join(f"{value:.6g}" for value in mean)
     return [Line(f"mean_value: [{text}]", place, "B, G, R" if len(mean) == 3 else "")], len(mean)
-
-
-def _channel_means(data: bytes) -> tuple[float, ...] | None:
-    """The mean of each channel of a .binaryproto; None if it is not a mean image."""
-    try:
-        blob = caffe_pb2.BlobProto.FromString(data)
-    except DecodeError:
-        return None
-    values = blob.data or blob.double_data
-    channels = blob.shape.dim[-3] if len(blob.shape.dim) > 2 else blob.channels
-    if channels not in (1, 3) or not values or len(values) % channels:
-        return None
-    size = len(values) // channels
-    return tuple(sum(values[k * size : (k + 1) * size]) / size for k in range(channels))
 
 
 def _rectangle(view: View, found: Findings) -> list[Line]:

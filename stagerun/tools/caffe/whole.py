@@ -35,9 +35,10 @@ def read_net(path: str, data: bytes, stand_in: bool, found: Findings) -> CaffeNe
         block = read_text(path, data, NET, found).block
         return CaffeNet(path, block, upgraded(block, found.mistakes), None, data)
     whole = read(data, path, found.mistakes)
-    block = read_text(path, data, NET, Findings()).block
-    layers = whole.layers if whole is not None else upgraded(block, Problems())
-    return CaffeNet(path, block, layers, whole, data)
+    if whole is not None:
+        return CaffeNet(path, whole.file, whole.layers, whole, data)
+    block = read_text(path, data, NET, Findings()).block  # for the mistakes of its data layers
+    return CaffeNet(path, block, upgraded(block, Problems()), None, data)
 
 
 def inside(path: str, block: Block, stand_in: bool, found: Findings) -> CaffeNet:
@@ -45,8 +46,11 @@ def inside(path: str, block: Block, stand_in: bool, found: Findings) -> CaffeNet
     layers = upgraded(block, found.mistakes)
     if stand_in:
         return CaffeNet(path, block, layers, None, None)
-    text = NetText(path, "", block.place, layers)
-    return CaffeNet(path, block, layers, read(text.canonical(), path, found.mistakes) and text, None)
+    text = NetText(path, block, layers)
+    # Layers that there are not are mistakes, though at places of the canonical form.
+    return CaffeNet(
+        path, block, layers, text if read(text.canonical(), path, found.mistakes) is not None else None, None
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,148 @@
+"""Schedules that name a net of Caffe's: what comes from it, what wins over it, and mistakes. Without torch."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stagerun.base import recipe
+from stagerun.base.errors import RecipeError
+from stagerun.data.synthetic import write_synthetic
+from stagerun.language import canonical, load
+from stagerun.language.stored import read_recipe
+from stagerun.language.values import leaves
+
+NET = """name: "small"
+layer {
+  name: "data" type: "Data" top: "data" top: "label" include { phase: TRAIN }
+  transform_param { scale: 0.5 mirror: true mean_value: 7 }
+  data_param { source: "images/train" batch_size: 4 backend: LMDB }
+}
+layer {
+  name: "data" type: "Data" top: "data" top: "label" include { phase: TEST }
+  transform_param { scale: 0.5 mirror: true mean_value: 7 }
+  data_param { source: "images/test" batch_size: 3 backend: LMDB }
+}
+layer {
+  name: "conv1" type: "Convolution" bottom: "data" top: "conv1"
+  param { lr_mult: 1 } param { lr_mult: 2 decay_mult: 0 }
+  convolution_param { num_output: 6 kernel_size: 5 }
+}
+layer {
+  name: "ip" type: "InnerProduct" bottom: "conv1" top: "ip" param { lr_mult: 1 } param { lr_mult: 2 decay_mult: 0 }
+  inner_product_param { num_output: 10 }
+}
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+"""
+SOLVER = 'net: "../nets/small.prototxt" base_lr: 0.01 lr_policy: "fixed" max_iter: 10 test_interval: 5'
+
+Write = Callable[..., recipe.Schedule]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """A schedule beside the net, whose images lie where Caffe was started: in the folder above both."""
+    (tmp_path / "nets").mkdir()
+    (tmp_path / "one").mkdir()
+    write_synthetic(str(tmp_path / "images" / "train"), 9, 8, 8, 1, 10, False)
+    write_synthetic(str(tmp_path / "images" / "test"), 6, 8, 8, 1, 10, False)
+
+    def written(stage: str = "", schedule: str = "", net: str = NET, solver: str = SOLVER) -> recipe.Schedule:
+        (tmp_path / "nets" / "small.prototxt").write_text(net)
+        text = f'{schedule}\nstage {{ name: "main" solver_param {{ {solver} {stage} }} }}\n'
+        (tmp_path / "one" / "schedule.prototxt").write_text(text)
+        return load(tmp_path / "one")
+
+    return written
+
+
+def mistakes(write: Write, **texts: str) -> str:
+    with pytest.raises(RecipeError) as error:
+        write(**texts)
+    return "\n".join(problem.render() for problem in error.value.problems)
+
+
+def test_a_solver_of_a_few_words_is_a_schedule(write: Write, tmp_path: Path) -> None:
+    schedule = write()
+    (stage,) = schedule.stages
+    solver = stage.solver
+    assert (stage.model.name, stage.model.num_classes, stage.model.channels) == ("../nets/small.prototxt", 10, 1)
+    assert stage.model.input_shape == (1, 8, 8)  # of the first record: nothing is cut
+    assert (solver.batch_size, solver.device_batch_size, solver.test_batch_size) == (4, 4, 3)
+    assert (solver.transform.scale, solver.transform.mirror, solver.transform.mean_value) == (0.5, True, (7.0,))
+    assert (solver.test_transform.scale, solver.test_transform.mirror) == (0.5, False)
+    assert (schedule.data.train.path, schedule.data.train.images) == (str(tmp_path / "images" / "train"), 9)
+    assert [(val.path, val.images) for val in schedule.data.val] == [(str(tmp_path / "images" / "test"), 6)]
+    assert not schedule.data.shuffle  # Caffe reads a database in its order
+    assert [(r.name, r.lr_mult, r.decay_mult) for r in solver.param] == [("*.bias", 2.0, 0.0)]
+    assert stage.origins["solver.batch_size"].layer == "net"
+
+
+def test_the_schedule_wins(write: Write) -> None:
+    more = 'transform_param { scale: 2 } batch_size: 8 device_batch_size: 2 param { name: "ip.bias" lr_mult: 3 }'
+    solver = write(stage=more).stages[0].solver
+    assert (solver.batch_size, solver.device_batch_size, solver.transform.scale) == (8, 2, 2)
+    assert not solver.transform.mirror  # a field replaces the one below it whole
+    assert [r.name for r in solver.param] == ["ip.bias", "*.bias"]  # the first that fits counts
+    assert write(stage='clear: "transform_param"').stages[0].solver.transform.scale == 1
+
+
+def test_iter_size_makes_the_batch(write: Write) -> None:
+    solver = write(stage="iter_size: 3").stages[0].solver
+    assert (solver.batch_size, solver.device_batch_size) == (12, 4)
+
+
+def test_a_change_inside_the_transform_of_the_net(write: Write, tmp_path: Path) -> None:
+    write()
+    solver = load(tmp_path / "one", ["main.transform_param.mirror=false"]).stages[0].solver
+    assert (solver.transform.mirror, solver.transform.scale) == (False, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        (("name:", "# a comment\nname:"), True),
+        (('"small"', '"other"'), True),
+        (("num_output: 6", "num_output: 6 bias_term: true"), True),  # a default
+        (("kernel_size: 5", "kernel_size: 3"), False),
+        (("include { phase: TEST }", "include { phase: TEST } "), True),
+    ],
+)
+def test_what_makes_a_snapshot_stale(change: tuple[str, str], same: bool, write: Write) -> None:
+    before, after = write().stages[0].identity, write(net=NET.replace(*change, 1)).stages[0].identity
+    assert (before == after) is same
+    assert {key for key in before if before[key] != after[key]} == (set() if same else {recipe.NET})
+
+
+def test_a_stored_recipe_holds_the_net(write: Write) -> None:
+    schedule = write()
+    stored = read_recipe(canonical(schedule))
+    assert stored.model == replace(schedule.model, spare_classes=False)
+    assert stored.stages[0].model.net == schedule.stages[0].model.net and "conv1" in (stored.model.net or "")
+    assert "\n" not in dict(leaves(schedule.model, "model"))[recipe.NET]
+
+
+def test_mistakes_of_net_and_schedule_come_at_once(write: Write) -> None:
+    said = mistakes(write, net=NET.replace("num_output: 6", "num_output: 6 group: 5"), stage="momentum: 2")
+    assert "small.prototxt:15:" in said and "group 5" in said
+    assert "`momentum` must be" in said
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        ({"solver": SOLVER.replace("small", "smal")}, "smal.prototxt: there is no such file"),
+        ({"schedule": 'model { caffe_net: "../nets/small.prototxt" num_classes: 3 }'}, "the net has 10 outputs"),
+        (
+            {"schedule": 'model { caffe_net: "../nets/small.prototxt" blur_pool: true }'},
+            "`blur_pool` beside `caffe_net`",
+        ),
+        ({"stage": 'model { name: "resnet18" num_classes: 2 }'}, "say the same thing"),
+        ({"stage": "test_transform_param { crop_size: 6 }"}, "`ip.weight` is 10 x 96 for images of 8 x 8"),
+        ({"schedule": 'data { train { source: "gone" images: 5 } }'}, "how large the images are isn't known"),
+    ],
+)
+def test_mistakes(texts: dict[str, str], said: str, write: Write) -> None:
+    found = mistakes(write, **texts)
+    assert said in found and "^" in found
