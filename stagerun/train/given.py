@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from stagerun.base.caffe_blobs import LONG
 from stagerun.base.errors import DataError, Problems, RecipeError, Span, StagerunError
 from stagerun.base.recipe import WEIGHTS_DIGEST, Model, Rename, Schedule, Stage, Weights
 from stagerun.base.text import size
@@ -20,9 +21,6 @@ from stagerun.plan.weights_table import table
 from stagerun.store.given import Found, data_of, find, header_of
 from stagerun.system.host import available_memory
 from stagerun.train import caffe_state
-
-# What a counter of BatchNorm is that the file does not have beside its statistics: those are of long training.
-LONG = 1_000_000
 
 
 def is_given(schedule: Schedule, stage: Stage) -> bool:
