@@ -8,11 +8,14 @@ import pytest
 
 from stagerun.base import recipe
 from stagerun.base.errors import RecipeError, UsageError
+from stagerun.base.snapshots import Inventory
 from stagerun.data.synthetic import write_synthetic
 from stagerun.language import canonical, load
 from stagerun.language.stored import read_recipe
 from stagerun.language.values import leaves
 from stagerun.launch.options import ReachOptions
+from stagerun.plan import make_plan
+from stagerun.plan.render import render_text
 from stagerun.tools.explain.command import explain_text
 
 NET = """name: "small"
@@ -95,6 +98,12 @@ def test_explain_shows_the_line_of_the_net(write: Write, tmp_path: Path) -> None
     said = explain_text(str(tmp_path / "one"), "main.batch_size", ())
     assert "small.prototxt:5:" in said and 'data_param { source: "images/train" batch_size: 4' in said
     assert "small.prototxt" in explain_text(str(tmp_path / "one"), "main.param", ())
+
+
+def test_plan_counts(write: Write) -> None:
+    said = render_text(make_plan(write(), Inventory()))
+    # 6 x 25 + 6 and 10 x 96 + 10; 150 weights at 16 places, and 960 once.
+    assert "1126 parameters, 0.00336 million multiply-adds for an image of 1 x 8 x 8" in said
 
 
 def test_sync_refuses_a_net_elsewhere(write: Write, tmp_path: Path) -> None:
