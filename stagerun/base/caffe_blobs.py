@@ -7,6 +7,7 @@ import numpy as np
 
 from stagerun.base import caffe_file, caffe_h5
 from stagerun.base.caffe_file import Blob, CaffeNet, Layer, Numbers, Shape
+from stagerun.base.net import statistics_passes
 from stagerun.base.text import count
 
 # The blobs of a BatchNorm: sums of means and of variances, and what they are divided by. Intel's merged layer has Scale's, too.
@@ -14,7 +15,7 @@ MEAN, VARIANCE, FACTOR = "running_mean", "running_var", "factor"
 NORM = (MEAN, VARIANCE, FACTOR)
 MERGED = (*NORM, "weight", "bias")
 COUNTER = "num_batches_tracked"
-# What the counter is when the running statistics move by 1 - fraction, which they do after infinitely many iterations.
+# What the counter is of statistics from long training: they move by 1 - fraction.
 LONG = 1_000_000
 _ENDS = (".caffemodel", ".caffemodel.h5")
 # How a NetParameter begins that Caffe wrote: with the name, or with a layer.
@@ -93,7 +94,7 @@ def shape_of(blob: Blob, type_: str, part: str) -> Shape:
 
 
 def tensors(net: CaffeNet) -> dict[str, Numbers]:
-    """Arrays by name. Of a BatchNorm the mean and the variance, divided as Caffe does in testing, and how many iterations went into them."""
+    """Arrays by name. Of a BatchNorm the mean and the variance, divided as Caffe does in testing, and how many passes went into them."""
     found: dict[str, Numbers] = {}
     wanted = shapes(net)
     for layer in net.layers:
@@ -101,26 +102,21 @@ def tensors(net: CaffeNet) -> dict[str, Numbers]:
         factor = named.pop(FACTOR).data if FACTOR in named else None
         if factor is not None:
             scale = factor.dtype.type(0 if factor[0] == 0 else 1 / factor[0])
-            found[f"{layer.name}.{COUNTER}"] = np.array(iterations(float(factor[0]), layer.fraction), np.int64)
+            found[f"{layer.name}.{COUNTER}"] = np.array(passes(float(factor[0]), layer.fraction), np.int64)
         for part, blob in named.items():
             values = blob.data if factor is None or part not in (MEAN, VARIANCE) else blob.data * scale
             found[f"{layer.name}.{part}"] = values.reshape(wanted[f"{layer.name}.{part}"])
     return found
 
 
-def iterations(factor: float, fraction: float) -> int:
-    """After how many iterations the factor is that: it is (1 - fraction^n) / (1 - fraction). With 1 someone has divided before, who converted
-    or exported the file.
+def passes(factor: float, fraction: float) -> int:
+    """How many went into statistics that are divided by that. With 1 someone has divided before, who converted or exported the file.
 
-    >>> iterations(0, 0.95), iterations(1, 0.95), iterations(1.95, 0.95), iterations(20, 0.95)
-    (0, 1000000, 2, 1000000)
+    >>> passes(0, 0.95), passes(1, 0.95), passes(1.95, 0.95)
+    (0, 1000000, 2)
     """
     if not factor > 0 or not math.isfinite(factor):
         return 0
-    if factor == 1:
+    if factor == 1 or not 0 <= fraction <= 1:
         return LONG
-    if not 0 < fraction < 1:
-        return min(round(factor), LONG)
-    left = 1 - factor * (1 - fraction)
-    # A float32 holds no more of it.
-    return min(round(math.log(left) / math.log(fraction)), LONG) if left > 1e-6 else LONG
+    return min(statistics_passes(fraction, factor), LONG)

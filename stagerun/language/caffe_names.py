@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from stagerun.base.caffe_blobs import MEAN, VARIANCE
 from stagerun.base.net import BatchNorm
 from stagerun.base.recipe import Model
-from stagerun.language.net import net_of
+from stagerun.language.nets import of_model
 from stagerun.language.networks import TORCHVISION
 
 # Blocks of each group of ResNet-50, and the widths of their convolutions.
@@ -96,7 +96,7 @@ def layers_of(model: Model) -> tuple[Written, ...]:
     """All layers of a net in training, and of a network that is published for Caffe those with blobs; none of another one. A bias may be
     missing in the network."""
     if model.net is not None:
-        layers = net_of(model.net, model.input_shape).train.layers
+        layers = of_model(model).train.layers
         return tuple(
             Written(
                 one.name,

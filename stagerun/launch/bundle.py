@@ -109,12 +109,18 @@ class Bundle:
 
 
 def named_files(schedule: Schedule) -> dict[str, str]:
-    """The files of labels and weights that a schedule names, by what it says: their paths. A file with an absolute path is each host's
+    """The files of labels, weights, nets and mean images that a schedule names, by what it says: their paths. A file with an absolute path is each host's
     own, as images are, and so are snapshots and what a cache holds. All others that it can name lie in its folder."""
     found = {s.labels: s.labels_path for stage in schedule.stages for s in (stage.data.train, *stage.data.val)}
     for weights in (one.weights for stage in schedule.stages for one in stage.solver.given):
         if place_of(weights.file).kind is Kind.FILE:
             found[weights.file] = weights.path
+    folder = posixpath.dirname(schedule.files[0][0]) if schedule.files else ""
+    for stage in schedule.stages:
+        loss, transforms = stage.solver.loss, (stage.solver.transform, stage.solver.test_transform)
+        models = (stage.model, loss.teacher_model if loss is not None else None)
+        found |= {m.name: posixpath.join(folder, m.name) for m in models if m is not None and m.net is not None}
+        found |= {t.mean_file: t.mean_path for t in transforms}
     return {file: path for file, path in found.items() if file and path and not posixpath.isabs(file)}
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from stagerun.base.caffe_blobs import LONG
 from stagerun.base.errors import DataError, Problems, RecipeError, Span, StagerunError
 from stagerun.base.recipe import TEACHER_DIGEST, WEIGHTS_DIGEST, Model, Rename, Schedule, Stage, Weights
 from stagerun.base.text import size
@@ -23,8 +24,6 @@ from stagerun.system.host import available_memory
 from stagerun.train import caffe_state
 
 STARTED, TAUGHT = "solver.weights", "solver.loss.teacher_weights"  # where a stage names them
-# What a counter of BatchNorm is that the file does not have beside its statistics: those are of long training.
-LONG = 1_000_000
 
 
 def is_given(schedule: Schedule, stage: Stage) -> bool:

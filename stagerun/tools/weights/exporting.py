@@ -169,9 +169,10 @@ def loading(model: Model, wanted: Wanted) -> list[str]:
     """The lines of Python that make the network of the file."""
     if model.net is not None:
         lines = [
+            "from pathlib import Path",
             "from stagerun.language.net import net_of",
             "from stagerun.models.net import build",
-            f"net = build(net_of(open({model.name!r}).read(), {model.input_shape}))",
+            f"net = build(net_of(Path({model.name!r}).read_text(), {model.input_shape}))",
         ]
     elif model.name in TORCHVISION and in_torchvision(model).startswith("the weights"):
         network = in_torchvision(model).removeprefix("the weights are those of ")
