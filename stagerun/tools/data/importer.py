@@ -14,14 +14,14 @@ from stagerun.command.ending import show, tell
 from stagerun.command.options import argument, command, flag, option
 from stagerun.command.progress import Shown, threads_here
 from stagerun.command.shared import DataThreads
+from stagerun.data.importing.engine import Job, Result, Work, run
+from stagerun.data.importing.images import ImportWork
+from stagerun.data.importing.partial import REPORT
+from stagerun.data.importing.report import ignored_text, transparency_of
 from stagerun.launch import StopRequest
-from stagerun.tools.data.engine import Job, Result, Work, run
-from stagerun.tools.data.images import ImportWork
 from stagerun.tools.data.index import schedule_line
-from stagerun.tools.data.partial import REPORT
 from stagerun.tools.data.pictures import ResizeOptions
 from stagerun.tools.data.prepare import PrepareWork
-from stagerun.tools.data.report import ignored_text, transparency_of
 from stagerun.tools.data.sources import BY_NAME, SPLITS, SourceOptions, format_of, open_source, readers
 
 Restart = Annotated[bool, option("--restart", "Begin anew, whatever an interrupted command has made.")]
@@ -103,7 +103,8 @@ def import_images(
     of_source = SourceOptions(**asdict(kind))
     _require_outside(source, out, of_source)
     tell(f"looking through {source}")
-    work = ImportWork(open_source(source, of_source), source, options)
+    opened = open_source(source, of_source)
+    work = ImportWork(opened, source, options, BY_NAME[opened.kind].pixels)
     tell(f"{count(len(work), 'image')} for {out}")
     if work.ignored:
         tell(ignored_text(work.ignored))

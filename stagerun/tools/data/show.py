@@ -16,6 +16,7 @@ from stagerun.command.ending import show, tell
 from stagerun.command.options import command, flag, option
 from stagerun.command.shared import Folder, Overrides
 from stagerun.data.bad_records import Bad, BadRecords, allowed, check
+from stagerun.data.importing.report import transparency_of
 from stagerun.data.jpeg import Rectangle
 from stagerun.data.lmdb_offsets import printable
 from stagerun.data.loader import Loader
@@ -28,7 +29,6 @@ from stagerun.system.files import write_output
 from stagerun.tools.data import contact_sheet
 from stagerun.tools.data.contact_sheet import Tile
 from stagerun.tools.data.pictures import classes_of, label_text, stored_tile
-from stagerun.tools.data.report import transparency_of
 from stagerun.train.output import is_schedule
 
 _MOST_MISTAKES = 5

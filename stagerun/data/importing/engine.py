@@ -17,14 +17,14 @@ import lmdb
 
 from stagerun.base.errors import DataError, ResumeRefused
 from stagerun.base.text import count, first
+from stagerun.data.importing import report
+from stagerun.data.importing.partial import REPORT, Journal, Note, Partial, entry
 from stagerun.data.index import digest_of, save
 from stagerun.data.indexing import in_order
 from stagerun.data.lmdb_offsets import offsets_of
 from stagerun.data.rows import LEFT_OUT, Look, Rows, Statistics, index_of
 from stagerun.data.write import writing
 from stagerun.system.lmdb_file import check_file
-from stagerun.tools.data import report
-from stagerun.tools.data.partial import REPORT, Journal, Note, Partial, entry
 
 RECORDS_PER_COMMIT = 1000
 BYTES_PER_COMMIT = 1 << 26
