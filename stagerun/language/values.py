@@ -60,7 +60,18 @@ _WORDS = {
 # Derived from others, or from where the folder lies: the language has no such field.
 _DERIVED = {"epoch_iter", "path", "sources", "labels_path", "labels_digest"}
 # Not in the canonical text: where values came from, what was derived from the text as written, and what only `run` looks at.
-_NOT_STORED = {"Stage.model", "files", "sets", "class_sizes", "identity", "origins", "span", "spare_classes", "sources"}
+_NOT_STORED = {
+    "Stage.model",
+    "files",
+    "sets",
+    "class_sizes",
+    "imports",
+    "identity",
+    "origins",
+    "span",
+    "spare_classes",
+    "sources",
+}
 # Fields that default to another field of their message.
 _SAME_AS = {"max_size": "min_size", "test_batch_size": "device_batch_size"}
 

@@ -16,6 +16,7 @@ from stagerun.base.weights import Kind, Place, place_of
 from stagerun.store.disk import LocalDisk
 from stagerun.store.layout import snapshots_folder
 from stagerun.store.read import inspect, inventory, read_file
+from stagerun.system.imports import with_imports
 from stagerun.system.lmdb_file import with_sets
 
 # The file of a snapshot that holds its weights: `train.progress.WEIGHTS`.
@@ -140,9 +141,10 @@ def _with_digest(stage: Stage) -> Stage:
     return replace(stage, identity={**stage.identity, WEIGHTS_DIGEST: digest})
 
 
-def looked_at(schedule: Schedule) -> Schedule:
-    """The schedule with what the files that it names hold, as far as they are on this machine: images and weights."""
-    return with_digests(with_sets(schedule))
+def looked_at(schedule: Schedule, out: Path) -> Schedule:
+    """The schedule with what the files that it names hold, as far as they are on this machine: images and weights. `out`: its output folder,
+    where folders of images are imported to."""
+    return with_digests(with_sets(with_imports(schedule, out)))
 
 
 def data_of(weights: Weights, most: int, digest: str) -> bytes:

@@ -9,7 +9,7 @@ Files of other names are no images, nor is what lies beside the class folders; `
 import errno
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -63,9 +63,8 @@ def is_class_folder(path: str) -> bool:
 def listed(root: str) -> Listed:
     """DataError if there are no class folders, one of them has no images, or more files lie beside them than images in them; UsageError if
     they are `train` and `val`."""
+    folders = class_folders(root)
     try:
-        folders = sorted(entry.name for entry in os.scandir(root) if is_folder(entry) and entry.name[0] != ".")
-        check_classes(root, folders)
         names: list[str] = []
         ignored: list[str] = []
         counts = []
@@ -89,7 +88,18 @@ def listed(root: str) -> Listed:
             f"{root}: {count(len(beside), 'file')} lie beside the class folders ({shown}), and {count(len(names), 'image')} in them",
             "put the images of each class into a folder of its own, or give a list of `path label` lines; move other files elsewhere",
         )
-    return Listed(root, tuple(folders), tuple(counts), tuple(names), (*beside, *ignored))
+    return Listed(root, folders, tuple(counts), tuple(names), (*beside, *ignored))
+
+
+def class_folders(root: str) -> tuple[str, ...]:
+    """The classes, which need no images here. Errors as in `listed`."""
+    try:
+        with os.scandir(root) as entries:
+            found = sorted(entry.name for entry in entries if entry.name[0] != "." and is_folder(entry))
+    except OSError as error:
+        can_not_open(error.filename or root, error)
+    check_classes(root, found)
+    return tuple(found)
 
 
 def small(root: str) -> Listed:
@@ -119,7 +129,7 @@ def seen(found: Listed) -> Seen:
     return Seen(files.hexdigest(), state.hexdigest(), total)
 
 
-def check_classes(root: str, classes: list[str]) -> None:
+def check_classes(root: str, classes: Sequence[str]) -> None:
     if not classes:
         raise DataError(f"{root}: no class folders in it", "give a folder with one folder of images per class")
     if {name.lower() for name in classes} <= {*SPLITS, "validation"}:

@@ -17,10 +17,10 @@ from stagerun.data import datum, index
 from stagerun.data.importing import engine
 from stagerun.data.importing.engine import Job, Result, run
 from stagerun.data.importing.images import ImportOptions, ImportWork
-from stagerun.data.importing.partial import REPORT
 from stagerun.data.indexing import build
 from stagerun.data.records import LmdbSource
 from stagerun.language.proto.caffe_pb2 import Datum
+from stagerun.system.imports import REPORT
 from stagerun.system.lmdb_file import SIDE_FILE
 from stagerun.tools.data.sources import Item, Pixels, SourceOptions, open_source
 

@@ -14,9 +14,10 @@ from stagerun.base.errors import DataError, FolderInUseError, PermissionDenied, 
 from stagerun.data import index
 from stagerun.data.importing import engine
 from stagerun.data.importing.engine import Job, Made, Result, run
-from stagerun.data.importing.partial import REPORT, Journal, Note
+from stagerun.data.importing.partial import Journal, Note
 from stagerun.data.rows import look
 from stagerun.language.proto.caffe_pb2 import Datum
+from stagerun.system.imports import REPORT
 from stagerun.system.lmdb_file import SIDE_FILE
 
 # Runs of those left out lie at the start, at commits, and at the end.

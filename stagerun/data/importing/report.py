@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from stagerun.base.errors import DataError
 from stagerun.base.text import count
 from stagerun.data.importing.items import regular
-from stagerun.data.importing.partial import REPORT, Note
+from stagerun.data.importing.partial import Note
+from stagerun.system.imports import REPORT
 
 if TYPE_CHECKING:
     from stagerun.data.importing.engine import Work

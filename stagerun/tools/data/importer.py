@@ -16,9 +16,9 @@ from stagerun.command.progress import Shown, threads_here
 from stagerun.command.shared import DataThreads
 from stagerun.data.importing.engine import Job, Result, Work, run
 from stagerun.data.importing.images import ImportWork
-from stagerun.data.importing.partial import REPORT
 from stagerun.data.importing.report import ignored_text, transparency_of
 from stagerun.launch import StopRequest
+from stagerun.system.imports import REPORT
 from stagerun.tools.data.index import schedule_line
 from stagerun.tools.data.pictures import ResizeOptions
 from stagerun.tools.data.prepare import PrepareWork

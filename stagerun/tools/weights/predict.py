@@ -161,10 +161,10 @@ def _class_names(stored: "Stored", file: str | None) -> Sequence[str]:
 
 def _own_records(stored: "Stored") -> Iterator[LmdbSource]:
     data = stored.stage.data
-    for source in (*data.val, data.train):
-        if os.path.exists(source.path):
+    for path in map(stored.schedule.lmdb, (*data.val, data.train)):
+        if os.path.exists(path):
             try:
-                yield LmdbSource(source.path)
+                yield LmdbSource(path)
             except StagerunError:  # only asked for what would be good to know
                 continue
 
