@@ -607,6 +607,7 @@ ABSENT = "not installed"  # in place of that version
 LAST_USED = "data.train.last_used"
 # The key of the digest of the labels of images that have several.
 LABELS = "data.train.labels_digest"
+FLOAT_DATA = "float_data"  # in place of the name of a file with labels: the Datums have them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

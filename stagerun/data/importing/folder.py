@@ -1,7 +1,7 @@
 """Images that are files: a folder per class, in torchvision's ImageFolder order (`system.image_folder`), or of a list."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,22 @@ class Files:
 
     def path(self, i: int) -> str:
         return os.path.join(self.root, self.names[i])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LabelledFiles(Files):
+    """Files with any number of labels each: those of image i are `values[ends[i - 1] : ends[i]]`."""
+
+    values: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    ends: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @property
+    def signature(self) -> str:
+        return signature(self.kind, os.path.realpath(self.root), self.names, self.values, self.ends, *self.classes)
+
+    def item(self, i: int) -> Item:
+        begin = int(self.ends[i - 1]) if i else 0
+        return Item(self.names[i], -1, tuple(self.values[begin : self.ends[i]].tolist()))
 
 
 def folder_files(found: Listed) -> Files:

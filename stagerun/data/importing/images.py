@@ -130,7 +130,7 @@ class ImportWork:
             raise odd.BadImage(
                 "name too long", f"its key would have {len(key)} bytes, LMDB's have at most {LONGEST_KEY}"
             )
-        if not 0 <= item.label < 2**31:
+        if item.several is None and not 0 <= item.label < 2**31:
             raise odd.BadImage("bad label", f"the label is {item.label}; labels count from 0")
         oddities: tuple[str, ...]
         if isinstance(content, Pixels):
@@ -141,13 +141,17 @@ class ImportWork:
             family = "JPEG" if judged.kind.endswith("JPEG") else "PNG"
         image, same = self._resized(image)
         if self._options.raw or not family:
-            datum, decoded = raw_datum(image, item.label), image
+            datum, decoded = raw_datum(image, max(0, item.label)), image
         elif data is not None and same and self._options.quality is None:
             datum, decoded = caffe_pb2.Datum(data=data, encoded=True), image
         else:
             # Decoded again by `look`: the mean is that of what is stored, and what can't be decoded isn't.
             datum, decoded = caffe_pb2.Datum(data=self._encoded(image, family), encoded=True), None
-        datum.label = item.label
+        if item.several is None:
+            datum.label = item.label
+        else:
+            datum.ClearField("label")
+            datum.float_data.extend(item.several)
         notes = tuple(Note(item.name, oddity) for oddity in oddities)
         return Made(key, datum.SerializeToString(), item.label, look(datum, True, decoded), notes, state)
 

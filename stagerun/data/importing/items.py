@@ -31,6 +31,7 @@ class Item:
 
     name: str
     label: int
+    several: tuple[int, ...] | None = None  # the numbers of its classes, in place of the label
 
 
 @dataclass(frozen=True, slots=True, eq=False)

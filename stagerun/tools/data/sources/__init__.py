@@ -9,7 +9,7 @@ import os
 from stagerun.base.errors import DataError, UsageError, listing, nearest
 from stagerun.data.importing.items import Item, Pixels, Source, regular
 from stagerun.system.image_folder import SPLITS, can_not_open
-from stagerun.tools.data.sources import cifar, folder, idx, imagenet, lists, npz, recordio, tfrecord
+from stagerun.tools.data.sources import cifar, csv_table, folder, idx, imagenet, lists, npz, recordio, tfrecord
 from stagerun.tools.data.sources.format import Format, Place, SourceOptions
 
 __all__ = ["FORMATS", "SPLITS", "Format", "Item", "Pixels", "Source", "SourceOptions", "format_of", "open_source"]
@@ -23,6 +23,7 @@ FORMATS: tuple[Format, ...] = (
     tfrecord.FORMAT,
     recordio.FORMAT,
     imagenet.FORMAT,
+    csv_table.FORMAT,
     lists.FORMAT,
     folder.FORMAT,
 )
