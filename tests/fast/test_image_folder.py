@@ -7,10 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from stagerun.base.errors import DataError, RecipeError
 from stagerun.base.recipe import Import, Schedule
 from stagerun.base.snapshots import same_set
+from stagerun.cli import main
 from stagerun.data.importing import engine
 from stagerun.data.importing.first_use import have
 from stagerun.data.importing.folder import folder_files
@@ -226,3 +228,15 @@ def test_hosts_with_other_images_are_told_apart_before_anything_is_imported(fold
     (folder / "val" / "n00000000" / "0.JPEG").write_bytes(b"other")
     other = [image.seen for image in image_facts(load(folder), [])]
     assert other[0] == one[0] and other[1] != one[1]
+
+
+def test_data_stage_imports_to_where_a_run_looks_and_unstage_removes_it(folder: Path, tmp_path: Path) -> None:
+    scratch = tmp_path / "disk"
+    scratch.mkdir()
+    s = read(written(folder, more=f'scratch: "{scratch}" scratch_reserve: 0'))
+    for text in ("imported 30 images", "was imported"):
+        done = CliRunner().invoke(main, ["data", "stage", str(folder)])
+        assert done.exit_code == 0 and text in done.output, done.output
+    assert all(is_there(made) for made in s.imports.values())
+    done = CliRunner().invoke(main, ["data", "unstage", str(folder)])
+    assert done.output.count("removed: copy of") == 2 and not any(is_there(made) for made in s.imports.values())
