@@ -128,7 +128,11 @@ def _import(folder: str, made: Import, stop: Callable[[], bool], watch: Watch) -
     result = _run(work, folder, target, job)
     if not result.complete:
         raise CopyStopped
-    _require_same(folder, made)
+    try:
+        _require_same(folder, made)
+    except DataError:  # it may be a mixture of two states
+        shutil.rmtree(target, ignore_errors=True)
+        raise
     if not made.in_scratch:
         _remove_others(target)
     yield from (text for text in said if text.startswith("goes on"))
@@ -147,6 +151,10 @@ def _run(work: ImportWork, folder: str, target: Path, job: Job) -> Result:
     except Unusable as error:
         hint = f"repair or remove them, or go without them: `stagerun data import {folder} LMDB --max-bad N`, and name that LMDB as `source`"
         raise DataError(error.message, hint) from None
+    except DataError as error:
+        if "--restart" not in error.hint:
+            raise
+        raise DataError(error.message, f"remove {target}.partial, then run the same command again") from None
 
 
 def _require_same(folder: str, made: Import) -> None:
