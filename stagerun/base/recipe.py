@@ -233,6 +233,24 @@ class Source:
         return (self.path, self.images) == (other.path, other.images)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Import:
+    """The LMDB that a Source of class folders becomes on this machine, there or not yet. `counts`: images of each class. `files` and `state`:
+    digests in hex over the names and sizes of the images, and over these and their times of change. `bytes`: of all their files."""
+
+    lmdb: str
+    in_scratch: bool
+    classes: tuple[str, ...]
+    counts: tuple[int, ...]
+    files: str
+    state: str
+    bytes: int
+
+    @property
+    def images(self) -> int:
+        return sum(self.counts)
+
+
 def _each_once(sources: Iterable[Source]) -> tuple[Source, ...]:
     found: dict[str, Source] = {}
     for source in sources:
@@ -639,6 +657,7 @@ LAST_USED = "data.train.last_used"
 LABELS = "data.train.labels_digest"
 # Likewise of the first validation set. There only with `early_stop`, which may end the stage by what it was tested for.
 TESTED_LABELS = "data.val.labels_digest"
+FLOAT_DATA = "float_data"  # in place of the name of a file with labels: the Datums have them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -690,7 +709,8 @@ class Schedule:
     """`stages` are in the order in which they run: parents before children. `data` is what they share: which images a stage has, it says
     itself. `files` are (path, text) as read, the Python files that it names last. `sets`: which images the LMDBs hold
     (`lmdb_file.set_of`), by their path, as far as someone has looked. `class_sizes`: how many training images each class has, likewise,
-    where a stage's sampling depends on it."""
+    by path and number of classes, where a stage's sampling depends on it. `imports`: of the sources that are folders of class folders, by
+    their path (`imports.with_imports`)."""
 
     name: str
     seed: int
@@ -702,7 +722,17 @@ class Schedule:
     ensembles: tuple[Ensemble, ...] = ()
     files: tuple[tuple[str, str], ...] = ()
     sets: Mapping[str, str] = field(default_factory=dict, compare=False)
-    class_sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False)
+    class_sizes: Mapping[tuple[str, int], tuple[int, ...]] = field(default_factory=dict, compare=False)
+    imports: Mapping[str, Import] = field(default_factory=dict, compare=False)
+
+    def lmdb(self, source: Source) -> str:
+        """The folder of the LMDB that the images of a source are read from."""
+        found = self.imports.get(source.path)
+        return source.path if found is None else found.lmdb
+
+    def class_sizes_of(self, stage: Stage) -> tuple[int, ...]:
+        """How many training images each class of the stage has; () where no one has looked, or it doesn't matter."""
+        return self.class_sizes.get((stage.data.train.path, stage.model.num_classes), ())
 
     @property
     def python(self) -> Sources:

@@ -67,10 +67,10 @@ class SnapshotRef:
 
 
 def same_set(before: str, now: str) -> bool | None:
-    """Whether two texts of `lmdb_file.set_of` are of the same images: by all of them where both know it, else by the sample that
-    both have; None where one is unknown."""
-    old, new = (dict(re.findall(r"(sample|index) (\w+)", text)) for text in (before, now))
-    kind = next((kind for kind in ("index", "sample") if kind in old and kind in new), None)
+    """Whether two texts of `lmdb_file.with_sets` are of the same images: by all of them where both know it, else by the sample that
+    both have, else by the names and sizes of the files that they were imported from; None where one is unknown."""
+    old, new = (dict(re.findall(r"(sample|index|folder) (\w+)", text)) for text in (before, now))
+    kind = next((kind for kind in ("index", "sample", "folder") if kind in old and kind in new), None)
     return None if kind is None else old[kind] == new[kind]
 
 

@@ -6,6 +6,6 @@ sets. `loader` turns positions into batches, which threads make ahead in `stream
 of evaluation, and `preflight` looks at some of their images before a run. `jpeg/` has the ways to decode: a new one is a row in `jpeg/choice`.
 
 `index` is the side file of an LMDB, `indexing` makes it, `lmdb_offsets` says where the records lie. `scratch/` copies LMDBs to fast
-disk. `write` makes small LMDBs. What is done to image sets beside a run, `stagerun data import` first of all, is in
+disk. `importing/` makes LMDBs of images in other forms, `write` small ones. What is done to image sets beside a run is in
 `stagerun.tools.data`.
 """

@@ -4,6 +4,7 @@ A JPEG is decoded no further than the part that is wanted reaches, and at a redu
 DataErrors without a place; the loader puts the LMDB and the key in front.
 """
 
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -162,13 +163,16 @@ def _other_channels(found: int, channels: int) -> OtherChannels:
 
 # Tags of Datum's fields as they stand on the wire: number << 3 | wire type (0 varint, 2 bytes).
 _CHANNELS, _HEIGHT, _WIDTH, _DATA, _LABEL, _ENCODED = 0x08, 0x10, 0x18, 0x22, 0x28, 0x38
+_FLOAT, _ONE_FLOAT = 0x35, struct.Struct("<f")  # wire type 5, 4 bytes: one of float_data, as proto2 writes them
+_MOST_FLOATS = 1000
 _BYTES_OF_AN_INT32 = 5
 _LAST_SHIFT = 63  # of the tenth byte of a varint, which has 64 bits
 
 
 @dataclass(slots=True)
 class Fields:
-    """A Datum. `data` is a view of the record, valid as long as that."""
+    """A Datum. `data` is a view of the record, valid as long as that. `floats`: the classes of an image with several labels, if
+    `label` isn't written."""
 
     data: memoryview
     channels: int = 0
@@ -176,7 +180,13 @@ class Fields:
     width: int = 0
     label: int = 0
     encoded: bool = False
-    has_floats: bool = False
+    labelled: bool = False  # `label` is written
+    floats: tuple[float, ...] = ()
+
+    @property
+    def several(self) -> bool:
+        """Whether it has several labels: `floats` in place of one."""
+        return bool(self.floats) and not self.labelled
 
 
 def decode(
@@ -212,6 +222,12 @@ def _parse_usual(view: memoryview) -> Fields | None:
         while at < end:
             tag, value, shift, start = view[at], 0, 0, at + 1
             at = start
+            if tag == _FLOAT:
+                if len(fields.floats) >= _MOST_FLOATS:  # an image's pixels, say
+                    return None
+                fields.floats += _ONE_FLOAT.unpack_from(view, at)
+                at += _ONE_FLOAT.size
+                continue
             while True:
                 byte = view[at]
                 at += 1
@@ -230,7 +246,7 @@ def _parse_usual(view: memoryview) -> Fields | None:
             if at - start > _BYTES_OF_AN_INT32 or value >= 1 << 31:
                 return None
             if tag == _LABEL:
-                fields.label = value
+                fields.label, fields.labelled = value, True
             elif tag == _HEIGHT:
                 fields.height = value
             elif tag == _WIDTH:
@@ -241,7 +257,7 @@ def _parse_usual(view: memoryview) -> Fields | None:
                 fields.encoded = value != 0
             else:
                 return None
-    except IndexError:  # it ends within a field
+    except (IndexError, struct.error):  # it ends within a field
         return None
     return fields
 
@@ -258,7 +274,8 @@ def _parse_any(view: memoryview) -> Fields:
         datum.width,
         datum.label,
         datum.encoded,
-        bool(datum.float_data),
+        datum.HasField("label"),
+        tuple(datum.float_data),
     )
 
 
@@ -285,7 +302,7 @@ def check_label(label: int, num_classes: int) -> None:
 def picture_of(fields: Fields, channels: int, decoder: MakeDecoder = make_decoder) -> Picture:
     """The Datum's picture, its size known, its pixels not yet decoded. DataError if it can't give `channels` channels."""
     if not len(fields.data):
-        if fields.has_floats:
+        if fields.floats:
             raise DataError("the Datum holds float_data", "only images of 8 bits per channel (field `data`) are read")
         raise DataError("the Datum holds no image", "make the LMDB again from its source")
     if fields.encoded:

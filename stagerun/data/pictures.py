@@ -166,6 +166,10 @@ class Pictures:
         label = i if self._numbered else fields.label
         try:
             if not self._numbered:
+                if fields.several:
+                    raise DataError(
+                        "the Datum has several labels, in float_data", 'write `labels: "float_data"` beside `source`'
+                    )
                 datum.check_label(label, self._num_classes)
         except DataError as error:
             raise DataError(f"{self.place(i)}: {error.message}", error.hint) from None

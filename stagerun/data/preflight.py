@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 from stagerun.base.errors import DataError, Problem, RecipeError, StagerunError
-from stagerun.base.recipe import Cache, OnBadRecord, Schedule, Stage
+from stagerun.base.recipe import Cache, OnBadRecord, Schedule, Source, Stage
 from stagerun.data.bad_records import BadRecords
 from stagerun.data.loader import together
 from stagerun.data.loaders import evaluation_loader, training_loader
@@ -16,15 +16,17 @@ from stagerun.data.python_transform import PythonTransform
 from stagerun.data.records import LmdbSource, Records
 from stagerun.data.scratch import copies_of
 from stagerun.language.check_images import classes_problem
+from stagerun.system.imports import is_there
 
 
 def preflight(schedule: Schedule) -> None:
-    """Opens the LMDBs where they are and looks at some records. DataError, RecipeError.
+    """Opens the LMDBs where they are and looks at some records, but for those that are still to be imported. DataError, RecipeError.
 
     Not whether `cache: DEVICE` has room: the device is the workers' matter, who look at it first thing.
     """
+    there = [s for s in schedule.sources if s.path not in schedule.imports or is_there(schedule.imports[s.path])]
     try:
-        records = opened(schedule)
+        records = opened(schedule, there)
     except DataError as error:
         raise DataError(error.message, _copies_left(schedule) or error.hint) from None
 
@@ -40,9 +42,10 @@ def preflight(schedule: Schedule) -> None:
     )
 
 
-def opened(schedule: Schedule) -> dict[str, Records]:
-    """The LMDBs of the enabled stages, where they are, by path. DataError, StorageError."""
-    return {source.path: LmdbSource(source.path, source.images) for source in schedule.sources}
+def opened(schedule: Schedule, sources: Iterable[Source] | None = None) -> dict[str, Records]:
+    """The LMDBs of these sources, or of all of the enabled stages, where they are, by the sources' paths. DataError, StorageError."""
+    wanted = schedule.sources if sources is None else sources
+    return {source.path: LmdbSource(schedule.lmdb(source), source.images) for source in wanted}
 
 
 def require_usable(

@@ -5,7 +5,18 @@ A field is a line in protos/stagerun.proto, with its range, and a row of `values
 """
 
 from stagerun.language.code import Unreadable
+from stagerun.language.folders import look_at_folders, require_folders
 from stagerun.language.resolve import load, look_at_classes, read, stage_files
 from stagerun.language.values import canonical, digest
 
-__all__ = ["Unreadable", "canonical", "digest", "load", "look_at_classes", "read", "stage_files"]
+__all__ = [
+    "Unreadable",
+    "canonical",
+    "digest",
+    "load",
+    "look_at_classes",
+    "look_at_folders",
+    "read",
+    "require_folders",
+    "stage_files",
+]

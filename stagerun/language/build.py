@@ -119,7 +119,7 @@ def _source(view: View, root: str, labels: Mapping[str, str]) -> recipe.Source:
         recipe.Source,
         view,
         path=path,
-        labels_path=path_of(root, file) if file else None,
+        labels_path=path_of(root, file) if file and file != recipe.FLOAT_DATA else None,
         labels_digest=labels.get(file) if file else None,
     )
 

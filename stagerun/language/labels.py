@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from stagerun.base.errors import Problems, Span
+from stagerun.base.recipe import FLOAT_DATA
 from stagerun.language.code import Text, Unreadable
 from stagerun.language.lexer import shown
 from stagerun.language.tree import Block
@@ -78,6 +79,9 @@ def check(
         for view in listed:
             file = view.text("labels") or ""
             if not view.has("labels") or file in found:
+                continue
+            if file == FLOAT_DATA:  # the records' own, which are part of the set of images
+                found[file] = FLOAT_DATA
                 continue
             place, text = view.place("labels"), read(file)
             if isinstance(text, Unreadable):

@@ -14,7 +14,7 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError
 
 from stagerun.base import recipe
-from stagerun.base.errors import DataError, Problem, Problems, RecipeError, Span, StagerunError
+from stagerun.base.errors import DataError, Problem, Problems, RecipeError, Span, StagerunError, UsageError
 from stagerun.language import (
     build,
     check,
@@ -42,11 +42,14 @@ from stagerun.language.stages import Node
 from stagerun.language.tree import SCHEDULE, SOLVER, SOURCE, Block, Entry, Value
 from stagerun.language.view import Doubtful, View
 from stagerun.system.files import upward
+from stagerun.system.image_folder import is_class_folder, small
 from stagerun.system.lmdb_file import check_file, class_names, first_value
 
 SCHEDULE_FILE = "schedule.prototxt"
 LARGEST_MEAN = 64_000_000  # bytes of a mean image
 
+
+_ELSEWHERE = "check `source`; where the LMDB is on another machine, write `images: N` with the number of its records"
 
 T = TypeVar("T")
 Records = Callable[[str], int]  # the folder of an LMDB -> its number of records; StagerunError
@@ -220,8 +223,8 @@ class Count:
                     entry = Entry(SOURCE.fields_by_name["images"], value.span, (value,))
                     return replace(block, entries={**block.entries, "images": entry})
             except StagerunError as error:
-                message += f", and the LMDB can't be counted: {error.message}"
-                hint = "check `source`; where the LMDB is on another machine, write `images: N` with the number of its records"
+                message += f", and its images can't be counted: {error.message}"
+                hint = error.hint if isinstance(error, UsageError) else _ELSEWHERE
             self._problems.add(block.place, message, hint)
         return block
 
@@ -581,7 +584,10 @@ def load(folder: str | Path, overrides: Sequence[str] = ()) -> recipe.Schedule:
 
 
 def _records(path: str) -> int:
-    """The records of the LMDB in a folder, by its two meta pages. DataError, PermissionDenied."""
+    """The records of the LMDB in a folder, by its two meta pages; or the images in its class folders. DataError, UsageError,
+    PermissionDenied."""
+    if is_class_folder(path):
+        return len(small(path).names)
     found = check_file(path)
     if not found:
         raise DataError(f"{path}: the LMDB is empty")

@@ -69,6 +69,7 @@ _NOT_STORED = {
     "files",
     "sets",
     "class_sizes",
+    "imports",
     "identity",
     "origins",
     "span",

@@ -20,6 +20,8 @@ from stagerun.language import canonical, load
 from stagerun.system import machine
 from stagerun.system.files import LOCAL, mounted, writing
 from stagerun.system.host import host_name, lines, meminfo
+from stagerun.system.image_folder import is_class_folder, seen, small
+from stagerun.system.imports import import_of, is_there
 from stagerun.system.lmdb_file import Glance, glance
 
 
@@ -109,8 +111,10 @@ def scratch_room(schedule: Schedule) -> ScratchRoom:
     data = schedule.data
     assert data.scratch is not None
     home = home_of(data.scratch, make=False)
-    originals = [look(source.path) for source in schedule.sources]
-    names = {original.name for original in originals}
+    folders = [source for source in schedule.sources if is_class_folder(source.path)]
+    originals = [look(source.path) for source in schedule.sources if source not in folders]
+    imports = [import_of(small(source.path), data.scratch, "") for source in folders]
+    names = {original.name for original in originals} | {Path(made.lmdb).name for made in imports}
     removable = 0
     try:
         if home.is_dir():
@@ -124,7 +128,8 @@ def scratch_room(schedule: Schedule) -> ScratchRoom:
                             removable += 0 if why else one.bytes
         return ScratchRoom(
             path=data.scratch,
-            needed=sum(missing(home, original) for original in originals),
+            needed=sum(missing(home, original) for original in originals)
+            + sum(made.bytes for made in imports if not is_there(made)),
             free=free_bytes(home if home.is_dir() else Path(data.scratch)),
             reserve=round(data.scratch_reserve * 1e9),
             removable=removable,
@@ -273,8 +278,17 @@ def image_facts(schedule: Schedule, troubles: list[Trouble]) -> list[Images]:
     return [Images(role=r, path=s.path, seen=_tried(troubles, partial(_checked, s))) for r, s in sources]
 
 
+def _glance(source: Source) -> Glance:
+    """Of class folders the names and sizes of their images, imported or not."""
+    if not is_class_folder(source.path):
+        return glance(source.path)
+    listed = small(source.path)
+    state = seen(listed)
+    return Glance(records=len(listed.names), size=state.bytes, fingerprint=state.files, ends="")
+
+
 def _checked(source: Source) -> Glance:
-    found = glance(source.path)
+    found = _glance(source)
     if found.records != source.images:
         raise DataError(
             f"{source.path}: holds {found.records} records, but the schedule says images: {source.images}",

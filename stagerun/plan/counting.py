@@ -183,8 +183,9 @@ def _other_teacher(ref: SnapshotRef, stage: Stage, inventory: Inventory) -> str:
 
 def _other_images(ref: SnapshotRef, stage: Stage, schedule: Schedule) -> tuple[Change, ...]:
     old, new = ref.environment.get(TRAINING_SET, ""), schedule.sets.get(stage.data.train.path, "")
-    origin = stage.origins.get("data.train.images")  # the line beside it
-    return (Change(IMAGES, old, new, origin.span if origin else None),) * (same_set(old, new) is False)
+    origins = [stage.origins.get(field) for field in ("data.train.images", "data.train.source")]
+    place = next((origin.span for origin in origins if origin is not None and origin.span is not None), None)
+    return (Change(IMAGES, old, new, place),) * (same_set(old, new) is False)
 
 
 def _change(field: str, ref: SnapshotRef, stage: Stage) -> Change:

@@ -24,6 +24,7 @@ from stagerun.store.disk import LocalDisk
 from stagerun.store.layout import snapshots_folder
 from stagerun.store.read import inspect, inventory, read_file
 from stagerun.system.files import mapped
+from stagerun.system.imports import with_imports
 from stagerun.system.lmdb_file import with_sets
 
 # The file of a snapshot that holds its weights: `train.progress.WEIGHTS`.
@@ -188,9 +189,10 @@ def _with_digests(stage: Stage) -> Stage:
     return replace(stage, identity=found) if found != stage.identity else stage
 
 
-def looked_at(schedule: Schedule) -> Schedule:
-    """The schedule with what the files that it names hold, as far as they are on this machine: images and weights."""
-    return with_digests(with_sets(schedule))
+def looked_at(schedule: Schedule, out: Path) -> Schedule:
+    """The schedule with what the files that it names hold, as far as they are on this machine: images and weights. `out`: its output folder,
+    where folders of images are imported to."""
+    return with_digests(with_sets(with_imports(schedule, out)))
 
 
 def mean_image(transform: Transform, channels: int) -> NDArray[np.float32] | None:

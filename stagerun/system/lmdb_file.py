@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from stagerun.base.errors import DataError, PermissionDenied, StagerunError
+from stagerun.system.image_folder import class_folders, is_class_folder
 
 if TYPE_CHECKING:
-    from stagerun.base.recipe import Schedule
+    from stagerun.base.recipe import Schedule, Source, Stage
 
 
 # What is known of the LMDB beforehand: `data.index` reads and writes it.
@@ -48,6 +49,9 @@ def data_file(path: str, hint: str = BY_COMMAND) -> Path:
             raise DataError(f"{path}: is a file, not the folder of an LMDB", "give the folder that holds data.mdb")
         if not folder.is_dir():
             raise DataError(f"{path}: no such folder", hint)
+        if is_class_folder(path):
+            hint = f"a run imports it when it first uses it; elsewhere make an LMDB: stagerun data import {path} LMDB"
+            raise DataError(f"{path}: not an LMDB, but a folder of class folders", hint)
         if not (folder / "data.mdb").is_file():
             raise DataError(f"{path}: not an LMDB: it holds no data.mdb", hint)
     except PermissionError:
@@ -157,7 +161,10 @@ def _facts(header: Mapping[str, Any], meta: Meta) -> dict[str, Any]:
 
 
 def class_names(folder: str) -> tuple[str, ...]:
-    """The classes that the side file names, by label; () where they aren't known, or the LMDB is missing."""
+    """The classes that the side file, or class folders, name, by label; () where they aren't known, or the LMDB is missing."""
+    if is_class_folder(folder):
+        with suppress(StagerunError):
+            return class_folders(folder)
     with suppress(StagerunError):
         fd, meta = open_file(folder)
         os.close(fd)
@@ -219,10 +226,27 @@ _ENDS = 1 << 20
 def with_sets(schedule: "Schedule") -> "Schedule":
     """The schedule with what `set_of` says of its LMDBs, as far as they are on this machine (`recipe.Schedule.sets`, and `class_sizes`
     where a stage's sampling depends on them)."""
-    found = {source.path: set_of(source.path) for source in schedule.sources}
-    sampled = {s.data.train.path: s.model.num_classes for s in schedule.stages if s.solver.sampling.value != "UNIFORM"}
-    sizes = {path: class_sizes(path, classes) for path, classes in sampled.items()}
+    found = {source.path: _set_of_source(schedule, source) for source in schedule.sources}
+    sampled = [stage for stage in schedule.stages if stage.solver.sampling.value != "UNIFORM"]
+    sizes = {(s.data.train.path, s.model.num_classes): _class_sizes_of_stage(schedule, s) for s in sampled}
     return replace(schedule, sets={path: text for path, text in found.items() if text}, class_sizes=sizes)
+
+
+def _set_of_source(schedule: "Schedule", source: "Source") -> str:
+    """`set_of` its LMDB. Of class folders also `folder`, over the names and sizes of their images: that is known before they are imported,
+    and afterwards `index`, over every byte, decides."""
+    made, text = schedule.imports.get(source.path), set_of(schedule.lmdb(source))
+    if made is None:
+        return text
+    return f"{text or f'{made.images} records'}, folder {made.files[:16]}"
+
+
+def _class_sizes_of_stage(schedule: "Schedule", stage: "Stage") -> tuple[int, ...]:
+    train, classes = stage.data.train, stage.model.num_classes
+    made = schedule.imports.get(train.path)
+    if made is None:
+        return class_sizes(train.path, classes)
+    return made.counts + (0,) * (classes - len(made.counts)) if len(made.counts) <= classes else ()
 
 
 def set_of(folder: str) -> str:

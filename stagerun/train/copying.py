@@ -134,50 +134,32 @@ _FIRST_NOTE_S, _RARELY_S = 5.0, 60.0
 _PATIENCE_S = 10.0
 
 
-class Copier(threading.Thread):
-    """Has the copies of this node made, or waits for another process that makes them."""
+class Task(threading.Thread):
+    """What every rank does for the images of its node while all ranks wait (`meet`), or waits for another process to do."""
 
-    def __init__(
-        self,
-        originals: Sequence[Original],
-        data: Data,
-        then: Callable[[list[Copy]], None] | None = None,
-        exchange: Exchange | None = None,
-    ) -> None:
-        """`then` is called with the copies, in the thread. With it the copying is to disturb others as little as can be. `exchange`:
-        with the other nodes."""
-        super().__init__(name="copier", daemon=True)
-        assert data.scratch is not None
-        self.scratch: str = data.scratch
-        self.copies: list[Copy] | None = None
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name, daemon=True)
         self.error: BaseException | None = None
         self.progress = Progress(0, 0, waiting=True)
-        self.removed: list[Found] = []
-        self._originals, self._reserve, self._then = originals, data.scratch_reserve, then
-        self._exchange = exchange
         self._stop_asked = threading.Event()
         self._stopped_at = 0.0
 
+    def work(self) -> None:
+        """In the thread. CopyStopped if asked to stop; what else is raised belongs to the rank."""
+        raise NotImplementedError
+
+    def told(self, ranks: Sequence[tuple[str, "Status", int, int]], elapsed: float) -> str:
+        """How far all are, as of `progress_text`."""
+        raise NotImplementedError
+
     def run(self) -> None:
-        step_aside()  # and with it the threads that copy
+        step_aside()  # and with it the threads that it starts
         try:
-            copies = stage(
-                self._originals,
-                self.scratch,
-                self._reserve,
-                stop=self._stop_asked.is_set,
-                watch=self._watch,
-                removed=self.removed.append,
-                beside=self._then is not None,
-                exchange=self._exchange,
-            )
-            if self._then is not None:
-                self._then(copies)
-            self.copies = copies
+            self.work()
         except BaseException as error:  # whatever it is, it belongs to the rank
             self.error = error
 
-    def _watch(self, progress: Progress) -> None:
+    def watch(self, progress: Progress) -> None:
         self.progress = progress
 
     def stop(self) -> None:
@@ -190,7 +172,7 @@ class Copier(threading.Thread):
         return self._stop_asked.is_set()
 
     def status(self) -> Status:
-        if self.ident is None:  # it waits for the copier of another rank
+        if self.ident is None:  # it waits for that of another rank
             return Status.STOPPED if self._stop_asked.is_set() else Status.WAITING
         if self.is_alive():
             late = self._stop_asked.is_set() and time.monotonic() > self._stopped_at + _PATIENCE_S
@@ -200,10 +182,53 @@ class Copier(threading.Thread):
         return Status.DONE
 
     def close(self) -> None:
-        """Ends it, and lets go of the copies."""
+        """Ends it."""
         self.stop()
         if self.ident is not None:
             self.join(_PATIENCE_S)
+
+
+class Copier(Task):
+    """Has the copies of this node made, or waits for another process that makes them."""
+
+    def __init__(
+        self,
+        originals: Sequence[Original],
+        data: Data,
+        then: Callable[[list[Copy]], None] | None = None,
+        exchange: Exchange | None = None,
+    ) -> None:
+        """`then` is called with the copies, in the thread. With it the copying is to disturb others as little as can be. `exchange`:
+        with the other nodes."""
+        super().__init__("copier")
+        assert data.scratch is not None
+        self.scratch: str = data.scratch
+        self.copies: list[Copy] | None = None
+        self.removed: list[Found] = []
+        self._originals, self._reserve, self._then = originals, data.scratch_reserve, then
+        self._exchange = exchange
+
+    def work(self) -> None:
+        copies = stage(
+            self._originals,
+            self.scratch,
+            self._reserve,
+            stop=self._stop_asked.is_set,
+            watch=self.watch,
+            removed=self.removed.append,
+            beside=self._then is not None,
+            exchange=self._exchange,
+        )
+        if self._then is not None:
+            self._then(copies)
+        self.copies = copies
+
+    def told(self, ranks: Sequence[tuple[str, Status, int, int]], elapsed: float) -> str:
+        return progress_text(ranks, self.scratch, elapsed)
+
+    def close(self) -> None:
+        """Ends it, and lets go of the copies."""
+        super().close()
         for copy in self.copies or ():
             copy.close()
 
@@ -236,12 +261,12 @@ class Copying:
             if handing is not None:
                 everyone(comm, handing.require)
             with comm.pulse.section(Section.COPY):
-                stopped = yield from _meet(copier, comm, stop, hosts, handing)
+                stopped = yield from meet(copier, comm, stop, hosts, handing)
         finally:
             if handing is not None:
                 handing.close()
         damaged = handing.judge(comm) if handing is not None else False
-        everyone(comm, lambda: _raise(copier.error))
+        everyone(comm, lambda: raise_unless_stopped(copier.error))
         if stopped:
             return True
         trouble = [Outcome(host=self._host, text=text) for text in handing.trouble()] if handing else []
@@ -262,10 +287,10 @@ class Copying:
         copier = self._copier
         try:
             with comm.pulse.section(Section.COPY):
-                stopped = yield from _meet(copier, comm, stop, hosts, None)
+                stopped = yield from meet(copier, comm, stop, hosts, None)
         finally:
             before.close()
-        everyone(comm, lambda: _raise(copier.error))
+        everyone(comm, lambda: raise_unless_stopped(copier.error))
         outcomes += [] if stopped else self._mended()
         return stopped
 
@@ -357,14 +382,14 @@ class Copying:
                 text = f"the images are read where they are: {copier.error.message}"
                 found.append(Outcome(host=self._host, text=text))
             else:
-                _raise(copier.error)
+                raise_unless_stopped(copier.error)
         for records in self._records:
             while records.trouble:
                 found.append(Outcome(host=self._host, text=records.trouble.pop(0)))
         return found
 
 
-def _raise(error: BaseException | None) -> None:
+def raise_unless_stopped(error: BaseException | None) -> None:
     if error is not None and not isinstance(error, CopyStopped):
         raise error
 
@@ -373,8 +398,8 @@ def _gathered(comm: Comm, mine: list[Outcome]) -> list[Outcome]:
     return [Outcome(**one) for rank in gather_json(comm, [asdict(one) for one in mine]) for one in rank]
 
 
-def _meet(
-    copier: Copier, comm: Comm, stop: Callable[[], bool], hosts: Sequence[str], handing: HandingOn | None
+def meet(
+    copier: Task, comm: Comm, stop: Callable[[], bool], hosts: Sequence[str], handing: HandingOn | None = None
 ) -> Generator[Note, None, bool]:
     """Until every rank's copier has ended, one way or another. Collective. True if it was a request to stop.
 
@@ -414,10 +439,10 @@ def _meet(
         if comm.rank == 0 and elapsed > next_note:
             next_note = elapsed + min(_RARELY_S, max(_FIRST_NOTE_S, elapsed / 4))
             ranks = [(host, Status(row[0]), row[1], row[2]) for host, row in zip(hosts, rows, strict=True)]
-            yield Note(text=progress_text(ranks, copier.scratch, elapsed))
+            yield Note(text=copier.told(ranks, elapsed))
 
 
-def _wait(copier: Copier, seconds: float) -> None:
+def _wait(copier: Task, seconds: float) -> None:
     if copier.ident is None:
         time.sleep(seconds)
     else:

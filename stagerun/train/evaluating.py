@@ -181,7 +181,7 @@ def _loader(stored: Stored, records: Records, wanted: Wanted, device: torch.devi
 
 def _records(stored: Stored, wanted: Wanted) -> LmdbSource:
     val, name = _set(stored, wanted), stored.ref.name
-    path = wanted.data if wanted.data is not None else val.path if val is not None else None
+    path = wanted.data if wanted.data is not None else stored.schedule.lmdb(val) if val is not None else None
     if path is None:
         raise UsageError(f"the recipe of snapshot {name} has no validation images (data.val)", DATA_HINT)
     data_file(path, DATA_HINT)

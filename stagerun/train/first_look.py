@@ -12,6 +12,7 @@ from stagerun.base.recipe import Method, Schedule
 from stagerun.base.snapshots import Inventory
 from stagerun.command.ending import say
 from stagerun.command.options import arguments
+from stagerun.language import require_folders
 from stagerun.launch.worker_count import check_workers
 from stagerun.plan import Plan, State, make_plan, require_fresh
 from stagerun.plan.ensembles import ensembles_text
@@ -35,9 +36,10 @@ def look_first(options: RunOptions, schedule: Schedule, size: int) -> ExitCode |
     What is wrong is raised."""
     require_evaluation(options.log, schedule)
     out = options.output(schedule)
-    schedule = looked_at(schedule)
+    schedule = looked_at(schedule, out)
     if options.replay is not None:
         recorded(Path(options.replay), schedule, out)
+    require_folders(schedule)
     plan, found = look(schedule, out, options)
     _report_idle_redo(plan, options)
     if results.nothing_to_do(plan, out):

@@ -139,7 +139,7 @@ def _copying(hours: Hours, schedule: Schedule) -> Hours:
     if schedule.data.scratch is None or hours.opening:
         return hours
     try:
-        images = sum(data_file(s.path).stat().st_size for s in schedule.sources)
+        images = sum(data_file(schedule.lmdb(s)).stat().st_size for s in schedule.sources)
     except (OSError, StagerunError):  # they are not here; another note says so
         return hours
     note = f"{size(images)} of images are copied to {schedule.data.scratch} of each node first, which was not timed"

@@ -3,9 +3,10 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 
@@ -27,6 +28,7 @@ from stagerun.plan.rehearsal import synthetic_images, with_sources
 from stagerun.system.world import World
 from stagerun.train.agreement import everyone, rank0
 from stagerun.train.copying import Copying
+from stagerun.train.importing import Importing
 from stagerun.train.labels import Table, with_labels
 
 
@@ -98,6 +100,8 @@ def _note(bad: Bad) -> Note:
     return Note(text=f"another record is taken in the place of a bad one: {bad.text}", warning=True)
 
 
+BadRow: TypeAlias = tuple[int, int, str]  # index, position, text, as `Replacing.known` has them
+
 _CPU = torch.device("cpu")
 _MOST_THREADS = 8
 SYNTHETIC_IMAGES = 512
@@ -123,9 +127,12 @@ class Images:
     def __init__(self, schedule: Schedule, device: torch.device = _CPU) -> None:
         self.schedule = schedule
         self._records: dict[str, Records] = {}  # by the path of the source
-        self._copying = Copying(schedule.data, schedule.sources) if schedule.data.scratch is not None else None
+        self._importing = Importing(schedule)
+        copied = [source for source in schedule.sources if source.path not in schedule.imports]
+        self._copying = Copying(schedule.data, copied) if schedule.data.scratch is not None and copied else None
         self._device = device
         self._replacing: dict[str, Replacing] = {}
+        self._recalled: dict[str, list[BadRow]] = {}
         self._threads = schedule.data.loader_threads or default_loader_threads(device.type, torch.get_num_threads())
         self._sharers = 1  # workers of this node
         # Of the training set that a stage asked for last: others make room.
@@ -137,6 +144,8 @@ class Images:
     def open(self, comm: Comm, world: World, stop: Callable[[], bool]) -> Generator[Note, None, bool]:
         """Collective; once. True if asked to stop before all nodes had their copies. DataError, StorageError, on every rank."""
         self._sharers = world.local_size
+        if (yield from self.imported(comm, stop)):
+            return True
         if self._copying is not None:
             stopped = yield from self._copying.first(comm, stop)
             if stopped:
@@ -148,11 +157,21 @@ class Images:
 
     def open_here(self) -> None:
         """Opens the LMDBs where they are, or the copies that were made. DataError, StorageError."""
-        if self._copying is not None:
-            paths = [source.path for source in self.schedule.sources]
-            self._records = dict(zip(paths, self._copying.records(), strict=True))
-        else:
+        if self._copying is None:
             self._records = opened(self.schedule)
+            return
+        copies: dict[str, Records] = {records.name: records for records in self._copying.records()}
+        imports = [source for source in self.schedule.sources if source.path in self.schedule.imports]
+        self._records = copies | opened(self.schedule, imports)
+
+    def imported(self, comm: Comm, stop: Callable[[], bool]) -> Generator[Note, None, bool]:
+        """Imports what is not yet imported. Collective; `open` does it, too. True if asked to stop."""
+        return False if self._importing.done else (yield from self._importing.first(comm, stop))
+
+    @property
+    def new(self) -> bool:
+        """Whether folders were imported now, by some rank: what they hold is known only since."""
+        return self._importing.new
 
     def copied(self, comm: Comm, all_nodes: bool = False) -> Iterator[Note]:
         """What became of the copies in scratch since the last call: on rank 0's node, or, collectively, on all of them."""
@@ -163,6 +182,7 @@ class Images:
 
     def close(self) -> None:
         """Ends what is still being copied, and lets go of the copies."""
+        self._importing.close()
         if self._copying is not None:
             self._copying.close()
 
@@ -173,6 +193,20 @@ class Images:
     def replacing(self, stage: Stage) -> Replacing:
         """What is known of bad records among the stage's training images."""
         return self._replacing.setdefault(stage.data.train.path, Replacing(stage.data))
+
+    def recall_beside(self, known: Mapping[str, Sequence[BadRow]]) -> None:
+        """What a snapshot knows of bad records, by the path of their set: rank 0's to keep for stages that return to one."""
+        self._recalled |= {path: list(rows) for path, rows in known.items()}
+
+    def known_of(self, path: str) -> list[BadRow]:
+        """The bad records of a training set that this process, or a snapshot that it read, has met."""
+        met = self._replacing[path].known() if path in self._replacing else []
+        return list({row[0]: row for row in (*self._recalled.get(path, ()), *met)}.values())
+
+    def bad_beside(self, stage: Stage) -> dict[str, list[BadRow]]:
+        """Those of the sets other than the stage's, for a snapshot."""
+        paths = sorted({*self._recalled, *self._replacing} - {stage.data.train.path})
+        return {path: rows for path in paths if (rows := self.known_of(path))}
 
     def loader(self, stage: Stage, start: int = 0) -> Loader:
         """Training images, from any position on, of a stage that begins at position `start`."""

@@ -79,7 +79,7 @@ class Keeper:
         PermissionDenied, StorageError, FolderInUseError; ResumeRefused after a few lives that got nowhere; an error with the code
         of a stop.
         """
-        self.schedule = looked_at(self.schedule)
+        self.look_at_images()
         store.prepare(self.disk, self.out)
         self._lock = store.Lock(self.out, optional=True)
         self._lock.acquire()
@@ -95,6 +95,10 @@ class Keeper:
         self.attempt = lease.take(newest, store.attempts_seen(self.disk, self.out))
         lease.keep_beating()
         store.sweep(self.disk, self.out)  # only now: until then they might be those of a run that lives
+
+    def look_at_images(self) -> None:
+        """Which images there are, and which weights."""
+        self.schedule = looked_at(self.schedule, self.out)
 
     def close(self, code: int | None = 0) -> None:
         """`code`: what the process ends with; None if it ends without a word, as a killed one does."""

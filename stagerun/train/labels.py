@@ -4,13 +4,15 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from stagerun.base.errors import DataError
-from stagerun.base.recipe import Source
-from stagerun.base.text import count
+from stagerun.base.recipe import FLOAT_DATA, Source
+from stagerun.base.text import count, first
+from stagerun.data import datum
 from stagerun.data.lmdb_offsets import printable
-from stagerun.data.records import Records
+from stagerun.data.records import Records, Room
 from stagerun.engine.feed import DeviceBatch
 from stagerun.engine.images import Batch
 from stagerun.language.labels import WrongLine, digest, parse
@@ -21,35 +23,65 @@ class Table:
     the place of a label."""
 
     def __init__(self, records: Records, source: Source, classes: int, device: torch.device) -> None:
-        """DataError if the file is not the one that `check` read, or lacks a record."""
-        assert source.labels_path is not None
-        text = _read(source.labels_path)
-        if digest(text) != source.labels_digest:
-            raise DataError(f"{source.labels_path} has changed since it was checked", "start the command again")
-        known: dict[str, tuple[int, ...]] = {}
-        for line in parse(text.decode(), classes):
-            if isinstance(line, WrongLine):  # of a stage with fewer classes than `check` has looked for
-                raise DataError(f"{source.labels_path}:{line.line}:{line.column}: {line.message}", line.hint)
-            known[line[0]] = line[1]
-        rows = np.zeros((len(records), classes), np.uint8)
-        missing: list[str] = []
-        for i in range(len(records)):
-            key = records.key(i).decode(errors="replace")
-            if key in known:
-                rows[i, list(known[key])] = 1
-            else:
-                missing.append(key)
-        if missing:
-            raise DataError(
-                f"{source.labels_path}: says nothing of {count(len(missing), 'record')} of {records.name}; the first is "
-                f"`{printable(missing[0].encode())}`",
-                "write a line for each record; one without classes is the key alone",
-            )
+        """DataError if the file is not the one that `check` read, or lacks a record; or for what is wrong with float_data."""
+        rows = _of_datums(records, classes) if source.labels == FLOAT_DATA else _of_file(records, source, classes)
         self.rows = torch.from_numpy(rows).to(device)
 
     def __call__(self, numbers: np.ndarray | Tensor) -> Tensor:
         """uint8 [N, classes] of int64 [N]."""
         return self.rows[torch.as_tensor(numbers).to(self.rows.device)]
+
+
+def _of_file(records: Records, source: Source, classes: int) -> NDArray[np.uint8]:
+    assert source.labels_path is not None
+    text = _read(source.labels_path)
+    if digest(text) != source.labels_digest:
+        raise DataError(f"{source.labels_path} has changed since it was checked", "start the command again")
+    known: dict[str, tuple[int, ...]] = {}
+    for line in parse(text.decode(), classes):
+        if isinstance(line, WrongLine):  # of a stage with fewer classes than `check` has looked for
+            raise DataError(f"{source.labels_path}:{line.line}:{line.column}: {line.message}", line.hint)
+        known[line[0]] = line[1]
+    rows = np.zeros((len(records), classes), np.uint8)
+    missing: list[str] = []
+    for i in range(len(records)):
+        key = records.key(i).decode(errors="replace")
+        if key in known:
+            rows[i, list(known[key])] = 1
+        else:
+            missing.append(key)
+    if missing:
+        raise DataError(
+            f"{source.labels_path}: says nothing of {count(len(missing), 'record')} of {records.name}; the first is "
+            f"`{printable(missing[0].encode())}`",
+            "write a line for each record; one without classes is the key alone",
+        )
+    return rows
+
+
+_MOST_SHOWN = 20
+
+
+def _of_datums(records: Records, classes: int) -> NDArray[np.uint8]:
+    """Reads every record once. DataError with those whose float_data aren't numbers of classes, or where none has any."""
+    rows, room, wrong, labelled = np.zeros((len(records), classes), np.uint8), Room(), list[str](), 0
+    for i in range(len(records)):
+        try:
+            fields = datum.parse(records.read(i, room))
+        except DataError:  # that there is no picture in it is said, or not, when it is its turn
+            continue
+        labelled += bool(fields.floats)
+        if bad := next((one for one in fields.floats if one not in range(classes)), None):
+            wrong.append(f"record `{printable(records.key(i))}`: {bad:g} in float_data")
+            continue
+        rows[i, [int(one) for one in fields.floats]] = 1
+    if wrong:
+        text = "\n  ".join(first(wrong, _MOST_SHOWN))
+        raise DataError(f"{records.name}: labels that are not 0 to {classes - 1}:\n  {text}", "or change `num_classes`")
+    if not labelled:
+        hint = "`stagerun data import` of a CSV writes them; or name a file of labels: `stagerun help losses`"
+        raise DataError(f"{records.name}: no record has labels in its float_data", hint)
+    return rows
 
 
 def with_labels(batches: Iterator[Batch], table: Table) -> Iterator[Batch]:

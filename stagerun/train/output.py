@@ -25,6 +25,7 @@ from stagerun.plan.ensembles import EnsembleState
 from stagerun.store.given import looked_at
 from stagerun.store.layout import MANIFEST, snapshots_folder
 from stagerun.store.logged import event_of
+from stagerun.system.imports import with_imports
 from stagerun.train.keeper import ALL, Selection
 from stagerun.train.log_file import Life, earlier_tests, newest_start, started
 from stagerun.train.progress import MOST_RECIPE, RECIPE
@@ -54,8 +55,9 @@ def find_target(folder: str, overrides: Sequence[str], out: str | None) -> Targe
             "give a schedule's folder, or the output folder, which `run` makes when it starts",
         )
     if os.path.exists(path / SCHEDULE_FILE) or not os.path.isdir(path):
-        schedule = looked_at(load(folder, overrides))
-        return Target(output_folder(schedule.name, out), schedule, path if out is None else None)
+        schedule = load(folder, overrides)
+        of_it = output_folder(schedule.name, out)
+        return Target(of_it, looked_at(schedule, of_it), path if out is None else None)
     # `rehearse` leaves its figures in a folder in which nothing has been run.
     if not (os.path.isdir(path / "snapshots") or any(os.path.exists(p) for p in (path / LOG, figures_file(path)))):
         raise UsageError(
@@ -73,12 +75,13 @@ def find_target(folder: str, overrides: Sequence[str], out: str | None) -> Targe
 def plan_of(schedule: Schedule, out: Path, asked: Selection = ALL) -> Plan:
     """What `run` would do. Works where the data is not; snapshots that this user may not read are passed over."""
     found = store.inventory(DISK, out, looking=True)
+    schedule = with_imports(schedule, out)
     solvers = [stage.solver for stage in schedule.stages]
     matters = any(s.sampling is not Sampling.UNIFORM or s.solverstate is not None for s in solvers)
     if (
         found.snapshots or matters
     ):  # else there is nothing to compare files with: neither classes matter, nor where a stage begins
-        schedule = looked_at(schedule)
+        schedule = looked_at(schedule, out)
     return make_plan(schedule, found, *asked)
 
 

@@ -22,7 +22,8 @@ class Progress:
     """What a snapshot says besides tensors, for people, tables and limits; the weights need none of it.
 
     `position`: images consumed along the path of ancestors. `train_seconds`: over all process lives. `losses`: those of the
-    last iterations. `bad_records`: [index, position, text] of those that were replaced, by all workers in all process lives.
+    last iterations. `bad_records`: [index, position, text] of those that were replaced, by all workers in all process lives;
+    `bad_beside`: the same of training sets other than the stage's, by their paths, for a stage that returns to one.
     `plateau`: what lr_policy `plateau` goes on from; None of a stage with another policy. `skips`,
     `skips_in_all` and `rollbacks`: those of TrainState; the limit `max_nan` goes by them. `choice`: what `method: AUTO` chose; `weights`: of
     each tensor where it came from when the stage started (`given.record`); `best`: what `early_stop` goes by. These are left out of
@@ -40,10 +41,11 @@ class Progress:
     choice: dict[str, str] = field(default_factory=dict)
     weights: dict[str, dict[str, str]] = field(default_factory=dict)
     best: BestSoFar | None = None
+    bad_beside: dict[str, list[tuple[int, int, str]]] = field(default_factory=dict)
 
     def record(self) -> dict[str, object]:
         found = asdict(self)
-        for name in ("choice", "weights", "best"):
+        for name in ("choice", "weights", "best", "bad_beside"):
             if not found[name]:
                 del found[name]
         return found

@@ -17,6 +17,7 @@ from stagerun.command.ending import tell
 from stagerun.launch import StopRequest
 from stagerun.launch.watch.worker import Monitored
 from stagerun.system.files import require_writable
+from stagerun.system.imports import with_imports
 from stagerun.system.pulse import Section
 from stagerun.system.world import World
 from stagerun.train import results
@@ -75,6 +76,7 @@ def events(
     """Trains what is not yet done, and logs it. Collective; the folder is held until the last event, or an error. `placed`: what is
     said about cores."""
     comm, out = here.comm, options.output(schedule)
+    schedule = with_imports(schedule, out)
     keeper = Keeper(schedule, out, options.selection, options.retry, here.say, here.stop) if comm.rank == 0 else None
     with Output(options, here, keeper) as output:
         rank0(comm, output.open)

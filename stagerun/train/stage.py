@@ -291,11 +291,14 @@ def _recall(run: StageRun) -> None:
     it is: the same command then ends as it did."""
     if run.worker.images.replacing(run.stage).met is None:
         return
-    other = run.planned.state is State.FRESH and run.worker.schedule.changes_set(
-        run.stage
-    )  # the parent's are of its own set
-    known = progress_of(run.step.files).bad_records if run.step.files and not other else []
-    run.worker.images.replacing(run.stage).recall(run.worker.comm, known, run.worker.images.loader(run.stage).is_bad)
+    schedule, images = run.worker.schedule, run.worker.images
+    if run.step.files:
+        progress = progress_of(run.step.files)
+        began = run.planned.state is State.FRESH and run.stage.parent is not None
+        its = schedule.stage(run.stage.parent) if began and run.stage.parent is not None else run.stage
+        images.recall_beside({**progress.bad_beside, its.data.train.path: progress.bad_records})
+    known = images.known_of(run.stage.data.train.path)
+    images.replacing(run.stage).recall(run.worker.comm, known, images.loader(run.stage).is_bad)
 
 
 def _handle(
@@ -474,6 +477,7 @@ def _progress(run: StageRun, state: TrainState) -> Progress:
         choice=dict(run.choice),
         weights=run.weights,
         best=state.best if solver.early_stop is not None else None,
+        bad_beside=run.worker.images.bad_beside(run.stage),
     )
 
 

@@ -25,6 +25,7 @@ from stagerun.models import build, require_trusted
 from stagerun.models.skeleton import without_memory
 from stagerun.plan import PlannedStage, State
 from stagerun.system.host import available_memory
+from stagerun.system.imports import with_imports
 from stagerun.system.typed import json_object
 from stagerun.train.progress import (
     ARRIVALS,
@@ -153,7 +154,7 @@ def open_snapshot(folder: Path, trust: Trust = Trust()) -> Stored:
         most = require_buildable(folder.name, stage.model)
         ref, files = store.read_folder(disk, folder, most)
         require_large_enough(ref.name, stage.model, files[WEIGHTS])
-        return Stored(ref, files, schedule, stage)
+        return Stored(ref, files, with_imports(schedule, folder.resolve().parent.parent), stage)
     except (KeyError, ValueError) as error:
         version = ref.environment.get("stagerun", "another version")
         raise ResumeRefused(

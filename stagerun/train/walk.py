@@ -7,6 +7,7 @@ a path of its own: it is how every stage starts.
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ def run(
 
 def _walk(worker: Worker) -> Generator[Event, None, bool | None]:
     """Whether there was anything to do; None after Stopped."""
-    opened = False
+    opened = known = False
     yield from _opening(worker)
     for name in worker.keeper.inventory().damaged if worker.keeper is not None else ():
         yield Note(text=f"snapshot {name} is damaged and is passed over", warning=True)
@@ -128,6 +129,14 @@ def _walk(worker: Worker) -> Generator[Event, None, bool | None]:
             yield Stopped(stage=stage, iter=iter, reason="asked to stop")
             return None
         if not opened:
+            if (yield from worker.images.imported(worker.comm, worker.stop)):
+                stage, iter = _place(worker.schedule, step)
+                reason = "asked to stop while the images were imported; the import goes on where it was"
+                yield Stopped(stage=stage, iter=iter, reason=reason)
+                return None
+            if worker.images.new and not known:
+                worker, known = _knowing_images(worker), True
+                continue
             stopped = yield from worker.images.open(worker.comm, worker.world, worker.stop)
             if stopped:
                 reason = "asked to stop while the images were copied; the copy goes on where it was"
@@ -141,6 +150,13 @@ def _walk(worker: Worker) -> Generator[Event, None, bool | None]:
             if isinstance(event, Stopped):
                 return None
     return opened
+
+
+def _knowing_images(worker: Worker) -> Worker:
+    """After an import: the plan is then made anew, since what was compared before were names and sizes. Collective."""
+    keeper = worker.keeper
+    rank0(worker.comm, lambda: keeper.look_at_images() if keeper is not None else None)
+    return worker if keeper is None else replace(worker, schedule=keeper.schedule)
 
 
 def _do(worker: Worker, step: Step | EnsembleRun) -> Iterator[Event]:

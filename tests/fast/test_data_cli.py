@@ -20,14 +20,16 @@ from rich.console import Console
 from stagerun.cli import main
 from stagerun.command import progress
 from stagerun.data import index
+from stagerun.data.importing import engine
+from stagerun.data.importing.images import ImportOptions, ImportWork
+from stagerun.data.importing.partial import Partial
 from stagerun.language.proto.caffe_pb2 import Datum
 from stagerun.system.files import hint_for
+from stagerun.system.image_folder import IMAGE_SUFFIXES
+from stagerun.system.imports import REPORT
 from stagerun.system.lmdb_file import SIDE_FILE
-from stagerun.tools.data import engine, prepare
-from stagerun.tools.data.images import ImportOptions, ImportWork
-from stagerun.tools.data.partial import REPORT, Partial
+from stagerun.tools.data import prepare
 from stagerun.tools.data.sources import SourceOptions, open_source
-from stagerun.tools.data.sources.items import IMAGE_SUFFIXES
 
 
 def data(*words: str | Path) -> Result:

@@ -14,14 +14,14 @@ from PIL import Image
 from stagerun.base import order
 from stagerun.base.errors import DataError, ResumeRefused, UsageError
 from stagerun.data import datum, index
+from stagerun.data.importing import engine
+from stagerun.data.importing.engine import Job, Result, run
+from stagerun.data.importing.images import ImportOptions, ImportWork
 from stagerun.data.indexing import build
 from stagerun.data.records import LmdbSource
 from stagerun.language.proto.caffe_pb2 import Datum
+from stagerun.system.imports import REPORT
 from stagerun.system.lmdb_file import SIDE_FILE
-from stagerun.tools.data import engine
-from stagerun.tools.data.engine import Job, Result, run
-from stagerun.tools.data.images import ImportOptions, ImportWork
-from stagerun.tools.data.partial import REPORT
 from stagerun.tools.data.sources import Item, Pixels, SourceOptions, open_source
 
 
@@ -48,7 +48,8 @@ class Given:
 
 
 def made(source: Any, out: Path, max_bad: int = 0, **options: Any) -> Result:
-    return run(ImportWork(source, "given", ImportOptions(**options)), str(out), Job(threads=2, max_bad=max_bad))
+    work = ImportWork(source, "given", ImportOptions(**options), pixels_alone=source.kind == "cifar")
+    return run(work, str(out), Job(threads=2, max_bad=max_bad))
 
 
 def records(out: Path) -> dict[str, Datum]:

@@ -38,10 +38,7 @@ TOOL_IMPORTS_TOOL = {
     ("library", "tools.weights.selection"),
     # Pictures are read, cut and shown as the LMDBs' are.
     ("weights", "tools.data.contact_sheet"),
-    ("weights", "tools.data.images"),
     ("weights", "tools.data.pictures"),
-    ("weights", "tools.data.sources.folder"),
-    ("weights", "tools.data.sources.items"),
 }
 # The engine gets values and yields events: it knows no files, no plan and no snapshots.
 NOT_FROM_ENGINE = {"language", "plan", "store", "data", "launch", "train"}

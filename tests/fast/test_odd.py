@@ -19,8 +19,8 @@ from PIL import Image
 from stagerun.base.errors import DataError
 from stagerun.data.datum import decode
 from stagerun.data.headers import orientation
+from stagerun.data.importing.odd import ODDITIES, REASONS, BadImage, judge, look
 from stagerun.language.proto.caffe_pb2 import Datum
-from stagerun.tools.data.odd import ODDITIES, REASONS, BadImage, judge, look
 
 BGR = cv2.resize(np.random.default_rng(3).integers(0, 255, (7, 9, 3), dtype=np.uint8), (60, 40))
 GREY = BGR[:, :, 1]

@@ -350,6 +350,17 @@ def measured(seconds: list[float], rates: dict[tuple[str, str], float] | None = 
     )
 
 
+def test_the_users_function_is_part_of_what_loading_takes() -> None:
+    hosts = tuple(replace(host, python_seconds=0.01) for host in measured([1.0, 1.1]).hosts)
+    slow = replace(measured([1.0, 1.1]), python="aug.py:augment", hosts=hosts, loader_threads=2, batch_size=40960)
+    assert slow.loading_seconds == pytest.approx(0.01 * 40960 / (4 * 2))
+    text = page("collapse", {}, slow, [])
+    assert "`aug.py:augment` takes 10 ms an image on the slowest host, 51.2 s for those of an iteration" in text
+    assert "workers wait for images" in text
+    quick = replace(slow, hosts=tuple(replace(host, python_seconds=1e-5) for host in hosts))
+    assert "workers wait" not in page("collapse", {}, quick, []) and "aug.py" not in page("c", {}, measured([1.0]), [])
+
+
 def test_hosts_that_are_as_fast_as_each_other() -> None:
     assert verdicts(measured([1.0, 1.1, 1.4])) == []
 

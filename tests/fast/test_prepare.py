@@ -13,12 +13,12 @@ from PIL import Image
 from stagerun.base.errors import DataError, UsageError
 from stagerun.cli import main
 from stagerun.data import index, jpeg
+from stagerun.data.importing.engine import Job, Result, run
 from stagerun.data.indexing import build
 from stagerun.language.proto.caffe_pb2 import Datum
+from stagerun.system.imports import REPORT
 from stagerun.system.lmdb_file import set_of
 from stagerun.tools.data import prepare as preparing
-from stagerun.tools.data.engine import Job, Result, run
-from stagerun.tools.data.partial import REPORT
 from stagerun.tools.data.prepare import PrepareWork
 
 needs_transcoder = pytest.mark.skipif(bool(preparing.can_prepare()), reason="needs the extra `fast`")

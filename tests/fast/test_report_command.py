@@ -1,7 +1,7 @@
 """`stagerun report`: what it makes of logs and snapshots, and what it says about several runs."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -374,3 +374,38 @@ def test_speeds_are_over_the_same_stages(tmp_path: Path) -> None:
     result = report(one.out, two.out, "--by", "workers")
     assert "speed of made_up is over init: not every number of workers trained collapse, cyc1" in result.stdout
     assert [float(row["efficiency"]) for row in rows(one.out, two.out, "--by", "workers")] == [1, 1]
+
+
+class OfSeveralLabels(Story):
+    """Its first stage has them, the others don't."""
+
+    aps: tuple[float | None, ...] = (0.25, None, 0.75)
+
+    def finished(self, stage: str, top1: float, ema: float | None = None) -> StageFinished:
+        result = super().finished(stage, top1, ema)
+        return replace(result, mean_ap=0.5, class_ap=self.aps) if stage == "init" else result
+
+
+def test_images_with_several_labels_have_their_precision_in_the_tables(tmp_path: Path) -> None:
+    OfSeveralLabels(tmp_path / "out").whole(0.3, 0.4, 0.5)
+    text = report(tmp_path / "out").stdout
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if "|" in line]
+    head = next(row for row in table if "gain" in row)
+    assert head[head.index("top-1") + 1] == "mAP"
+    shown = {row[0]: row[head.index("mAP")] for row in table if len(row) == len(head)}
+    assert (shown["init"], shown["cyc1"], shown["collapse"]) == ("50.00 %", "", "")
+    classes = table[table.index(["stage", "class", "AP"]) + 2 :][:3]
+    assert classes == [["init", "0", "25.00 %"], ["init", "1", ""], ["init", "2", "75.00 %"]]
+    assert [row["mean_ap"] for row in rows(tmp_path / "out")] == ["0.5", "", ""]
+    Story(tmp_path / "plain").whole(0.3, 0.4, 0.5)
+    assert "mAP" not in report(tmp_path / "plain").stdout and "mean_ap" not in rows(tmp_path / "plain")[0]
+
+
+def test_of_many_classes_the_worst_are_shown(tmp_path: Path) -> None:
+    story = OfSeveralLabels(tmp_path / "out")
+    story.aps = tuple(i / 200 for i in reversed(range(150)))
+    story.whole(0.3, 0.4, 0.5)
+    text = report(tmp_path / "out").stdout
+    lines = [line for line in text.splitlines() if line.count("|") == 4 and "| init " in line]
+    assert len(lines) == 100 and lines[0].split() == ["|", "init", "|", "149", "|", "0.00", "%", "|"]
+    assert "of each stage the 100 classes with the lowest" in text

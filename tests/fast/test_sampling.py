@@ -88,7 +88,7 @@ def test_the_plan_says_what_it_does_to_an_epoch(tmp_path: Path) -> None:
     source = make(tmp_path)
     assert class_sizes(source, 4) == SIZES and class_sizes(source, 3) == () and class_sizes(str(tmp_path), 4) == ()
     balanced = with_sets(schedule("sampling: BALANCED", source=source))
-    assert told(balanced.stages[0].solver, balanced.class_sizes[source]) == (
+    assert told(balanced.stages[0].solver, balanced.class_sizes_of(balanced.stages[0])) == (
         "BALANCED: an epoch has 35 of 60 images; each of class 3 (1) 15 times, of class 0 (40) 0.375 times"
     )
     assert told(balanced.stages[0].solver, ()) == "BALANCED"

@@ -10,7 +10,7 @@ import pytest
 from test_sources_pixels import pixels, refused
 
 from stagerun.base.errors import UsageError
-from stagerun.tools.data.images import ImportOptions, ImportWork
+from stagerun.data.importing.images import ImportOptions, ImportWork
 from stagerun.tools.data.sources import SourceOptions, open_source
 
 CHANCE = np.random.default_rng(6)
@@ -98,7 +98,7 @@ def test_it_is_imported_as_pixels(tmp_path: Path) -> None:
     made = work.make(2)
     assert made.key == b"00000002_train_images/00002" and made.label == 200
     with pytest.raises(UsageError, match="npz holds pixels"):
-        ImportWork(open_source(path, SourceOptions()), path, ImportOptions(quality=90))
+        ImportWork(open_source(path, SourceOptions()), path, ImportOptions(quality=90), pixels_alone=True)
 
 
 def test_several_labels_for_each_picture_are_not_made_one(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from made_images import everything
 
 from stagerun.base.errors import DataError, RecipeError, StagerunError, UsageError
+from stagerun.data.importing import items
 from stagerun.language.proto import tfexample_pb2
-from stagerun.tools.data.sources import SourceOptions, items, open_source
+from stagerun.tools.data.sources import SourceOptions, open_source
 from stagerun.tools.data.sources.recordio import MAGIC
 from stagerun.tools.data.sources.tfrecord import crc32c, masked_crc
 

@@ -439,7 +439,7 @@ def test_where_there_is_no_lmdb_no_number_is_made_up(tmp_path: Path) -> None:
     with pytest.raises(RecipeError) as caught:
         language.load(tmp_path)
     (problem,) = caught.value.problems
-    assert problem.message == "Source lacks `images`, and the LMDB can't be counted: /val: no such folder"
+    assert problem.message == "Source lacks `images`, and its images can't be counted: /val: no such folder"
     assert problem.span.line == 3 and "write `images: N`" in problem.hint and not re.search("[0-9]", problem.hint)
     assert language.load(tmp_path, ["data.val.images=2"]).data.train.images == 3
 

@@ -28,7 +28,7 @@ SCALARS: dict[Any, st.SearchStrategy[Any]] = {
     float: st.floats(allow_nan=False, allow_infinity=False),
 }
 NOT_IN_THE_TEXT = {
-    recipe.Schedule: {"files": st.just(()), "sets": st.just({}), "class_sizes": st.just({})},
+    recipe.Schedule: {"files": st.just(()), "sets": st.just({}), "class_sizes": st.just({}), "imports": st.just({})},
     recipe.Stage: {"model": st.just(None), "identity": st.just({}), "origins": st.just({}), "span": st.just(SPAN)},
     recipe.Ensemble: {"span": st.just(NOWHERE)},
     recipe.Model: {

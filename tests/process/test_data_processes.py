@@ -27,6 +27,7 @@ from test_import_engine import expected as expected
 from test_import_engine import small_commits as small_commits
 
 from stagerun.base.errors import FolderInUseError
+from stagerun.data.importing.partial import Partial
 from stagerun.data.scratch import (
     CopyStopped,
     How,
@@ -37,12 +38,11 @@ from stagerun.data.scratch import (
 from stagerun.data.write import write_lmdb
 from stagerun.system.lmdb_file import SIDE_FILE
 from stagerun.tools.data import fashion
-from stagerun.tools.data.partial import Partial
 
 SIGNALLED = """
 import os, sys
 from stagerun.cli import main
-from stagerun.tools.data import engine
+from stagerun.data.importing import engine
 commits, number = map(int, sys.argv[1:3])
 sys.argv[:3] = ["stagerun"]
 engine.RECORDS_PER_COMMIT = 5
@@ -292,7 +292,7 @@ import json, os, signal, sys, threading
 from pathlib import Path
 import test_import_engine as t
 from stagerun.data import index, write
-from stagerun.tools.data import engine, partial
+from stagerun.data.importing import engine, partial
 engine.RECORDS_PER_COMMIT, engine.BYTES_PER_COMMIT = 9, 20_000
 FILES = {m.__file__ for m in (index, write, engine, partial)}
 root = Path(sys.argv[1])

@@ -21,7 +21,7 @@ from stagerun.data.write import write_lmdb
 from stagerun.language import load
 from stagerun.system.world import World
 from stagerun.train.images import Replacing
-from stagerun.train.keeper import Keeper
+from stagerun.train.keeper import Keeper, Selection
 from stagerun.train.progress import STATE, progress_of
 from stagerun.train.walk import run
 
@@ -187,3 +187,29 @@ def test_where_a_bad_record_stops_the_run_there_is_nothing_to_tell() -> None:
 
 def test_an_older_snapshot_knows_of_none() -> None:
     assert progress_of({STATE: b'{"position": 5, "train_seconds": 1.5, "losses": [2.5]}'}).bad_records == []
+
+
+def test_a_set_that_is_returned_to_after_a_restart_has_the_bad_records_that_were_met_before(
+    whole: Path, tmp_path: Path
+) -> None:
+    data, out = damaged(tmp_path / "d", whole, [2]), tmp_path / "o"
+    made = schedule(tmp_path / "s", data, snapshot=3)
+    other = f'data {{ train {{ source: "{whole / "train_lmdb"}" images: {tiny.TRAIN_IMAGES} }} }}'
+    (made / "other.prototxt").write_text(f"{STAGE.format(3)}\n{other}\n")
+    (made / "back.prototxt").write_text(STAGE.format(3))
+    text = (made / "schedule.prototxt").read_text()
+    (made / "schedule.prototxt").write_text(f'{text}stage {{ name: "other" }}\nstage {{ name: "back" }}\n')
+    for chosen in (Selection(until="other"), Selection()):
+        of = load(str(made), ())
+        keeper = Keeper(of, out, chosen)
+        keeper.open()
+        try:
+            list(run(of, str(out), SoloComm(), World(), torch.device("cpu"), keeper, lambda: False))
+        finally:
+            keeper.close()
+    ends = {name: sorted((out / "snapshots").glob(f"{name}-*"))[-1] for name in ("init", "other", "back")}
+    known = {name: progress_of({STATE: (folder / STATE).read_bytes()}) for name, folder in ends.items()}
+    path = str(data / "train_lmdb")
+    assert [row[0] for row in known["init"].bad_records] == [record(2)] and not known["init"].bad_beside
+    assert not known["other"].bad_records and known["other"].bad_beside == {path: known["init"].bad_records}
+    assert known["back"].bad_records == known["init"].bad_records and not known["back"].bad_beside

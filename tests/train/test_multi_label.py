@@ -1,6 +1,7 @@
 """Images with several labels: average precision, the file that has them, and a run with them."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,11 @@ from test_run_trees import command, go, ids, of
 
 from stagerun.base.errors import DataError, RecipeError, ResumeRefused
 from stagerun.base.events import Iterated, StageFinished, Tested
+from stagerun.data.records import LmdbSource
+from stagerun.data.write import write_lmdb
 from stagerun.engine import ranking
 from stagerun.language import load
+from stagerun.language.proto import caffe_pb2
 
 # -- average precision
 
@@ -163,3 +167,52 @@ def test_a_record_that_the_file_does_not_name_is_told(base: Path, tmp_path: Path
     (folder / "train.txt").write_text("00000003 1\n")
     with pytest.raises(DataError, match=r"says nothing of 599 records .* `00000000`"):
         go(folder, tmp_path / "out")
+
+
+# -- labels in the records
+
+
+def in_records(folder: Path, data: Path, labels: Callable[[int], list[float]]) -> Path:
+    """The same schedule, whose LMDBs have the labels in float_data."""
+    made = several(folder, data)
+    for name in ("train", "val"):
+        source = LmdbSource(str(data / f"{name}_lmdb"))
+        values = []
+        for i in range(len(source)):
+            datum = caffe_pb2.Datum.FromString(source.get(i)[1])
+            datum.ClearField("label")
+            datum.float_data.extend(labels(i))
+            values.append(datum.SerializeToString())
+        write_lmdb(str(folder / f"{name}_lmdb"), values)
+    text = (made / "schedule.prototxt").read_text()
+    for name in ("train", "val"):
+        text = text.replace(f"{data}/{name}_lmdb", str(folder / f"{name}_lmdb"))
+        text = text.replace(f'labels: "{name}.txt"', 'labels: "float_data"')
+    (made / "schedule.prototxt").write_text(text)
+    return made
+
+
+def test_labels_in_the_records_train_to_the_same_bits_as_in_a_file(base: Path, tmp_path: Path) -> None:
+    go(several(tmp_path / "file", base / "data"), tmp_path / "a")
+    made = in_records(tmp_path / "records", base / "data", lambda i: [float(n) for n in labels_of(i)])
+    assert [source.labels_path for source in load(made, ()).sources] == [None, None]
+    events = go(made, tmp_path / "b")
+    assert ids(tmp_path / "a")["student@6"] == ids(tmp_path / "b")["student@6"]
+    (finished,) = of(events, StageFinished)
+    assert finished.mean_ap is not None and len(finished.class_ap) == 10
+
+
+@pytest.mark.parametrize(
+    ("labels", "text"),
+    [
+        (lambda i: [10.0] if i == 3 else [1.5] if i == 4 else [1.0], "labels that are not 0 to 9"),
+        (lambda i: [], "no record has labels in its float_data"),
+    ],
+)
+def test_floats_that_are_no_classes_are_named(
+    base: Path, tmp_path: Path, labels: Callable[[int], list[float]], text: str
+) -> None:
+    with pytest.raises(DataError, match=text) as caught:
+        go(in_records(tmp_path / "records", base / "data", labels), tmp_path / "out")
+    if "not 0" in text:
+        assert "`00000003`: 10 in float_data" in caught.value.message and "`00000004`: 1.5" in caught.value.message

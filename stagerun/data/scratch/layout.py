@@ -18,6 +18,7 @@ from pathlib import Path
 
 from stagerun.base.errors import DataError, PermissionDenied, StorageError
 from stagerun.system.files import private_folder, write_whole
+from stagerun.system.imports import REPORT, scratch_home
 from stagerun.system.lmdb_file import BY_SCHEDULE, SIDE_FILE, check_file, data_file, ends_of, reading
 from stagerun.system.typed import Signed, json_object, read_as
 
@@ -114,7 +115,7 @@ def _flock(fd: int, kind: int) -> bool:
 BLOCK = 1 << 26
 DATA, MANIFEST, JOURNAL, SUSPECT = "data.mdb", "stagerun-copy.json", "blocks", "suspect"
 # All that is ever deleted, in this order: the manifest last, so that a half removed copy is still known as one.
-OWN_FILES = (DATA, SIDE_FILE, f"{SIDE_FILE}.new", JOURNAL, SUSPECT, f"{MANIFEST}.new", MANIFEST)
+OWN_FILES = (DATA, SIDE_FILE, REPORT, f"{SIDE_FILE}.new", JOURNAL, SUSPECT, f"{MANIFEST}.new", MANIFEST)
 PARTIAL = ".partial"
 
 _NAME = re.compile(r"[0-9a-f]{64}")
@@ -180,8 +181,7 @@ def home_of(scratch: str, make: bool = True) -> Path:
         there = False
     if not there:
         raise StorageError(f"{scratch}: no such folder", "make it on every node, or give another `scratch`")
-    home = Path(scratch) / f"stagerun-{os.getuid()}"
-    return private_folder(home, "copies", "give another `scratch`", make)
+    return private_folder(scratch_home(scratch), "copies", "give another `scratch`", make)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,9 +34,15 @@ def free_bytes(home: Path) -> int:
 
 
 def take_room(
-    home: Path, originals: Sequence[Original], reserve: int, stop: Callable[[], bool], removed: Callable[[Found], None]
+    home: Path,
+    originals: Sequence[Original],
+    reserve: int,
+    stop: Callable[[], bool],
+    removed: Callable[[Found], None],
+    register: bool = True,
 ) -> None:
-    """Takes the room that copies of `originals` still need and leaves `reserve` bytes free; registers the copies.
+    """Takes the room that copies of `originals` still need and leaves `reserve` bytes free; registers the copies, unless what
+    makes them has a folder of its own for what is unfinished.
 
     The caller holds the locks of these copies. Under one lock for all jobs, and with what others are about to write counted as
     written: two jobs at once don't both take the last room. Removes copies that no one uses, interrupted ones first, then the
@@ -58,7 +64,7 @@ def take_room(
                 drop(one)
                 removed(one)
                 short = needed + pending + reserve - free_bytes(home)
-        for original in originals:
+        for original in originals if register else ():
             _register(home, original)
 
 

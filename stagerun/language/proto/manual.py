@@ -333,6 +333,10 @@ COMMENTS: dict[str, str] = {
     "Source.source": (
         "Folder of the LMDB. A relative path starts at the schedule's folder. Required. Caffe's (data_param).\n"
         "\n"
+        "Or a folder with one folder of images per class, of 100000 images at most. It is imported when it is first used, into `scratch`, or into\n"
+        "data/ in the output folder, as `stagerun data import` does it without options. Before that `plan` knows it by the names and sizes of its\n"
+        "images, afterwards by every byte. Training and validation images have the same class folders.\n"
+        "\n"
         "The path is not part of what a snapshot depends on; the images are. Each snapshot records which set it was trained on: the number of\n"
         "records, a digest of 32 of them (key and value, evenly spread, the first and the last among them) and, where the LMDB has a side file,\n"
         "the fingerprint in that, which covers every record. On another set a finished stage is stale, one in its midst goes on as EQUIVALENT,\n"
@@ -351,7 +355,8 @@ COMMENTS: dict[str, str] = {
     "Source.labels": (
         "A file with the labels of images that have several: a line for each record, its key and the numbers of its classes, as in\n"
         "`00000007 3 14`. A relative path starts at the schedule's folder. What stands in the LMDB is then not read, and `loss` is BINARY\n"
-        "or PYTHON. Snapshots depend on the file's content, not on its name. Default: one label, that of the Datum. New in stagerun."
+        "or PYTHON. Snapshots depend on the file's content, not on its name. `float_data` in place of a file: the Datum's own float_data are\n"
+        "the numbers of its classes, as `stagerun data import` writes them from a CSV. Default: one label, that of the Datum. New in stagerun."
     ),
     "StageData": (
         "The images of one stage. What is not written is the schedule's."

@@ -13,7 +13,7 @@ from stagerun.base.recipe import Schedule
 from stagerun.base.text import count
 from stagerun.command.ending import say, tell
 from stagerun.command.options import arguments, command, option
-from stagerun.command.shared import Folder, Json, Overrides, Synthetic, require_picture
+from stagerun.command.shared import Folder, Json, Overrides, Synthetic, output_folder, require_picture
 from stagerun.language import load
 from stagerun.launch import StopRequest
 from stagerun.launch.sharing import Wish
@@ -23,6 +23,7 @@ from stagerun.launch.worker_count import check_short
 from stagerun.plan.rehearsal import for_speed, synthetic_images
 from stagerun.system import signals
 from stagerun.system.files import writing
+from stagerun.system.imports import with_imports
 from stagerun.system.world import World
 from stagerun.tools.bench.report import WARM_UP, Measured, Turn, as_record, render, rows, sharing
 
@@ -94,6 +95,7 @@ def scaling(options: ScalingOptions) -> int:
 
 def _start(options: ScalingOptions, job: Job) -> int:
     schedule = load(options.folder, options.overrides)
+    schedule = with_imports(schedule, output_folder(schedule.name, None))
     _cut(options, schedule)
     if options.plot is not None:
         require_picture(options.plot)
@@ -137,7 +139,7 @@ def _scaling(options: ScalingOptions, world: World, stop: StopRequest) -> int:
     processors = len(os.sched_getaffinity(0))  # not those of this worker alone
     placed = place(world, device, comm, Wish(threads=options.threads))
     shape = str(synthetic_images(schedule)) if options.synthetic else ""
-    short = _cut(options, schedule)
+    short = _cut(options, with_imports(schedule, output_folder(schedule.name, None)))
     if options.plot is not None:
         rank0(comm, lambda: require_picture(str(options.plot)))
     solver = short.stages[0].solver

@@ -191,7 +191,7 @@ class _Trial:
             threads=self.options.threads,
             stop_after=left,
         )
-        schedule = looked_at(load(run.folder, run.overrides))
+        schedule = looked_at(load(run.folder, run.overrides), folder)
         if nothing_to_do(look(schedule, folder, run)[0], folder):
             return ExitCode.DONE
         said = folder.with_suffix(".txt")

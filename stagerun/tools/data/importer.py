@@ -14,14 +14,15 @@ from stagerun.command.ending import show, tell
 from stagerun.command.options import argument, command, flag, option
 from stagerun.command.progress import Shown, threads_here
 from stagerun.command.shared import DataThreads
+from stagerun.data.importing.engine import Job, Result, Work, run
+from stagerun.data.importing.folder import LabelledFiles
+from stagerun.data.importing.images import ImportWork
+from stagerun.data.importing.report import ignored_text, transparency_of
 from stagerun.launch import StopRequest
-from stagerun.tools.data.engine import Job, Result, Work, run
-from stagerun.tools.data.images import ImportWork
+from stagerun.system.imports import REPORT
 from stagerun.tools.data.index import schedule_line
-from stagerun.tools.data.partial import REPORT
 from stagerun.tools.data.pictures import ResizeOptions
 from stagerun.tools.data.prepare import PrepareWork
-from stagerun.tools.data.report import ignored_text, transparency_of
 from stagerun.tools.data.sources import BY_NAME, SPLITS, SourceOptions, format_of, open_source, readers
 
 Restart = Annotated[bool, option("--restart", "Begin anew, whatever an interrupted command has made.")]
@@ -103,11 +104,13 @@ def import_images(
     of_source = SourceOptions(**asdict(kind))
     _require_outside(source, out, of_source)
     tell(f"looking through {source}")
-    work = ImportWork(open_source(source, of_source), source, options)
+    opened = open_source(source, of_source)
+    work = ImportWork(opened, source, options, BY_NAME[opened.kind].pixels)
     tell(f"{count(len(work), 'image')} for {out}")
     if work.ignored:
         tell(ignored_text(work.ignored))
-    _make(work, out, "import", threads, max_bad, restart)
+    several = isinstance(opened, LabelledFiles)
+    _make(work, out, "import", threads, max_bad, restart, ' labels: "float_data"' if several else "")
 
 
 def _require_outside(source: str, out: str, options: SourceOptions) -> None:
@@ -142,7 +145,8 @@ def prepare(
     _make(PrepareWork(source), out, "prepare", threads, 0, restart)
 
 
-def _make(work: Work, out: str, what: str, threads: int | None, max_bad: int, restart: bool) -> None:
+def _make(work: Work, out: str, what: str, threads: int | None, max_bad: int, restart: bool, more: str = "") -> None:
+    """`more`: what the schedule has to say of the images besides."""
     stop = StopRequest("what is on disk stays", "this commit")
     stop.install()
     with Shown(what) as shown:
@@ -158,11 +162,11 @@ def _make(work: Work, out: str, what: str, threads: int | None, max_bad: int, re
     if not result.complete:
         tell(f"stopped: {count(result.records, 'record')} are in {out}.partial; the same command goes on")
         sys.exit(ExitCode.SAVED)
-    show(_text(result, work.ignored, out, shown))
+    show(_text(result, work.ignored, out, shown, more))
 
 
-def _text(result: Result, ignored: tuple[str, ...], out: str, shown: Shown) -> str:
-    line = f"  {schedule_line(out, result.records)}"
+def _text(result: Result, ignored: tuple[str, ...], out: str, shown: Shown, more: str) -> str:
+    line = f"  {schedule_line(out, result.records)}{more}"
     if result.already:
         return f"nothing to do: {out} is complete\n{line}"
     kinds = ", ".join(f"{n} {kind}" for kind, n in result.kinds)

@@ -9,9 +9,9 @@ import click
 from stagerun.base.errors import DataError, PermissionDenied, UsageError
 from stagerun.command.options import option
 from stagerun.data import datum
+from stagerun.data.importing.images import ImportOptions
 from stagerun.data.records import LmdbSource, printable
 from stagerun.tools.data.contact_sheet import Tile
-from stagerun.tools.data.images import ImportOptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 
 from stagerun.base.errors import DataError, UsageError
+from stagerun.data.importing.engine import Made
+from stagerun.data.importing.partial import Note
 from stagerun.data.index import digest_of
 from stagerun.data.jpeg.choice import picture, turbojpeg
 from stagerun.data.jpeg.header import SAMPLINGS, Header, Reach, is_complete, read_header
@@ -30,8 +32,6 @@ from stagerun.data.records import LmdbSource
 from stagerun.data.rows import Statistics, look, parse
 from stagerun.language.proto import caffe_pb2
 from stagerun.system.lmdb_file import set_of
-from stagerun.tools.data.engine import Made
-from stagerun.tools.data.partial import Note
 
 VERSION = 1  # of the arrangement
 

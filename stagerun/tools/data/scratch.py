@@ -2,22 +2,26 @@
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 from stagerun.base.errors import ExitCode, UsageError
+from stagerun.base.recipe import Data
 from stagerun.base.text import duration, size
 from stagerun.command.ending import show
 from stagerun.command.options import argument, command, flag, option
 from stagerun.command.progress import BYTES, Shown
 from stagerun.command.shared import FiniteRange, Folder
 from stagerun.data import scratch as scratch_disk
+from stagerun.data.importing.first_use import have
 from stagerun.data.scratch import Copy, CopyStopped, Found, How, Progress, look
 from stagerun.language import load
 from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.launch import StopRequest
+from stagerun.system.image_folder import is_class_folder, small
+from stagerun.system.imports import import_of
 from stagerun.train.output import is_schedule
 
 _DEFAULT_RESERVE = 1.0
@@ -34,6 +38,7 @@ class Target:
     sources: tuple[str, ...]
     scratch: str
     reserve: float
+    data: Data | None = None  # of a schedule, whose sources may be folders of class folders
 
 
 @command()
@@ -60,7 +65,8 @@ def stage(
     Interrupted, by whatever means, the same command goes on where it was; exit code 75 if it was asked to stop.
     """
     found = _target(target, overrides, scratch)
-    originals = [look(path) for path in found.sources]
+    folders = [path for path in found.sources if found.data is not None and is_class_folder(path)]
+    originals = [look(path) for path in found.sources if path not in folders]
     stop = StopRequest("what is copied stays", "this piece")
     stop.install()
     keeps = found.reserve if reserve is None else reserve
@@ -76,12 +82,25 @@ def stage(
             copies = scratch_disk.stage(
                 originals, found.scratch, keeps, stop=stop, watch=watch, removed=removed, verify=verify
             )
+            for path in folders:
+                _import(path, replace(found, reserve=keeps), stop)
         except CopyStopped:
             shown.say("stopped; the same command goes on where it was")
             sys.exit(ExitCode.SAVED)
     for copy in copies:
         copy.close()
         show(_line(copy))
+
+
+def _import(folder: str, target: Target, stop: StopRequest) -> None:
+    """Into the place where `run` looks for it."""
+    assert target.data is not None
+    data = replace(target.data, scratch=target.scratch, scratch_reserve=target.reserve)
+    made = import_of(small(folder), target.scratch, "")
+    with Shown("import") as shown:
+        imported = have(folder, made, data, stop, lambda one: shown.progress(one.done, one.total))
+    imported.close()
+    show("\n".join(imported.said) or f"{folder}: was imported: {made.lmdb}")
 
 
 def _line(copy: Copy) -> str:
@@ -144,7 +163,7 @@ def _target(target: str, overrides: tuple[str, ...], scratch: str | None, must_e
         if scratch is None:
             raise UsageError(f"{schedule} has no `scratch` under `data`", "name the disk with --scratch")
         sources = tuple(source.path for source in of.sources)
-        return Target(sources, scratch, data.scratch_reserve)
+        return Target(sources, scratch, data.scratch_reserve, data)
     if overrides:
         raise UsageError(f"--set is for schedules, and there is no {schedule}", "leave it out")
     if scratch is None:

@@ -9,26 +9,29 @@ import click
 
 from stagerun.base import order
 from stagerun.base.errors import DataError, UsageError, listing, nearest
-from stagerun.base.recipe import ChannelOrder, OnBadRecord, Schedule, Solver, Stage
+from stagerun.base.recipe import ChannelOrder, OnBadRecord, Schedule, Solver, Source, Stage
 from stagerun.base.snapshots import Inventory
 from stagerun.base.text import count
 from stagerun.command.ending import show, tell
 from stagerun.command.options import command, flag, option
-from stagerun.command.shared import Folder, Overrides
+from stagerun.command.progress import Shown
+from stagerun.command.shared import Folder, Overrides, output_folder
 from stagerun.data.bad_records import Bad, BadRecords, allowed, check
+from stagerun.data.importing.first_use import have
+from stagerun.data.importing.report import transparency_of
 from stagerun.data.jpeg import Rectangle
 from stagerun.data.lmdb_offsets import printable
 from stagerun.data.loader import Loader
 from stagerun.data.loaders import evaluation_loader, training_loader
 from stagerun.data.python_transform import PythonTransform
 from stagerun.data.records import LmdbSource
-from stagerun.language import load
+from stagerun.language import load, require_folders
 from stagerun.plan import make_plan
 from stagerun.system.files import write_output
+from stagerun.system.imports import is_there, with_imports
 from stagerun.tools.data import contact_sheet
 from stagerun.tools.data.contact_sheet import Tile
 from stagerun.tools.data.pictures import classes_of, label_text, stored_tile
-from stagerun.tools.data.report import transparency_of
 from stagerun.train.output import is_schedule
 
 _MOST_MISTAKES = 5
@@ -115,8 +118,21 @@ def _show(options: ShowOptions) -> Show:
     source = data.train if not options.val else data.val[0] if data.val else None
     if source is None:
         raise UsageError("the schedule has no data.val", "leave --val out, or write `val { source: ... }` under `data`")
-    records = LmdbSource(source.path, source.images)
+    records = LmdbSource(_lmdb(schedule, source), source.images)
     return _stored(records, options) if stage is None else _staged(schedule, schedule.stage(stage), records, options)
+
+
+def _lmdb(schedule: Schedule, source: Source) -> str:
+    """Where the images are read: of a folder the LMDB that `run` has without --out, which is made now where there is none."""
+    require_folders(schedule)
+    schedule = with_imports(schedule, output_folder(schedule.name, None))
+    made = schedule.imports.get(source.path)
+    if made is not None and not is_there(made):
+        with Shown("import") as shown:
+            have(
+                source.path, made, schedule.data, lambda: False, lambda done: shown.progress(done.done, done.total)
+            ).close()
+    return schedule.lmdb(source)
 
 
 def _choose(

@@ -33,6 +33,7 @@ from stagerun.plan.planned import label
 from stagerun.schedule import make_knobs
 from stagerun.system import signals
 from stagerun.system.files import writing
+from stagerun.system.imports import with_imports
 from stagerun.system.world import World, rank_said
 from stagerun.tools.find_lr.sweep import Sweep, shown, suggestion, swept, warnings
 from stagerun.train.output import plan_of
@@ -82,6 +83,7 @@ def find_lr(options: FindOptions) -> int:
 
 def _start(options: FindOptions, job: Job) -> int:
     schedule = load(options.folder, options.overrides)
+    schedule = with_imports(schedule, _out(options, schedule))
     _check(options, schedule)
     _begin(options, schedule)
     cut, _ = swept(schedule, options.stage, options.iterations)
@@ -141,6 +143,7 @@ def _find(options: FindOptions, world: World, stop: StopRequest) -> int:
 
     device, comm = join(world, options.threads, stop)
     schedule = load_everywhere(options.folder, options.overrides, comm)
+    schedule = with_imports(schedule, _out(options, schedule))
     place(world, device, comm, Wish(threads=options.threads))
     everyone(comm, lambda: _check(options, schedule))
     cut, left_out = swept(schedule, options.stage, options.iterations)

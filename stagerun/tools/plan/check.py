@@ -9,7 +9,7 @@ from stagerun.base.text import count
 from stagerun.command.ending import show, tell
 from stagerun.command.options import command, flag
 from stagerun.command.shared import Folder, Overrides
-from stagerun.language import digest, load, look_at_classes
+from stagerun.language import digest, load, look_at_classes, look_at_folders
 from stagerun.plan.weights_table import network_change
 
 
@@ -31,7 +31,7 @@ def check(
         f"digest {digest(schedule)[:12]}"
     )
     tell("\n".join(f"note: {line}" for line in missing_packages(schedule)))
-    for problem in look_at_classes(schedule):
+    for problem in (*look_at_folders(schedule), *look_at_classes(schedule)):
         tell(f"note: `run` will refuse this:\n{problem.render()}")
 
 

@@ -26,7 +26,7 @@ from stagerun.command.shared import (
     Scale,
     output_folder,
 )
-from stagerun.language import load, look_at_classes
+from stagerun.language import load, look_at_classes, look_at_folders
 from stagerun.language.layers import LMDB
 from stagerun.plan import Plan, State
 from stagerun.plan.coding import Sending, render_sending, sending_record
@@ -37,6 +37,8 @@ from stagerun.plan.render import csv_rows, render_json, render_text
 from stagerun.store import local_kind, lost_with
 from stagerun.system import signals
 from stagerun.system.files import writing
+from stagerun.system.image_folder import is_class_folder
+from stagerun.system.imports import is_there
 from stagerun.tools.plan.check import field_in, missing_data, named_sources
 from stagerun.train import results
 from stagerun.train.choices import of_choice, read_chosen
@@ -143,8 +145,11 @@ def remarks(plan: Plan) -> list[str]:
         origin = stage.origins.get(f"{field}.images")
         if origin is not None and origin.layer == LMDB:
             field = field_in(plan.schedule, stage, field)
-            found.append(f"{field}.images: {source.images}, read from LMDB {source.path}")
-    found += [f"{p.message} ({p.span}): `run` will refuse this; {p.hint}" for p in look_at_classes(plan.schedule)]
+            place = "counted in" if is_class_folder(source.path) else "read from LMDB"
+            found.append(f"{field}.images: {source.images}, {place} {source.path}")
+    refused = (*look_at_folders(plan.schedule), *look_at_classes(plan.schedule))
+    found += [f"{p.message} ({p.span}): `run` will refuse this; {p.hint}" for p in refused]
+    found += import_remarks(plan.schedule)
     found += [
         f"snapshots of `{name}` count for no stage of this schedule, and are left alone" for name in plan.unclaimed
     ]
@@ -159,6 +164,15 @@ def remarks(plan: Plan) -> list[str]:
         whole = snapshots_on_disk(plan.schedule) * max(sizes)
         found.append(f"snapshots take {size(max(sizes))} each, at most {size(whole)} in all")
     return found
+
+
+def import_remarks(schedule: Schedule) -> list[str]:
+    """What `run` makes of folders of images."""
+    return [
+        f"{path}: {count(made.images, 'image')} of {len(made.classes)} classes; "
+        + (f"imported to {made.lmdb}" if is_there(made) else f"`run` imports them to {made.lmdb}")
+        for path, made in schedule.imports.items()
+    ]
 
 
 def results_remark(plan: Plan, out: Path) -> list[str]:

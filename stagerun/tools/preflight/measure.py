@@ -18,6 +18,7 @@ from stagerun.base.knobs import Knobs
 from stagerun.base.recipe import Schedule, Stage
 from stagerun.comm import Comm, gather_json, make_reducer
 from stagerun.comm.reduce import CHUNK_BYTES, Reducer, SoloReducer
+from stagerun.data.python_transform import PythonTransform
 from stagerun.data.stream import Batch
 from stagerun.engine.device import synchronize
 from stagerun.engine.mixing import Mixing
@@ -31,11 +32,14 @@ from stagerun.schedule.image_size import at_largest
 from stagerun.system.host import host_name
 from stagerun.system.world import World
 from stagerun.tools.preflight.page import HostTimes, Link, Measured, rounds
-from stagerun.train.agreement import anyone, refuse
+from stagerun.train.agreement import anyone, everyone, refuse
+from stagerun.train.images import default_loader_threads
 from stagerun.train.stage_start import arithmetic_of
 
 # Steps that are timed: as many as take STEPS_S, after one (with `compile` two) that is not.
 LEAST_STEPS, MOST_STEPS, STEPS_S = 3, 50, 2.0
+# Images that a function of the user's gets, and the longest that it may take for them.
+PYTHON_IMAGES, PYTHON_S = 50, 1.0
 # Longest that the gradients' sum may take in all; what would take longer is extrapolated from fewer bytes.
 ALL_REDUCE_S, ALL_REDUCE_TIMES = 6.0, 3
 _FIRST_BYTES = 1 << 18
@@ -105,14 +109,14 @@ def measure(
         return None
     alone = _Steps(schedule, stage, state, device, 1, 0)
     timed = alone.run(SoloReducer(parameters), comm, None)
-    heard = gather_json(comm, timed)
+    heard = gather_json(comm, (*timed, _python_seconds(schedule, stage, comm)))
     if _asked(comm, stop):
         return None
     together = None
     if comm.size > 1 and seconds <= MOST_TOGETHER_S:
         steps = _Steps(schedule, stage, state, device, comm.size, comm.rank)
         reducer = make_reducer(schedule.determinism, parameters, comm, comm.size)
-        number = max(LEAST_STEPS, min(MOST_STEPS, round(STEPS_S / max(sum(t) + seconds for t in heard))))
+        number = max(LEAST_STEPS, min(MOST_STEPS, round(STEPS_S / max(t[0] + t[1] + seconds for t in heard))))
         mine = sum(steps.run(reducer, comm, number))
         together = max(gather_json(comm, mine))
     solver = stage.solver
@@ -129,7 +133,31 @@ def measure(
         all_reduce_bytes=reduced,
         all_reduce_seconds=seconds,
         together_seconds=together,
+        python=stage.solver.transform.python or "",
+        loader_threads=schedule.data.loader_threads or default_loader_threads(device.type, torch.get_num_threads()),
     )
+
+
+def _python_seconds(schedule: Schedule, stage: Stage, comm: Comm) -> float:
+    """Seconds that the stage's function takes for one made-up image, all workers of the host busy; 0 without one. Collective. UsageError."""
+    name = stage.solver.transform.python
+    if name is None:
+        return 0.0
+    shape = synthetic_images(schedule)
+    image = np.random.default_rng(1).integers(0, 256, (shape.height, shape.width, shape.channels), dtype=np.uint8)
+
+    def timed() -> float:
+        function = PythonTransform(name, schedule.python)
+        function(image, 0, 0, lambda: "a made-up image")  # what is slow the first time
+        before, began, position = function.seconds, time.monotonic(), 1
+        while position <= PYTHON_IMAGES and time.monotonic() - began < PYTHON_S:
+            function(image, 0, position, lambda: "a made-up image")
+            position += 1
+        return (function.seconds - before) / (position - 1)
+
+    found = everyone(comm, timed)
+    comm.pulse.beat()
+    return found
 
 
 def dearest(schedule: Schedule) -> Stage:
@@ -144,8 +172,15 @@ def _of_hosts(hosts: Hosts, heard: Sequence[Sequence[float]]) -> Iterator[HostTi
     for leader in hosts.leaders:
         name = hosts.of(leader)
         here = [heard[rank] for rank in range(len(heard)) if hosts.of(rank) == name]
-        slowest = max(here, key=sum)
-        yield HostTimes(host=name, workers=len(here), pass_seconds=slowest[0], update_seconds=slowest[1])
+        slowest = max(here, key=lambda one: one[0] + one[1])
+        python = max(one[2] for one in here)
+        yield HostTimes(
+            host=name,
+            workers=len(here),
+            pass_seconds=slowest[0],
+            update_seconds=slowest[1],
+            python_seconds=python,
+        )
 
 
 def _asked(comm: Comm, stop: Callable[[], bool]) -> bool:

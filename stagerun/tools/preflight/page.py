@@ -24,12 +24,13 @@ MOST_ROUNDS = 32
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTimes:
     """One host's slowest worker, with all workers of the host busy and no other host waited for: seconds of forward and backward of
-    one device batch, and of one update of the weights."""
+    one device batch, and of one update of the weights. `python_seconds`: of the stage's own function for one image, in one thread."""
 
     host: str
     workers: int
     pass_seconds: float
     update_seconds: float
+    python_seconds: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -63,6 +64,13 @@ class Measured:
     all_reduce_bytes: int
     all_reduce_seconds: float
     together_seconds: float | None
+    python: str = ""  # the stage's function of images (`transform_param { python }`)
+    loader_threads: int = 1
+
+    @property
+    def loading_seconds(self) -> float:
+        """What the function alone takes for the images of an iteration, on the slowest host, its workers and their threads sharing them."""
+        return max(host.python_seconds for host in self.hosts) * self.batch_size / (self.workers * self.loader_threads)
 
     @property
     def alone_seconds(self) -> float:
@@ -340,6 +348,15 @@ def _step(m: Measured) -> list[str]:
         f"an iteration of {m.batch_size} images, {passes} per worker: {m.compute_seconds:.3g} s of computing{hidden}: "
         f"{m.batch_size / m.iteration_seconds:.0f} images/s where images are ready in time"
     )
+    if m.python:
+        one = max(host.python_seconds for host in m.hosts)
+        slower = f", longer than the {m.iteration_seconds:.3g} s of the rest: workers wait for images"
+        lines.append(
+            f"images: `{m.python}` takes {1000 * one:.3g} ms an image on the slowest host, {m.loading_seconds:.3g} s for those of an iteration "
+            f"where {count(m.loader_threads, 'thread')} per worker can share them"
+            + slower
+            * (m.loading_seconds > m.iteration_seconds)
+        )
     return lines
 
 

@@ -51,6 +51,7 @@ from stagerun.plan.estimate import (
 from stagerun.store.throw_away import claim
 from stagerun.system import signals
 from stagerun.system.host import whole_memory
+from stagerun.system.imports import with_imports
 from stagerun.system.lmdb_file import data_file
 from stagerun.system.world import World
 from stagerun.train.results import write_figures
@@ -105,6 +106,7 @@ def rehearse(options: RehearseOptions) -> int:
 
 def _start(options: RehearseOptions, job: Job) -> int:
     schedule = load(options.folder, options.overrides)
+    schedule = with_imports(schedule, output_folder(schedule.name, options.out))
     nproc = options.nproc or devices(schedule)
     _check(options, schedule, nproc)
     if not options.synthetic:
@@ -133,6 +135,7 @@ def _rehearse(options: RehearseOptions, world: World, stop: StopRequest) -> int:
     placed = place(world, device, comm, Wish(threads=options.threads))  # as `run` does, whose time this is to tell
     everyone(comm, lambda: _check(options, schedule, comm.size))
     out = output_folder(schedule.name, options.out)
+    schedule = with_imports(schedule, out)
     asked = runner.Rehearsal(options.iters, options.device_batch, options.synthetic)
     if comm.rank == 0 and not options.as_json:
         say(
@@ -212,7 +215,7 @@ def room(schedule: Schedule, out: Path) -> Room:
     scratch = schedule.data.scratch
     data_bytes = None
     with suppress(OSError, DataError):
-        data_bytes = sum(data_file(s.path).stat().st_size for s in schedule.sources)
+        data_bytes = sum(data_file(schedule.lmdb(s)).stat().st_size for s in schedule.sources)
     return Room(
         out=str(out),
         out_free=shutil.disk_usage(out).free,

@@ -21,7 +21,7 @@ def python_costs(schedule: Schedule) -> Iterator[PythonCost]:
             continue
         done.add(name)
         function = PythonTransform(name, schedule.python)
-        loader = training_loader(LmdbSource(stage.data.train.path), schedule, stage, python=function)
+        loader = training_loader(LmdbSource(schedule.lmdb(stage.data.train)), schedule, stage, python=function)
         loader.batch(0, _AT_ONCE)  # what is slow the first time
         images, seconds = function.images, function.seconds
         began, position = time.perf_counter(), _AT_ONCE

@@ -139,6 +139,8 @@ def _all(runs: Sequence[Run]) -> tuple[list[Table], list[Table]]:
     summary, details = [tables.runs_table(runs)], [tables.stages_table(runs)]
     if any(stage.finished and stage.finished.beside for run in runs for stage in run.history.stages):
         summary.append(tables.sets_table(runs))
+    if any(stage.finished and stage.finished.class_ap for run in runs for stage in run.history.stages):
+        details.append(tables.classes_table(runs))
     if any(run.history.ensembles for run in runs):
         summary.append(tables.ensembles_table(runs))
     if any(len(group.runs) > 1 for group in groups(runs)):

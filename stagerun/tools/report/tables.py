@@ -42,6 +42,17 @@ _RUNS: Cells = (
 )
 
 
+# Where images have several labels, which are learnt with BINARY: behind top-1.
+_MEAN_AP = (Column("mean_ap", "mAP", "percent"), _end("mean_ap"))
+
+
+def _with_mean_ap(runs: Sequence[Run], cells: Cells) -> Cells:
+    if not any(stage.finished and stage.finished.class_ap for run in runs for stage in run.history.stages):
+        return cells
+    at = next(i for i, (column, _) in enumerate(cells) if column.key == "top1") + 1
+    return (*cells[:at], _MEAN_AP, *cells[at:])
+
+
 def runs_table(runs: Sequence[Run]) -> Table:
     """One row per run, or per end where the schedule has branches. A run that has done nothing has a row too."""
     ends = [(run, end) for run in runs for end in run.leaves() or [StageHistory(name="")]]
@@ -49,7 +60,7 @@ def runs_table(runs: Sequence[Run]) -> Table:
         "training: of the end and the stages before it on its path; "
         "wall: over all process lives, with evaluations and what was done again, without the time between them"
     )
-    return table_of("Runs", _RUNS, ends, note)
+    return table_of("Runs", _with_mean_ap(runs, _RUNS), ends, note)
 
 
 # For a stage that has not started the columns between its name and its state are empty.
@@ -133,6 +144,7 @@ def stages_table(runs: Sequence[Run]) -> Table:
     at = next(i for i, (column, _) in enumerate(_STAGES) if column.key == "images_per_second")
     pushed = any(_staleness(stage) for run in runs for stage in run.history.stages)
     cells = (*_STAGES[:at], *(_SENT if compressed else ()), *(_STALE if pushed else ()), *_STAGES[at:])
+    cells = (*_with_mean_ap(runs, cells),)
 
     rows = tuple(row(run, stage) for run in runs for stage in run.history.stages)
     note = (
@@ -207,6 +219,33 @@ def replicas_table(runs: Sequence[Run]) -> Table:
                 rows.append((run.label, stage.name, rank, own.pushes, share, own.mean, own.largest))
     note = "replica: the rank that computed an iteration; only those that count, and not what was done again"
     return Table("Replicas", columns, tuple(rows), (note,))
+
+
+_MOST_CLASSES = 100  # of a stage
+
+
+def classes_table(runs: Sequence[Run]) -> Table:
+    """One row per stage and class of images with several labels; of many classes those that are known worst."""
+    rows: list[tuple[Value, ...]] = []
+    cut = False
+    for run in runs:
+        for stage in run.history.stages:
+            found = list(enumerate(stage.finished.class_ap if stage.finished else ()))
+            if len(found) > _MOST_CLASSES:
+                cut, found = (
+                    True,
+                    sorted((one for one in found if one[1] is not None), key=lambda one: (one[1], one[0])),
+                )
+            rows += [(run.label, stage.name, label, ap) for label, ap in found[:_MOST_CLASSES]]
+    columns = (
+        RUN,
+        Column("stage", "stage", "text"),
+        Column("class", "class", "count"),
+        Column("average_precision", "AP", "percent"),
+    )
+    notes = ["AP: average precision; mAP is its mean over the classes that an image of the evaluation has"]
+    notes += [f"of each stage the {_MOST_CLASSES} classes with the lowest"] * cut
+    return Table("Classes", columns, tuple(rows), tuple(notes))
 
 
 _ENSEMBLES = (

@@ -215,8 +215,9 @@ def _parsed(words: list[str]) -> RunOptions:
 def _before(task: RunOptions) -> str | None:
     """The `standing` before a start; None where nothing is left to do. Raises what the run would raise: it comes with its
     own exit code from here, which the launcher's may hide."""
-    schedule = looked_at(load(task.folder, task.overrides))
+    schedule = load(task.folder, task.overrides)
     out = output_folder(schedule.name, task.out)
+    schedule = looked_at(schedule, out)
     plan, found = look(schedule, out, task)
     if results.nothing_to_do(plan, out):
         return None

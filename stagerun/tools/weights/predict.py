@@ -16,12 +16,13 @@ from stagerun.command.ending import show, tell
 from stagerun.command.options import argument, command, option
 from stagerun.command.shared import Ema, ForwardBatch, Json, OutOfName, OwnThreads, TrustCode, Views
 from stagerun.data import datum
+from stagerun.data.importing.folder import Files
+from stagerun.data.importing.images import ImportOptions, ImportWork
+from stagerun.data.importing.items import Names
 from stagerun.data.records import ListRecords, LmdbSource, spread
 from stagerun.system.files import write_output
-from stagerun.tools.data.images import ImportOptions, ImportWork
+from stagerun.system.image_folder import IMAGE_SUFFIXES, files_below, is_image
 from stagerun.tools.data.pictures import ResizeOptions, class_names, classes_of
-from stagerun.tools.data.sources.folder import Files, files_below
-from stagerun.tools.data.sources.items import IMAGE_SUFFIXES, Names, is_image
 from stagerun.tools.weights.selection import choose_snapshot
 
 _SAMPLES = 16  # records of an LMDB that say how large its images are
@@ -160,10 +161,10 @@ def _class_names(stored: "Stored", file: str | None) -> Sequence[str]:
 
 def _own_records(stored: "Stored") -> Iterator[LmdbSource]:
     data = stored.stage.data
-    for source in (*data.val, data.train):
-        if os.path.exists(source.path):
+    for path in map(stored.schedule.lmdb, (*data.val, data.train)):
+        if os.path.exists(path):
             try:
-                yield LmdbSource(source.path)
+                yield LmdbSource(path)
             except StagerunError:  # only asked for what would be good to know
                 continue
 

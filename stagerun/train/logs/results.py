@@ -36,12 +36,13 @@ def results_table(
     """One line per stage of `shown` (default: all `results`), and a total where there are several.
 
     `gain`: top-1 against the stage it started from, in percentage points. `EMA top-1`: of the averaged weights, where a stage
-    has them.
+    has them; `mAP`: where images have several labels.
     """
     top1 = {r.stage: r.top1 for r in results}
     results = results if shown is None else shown
     averaged = any(r.ema_top1 is not None for r in results)
-    rows: list[Sequence[str]] = [(*HEADER[:-1], *["EMA top-1"] * averaged, HEADER[-1])]
+    several = any(r.mean_ap is not None for r in results)  # labels
+    rows: list[Sequence[str]] = [(*HEADER[:-1], *["mAP"] * several, *["EMA top-1"] * averaged, HEADER[-1])]
     for r in results:
         before = top1.get(parents.get(r.stage) or "")
         gain = "" if before is None or r.top1 is None else f"{100 * (r.top1 - before):+.2f}"
@@ -57,6 +58,7 @@ def results_table(
                 _percent(r.top1),
                 gain,
                 _percent(r.top5),
+                *[_percent(r.mean_ap)] * several,
                 *[_percent(r.ema_top1)] * averaged,
                 duration(r.train_seconds),
             )
@@ -68,7 +70,7 @@ def results_table(
         "total",
         str(iterations),
         f"{sum(r.epochs for r in results):.2f}",
-        *[""] * (7 + averaged),
+        *[""] * (7 + several + averaged),
         duration(seconds),
     ]
     return "\n".join([*columns([*rows, total]), *_beside(results), *map(not_finite, filter(_failed, results))])

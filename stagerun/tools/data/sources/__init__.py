@@ -7,9 +7,10 @@ content. Archives are read in place, by offset. Nothing here decodes an image, r
 import os
 
 from stagerun.base.errors import DataError, UsageError, listing, nearest
-from stagerun.tools.data.sources import cifar, folder, idx, imagenet, lists, npz, recordio, tfrecord
-from stagerun.tools.data.sources.format import SPLITS, Format, Place, SourceOptions
-from stagerun.tools.data.sources.items import Item, Pixels, Source, can_not_open, regular
+from stagerun.data.importing.items import Item, Pixels, Source, regular
+from stagerun.system.image_folder import SPLITS, can_not_open
+from stagerun.tools.data.sources import cifar, csv_table, folder, idx, imagenet, lists, npz, recordio, tfrecord
+from stagerun.tools.data.sources.format import Format, Place, SourceOptions
 
 __all__ = ["FORMATS", "SPLITS", "Format", "Item", "Pixels", "Source", "SourceOptions", "format_of", "open_source"]
 
@@ -22,6 +23,7 @@ FORMATS: tuple[Format, ...] = (
     tfrecord.FORMAT,
     recordio.FORMAT,
     imagenet.FORMAT,
+    csv_table.FORMAT,
     lists.FORMAT,
     folder.FORMAT,
 )

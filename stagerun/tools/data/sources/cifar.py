@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagerun.base.errors import DataError, UsageError
+from stagerun.data.importing.items import DAMAGED, Item, Pixels, read_whole, signature, unzipped
+from stagerun.system.image_folder import can_not_open
 from stagerun.tools.data.sources.format import Format, Sign, SourceOptions
-from stagerun.tools.data.sources.items import DAMAGED, Item, Pixels, can_not_open, read_whole, signature, unzipped
 from stagerun.tools.data.sources.tar import archive_names, members
 
 _SIDE = 32

@@ -4,9 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stagerun.base.errors import UsageError
-from stagerun.tools.data.sources.items import Source
-
-SPLITS = ("train", "val", "test")
+from stagerun.data.importing.items import Source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

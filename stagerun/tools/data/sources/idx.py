@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from stagerun.base.errors import DataError, UsageError
 from stagerun.data.datum import raw_datum
+from stagerun.data.importing.items import DAMAGED, Item, Pixels, signature, unzipped
 from stagerun.data.write import write_lmdb
 from stagerun.tools.data.sources.format import Format, Place, Sign, SourceOptions
-from stagerun.tools.data.sources.items import DAMAGED, Item, Pixels, signature, unzipped
 from stagerun.tools.data.sources.tar import archive_names
 
 _UNSIGNED_BYTE = 0x08

@@ -3,9 +3,10 @@
 import os
 
 from stagerun.base.errors import DataError, UsageError
-from stagerun.tools.data.sources.folder import Files, is_folder
+from stagerun.data.importing.folder import Files
+from stagerun.data.importing.items import Names, Source
+from stagerun.system.image_folder import can_not_open, is_folder, is_image
 from stagerun.tools.data.sources.format import Format, Place, Sign, SourceOptions
-from stagerun.tools.data.sources.items import Names, Source, can_not_open, is_image
 from stagerun.tools.data.sources.tar import by_truth, open_tar
 
 _TARS = {"train": "ILSVRC2012_img_train.tar", "val": "ILSVRC2012_img_val.tar", "test": ""}

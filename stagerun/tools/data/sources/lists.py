@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from stagerun.base.errors import DataError
-from stagerun.tools.data.sources.folder import Files
+from stagerun.data.importing.folder import Files
+from stagerun.data.importing.items import LARGEST_LABEL, Names, read_text
 from stagerun.tools.data.sources.format import Format, Place, Sign, SourceOptions
-from stagerun.tools.data.sources.items import LARGEST_LABEL, Names, read_text
 from stagerun.tools.data.sources.truth import Mistakes, lines, shown
 
 

@@ -19,17 +19,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagerun.base.errors import DataError, UsageError
-from stagerun.tools.data.sources.format import SPLITS, Format, Sign, SourceOptions
-from stagerun.tools.data.sources.items import (
+from stagerun.data.importing.items import (
     DAMAGED,
     LARGEST_LABEL,
     Item,
     Pixels,
     State,
-    can_not_open,
     regular,
     signature,
 )
+from stagerun.system.image_folder import SPLITS, can_not_open
+from stagerun.tools.data.sources.format import Format, Sign, SourceOptions
 
 _PAIRS = ("{}_images", "{}_labels"), ("x_{}", "y_{}")
 _MAGIC = b"\x93NUMPY"

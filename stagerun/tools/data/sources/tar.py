@@ -17,18 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagerun.base.errors import DataError, UsageError
-from stagerun.tools.data.sources.format import SourceOptions
-from stagerun.tools.data.sources.items import (
+from stagerun.data.importing.items import (
     DAMAGED,
     LARGEST_FILE,
     Archive,
     Archived,
     Names,
-    can_not_open,
-    is_image,
     regular,
 )
-from stagerun.tools.data.sources.truth import check_classes, classes_and_labels, read_synsets, read_truth
+from stagerun.system.image_folder import can_not_open, check_classes, is_image
+from stagerun.tools.data.sources.format import SourceOptions
+from stagerun.tools.data.sources.truth import classes_and_labels, read_synsets, read_truth
 
 BLOCK = 512
 _LONGEST_NAME = 1 << 16

@@ -10,15 +10,13 @@ sorted file names; the devkit's ILSVRC2012_IDs, 1 to 1000, which need synsets wi
 Mistakes in these files, and in other lists that come with images, are problems with places: the first 20 of a file at once.
 """
 
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-from stagerun.base.errors import DataError, Problem, RecipeError, Span, UsageError
-from stagerun.tools.data.sources.format import SPLITS
-from stagerun.tools.data.sources.items import LARGEST_LABEL, read_text
+from stagerun.base.errors import DataError, Problem, RecipeError, Span
+from stagerun.data.importing.items import LARGEST_LABEL, read_text
 
 MOST_MISTAKES = 20
 _LONGEST_SHOWN = 200
@@ -109,16 +107,6 @@ def read_synsets(path: str) -> Synsets:
     if len(by_id) < len(ids):
         raise DataError(f"{path}: two synsets have the same ID", "is the file damaged?")
     return Synsets(labels, _classes({synset: ids[synset][1] for synset in labels}), by_id)
-
-
-def check_classes(root: str, classes: list[str]) -> None:
-    if not classes:
-        raise DataError(f"{root}: no class folders in it", "give a folder with one folder of images per class")
-    if {name.lower() for name in classes} <= {*SPLITS, "validation"}:
-        raise UsageError(
-            f"{root}: its folders are {', '.join(classes)}, which are not classes",
-            f"give one of them: {os.path.join(root, classes[0])}",
-        )
 
 
 def classes_and_labels(place: str, found: list[str], synsets: str | None) -> tuple[tuple[str, ...], list[int]]:

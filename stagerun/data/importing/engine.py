@@ -17,14 +17,15 @@ import lmdb
 
 from stagerun.base.errors import DataError, ResumeRefused
 from stagerun.base.text import count, first
+from stagerun.data.importing import report
+from stagerun.data.importing.partial import Journal, Note, Partial, entry
 from stagerun.data.index import digest_of, save
 from stagerun.data.indexing import in_order
 from stagerun.data.lmdb_offsets import offsets_of
 from stagerun.data.rows import LEFT_OUT, Look, Rows, Statistics, index_of
 from stagerun.data.write import writing
+from stagerun.system.imports import REPORT
 from stagerun.system.lmdb_file import check_file
-from stagerun.tools.data import report
-from stagerun.tools.data.partial import REPORT, Journal, Note, Partial, entry
 
 RECORDS_PER_COMMIT = 1000
 BYTES_PER_COMMIT = 1 << 26
@@ -35,6 +36,10 @@ _HOPELESS = 1000
 _COMPARED = 1000
 _SHOWN = 20
 _MOST_IGNORED = 1000  # in the report
+
+
+class Unusable(DataError):
+    """More images than allowed can't be used, or all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +232,7 @@ def _walk(work: Work, partial: Partial, journal: Journal, position: int, bad: in
                         shown += 1
             if bad > job.max_bad + _HOPELESS:
                 writer.wait()
-                raise DataError(
+                raise Unusable(
                     f"{count(bad, 'image')} of {at + 1} can't be used; more than {job.max_bad} are not allowed (--max-bad)",
                     "is this the right source?",
                 )
@@ -323,7 +328,7 @@ def _finish(work: Work, partial: Partial, journal: Journal, max_bad: int, starte
     bad = [note for note in notes if note.bad]
     if len(bad) > max_bad:
         partial.write(REPORT, report.text_of(work, len(kept), notes, {}))
-        raise DataError(
+        raise Unusable(
             f"{count(len(bad), 'image')} of {len(work)} can't be used; more than {max_bad} are not allowed:\n  "
             + "\n  ".join(first([report.line_of(note) for note in bad], _SHOWN)),
             f"all of them are listed in {partial.folder / REPORT}; to go without them add --max-bad {len(bad)}, "

@@ -29,6 +29,7 @@ from stagerun.base.errors import DataError, FolderInUseError, ResumeRefused, Sto
 from stagerun.data.rows import ROW, Rows
 from stagerun.system.files import open_lock, sync_folder, write_whole
 from stagerun.system.host import host_name
+from stagerun.system.imports import REPORT
 from stagerun.system.lmdb_file import SIDE_FILE
 from stagerun.system.process import gone
 from stagerun.system.typed import count, json_object, read_as
@@ -142,8 +143,8 @@ def _write(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
+# `REPORT`: of a complete import it is in OUT, and its second line holds the identity
 IDENTITY, LOCK, LMDB = "import.json", "lock", "lmdb"
-REPORT = "stagerun-import.txt"  # of a complete import it is in OUT, and its second line holds the identity
 
 _OURS = {IDENTITY, LOCK, ROWS, OLD_ROWS, NOTES, REPORT}
 _OURS_IN_LMDB = {"data.mdb", "lock.mdb", SIDE_FILE, REPORT}  # a tool that looked into it made the lock

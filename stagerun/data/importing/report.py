@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from stagerun.base.errors import DataError
 from stagerun.base.text import count
-from stagerun.tools.data.partial import REPORT, Note
-from stagerun.tools.data.sources.items import regular
+from stagerun.data.importing.items import regular
+from stagerun.data.importing.partial import Note
+from stagerun.system.imports import REPORT
 
 if TYPE_CHECKING:
-    from stagerun.tools.data.engine import Work
+    from stagerun.data.importing.engine import Work
 
 _LEFT_OUT = "left out"  # : how many
 _COUNT_LINE = re.compile(rf"{_LEFT_OUT}: ([0-9]+)\n".encode())

@@ -15,18 +15,11 @@ from typing import BinaryIO, NoReturn, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from stagerun.base.errors import DataError, PermissionDenied, StorageError
+from stagerun.base.errors import DataError, StorageError
 from stagerun.system.host import open_files
+from stagerun.system.image_folder import can_not_open
 
-# In any case of letters. Beside ImageFolder's there are the other two names of JPEGs, and GIF.
-IMAGE_SUFFIXES = (
-    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif",
-)  # fmt: skip
 LARGEST_LABEL = 2**31 - 1  # Datum.label is an int32
-
-
-def is_image(name: str) -> bool:
-    return name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +31,7 @@ class Item:
 
     name: str
     label: int
+    several: tuple[int, ...] | None = None  # the numbers of its classes, in place of the label
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -214,17 +208,6 @@ def _one_file(path: str, error: OSError) -> NoReturn:
     if error.errno in _HERE_ONLY:
         raise DataError(f"{path}: can't be read: {error.strerror}", "check the file, or leave it out") from None
     raise StorageError(f"{path}: can't be read: {error.strerror}", "check the disk; the same command goes on") from None
-
-
-def can_not_open(path: str, error: OSError) -> NoReturn:
-    """The error for a path that the user named."""
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
-        raise DataError(f"{path}: no such file or folder", "check the name") from None
-    if isinstance(error, IsADirectoryError):
-        raise DataError(f"{path}: is a folder, not a file", "give the file in it") from None
-    if isinstance(error, PermissionError):
-        raise PermissionDenied(f"{path}: may not be read", "ask its owner, or copy it") from None
-    raise StorageError(f"{path}: can't be read: {error.strerror}", "check the disk") from None
 
 
 def may_keep_open(files: int) -> bool:

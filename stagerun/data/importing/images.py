@@ -22,15 +22,14 @@ from stagerun.base.errors import DataError, UsageError
 from stagerun.base.recipe import InterpMode
 from stagerun.data import jpeg, pixels
 from stagerun.data.datum import Image, raw_datum
+from stagerun.data.importing import odd
+from stagerun.data.importing.engine import Made
+from stagerun.data.importing.folder import Files
+from stagerun.data.importing.items import Item, Pixels, Source, state_of
+from stagerun.data.importing.partial import Note
 from stagerun.data.pixels import Draw
 from stagerun.data.rows import Statistics, look
 from stagerun.language.proto import caffe_pb2
-from stagerun.tools.data import odd
-from stagerun.tools.data.engine import Made
-from stagerun.tools.data.partial import Note
-from stagerun.tools.data.sources import BY_NAME, Item, Pixels, Source
-from stagerun.tools.data.sources.folder import Files
-from stagerun.tools.data.sources.items import state_of
 
 # What decides the records besides source and options: it changes with the rules here and in `odd`.
 VERSION = 2
@@ -54,12 +53,12 @@ class ImportOptions:
 class ImportWork:
     """`Work` of the engine. Position p is the image at place p of the order; what is left out keeps its number."""
 
-    def __init__(self, source: Source, path: str, options: ImportOptions) -> None:
+    def __init__(self, source: Source, path: str, options: ImportOptions, pixels_alone: bool = False) -> None:
+        """`pixels_alone`: the format holds pixels, and no encoded images."""
         if not len(source):
             raise DataError(f"{path}: there are no images in it", "check the path")
         if len(source) >= _MOST:
             raise UsageError(f"{path}: {len(source)} images; keys of eight digits number fewer than 100 million")
-        pixels_alone = BY_NAME[source.kind].pixels
         if pixels_alone and options.quality is not None:
             raise UsageError(
                 f"--quality is for encoded images; {source.kind} holds pixels, which are stored as they are",
@@ -131,7 +130,7 @@ class ImportWork:
             raise odd.BadImage(
                 "name too long", f"its key would have {len(key)} bytes, LMDB's have at most {LONGEST_KEY}"
             )
-        if not 0 <= item.label < 2**31:
+        if item.several is None and not 0 <= item.label < 2**31:
             raise odd.BadImage("bad label", f"the label is {item.label}; labels count from 0")
         oddities: tuple[str, ...]
         if isinstance(content, Pixels):
@@ -142,13 +141,17 @@ class ImportWork:
             family = "JPEG" if judged.kind.endswith("JPEG") else "PNG"
         image, same = self._resized(image)
         if self._options.raw or not family:
-            datum, decoded = raw_datum(image, item.label), image
+            datum, decoded = raw_datum(image, max(0, item.label)), image
         elif data is not None and same and self._options.quality is None:
             datum, decoded = caffe_pb2.Datum(data=data, encoded=True), image
         else:
             # Decoded again by `look`: the mean is that of what is stored, and what can't be decoded isn't.
             datum, decoded = caffe_pb2.Datum(data=self._encoded(image, family), encoded=True), None
-        datum.label = item.label
+        if item.several is None:
+            datum.label = item.label
+        else:
+            datum.ClearField("label")
+            datum.float_data.extend(item.several)
         notes = tuple(Note(item.name, oddity) for oddity in oddities)
         return Made(key, datum.SerializeToString(), item.label, look(datum, True, decoded), notes, state)
 

@@ -1,0 +1,207 @@
+"""A `source` of class folders becomes its LMDB when it is first used: once on a disk, whoever comes first doing it for all.
+
+What comes out is what `stagerun data import FOLDER LMDB` makes, byte for byte. Killed at any moment, the next one goes on where it was.
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import stagerun
+from stagerun.base.errors import DataError, FolderInUseError, PermissionDenied, ResumeRefused, StorageError
+from stagerun.base.recipe import Data, Import
+from stagerun.base.text import count
+from stagerun.data.importing.engine import Job, Result, Unusable, run
+from stagerun.data.importing.folder import folder_files
+from stagerun.data.importing.images import ImportOptions, ImportWork
+from stagerun.data.importing.partial import Partial
+from stagerun.data.scratch.blocks import Progress
+from stagerun.data.scratch.layout import (
+    BLOCK,
+    CopyStopped,
+    Manifest,
+    Original,
+    Use,
+    held,
+    home_of,
+    read_manifest,
+    write_manifest,
+    writing,
+)
+from stagerun.data.scratch.room import take_room
+from stagerun.data.scratch.staging import GIGABYTE
+from stagerun.system.files import sync_folder
+from stagerun.system.image_folder import seen, small
+from stagerun.system.imports import REPORT, is_there
+from stagerun.system.lmdb_file import SIDE_FILE
+
+Watch = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A folder's LMDB, in use by this process until `close`. `said`: for the user; nothing where it was there already."""
+
+    said: tuple[str, ...]
+    use: Use | None
+
+    def close(self) -> None:
+        if self.use is not None:
+            self.use.close()
+
+
+def have(
+    folder: str, made: Import, data: Data, stop: Callable[[], bool], watch: Watch = lambda progress: None
+) -> Imported:
+    """Imports the images of `folder` unless that was done. Any number of processes may call it at once.
+
+    CopyStopped if `stop` said so; DataError with all images that can't be used, or where the folder changes meanwhile; StorageError,
+    PermissionDenied.
+    """
+    target = Path(made.lmdb)
+    said: tuple[str, ...] = ()
+    with _home(made, data), held(target.with_name(f"{target.name}.lock"), stop, lambda: watch(_waiting(made))):
+        if not is_there(made):
+            if made.in_scratch:
+                original = Original(folder, os.path.realpath(folder), made.bytes, 0, target.name)
+                take_room(
+                    target.parent,
+                    [original],
+                    round(data.scratch_reserve * GIGABYTE),
+                    stop,
+                    lambda found: None,
+                    register=False,
+                )
+            said = tuple(_import(folder, made, stop, watch))
+        if not made.in_scratch:
+            target.with_name(f"{target.name}.lock").unlink(
+                missing_ok=True
+            )  # while it is held, so that no one else can have it
+            return Imported(said, None)
+        if read_manifest(target) is None:
+            _describe(target, folder)
+        return Imported(said, Use(target))
+
+
+def _waiting(made: Import) -> Progress:
+    return Progress(0, made.images, waiting=True)
+
+
+@contextlib.contextmanager
+def _home(made: Import, data: Data) -> Iterator[None]:
+    """Makes the folder that the LMDB is to lie in, and explains the errors of its disk."""
+    target = Path(made.lmdb)
+    if made.in_scratch:
+        assert data.scratch is not None
+        with writing(data.scratch):
+            home_of(data.scratch)
+            yield
+        return
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except PermissionError as error:
+        where = error.filename or target.parent
+        raise PermissionDenied(f"{where}: no permission", "give an --out that you may write to") from None
+    except OSError as error:
+        hint = "check the disk; or import to another one: `scratch` under `data`"
+        raise StorageError(f"{error.filename or target.parent}: {error.strerror}", hint) from None
+
+
+def _import(folder: str, made: Import, stop: Callable[[], bool], watch: Watch) -> Iterator[str]:
+    target = Path(made.lmdb)
+    _require_same(folder, made)
+    work = ImportWork(folder_files(small(folder)), folder, ImportOptions())
+    said: list[str] = []
+    job = Job(
+        threads=len(os.sched_getaffinity(0)),
+        progress=lambda done, total: watch(Progress(done, total, waiting=False)),
+        stop=stop,
+        tell=said.append,
+    )
+    result = _run(work, folder, target, job)
+    if not result.complete:
+        raise CopyStopped
+    try:
+        _require_same(folder, made)
+    except DataError:  # it may be a mixture of two states
+        shutil.rmtree(target, ignore_errors=True)
+        raise
+    if not made.in_scratch:
+        _remove_others(target)
+    yield from (text for text in said if text.startswith("goes on"))
+    odd = ", ".join(f"{n} {what}" for what, n in result.counts)
+    yield f"{folder}: imported {count(result.records, 'image')} to {target}" + (
+        f"; {odd}: {target / REPORT}" if odd else ""
+    )
+
+
+def _run(work: ImportWork, folder: str, target: Path, job: Job) -> Result:
+    try:
+        try:
+            return run(work, str(target), job)
+        except ResumeRefused:  # begun by another version
+            return run(work, str(target), replace(job, restart=True))
+    except Unusable as error:
+        hint = f"repair or remove them, or go without them: `stagerun data import {folder} LMDB --max-bad N`, and name that LMDB as `source`"
+        raise DataError(error.message, hint) from None
+    except DataError as error:
+        if "--restart" not in error.hint:
+            raise
+        raise DataError(error.message, f"remove {target}.partial, then run the same command again") from None
+
+
+def _require_same(folder: str, made: Import) -> None:
+    if seen(small(folder)).state != made.state:
+        raise DataError(
+            f"{folder}: was changed while it was imported", "wait until it is complete, then run the same command again"
+        )
+
+
+def _describe(target: Path, folder: str) -> None:
+    """Makes it a copy like the others in scratch, which `data unstage` removes, and who needs room."""
+    found = (target / "data.mdb").stat()
+    side = (target / SIDE_FILE).stat()
+    write_manifest(
+        target,
+        Manifest(
+            source=os.path.realpath(folder),
+            size=found.st_size,
+            mtime_ns=found.st_mtime_ns,
+            blocks=tuple(_blocks(target / "data.mdb")),
+            side=(side.st_size, side.st_mtime_ns),
+            made=time.strftime("%Y-%m-%d %H:%M:%S %z"),
+            stagerun=stagerun.__version__,
+        ),
+    )
+
+
+def _blocks(file: Path) -> Iterator[str]:
+    with open(file, "rb") as stream:
+        while block := stream.read(BLOCK):
+            yield hashlib.sha256(block).hexdigest()
+
+
+def _remove_others(target: Path) -> None:
+    """Earlier states of the same folder in OUT/data, which no other run uses; unfinished ones, too. One that another worker of this run has
+    just begun, on a host where the files have other times, is locked, and stays."""
+    folder = target.name.rpartition("-")[0]
+    for old in sorted(target.parent.iterdir()):
+        name = old.name.removesuffix(".partial")
+        if name == target.name or not re.fullmatch(rf"{re.escape(folder)}-[0-9a-f]{{16}}(\.old)?", name):
+            continue
+        if old.name.endswith(".partial"):
+            with contextlib.suppress(FolderInUseError, DataError), Partial(old.with_name(name)) as partial:
+                partial.clear()
+                partial.remove()
+        elif old.is_dir() and not old.is_symlink():
+            # Renamed first: half removed it must not count as there.
+            gone = old if name.endswith(".old") else old.rename(f"{old}.old")
+            sync_folder(target.parent)
+            shutil.rmtree(gone, ignore_errors=True)

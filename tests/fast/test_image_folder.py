@@ -1,0 +1,242 @@
+"""A `source` that is a folder of class folders: counted, checked, imported once, and known again."""
+
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from stagerun.base.errors import DataError, RecipeError
+from stagerun.base.recipe import Import, Schedule
+from stagerun.base.snapshots import same_set
+from stagerun.cli import main
+from stagerun.data.importing import engine
+from stagerun.data.importing.first_use import have
+from stagerun.data.importing.folder import folder_files
+from stagerun.data.importing.images import ImportOptions, ImportWork
+from stagerun.data.scratch import CopyStopped, unstage
+from stagerun.language import load, look_at_classes, look_at_folders, require_folders
+from stagerun.launch.facts import image_facts
+from stagerun.system import image_folder
+from stagerun.system.image_folder import listed
+from stagerun.system.imports import is_there, with_imports
+from stagerun.system.lmdb_file import SIDE_FILE, with_sets
+from tests.help import made_images
+
+SCHEDULE = """
+model {{ name: "resnet_small" num_classes: {classes} }}
+data {{ train {{ source: "train" {train} }} val {{ source: "val" }} {more} }}
+solver {{ batch_size: 6 device_batch_size: 3 base_lr: 0.1 lr_policy: "fixed" max_epoch: 2 transform_param {{ crop_size: 20 }} }}
+stage {{ name: "one" solver_param {{}} }}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made_images.class_folders(tmp_path / "s" / "train", 30)
+    made_images.class_folders(tmp_path / "s" / "val", 9)
+    return written(tmp_path / "s")
+
+
+def written(folder: Path, classes: int = 3, train: str = "", more: str = "") -> Path:
+    (folder / "schedule.prototxt").write_text(SCHEDULE.format(classes=classes, train=train, more=more))
+    return folder
+
+
+def read(folder: Path, out: str = "out") -> Schedule:
+    return with_sets(with_imports(load(folder), folder / out))
+
+
+def of_train(schedule: Schedule) -> tuple[str, Import]:
+    path = schedule.data.train.path
+    return path, schedule.imports[path]
+
+
+def make(schedule: Schedule, stop: Callable[[], bool] = lambda: False) -> list[str]:
+    said = []
+    for path, made in schedule.imports.items():
+        one = have(path, made, schedule.data, stop)
+        said += one.said
+        one.close()
+    return said
+
+
+def wrong(folder: Path) -> list[tuple[int, str, str]]:
+    with pytest.raises(RecipeError) as caught:
+        require_folders(read(folder))
+    return [(p.span.line, p.message.replace(f"{folder}/", ""), p.hint) for p in caught.value.problems]
+
+
+def test_images_and_classes_are_known_before_anything_is_imported(folder: Path) -> None:
+    s = read(folder)
+    assert (s.data.train.images, s.data.val[0].images, s.stages[0].solver.max_iter) == (30, 9, 10)
+    _, made = of_train(s)
+    assert made.counts == (10, 10, 10) and made.classes == ("n00000000", "n00000001", "n00000002")
+    assert not is_there(made) and Path(made.lmdb).parent == folder / "out" / "data"
+    assert look_at_folders(s) == look_at_classes(s) == []
+    assert s.sets[s.data.train.path] == f"30 records, folder {made.files[:16]}"
+    balanced = with_sets(with_imports(load(folder, ("solver.sampling=BALANCED",)), folder / "out"))
+    assert balanced.class_sizes_of(balanced.stages[0]) == (10, 10, 10)
+
+
+def test_what_a_run_imports_is_what_data_import_makes(folder: Path) -> None:
+    s = read(folder)
+    said = make(s)
+    assert len(said) == 2 and "imported 30 images to" in said[0]
+    work = ImportWork(folder_files(listed(str(folder / "train"))), "train", ImportOptions())
+    engine.run(work, str(folder / "lmdb"), engine.Job(threads=3))
+    path, made = of_train(s)
+    for name in ("data.mdb", SIDE_FILE):  # by itself it is the same file; after an interruption the same records
+        assert (Path(made.lmdb) / name).read_bytes() == (folder / "lmdb" / name).read_bytes()
+    assert sorted(os.listdir(folder / "out" / "data")) == sorted(Path(made.lmdb).name for made in s.imports.values())
+    assert make(s) == [], "once is enough"
+    imported = read(folder)
+    assert same_set(imported.sets[path], s.sets[path]), "a plan before and after it"
+    lmdb = with_sets(load(folder, (f'data.train.source="{folder / "lmdb"}"',)))
+    assert same_set(imported.sets[path], next(iter(lmdb.sets.values()))), "the LMDB in its place changes nothing"
+
+
+def test_an_edit_is_another_set_and_a_touch_is_not(folder: Path) -> None:
+    before = read(folder)
+    make(before)
+    known = read(folder)
+    path, made = of_train(known)
+    image = folder / "train" / "n00000001" / "1.JPEG"
+    os.utime(image, ns=(1, 1))
+    touched = read(folder)
+    assert touched.imports[path].lmdb != made.lmdb, "its bytes may be others"
+    assert same_set(known.sets[path], touched.sets[path])
+    make(touched)
+    assert same_set(known.sets[path], read(folder).sets[path]) and not is_there(made), "the state before made room"
+    image.write_bytes(made_images.jpeg(99))
+    assert same_set(known.sets[path], read(folder).sets[path]) is False, "seen before it is imported"
+    make(read(folder))
+    known = read(folder)
+    data = bytearray(made_images.jpeg(99))
+    data[-3] ^= 1
+    image.write_bytes(data)
+    os.utime(image, ns=(6, 6))
+    assert same_set(known.sets[path], read(folder).sets[path]), "of the same size it may be the same"
+    make(read(folder))
+    assert same_set(known.sets[path], read(folder).sets[path]) is False, "until it is imported"
+
+
+def test_a_stop_leaves_what_is_done_and_the_next_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "RECORDS_PER_COMMIT", 5)
+    s, asked = read(folder), [0]
+
+    def stop() -> bool:
+        asked[0] += 1
+        return asked[0] > 20
+
+    with pytest.raises(CopyStopped):
+        make(s, stop)
+    path, made = of_train(s)
+    assert not is_there(made) and Path(f"{made.lmdb}.partial").is_dir()
+    said = make(s)
+    assert said[0].startswith("goes on behind") and is_there(made)
+    known = read(folder).sets[path]
+    shutil.rmtree(made.lmdb)
+    have(path, made, s.data, lambda: False)
+    assert read(folder).sets[path] == known, "as without a stop"
+
+
+def test_of_two_that_come_at_once_one_imports(folder: Path) -> None:
+    s, said = read(folder), list[list[str]]()
+    threads = [threading.Thread(target=lambda: said.append(make(s))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(text.partition(": ")[2].split()[1] for one in said for text in one) == ["30", "9"]
+
+
+def test_images_that_cant_be_used_are_all_named(folder: Path) -> None:
+    for name in ("4", "5"):
+        file = folder / "train" / f"n0000000{int(name) % 3}" / f"{name}.JPEG"
+        file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(DataError) as caught:
+        make(read(folder))
+    assert "2 images of 30 can't be used" in caught.value.message
+    assert "n00000001/4.JPEG" in caught.value.message and "n00000002/5.JPEG" in caught.value.message
+    assert f"stagerun data import {folder / 'train'} LMDB --max-bad N" in caught.value.hint
+
+
+def test_a_folder_that_changes_meanwhile_is_refused(folder: Path) -> None:
+    s = read(folder)
+    (folder / "train" / "n00000000" / "new.JPEG").write_bytes(made_images.jpeg(5))
+    with pytest.raises(DataError, match="was changed while it was imported"):
+        make(s)
+
+
+def test_in_scratch_it_is_a_copy_like_the_others(folder: Path, tmp_path: Path) -> None:
+    scratch = tmp_path / "disk"
+    scratch.mkdir()
+    s = read(written(folder, more=f'scratch: "{scratch}" scratch_reserve: 0'))
+    path, made = of_train(s)
+    assert made.in_scratch and Path(made.lmdb).parent.parent == scratch
+    used = have(path, made, s.data, lambda: False)
+    (kept,) = unstage(str(scratch), [path])
+    assert kept.kept == "is in use"
+    used.close()
+    (gone,) = unstage(str(scratch), [path])
+    assert not gone.kept and not os.path.exists(made.lmdb)
+    assert have(path, made, s.data, lambda: False).said, "and it is imported again"
+
+
+def test_mistakes_are_shown_at_their_places(folder: Path) -> None:
+    (folder / "val" / "n00000001").rename(folder / "val" / "n00000009")
+    written(folder, classes=4, train='images: 31 labels: "l.txt"')
+    (folder / "l.txt").write_text("a 1\n")
+    with pytest.raises(RecipeError, match="all sets of images have `labels`"):
+        load(folder)
+    written(folder, classes=4, train="images: 31")
+    assert wrong(folder) == [
+        (2, "`num_classes` is 4, but train has 3 classes: n00000000, n00000001, n00000002", "write `num_classes: 3`; if outputs without a class are meant, add `spare_classes: true`"),
+        (3, "`images` is 31, but train has 30 images", "write `images: 30`, or leave it out"),
+        (3, "label 1 is `n00000001` in train, and `n00000002` in val", "give both the same class folders: labels count them in the order of their names"),
+    ]  # fmt: skip
+    shutil.rmtree(folder / "val" / "n00000009")
+    (folder / "val" / "n00000002").rename(folder / "val" / "n00000001")
+    written(folder)
+    assert [text for _, text, _ in wrong(folder)] == ["label 2 is `n00000002` in train, and no class in val"]
+
+
+def test_a_folder_that_is_none_is_refused_with_the_words_of_data_import(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load(written(folder), ('data.train.source="."',))
+    (problem,) = caught.value.problems
+    assert "its folders are train, val, which are not classes" in problem.message and "give one of them" in problem.hint
+    (folder / "train" / "empty").mkdir()
+    with pytest.raises(RecipeError, match="no images in the class folder empty"):
+        load(folder)
+    (folder / "train" / "empty").rmdir()
+    monkeypatch.setattr(image_folder, "MOST", 20)
+    with pytest.raises(RecipeError, match="30 images in class folders, where a `source` has 20 at most"):
+        load(folder)
+
+
+def test_hosts_with_other_images_are_told_apart_before_anything_is_imported(folder: Path) -> None:
+    one = [image.seen for image in image_facts(load(folder), [])]
+    make(read(folder))
+    assert [image.seen for image in image_facts(load(folder), [])] == one
+    (folder / "val" / "n00000000" / "0.JPEG").write_bytes(b"other")
+    other = [image.seen for image in image_facts(load(folder), [])]
+    assert other[0] == one[0] and other[1] != one[1]
+
+
+def test_data_stage_imports_to_where_a_run_looks_and_unstage_removes_it(folder: Path, tmp_path: Path) -> None:
+    scratch = tmp_path / "disk"
+    scratch.mkdir()
+    s = read(written(folder, more=f'scratch: "{scratch}" scratch_reserve: 0'))
+    for text in ("imported 30 images", "was imported"):
+        done = CliRunner().invoke(main, ["data", "stage", str(folder)])
+        assert done.exit_code == 0 and text in done.output, done.output
+    assert all(is_there(made) for made in s.imports.values())
+    done = CliRunner().invoke(main, ["data", "unstage", str(folder)])
+    assert done.output.count("removed: copy of") == 2 and not any(is_there(made) for made in s.imports.values())

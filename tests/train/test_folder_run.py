@@ -1,0 +1,135 @@
+"""Runs whose `source` is a folder of class folders: the same bits as of the LMDB that `data import` makes of it."""
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from PIL import Image
+
+from stagerun.base.errors import ResumeRefused
+from stagerun.base.events import Event, Iterated, Note, RunFinished, Stopped
+from stagerun.comm import SoloComm
+from stagerun.data.importing import engine
+from stagerun.data.importing.folder import folder_files
+from stagerun.data.importing.images import ImportOptions, ImportWork
+from stagerun.language import load
+from stagerun.plan import Plan
+from stagerun.system.image_folder import listed
+from stagerun.system.imports import with_imports
+from stagerun.system.world import World
+from stagerun.train.keeper import Keeper
+from stagerun.train.output import plan_of
+from stagerun.train.walk import run
+
+SCHEDULE = """
+name: "photos"
+model { name: "resnet_small" num_classes: 10 channels: 1 batch_norm_param { moving_average_fraction: 0.8 } }
+data { train { source: "train" } val { source: "val" } }
+solver {
+  batch_size: 16 device_batch_size: 8 base_lr: 0.05 lr_policy: "fixed" momentum: 0.9 snapshot: 2
+  transform_param { pad: 2 mirror: true crop_size: 28 }
+}
+stage { name: "one" solver_param { max_iter: 4 } }
+stage { name: "two" solver_param { max_iter: 6 } }
+"""
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("photos")
+    stored = np.load(tiny.STORED)
+    for i in range(400):
+        file = folder / ("train" if i < 300 else "val") / f"c{stored['labels'][i]}" / f"{i}.bmp"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(stored["images"][i].reshape(28, 28)).save(file)
+    (folder / "schedule.prototxt").write_text(SCHEDULE)
+    return folder
+
+
+def events(
+    folder: Path, out: Path, *overrides: str, stop: Callable[[], bool] = lambda: False, at: Callable[[Event], object] = lambda event: None
+) -> list[Event]:  # fmt: skip
+    torch.set_num_threads(1)
+    schedule = with_imports(load(folder, overrides), out)
+    keeper = Keeper(schedule, out)
+    keeper.open()
+    found = []
+    try:
+        for event in run(schedule, str(out), SoloComm(), World(), torch.device("cpu"), keeper, stop):
+            found.append(event)
+            at(event)
+    finally:
+        keeper.close()
+    return found
+
+
+def ids(out: Path) -> dict[str, bytes]:
+    ends = {name: sorted((out / "snapshots").glob(f"{name}-*"))[-1] for name in ("one", "two")}
+    return {name: (end / "model.safetensors").read_bytes() for name, end in ends.items()}
+
+
+def planned(folder: Path, out: Path, *overrides: str) -> Plan:
+    return plan_of(load(folder, overrides), out)
+
+
+def test_the_same_bits_as_from_the_lmdb_also_where_import_and_training_were_stopped(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind in ("train", "val"):
+        work = ImportWork(folder_files(listed(str(photos / kind))), kind, ImportOptions())
+        engine.run(work, str(tmp_path / kind), engine.Job(threads=1))
+    lmdb = tuple(f'data.{kind}.source="{tmp_path / kind}"' for kind in ("train", "val"))
+    events(photos, tmp_path / "lmdb", *lmdb)
+
+    out, make = tmp_path / "out", ImportWork.make
+
+    def slowly(work: ImportWork, position: int) -> engine.Made:
+        time.sleep(0.005)
+        return make(work, position)
+
+    with monkeypatch.context() as slow:
+        slow.setattr(engine, "RECORDS_PER_COMMIT", 10)
+        slow.setattr(ImportWork, "make", slowly)
+        first = events(photos, out, stop=lambda: any(file.stat().st_size for file in out.glob("data/*.partial/rows2")))
+    assert isinstance(first[-1], Stopped) and "while the images were imported" in first[-1].reason
+    assert not (out / "snapshots").exists() or not list((out / "snapshots").iterdir())
+
+    trained: list[Event] = []
+    second = events(
+        photos, out, stop=lambda: len(trained) > 1, at=lambda event: trained.extend([event] * counts(event))
+    )
+    notes = [event.text for event in second if isinstance(event, Note)]
+    assert any("goes on behind" in text for text in notes) and any("imported" in text for text in notes)
+    assert isinstance(second[-1], Stopped) and second[-1].stage == "one"
+
+    third = events(photos, out)
+    assert isinstance(third[-1], RunFinished) and third[-1].trained
+    assert any(isinstance(e, Note) and "resume is BIT-EXACT" in e.text for e in third)
+    assert ids(out) == ids(tmp_path / "lmdb")
+    assert planned(photos, out).iterations_left == planned(photos, out, *lmdb).iterations_left == 0
+    again = events(photos, out)
+    assert isinstance(again[-1], RunFinished) and not again[-1].trained
+
+
+def test_an_edit_that_only_the_import_shows_makes_stages_stale_in_the_same_command(
+    photos: Path, tmp_path: Path
+) -> None:
+    folder, out = shutil.copytree(photos, tmp_path / "p"), tmp_path / "out"
+    trained: list[Event] = []
+    events(folder, out, stop=lambda: len(trained) > 4, at=lambda event: trained.extend([event] * counts(event)))
+    image = next((folder / "train" / "c0").iterdir())
+    Image.fromarray(255 - np.array(Image.open(image))).save(image)
+    os.utime(image, ns=(1, 1))
+    assert [one.state.name for one in planned(folder, out).stages] == ["DONE", "RESUME"], "names and sizes are the same"
+    with pytest.raises(ResumeRefused, match="the training images have changed"):
+        events(folder, out)
+
+
+def counts(event: Event) -> bool:
+    return isinstance(event, Iterated)
