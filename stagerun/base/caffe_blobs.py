@@ -15,7 +15,8 @@ MEAN, VARIANCE, FACTOR = "running_mean", "running_var", "factor"
 NORM = (MEAN, VARIANCE, FACTOR)
 MERGED = (*NORM, "weight", "bias")
 COUNTER = "num_batches_tracked"
-# What the counter is of statistics from long training: they move by 1 - fraction.
+# What the counter is of statistics from long training, where a file has none beside them, or 0, as files that were converted from other
+# libraries do: they move by 1 - fraction.
 LONG = 1_000_000
 _ENDS = (".caffemodel", ".caffemodel.h5")
 # How a NetParameter begins that Caffe wrote: with the name, or with a layer.

@@ -48,8 +48,12 @@ def fill(schedule: Schedule, stage: Stage, live: Mapping[str, Tensor], parent: M
             elif row.origin is Origin.PARENT and parent is not None:
                 _copy(live[row.name], parent[row.name], row.name, "the snapshot")
         taken = {row.name for row in made.of(Origin.FILE)}
-        for name in live.keys() - taken:
-            if name.endswith(COUNTER) and f"{name.removesuffix(COUNTER)}running_mean" in taken:
+        for name in live:
+            mean, var = (f"{name.removesuffix(COUNTER)}running_{which}" for which in ("mean", "var"))
+            if not name.endswith(COUNTER) or mean not in taken:
+                continue
+            fresh = not bool(live[mean].any()) and bool((live[var] == 1).all())
+            if name not in taken or (not fresh and not bool(live[name])):
                 live[name].fill_(LONG)
     return made
 

@@ -203,6 +203,27 @@ def test_what_a_network_freezes_stays_and_is_said(data: Path, tmp_path: Path) ->
     assert torch.equal(weights(tmp_path / "out")["conv1.weight"], fresh.state_dict()["conv1.weight"])
 
 
+@pytest.mark.parametrize(("mean", "kept"), [(5.0, True), (0.0, False)])
+def test_statistics_of_training_beside_a_counter_of_zero_are_kept(
+    data: Path, tmp_path: Path, mean: float, kept: bool
+) -> None:
+    """Weights that were converted from TensorFlow have such counters. The first iteration counts whole for a fresh layer alone."""
+    folder = make(tmp_path / "own", data, VARIANT)
+    held = built(VARIANT).state_dict()
+    held["0.1.running_mean"].fill_(mean)
+    torch.save(held, folder / "converted.pt")
+    schedule = folder / "schedule.prototxt"
+    schedule.write_text(
+        schedule.read_text().replace(
+            '"main" solver_param { }', '"main" solver_param { weights { file: "converted.pt" } }'
+        )
+    )
+    go(folder, tmp_path / "out", "main.max_iter=1", "end.max_iter=1")
+    found = weights(tmp_path / "out")
+    assert bool((found["0.1.running_mean"] > 3).all()) == kept
+    assert (int(found["0.1.num_batches_tracked"]) > 1000) == kept
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
