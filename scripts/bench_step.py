@@ -42,6 +42,7 @@ class Case:
     precision: recipe.Precision = recipe.Precision.FP32
     device: torch.device = torch.device("cpu")  # noqa: RUF009 - immutable
     compiled: bool = False
+    by_hand: Callable[[], torch.nn.Module] | None = None  # what `model` is compared with, where bench_step doesn't know it
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision is recipe.Precision.BF16)
@@ -145,8 +146,10 @@ def training(
 def by_hand(case: Case, batches: list[Batch]) -> Callable[[int], None]:
     """The loop that one would write without stagerun: torch's own BatchNorm, optimiser and loss."""
     torch.manual_seed(1)
-    if case.model.name == "resnet_small":
-        model: torch.nn.Module = with_torchs_norm(ResNetSmall(case.model))
+    if case.by_hand is not None:
+        model: torch.nn.Module = case.by_hand()
+    elif case.model.name == "resnet_small":
+        model = with_torchs_norm(ResNetSmall(case.model))
     else:
         model = getattr(torchvision_models(), case.model.name)(num_classes=case.model.num_classes)
     model = model.to(case.device, memory_format=torch.channels_last).train()

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from stagerun.base.errors import UsageError
 from stagerun.base.recipe import Transform
+from stagerun.models.net import Network
 
 LARGEST_ONNX = 2**31 - 2**20  # bytes of weights: a protobuf message ends at 2 GiB
 
@@ -34,9 +35,18 @@ class Format(enum.Enum):
 
 
 def for_rgb(weights: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """The weights of a network that was trained on B, G, R, for images in R, G, B. `model` is that network."""
-    first = next(path for path, module in model.named_modules() if isinstance(module, nn.Conv2d)) + ".weight"
-    return {**weights, first: weights[first].flip(1).contiguous()}
+    """The weights of a network that was trained on B, G, R, for images in R, G, B. `model` is that network. UsageError for a net of Caffe's
+    whose images go into something else than convolutions."""
+    if isinstance(model, Network):
+        first = model.first_weights()
+        if first is None:
+            hint = "export it without --rgb, and give it images in B, G, R"
+            raise UsageError(
+                "the images go into another layer than a convolution, in which nothing can be turned", hint
+            )
+    else:
+        first = [next(path for path, module in model.named_modules() if isinstance(module, nn.Conv2d)) + ".weight"]
+    return {**weights, **{name: weights[name].flip(1).contiguous() for name in first}}
 
 
 @dataclass(frozen=True, slots=True)

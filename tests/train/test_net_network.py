@@ -13,6 +13,7 @@ from stagerun.base.errors import UsageError
 from stagerun.base.net import Blob, Filler, Layer, Net, Pass
 from stagerun.base.recipe import Loss as LossSettings
 from stagerun.base.recipe import LossType, ParamKind, Solver
+from stagerun.engine.export import Deployed, Pixels, for_rgb, to_onnx
 from stagerun.engine.losses import SOFTMAX, OfNet
 from stagerun.engine.losses import loss_of as loss_of_stage
 from stagerun.engine.mixing import Mixed, Mixture
@@ -245,6 +246,43 @@ def test_global_statistics_as_each_phase_says():
     usual.bn.running_var.fill_(2.0)
     assert torch.allclose(usual(images()), in_test) and torch.allclose(usual.eval()(images()), in_training)
     assert (network.bn.batch_mean == 0).all()
+
+
+# -- for other programs
+
+
+@pytest.mark.long
+def test_a_net_exported_to_onnx_answers_alike_for_any_batch():
+    onnxruntime = pytest.importorskip("onnxruntime")
+    layers = [
+        *NORMED[:4],
+        plain("lrn", net.LRN(alpha=0.5), "conv", "lrn", (4, 6, 6)),
+        plain(
+            "pool",
+            net.Pooling(method=net.Method.AVE, kernel=(3, 3), stride=(2, 2), pad=(2, 2)),
+            "lrn",
+            "pool",
+            (4, 4, 4),
+        ),
+        plain("flat", net.Reshape(), "pool", "flat", (64,)),
+        inner("fc", "flat", "fc", 64),
+        loss("fc"),
+    ]
+    network = build(made(layers)).eval()
+    data = to_onnx(Deployed(network, Pixels("BGR", (110.0,) * 3, 0.01, (1.0,) * 3, False)), 3, 6, {})
+    pixels = np.random.default_rng(1).integers(0, 256, (5, 6, 6, 3), dtype=np.uint8)
+    (found,) = onnxruntime.InferenceSession(data).run(None, {"images": pixels})
+    wanted = network((torch.tensor(pixels).permute(0, 3, 1, 2).float() - 110) * 0.01)
+    np.testing.assert_allclose(found, wanted.detach().numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_net_for_rgb_has_the_weights_of_what_takes_the_images_turned():
+    network, x = build(made(NORMED)).double().eval(), images()
+    wanted = network(x)
+    network.load_state_dict(for_rgb(network.state_dict(), network))
+    assert torch.allclose(network(x.flip(1)), wanted)
+    with pytest.raises(UsageError, match="another layer than a convolution"):
+        for_rgb({}, build(made([inner("fc", "data", "fc", 108), loss("fc")])))
 
 
 # -- several losses

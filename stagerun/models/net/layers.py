@@ -148,7 +148,7 @@ def _eltwise(s: net.Eltwise, layer: Layer, x: Maps, w: Maps) -> Tensor:
 
 
 def _reshape(s: net.Reshape, layer: Layer, x: Maps, w: Maps) -> Tensor:
-    return x[0].reshape(len(x[0]), *layer.shapes[0])
+    return x[0].reshape(x[0].shape[0], *layer.shapes[0])
 
 
 def _softmax(s: net.Softmax, layer: Layer, x: Maps, w: Maps) -> Tensor:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stagerun.base.errors import UsageError
-from stagerun.base.net import BatchNorm, Layer, Net
+from stagerun.base.net import BatchNorm, Convolution, Layer, Net
 from stagerun.models.layers import KeptStatistics
 from stagerun.models.net.fillers import fill
 from stagerun.models.net.layers import LAYERS, relu_in_place
@@ -78,6 +78,12 @@ class Network(nn.Module):
     def train_alone(self) -> None:
         """From now on it answers in training with the logits alone, for a loss that isn't the net's, and computes no more than these need."""
         self._plan(alone=True)
+
+    def first_weights(self) -> list[str] | None:
+        """Of the convolutions that take the images; None where another layer does, or one in groups."""
+        first = [step.layer for _, step in self._test[0] if IMAGES in step.takes]
+        plain = all(isinstance(s := one.settings, Convolution) and s.group == 1 and not s.transposed for one in first)
+        return [one.blobs[0].name for one in first] if plain else None
 
     def train(self, mode: bool = True) -> "Network":
         super().train(mode)
