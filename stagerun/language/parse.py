@@ -21,6 +21,10 @@ MOST_MISTAKES = 100  # of one file; after that the file is probably something el
 CLOSING = {"{": "}", "<": ">", "[": "]"}
 
 
+# The entries of a block that is being read: its values still grow.
+Read = dict[str, tuple[FieldDescriptor, Span, list[Value]]]
+
+
 class TooManyMistakes(Exception):
     """The rest of the file is not read."""
 
@@ -200,27 +204,33 @@ class Reader(Cursor):
 
     def block(self, kind: Descriptor, place: Span, opening: Token | None) -> Block:
         """Fields up to the brace that closes `opening`, or to the end of the file."""
-        closing = CLOSING[opening.text] if opening else None
-        entries: dict[str, Entry] = {}
+        read: Read = {}
         doubtful: set[str] = set()
+        broken = self.fields(kind, opening, read, doubtful)
+        entries = {name: Entry(field, span, tuple(values)) for name, (field, span, values) in read.items()}
+        return Block(kind, place, entries, frozenset(doubtful), broken)
+
+    def fields(self, kind: Descriptor, opening: Token | None, read: Read, doubtful: set[str]) -> bool:
+        """The fields of a block, into `read`. Whether its end is missing."""
+        closing = CLOSING[opening.text] if opening else None
         while True:
             token = self.token
             if token.kind is Kind.END:
                 if opening:
                     self.fail(opening, f"`{opening.text}` is never closed", f"add the missing `{closing}`")
                     self.swallowed = True
-                return Block(kind, place, entries, frozenset(doubtful), broken=self.swallowed)
+                return self.swallowed
             if self.looking_at("}", ">"):
                 self.take()
                 if token.text == closing:
-                    return Block(kind, place, entries, frozenset(doubtful))
+                    return False
                 if opening:
                     self.fail(
                         token,
                         f"`{token.text}` where `{closing}` is expected",
                         f"`{opening.text}` stands in line {opening.line}",
                     )
-                    return Block(kind, place, entries, frozenset(doubtful))
+                    return False
                 self.fail(token, f"`{token.text}` closes nothing", "take it out, or look for a missing `{` above")
             elif token.kind is Kind.WORD:
                 if opening and self.belongs_outside(kind, token):
@@ -229,14 +239,14 @@ class Reader(Cursor):
                         f"`{token.text}` in line {token.line} belongs outside of it; add the missing `{closing}` before"
                     )
                     self.fail(opening, f"`{opening.text}` is never closed", hint)
-                    return Block(kind, place, entries, frozenset(doubtful), broken=True)
-                self.field(kind, entries, doubtful)
+                    return True
+                self.field(kind, read, doubtful)
             else:
                 self.fail(self.take(), f"expected a field's name, not `{shown(token.text)}`")
                 self.skip()
 
-    def field(self, kind: Descriptor, entries: dict[str, Entry], doubtful: set[str]) -> None:
-        """One field; into `entries`, or what is wrong with it into the problems."""
+    def field(self, kind: Descriptor, read: Read, doubtful: set[str]) -> None:
+        """One field; into `read`, or what is wrong with it into the problems."""
         name = self.take()
         field = kind.fields_by_name.get(name.text)
         if field is None:
@@ -248,13 +258,13 @@ class Reader(Cursor):
         if values is None:
             doubtful.add(name.text)
             return
-        earlier = entries.get(name.text)
+        earlier = read.get(name.text)
         if earlier is None:
-            entries[name.text] = Entry(field, self.span(name), values)
+            read[name.text] = field, self.span(name), list(values)
         elif field.is_repeated:
-            entries[name.text] = Entry(field, earlier.name, earlier.values + values)
+            earlier[2].extend(values)
         else:
-            self.fail(name, f"`{name.text}` is given twice", f"it already stands in line {earlier.name.line}")
+            self.fail(name, f"`{name.text}` is given twice", f"it already stands in line {earlier[1].line}")
 
     def belongs_outside(self, kind: Descriptor, name: Token) -> bool:
         """Whether a brace is missing before this field: a message around this one has it, and this one has not."""

@@ -6,51 +6,12 @@ import pytest
 from drawn import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from net_texts import DATA, END, between, mistakes, net_from, only, read_net
 
 from stagerun.base import net
-from stagerun.base.errors import Problems, RecipeError
-from stagerun.language.net import NetText, State, net_of, read, resolve
+from stagerun.base.errors import RecipeError
+from stagerun.language.net import State, net_of
 from stagerun.language.net.cost import costs
-
-IMAGE = (3, 32, 32)
-DATA = 'layer { name: "data" type: "Data" top: "data" top: "label" }\n'
-END = """
-layer { name: "ip" type: "InnerProduct" bottom: "LAST" top: "ip" inner_product_param { num_output: 10 } }
-layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
-"""
-
-
-def read_net(text: str) -> NetText:
-    problems = Problems()
-    found = read(text, "net", problems)
-    assert found is not None, RecipeError(problems.all()).render()
-    return found
-
-
-def net_from(text: str, shape: tuple[int, int, int] | None = IMAGE, **states: State) -> net.Net:
-    problems = Problems()
-    found = resolve(read_net(text), shape, problems, **states)
-    assert found is not None, RecipeError(problems.all()).render()
-    return found
-
-
-def mistakes(text: str, shape: tuple[int, int, int] | None = IMAGE) -> list[str]:
-    """Each as `line:column message`."""
-    problems = Problems()
-    found = read(text, "net", problems)
-    if found is not None:
-        assert resolve(found, shape, problems) is None
-    return [f"{p.span.line}:{p.span.column} {p.message}" for p in RecipeError(problems.all()).problems]
-
-
-def between(*layers: str) -> str:
-    """Layers between the images and a linear layer with its loss; the last one's top is `last`."""
-    return DATA + "\n".join(layers) + END.replace("LAST", "last")
-
-
-def only(of: net.Net, name: str) -> net.Layer:
-    return next(layer for layer in of.train.layers if layer.name == name)
-
 
 # -- published figures
 
@@ -104,7 +65,11 @@ def windows(size: int, kernel: int, stride: int, pad: int, ceil: bool) -> int:
 def test_a_pooling_has_as_many_windows_as_can_be_counted(
     size: int, kernel: int, stride: int, pad: int, ceil: bool
 ) -> None:
-    if pad >= kernel or size + 2 * pad < kernel:
+    if (
+        pad >= kernel
+        or size + 2 * pad < kernel
+        or (windows(size, kernel, stride, pad, ceil) - 1) * stride >= size + pad
+    ):
         return
     rule = "" if ceil else "round_mode: FLOOR"
     layer = f"pooling_param {{ kernel_size: {kernel} stride: {stride} pad: {pad} {rule} }}"
@@ -305,12 +270,12 @@ def test_heads_beside_and_losses_without_weight() -> None:
     heads = "".join(
         f'layer {{ name: "{n}" type: "InnerProduct" bottom: "data" top: "{n}" inner_product_param {{ num_output: 10 }} }}\n'
         f'layer {{ name: "loss_{n}" type: "SoftmaxWithLoss" bottom: "{n}" bottom: "label" loss_weight: {weight} }}\n'
-        for n, weight in (("side", 0.3), ("main", 1), ("idle", 0))
+        for n, weight in (("side", 0.25), ("main", 1), ("idle", 0))
     )
     found = net_from(DATA + heads)
     assert found.train.logits == "main"
     weights = [s.settings.loss_weight for s in found.train.layers if isinstance(s.settings, net.SoftmaxWithLoss)]
-    assert weights == [0.3, 1.0, 0.0]
+    assert weights == [0.25, 1.0, 0.0]
 
 
 def test_logits_are_what_a_softmax_takes() -> None:
@@ -333,7 +298,7 @@ def test_logits_are_what_a_softmax_takes() -> None:
             "loss_param { ignore_label: 255 normalization: FULL normalize: false }",
             net.SoftmaxWithLoss(ignore_label=255, normalization=net.Normalization.FULL),
         ),
-        ("loss_param { label_smoothing: 0.1 }", net.SoftmaxWithLoss(label_smoothing=0.1)),
+        ("loss_param { label_smoothing: 0.125 }", net.SoftmaxWithLoss(label_smoothing=0.125)),
     ],
 )
 def test_settings_of_a_loss(loss_param: str, expected: net.SoftmaxWithLoss) -> None:
@@ -354,6 +319,12 @@ def test_batch_norm_alone_as_intels_merged_one_and_its_filler_for_the_scale_afte
     assert blobs("batch_norm_param { filler { value: 0 } }") == {"sc.weight": 0.0, "sc.bias": 0.0}
     merged = "batch_norm_param { use_weight_bias: true bias_filler { value: 3 } }"
     assert blobs(merged) == {"bn.weight": 1.0, "bn.bias": 3.0, "sc.weight": 1.0, "sc.bias": 0.0}
+
+
+def test_numbers_are_single_as_in_caffe() -> None:
+    found = net_from(between('layer { name: "p" type: "Power" bottom: "data" top: "last" power_param { scale: 0.1 } }'))
+    assert only(found, "p").settings == net.Power(scale=0.10000000149011612)
+    assert only(net_from(TODAY), "conv1").blobs[1].lr_mult == 2
 
 
 # -- the canonical form

@@ -1,4 +1,50 @@
-"""Net prototxts as published ones are built, written in a few lines each; sizes are those of the papers and of Caffe's examples."""
+"""Net prototxts as published ones are built, written in a few lines each; and what tests of nets ask of a text."""
+
+from stagerun.base import net
+from stagerun.base.errors import Problems, RecipeError
+from stagerun.language.net import NetText, State, read, resolve
+
+IMAGE = (3, 32, 32)
+DATA = 'layer { name: "data" type: "Data" top: "data" top: "label" }\n'
+END = """
+layer { name: "ip" type: "InnerProduct" bottom: "LAST" top: "ip" inner_product_param { num_output: 10 } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+"""
+
+
+def read_net(text: str) -> NetText:
+    problems = Problems()
+    found = read(text, "net", problems)
+    assert found is not None, RecipeError(problems.all()).render()
+    return found
+
+
+def net_from(text: str, shape: tuple[int, int, int] | None = IMAGE, **states: State) -> net.Net:
+    problems = Problems()
+    found = resolve(read_net(text), shape, problems, **states)
+    assert found is not None, RecipeError(problems.all()).render()
+    return found
+
+
+def mistakes(text: str, shape: tuple[int, int, int] | None = IMAGE) -> list[str]:
+    """Each as `line:column message`."""
+    problems = Problems()
+    found = read(text, "net", problems)
+    if found is not None:
+        assert resolve(found, shape, problems) is None
+    return [f"{p.span.line}:{p.span.column} {p.message}" for p in RecipeError(problems.all()).problems]
+
+
+def between(*layers: str) -> str:
+    """Layers between the images and a linear layer with its loss; the last one's top is `last`."""
+    return DATA + "\n".join(layers) + END.replace("LAST", "last")
+
+
+def only(of: net.Net, name: str) -> net.Layer:
+    return next(layer for layer in of.train.layers if layer.name == name)
+
+
+# -- published nets; sizes are those of the papers and of Caffe's examples
 
 INCEPTIONS = {  # 1x1, 3x3 reduce, 3x3, 5x5 reduce, 5x5, pool proj
     "3a": (64, 96, 128, 16, 32, 32),

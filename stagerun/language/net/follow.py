@@ -6,17 +6,21 @@ from itertools import islice
 
 from stagerun.base import net
 from stagerun.base.errors import Problems, Span, nearest
+from stagerun.base.text import count
 from stagerun.language.lexer import shown
-from stagerun.language.net.given import LARGEST, Dims, Given, Made, NewBlob, filler, text, volume
-from stagerun.language.net.layers import IMAGES, LAYERS, merged
+from stagerun.language.net.blobs import filler_of
+from stagerun.language.net.given import LARGEST, TOO_LARGE, Dims, Given, Made, text, volume
+from stagerun.language.net.layers import IMAGES, LAYERS
+from stagerun.language.net.parameters import Parameters
 from stagerun.language.net.text import TOO_MANY, NetText, type_of
-from stagerun.language.parse import MOST_MISTAKES
+from stagerun.language.net.weighted import merged
+from stagerun.language.parse import MOST_MISTAKES, TooManyMistakes
 from stagerun.language.tree import Block
 from stagerun.language.view import View
 
 Image = tuple[int, int, int]
 LABELS: Dims = ()
-MOST_LIKENED = 2_000  # names among which a similar one is looked for
+MOST_LIKENED = 500  # names among which a similar one is looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +46,9 @@ def follow(
     walk = _Walk(net_text.path, phase, shape, problems, {top: b for b in other for top in View(b).texts("top")})
     walk.later = _first_tops(layers)
     for layer in layers:
-        walk.layer(layer)
-        if problems.count(net_text.path) > MOST_MISTAKES:
+        try:
+            walk.layer(layer)
+        except TooManyMistakes:
             problems.add(layer.place, TOO_MANY, "is it a net?")
             return None
     return walk.end(net_text.place)
@@ -72,14 +77,15 @@ class _Walk:
         self.names: dict[str, Block] = {}
         self.images = self.labels = ""
         self.found: list[net.Layer] = []
-        self.blobs: dict[str, net.Blob] = {}
-        self.shared: dict[str, tuple[net.Blob, Block]] = {}
-        self.places: dict[str, Span] = {}
+        self.parameters = Parameters(self.fail)
         self.unknown = False  # a size or a layer is not known
 
     def fail(self, place: Span, name: str, message: str, hint: str = "") -> None:
+        """TooManyMistakes, so that no net makes its reader work for long."""
         self.problems.add(place, f"layer {shown(name)}: {message}", hint)
         self.unknown = True
+        if self.problems.count(self.path) > MOST_MISTAKES:
+            raise TooManyMistakes
 
     def layer(self, block: Block) -> None:
         view, kind = View(block), type_of(block)
@@ -90,7 +96,7 @@ class _Walk:
             self.fail(place, kind, "it has no `name`", "parameters are found by the layer's name")
         elif name in self.names:
             line = self.names[name].place.line
-            self.fail(place, name, f"there is another of this name in {self.phase}", f"it stands in line {line}")
+            self.fail(place, name, "there is another layer of this name", f"it stands in line {line}")
         self.names[name] = block
         self._rules(block, name)
         dims = tuple(self._taken(block, name, i, bottom) for i, bottom in enumerate(bottoms))
@@ -102,12 +108,12 @@ class _Walk:
         if made is not None and kind in IMAGES:
             made = self._read(block, name, kind, tops, made)
         if made is not None and kind == "Scale":
-            made = self._filled_by_norm(made, bottoms)
+            made = self._filled_by_norm(given, made, bottoms)
         self._put(block, name, tops, bottoms if row.in_place else (), made)
         if made is None or self.problems.count(self.path) > before:
             self.unknown = True
             return
-        blobs = self._blobs(block, name, kind, made.blobs)
+        blobs = self.parameters.of(block, name, kind, made.blobs)
         shapes = tuple(() if d is None else tuple(n or 0 for n in d) for d in made.tops)
         self.found.append(
             net.Layer(
@@ -128,7 +134,7 @@ class _Walk:
             if number < low
             else f"at most {high}"
         )
-        self.fail(place, name, f"{number} {what}s, and {kind} has {wanted}")
+        self.fail(place, name, f"{count(number, what)}, and {kind} has {wanted}", f"`{what}` stands once for each")
         return False
 
     def _rules(self, block: Block, name: str) -> None:
@@ -176,7 +182,10 @@ class _Walk:
             )
         else:
             self.fail(
-                place, name, f"no layer has the top {shown(bottom)}", nearest(bottom, islice(self.maps, MOST_LIKENED))
+                place,
+                name,
+                f"no layer has the top {shown(bottom)}",
+                nearest(bottom, islice(self.maps, MOST_LIKENED)) or "a bottom is the top of a layer before it",
             )
         self.maps[bottom] = None  # said once
         return None
@@ -188,14 +197,16 @@ class _Walk:
             if top in self.maps and not (i < len(in_place) and in_place[i] == top) and top in self.makers:
                 line = self.makers[top].place.line
                 own = top in View(block).texts("bottom")
-                what = "can't be computed in place" if own else f"top {shown(top)} is there already"
+                what = f"{type_of(block)} can't be computed in place" if own else f"top {shown(top)} is there already"
                 self.fail(
                     place, name, what, "give its top a name of its own" if own else f"the layer in line {line} has it"
                 )
             dims = made.tops[i] if made is not None else None
             size = volume(dims) if dims is not None else None
             if size is not None and size > LARGEST:
-                self.fail(place, name, f"top {shown(top)} has {size} values for an image, more than {LARGEST}")
+                self.fail(
+                    place, name, f"top {shown(top)} has {size} values for an image, more than {LARGEST}", TOO_LARGE
+                )
                 dims = None
             if dims is None or None in dims:
                 self.unknown |= type_of(block) != "Accuracy"
@@ -223,7 +234,7 @@ class _Walk:
                 found.append(None)
         return replace(made, tops=tuple(found))
 
-    def _filled_by_norm(self, made: Made, bottoms: Sequence[str]) -> Made:
+    def _filled_by_norm(self, given: Given, made: Made, bottoms: Sequence[str]) -> Made:
         """Intel's Caffe joins a Scale to the BatchNorm before it, and the fillers written there are its."""
         norm = self.makers.get(bottoms[0]) if len(bottoms) == 1 else None
         inside = norm.block("batch_norm_param") if norm is not None and type_of(norm) == "BatchNorm" else None
@@ -231,81 +242,31 @@ class _Walk:
             return made
         names = {"weight": ("filler", 1.0), "bias": ("bias_filler", 0.0)}
         blobs = tuple(
-            replace(blob, filler=filler(View(inside).inside(names[blob.name][0]), "constant", names[blob.name][1]))
+            replace(blob, filler=filler_of(given, View(inside), *names[blob.name]))
             if names[blob.name][0] in inside.entries
             else blob
             for blob in made.blobs
         )
         return replace(made, blobs=blobs)
 
-    def _blobs(self, block: Block, name: str, kind: str, new: Sequence[NewBlob]) -> tuple[net.Blob, ...]:
-        """With the rates of `param`, and the names of shared ones."""
-        params = list(View(block).views("param"))
-        statistics = 3 if kind == "BatchNorm" else 0
-        if len(params) > len(new) + statistics:
-            place = block.entries["param"].name
-            self.fail(
-                place,
-                name,
-                f"{len(params)} `param`, and the layer has {len(new) + statistics} parameters",
-                "remove those too many",
-            )
-        params = params[statistics:]
-        found = []
-        for i, blob in enumerate(new):
-            size = volume(blob.dims)
-            if None in blob.dims:
-                self.unknown = True
-            if size is not None and size > LARGEST:
-                self.fail(block.place, name, f"its {blob.name} has {size} values, more than {LARGEST}")
-            shape = tuple(n or 0 for n in blob.dims)
-            made = net.Blob(name=f"{name}.{blob.name}", shape=shape, filler=blob.filler)
-            found.append(self._with_param(made, params[i] if i < len(params) else None, block, name))
-        for made in found:
-            self.blobs.setdefault(made.name, made)
-            self.places.setdefault(made.name, block.place)
-        return tuple(found)
-
-    def _with_param(self, blob: net.Blob, param: View | None, block: Block, name: str) -> net.Blob:
-        if param is None:
-            return blob
-        rates = {field: param.number(field) for field in ("lr_mult", "decay_mult")}
-        blob = replace(blob, lr_mult=rates["lr_mult"] or 0.0, decay_mult=rates["decay_mult"] or 0.0)
-        shared = param.text("name")
-        if not shared:
-            return blob
-        if shared not in self.shared:
-            self.shared[shared] = blob, block
-            return blob
-        owner, first = self.shared[shared]
-        place, line = param.place("name"), first.place.line
-        if 0 in blob.shape or 0 in owner.shape:
-            return replace(blob, name=owner.name)
-        permissive = param.text("share_mode") == "PERMISSIVE"
-        if blob.shape != owner.shape and not (permissive and volume(blob.shape) == volume(owner.shape)):
-            message = f"parameter {shown(shared)} is {text(blob.shape)} here and {text(owner.shape)} in line {line}"
-            self.fail(place, name, message, "shared parameters have one shape")
-        for field in ("lr_mult", "decay_mult"):
-            if param.has(field) and getattr(owner, field) != getattr(blob, field):
-                self.fail(
-                    param.place(field), name, f"`{field}` of {shown(shared)} is another in line {line}", "give one"
-                )
-        return replace(blob, name=owner.name, filler=owner.filler, lr_mult=owner.lr_mult, decay_mult=owner.decay_mult)
-
     def end(self, place: Span) -> Passed | None:
+        """None where a size is not known."""
         if not self.images and not any(self.maps[b] is None for b in self.maps):
-            self.problems.add(place, f"no layer gives images in {self.phase}", f"write one of {', '.join(IMAGES)}")
+            self.problems.add(place, "no layer gives images", f"write one of {', '.join(IMAGES)}")
             return None
         logits = self._logits()
         dims = self.maps.get(logits)
+        if not logits and not self.unknown:
+            self.problems.add(place, "no layer computes anything", "write the layers of a network")
+            return None
         if logits and dims is not None and self._are_no_logits(logits, dims):
             return None
         image = self.maps.get(self.images)
-        if self.unknown or dims is None or image is None or len(image) != 3:
+        if self.unknown or self.parameters.unknown or dims is None or image is None or len(image) != 3:
             return None
         channels, height, width = (n or 0 for n in image)
         made = net.Pass(layers=tuple(self.found), images=self.images, labels=self.labels, logits=logits)
-        return Passed(made, (channels, height, width), dims[0] or 0, self.blobs, self.places)
+        return Passed(made, (channels, height, width), dims[0] or 0, self.parameters.blobs, self.parameters.places)
 
     def _logits(self) -> str:
         """As `net.Pass` says; of a Softmax what it takes."""

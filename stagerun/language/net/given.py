@@ -1,11 +1,11 @@
 """What the function of a layer gets and gives. Sizes are None where an image's are not known yet."""
 
+import struct
 from dataclasses import dataclass
 from math import prod
 
 from stagerun.base import net
 from stagerun.base.errors import Problems, Span
-from stagerun.base.recipe import VarianceNorm
 from stagerun.language.lexer import shown
 from stagerun.language.tree import Block, Entry
 from stagerun.language.view import View
@@ -13,6 +13,8 @@ from stagerun.language.view import View
 Size = int | None
 Dims = tuple[Size, ...]  # of one image's map
 LARGEST = 2**31 - 1  # values of a map or a parameter, as in Caffe
+TOO_LARGE = "is a size or a `num_output` wrong?"
+MOST_AXES = 32  # of a map, as in Caffe
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,10 @@ class Given:
     def first(self) -> Dims | None:
         return self.dims[0] if self.dims else None
 
+    def bottom(self, at: int = 0) -> str:
+        """Its name, for messages."""
+        return shown(self.bottoms[at])
+
     def fail(self, message: str, hint: str = "", place: Span | Entry | None = None) -> None:
         """`place`: that of the layer's name by default."""
         name = self.block.entries.get("name")
@@ -62,11 +68,24 @@ class Given:
         entry = view.block.entries.get(field)
         self.fail(message, hint, entry.place if entry is not None else view.block.place)
 
+    def number(self, view: View, field: str) -> float:
+        """As Caffe has it: in single precision. 0 where neither it nor a default is written."""
+        return self.single(view, field, view.number(field) or 0.0)
+
+    def single(self, view: View, field: str, written: float) -> float:
+        """The nearest number of single precision; a mistake at the field where there is none."""
+        try:
+            (found,) = struct.unpack("<f", struct.pack("<f", written))
+        except OverflowError:
+            self.wrong(view, field, f"`{field}: {written:g}` is too large for Caffe's numbers", "at most 3.4e38")
+            return written
+        return float(found)
+
     def rank(self, least: int, what: str) -> Dims | None:
         """The first bottom, if it has at least so many axes besides the images'."""
         dims = self.first
         if dims is not None and len(dims) < least:
-            self.fail(f"bottom {self.bottoms[0]} is {text(dims)}, and {what}")
+            self.fail(f"bottom {self.bottom()} is {text(dims)}, and {what}", "is it the bottom that is meant?")
             return None
         return dims
 
@@ -82,7 +101,12 @@ class Given:
         elif axis == 0:
             self.wrong(view, name, "axis 0 is that of the images, which are computed apart", "give the axis of a map")
         elif not 0 < axis <= len(dims):
-            self.wrong(view, name, f"`{name}: {written}`, and the axes of {text(dims)} are 1 to {len(dims)}")
+            self.wrong(
+                view,
+                name,
+                f"`{name}: {written}`, and the axes of {text(dims)} are 1 to {len(dims)}",
+                "axis 1: the channels",
+            )
         else:
             return axis
         return None
@@ -99,11 +123,5 @@ def volume(dims: Dims) -> Size:
     return prod(known) if len(known) == len(dims) else None
 
 
-def filler(view: View, default: str = "constant", value: float = 0.0) -> net.Filler:
-    """Of a FillerParameter that is written; of one that is not: `default`."""
-    written = {name: view.number(name) for name in ("value", "min", "max", "mean", "std")}
-    numbers = {name: number for name, number in written.items() if number is not None}
-    if not view.block.entries:
-        return net.Filler(type=default, value=value)
-    norm = VarianceNorm(view.text("variance_norm"))
-    return net.Filler(type=view.text("type") or "", variance_norm=norm, sparse=view.whole("sparse") or -1, **numbers)
+def alike(one: Dims, other: Dims) -> bool:
+    return len(one) == len(other) and all(a is None or b is None or a == b for a, b in zip(one, other, strict=True))

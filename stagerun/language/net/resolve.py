@@ -5,7 +5,6 @@ from math import prod
 
 from stagerun.base import net
 from stagerun.base.errors import Problems, RecipeError
-from stagerun.base.text import count
 from stagerun.language.net.follow import Image, Passed, follow
 from stagerun.language.net.layers import IMAGES
 from stagerun.language.net.phases import PHASES, TEST, TRAIN, State, layers_in
@@ -75,7 +74,7 @@ def _agree(text: NetText, one: Passed, other: Passed, problems: Problems) -> boo
             problems.add(one.places[name], message, "layers of the same name have the same parameters")
             fine = False
     if one.classes != other.classes:
-        message = f"{count(one.classes, 'class')} in training and {other.classes} in testing"
+        message = f"the number of classes is {one.classes} in training and {other.classes} in testing"
         problems.add(text.place, message, "both phases have the same outputs")
         fine = False
     return fine

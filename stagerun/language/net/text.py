@@ -178,6 +178,8 @@ def _stray_fields(
 _LEFT_OUT = {"include", "exclude", "phase", "engine", "propagate_down", "blobs"}
 _OF_READERS = {"name", "type", "top"}
 _NOT_INSIDE = {"engine", "force_nd_im2col", "stable_prod_grad"}
+# Fields that say something though they are at their default: Caffe asks whether they are there.
+_TELLING = {"filler", "bias_filler", "normalization", "use_weight_bias"}
 # Lists that say nothing where all values are these.
 _IDLE = {"pad": 0, "stride": 1, "dilation": 1}
 
@@ -209,7 +211,9 @@ def _texts(entry: Entry) -> Iterator[str]:
             if text:
                 yield from [f"{field.name} {{ }}"] * idle  # their places count
                 yield f"{field.name} {{ {text} }}"
+            elif field.name in _TELLING:
+                yield f"{field.name} {{ }}"
             idle = idle + 1 if field.is_repeated and not text else 0
-        elif field.is_repeated or value.value != tree.default(field):
+        elif field.is_repeated or field.name in _TELLING or value.value != tree.default(field):
             said = value.value + 0.0 if isinstance(value.value, float) else value.value  # -0.0 is 0.0
             yield f"{field.name}: {tree.canonical(said, field)}"

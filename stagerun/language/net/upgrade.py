@@ -117,8 +117,8 @@ def _input(net: Block, problems: Problems) -> Block | None:
 
 def _v2(layer: Block) -> Block:
     """BatchNorm's three blobs aren't learned, whatever `param` says of them."""
-    view = View(layer)
-    if view.text("type") != "BatchNorm" or len(list(layer.blocks("param"))) != 3:
+    params = list(layer.blocks("param"))
+    if View(layer).text("type") != "BatchNorm" or len(params) != 3 or any("name" in param.entries for param in params):
         return layer
     return Block(layer.kind, layer.place, {n: e for n, e in layer.entries.items() if n != "param"}, layer.doubtful)
 
