@@ -215,11 +215,13 @@ class Nets:
         held = self.held.get(str(named.values[0].value)) if named is not None else None
         if held is None or named is None or "param" in settings.doubtful:
             return settings
-        rules = tuple(Value(_rule(*rule, named.place), "", named.place) for rule in multipliers(held.net))
+        text = self.text(named)
+        place = text.place if text is not None else named.place
+        rules = tuple(Value(_rule(*rule, place), "", place) for rule in multipliers(held.net))
         own = settings.entries.get("param")
         if not rules:
             return settings
-        entry = Entry(SOLVER.fields_by_name["param"], named.place, rules)
+        entry = Entry(SOLVER.fields_by_name["param"], place, rules)
         entry = replace(own, values=(*own.values, *rules)) if own is not None else entry
         return replace(settings, entries={**settings.entries, "param": entry})
 

@@ -145,6 +145,8 @@ def _wrong_code(value: str) -> tuple[str, str]:
 def _wrong_text(key: str, name: str, value: str) -> tuple[str, str]:
     if key in CHOICES and value not in CHOICES[key]:
         known = "`stagerun help Model.name` lists them" if key == "Model.name" else f"known: {listing(CHOICES[key])}"
+        if value == "?":
+            return f"`{name}` is still a question", known
         return f"`{name}` has no value `{shown(value)}`", nearest(value, CHOICES[key]) or known
     if key == "Schedule.name" and not is_schedule_name(value):
         return f"`{shown(value)}` can't be the name of a schedule", "letters, digits, `_`, `-` and `.` can be in it"

@@ -4,6 +4,7 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -62,10 +63,13 @@ class ReachOptions:
         "--sync-code", "With --sync: copy this package, too; the interpreter there has all others.", title=HOSTS
     )
 
-    def bundle(self, schedule: str) -> tuple[Bundle | None, str]:
-        """What is copied to all hosts, and the schedule's folder there. UsageError."""
+    def bundle(self, schedule: str, files: Iterable[tuple[str, str]]) -> tuple[Bundle | None, str]:
+        """What is copied to all hosts, and the schedule's folder there. UsageError, also where one of its `files` (path, text) lies elsewhere."""
         if self.sync is None:
             return None, schedule
+        for file, _ in files:
+            if not Path(os.path.abspath(file)).is_relative_to(os.path.abspath(schedule)):
+                raise UsageError(f"--sync copies {schedule}, and its net {file} lies elsewhere", f"copy it into {schedule}")
         folder = self.sync or f"~/stagerun/{Path(schedule).resolve().name}"
         return bundle(folder, schedule, self.sync_code)
 

@@ -3,8 +3,10 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from stagerun.base.errors import listing
-from stagerun.base.recipe import Schedule, Stage
-from stagerun.base.text import columns
+from stagerun.base.recipe import Model, Schedule, Stage
+from stagerun.base.text import columns, count
+from stagerun.language.net.cost import costs
+from stagerun.language.nets import of_model
 from stagerun.plan.transfer import Left, Origin, Row, Shape, Transfer, size, some
 
 
@@ -74,12 +76,22 @@ def network_change(schedule: Schedule, stage: Stage) -> str:
     return f"{text}; what fits by name and shape is taken over"
 
 
+def _size(model: Model) -> str:
+    """How large a net of Caffe's is: `lenet.prototxt, 431080 parameters, 2.29 million multiply-adds for an image of 1 x 28 x 28`."""
+    found = list(costs(of_model(model).train))
+    adds, parameters = sum(cost.multiply_adds for cost in found), sum(cost.parameters for cost in found)
+    shape = " x ".join(map(str, model.input_shape))
+    return f"{model.name}, {count(parameters, 'parameter')}, {adds / 1e6:.3g} million multiply-adds for an image of {shape}"
+
+
 def network_lines(schedule: Schedule, stage: Stage) -> Iterator[str]:
     """What `plan` says of a stage's network and weights."""
     if change := network_change(schedule, stage):
         yield f"network: {change.removeprefix(f'stage `{stage.name}` ')}"
     elif stage.solver.model is not None:
         yield f"network: {stage.model.name}, {stage.model.num_classes} classes"
+    if stage.model.net is not None and (stage.parent is None or stage.model != schedule.stage(stage.parent).model):
+        yield f"net: {_size(stage.model)}"
     if stage.solver.solverstate is not None:
         where = f"at iteration {stage.begins}, " if stage.begins else ""
         yield f"begins: {where}where {stage.solver.solverstate} was written; `--weights` shows which tensors it gives"

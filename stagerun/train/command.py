@@ -110,7 +110,7 @@ def _on_hosts(options: RunOptions, hosts: HostOptions) -> int:
 
     schedule = load(options.folder, options.overrides)
     require_evaluation(options.log, schedule)
-    bundle, folder = hosts.bundle(options.folder)
+    bundle, folder = hosts.bundle(options.folder, schedule.files)
     out = options.out if options.replay is None else str(options.output(schedule))
     options = replace(options, folder=folder, out=out)
     task = Task(

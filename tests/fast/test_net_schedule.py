@@ -7,11 +7,16 @@ from pathlib import Path
 import pytest
 
 from stagerun.base import recipe
-from stagerun.base.errors import RecipeError
+from stagerun.base.errors import RecipeError, UsageError
+from stagerun.base.snapshots import Inventory
 from stagerun.data.synthetic import write_synthetic
 from stagerun.language import canonical, load
 from stagerun.language.stored import read_recipe
 from stagerun.language.values import leaves
+from stagerun.launch.options import ReachOptions
+from stagerun.plan import make_plan
+from stagerun.plan.render import render_text
+from stagerun.tools.explain.command import explain_text
 
 NET = """name: "small"
 layer {
@@ -86,6 +91,25 @@ def test_the_schedule_wins(write: Write) -> None:
     assert not solver.transform.mirror  # a field replaces the one below it whole
     assert [r.name for r in solver.param] == ["ip.bias", "*.bias"]  # the first that fits counts
     assert write(stage='clear: "transform_param"').stages[0].solver.transform.scale == 1
+
+
+def test_explain_shows_the_line_of_the_net(write: Write, tmp_path: Path) -> None:
+    write()
+    said = explain_text(str(tmp_path / "one"), "main.batch_size", ())
+    assert "small.prototxt:5:" in said and 'data_param { source: "images/train" batch_size: 4' in said
+    assert "small.prototxt" in explain_text(str(tmp_path / "one"), "main.param", ())
+
+
+def test_plan_counts(write: Write) -> None:
+    said = render_text(make_plan(write(), Inventory()))
+    # 6 x 25 + 6 and 10 x 96 + 10; 150 weights at 16 places, and 960 once.
+    assert "1126 parameters, 0.00336 million multiply-adds for an image of 1 x 8 x 8" in said
+
+
+def test_sync_refuses_a_net_elsewhere(write: Write, tmp_path: Path) -> None:
+    schedule = write()
+    with pytest.raises(UsageError, match=r"its net .*small\.prototxt lies elsewhere"):
+        ReachOptions(hosts="a", sync="/there").bundle(str(tmp_path / "one"), schedule.files)
 
 
 def test_iter_size_makes_the_batch(write: Write) -> None:

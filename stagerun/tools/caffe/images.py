@@ -271,6 +271,9 @@ def count_images(images: Images, given: int | None, folder: CaffeFolder, found: 
         why = "a path from Caffe's folder, and it isn't there; here paths begin at the schedule's folder"
         found.leave(images.source_place, "source", why, "write the LMDB's path")
     place, number, channels = there or (images.source, 0, None)
+    made = folder.images(_lmdb_of(images.source), False) if images.list_file else None
+    if made is not None:
+        return _counted(images.source, Count(made[0], made[1], "counted in the LMDB", made[2], True), given)
     if images.list_file:
         return _counted(images.source, Count(_lmdb_of(images.source), number, "counted in the list", channels), given)
     return _counted(images.source, Count(place, number, "counted in the LMDB", channels, there is not None), given)

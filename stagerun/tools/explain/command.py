@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from stagerun.base.errors import Problem, UsageError, listing, nearest
+from stagerun.base.errors import Problem, Problems, UsageError, listing, nearest
 from stagerun.base.recipe import CODE, Ensemble, Origin, Schedule, Stage
 from stagerun.base.text import columns
 from stagerun.command.ending import show
 from stagerun.command.options import argument, command
 from stagerun.command.shared import Folder, Overrides
 from stagerun.language import load, tree
-from stagerun.language.layers import LMDB, pairs
+from stagerun.language.layers import LMDB, NET, pairs
 from stagerun.language.tree import SCHEDULE, SOLVER, SOURCE, is_message, quoted
 from stagerun.language.values import NONE, leaves, own_images, shown, text
 from stagerun.manual.fields import help_text
@@ -202,6 +202,10 @@ def _default(schedule: Schedule, asked: Asked) -> str:
     said = origin.text if origin is not None else NONE
     if origin is not None and origin.layer == LMDB:
         return "not written: read from the LMDB"
+    if origin is not None and origin.layer == NET and origin.span is not None:
+        problems = Problems()
+        problems.files(schedule.files)
+        return Problem("said by the net of Caffe's", origin.span, problems.line(origin.span)).render()
     if value in (None, NONE, "[]") and said in (NONE, "[]"):
         return "not set"
     if value != said:

@@ -80,7 +80,7 @@ def _start(options: PreflightOptions, job: Job) -> int:
 def _on_hosts(options: PreflightOptions, hosts: ReachOptions) -> int:
     schedule = load(options.folder, options.overrides)
     require_stages(schedule)
-    bundle, folder = hosts.bundle(options.folder)
+    bundle, folder = hosts.bundle(options.folder, schedule.files)
     there = replace(options, folder=folder)
 
     def survey(facts: Mapping[str, Facts], missing: Mapping[str, str]) -> int:

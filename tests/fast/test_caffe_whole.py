@@ -1,0 +1,129 @@
+"""`stagerun import caffe`: nets that are kept whole, and what a stage starts from that no stage makes."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from stagerun.base import recipe
+from stagerun.base.errors import ExitCode
+from stagerun.cli import main
+from stagerun.language import load
+from stagerun.language.nets import of_model
+
+DATA = """layer {
+  name: "data" type: "Data" top: "data" top: "label" include { phase: %s }
+  transform_param { crop_size: 8 mean_value: 1 mean_value: 2 mean_value: 3 }
+  data_param { source: "/data/cifar10_train_lmdb" batch_size: 10 backend: LMDB }
+}
+"""
+LAYERS = """layer {
+  name: "conv1" type: "Convolution" bottom: "data" top: "conv1" param { lr_mult: 1 } param { lr_mult: 2 }
+  convolution_param { num_output: 4 kernel_size: 3 }
+}
+layer { name: "ip" type: "InnerProduct" bottom: "conv1" top: "ip" inner_product_param { num_output: 10 } }
+"""
+LOSS = 'layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }\n'
+ACCURACY = 'layer { name: "top1" type: "Accuracy" bottom: "ip" bottom: "label" top: "top1" %s }\n'
+NET = 'name: "small"  # as published\n' + DATA % "TRAIN" + DATA % "TEST" + LAYERS + LOSS + ACCURACY % "include { phase: TEST }"
+SOLVER = 'base_lr: 0.01 lr_policy: "fixed" max_iter: 20 test_interval: 10 test_iter: 1\n'
+
+
+def run(folder: Path, *arguments: str) -> tuple[int, str]:
+    told = ("--images", "500", "--val-images", "100", "--out", str(folder / "out"))
+    found = CliRunner().invoke(main, ["import", "caffe", str(folder), *told, *arguments], prog_name="stagerun")
+    return found.exit_code, " ".join(found.output.split())
+
+
+def imported(folder: Path, *arguments: str) -> recipe.Schedule:
+    code, said = run(folder, *arguments)
+    assert code == 0, said
+    return load(folder / "out")
+
+
+def write(folder: Path, **texts: str) -> Path:
+    for name, text in texts.items():
+        (folder / (name if name == "README" else f"{name}.prototxt")).write_text(text)
+    return folder
+
+
+def test_the_net_is_copied_as_it_is(tmp_path: Path) -> None:
+    schedule = imported(write(tmp_path, net=NET, solver=f'net: "net.prototxt" {SOLVER}'))
+    (stage,) = schedule.stages
+    assert (tmp_path / "out" / "net.prototxt").read_text() == NET
+    assert (stage.model.name, stage.model.num_classes, stage.model.input_shape) == ("net.prototxt", 10, (3, 8, 8))
+    assert [(rule.name, rule.lr_mult) for rule in stage.solver.param] == [("conv1.bias", 2.0)]
+
+
+@pytest.mark.parametrize("way", ["two files", "in the solver", "stages"])
+def test_nets_in_other_forms_are_one_network(way: str, tmp_path: Path) -> None:
+    """As a net of both phases is: in two files, within the solver, and by `stage` of a state."""
+    whole = imported(write(tmp_path, net=NET, solver=f'net: "net.prototxt" {SOLVER}')).stages[0]
+    other = tmp_path / "other"
+    other.mkdir()
+    train, test = DATA % "TRAIN" + LAYERS + LOSS, DATA % "TEST" + LAYERS + LOSS + ACCURACY % ""
+    if way == "two files":
+        write(other, train=train, test=test, solver=f'train_net: "train.prototxt" test_net: "test.prototxt" {SOLVER}')
+    elif way == "in the solver":
+        write(other, solver=f"net_param {{ {NET} }} {SOLVER}".replace("  # as published", ""))
+    else:
+        staged = NET.replace("include { phase: TEST }", 'include { phase: TEST stage: "tested" }')
+        write(other, net=staged, solver=f'net: "net.prototxt" test_state {{ stage: "tested" }} {SOLVER}')
+    stage = imported(other).stages[0]
+    one, two = of_model(whole.model), of_model(stage.model)
+    assert (one.train, one.test) == (two.train, two.test)
+    assert stage.solver == whole.solver
+
+
+def test_nets_that_read_other_images_are_one_network(tmp_path: Path) -> None:
+    solver = f'net: "%s.prototxt" {SOLVER}'
+    write(tmp_path, net=NET, plain=NET.replace("crop_size: 8", "crop_size: 8 mirror: true"))
+    write(tmp_path, a_solver=solver % "net", b_solver=solver % "plain")
+    first, second = imported(tmp_path, "--order", "a_solver,b_solver").stages
+    assert first.model == second.model and second.solver.model is None
+    assert (first.solver.transform.mirror, second.solver.transform.mirror) == (False, True)
+
+
+def test_layers_of_no_classifier_are_mistakes_at_their_places(tmp_path: Path) -> None:
+    net = NET.replace('"SoftmaxWithLoss"', '"ContrastiveLoss"').replace('"Convolution"', '"Embed"')
+    code, said = run(write(tmp_path, net=net, solver=f'net: "net.prototxt" {SOLVER}'))
+    assert code == ExitCode.RECIPE and "unknown type `ContrastiveLoss`" in said and "unknown type `Embed`" in said
+    assert f"{tmp_path}/net.prototxt:13:23:" in said and said.endswith("2 mistakes")
+
+
+def test_shapes_are_checked_at_their_places_in_the_folder(tmp_path: Path) -> None:
+    net = NET.replace("num_output: 4", "num_output: 4 group: 5")
+    code, said = run(write(tmp_path, net=net, solver=f'net: "net.prototxt" {SOLVER}'))
+    assert code == ExitCode.RECIPE and f"{tmp_path}/net.prototxt:14:" in said and "group 5" in said
+
+
+def test_weights_and_states_that_no_stage_makes(tmp_path: Path) -> None:
+    write(tmp_path, net=NET, solver=f'net: "net.prototxt" {SOLVER}')
+    write(tmp_path, README="caffe train --solver=solver.prototxt --weights=published.caffemodel\n")
+    (tmp_path / "published.caffemodel").write_bytes(b"")
+    given = imported(tmp_path).stages[0].solver.weights
+    assert given is not None and given.path == str(tmp_path / "published.caffemodel") and not given.strict
+    other = tmp_path / "other"
+    other.mkdir()
+    write(other, net=NET, solver=f'net: "net.prototxt" {SOLVER}')
+    write(other, README="caffe train --solver=solver.prototxt --snapshot=old_iter_5.solverstate\n")
+    (other / "old_iter_5.solverstate").write_bytes(b"")
+    assert imported(other).stages[0].solver.solverstate_path == str(other / "old_iter_5.solverstate")
+
+
+def test_docker_is_no_launcher_of_workers(tmp_path: Path) -> None:
+    write(tmp_path, net=NET, solver=f'net: "net.prototxt" {SOLVER}')
+    write(tmp_path, README="$DOCKER_RUN caffe train --solver=solver.prototxt\n")
+    assert imported(tmp_path).stages[0].solver.batch_size == 10
+
+
+def test_several_solvers_are_named_in_the_hint(tmp_path: Path) -> None:
+    solver = f'net: "net.prototxt" {SOLVER}'
+    write(tmp_path, net=NET, solver_a=solver, solver_b=solver)
+    code, said = run(tmp_path)
+    assert code == ExitCode.RECIPE and "solver_a.prototxt (a), solver_b.prototxt (b)" in said
+    assert "`--order a` imports that one alone" in said
+    for name in "ab":
+        (tmp_path / f"train_{name}.sh").write_text(f"caffe train --solver=solver_{name}.prototxt\n")
+    code, said = run(tmp_path)
+    assert code == ExitCode.RECIPE and "one or several of solver_a.prototxt, solver_b.prototxt" in said
