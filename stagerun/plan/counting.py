@@ -321,7 +321,9 @@ def tested_on(stage: Stage) -> str:
         return ""
     transform = str(stage.solver.test_transform)
     for unset in (", crop_size_ramp=None", ", python=None", ", mean_file=None, mean_path=''"):
-        transform = transform.replace(unset, "")  # so that the results of a version that did not know the field still count
+        transform = transform.replace(
+            unset, ""
+        )  # so that the results of a version that did not know the field still count
     images = BESIDE.join(f"{val.path} {val.images}" for val in stage.data.val)
     labels = "".join(f" {val.labels_digest}" for val in stage.data.val if val.labels_digest)
     return f"{images} {transform}{labels}"
