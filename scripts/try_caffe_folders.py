@@ -21,7 +21,7 @@ SECONDS = 900
 
 def main() -> int:
     if len(sys.argv) != 2 or not Path(sys.argv[1]).is_dir():
-        print("usage: scripts/try-caffe-folders FOLDER; there is no such folder" if sys.argv[1:] else __doc__)
+        print("usage: scripts/try-caffe-folders FOLDER; no such folder" if sys.argv[1:] else __doc__)
         return 64
     failed = 0
     with tempfile.TemporaryDirectory() as made:
