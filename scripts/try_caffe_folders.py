@@ -15,7 +15,15 @@ from stagerun.tools.caffe.text import is_solver
 IMAGES, CLASSES = 8, 2
 SIZES = {"mnist": (28, 1), "cifar": (32, 3)}  # by a word of the path; of others 256 pixels and 3 channels
 # One update of two images, and an evaluation.
-STEP = ("max_iter=1", "batch_size=2", "device_batch_size=2", "test_batch_size=2", "snapshot=0", "test_interval=0")
+STEP = (
+    "max_iter=1",
+    "warmup_iter=0",
+    "batch_size=2",
+    "device_batch_size=2",
+    "test_batch_size=2",
+    "snapshot=0",
+    "test_interval=0",
+)
 SECONDS = 900
 
 
