@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -30,7 +29,7 @@ class Statistics(KeptStatistics):
 
     def __init__(self, features: int, fraction: float) -> None:
         super().__init__(features, momentum=None, affine=False)
-        self.moving_average_fraction = float(np.float32(fraction))  # as the field is in Caffe
+        self.moving_average_fraction = fraction
         self.running_var.zero_()
         self.register_buffer("batch_mean", torch.zeros(features), persistent=False)
         self.register_buffer("batch_var", torch.zeros(features), persistent=False)
