@@ -42,7 +42,9 @@ class Case:
     precision: recipe.Precision = recipe.Precision.FP32
     device: torch.device = torch.device("cpu")  # noqa: RUF009 - immutable
     compiled: bool = False
-    by_hand: Callable[[], torch.nn.Module] | None = None  # what `model` is compared with, where bench_step doesn't know it
+    by_hand: Callable[[], torch.nn.Module] | None = (
+        None  # what `model` is compared with, where bench_step doesn't know it
+    )
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision is recipe.Precision.BF16)

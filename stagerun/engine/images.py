@@ -113,10 +113,7 @@ class Normalise:
                 part = mean[y : y + height, x0 : x0 + width]
                 image.sub_(part.flip(1) if mirrored else part)
         else:
-            top, left, mirror = self._placed(crop).to(torch.int64)[:, :, None].unbind(1)
-            down, across = (torch.arange(n, device=x.device) for n in (height, width))
-            columns = left + torch.where(mirror == 1, width - 1 - across, across)
-            pixels.sub_(mean[(top + down)[:, :, None], columns[:, None, :]])
+            pixels.sub_(means_at(mean, self._placed(crop), height, width))
 
     def _shift(self, lighting: np.ndarray | Tensor) -> Tensor:
         """What is taken off each image's channels, [N, C]."""
@@ -142,6 +139,14 @@ class Normalise:
 
     def _placed(self, values: np.ndarray | Tensor) -> Tensor:
         return (torch.from_numpy(values) if isinstance(values, np.ndarray) else values).to(self.device)
+
+
+def means_at(mean: Tensor, crop: Tensor, height: int, width: int) -> Tensor:
+    """[N, height, width, C] of a mean image [H, W, C]: what each place of `crop` (as in a Batch) cuts out of it."""
+    top, left, mirror = crop.to(torch.int64)[:, :, None].unbind(1)
+    down, across = (torch.arange(n, device=mean.device) for n in (height, width))
+    columns = left + torch.where(mirror == 1, width - 1 - across, across)
+    return mean[(top + down)[:, :, None], columns[:, None, :]]
 
 
 def cut_out(x: Tensor, cutout: np.ndarray | Tensor) -> Tensor:

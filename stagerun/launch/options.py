@@ -69,7 +69,9 @@ class ReachOptions:
             return None, schedule
         for file, _ in files:
             if not Path(os.path.abspath(file)).is_relative_to(os.path.abspath(schedule)):
-                raise UsageError(f"--sync copies {schedule}, and its net {file} lies elsewhere", f"copy it into {schedule}")
+                raise UsageError(
+                    f"--sync copies {schedule}, and its net {file} lies elsewhere", f"copy it into {schedule}"
+                )
         folder = self.sync or f"~/stagerun/{Path(schedule).resolve().name}"
         return bundle(folder, schedule, self.sync_code)
 

@@ -8,7 +8,7 @@ not matter (`counting.taken_over`).
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from stagerun.base.errors import Problem, RecipeError, ResumeRefused, Span, UsageError, listing, nearest
+from stagerun.base.errors import Problem, Problems, RecipeError, ResumeRefused, Span, UsageError, listing, nearest
 from stagerun.base.recipe import FILES, WEIGHTS_DIGEST, Schedule, Stage
 from stagerun.base.snapshots import Inventory, SnapshotRef, how_far
 from stagerun.language.build import completed
@@ -188,6 +188,8 @@ def make_plan(
     for stage in schedule.stages:
         name, above = stage.name, stage.parent
         source = source_of(stage, planned[above], usable[above]) if above is not None else None
+        if above is not None:
+            _require_later(schedule, stage, planned[above].stage)
         teacher = planned[stage.solver.teacher] if stage.solver.teacher is not None else None
         if not below.isdisjoint((above, stage.solver.teacher)) and name not in asked.keep:
             below.add(name)
@@ -203,6 +205,19 @@ def make_plan(
     require_starts(plan, asked.chosen)
     require_teachers(plan)
     return plan
+
+
+def _require_later(schedule: Schedule, stage: Stage, parent: Stage) -> None:
+    """RecipeError for a stage that would start where its parent, which begins with a .solverstate, has not been yet."""
+    if stage.parent_iter is None or stage.parent_iter > parent.begins:
+        return
+    problems = Problems()
+    problems.files(schedule.files)
+    text = f"stage `{stage.name}` starts from `{label(parent.name, stage.parent_iter)}`, and `{parent.name}` begins at {parent.begins}"
+    problems.add(
+        stage.span, text, f"write an iteration above {parent.begins}: that is where its `solverstate` was written"
+    )
+    raise RecipeError(problems.all())
 
 
 def require_fresh(plan: Plan) -> None:

@@ -25,7 +25,14 @@ layer { name: "ip" type: "InnerProduct" bottom: "conv1" top: "ip" inner_product_
 """
 LOSS = 'layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }\n'
 ACCURACY = 'layer { name: "top1" type: "Accuracy" bottom: "ip" bottom: "label" top: "top1" %s }\n'
-NET = 'name: "small"  # as published\n' + DATA % "TRAIN" + DATA % "TEST" + LAYERS + LOSS + ACCURACY % "include { phase: TEST }"
+NET = (
+    'name: "small"  # as published\n'
+    + DATA % "TRAIN"
+    + DATA % "TEST"
+    + LAYERS
+    + LOSS
+    + ACCURACY % "include { phase: TEST }"
+)
 SOLVER = 'base_lr: 0.01 lr_policy: "fixed" max_iter: 20 test_interval: 10 test_iter: 1\n'
 
 

@@ -134,6 +134,8 @@ def test_every_option_is_a_decision() -> None:
             "--views",
         ],
         "export": [
+            "--caffemodel",
+            "--double",
             "--ema",
             "--force",
             "--onnx",
@@ -142,6 +144,7 @@ def test_every_option_is_a_decision() -> None:
             "--rgb",
             "--safetensors",
             "--size",
+            "--solverstate",
             "--torch",
             "--trust-code",
         ],

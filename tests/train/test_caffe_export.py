@@ -11,14 +11,19 @@ import torch
 from click.testing import CliRunner
 
 from stagerun.base import caffe_blobs, caffe_file
+from stagerun.base.recipe import Model
 from stagerun.cli import main
 from stagerun.engine.codec import decode
+from stagerun.engine.weights_file import tensors_in
 from stagerun.language import load
+from stagerun.language.caffe_names import here
 from stagerun.language.proto import caffe_pb2
+from stagerun.models import build
 from stagerun.plan.transfer import Origin
 from stagerun.store.disk import LocalDisk
 from stagerun.store.given import looked_at
 from stagerun.store.read import inventory, read_file
+from stagerun.tools.weights.caffe import caffemodel
 from stagerun.train.caffe_state import remember
 from stagerun.train.given import planned_transfer
 from stagerun.train.progress import MOMENTUM, WEIGHTS
@@ -130,3 +135,15 @@ def test_mistakes_of_export(data: Path, tmp_path: Path) -> None:
         made = CliRunner().invoke(main, ["export", str(snapshot), *map(str, files)])
         assert made.exit_code == 64 and said in made.output, made.output
         assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("name", ["resnet50", "resnet50_intel_caffe"])
+def test_a_published_network_there_and_back(name: str) -> None:
+    model = Model(name=name, num_classes=7)
+    weights = build(model).state_dict()
+    file = tensors_in(caffemodel(model, weights, double=False), "x.caffemodel")
+    names = here(model, {key: tuple(value.shape) for key, value in file.items()})
+    assert {names[key] for key in file} == set(weights)
+    for key, value in file.items():
+        if not key.endswith("num_batches_tracked"):
+            assert torch.equal(value, weights[names[key]]), key

@@ -1,12 +1,19 @@
 """Caffe's HDF5 files."""
 
 import io
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from stagerun.base import caffe_blobs, caffe_h5
+from stagerun.base import caffe_blobs, caffe_file, caffe_h5
+from stagerun.language import load
+from stagerun.plan.transfer import Origin
+from stagerun.store.given import looked_at
+from stagerun.train.caffe_state import remember
+from stagerun.train.given import planned_transfer
 
 
 def h5(blobs: dict[str, np.ndarray], **more: object) -> bytes:
@@ -40,3 +47,32 @@ def test_hostile_hdf5(tmp_path: Path) -> None:
     for data in (held.getvalue(), whole[:-100], whole[:200], whole.replace(b"data", b"date")):
         with pytest.raises(ValueError):
             caffe_blobs.net_in(data)
+
+
+def test_a_state_in_hdf5_goes_on_with_a_net(tmp_path: Path) -> None:
+    """Groups come by name, and the net says which layer is first."""
+    golden = Path(__file__).parents[1] / "golden" / "caffe"
+    start = golden / "lenet_m09_A_resume75"
+    state = caffe_file.read_state((start / "start.solverstate").read_bytes())
+    net = caffe_file.read_net((start / "start.caffemodel").read_bytes())
+    blobs = {f"data/{layer.name}/{i}": b.array() for layer in net.layers for i, b in enumerate(layer.blobs)}
+    (tmp_path / "x.caffemodel.h5").write_bytes(h5(blobs))
+    history = {f"history/{i}": blob.array() for i, blob in enumerate(state.history)}
+    held = h5(history, iter=75, learned_net="/gone/x.caffemodel.h5", current_step=0)
+    (tmp_path / "x.solverstate.h5").write_bytes(held)
+    shutil.copy(golden / "lenet.prototxt", tmp_path)
+    (tmp_path / "schedule.prototxt").write_text(
+        """name: "x" model { caffe_net: "lenet.prototxt" num_classes: 10 channels: 1 } data { train { source: "/d" images: 640 } }
+        solver { batch_size: 64 device_batch_size: 64 base_lr: 0.05 lr_policy: "fixed" max_iter: 150 momentum: 0.9
+        transform_param { crop_size: 28 } } stage { name: "a" solver_param { solverstate: "x.solverstate.h5" } }"""
+    )
+    schedule = looked_at(load(tmp_path))
+    stage = schedule.stages[0]
+    made, mistakes = planned_transfer(schedule, stage)
+    assert stage.begins == 75 and not mistakes and len(made.of(Origin.FILE)) == 8
+    names = caffe_blobs.learnable(net)
+    live = {f"steps/{name}": torch.zeros(blob.shape) for name, blob in zip(names, state.history, strict=True)}
+    assert names[0] == "conv1.weight"
+    remember(schedule, stage, live)
+    for name, blob in zip(names, state.history, strict=True):
+        np.testing.assert_array_equal(live[f"steps/{name}"].numpy(), blob.array().astype(np.float32))

@@ -329,7 +329,7 @@ def test_an_onnx_file_holds_its_facts_and_nothing_of_this_machine(onnx, tiny: Pa
 @pytest.mark.parametrize(
     "arguments, message, hint",
     [
-        ([], "which format?", "--safetensors, --torch or --onnx"),
+        ([], "which format?", "--safetensors, --torch, --onnx or --caffemodel FILE"),
         (["--torch", "--onnx"], "one format at a time", "--safetensors"),
         (["--torch", "--size", "32"], "--size is for --onnx", "leave --size out"),
         (["--torch", "--rgb"], "the network takes images of 1 channel", "leave --rgb out"),

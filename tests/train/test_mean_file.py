@@ -13,7 +13,7 @@ from stagerun.cli import main
 from stagerun.data.loader import Loader
 from stagerun.data.records import ListRecords
 from stagerun.data.write import write_lmdb
-from stagerun.engine.images import Normalise
+from stagerun.engine.images import Normalise, means_at
 from stagerun.language import load
 from stagerun.language.proto import caffe_pb2
 from stagerun.store.given import looked_at, mean_image
@@ -88,6 +88,18 @@ def test_each_pixel_has_the_mean_of_its_place(train: bool, channels_last: bool, 
         image = np.frombuffer(datum.data, np.uint8).reshape(3, HEIGHT, WIDTH)
         expected = caffes(image, mean, int(top), int(left), bool(mirror), 0.5)
         np.testing.assert_allclose(one, expected, atol=1e-12)
+
+
+def test_a_gpus_means_are_what_a_cpu_takes_off() -> None:
+    rng = np.random.default_rng(3)
+    mean = rng.uniform(0, 255, (HEIGHT, WIDTH, 3)).astype(np.float32)
+    crop = np.stack(
+        [rng.integers(0, HEIGHT - SIDE + 1, 20), rng.integers(0, WIDTH - SIDE + 1, 20), rng.integers(0, 2, 20)], 1
+    )
+    images = np.zeros((20, SIDE, SIDE, 3), np.uint8)
+    normalise = Normalise(Transform(mean_file="m"), 3, CPU, torch.float32, True, mean)
+    taken = normalise(images, crop=crop.astype(np.int32)).permute(0, 2, 3, 1)
+    assert torch.equal(means_at(torch.from_numpy(mean), torch.from_numpy(crop), SIDE, SIDE), -taken)
 
 
 def test_channels_turn_with_the_pixels(tmp_path: Path) -> None:

@@ -142,6 +142,15 @@ def test_one_that_does_not_fit(more: str, said: str, data: Path, tmp_path: Path)
     assert said in output and "schedule.prototxt:" in output, output
 
 
+@pytest.mark.parametrize("iter", [75, 76])
+def test_a_branch_before_its_beginning(iter: int, data: Path, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "s", data)
+    with (folder / "schedule.prototxt").open("a") as file:
+        file.write(f'stage {{ name: "b" from: "a@{iter}" solver_param {{ }} }}\n')
+    output = stagerun("plan", folder, "--out", tmp_path / "a")
+    assert ("schedule.prototxt:" in output and "`a` begins at 75" in output) == (iter == 75), output
+
+
 def test_a_stage_with_a_parent_does_not_begin_with_one(data: Path, tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "s", data)
     text = (folder / "schedule.prototxt").read_text()
