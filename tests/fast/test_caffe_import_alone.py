@@ -70,7 +70,7 @@ def test_what_is_not_told_is_asked(here: Path) -> None:
     assert "nets were not read: batch, transform and multipliers are not carried" in " ".join(result.stdout.split())
     asked = [line.split(": ")[1] for line in result.stderr.splitlines() if line.startswith("X/schedule.prototxt:")]
     assert asked == [
-        "`name` has no value `?`",
+        "`name` is still a question",
         "`num_classes` must be at least 1, not 0",
         "`images` must be at least 1, not 0",
         "`batch_size` must be at least 1, not 0",
