@@ -37,6 +37,8 @@ NOT_IN_THE_TEXT = {
         **dict.fromkeys(("moving_average_fraction", "eps"), SCALARS[float]),
     },
     recipe.Loss: {"sources": st.none()},
+    recipe.Solver: {"solverstate_path": st.just("")},
+    recipe.Weights: {"state": st.just(False)},
 }
 
 
