@@ -173,6 +173,11 @@ class Images:
         """Whether folders were imported now, by some rank: what they hold is known only since."""
         return self._importing.new
 
+    def remove_others(self, comm: Comm, world: World) -> None:
+        """Earlier states of imported folders, once all ranks have opened theirs. Collective; for the run that has locked OUT. StorageError,
+        PermissionDenied."""
+        self._importing.remove_others(comm, world.local_rank == 0)
+
     def copied(self, comm: Comm, all_nodes: bool = False) -> Iterator[Note]:
         """What became of the copies in scratch since the last call: on rank 0's node, or, collectively, on all of them."""
         if self._copying is not None and all_nodes:

@@ -11,7 +11,7 @@ from stagerun.base.events import Note
 from stagerun.base.recipe import Schedule
 from stagerun.base.text import count, duration
 from stagerun.comm import Comm, gather_json
-from stagerun.data.importing.first_use import Imported, have
+from stagerun.data.importing.first_use import Imported, have, remove_others
 from stagerun.data.scratch import Progress
 from stagerun.language import require_folders
 from stagerun.system.host import host_name
@@ -67,7 +67,7 @@ class Importing:
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
         self._importers: list[Importer] = []
-        self.done = False
+        self.done = self._any = False
         self.new = False  # something was imported now, by some rank
 
     def first(self, comm: Comm, stop: Callable[[], bool]) -> Generator[Note, None, bool]:
@@ -75,6 +75,7 @@ class Importing:
         PermissionDenied."""
         here = [n for n, source in enumerate(self._schedule.sources) if source.path in self._schedule.imports]
         needed = sorted({n for one in gather_json(comm, here) for n in one})
+        self._any = bool(needed)
         if needed:
             everyone(comm, lambda: self._require(needed))
             hosts = hosts_of(comm)
@@ -99,6 +100,20 @@ class Importing:
         if not stopped:
             yield from self._notes(comm, hosts, [text for one in importer.found for text in one.said])
         return stopped
+
+    def remove_others(self, comm: Comm, first: bool) -> None:
+        """Removes earlier states of the folders from OUT/data, in one process of each node (`first`), once all have opened theirs.
+        Collective; for the run that has locked OUT. StorageError, PermissionDenied."""
+        if not self._any or self._schedule.data.scratch is not None:
+            return
+        imports = list(self._schedule.imports.values())
+        keep = [lmdb for lmdbs in gather_json(comm, [one.lmdb for one in imports]) for lmdb in lmdbs]
+
+        def remove() -> None:
+            for one in imports if first else ():
+                remove_others(one, keep)
+
+        everyone(comm, remove)
 
     def _require(self, needed: Sequence[int]) -> None:
         """RecipeError for what is wrong with the folders; DataError where this node lacks one that another has."""

@@ -143,6 +143,7 @@ def _walk(worker: Worker) -> Generator[Event, None, bool | None]:
                 stage, iter = _place(worker.schedule, step)
                 yield Stopped(stage=stage, iter=iter, reason=reason)
                 return None
+            worker.images.remove_others(worker.comm, worker.world)
             everyone(worker.comm, worker.images.preflight)
             opened = True
         for event in _do(worker, step):

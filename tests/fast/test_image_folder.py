@@ -14,7 +14,7 @@ from stagerun.base.recipe import Import, Schedule
 from stagerun.base.snapshots import same_set
 from stagerun.cli import main
 from stagerun.data.importing import engine
-from stagerun.data.importing.first_use import have
+from stagerun.data.importing.first_use import have, remove_others
 from stagerun.data.importing.folder import folder_files
 from stagerun.data.importing.images import ImportOptions, ImportWork
 from stagerun.data.scratch import CopyStopped, unstage
@@ -110,7 +110,7 @@ def test_an_edit_is_another_set_and_a_touch_is_not(folder: Path) -> None:
     assert touched.imports[path].lmdb != made.lmdb, "its bytes may be others"
     assert same_set(known.sets[path], touched.sets[path])
     make(touched)
-    assert same_set(known.sets[path], read(folder).sets[path]) and not is_there(made), "the state before made room"
+    assert same_set(known.sets[path], read(folder).sets[path])
     image.write_bytes(made_images.jpeg(99))
     assert same_set(known.sets[path], read(folder).sets[path]) is False, "seen before it is imported"
     make(read(folder))
@@ -122,6 +122,21 @@ def test_an_edit_is_another_set_and_a_touch_is_not(folder: Path) -> None:
     assert same_set(known.sets[path], read(folder).sets[path]), "of the same size it may be the same"
     make(read(folder))
     assert same_set(known.sets[path], read(folder).sets[path]) is False, "until it is imported"
+
+
+def test_earlier_states_are_removed_but_for_those_of_other_hosts(folder: Path) -> None:
+    states = []
+    for time in (1, 2, 3):
+        os.utime(folder / "train" / "n00000001" / "1.JPEG", ns=(time, time))
+        make(s := read(folder))
+        states.append(of_train(s)[1])
+    assert all(map(is_there, states)), "whoever imports knows not who reads the others"
+    Path(f"{states[0].lmdb}.old").mkdir()
+    (Path(f"{states[0].lmdb}.old") / "data.mdb").touch()  # of a removal that was cut short
+    remove_others(states[2], [states[1].lmdb])
+    assert sorted(os.listdir(folder / "out" / "data")) == sorted(
+        Path(one.lmdb).name for one in (*states[1:], s.imports[s.data.val[0].path])
+    )
 
 
 def test_a_stop_leaves_what_is_done_and_the_next_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

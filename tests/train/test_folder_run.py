@@ -129,6 +129,9 @@ def test_an_edit_that_only_the_import_shows_makes_stages_stale_in_the_same_comma
     assert [one.state.name for one in planned(folder, out).stages] == ["DONE", "RESUME"], "names and sizes are the same"
     with pytest.raises(ResumeRefused, match="the training images have changed"):
         events(folder, out)
+    shutil.rmtree(out / "snapshots")
+    events(folder, out, stop=lambda: (out / "snapshots").exists())
+    assert len(list((out / "data").iterdir())) == 2, "a run that opens its images leaves of each folder one state"
 
 
 def counts(event: Event) -> bool:
