@@ -1,5 +1,6 @@
 """A stage that begins with a .solverstate: the run that real Caffe did after its `--snapshot`, and what is said of one that doesn't fit."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -106,6 +107,19 @@ def test_the_run_after_caffes_snapshot_and_a_resumed_one(data: Path, tmp_path: P
         again = tensors(tmp_path / "b", 150, file)
         for name, value in tensors(tmp_path / "a", 150, file).items():
             np.testing.assert_array_equal(again[name], value)
+
+
+def test_a_sweep_of_rates_begins_with_it(data: Path, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "s", data)
+    words = ["--out", tmp_path / "a", "--nproc", 1, "--threads", 1]
+    found = stagerun("find-lr", folder, "a", *words, "--iterations", 10, "--start", 1e-9, "--json")
+    assert found.startswith("0"), found
+    swept = json.loads(found[found.index("{") :])
+    assert swept["start"] == "state/x.solverstate: weights, history and images of iteration 75"
+    assert stagerun("run", folder, *words).startswith("0")
+    lines = map(json.loads, (tmp_path / "a" / "log.jsonl").read_text().splitlines())
+    first = next(line for line in lines if line.get("iter") == 76 and "loss" in line)
+    assert swept["points"][0]["loss"] == first["loss"], "of the same images and weights"
 
 
 def test_another_state_is_another_stage(data: Path, tmp_path: Path) -> None:
