@@ -189,6 +189,18 @@ def _with_digests(stage: Stage) -> Stage:
     return replace(stage, identity=found) if found != stage.identity else stage
 
 
+def mean_digests(schedule: Schedule) -> dict[str, str]:
+    """sha256 of each `mean_file` by the name that the schedule has for it; '' of one that can't be read here."""
+    found: dict[str, str] = {}
+    for stage in schedule.stages:
+        for transform in (stage.solver.transform, stage.solver.test_transform):
+            if transform.mean_file is not None and transform.mean_file not in found:
+                found[transform.mean_file] = ""
+                with suppress(OSError):
+                    found[transform.mean_file] = _digest(Path(transform.mean_path))
+    return found
+
+
 def looked_at(schedule: Schedule, out: Path) -> Schedule:
     """The schedule with what the files that it names hold, as far as they are on this machine: images and weights. `out`: its output folder,
     where folders of images are imported to."""

@@ -107,7 +107,7 @@ def test_plan_counts(write: Write) -> None:
 
 
 def test_sync_carries_the_net(write: Write, tmp_path: Path) -> None:
-    assert {Path(path) for path in named_files(write()).values()} == {tmp_path / "small.prototxt"}
+    assert {Path(path).resolve() for path in named_files(write()).values()} == {tmp_path / "nets" / "small.prototxt"}
 
 
 def test_iter_size_makes_the_batch(write: Write) -> None:
