@@ -66,6 +66,17 @@ def test_every_mistake_has_its_place(table: Callable[[str], str]) -> None:
         (4, 1, "`a.jpg` stands in line 2, too"),
         (5, 1, "a line needs a path"),
     ]
+    with pytest.raises(RecipeError) as caught:
+        labels(table("image,dog,,cat,dog\na.jpg,1,2\n"))
+    assert [(p.span.line, p.span.column, p.message) for p in caught.value.problems] == [
+        (1, 1, "column 3 has no name"),
+        (1, 16, "two columns are named `dog`"),
+        (2, 1, "3 columns, and the first line names 5"),
+    ]
+    for rest in ("c.jpg,1\n", "c.jpg,1\n" * 20_000, 'c.jpg,"1 2"\n'):
+        with pytest.raises(RecipeError, match="the row that begins here can't be read") as caught:
+            labels(table(f'image,labels\n\na.jpg,1\nb.jpg,"3\n{rest}'))
+        assert [(p.span.line, p.span.column) for p in caught.value.problems] == [(4, 7)]
     with pytest.raises(RecipeError, match="the first line has to name the columns"):
         labels(table("a.jpg,1\nb.jpg,2\n"))
     with pytest.raises(RecipeError, match="class 99999999 is larger than"):
