@@ -15,6 +15,7 @@ from stagerun.data.importing.first_use import Imported, have, remove_others
 from stagerun.data.scratch import Progress
 from stagerun.language import require_folders
 from stagerun.system.host import host_name
+from stagerun.system.image_folder import is_class_folder
 from stagerun.system.pulse import Section
 from stagerun.train.agreement import everyone, hosts_of
 from stagerun.train.copying import Status, Task, meet, raise_unless_stopped
@@ -73,7 +74,9 @@ class Importing:
     def first(self, comm: Comm, stop: Callable[[], bool]) -> Generator[Note, None, bool]:
         """Has every node's images imported; True if asked to stop meanwhile. Collective. RecipeError, DataError, StorageError,
         PermissionDenied."""
-        here = [n for n, source in enumerate(self._schedule.sources) if source.path in self._schedule.imports]
+        schedule = self._schedule
+        # One that can't be used has no import, and `_require` says why.
+        here = [n for n, s in enumerate(schedule.sources) if s.path in schedule.imports or is_class_folder(s.path)]
         needed = sorted({n for one in gather_json(comm, here) for n in one})
         self._any = bool(needed)
         if needed:

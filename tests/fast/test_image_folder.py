@@ -214,6 +214,9 @@ def test_mistakes_are_shown_at_their_places(folder: Path) -> None:
         (3, "`images` is 31, but train has 30 images", "write `images: 30`, or leave it out"),
         (3, "label 1 is `n00000001` in train, and `n00000002` in val", "give both the same class folders: labels count them in the order of their names"),
     ]  # fmt: skip
+    with open(written(folder) / "schedule.prototxt", "a") as file:
+        file.write('stage { name: "two" solver_param { data { train { source: "train" images: 7 } } } }')
+    assert "`images` is 7, but train has 30 images" in [text for _, text, _ in wrong(folder)]
     shutil.rmtree(folder / "val" / "n00000009")
     (folder / "val" / "n00000002").rename(folder / "val" / "n00000001")
     written(folder)
