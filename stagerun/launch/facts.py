@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from stagerun.base.errors import DataError, PermissionDenied, StagerunError, StorageError
 from stagerun.base.recipe import CODE, LABELS, SAMPLING_WEIGHT, Cache, Data, Schedule, Source, Stage
 from stagerun.base.text import size
-from stagerun.data.scratch.layout import PARTIAL, held_now, home_of, look, survey
+from stagerun.data.scratch.layout import PARTIAL, held_now, home_of, look, survey, taken
 from stagerun.data.scratch.room import free_bytes, idle_now, missing
 from stagerun.language import canonical, load
 from stagerun.store.given import mean_digests
@@ -130,7 +130,7 @@ def scratch_room(schedule: Schedule) -> ScratchRoom:
         return ScratchRoom(
             path=data.scratch,
             needed=sum(missing(home, original) for original in originals)
-            + sum(made.bytes for made in imports if not is_there(made)),
+            + sum(max(0, m.bytes - taken(Path(f"{m.lmdb}{PARTIAL}"))) for m in imports if not is_there(m)),
             free=free_bytes(home if home.is_dir() else Path(data.scratch)),
             reserve=round(data.scratch_reserve * 1e9),
             removable=removable,

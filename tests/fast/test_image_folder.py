@@ -19,7 +19,7 @@ from stagerun.data.importing.folder import folder_files
 from stagerun.data.importing.images import ImportOptions, ImportWork
 from stagerun.data.scratch import CopyStopped, unstage
 from stagerun.language import load, look_at_classes, look_at_folders, require_folders
-from stagerun.launch.facts import image_facts
+from stagerun.launch.facts import image_facts, scratch_room
 from stagerun.system import image_folder
 from stagerun.system.image_folder import listed
 from stagerun.system.imports import is_there, with_imports
@@ -200,6 +200,37 @@ def test_in_scratch_it_is_a_copy_like_the_others(folder: Path, tmp_path: Path) -
     (gone,) = unstage(str(scratch), [path])
     assert not gone.kept and not os.path.exists(made.lmdb)
     assert have(path, made, s.data, lambda: False).said, "and it is imported again"
+
+
+def test_an_unfinished_import_in_scratch_takes_room_and_makes_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "RECORDS_PER_COMMIT", 5)
+    scratch = tmp_path / "disk"
+    scratch.mkdir()
+    s, asked = read(written(folder, more=f'scratch: "{scratch}" scratch_reserve: 0')), [0]
+    path, made = of_train(s)
+    needed = scratch_room(s).needed
+
+    def stop() -> bool:
+        asked[0] += 1
+        return asked[0] > 20
+
+    for _ in range(2):
+        asked[0] = 0
+        with pytest.raises(CopyStopped):
+            have(path, made, s.data, stop)
+        taken = (Path(f"{made.lmdb}.partial") / "lmdb" / "data.mdb").stat().st_blocks * 512
+        assert scratch_room(s).needed == needed - min(made.bytes, taken) < needed, "what is there needs no more room"
+        (gone,) = unstage(str(scratch), [path])
+        assert gone.copy.partial and not gone.kept and gone.copy.bytes == taken
+        assert os.listdir(Path(made.lmdb).parent) == ["lock"]
+    with pytest.raises(CopyStopped):
+        have(path, made, s.data, lambda: asked.append(0) is None and len(asked) > 20)
+    assert "goes on behind" in have(path, made, s.data, lambda: False).said[0]
+    assert sorted(os.listdir(Path(made.lmdb).parent)) == sorted(
+        [Path(made.lmdb).name, f"{Path(made.lmdb).name}.lock", "lock"]
+    )
 
 
 def test_mistakes_are_shown_at_their_places(folder: Path) -> None:

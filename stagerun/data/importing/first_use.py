@@ -76,7 +76,6 @@ def have(
                     round(data.scratch_reserve * GIGABYTE),
                     stop,
                     lambda found: None,
-                    register=False,
                 )
             said = tuple(_import(folder, made, stop, watch))
         if not made.in_scratch:
