@@ -4,7 +4,8 @@ Into scratch every node imports for itself: locks on its disk settle which rank.
 others look: what a shared file system shows them is there, and nodes with a disk of their own each import.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from types import MappingProxyType
 
 from stagerun.base.errors import DataError
 from stagerun.base.events import Note
@@ -27,6 +28,7 @@ class Importer(Task):
     def __init__(self, schedule: Schedule, folders: Sequence[str]) -> None:
         super().__init__("importer")
         self.found: list[Imported] = []
+        self._first: dict[int, int] = {}  # images done when a rank was first heard of: of an earlier process
         self._schedule, self._folders = schedule, folders
 
     def work(self) -> None:
@@ -41,7 +43,10 @@ class Importer(Task):
             before += imports[folder].images
 
     def told(self, ranks: Sequence[tuple[str, Status, int, int]], elapsed: float) -> str:
-        return imported_text(ranks, elapsed)
+        for n, (_, status, done, total) in enumerate(ranks):
+            if status is Status.RUNNING and total:
+                self._first.setdefault(n, done)
+        return imported_text(ranks, elapsed, self._first)
 
     def close(self) -> None:
         """Ends it, and lets go of the LMDBs."""
@@ -50,15 +55,22 @@ class Importer(Task):
             one.close()
 
 
-def imported_text(ranks: Sequence[tuple[str, Status, int, int]], elapsed: float) -> str:
-    """`ranks`: (host, status, images done, images in all) of each rank. The slowest that imports is told of."""
-    working = [(done, total, host) for host, status, done, total in ranks if status is Status.RUNNING and total]
+def imported_text(
+    ranks: Sequence[tuple[str, Status, int, int]], elapsed: float, first: Mapping[int, int] = MappingProxyType({})
+) -> str:
+    """`ranks`: (host, status, images done, images in all) of each rank, of which `first` were done before. The slowest that imports is
+    told of."""
+    working = [
+        (done, total, host, done - first.get(n, 0))
+        for n, (host, status, done, total) in enumerate(ranks)
+        if status is Status.RUNNING and total
+    ]
     if not working:
         return "importing the images: waiting for another run that imports them"
-    done, total, host = min(working, key=lambda one: one[0] / one[1])
-    text = f"importing the images: {done} of {total}, {done / elapsed:.0f} images/s"
-    if done:
-        text += f", {duration((total - done) * elapsed / done)} left"
+    done, total, host, new = min(working, key=lambda one: one[0] / one[1])
+    text = f"importing the images: {done} of {total}, {new / elapsed:.0f} images/s"
+    if new:
+        text += f", {duration((total - done) * elapsed / new)} left"
     return text + (f", slowest {host}" if len({one[2] for one in working}) > 1 else "")
 
 
