@@ -119,7 +119,7 @@ def named_files(schedule: Schedule) -> dict[str, str]:
         if weights.state or place_of(weights.file).kind is Kind.FILE:
             found[weights.file] = weights.path
         if weights.state:
-            found |= _beside(weights)
+            found |= _beside(weights).items()
     folder = posixpath.dirname(schedule.files[0][0]) if schedule.files else ""
     for stage in schedule.stages:
         loss, transforms = stage.solver.loss, (stage.solver.transform, stage.solver.test_transform)
