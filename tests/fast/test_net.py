@@ -286,6 +286,8 @@ def test_logits_are_what_a_softmax_takes() -> None:
     layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" include { phase: TRAIN } }
     """
     assert net_from(DATA + end).test.logits == "ip"
+    in_place = net_from(DATA + end.replace('"prob"', '"ip"').replace('name: "ip" type: "Soft', 'name: "p" type: "Soft'))
+    assert in_place.test.logits == "ip"
 
 
 @pytest.mark.parametrize(

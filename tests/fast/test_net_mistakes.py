@@ -167,6 +167,35 @@ def test_unknown_layers_are_one_list_and_their_own_fields_no_mistakes() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        (
+            'layer { name: "l" type: "SoftmaxWithLoss" bottom: "fd" bottom: "label" }',
+            ["3:51 layer l: no layer has the top fd"],
+        ),
+        ('layer { name: "p" type: "Softmax" bottom: "fd" top: "p" }', ["3:43 layer p: no layer has the top fd"]),
+        ('layer { name: "p" type: "Softmax" top: "p" }', ["3:15 layer p: 0 bottoms, and Softmax has 1"]),
+        (
+            'layer { name: "p" type: "Softmax" bottom: "q" top: "p" }\nlayer { name: "q" type: "Softmax" bottom: "p" top: "q" }',
+            ["3:43 layer p: bottom q comes from layer q in line 4, and not from a layer before"],
+        ),
+    ],
+)
+def test_a_last_layer_that_takes_what_is_not_there(last: str, expected: list[str]) -> None:
+    fc = 'layer { name: "fc" type: "InnerProduct" bottom: "data" top: "fc" inner_product_param { num_output: 10 } }\n'
+    assert mistakes(DATA + fc + last) == expected
+
+
+def test_a_name_is_for_layers_with_parameters_or_statistics() -> None:
+    unnamed = 'layer { type: "TYPE" bottom: "last" top: "last" }'
+    first = 'layer { name: "r" type: "ReLU" bottom: "data" top: "last" }'
+    net_texts.net_from(between(first, unnamed.replace("TYPE", "ReLU"), unnamed.replace("TYPE", "Dropout")))
+    why = "it has no `name`"
+    for kind in ("BatchNorm", "PReLU"):
+        assert mistakes(between(first, unnamed.replace("TYPE", kind))) == [f"3:1 layer {kind}: {why}"]
+
+
 def test_what_is_no_classifier() -> None:
     assert mistakes("") == mistakes('name: "x"') == ["1:1 the file has no `layer`"]
     assert mistakes(DATA) == ["1:1 no layer computes anything"]

@@ -97,7 +97,7 @@ LAYERS: dict[str, Row] = {
     "Flatten": Row(maps.flatten),
     "Reshape": Row(maps.reshape),
     "Silence": Row(maps.silence, (1, MANY), (0, 0)),
-    "Softmax": Row(outputs.softmax),
+    "Softmax": Row(outputs.softmax, in_place=True),
     "SoftmaxWithLoss": Row(outputs.softmax_with_loss, (2, 2), (0, 2)),
     "Accuracy": Row(outputs.accuracy, (2, 2), (1, 2)),
 }
