@@ -34,9 +34,12 @@ def caffemodel(model: Model, weights: Mapping[str, Tensor], double: bool) -> byt
                 yield _array(weights[name], kind)
 
     said = _said(model)
-    data = net_bytes(
-        model.name, [(said.get(one.name) or layer_bytes(one.name, one.type), list(blobs(one))) for one in layers]
-    )
+
+    def as_said(layer: Written) -> bytes:
+        texts = said.get((layer.name, layer.type))
+        return texts.pop(0) if texts else layer_bytes(layer.name, layer.type)
+
+    data = net_bytes(model.name, [(as_said(one), list(blobs(one))) for one in layers])
     if left:
         raise UsageError(
             f"the net that `{model.name}` is published as has no blob for `{sorted(left)[0]}`",
@@ -88,13 +91,16 @@ def _layers(model: Model) -> tuple[Written, ...]:
     return found
 
 
-def _said(model: Model) -> dict[str, bytes]:
-    """By their names the layers of a net in training, as its text has them, without blobs."""
+def _said(model: Model) -> dict[tuple[str, str], list[bytes]]:
+    """By name and type the layers of a net in training, as its text has them, without blobs. Several may have no name."""
     if model.net is None:
         return {}
     net = text_format.Parse(model.net, caffe_pb2.NetParameter())
     kept = [one for one in net.layer if not one.include or any(rule.phase == caffe_pb2.TRAIN for rule in one.include)]
-    return {one.name: one.SerializeToString(deterministic=True) for one in kept}
+    found: dict[tuple[str, str], list[bytes]] = {}
+    for one in kept:
+        found.setdefault((one.name, one.type), []).append(one.SerializeToString(deterministic=True))
+    return found
 
 
 def _array(tensor: Tensor, kind: type[np.floating]) -> Numbers:
