@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from stagerun.base import caffe_file, caffe_h5
 from stagerun.base.caffe_file import Blob, CaffeNet, Layer, Numbers, Shape
-from stagerun.base.net import statistics_passes
+from stagerun.base.net import BatchNorm, Net, statistics_passes
+from stagerun.base.net import Layer as NetLayer
 from stagerun.base.text import count
 
 # The blobs of a BatchNorm: sums of means and of variances, and what they are divided by. Intel's merged layer has Scale's, too.
@@ -33,11 +35,20 @@ def is_hdf5(data: bytes | memoryview) -> bool:
     return bytes(data[:8]) == caffe_h5.MAGIC
 
 
-def net_in(data: bytes | memoryview) -> CaffeNet:
-    """In Caffe's binary form, or in HDF5."""
-    if is_hdf5(data):
-        return caffe_h5.read_net(bytes(data))
-    return caffe_file.read_net(data)
+def net_in(data: bytes | memoryview, of: Net | None = None) -> CaffeNet:
+    """In Caffe's binary form, or in HDF5. That says of its layers no more than their names: of those that `of` has, the rest is as there."""
+    if not is_hdf5(data):
+        return caffe_file.read_net(data)
+    found = caffe_h5.read_net(bytes(data))
+    said = {layer.name: layer for one in (of.test, of.train) for layer in one.layers} if of is not None else {}
+    layers = (_as_said(layer, said[layer.name]) if layer.name in said else layer for layer in found.layers)
+    return replace(found, layers=tuple(layers))
+
+
+def _as_said(layer: Layer, said: NetLayer) -> Layer:
+    settings = said.settings
+    fraction = settings.moving_average_fraction if isinstance(settings, BatchNorm) else None
+    return replace(layer, type=said.type, bottoms=len(said.bottoms), fraction=fraction)
 
 
 def parts(layer: Layer) -> tuple[str, ...]:
@@ -110,14 +121,15 @@ def tensors(net: CaffeNet) -> dict[str, Numbers]:
     return found
 
 
-def passes(factor: float, fraction: float) -> int:
+def passes(factor: float, fraction: float | None) -> int:
     """How many went into statistics that are divided by that. With 1 someone has divided before, who converted or exported the file.
+    Without the fraction it can't be told.
 
     >>> passes(0, 0.95), passes(1, 0.95), passes(1.95, 0.95)
     (0, 1000000, 2)
     """
     if not factor > 0 or not math.isfinite(factor):
         return 0
-    if factor == 1 or not 0 <= fraction <= 1:
+    if factor == 1 or fraction is None or not 0 <= fraction <= 1:
         return LONG
     return min(statistics_passes(fraction, factor), LONG)

@@ -40,14 +40,14 @@ class Blob:
 @dataclass(frozen=True, slots=True)
 class Layer:
     """`type` is '' where the file does not say it. `shared`: the names that blobs share by, '' for a blob's own. `fraction`: a BatchNorm's
-    moving_average_fraction."""
+    moving_average_fraction; None where the file can't say it."""
 
     name: str
     type: str
     blobs: tuple[Blob, ...] = ()
     shared: tuple[str, ...] = ()
     bottoms: int = 1
-    fraction: float = 0.999
+    fraction: float | None = 0.999
 
 
 @dataclass(frozen=True, slots=True)

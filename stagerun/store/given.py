@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from stagerun.base import caffe_blobs, caffe_file, caffe_h5
 from stagerun.base.caffe_file import SolverState
 from stagerun.base.errors import DataError, StagerunError, UsageError, listing
+from stagerun.base.net import Net
 from stagerun.base.recipe import MEAN_DIGEST, Schedule, Stage, Transform, Weights
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.base.text import count
@@ -234,13 +235,14 @@ def data_of(weights: Weights, most: int, digest: str) -> bytes:
     return data
 
 
-def header_of(found: Found, name: str) -> Mapping[str, tuple[int, ...]] | None:
-    """Names and shapes in a safetensors file or a .caffemodel, whose tensors are not read; None for a file of another kind. DataError."""
+def header_of(found: Found, name: str, of: Net | None = None) -> Mapping[str, tuple[int, ...]] | None:
+    """Names and shapes in a safetensors file or a .caffemodel, whose tensors are not read; None for a file of another kind. `of`: the net of
+    Caffe's that they are for. DataError."""
     with open(found.path, "rb") as file:
         start = file.read(9)
         if caffe_blobs.is_caffes(start, found.path.name):
             try:
-                return caffe_blobs.shapes(caffe_blobs.net_in(mapped(found.path)))
+                return caffe_blobs.shapes(caffe_blobs.net_in(mapped(found.path), of))
             except ValueError as error:
                 raise DataError(f"{name}: {error}", "it is not a whole .caffemodel") from error
         length = int.from_bytes(start[:8], "little")
