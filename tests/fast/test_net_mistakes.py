@@ -187,6 +187,16 @@ def test_a_last_layer_that_takes_what_is_not_there(last: str, expected: list[str
     assert mistakes(DATA + fc + last) == expected
 
 
+def test_sizes_of_written_shapes() -> None:
+    given = 'layer { name: "i" type: "TYPE" top: "data" MESSAGE }\n'
+    shaped = given.replace("TYPE", "Input").replace("MESSAGE", "input_param { shape { dim: 1 dim: 3 dim: -2 dim: 0 } }")
+    end = END.replace("LAST", "data").partition('layer { name: "loss"')[0]
+    expected = ["1:86 layer i: a size of -2", "1:94 layer i: a size of 0"]
+    assert mistakes(shaped + end, None) == expected
+    sides = given.replace("TYPE", "DummyData").replace("MESSAGE", "dummy_data_param { num: 1 channels: 0 }")
+    assert mistakes(sides + end, None) == ["1:85 layer i: a size of 0"]
+
+
 def test_a_name_is_for_layers_with_parameters_or_statistics() -> None:
     unnamed = 'layer { type: "TYPE" bottom: "last" top: "last" }'
     first = 'layer { name: "r" type: "ReLU" bottom: "data" top: "last" }'

@@ -222,13 +222,13 @@ class _Walk:
         for i, (top, dims) in enumerate(zip(tops, made.tops, strict=True)):
             place = block.entries["top"].values[i].span
             is_image = i == 0 if kind in ("Data", "ImageData") else dims is not None and len(dims) == 3
-            if is_image and dims != (1, 1, 1):
+            if is_image:
                 if self.images:
                     self.fail(place, name, f"{shown(self.images)} are images already", "an image classifier takes one")
                 self.images = self.images or top
                 crop = View(block).inside("transform_param").whole("crop_size") or None
                 found.append(self.shape or dims or (None, crop, crop))
-            elif kind in ("Data", "ImageData") or dims in ((), (1, 1, 1)):
+            elif kind in ("Data", "ImageData") or dims == ():
                 self.labels = self.labels or top
                 found.append(LABELS)
             else:

@@ -52,10 +52,26 @@ def upgraded(net: Block, problems: Problems) -> tuple[Block, ...]:
 
 
 def image_shapes(layer: Block) -> Iterator[tuple[int, int, int]]:
-    """(channels, height, width) of each top of an Input or DummyData layer that has four axes."""
-    for dims in top_shapes(layer):
-        if len(dims) == 4:
-            yield dims[1], dims[2], dims[3]
+    """(channels, height, width) of the tops of an Input or DummyData layer that are images."""
+    for dims in map_shapes(layer):
+        if len(dims) == 3:
+            yield dims[0], dims[1], dims[2]
+
+
+def map_shapes(layer: Block) -> list[tuple[int, ...]]:
+    """Of an Input or DummyData layer, for one image; one for each top. Of labels, in Caffe with one to four axes, ()."""
+    shapes = (dims[1:] for dims in top_shapes(layer))
+    return [() if dims in ((1,), (1, 1), (1, 1, 1)) else dims for dims in shapes]
+
+
+def written_sizes(layer: Block) -> Iterator[Value]:
+    """The axes of those shapes, each at its place."""
+    message = SHAPED.get(View(layer).text("type") or "")
+    own = View(layer).inside(message).block if message is not None else layer
+    blocks = [(shape, ("dim",)) for shape in own.blocks("shape")] + [(own, ("num", "channels", "height", "width"))]
+    for block, names in blocks if message is not None else ():
+        for name in names:
+            yield from block.entries[name].values if name in block.entries else ()
 
 
 def top_shapes(layer: Block) -> list[tuple[int, ...]]:
