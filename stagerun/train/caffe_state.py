@@ -50,9 +50,6 @@ def order_of(weights: Weights, model: Model) -> tuple[str, ...]:
 def mistakes_in(stage: Stage, weights: Weights) -> Iterator[Mistake]:
     """Where the stage is not the solver that wrote it. UsageError, DataError."""
     state, solver = state_of(weights), stage.solver
-    if state.iter >= solver.max_iter:
-        text = f"{weights.file} is of iteration {state.iter}, and the stage ends at {solver.max_iter}"
-        yield Mistake(FIELD, text, f"write a `max_iter` above {state.iter}: it counts from Caffe's iteration 0")
     if solver.lr_policy == "multistep":
         # Caffe looks once per iteration, or, SURFsara's, once per parameter: it may be one behind.
         passed = {

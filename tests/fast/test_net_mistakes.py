@@ -84,6 +84,24 @@ def test_of_a_convolution(inside: str, expected: list[str]) -> None:
             "3:42 layer c: the last window begins beyond bottom data, 32 x 32",
         ),
         ("LRN", "lrn_param { local_size: 4 }", "3:27 layer c: `local_size: 4` is not odd"),
+        ("LRN", "lrn_param { alpha: -1 }", "3:22 layer c: `alpha: -1` is not at least 0"),
+        ("LRN", "lrn_param { k: 0 }", "3:18 layer c: `k: 0` is not above 0"),
+        ("BatchNorm", "batch_norm_param { eps: 1e-60 }", "3:27 layer c: `eps: 0` is not above 0"),
+        (
+            "BatchNorm",
+            "batch_norm_param { moving_average_fraction: 1.5 }",
+            "3:47 layer c: `moving_average_fraction: 1.5` is not between 0 and 1",
+        ),
+        (
+            "PReLU",
+            'prelu_param { filler { type: "uniform" min: 2 } }',
+            "3:47 layer c: `min: 2` is not at most `max: 1`",
+        ),
+        (
+            "PReLU",
+            'prelu_param { filler { type: "gaussian" std: -1 } }',
+            "3:48 layer c: `std: -1` is not at least 0",
+        ),
         ("Dropout", "dropout_param { dropout_ratio: 1 }", "3:34 layer c: `dropout_ratio: 1` is not between 0 and 1"),
         (
             "Flatten",
@@ -213,6 +231,9 @@ def test_what_is_no_classifier() -> None:
     conv = CONV.replace("last", "c").replace("INSIDE", "num_output: 3 kernel_size: 1")
     what = "is the net's output, and a classifier has one number for each class of an image"
     assert mistakes(DATA + conv + loss) == [f"2:1 layer c: its top c, 3 x 32 x 32, {what}"]
+    smoothed = loss.replace('"c"', '"ip"').replace(" }", " loss_param { label_smoothing: 1 } }")
+    said = mistakes(DATA + END.partition('layer { name: "loss"')[0].replace("LAST", "data") + smoothed)
+    assert [one.partition(" ")[2] for one in said] == ["layer l: `label_smoothing: 1` is not at least 0 and below 1"]
     assert mistakes(DATA + "layers { }") == ["2:1 the net has both `layer` and `layers`"]
 
 

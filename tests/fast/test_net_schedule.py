@@ -177,6 +177,8 @@ def test_a_net_teaches_another_network(write: Write) -> None:
     taught = 'loss { type: DISTILL teacher: "big" }'
     found = write(schedule=f"{schedule}\n{big}", solver=plain, stage=taught)
     assert found.stage("main").solver.teacher == "big"
-    given = 'loss { type: DISTILL teacher_weights { file: "x.pth" } teacher_model { caffe_net: "../nets/small.prototxt" } }'
+    given = (
+        'loss { type: DISTILL teacher_weights { file: "x.pth" } teacher_model { caffe_net: "../nets/small.prototxt" } }'
+    )
     said = mistakes(write, schedule=schedule, solver=plain, stage=given)
     assert "`teacher_model` can't be a net of Caffe's" in said and said.count("hint:") == 1

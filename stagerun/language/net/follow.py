@@ -270,7 +270,9 @@ class _Walk:
         if self.unknown or self.parameters.unknown or dims is None or image is None or len(image) != 3:
             return None
         channels, height, width = (n or 0 for n in image)
-        made = net.Pass(layers=tuple(self.found), images=self.images, labels=self.labels, logits=logits)
+        made = net.Pass(
+            layers=self.parameters.settled(self.found), images=self.images, labels=self.labels, logits=logits
+        )
         return Passed(made, (channels, height, width), dims[0] or 0, self.parameters.blobs, self.parameters.places)
 
     def _logits(self) -> str:

@@ -66,13 +66,8 @@ def power(given: Given) -> Made:
 def dropout(given: Given) -> Made:
     view = given.inside("dropout_param")
     ratio = given.number(view, "dropout_ratio")
-    if not 0 < ratio < 1:
-        given.wrong(
-            view,
-            "dropout_ratio",
-            f"`dropout_ratio: {ratio:g}` is not between 0 and 1",
-            "it is the share that is set to 0",
-        )
+    hint = "it is the share that is set to 0"
+    given.require(view, "dropout_ratio", ratio, 0 < ratio < 1, "between 0 and 1", hint)
     return Made(net.Dropout(ratio=ratio), (given.first,))
 
 

@@ -47,6 +47,7 @@ def upgraded(net: Block, problems: Problems) -> tuple[Block, ...]:
         return ()
     layers = [_v1(layer) for layer in _without_padding([_v0(layer, problems) for layer in old], problems)]
     layers += [_v2(layer) for layer in new]
+    layers = [_without_unread_fillers(layer, View(net).text("engine") or "") for layer in layers]
     given = _input(net, problems)
     return (given, *layers) if given is not None else tuple(layers)
 
@@ -137,6 +138,20 @@ def _v2(layer: Block) -> Block:
     if View(layer).text("type") != "BatchNorm" or len(params) != 3 or any("name" in param.entries for param in params):
         return layer
     return Block(layer.kind, layer.place, {n: e for n, e in layer.entries.items() if n != "param"}, layer.doubtful)
+
+
+def _without_unread_fillers(layer: Block, engine: str) -> Block:
+    """BatchNorm's are MKL's: Caffe's own engine has no weights there, and leaves those of a Scale after it as they are. `engine`: the net's."""
+    inner, view = layer.block("batch_norm_param"), View(layer)
+    if inner is None or not {"filler", "bias_filler"} & inner.entries.keys():
+        return layer
+    own = View(inner).text("engine") or ""
+    if (own if own != "DEFAULT" else view.text("engine") or engine) != "CAFFE":
+        return layer
+    left = {name: found for name, found in inner.entries.items() if name not in ("filler", "bias_filler")}
+    block = Block(inner.kind, inner.place, left, inner.doubtful)
+    changed = {"batch_norm_param": entry(layer.kind, "batch_norm_param", block.place, block)}
+    return Block(layer.kind, layer.place, {**layer.entries, **changed}, layer.doubtful)
 
 
 def _v0(layer: Block, problems: Problems) -> Block:

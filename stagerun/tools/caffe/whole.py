@@ -79,8 +79,8 @@ def written(
     assert train.whole is not None
     if train.data is not None and (test is None or test is train) and all(state == State() for state in states):
         name = posixpath.basename(train.path)
-        same = taken.get(name, train.path) == train.path
-        name = name if name.endswith(".prototxt") and same else _own_name(stage, taken)
+        free = taken.get(name, train.path) == train.path
+        name = name if name.endswith(".prototxt") and free else _own_name(stage, taken)
         return Written(name, train.data.decode(errors="replace"), train.whole.canonical(), train.path)
     other = test.whole if test is not None and test.whole is not None else train.whole
     trained, tested = (
