@@ -195,13 +195,19 @@ def looked_at(schedule: Schedule, out: Path) -> Schedule:
     return with_digests(with_sets(with_imports(schedule, out)))
 
 
-def mean_image(transform: Transform, channels: int) -> NDArray[np.float32] | None:
-    """float32 [height, width, channels] in B, G, R: the `mean_file`; None of a transform without. UsageError, DataError."""
+def mean_image(transform: Transform, channels: int, digest: str = "") -> NDArray[np.float32] | None:
+    """float32 [height, width, channels] in B, G, R: the `mean_file` that has the `digest`, where one is given; None of a transform without.
+    UsageError, DataError."""
     if transform.mean_file is None:
         return None
     path = _file(Path(transform.mean_path), "`mean_file` is relative to the schedule's folder")
     seen = os.stat(path)
-    found = _mean(str(path), transform.mean_file, seen.st_size, seen.st_mtime_ns)
+    found, read = _mean(str(path), transform.mean_file, seen.st_size, seen.st_mtime_ns)
+    if digest and read != digest:
+        text = f"{transform.mean_file} is another file than before: its sha256 is {read[:12]}, and was {digest[:12]}"
+        raise DataError(
+            text, "a snapshot needs the one that it was trained with; `run` takes a new one when it is started again"
+        )
     if found.shape[2] != channels:
         text = f"{transform.mean_file} has {count(found.shape[2], 'channel')}, and the images have {channels}"
         raise DataError(text, "make it of these images, with Caffe's compute_image_mean")
@@ -209,14 +215,16 @@ def mean_image(transform: Transform, channels: int) -> NDArray[np.float32] | Non
 
 
 @lru_cache(maxsize=4)
-def _mean(path: str, name: str, *changes: int) -> NDArray[np.float32]:
+def _mean(path: str, name: str, *changes: int) -> tuple[NDArray[np.float32], str]:
+    """The mean, and the sha256 of the bytes that it was made of."""
+    data = bytes(mapped(Path(path)))
     try:
-        found = caffe_file.read_mean(mapped(Path(path)))
+        found = caffe_file.read_mean(data)
     except ValueError as error:
         raise DataError(f"{name}: {error}", "it is not a mean image of Caffe's (.binaryproto)") from error
     if not np.isfinite(found).all():
         raise DataError(f"{name} is not all numbers: it has NaN or infinity", "make it anew, with compute_image_mean")
-    return np.ascontiguousarray(found.transpose(1, 2, 0), np.float32)
+    return np.ascontiguousarray(found.transpose(1, 2, 0), np.float32), hashlib.sha256(data).hexdigest()
 
 
 def data_of(weights: Weights, most: int, digest: str) -> bytes:

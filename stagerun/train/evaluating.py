@@ -52,7 +52,7 @@ def use_schedule(stored: Stored, schedule: Schedule, stage: str) -> Stored:
         stored.stage.solver, test_transform=now.solver.test_transform, test_batch_size=now.solver.test_batch_size
     )
     data = replace(stored.stage.data, val=now.data.val)
-    return replace(stored, stage=replace(stored.stage, solver=solver, data=data))
+    return replace(stored, stage=replace(stored.stage, solver=solver, data=data, identity=now.identity))
 
 
 def score(
@@ -119,7 +119,7 @@ def _network(stored: Stored, wanted: Wanted, device: torch.device) -> tuple[Call
     model: nn.Module = load_network(stored, device, wanted.ema)
     if wanted.views is not Views.ONE:
         model = Averaged(model, CROPS if wanted.views is Views.TEN_CROP else 1, is_binary(solver))
-    normalise = normalise_for(stored.stage.model, solver, solver.test_transform, device)
+    normalise = normalise_for(stored.stage.model, solver, solver.test_transform, device, stored.stage.identity)
     return answers(model, normalise, solver.precision), normalise
 
 

@@ -107,7 +107,7 @@ def test_export_and_import_of_a_state(type: str, data: Path, tmp_path: Path) -> 
     text = (tmp_path / "s" / "schedule.prototxt").read_text()
     text = text.replace("solver_param {", 'solver_param { solverstate: "../x.solverstate" max_iter: 3')
     (tmp_path / "t" / "schedule.prototxt").write_text(text)
-    schedule = looked_at(load(tmp_path / "t"))
+    schedule = looked_at(load(tmp_path / "t"), tmp_path)
     made, mistakes = planned_transfer(schedule, schedule.stages[0])
     assert schedule.stages[0].begins == 2 and not mistakes and len(made.of(Origin.FILE)) == len(made.rows)
     remembered = tensors(tmp_path / "s" / "out", MOMENTUM)

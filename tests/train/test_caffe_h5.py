@@ -66,7 +66,7 @@ def test_a_state_in_hdf5_goes_on_with_a_net(tmp_path: Path) -> None:
         solver { batch_size: 64 device_batch_size: 64 base_lr: 0.05 lr_policy: "fixed" max_iter: 150 momentum: 0.9
         transform_param { crop_size: 28 } } stage { name: "a" solver_param { solverstate: "x.solverstate.h5" } }"""
     )
-    schedule = looked_at(load(tmp_path))
+    schedule = looked_at(load(tmp_path), tmp_path)
     stage = schedule.stages[0]
     made, mistakes = planned_transfer(schedule, stage)
     assert stage.begins == 75 and not mistakes and len(made.of(Origin.FILE)) == 8
