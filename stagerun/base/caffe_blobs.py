@@ -9,12 +9,12 @@ from stagerun.base import caffe_file, caffe_h5
 from stagerun.base.caffe_file import Blob, CaffeNet, Layer, Numbers, Shape
 from stagerun.base.net import statistics_passes
 from stagerun.base.text import count
+from stagerun.base.weights import COUNTER
 
 # The blobs of a BatchNorm: sums of means and of variances, and what they are divided by. Intel's merged layer has Scale's, too.
 MEAN, VARIANCE, FACTOR = "running_mean", "running_var", "factor"
 NORM = (MEAN, VARIANCE, FACTOR)
 MERGED = (*NORM, "weight", "bias")
-COUNTER = "num_batches_tracked"
 # What the counter is of statistics from long training, where a file has none beside them, or 0, as files that were converted from other
 # libraries do: they move by 1 - fraction.
 LONG = 1_000_000
@@ -54,35 +54,32 @@ def parts(layer: Layer) -> tuple[str, ...]:
     return tuple(("weight", "bias")[i] if i < 2 else f"blob{i}" for i in range(n))
 
 
-def blobs(net: CaffeNet) -> Iterator[tuple[str, str, Blob]]:
-    """(layer, part, blob) in the file's order, a shared one each time."""
+def _own(net: CaffeNet) -> Iterator[tuple[Layer, dict[str, Blob]]]:
+    """Of each layer the blobs by part, but for those that it shares with a layer before: Caffe writes these each time."""
+    seen: set[str] = set()
     for layer in net.layers:
-        for part, blob in zip(parts(layer), layer.blobs, strict=True):
-            yield layer.name, part, blob
+        found: dict[str, Blob] = {}
+        for part, blob, name in zip(parts(layer), layer.blobs, (*layer.shared, *[""] * len(layer.blobs)), strict=False):
+            if not name or name not in seen:
+                found[part] = blob
+            seen.add(name)
+        yield layer, found
 
 
 def learnable(net: CaffeNet) -> tuple[str, ...]:
     """`LAYER.PART` in the order of a history: a blob that is shared comes where it is first."""
-    seen: set[str] = set()
-    found = []
-    for layer in net.layers:
-        for i, part in enumerate(parts(layer)):
-            name = layer.shared[i] if i < len(layer.shared) else ""
-            if not name or name not in seen:
-                found.append(f"{layer.name}.{part}")
-            seen.add(name)
-    return tuple(found)
+    return tuple(f"{layer.name}.{part}" for layer, named in _own(net) for part in named)
 
 
 def shapes(net: CaffeNet) -> dict[str, Shape]:
     """Of each of the `tensors`."""
-    kinds = {layer.name: layer.type for layer in net.layers}
     found: dict[str, Shape] = {}
-    for layer, part, blob in blobs(net):
-        if part == FACTOR:
-            found[f"{layer}.{COUNTER}"] = ()
-        else:
-            found[f"{layer}.{part}"] = shape_of(blob, kinds[layer], part)
+    for layer, named in _own(net):
+        for part, blob in named.items():
+            if part == FACTOR:
+                found[f"{layer.name}.{COUNTER}"] = ()
+            else:
+                found[f"{layer.name}.{part}"] = shape_of(blob, layer.type, part)
     return found
 
 
@@ -95,11 +92,11 @@ def shape_of(blob: Blob, type_: str, part: str) -> Shape:
 
 
 def tensors(net: CaffeNet) -> dict[str, Numbers]:
-    """Arrays by name. Of a BatchNorm the mean and the variance, divided as Caffe does in testing, and how many passes went into them."""
+    """Arrays by name, a shared one by that of the layer which has it first. Of a BatchNorm the mean and the variance, divided as Caffe does in
+    testing, and how many passes went into them."""
     found: dict[str, Numbers] = {}
     wanted = shapes(net)
-    for layer in net.layers:
-        named = dict(zip(parts(layer), layer.blobs, strict=True))
+    for layer, named in _own(net):
         factor = named.pop(FACTOR).data if FACTOR in named else None
         if factor is not None:
             scale = factor.dtype.type(0 if factor[0] == 0 else 1 / factor[0])

@@ -8,6 +8,8 @@ from fnmatch import fnmatchcase
 
 from stagerun.base.recipe import Rename
 
+# The end of the name of BatchNorm's counter of passes, which older files don't have.
+COUNTER = "num_batches_tracked"
 _SNAPSHOT = re.compile(r"(.+):([A-Za-z0-9_-]+)(?:@([1-9][0-9]{0,17}))?", re.ASCII)
 _PUBLISHED = re.compile(r"(torchvision|timm)/([A-Za-z0-9_.-]+)", re.ASCII)
 

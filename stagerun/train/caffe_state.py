@@ -11,14 +11,14 @@ from stagerun.base.caffe_file import Blob, SolverState
 from stagerun.base.errors import DataError
 from stagerun.base.recipe import Model, Schedule, Solver, Stage, Weights
 from stagerun.base.text import count
-from stagerun.language.caffe_names import here, layers_of, learnable
+from stagerun.language.caffe_names import here, in_history, layers_of
 from stagerun.plan.transfer import Mistake
 from stagerun.schedule import slots_of
 from stagerun.store.given import find, read_state
 from stagerun.system.files import mapped
 
 FIELD = "solverstate"
-COUNTER = "t"  # of Adam: Caffe has none, since it is the iteration
+_COUNT = "t"  # of Adam: Caffe has none, since it is the iteration
 
 
 def state_of(weights: Weights) -> SolverState:
@@ -34,7 +34,7 @@ def order_of(weights: Weights, model: Model) -> tuple[str, ...]:
     data = mapped(found.path)
     try:
         if caffe_blobs.is_hdf5(data) and model.net is not None:
-            return learnable(layers_of(model))
+            return in_history(layers_of(model))
         if caffe_blobs.is_hdf5(data):
             raise DataError(
                 f"{found.path} is HDF5, which does not say in which order the history is",
@@ -74,7 +74,7 @@ def mistakes_in(stage: Stage, weights: Weights) -> Iterator[Mistake]:
 
 def history_slots(solver: Solver) -> Sequence[str]:
     """What a history has of each blob, in its order: Caffe has all of one, and then all of the other."""
-    return [slot for slot in slots_of(solver.type, solver.momentum_form) if slot != COUNTER]
+    return [slot for slot in slots_of(solver.type, solver.momentum_form) if slot != _COUNT]
 
 
 def remember(schedule: Schedule, stage: Stage, live: Mapping[str, Tensor]) -> None:
@@ -88,7 +88,7 @@ def remember(schedule: Schedule, stage: Stage, live: Mapping[str, Tensor]) -> No
             found[f"{slot}/{name}"] = held
     with torch.no_grad():
         for name, tensor in live.items():
-            if name.startswith(f"{COUNTER}/"):
+            if name.startswith(f"{_COUNT}/"):
                 tensor.fill_(state.iter)
                 continue
             blob = found.get(name)

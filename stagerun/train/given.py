@@ -10,14 +10,14 @@ from stagerun.base.caffe_blobs import LONG
 from stagerun.base.errors import DataError, Problems, RecipeError, Span, StagerunError
 from stagerun.base.recipe import TEACHER_DIGEST, WEIGHTS_DIGEST, Model, Rename, Schedule, Stage, Weights
 from stagerun.base.text import size
-from stagerun.base.weights import renamed
+from stagerun.base.weights import COUNTER, renamed
 from stagerun.engine.parameters import frozen_parameters
 from stagerun.engine.weights_file import tensors_in
 from stagerun.language.caffe_names import here
 from stagerun.models.skeleton import shapes, without_memory
 from stagerun.plan import Plan, PlannedStage
 from stagerun.plan.planned import needed
-from stagerun.plan.transfer import COUNTER, Mistake, Origin, Shape, Shapes, Transfer, some, transfer
+from stagerun.plan.transfer import Mistake, Origin, Shape, Shapes, Transfer, some, transfer
 from stagerun.plan.weights_table import table
 from stagerun.store.given import Found, data_of, find, header_of
 from stagerun.system.host import available_memory

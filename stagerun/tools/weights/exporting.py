@@ -70,7 +70,7 @@ def for_caffe(
     pixels = pixels_of(stored.stage.solver.test_transform, model.channels, rgb)
     if pixels.turned:
         weights = for_rgb(weights, network)
-    files = [caffe.caffemodel(model, weights, double)]
+    files = [caffe.caffemodel(model, weights, double, goes_on=len(paths) > 1)]
     if len(paths) > 1:
         files.append(caffe.solverstate(stored, paths[0].name, double))
     lines = [f"input: {pixels.order}: (0..255 - {_list(pixels.means)}) * {_list(pixels.factors)}"]
