@@ -25,8 +25,13 @@ _STARTS = (b"\x0a", b"\x12", b"\xa2\x06")
 
 def is_caffes(start: bytes, name: str) -> bool:
     """Whether a file of weights is a .caffemodel, by its name and its first nine bytes."""
-    other = start[8:9] == b"{" or start[:2] == b"PK" or start[:1] == b"\x80"
+    other = is_safetensors(start) or start[:2] == b"PK" or start[:1] == b"\x80"
     return not other and (name.endswith(_ENDS) or start.startswith((*_STARTS, caffe_h5.MAGIC)))
+
+
+def is_safetensors(start: bytes) -> bool:
+    """By its first nine bytes: the length of a header, of which no one knows one of 4 GB, and its brace."""
+    return start[8:9] == b"{" and start[4:8] == bytes(4)
 
 
 def is_hdf5(data: bytes | memoryview) -> bool:

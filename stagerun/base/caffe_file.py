@@ -187,6 +187,8 @@ def _blob(data: memoryview, what: str) -> Blob:
     legacy = shape is None and bool(old)
     if shape is None:
         shape = tuple(old.get(axis, 0) for axis in (1, 2, 3, 4)) if old else (numbers.size,)
+        if not old and numbers.size == 1:
+            shape = ()  # Caffe writes no shape of a blob without axes
     if any(size < 0 for size in shape) or prod(shape) != numbers.size:
         raise ValueError(f"{what} says {_by(shape)}, which is {prod(shape)} numbers, and has {numbers.size}")
     return Blob(shape, numbers, legacy)

@@ -20,7 +20,7 @@ _ALONE = "save `model.state_dict()` alone, or as .safetensors"
 
 def tensors_in(data: bytes, name: str) -> dict[str, Tensor]:
     """By their names there, on the CPU. DataError where these are not a network's tensors; `name` is the file's."""
-    if data[8:9] != b"{" and (data[:2] == b"PK" or data[:1] == b"\x80"):
+    if not caffe_blobs.is_safetensors(data[:9]) and (data[:2] == b"PK" or data[:1] == b"\x80"):
         return _of_torch(data, name)
     try:
         if caffe_blobs.is_caffes(data[:9], name):

@@ -35,12 +35,14 @@ _CHUNK = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """`path`: the file with the tensors. Of a snapshot `ref` and its output folder `out`, too. `state`: a .solverstate that names the file."""
+    """`path`: the file with the tensors. Of a snapshot `ref` and its output folder `out`, too. `state`: a .solverstate that names the file, and
+    `held` what is in it."""
 
     path: Path
     out: Path | None = None
     ref: SnapshotRef | None = None
     state: Path | None = None
+    held: SolverState | None = None
 
     @property
     def name(self) -> str:
@@ -101,7 +103,8 @@ def _file(path: Path, hint: str) -> Path:
 def _of_state(weights: Weights) -> Found:
     """As `caffe train --snapshot` finds them; beside the state where the path in it, which may be another machine's, leads nowhere."""
     state = _file(Path(weights.path), "the file is relative to the schedule's folder")
-    learned = read_state(state, weights.file).learned_net
+    held = _state_in(mapped(state), weights.file)  # its numbers stay where they lie, in the file
+    learned = held.learned_net
     if not learned:
         raise UsageError(
             f"{state} does not say which file has its weights", "Caffe writes one beside it, a .caffemodel"
@@ -113,12 +116,18 @@ def _of_state(weights: Weights) -> Found:
         raise UsageError(
             f"{beside}, the weights of {weights.file}, are not there", "copy the .caffemodel to that place"
         )
-    return Found(found, state=state)
+    return Found(found, state=state, held=held)
 
 
-def read_state(path: Path, name: str) -> SolverState:
-    """A .solverstate. Its numbers are looked at where they lie, in the file. DataError; OSError."""
-    data = mapped(path)
+def read_state(path: Path, name: str, digest: str) -> SolverState:
+    """A .solverstate, that of the `digest` (`digest_of`); '' is any. DataError; OSError."""
+    data = path.read_bytes()
+    if digest and hashlib.sha256(data).hexdigest() != digest.split()[1]:
+        raise DataError(f"{path} has changed since the run looked at it", "start again when it is written")
+    return _state_in(data, name)
+
+
+def _state_in(data: bytes | memoryview, name: str) -> SolverState:
     try:
         return caffe_h5.read_state(bytes(data)) if caffe_blobs.is_hdf5(data) else caffe_file.read_state(data)
     except ValueError as error:
@@ -151,9 +160,8 @@ def digest_of(found: Found) -> str:
     and the like; OSError."""
     if found.ref is not None and found.out is not None:
         return inspect(LocalDisk(), found.out, found.ref.name).files[TENSORS].sha256
-    if found.state is not None:
-        iter = read_state(found.state, found.state.name).iter
-        return f"{iter} {_digest(found.state)} {_digest(found.path)}"
+    if found.state is not None and found.held is not None:
+        return f"{found.held.iter} {_digest(found.state)} {_digest(found.path)}"
     return _digest(found.path)
 
 

@@ -107,6 +107,21 @@ def test_numbers_that_are_not_packed() -> None:
         np.testing.assert_array_equal(layer.blobs[0].data, np.arange(40, dtype=kind))
 
 
+def test_a_blob_without_axes() -> None:
+    """Caffe writes the one slope of a PReLU with `channel_shared` so."""
+    net = caffe_pb2.NetParameter()
+    net.layer.add(name="r", type="PReLU", blobs=[caffe_pb2.BlobProto(data=[0.25])])
+    read = caffe_file.read_net(net.SerializeToString())
+    assert caffe_blobs.shapes(read) == {"r.weight": ()} and caffe_blobs.tensors(read)["r.weight"] == 0.25
+
+
+def test_a_net_with_a_brace_where_safetensors_has_one() -> None:
+    data = net_bytes("Test", [(layer_bytes("d" * 115, "Data"), [])])
+    assert data[6] == 0xA2 and data[8] == ord("{")  # the length of the first layer
+    assert caffe_blobs.is_caffes(data[:9], "x.caffemodel") and caffe_blobs.is_caffes(data[:9], "x")
+    assert not caffe_blobs.is_caffes((200).to_bytes(8, "little") + b"{", "x.caffemodel")
+
+
 def test_a_shared_blob_is_once_in_a_history_and_among_tensors() -> None:
     one = blob_bytes(np.ones(2, np.float32))
     net = caffe_pb2.NetParameter()

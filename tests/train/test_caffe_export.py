@@ -154,6 +154,7 @@ def test_mistakes_of_export(data: Path, tmp_path: Path) -> None:
     cases = {
         ("--solverstate", "x"): "names the file of its weights",
         ("--caffemodel", "x", "--onnx"): "one format at a time",
+        ("--caffemodel", "x", "--solverstate", "x"): "are both",
         ("--caffemodel", "x", "--solverstate", "y", "--ema"): "as they were trained",
         ("--caffemodel", "x", "--solverstate", "y"): "Caffe has no solver of type `AdamW`",
         ("--safetensors", "--double"): "--double is for --caffemodel",

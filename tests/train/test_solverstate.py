@@ -9,12 +9,16 @@ import pytest
 from click.testing import CliRunner
 
 from stagerun.base import caffe_blobs, caffe_file
+from stagerun.base.errors import DataError
 from stagerun.cli import main
 from stagerun.data.write import write_lmdb
 from stagerun.engine.codec import decode
+from stagerun.language import load
 from stagerun.language.proto import caffe_pb2
 from stagerun.store.disk import LocalDisk
+from stagerun.store.given import looked_at
 from stagerun.store.read import inventory, read_file
+from stagerun.train.caffe_state import remember
 from stagerun.train.progress import MOMENTUM, WEIGHTS
 
 GOLDEN = caffe_nets.GOLDEN / "lenet_m09_A_resume75"
@@ -140,6 +144,16 @@ def test_one_that_does_not_fit(more: str, said: str, data: Path, tmp_path: Path)
         state.write_bytes(caffe_file.state_bytes(150, held.learned_net, [blob.array() for blob in held.history]))
     output = stagerun("plan", folder, "--weights", "--out", tmp_path / "a")
     assert said in output and "schedule.prototxt:" in output, output
+
+
+def test_a_state_that_is_written_while_the_run_starts(data: Path, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "s", data)
+    schedule = looked_at(load(folder), tmp_path)
+    state = folder / "state" / "x.solverstate"
+    held = caffe_file.read_state(state.read_bytes())
+    state.write_bytes(caffe_file.state_bytes(held.iter, held.learned_net, [2 * blob.array() for blob in held.history]))
+    with pytest.raises(DataError, match="has changed since the run looked at it"):
+        remember(schedule, schedule.stages[0], {})
 
 
 @pytest.mark.parametrize("iter", [75, 76])
