@@ -20,8 +20,8 @@ SECONDS = 900
 
 
 def main() -> int:
-    if len(sys.argv) != 2 or not Path(sys.argv[1]).is_dir():
-        print("usage: scripts/try-caffe-folders FOLDER; no such folder" if sys.argv[1:] else __doc__)
+    if not sys.argv[1:] or not Path(sys.argv[1]).is_dir():
+        print("usage: scripts/try-caffe-folders FOLDER [PART...]; no such folder" if sys.argv[1:] else __doc__)
         return 64
     failed = 0
     with tempfile.TemporaryDirectory() as made:
@@ -30,6 +30,8 @@ def main() -> int:
         for net in top.rglob("*.prototxt"):
             net.write_text(re.sub(r'((?:source|mean_file): ")/+', r"\1made-up/", net.read_text(errors="replace")))
         solvers = [file for file in sorted(top.rglob("*.prototxt")) if is_solver(file.read_bytes())]
+        if parts := sys.argv[2:]:
+            solvers = [file for file in solvers if any(part in str(file.relative_to(top)) for part in parts)]
         for solver in solvers:
             outcome, fine = tried(solver, top, Path(made))
             failed += not fine
@@ -80,11 +82,14 @@ def stagerun(*words: str) -> tuple[int, str]:
 
 def make_files(net: str, root: Path) -> None:
     """The LMDBs and mean images that a net names, below Caffe's root."""
-    for path in re.findall(r'source: "([^"]+)"', net):
-        size, channels = next((shape for word, shape in SIZES.items() if word in path), (256, 3))
-        images(root / (path.removesuffix(".txt") + "_lmdb" if path.endswith(".txt") else path), size, channels)
-        if path.endswith(".txt"):
-            (root / path).write_text("")
+    for layer in re.split(r"^layers? *\{", net, flags=re.MULTILINE):
+        for path in re.findall(r'source: "([^"]+)"', layer):
+            size, channels = next((shape for word, shape in SIZES.items() if word in path), (256, 3))
+            resized = re.search(r"new_height: ([0-9]+)", layer)  # as the LMDB must be that stands for a list of files
+            place = root / (path.removesuffix(".txt") + "_lmdb" if path.endswith(".txt") else path)
+            images(place, int(resized[1]) if resized else size, channels)
+            if path.endswith(".txt"):
+                (root / path).write_text("")
     for path in re.findall(r'mean_file: "([^"]+)"', net):
         size, channels = next((shape for word, shape in SIZES.items() if word in path), (256, 3))
         blob = caffe_pb2.BlobProto(num=1, channels=channels, height=size, width=size)

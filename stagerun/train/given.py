@@ -52,7 +52,8 @@ def fill(schedule: Schedule, stage: Stage, live: Mapping[str, Tensor], parent: M
             mean, var = (f"{name.removesuffix(COUNTER)}running_{which}" for which in ("mean", "var"))
             if not name.endswith(COUNTER) or mean not in taken:
                 continue
-            fresh = not bool(live[mean].any()) and bool((live[var] == 1).all())
+            # What no pass has moved yet: torch begins with a variance of 1, Caffe with one of 0.
+            fresh = not bool(live[mean].any()) and any(bool((live[var] == begin).all()) for begin in (0, 1))
             if name not in taken or (not fresh and not bool(live[name])):
                 live[name].fill_(LONG)
     return made
