@@ -87,6 +87,8 @@ def make_files(net: str, root: Path) -> None:
             size, channels = next((shape for word, shape in SIZES.items() if word in path), (256, 3))
             resized = re.search(r"new_height: ([0-9]+)", layer)  # as the LMDB must be that stands for a list of files
             place = root / (path.removesuffix(".txt") + "_lmdb" if path.endswith(".txt") else path)
+            if resized:  # another net of the folder may have it in the usual size
+                shutil.rmtree(place, ignore_errors=True)
             images(place, int(resized[1]) if resized else size, channels)
             if path.endswith(".txt"):
                 (root / path).write_text("")
