@@ -76,7 +76,7 @@ def main() -> None:
         one = replace(CASES[name], precision=precision, device=device, batch=options.batch or CASES[name].batch)
         probe = by_hand(one, make_batches(one))
         probe(1)
-        compare(one, options.pairs, max(1, round(options.seconds / seconds(probe, 1, device))))
+        compare(one, False, options.pairs, max(1, round(options.seconds / seconds(probe, 1, device)[0])))
 
 
 if __name__ == "__main__":

@@ -28,8 +28,11 @@ SECONDS = 900
 
 
 def main() -> int:
-    if len(sys.argv) not in (2, 3) or sys.argv[2:] not in ([], ["--check"]) or not Path(sys.argv[1]).is_dir():
-        print(f"usage: scripts/try-caffe-folders FOLDER [--check]; no such folder: {' '.join(sys.argv[1:])}")
+    check, parts = "--check" in sys.argv[2:], [word for word in sys.argv[2:] if word != "--check"]
+    if not sys.argv[1:] or not Path(sys.argv[1]).is_dir():
+        print(
+            "usage: scripts/try-caffe-folders FOLDER [--check] [PART...]; no such folder" if sys.argv[1:] else __doc__
+        )
         return 64
     failed = 0
     with tempfile.TemporaryDirectory() as made:
@@ -38,8 +41,10 @@ def main() -> int:
         for net in top.rglob("*.prototxt"):
             net.write_text(re.sub(r'((?:source|mean_file): ")/+', r"\1made-up/", net.read_text(errors="replace")))
         solvers = [file for file in sorted(top.rglob("*.prototxt")) if is_solver(file.read_bytes())]
+        if parts:
+            solvers = [file for file in solvers if any(part in str(file.relative_to(top)) for part in parts)]
         for solver in solvers:
-            outcome, fine = tried(solver, top, Path(made), step=len(sys.argv) == 2)
+            outcome, fine = tried(solver, top, Path(made), step=not check)
             failed += not fine
             print(f"{solver.relative_to(top)}\t{outcome}", flush=True)
     print(f"{len(solvers)} solvers: {len(solvers) - failed} passed, {failed} did not")
@@ -62,6 +67,8 @@ def tried(solver: Path, top: Path, made: Path, step: bool) -> tuple[str, bool]:
         return f"import: {code}: {'; '.join(one.replace(str(top) + '/', '') for one in wrong) or said[-300:]}", False
     stage = next(file.stem for file in sorted(out.glob("*.prototxt")) if "# From " in file.read_text())
     given = [f"{stage}.{change}" for change in STEP]
+    if "warmup_iter:" in (out / f"{stage}.prototxt").read_text():  # no longer than the one update
+        given.append(f"{stage}.warmup_iter=1")
     if '"?"' in (text := (out / "schedule.prototxt").read_text()):  # DummyData
         lmdb = str(images(made / "made-up", 256, 3))
         given += [f'data.train.source="{lmdb}"', *([f'data.val.source="{lmdb}"'] if text.count('"?"') > 1 else [])]
@@ -90,11 +97,16 @@ def stagerun(*words: str) -> tuple[int, str]:
 
 def make_files(net: str, root: Path) -> None:
     """The LMDBs and mean images that a net names, below Caffe's root."""
-    for path in re.findall(r'source: "([^"]+)"', net):
-        size, channels = next((shape for word, shape in SIZES.items() if word in path), (256, 3))
-        images(root / (path.removesuffix(".txt") + "_lmdb" if path.endswith(".txt") else path), size, channels)
-        if path.endswith(".txt"):
-            (root / path).write_text("")
+    for layer in re.split(r"^layers? *\{", net, flags=re.MULTILINE):
+        for path in re.findall(r'source: "([^"]+)"', layer):
+            size, channels = next((shape for word, shape in SIZES.items() if word in path), (256, 3))
+            resized = re.search(r"new_height: ([0-9]+)", layer)  # as the LMDB must be that stands for a list of files
+            place = root / (path.removesuffix(".txt") + "_lmdb" if path.endswith(".txt") else path)
+            if resized:  # another net of the folder may have it in the usual size
+                shutil.rmtree(place, ignore_errors=True)
+            images(place, int(resized[1]) if resized else size, channels)
+            if path.endswith(".txt"):
+                (root / path).write_text("")
     for path in re.findall(r'mean_file: "([^"]+)"', net):
         size, channels = next((shape for word, shape in SIZES.items() if word in path), (256, 3))
         blob = caffe_pb2.BlobProto(num=1, channels=channels, height=size, width=size)

@@ -2,42 +2,49 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from stagerun.base import caffe_file, caffe_h5
 from stagerun.base.caffe_file import Blob, CaffeNet, Layer, Numbers, Shape
-from stagerun.base.net import statistics_passes
+from stagerun.base.net import BatchNorm, Net, statistics_passes
+from stagerun.base.net import Layer as NetLayer
 from stagerun.base.text import count
+from stagerun.base.weights import COUNTER, FACTOR, LONG, MEAN, MERGED, VARIANCE
 
-# The blobs of a BatchNorm: sums of means and of variances, and what they are divided by. Intel's merged layer has Scale's, too.
-MEAN, VARIANCE, FACTOR = "running_mean", "running_var", "factor"
-NORM = (MEAN, VARIANCE, FACTOR)
-MERGED = (*NORM, "weight", "bias")
-COUNTER = "num_batches_tracked"
-# What the counter is of statistics from long training, where a file has none beside them, or 0, as files that were converted from other
-# libraries do: they move by 1 - fraction.
-LONG = 1_000_000
 _ENDS = (".caffemodel", ".caffemodel.h5")
-# How a NetParameter begins that Caffe wrote: with the name, or with a layer.
-_STARTS = (b"\x0a", b"\x12", b"\xa2\x06")
 
 
 def is_caffes(start: bytes, name: str) -> bool:
     """Whether a file of weights is a .caffemodel, by its name and its first nine bytes."""
-    other = start[8:9] == b"{" or start[:2] == b"PK" or start[:1] == b"\x80"
-    return not other and (name.endswith(_ENDS) or start.startswith((*_STARTS, caffe_h5.MAGIC)))
+    other = is_safetensors(start) or start[:2] == b"PK" or start[:1] == b"\x80"
+    return not other and (name.endswith(_ENDS) or start.startswith(caffe_h5.MAGIC))
+
+
+def is_safetensors(start: bytes) -> bool:
+    """By its first nine bytes: the length of a header, of which no one knows one of 4 GB, and its brace."""
+    return start[8:9] == b"{" and start[4:8] == bytes(4)
 
 
 def is_hdf5(data: bytes | memoryview) -> bool:
     return bytes(data[:8]) == caffe_h5.MAGIC
 
 
-def net_in(data: bytes | memoryview) -> CaffeNet:
-    """In Caffe's binary form, or in HDF5."""
-    if is_hdf5(data):
-        return caffe_h5.read_net(bytes(data))
-    return caffe_file.read_net(data)
+def net_in(data: bytes | memoryview, of: Net | None = None) -> CaffeNet:
+    """In Caffe's binary form, or in HDF5. That says of its layers no more than their names: of those that `of` has, the rest is as there."""
+    if not is_hdf5(data):
+        return caffe_file.read_net(data)
+    found = caffe_h5.read_net(bytes(data))
+    said = {layer.name: layer for one in (of.test, of.train) for layer in one.layers} if of is not None else {}
+    layers = (_as_said(layer, said[layer.name]) if layer.name in said else layer for layer in found.layers)
+    return replace(found, layers=tuple(layers))
+
+
+def _as_said(layer: Layer, said: NetLayer) -> Layer:
+    settings = said.settings
+    fraction = settings.moving_average_fraction if isinstance(settings, BatchNorm) else None
+    return replace(layer, type=said.type, bottoms=len(said.bottoms), fraction=fraction)
 
 
 def parts(layer: Layer) -> tuple[str, ...]:
@@ -54,35 +61,32 @@ def parts(layer: Layer) -> tuple[str, ...]:
     return tuple(("weight", "bias")[i] if i < 2 else f"blob{i}" for i in range(n))
 
 
-def blobs(net: CaffeNet) -> Iterator[tuple[str, str, Blob]]:
-    """(layer, part, blob) in the file's order, a shared one each time."""
+def _own(net: CaffeNet) -> Iterator[tuple[Layer, dict[str, Blob]]]:
+    """Of each layer the blobs by part, but for those that it shares with a layer before: Caffe writes these each time."""
+    seen: set[str] = set()
     for layer in net.layers:
-        for part, blob in zip(parts(layer), layer.blobs, strict=True):
-            yield layer.name, part, blob
+        found: dict[str, Blob] = {}
+        for part, blob, name in zip(parts(layer), layer.blobs, (*layer.shared, *[""] * len(layer.blobs)), strict=False):
+            if not name or name not in seen:
+                found[part] = blob
+            seen.add(name)
+        yield layer, found
 
 
 def learnable(net: CaffeNet) -> tuple[str, ...]:
     """`LAYER.PART` in the order of a history: a blob that is shared comes where it is first."""
-    seen: set[str] = set()
-    found = []
-    for layer in net.layers:
-        for i, part in enumerate(parts(layer)):
-            name = layer.shared[i] if i < len(layer.shared) else ""
-            if not name or name not in seen:
-                found.append(f"{layer.name}.{part}")
-            seen.add(name)
-    return tuple(found)
+    return tuple(f"{layer.name}.{part}" for layer, named in _own(net) for part in named)
 
 
 def shapes(net: CaffeNet) -> dict[str, Shape]:
     """Of each of the `tensors`."""
-    kinds = {layer.name: layer.type for layer in net.layers}
     found: dict[str, Shape] = {}
-    for layer, part, blob in blobs(net):
-        if part == FACTOR:
-            found[f"{layer}.{COUNTER}"] = ()
-        else:
-            found[f"{layer}.{part}"] = shape_of(blob, kinds[layer], part)
+    for layer, named in _own(net):
+        for part, blob in named.items():
+            if part == FACTOR:
+                found[f"{layer.name}.{COUNTER}"] = ()
+            else:
+                found[f"{layer.name}.{part}"] = shape_of(blob, layer.type, part)
     return found
 
 
@@ -95,11 +99,11 @@ def shape_of(blob: Blob, type_: str, part: str) -> Shape:
 
 
 def tensors(net: CaffeNet) -> dict[str, Numbers]:
-    """Arrays by name. Of a BatchNorm the mean and the variance, divided as Caffe does in testing, and how many passes went into them."""
+    """Arrays by name, a shared one by that of the layer which has it first. Of a BatchNorm the mean and the variance, divided as Caffe does in
+    testing, and how many passes went into them."""
     found: dict[str, Numbers] = {}
     wanted = shapes(net)
-    for layer in net.layers:
-        named = dict(zip(parts(layer), layer.blobs, strict=True))
+    for layer, named in _own(net):
         factor = named.pop(FACTOR).data if FACTOR in named else None
         if factor is not None:
             scale = factor.dtype.type(0 if factor[0] == 0 else 1 / factor[0])
@@ -110,14 +114,15 @@ def tensors(net: CaffeNet) -> dict[str, Numbers]:
     return found
 
 
-def passes(factor: float, fraction: float) -> int:
+def passes(factor: float, fraction: float | None) -> int:
     """How many went into statistics that are divided by that. With 1 someone has divided before, who converted or exported the file.
+    Without the fraction it can't be told.
 
     >>> passes(0, 0.95), passes(1, 0.95), passes(1.95, 0.95)
     (0, 1000000, 2)
     """
     if not factor > 0 or not math.isfinite(factor):
         return 0
-    if factor == 1 or not 0 <= fraction <= 1:
+    if factor == 1 or fraction is None or not 0 <= fraction <= 1:
         return LONG
     return min(statistics_passes(fraction, factor), LONG)

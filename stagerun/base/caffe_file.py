@@ -40,14 +40,14 @@ class Blob:
 @dataclass(frozen=True, slots=True)
 class Layer:
     """`type` is '' where the file does not say it. `shared`: the names that blobs share by, '' for a blob's own. `fraction`: a BatchNorm's
-    moving_average_fraction."""
+    moving_average_fraction; None where the file can't say it."""
 
     name: str
     type: str
     blobs: tuple[Blob, ...] = ()
     shared: tuple[str, ...] = ()
     bottoms: int = 1
-    fraction: float = 0.999
+    fraction: float | None = 0.999
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +187,8 @@ def _blob(data: memoryview, what: str) -> Blob:
     legacy = shape is None and bool(old)
     if shape is None:
         shape = tuple(old.get(axis, 0) for axis in (1, 2, 3, 4)) if old else (numbers.size,)
+        if not old and numbers.size == 1:
+            shape = ()  # Caffe writes no shape of a blob without axes
     if any(size < 0 for size in shape) or prod(shape) != numbers.size:
         raise ValueError(f"{what} says {_by(shape)}, which is {prod(shape)} numbers, and has {numbers.size}")
     return Blob(shape, numbers, legacy)

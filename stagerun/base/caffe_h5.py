@@ -21,7 +21,8 @@ def read_net(data: bytes) -> CaffeNet:
         with _opened(data) as file:
             groups = _group(file, "data")
             layers = tuple(
-                Layer(name, "", tuple(_numbered(_group(groups, name), name, len(data)))) for name in _names(groups)
+                Layer(name, "", tuple(_numbered(_group(groups, name), name, len(data))), fraction=None)
+                for name in _names(groups)
             )
     except (OSError, RuntimeError, KeyError, TypeError) as error:
         raise ValueError(f"it is no whole HDF5 file of Caffe's: {_first(error)}") from error

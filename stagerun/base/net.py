@@ -89,6 +89,22 @@ class Pooling:
     ceil: bool = True
 
 
+def windows(pooling: Pooling, side: int, size: int) -> int:
+    """How many there are along the height (side 0) or the width (1) of a map of that size. With a pad on either side the last begins in the
+    map, or in the pad before it.
+
+    >>> windows(Pooling(method=Method.MAX, kernel=(1, 1), stride=(2, 2)), 0, 4)
+    3
+    >>> windows(Pooling(method=Method.MAX, kernel=(2, 2), stride=(2, 2), pad=(0, 1)), 0, 5)
+    3
+    """
+    assert pooling.kernel is not None
+    kernel, stride, pad = pooling.kernel[side], pooling.stride[side], pooling.pad[side]
+    room = size + 2 * pad - kernel
+    count = (-(-room // stride) if pooling.ceil else room // stride) + 1
+    return count - (any(pooling.pad) and (count - 1) * stride >= size + pad)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LRN:
     """`within`: WITHIN_CHANNEL, over a square of `local_size`."""

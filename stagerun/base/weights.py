@@ -8,6 +8,15 @@ from fnmatch import fnmatchcase
 
 from stagerun.base.recipe import Rename
 
+# The end of the name of BatchNorm's counter of passes, which older files don't have.
+COUNTER = "num_batches_tracked"
+# The blobs of a BatchNorm: sums of means and of variances, and what they are divided by. Intel's merged layer has Scale's, too.
+MEAN, VARIANCE, FACTOR = "running_mean", "running_var", "factor"
+NORM = (MEAN, VARIANCE, FACTOR)
+MERGED = (*NORM, "weight", "bias")
+# What the counter is of statistics from long training, where a file has none beside them, or 0, as files that were converted from other
+# libraries do: they move by 1 - fraction.
+LONG = 1_000_000
 _SNAPSHOT = re.compile(r"(.+):([A-Za-z0-9_-]+)(?:@([1-9][0-9]{0,17}))?", re.ASCII)
 _PUBLISHED = re.compile(r"(torchvision|timm)/([A-Za-z0-9_.-]+)", re.ASCII)
 

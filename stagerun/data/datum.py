@@ -166,13 +166,14 @@ _CHANNELS, _HEIGHT, _WIDTH, _DATA, _LABEL, _ENCODED = 0x08, 0x10, 0x18, 0x22, 0x
 _FLOAT, _ONE_FLOAT = 0x35, struct.Struct("<f")  # wire type 5, 4 bytes: one of float_data, as proto2 writes them
 _MOST_FLOATS = 1000
 _BYTES_OF_AN_INT32 = 5
+_MINUS_ONE = (1 << 64) - 1  # as a varint, of ten bytes
+SEVERAL = -1  # the label of an image that has any number of them, in float_data: none, too
 _LAST_SHIFT = 63  # of the tenth byte of a varint, which has 64 bits
 
 
 @dataclass(slots=True)
 class Fields:
-    """A Datum. `data` is a view of the record, valid as long as that. `floats`: the classes of an image with several labels, if
-    `label` isn't written."""
+    """A Datum. `data` is a view of the record, valid as long as that. `floats`: the classes of an image with several labels."""
 
     data: memoryview
     channels: int = 0
@@ -185,8 +186,14 @@ class Fields:
 
     @property
     def several(self) -> bool:
-        """Whether it has several labels: `floats` in place of one."""
-        return bool(self.floats) and not self.labelled
+        """Whether it has any number of labels, `floats`, in place of one: as `data import` writes it, which tells an image with none
+        from one of class 0, or without a `label`."""
+        return self.label == SEVERAL or (bool(self.floats) and not self.labelled)
+
+    @property
+    def one_label(self) -> int:
+        """The label, or SEVERAL."""
+        return SEVERAL if self.several else self.label
 
 
 def decode(
@@ -243,7 +250,9 @@ def _parse_usual(view: memoryview) -> Fields | None:
                 fields.data = view[at : at + value]
                 at += value
                 continue
-            if at - start > _BYTES_OF_AN_INT32 or value >= 1 << 31:
+            if tag == _LABEL and value == _MINUS_ONE:
+                value = SEVERAL
+            elif at - start > _BYTES_OF_AN_INT32 or value >= 1 << 31:
                 return None
             if tag == _LABEL:
                 fields.label, fields.labelled = value, True

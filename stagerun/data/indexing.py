@@ -87,7 +87,7 @@ def build_with(
         label, digest = -1, digest_of(record)
         try:
             datum = parse(record)
-            label = -1 if datum.several else datum.label
+            label = datum.one_label
             return look(datum, pixels).row(label, digest), ""
         except DataError as error:
             return Look(UNUSABLE, 0, 0).row(label, digest), f"record `{printable(key)}`: {error.message}"

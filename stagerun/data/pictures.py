@@ -168,7 +168,8 @@ class Pictures:
             if not self._numbered:
                 if fields.several:
                     raise DataError(
-                        "the Datum has several labels, in float_data", 'write `labels: "float_data"` beside `source`'
+                        "the Datum has several labels, or none, in float_data",
+                        'write `labels: "float_data"` beside `source`; one label alone counts from 0',
                     )
                 datum.check_label(label, self._num_classes)
         except DataError as error:

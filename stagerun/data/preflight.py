@@ -15,15 +15,17 @@ from stagerun.data.pictures import Decoded, make_memory
 from stagerun.data.python_transform import PythonTransform
 from stagerun.data.records import LmdbSource, Records
 from stagerun.data.scratch import copies_of
+from stagerun.language import require_folders
 from stagerun.language.check_images import classes_problem
 from stagerun.system.imports import is_there
 
 
 def preflight(schedule: Schedule) -> None:
-    """Opens the LMDBs where they are and looks at some records, but for those that are still to be imported. DataError, RecipeError.
+    """Opens the LMDBs where they are and looks at some records; looks at the folders that are still to be imported. DataError, RecipeError.
 
     Not whether `cache: DEVICE` has room: the device is the workers' matter, who look at it first thing.
     """
+    require_folders(schedule)
     there = [s for s in schedule.sources if s.path not in schedule.imports or is_there(schedule.imports[s.path])]
     try:
         records = opened(schedule, there)

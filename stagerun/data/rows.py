@@ -77,11 +77,11 @@ Stored: TypeAlias = Fields | caffe_pb2.Datum
 
 
 def parse(record: bytes) -> Fields:
-    """The Datum of a record. DataError without a place if it isn't one, holds no image, or has a label below 0."""
+    """The Datum of a record. DataError without a place if it isn't one, holds no image, or has a label below 0 that is not SEVERAL."""
     fields = datum.parse(record)
     if not len(fields.data):
         raise DataError("the Datum holds no image")
-    if fields.label < 0:
+    if fields.label < 0 and not fields.several:
         raise DataError(f"the label is {fields.label}, below 0")
     return fields
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from stagerun.base.caffe_blobs import MEAN, VARIANCE
-from stagerun.base.net import BatchNorm
+from stagerun.base.net import BatchNorm, Layer
 from stagerun.base.recipe import Model
+from stagerun.base.weights import NORM
 from stagerun.language.nets import of_model
 from stagerun.language.networks import TORCHVISION
 
@@ -79,50 +79,47 @@ def here(model: Model, file: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
     return found
 
 
-# In place of a tensor's name: what a BatchNorm's sums are divided by.
-FACTOR = ""
-
-
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A layer as Caffe writes it. `blobs`: the names of the network's tensors."""
+    """A layer as Caffe writes it. `blobs`: the names of the network's tensors, and after a BatchNorm's statistics its FACTOR, which the network
+    hasn't. `shapes`: those that they have in this layer, () as the tensor. `fraction`: a BatchNorm's moving_average_fraction."""
 
     name: str
     type: str
     blobs: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    fraction: float = 0.0
 
 
 def layers_of(model: Model) -> tuple[Written, ...]:
     """All layers of a net in training, and of a network that is published for Caffe those with blobs; none of another one. A bias may be
     missing in the network."""
     if model.net is not None:
-        layers = of_model(model).train.layers
-        return tuple(
-            Written(
-                one.name,
-                one.type,
-                (
-                    *((f"{one.name}.{MEAN}", f"{one.name}.{VARIANCE}", FACTOR) * isinstance(one.settings, BatchNorm)),
-                    *(blob.name for blob in one.blobs),
-                ),
-            )
-            for one in layers
-        )
-    published = list(_published(model.name))
+        return tuple(_written(one, model) for one in of_model(model).train.layers)
+    published, fraction = list(_published(model.name)), model.moving_average_fraction
     found = []
     for layer, type_ in published:
         prefix = parameter_prefix(model.name, layer, published[-1][0])
-        parts = (MEAN, VARIANCE, FACTOR) if type_ == "BatchNorm" else ("weight", "bias")
-        found.append(Written(layer, type_, tuple(f"{prefix}.{part}" if part else part for part in parts)))
+        parts = NORM if type_ == "BatchNorm" else ("weight", "bias")
+        names = tuple(f"{prefix}.{part}" for part in parts)
+        found.append(Written(layer, type_, names, ((),) * len(names), 0.9 if fraction is None else fraction))
     return tuple(found)
 
 
-def learnable(layers: tuple[Written, ...]) -> tuple[str, ...]:
+def _written(layer: Layer, model: Model) -> Written:
+    names, shapes = [blob.name for blob in layer.blobs], [blob.shape for blob in layer.blobs]
+    if not isinstance(layer.settings, BatchNorm):
+        return Written(layer.name, layer.type, tuple(names), tuple(shapes))
+    own, other = layer.settings.moving_average_fraction, model.moving_average_fraction
+    statistics = (f"{layer.name}.{part}" for part in NORM)
+    return Written(
+        layer.name, layer.type, (*statistics, *names), ((), (), (), *shapes), own if other is None else other
+    )
+
+
+def in_history(layers: tuple[Written, ...]) -> tuple[str, ...]:
     """The tensors in the order of a history: one that is shared comes where it is first."""
-    found: list[str] = []
-    for layer in layers:
-        found += [name for name in layer.blobs if name == FACTOR or name not in found]
-    return tuple(found)
+    return tuple(dict.fromkeys(name for layer in layers for name in layer.blobs))
 
 
 def _published(model: str) -> Iterator[tuple[str, str]]:

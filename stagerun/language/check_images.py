@@ -282,6 +282,10 @@ def check_model(schedule: View, stages: Iterable[View], problems: Problems) -> N
         with suppress(Doubtful):
             loss = stage.view("loss")
             teacher = loss.view("teacher_model") if loss is not None else None
+            if teacher is not None and teacher.has("caffe_net"):
+                place, hint = teacher.place("caffe_net"), "give the net and its weights to a stage: `teacher` names it"
+                problems.add(place, "`teacher_model` can't be a net of Caffe's", hint)
+                continue
             check_own_model(teacher, schedule, problems)
             _check_network(teacher, problems)
 

@@ -34,7 +34,10 @@ def look_at_folders(schedule: recipe.Schedule) -> list[Problem]:
     known: dict[str, tuple[tuple[str, ...], int] | None] = {}
     for place in _places(schedule):
         path = place.source.path
-        if path in known or not is_class_folder(path):
+        if path in known:
+            _check_counted(place, known[path], problems)
+            continue
+        if not is_class_folder(path):
             continue
         made = schedule.imports.get(path)
         try:

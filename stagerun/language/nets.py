@@ -276,11 +276,12 @@ def of_model(model: recipe.Model) -> Net:
 
 def _other(one: Net, two: Net) -> tuple[Blob, Blob] | None:
     """The first parameter that has another shape."""
-    theirs = {blob.name: blob for layer in (*two.train.layers, *two.test.layers) for blob in layer.blobs}
+    theirs = {(layer.name, blob.name): blob for layer in (*two.train.layers, *two.test.layers) for blob in layer.blobs}
     for layer in (*one.train.layers, *one.test.layers):
         for blob in layer.blobs:
-            if blob.name in theirs and theirs[blob.name].shape != blob.shape:
-                return blob, theirs[blob.name]
+            other = theirs.get((layer.name, blob.name), blob)  # one that is shared may have another shape in each layer
+            if other.shape != blob.shape:
+                return blob, other
     return None
 
 

@@ -1,7 +1,5 @@
 """Every network by name, where it is made, and what can be known of it without torch. Literal tables; `models` builds them.
 
-A new network is a module in `models` and a row here.
-
 A new network is a class or function in stagerun/models, which makes it of a `recipe.Model`, and a row of NETWORKS here. Its
 name goes into the comment of `Model.name` in protos/stagerun.proto, which `stagerun help` shows.
 

@@ -62,4 +62,4 @@ def check_teachers(found: Sequence[Node], schedule: Block, settings: Mapping[str
             problems.add(place, message, "a teacher needs the same classes")
         if theirs.name != own.name:  # of its own network the stage is told
             who = f"`{theirs.name}`, which teaches `{node.name}`,"
-            check_sizes(who, networks.network_of(theirs.name), View(block), problems, fields=("transform_param",))
+            check_sizes(who, networks.known_of(theirs), View(block), problems, fields=("transform_param",))

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import stagerun
-from stagerun.base.errors import UsageError
-from stagerun.base.recipe import Schedule
+from stagerun.base.errors import StagerunError, UsageError
+from stagerun.base.recipe import Schedule, Weights
 from stagerun.base.text import size
 from stagerun.base.weights import Kind, place_of
+from stagerun.store.given import find
 
 MOST_BYTES = 64 << 20
 MOST_NAMED_BYTES = 2 << 30  # of the files that the schedule names: weights, for one
@@ -29,15 +30,16 @@ BAD_STREAM, CANT_WRITE = 202, 203  # exit codes of what unpacks
 _UNPACK = (
     f"BAD_STREAM, CANT_WRITE, CODE = {BAD_STREAM}, {CANT_WRITE}, {CODE!r}"
     + """
-import hashlib, io, json, os, stat, sys, tarfile
+import hashlib, io, json, os, shutil, stat, sys, tarfile
 want, digest, folder = int(sys.argv[1]), sys.argv[2], os.path.expanduser(sys.argv[3])
-data = bytearray()
-while len(data) < want:
-    piece = os.read(0, min(1 << 20, want - len(data)))
+data, seen = io.BytesIO(), hashlib.sha256()
+while data.tell() < want:
+    piece = os.read(0, min(1 << 20, want - data.tell()))
     if not piece:
         break
-    data += piece
-if hashlib.sha256(data).hexdigest() != digest:
+    data.write(piece)
+    seen.update(piece)
+if seen.hexdigest() != digest:
     print("what arrived is not what was sent", file=sys.stderr)
     sys.exit(BAD_STREAM)
 def require_private(folder):
@@ -50,7 +52,8 @@ def require_private(folder):
             sys.exit(CANT_WRITE)
 try:
     require_private(folder)
-    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+    data.seek(0)
+    with tarfile.open(fileobj=data) as tar:
         names = tar.getnames()
         code = {name.partition("/")[0] for name in names if name.startswith(CODE)}
         for name in code:
@@ -60,7 +63,7 @@ try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             aside = "%s.%s-%d" % (path, os.uname().nodename, os.getpid())
             with open(aside, "wb") as file:
-                file.write(tar.extractfile(member).read())
+                shutil.copyfileobj(tar.extractfile(member), file)
             os.replace(aside, path)
     for tree in {names[0].partition("/")[0]} - code:
         record = os.path.join(folder, ".stagerun-sync." + tree)
@@ -109,19 +112,33 @@ class Bundle:
 
 
 def named_files(schedule: Schedule) -> dict[str, str]:
-    """The files of labels, weights, nets and mean images that a schedule names, by what it says: their paths. A file with an absolute path is each host's
-    own, as images are, and so are snapshots and what a cache holds. All others that it can name lie in its folder."""
-    found = {s.labels: s.labels_path for stage in schedule.stages for s in (stage.data.train, *stage.data.val)}
+    """The files of labels, weights, nets and mean images that a schedule names, by what it says: their paths. A file with an absolute path
+    is each host's own, as images are, and so are snapshots and what a cache holds. All others that it can name lie in its folder."""
+    found: dict[str | None, str | None] = {
+        s.labels: s.labels_path for stage in schedule.stages for s in (stage.data.train, *stage.data.val)
+    }
     for weights in (one.weights for stage in schedule.stages for one in stage.solver.given):
-        if place_of(weights.file).kind is Kind.FILE:
+        if weights.state or place_of(weights.file).kind is Kind.FILE:
             found[weights.file] = weights.path
+        if weights.state:
+            found.update(_beside(weights))
     folder = posixpath.dirname(schedule.files[0][0]) if schedule.files else ""
     for stage in schedule.stages:
         loss, transforms = stage.solver.loss, (stage.solver.transform, stage.solver.test_transform)
         models = (stage.model, loss.teacher_model if loss is not None else None)
-        found |= {m.name: posixpath.join(folder, m.name) for m in models if m is not None and m.net is not None}
-        found |= {t.mean_file: t.mean_path for t in transforms}
+        found.update((m.name, posixpath.join(folder, m.name)) for m in models if m is not None and m.net is not None)
+        found.update((t.mean_file, t.mean_path) for t in transforms)
     return {file: path for file, path in found.items() if file and path and not posixpath.isabs(file)}
+
+
+def _beside(weights: Weights) -> dict[str, str]:
+    """The .caffemodel of a .solverstate, beside it, where each host looks for it, whatever path the state has. Nothing where
+    they are not here: the stage that needs them may be done."""
+    try:
+        path = find(weights).path
+    except StagerunError:
+        return {}
+    return {posixpath.join(posixpath.dirname(weights.file), path.name): str(path)}
 
 
 def bundle(folder: str, schedule: str, code: bool, named: Mapping[str, str] | None = None) -> tuple[Bundle, str]:
@@ -155,31 +172,27 @@ def _packed(files: Mapping[str, Path], large: Collection[str] = ()) -> bytes:
     packed, room = io.BytesIO(), {False: MOST_BYTES, True: MOST_NAMED_BYTES}
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name, path in files.items():
-            most = room[name in large]
             try:
                 if not path.is_file() and path.exists():
                     raise UsageError(
                         f"--sync: {path} is not a regular file", "keep pipes, sockets and devices elsewhere"
                     )
                 with open(path, "rb") as file:
-                    data = file.read(most + 1)
+                    member = tarfile.TarInfo(name)
+                    member.size, member.mode = os.fstat(file.fileno()).st_size, 0o644
+                    room[name in large] -= member.size
+                    if room[name in large] < 0:
+                        raise _too_large(path, name in large)
+                    tar.addfile(member, file)
             except OSError as error:
-                raise UsageError(f"--sync: {path} can't be read: {error.strerror}") from None
-            room[name in large] -= len(data)
-            if room[name in large] < 0:
-                what, hint = (
-                    (
-                        "the files that the schedule names come to more than",
-                        "give them absolute paths, the same on all hosts",
-                    )
-                    if name in large
-                    else (f"with {path} the folder is larger than", "keep images and output folders elsewhere")
-                )
-                raise UsageError(f"--sync: {what} {size(MOST_NAMED_BYTES if name in large else MOST_BYTES)}", hint)
-            member = tarfile.TarInfo(name)
-            member.size, member.mode = len(data), 0o644
-            tar.addfile(member, io.BytesIO(data))
+                raise UsageError(f"--sync: {path} can't be read: {error.strerror or error}") from None
     return packed.getvalue()
+
+
+def _too_large(path: Path, named: bool) -> UsageError:
+    what = "the files that the schedule names come to more than" if named else f"with {path} the folder is larger than"
+    hint = "give them absolute paths, the same on all hosts" if named else "keep images and output folders elsewhere"
+    return UsageError(f"--sync: {what} {size(MOST_NAMED_BYTES if named else MOST_BYTES)}", hint)
 
 
 def _below(name: str, tree: Path) -> dict[str, Path]:

@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 from stagerun.base.errors import DataError, PermissionDenied, StagerunError, StorageError
 from stagerun.base.recipe import CODE, LABELS, SAMPLING_WEIGHT, Cache, Data, Schedule, Source, Stage
 from stagerun.base.text import size
-from stagerun.data.scratch.layout import PARTIAL, held_now, home_of, look, survey
+from stagerun.data.scratch.layout import PARTIAL, held_now, home_of, look, survey, taken
 from stagerun.data.scratch.room import free_bytes, idle_now, missing
 from stagerun.language import canonical, load
+from stagerun.store.given import mean_digests
 from stagerun.system import machine
 from stagerun.system.files import LOCAL, mounted, writing
 from stagerun.system.host import host_name, lines, meminfo
@@ -129,7 +130,7 @@ def scratch_room(schedule: Schedule) -> ScratchRoom:
         return ScratchRoom(
             path=data.scratch,
             needed=sum(missing(home, original) for original in originals)
-            + sum(made.bytes for made in imports if not is_there(made)),
+            + sum(max(0, m.bytes - taken(Path(f"{m.lmdb}{PARTIAL}"))) for m in imports if not is_there(m)),
             free=free_bytes(home if home.is_dir() else Path(data.scratch)),
             reserve=round(data.scratch_reserve * 1e9),
             removable=removable,
@@ -268,6 +269,7 @@ def _of_schedule(found: Facts, schedule: Schedule, out: str | None, writes: bool
 def with_settings(found: Facts, schedule: Schedule) -> Facts:
     folder = schedule.python.folder or "."
     files = {os.path.relpath(path, folder): _short(text) for path, text in schedule.files}
+    files |= {name: digest[:16] for name, digest in mean_digests(schedule).items()}
     return replace(found, settings=settings_digest(schedule), files=files)
 
 
@@ -319,13 +321,16 @@ def settings_text(schedule: Schedule) -> str:
         if key.startswith(CODE) or key in (LABELS, SAMPLING_WEIGHT)
     }
     code |= {f"labels: {val.labels_digest}" for stage in schedule.stages for val in stage.data.val if val.labels_digest}
+    code |= {f"mean_file {name}: {digest}" for name, digest in mean_digests(schedule).items()}
     alike = schedule.with_data(of_all)
     return "\n".join([canonical(replace(alike, stages=tuple(map(_without_place, alike.stages)))), *sorted(code)])
 
 
 def _without_place(stage: Stage) -> Stage:
-    """Without where this host has the weights that it names."""
+    """Without where this host has the weights and mean images that it names."""
     solver = stage.solver
+    transform, tested = (replace(one, mean_path="") for one in (solver.transform, solver.test_transform))
+    solver = replace(solver, transform=transform, test_transform=tested)
     if solver.weights is not None:
         solver = replace(solver, weights=replace(solver.weights, path=""))
     if solver.loss is not None and solver.loss.teacher_weights is not None:

@@ -76,6 +76,7 @@ def keep_statistics(layer: _BatchNorm, fraction: float | None) -> None:
         return
     own = 1.0 if layer.momentum is None else 1 - layer.momentum
     layer.moving_average_fraction = own if fraction is None else fraction  # type: ignore[assignment]
+    layer.moving_average_passes = 1  # type: ignore[assignment]
     for running, batch in _STATISTICS:
         layer.register_buffer(batch, torch.zeros_like(getattr(layer, running)), persistent=False)
     if (ours := _OURS.get(type(layer))) is not None:

@@ -185,6 +185,7 @@ def make_plan(
     sources: dict[str, Source | None] = {}
     known = {stage.name for stage in schedule.stages}
     below = set(asked.redo)  # the stages named by `redo`, and what follows from them
+    _require_rest(schedule)
     for stage in schedule.stages:
         name, above = stage.name, stage.parent
         source = source_of(stage, planned[above], usable[above]) if above is not None else None
@@ -218,6 +219,20 @@ def _require_later(schedule: Schedule, stage: Stage, parent: Stage) -> None:
         stage.span, text, f"write an iteration above {parent.begins}: that is where its `solverstate` was written"
     )
     raise RecipeError(problems.all())
+
+
+def _require_rest(schedule: Schedule) -> None:
+    """RecipeError for stages that would end before they begin, with a .solverstate from there or later."""
+    problems = Problems()
+    problems.files(schedule.files)
+    for stage in schedule.stages:
+        solver, origin = stage.solver, stage.origins.get("solver.solverstate")
+        if stage.enabled and stage.begins >= solver.max_iter and stage.begins:
+            text = f"{solver.solverstate} is of iteration {stage.begins}, and stage `{stage.name}` ends at {solver.max_iter}"
+            hint = f"write a `max_iter` above {stage.begins}: it counts from Caffe's iteration 0"
+            problems.add((origin.span if origin is not None else None) or stage.span, text, hint)
+    if problems:
+        raise RecipeError(problems.all())
 
 
 def require_fresh(plan: Plan) -> None:

@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from stagerun.base.errors import nearest
 from stagerun.base.recipe import Rename, Weights
 from stagerun.base.text import count
-from stagerun.base.weights import fits, renamed
+from stagerun.base.weights import COUNTER, fits, renamed
 
 Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
 
-# BatchNorm's counter of iterations, which older files don't have.
-COUNTER = "num_batches_tracked"
 _MOST = 6  # names in a line of a table, and in a message
 
 

@@ -9,13 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
-from stagerun.base import caffe_blobs, caffe_file, caffe_h5
-from stagerun.base.caffe_file import SolverState
 from stagerun.base.errors import DataError, StagerunError, UsageError, listing
+from stagerun.base.net import Net
 from stagerun.base.recipe import MEAN_DIGEST, Schedule, Stage, Transform, Weights
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.base.text import count
@@ -27,6 +24,12 @@ from stagerun.system.files import mapped
 from stagerun.system.imports import with_imports
 from stagerun.system.lmdb_file import with_sets
 
+if TYPE_CHECKING:  # they need numpy, and `plan` does without; who reads Caffe's files imports what does
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from stagerun.base.caffe_file import SolverState
+
 # The file of a snapshot that holds its weights: `train.progress.WEIGHTS`.
 TENSORS = "model.safetensors"
 _MOST_HEADER = 4_000_000
@@ -35,12 +38,14 @@ _CHUNK = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """`path`: the file with the tensors. Of a snapshot `ref` and its output folder `out`, too. `state`: a .solverstate that names the file."""
+    """`path`: the file with the tensors. Of a snapshot `ref` and its output folder `out`, too. `state`: a .solverstate that names the file, and
+    `held` what is in it."""
 
     path: Path
     out: Path | None = None
     ref: SnapshotRef | None = None
     state: Path | None = None
+    held: "SolverState | None" = None
 
     @property
     def name(self) -> str:
@@ -101,7 +106,8 @@ def _file(path: Path, hint: str) -> Path:
 def _of_state(weights: Weights) -> Found:
     """As `caffe train --snapshot` finds them; beside the state where the path in it, which may be another machine's, leads nowhere."""
     state = _file(Path(weights.path), "the file is relative to the schedule's folder")
-    learned = read_state(state, weights.file).learned_net
+    held = _state_in(mapped(state), weights.file)  # its numbers stay where they lie, in the file
+    learned = held.learned_net
     if not learned:
         raise UsageError(
             f"{state} does not say which file has its weights", "Caffe writes one beside it, a .caffemodel"
@@ -113,12 +119,20 @@ def _of_state(weights: Weights) -> Found:
         raise UsageError(
             f"{beside}, the weights of {weights.file}, are not there", "copy the .caffemodel to that place"
         )
-    return Found(found, state=state)
+    return Found(found, state=state, held=held)
 
 
-def read_state(path: Path, name: str) -> SolverState:
-    """A .solverstate. Its numbers are looked at where they lie, in the file. DataError; OSError."""
-    data = mapped(path)
+def read_state(path: Path, name: str, digest: str) -> "SolverState":
+    """A .solverstate, that of the `digest` (`digest_of`); '' is any. DataError; OSError."""
+    data = path.read_bytes()
+    if digest and hashlib.sha256(data).hexdigest() != digest.split()[1]:
+        raise DataError(f"{path} has changed since the run looked at it", "start again when it is written")
+    return _state_in(data, name)
+
+
+def _state_in(data: bytes | memoryview, name: str) -> "SolverState":
+    from stagerun.base import caffe_blobs, caffe_file, caffe_h5
+
     try:
         return caffe_h5.read_state(bytes(data)) if caffe_blobs.is_hdf5(data) else caffe_file.read_state(data)
     except ValueError as error:
@@ -151,9 +165,8 @@ def digest_of(found: Found) -> str:
     and the like; OSError."""
     if found.ref is not None and found.out is not None:
         return inspect(LocalDisk(), found.out, found.ref.name).files[TENSORS].sha256
-    if found.state is not None:
-        iter = read_state(found.state, found.state.name).iter
-        return f"{iter} {_digest(found.state)} {_digest(found.path)}"
+    if found.state is not None and found.held is not None:
+        return f"{found.held.iter} {_digest(found.state)} {_digest(found.path)}"
     return _digest(found.path)
 
 
@@ -189,19 +202,37 @@ def _with_digests(stage: Stage) -> Stage:
     return replace(stage, identity=found) if found != stage.identity else stage
 
 
+def mean_digests(schedule: Schedule) -> dict[str, str]:
+    """sha256 of each `mean_file` by the name that the schedule has for it; '' of one that can't be read here."""
+    found: dict[str, str] = {}
+    for stage in schedule.stages:
+        for transform in (stage.solver.transform, stage.solver.test_transform):
+            if transform.mean_file is not None and transform.mean_file not in found:
+                found[transform.mean_file] = ""
+                with suppress(OSError):
+                    found[transform.mean_file] = _digest(Path(transform.mean_path))
+    return found
+
+
 def looked_at(schedule: Schedule, out: Path) -> Schedule:
     """The schedule with what the files that it names hold, as far as they are on this machine: images and weights. `out`: its output folder,
     where folders of images are imported to."""
     return with_digests(with_sets(with_imports(schedule, out)))
 
 
-def mean_image(transform: Transform, channels: int) -> NDArray[np.float32] | None:
-    """float32 [height, width, channels] in B, G, R: the `mean_file`; None of a transform without. UsageError, DataError."""
+def mean_image(transform: Transform, channels: int, digest: str = "") -> "NDArray[np.float32] | None":
+    """float32 [height, width, channels] in B, G, R: the `mean_file` that has the `digest`, where one is given; None of a transform without.
+    UsageError, DataError."""
     if transform.mean_file is None:
         return None
     path = _file(Path(transform.mean_path), "`mean_file` is relative to the schedule's folder")
     seen = os.stat(path)
-    found = _mean(str(path), transform.mean_file, seen.st_size, seen.st_mtime_ns)
+    found, read = _mean(str(path), transform.mean_file, seen.st_size, seen.st_mtime_ns)
+    if digest and read != digest:
+        text = f"{transform.mean_file} is another file than before: its sha256 is {read[:12]}, and was {digest[:12]}"
+        raise DataError(
+            text, "a snapshot needs the one that it was trained with; `run` takes a new one when it is started again"
+        )
     if found.shape[2] != channels:
         text = f"{transform.mean_file} has {count(found.shape[2], 'channel')}, and the images have {channels}"
         raise DataError(text, "make it of these images, with Caffe's compute_image_mean")
@@ -209,14 +240,20 @@ def mean_image(transform: Transform, channels: int) -> NDArray[np.float32] | Non
 
 
 @lru_cache(maxsize=4)
-def _mean(path: str, name: str, *changes: int) -> NDArray[np.float32]:
+def _mean(path: str, name: str, *changes: int) -> "tuple[NDArray[np.float32], str]":
+    """The mean, and the sha256 of the bytes that it was made of."""
+    import numpy as np
+
+    from stagerun.base import caffe_file
+
+    data = bytes(mapped(Path(path)))
     try:
-        found = caffe_file.read_mean(mapped(Path(path)))
+        found = caffe_file.read_mean(data)
     except ValueError as error:
         raise DataError(f"{name}: {error}", "it is not a mean image of Caffe's (.binaryproto)") from error
     if not np.isfinite(found).all():
         raise DataError(f"{name} is not all numbers: it has NaN or infinity", "make it anew, with compute_image_mean")
-    return np.ascontiguousarray(found.transpose(1, 2, 0), np.float32)
+    return np.ascontiguousarray(found.transpose(1, 2, 0), np.float32), hashlib.sha256(data).hexdigest()
 
 
 def data_of(weights: Weights, most: int, digest: str) -> bytes:
@@ -234,13 +271,16 @@ def data_of(weights: Weights, most: int, digest: str) -> bytes:
     return data
 
 
-def header_of(found: Found, name: str) -> Mapping[str, tuple[int, ...]] | None:
-    """Names and shapes in a safetensors file or a .caffemodel, whose tensors are not read; None for a file of another kind. DataError."""
+def header_of(found: Found, name: str, of: Net | None = None) -> Mapping[str, tuple[int, ...]] | None:
+    """Names and shapes in a safetensors file or a .caffemodel, whose tensors are not read; None for a file of another kind. `of`: the net of
+    Caffe's that they are for. DataError."""
+    from stagerun.base import caffe_blobs
+
     with open(found.path, "rb") as file:
         start = file.read(9)
         if caffe_blobs.is_caffes(start, found.path.name):
             try:
-                return caffe_blobs.shapes(caffe_blobs.net_in(mapped(found.path)))
+                return caffe_blobs.shapes(caffe_blobs.net_in(mapped(found.path), of))
             except ValueError as error:
                 raise DataError(f"{name}: {error}", "it is not a whole .caffemodel") from error
         length = int.from_bytes(start[:8], "little")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 FOLDER = "data"  # in OUT
 REPORT = "stagerun-import.txt"  # of an import, beside its records
+COPY = "stagerun-copy.json"  # in scratch, of what is or will be a copy: what `data.scratch` knows it by
 
 
 def scratch_home(scratch: str) -> Path:

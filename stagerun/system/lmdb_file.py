@@ -49,7 +49,7 @@ def data_file(path: str, hint: str = BY_COMMAND) -> Path:
             raise DataError(f"{path}: is a file, not the folder of an LMDB", "give the folder that holds data.mdb")
         if not folder.is_dir():
             raise DataError(f"{path}: no such folder", hint)
-        if is_class_folder(path):
+        if hint in (BY_COMMAND, BY_SCHEDULE) and is_class_folder(path):
             hint = f"a run imports it when it first uses it; elsewhere make an LMDB: stagerun data import {path} LMDB"
             raise DataError(f"{path}: not an LMDB, but a folder of class folders", hint)
         if not (folder / "data.mdb").is_file():

@@ -1,58 +1,49 @@
 """What Caffe's solver remembered, in a stage that begins with its .solverstate (`solverstate`)."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from stagerun.base import caffe_blobs
-from stagerun.base.caffe_file import Blob, SolverState
+from stagerun.base.caffe_file import Blob
 from stagerun.base.errors import DataError
-from stagerun.base.recipe import Model, Schedule, Solver, Stage, Weights
+from stagerun.base.recipe import WEIGHTS_DIGEST, Model, Schedule, Solver, Stage, Weights
 from stagerun.base.text import count
-from stagerun.language.caffe_names import here, layers_of, learnable
+from stagerun.language.caffe_names import here, in_history, layers_of
 from stagerun.plan.transfer import Mistake
 from stagerun.schedule import slots_of
-from stagerun.store.given import find, read_state
+from stagerun.store.given import data_of, find, read_state
 from stagerun.system.files import mapped
 
 FIELD = "solverstate"
-COUNTER = "t"  # of Adam: Caffe has none, since it is the iteration
+_COUNT = "t"  # of Adam: Caffe has none, since it is the iteration
 
 
-def state_of(weights: Weights) -> SolverState:
-    """Read where it lies: its numbers are in the file. UsageError, DataError."""
-    found = find(weights)
-    assert found.state is not None
-    return read_state(found.state, weights.file)
-
-
-def order_of(weights: Weights, model: Model) -> tuple[str, ...]:
-    """The network's names of what a history is of, one set after the other. DataError."""
-    found = find(weights)
-    data = mapped(found.path)
+def _order_of(data: bytes | memoryview, path: Path, model: Model) -> tuple[str, ...]:
+    """The network's names of what a history is of, one set after the other. `data`: the weights beside it, in `path`. DataError."""
     try:
         if caffe_blobs.is_hdf5(data) and model.net is not None:
-            return learnable(layers_of(model))
+            return in_history(layers_of(model))
         if caffe_blobs.is_hdf5(data):
             raise DataError(
-                f"{found.path} is HDF5, which does not say in which order the history is",
+                f"{path} is HDF5, which does not say in which order the history is",
                 "let Caffe write the snapshot with `snapshot_format: BINARYPROTO`",
             )
         net = caffe_blobs.net_in(data)
         names = here(model, caffe_blobs.shapes(net))
         return tuple(names.get(name, name) for name in caffe_blobs.learnable(net))
     except ValueError as error:
-        raise DataError(f"{found.path}: {error}", "it is not a whole .caffemodel") from error
+        raise DataError(f"{path}: {error}", "it is not a whole .caffemodel") from error
 
 
 def mistakes_in(stage: Stage, weights: Weights) -> Iterator[Mistake]:
     """Where the stage is not the solver that wrote it. UsageError, DataError."""
-    state, solver = state_of(weights), stage.solver
-    if state.iter >= solver.max_iter:
-        text = f"{weights.file} is of iteration {state.iter}, and the stage ends at {solver.max_iter}"
-        yield Mistake(FIELD, text, f"write a `max_iter` above {state.iter}: it counts from Caffe's iteration 0")
+    found, solver = find(weights), stage.solver
+    state = found.held
+    assert state is not None
     if solver.lr_policy == "multistep":
         # Caffe looks once per iteration, or, SURFsara's, once per parameter: it may be one behind.
         passed = {
@@ -63,7 +54,7 @@ def mistakes_in(stage: Stage, weights: Weights) -> Iterator[Mistake]:
             text = f"{weights.file} has passed {count(state.current_step, 'step')}, and by iteration {state.iter} the stage has {max(passed)}"
             yield Mistake(FIELD, text, "write the `stepvalue` of the solver that Caffe ran with")
     slots = history_slots(solver)
-    n = len(order_of(weights, stage.model))
+    n = len(_order_of(mapped(found.path), found.path, stage.model))
     if len(state.history) != n * len(slots):
         text = (
             f"{weights.file} remembers {count(len(state.history), 'blob')}, and type `{solver.type}` {n * len(slots)}"
@@ -74,21 +65,24 @@ def mistakes_in(stage: Stage, weights: Weights) -> Iterator[Mistake]:
 
 def history_slots(solver: Solver) -> Sequence[str]:
     """What a history has of each blob, in its order: Caffe has all of one, and then all of the other."""
-    return [slot for slot in slots_of(solver.type, solver.momentum_form) if slot != COUNTER]
+    return [slot for slot in slots_of(solver.type, solver.momentum_form) if slot != _COUNT]
 
 
 def remember(schedule: Schedule, stage: Stage, live: Mapping[str, Tensor]) -> None:
     """Puts the history into what the solver remembers, `SLOT/PARAMETER`. Parameters that the stage has frozen are passed over. DataError."""
-    weights = stage.solver.start
+    weights, digest = stage.solver.start, stage.identity.get(WEIGHTS_DIGEST, "")
     assert weights is not None
-    state, names = state_of(weights), order_of(weights, stage.model)
+    file = find(weights)
+    assert file.state is not None
+    state = read_state(file.state, weights.file, digest)
+    names = _order_of(data_of(weights, 0, digest), file.path, stage.model)
     found: dict[str, Blob] = {}
     for at, slot in enumerate(history_slots(stage.solver)):
         for name, held in zip(names, state.history[at * len(names) :], strict=False):
             found[f"{slot}/{name}"] = held
     with torch.no_grad():
         for name, tensor in live.items():
-            if name.startswith(f"{COUNTER}/"):
+            if name.startswith(f"{_COUNT}/"):
                 tensor.fill_(state.iter)
                 continue
             blob = found.get(name)

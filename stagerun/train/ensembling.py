@@ -99,7 +99,7 @@ def _member(run: EnsembleRun, number: int) -> Member:
 
 def _as_member(run: EnsembleRun, model: nn.Module, stage: Stage) -> Member:
     solver = stage.solver
-    normalise = normalise_for(stage.model, solver, solver.test_transform, run.worker.device)
+    normalise = normalise_for(stage.model, solver, solver.test_transform, run.worker.device, stage.identity)
     return Member(model, normalise, solver.precision)
 
 
@@ -139,7 +139,7 @@ def _take_statistics(
     stage, iterations = run.stages[0], run.ensemble.batch_norm_iter
     solver = replace(stage.solver, transform=replace(stage.solver.transform, crop_size_ramp=None))
     workers = runs_of(solver.logical_workers, run.worker.comm.size)[run.worker.comm.rank]
-    how = arithmetic_of(stage.model, replace(solver, loss=None), run.worker.device)
+    how = arithmetic_of(stage.model, replace(solver, loss=None), run.worker.device, identity=stage.identity)
     how = replace(how, clip_gradients=None)
     size = solver.device_batch_size
     asked = ((i * solver.batch_size + worker * size, size) for i in range(iterations) for worker in workers)

@@ -18,6 +18,7 @@ from stagerun.engine.evaluate import score as score_of
 from stagerun.engine.images import Batch, Normalise
 from stagerun.engine.losses import evaluation_loss, is_binary, probabilities
 from stagerun.system.lmdb_file import data_file
+from stagerun.system.pulse import Pulse
 from stagerun.train.images import default_loader_threads
 from stagerun.train.labels import Table, with_labels
 from stagerun.train.stage_start import normalise_for
@@ -52,7 +53,7 @@ def use_schedule(stored: Stored, schedule: Schedule, stage: str) -> Stored:
         stored.stage.solver, test_transform=now.solver.test_transform, test_batch_size=now.solver.test_batch_size
     )
     data = replace(stored.stage.data, val=now.data.val)
-    return replace(stored, stage=replace(stored.stage, solver=solver, data=data))
+    return replace(stored, stage=replace(stored.stage, solver=solver, data=data, identity=now.identity))
 
 
 def score(
@@ -94,7 +95,7 @@ def _labelled(
     if wanted.data is not None:
         text = "--data: the images of this snapshot have several labels each, and those of another LMDB are not known"
         raise UsageError(text, "name the folder of a schedule whose `val` has that LMDB and its `labels`")
-    table = Table(records, val, stored.stage.model.num_classes, device)
+    table = Table(records, val, stored.stage.model.num_classes, device, Pulse())
     return lambda batches: with_labels(iter(batches), table)
 
 
@@ -119,7 +120,7 @@ def _network(stored: Stored, wanted: Wanted, device: torch.device) -> tuple[Call
     model: nn.Module = load_network(stored, device, wanted.ema)
     if wanted.views is not Views.ONE:
         model = Averaged(model, CROPS if wanted.views is Views.TEN_CROP else 1, is_binary(solver))
-    normalise = normalise_for(stored.stage.model, solver, solver.test_transform, device)
+    normalise = normalise_for(stored.stage.model, solver, solver.test_transform, device, stored.stage.identity)
     return answers(model, normalise, solver.precision), normalise
 
 

@@ -86,7 +86,7 @@ def _test(
             state.model,
             zip(mine, run.worker.images.labelled(beating(fed, pulse), run.stage, val), strict=False),
             len(numbers),
-            normalise_for(run.stage.model, solver, solver.test_transform, run.worker.device),
+            normalise_for(run.stage.model, solver, solver.test_transform, run.worker.device, run.stage.identity),
             solver.precision,
             run.worker.comm,
             run.worker.stop,

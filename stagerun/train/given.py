@@ -6,18 +6,19 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from stagerun.base.caffe_blobs import LONG
 from stagerun.base.errors import DataError, Problems, RecipeError, Span, StagerunError
+from stagerun.base.net import Net
 from stagerun.base.recipe import TEACHER_DIGEST, WEIGHTS_DIGEST, Model, Rename, Schedule, Stage, Weights
 from stagerun.base.text import size
-from stagerun.base.weights import renamed
+from stagerun.base.weights import COUNTER, LONG, renamed
 from stagerun.engine.parameters import frozen_parameters
 from stagerun.engine.weights_file import tensors_in
 from stagerun.language.caffe_names import here
+from stagerun.language.nets import of_model
 from stagerun.models.skeleton import shapes, without_memory
 from stagerun.plan import Plan, PlannedStage
 from stagerun.plan.planned import needed
-from stagerun.plan.transfer import COUNTER, Mistake, Origin, Shape, Shapes, Transfer, some, transfer
+from stagerun.plan.transfer import Mistake, Origin, Shape, Shapes, Transfer, some, transfer
 from stagerun.plan.weights_table import table
 from stagerun.store.given import Found, data_of, find, header_of
 from stagerun.system.host import available_memory
@@ -36,7 +37,7 @@ def fill(schedule: Schedule, stage: Stage, live: Mapping[str, Tensor], parent: M
     """Puts them into the network's tensors, `live`, which have those of the seed. `parent`: those that the stage before ended with.
     RecipeError, UsageError, DataError."""
     weights = stage.solver.start
-    file = _read(weights, live, stage.identity.get(WEIGHTS_DIGEST, "")) if weights is not None else {}
+    file = _read(weights, live, stage.identity.get(WEIGHTS_DIGEST, ""), stage.model) if weights is not None else {}
     of_file = _shapes_of(file) if weights is not None else None
     of_parent = _shapes_of(parent) if parent is not None else None
     made, mistakes = transfer(_shapes_of(live), of_parent, of_file, _with_names(weights, stage.model, of_file))
@@ -52,7 +53,8 @@ def fill(schedule: Schedule, stage: Stage, live: Mapping[str, Tensor], parent: M
             mean, var = (f"{name.removesuffix(COUNTER)}running_{which}" for which in ("mean", "var"))
             if not name.endswith(COUNTER) or mean not in taken:
                 continue
-            fresh = not bool(live[mean].any()) and bool((live[var] == 1).all())
+            # What no pass has moved yet: torch begins with a variance of 1, Caffe with one of 0.
+            fresh = not bool(live[mean].any()) and any(bool((live[var] == begin).all()) for begin in (0, 1))
             if name not in taken or (not fresh and not bool(live[name])):
                 live[name].fill_(LONG)
     return made
@@ -62,9 +64,9 @@ def fill_teacher(schedule: Schedule, stage: Stage, live: Mapping[str, Tensor]) -
     """Puts the weights that `teacher_weights` names into the teacher's tensors. RecipeError, UsageError, DataError."""
     assert stage.solver.loss is not None and stage.solver.loss.teacher_weights is not None
     weights = stage.solver.loss.teacher_weights
-    file = _read(weights, live, stage.identity.get(TEACHER_DIGEST, ""))
     model = schedule.teacher_model(stage)
     assert model is not None
+    file = _read(weights, live, stage.identity.get(TEACHER_DIGEST, ""), model)
     made, mistakes = _lesson(model, _shapes_of(live), _shapes_of(file), weights)
     require_none(schedule, stage, mistakes, TAUGHT)
     with torch.no_grad():
@@ -83,9 +85,13 @@ def _lesson(model: Model, network: Shapes, file: Shapes, weights: Weights) -> tu
     return made, mistakes
 
 
-def _read(weights: Weights, live: Mapping[str, Tensor], digest: str) -> dict[str, Tensor]:
+def _read(weights: Weights, live: Mapping[str, Tensor], digest: str, model: Model) -> dict[str, Tensor]:
     most = 16 * sum(t.nbytes for t in live.values()) + 64_000_000
-    return tensors_in(data_of(weights, most, digest), weights.file)
+    return tensors_in(data_of(weights, most, digest), weights.file, _net(model))
+
+
+def _net(model: Model) -> Net | None:
+    return of_model(model) if model.net is not None else None
 
 
 def _shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, Shape]:
@@ -149,7 +155,7 @@ def planned_transfer(schedule: Schedule, stage: Stage) -> tuple[Transfer, tuple[
     """The same from names and shapes alone. UsageError, DataError and the like where the file can't be looked into."""
     parent = schedule.stage(stage.parent).model if stage.parent is not None else None
     weights = stage.solver.start
-    file = shapes_in(find(weights), weights.file) if weights is not None else None
+    file = shapes_in(find(weights), weights.file, stage.model) if weights is not None else None
     before = _shapes(parent) if parent is not None else None
     made, mistakes = transfer(_shapes(stage.model), before, file, _with_names(weights, stage.model, file))
     if weights is not None and weights.state:
@@ -177,16 +183,16 @@ def _planned_lesson(schedule: Schedule, stage: Stage) -> tuple[Transfer, tuple[M
     loss, model = stage.solver.loss, schedule.teacher_model(stage)
     assert loss is not None and loss.teacher_weights is not None and model is not None
     weights = loss.teacher_weights
-    return _lesson(model, _shapes(model), shapes_in(find(weights), weights.file), weights)
+    return _lesson(model, _shapes(model), shapes_in(find(weights), weights.file, model), weights)
 
 
 def _shapes(model: Model) -> dict[str, tuple[int, ...]]:
     return shapes(without_memory(model))
 
 
-def shapes_in(found: Found, name: str) -> Mapping[str, tuple[int, ...]]:
-    """The shapes of its tensors, of a safetensors file or a .caffemodel without reading them."""
-    header = header_of(found, name)
+def shapes_in(found: Found, name: str, model: Model) -> Mapping[str, tuple[int, ...]]:
+    """The shapes of its tensors, of a safetensors file or a .caffemodel without reading them. `model`: what they are for."""
+    header = header_of(found, name, _net(model))
     if header is not None:
         return header
     needed, free = found.path.stat().st_size, available_memory()

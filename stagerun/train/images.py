@@ -25,6 +25,7 @@ from stagerun.engine.augment import make_augment
 from stagerun.engine.feed import Resident
 from stagerun.engine.images import Batch
 from stagerun.plan.rehearsal import synthetic_images, with_sources
+from stagerun.system.pulse import Pulse
 from stagerun.system.world import World
 from stagerun.train.agreement import everyone, rank0
 from stagerun.train.copying import Copying
@@ -135,6 +136,7 @@ class Images:
         self._recalled: dict[str, list[BadRow]] = {}
         self._threads = schedule.data.loader_threads or default_loader_threads(device.type, torch.get_num_threads())
         self._sharers = 1  # workers of this node
+        self._pulse = Pulse()  # once it is open that of the process
         # Of the training set that a stage asked for last: others make room.
         self._memory: tuple[str, Decoded | None] = ("", None)
         self.resident: tuple[str, Resident | None] = ("", None)  # filled by train.resident
@@ -143,7 +145,7 @@ class Images:
 
     def open(self, comm: Comm, world: World, stop: Callable[[], bool]) -> Generator[Note, None, bool]:
         """Collective; once. True if asked to stop before all nodes had their copies. DataError, StorageError, on every rank."""
-        self._sharers = world.local_size
+        self._sharers, self._pulse = world.local_size, comm.pulse
         if (yield from self.imported(comm, stop)):
             return True
         if self._copying is not None:
@@ -172,6 +174,11 @@ class Images:
     def new(self) -> bool:
         """Whether folders were imported now, by some rank: what they hold is known only since."""
         return self._importing.new
+
+    def remove_others(self, comm: Comm, world: World) -> None:
+        """Earlier states of imported folders, once all ranks have opened theirs. Collective; for the run that has locked OUT. StorageError,
+        PermissionDenied."""
+        self._importing.remove_others(comm, world.local_rank == 0)
 
     def copied(self, comm: Comm, all_nodes: bool = False) -> Iterator[Note]:
         """What became of the copies in scratch since the last call: on rank 0's node, or, collectively, on all of them."""
@@ -266,7 +273,8 @@ class Images:
             return batches
         key = source.path, source.labels_path, stage.model.num_classes
         if key not in self._tables:
-            self._tables[key] = Table(self._records[source.path], source, stage.model.num_classes, self._device)
+            records, classes = self._records[source.path], stage.model.num_classes
+            self._tables[key] = Table(records, source, classes, self._device, self._pulse)
         return with_labels(batches, self._tables[key])
 
     def preflight(self) -> None:

@@ -4,17 +4,19 @@ Into scratch every node imports for itself: locks on its disk settle which rank.
 others look: what a shared file system shows them is there, and nodes with a disk of their own each import.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from types import MappingProxyType
 
 from stagerun.base.errors import DataError
 from stagerun.base.events import Note
 from stagerun.base.recipe import Schedule
 from stagerun.base.text import count, duration
 from stagerun.comm import Comm, gather_json
-from stagerun.data.importing.first_use import Imported, have
+from stagerun.data.importing.first_use import Imported, have, remove_others
 from stagerun.data.scratch import Progress
 from stagerun.language import require_folders
 from stagerun.system.host import host_name
+from stagerun.system.image_folder import is_class_folder
 from stagerun.system.pulse import Section
 from stagerun.train.agreement import everyone, hosts_of
 from stagerun.train.copying import Status, Task, meet, raise_unless_stopped
@@ -26,6 +28,7 @@ class Importer(Task):
     def __init__(self, schedule: Schedule, folders: Sequence[str]) -> None:
         super().__init__("importer")
         self.found: list[Imported] = []
+        self._first: dict[int, int] = {}  # images done when a rank was first heard of: of an earlier process
         self._schedule, self._folders = schedule, folders
 
     def work(self) -> None:
@@ -40,7 +43,10 @@ class Importer(Task):
             before += imports[folder].images
 
     def told(self, ranks: Sequence[tuple[str, Status, int, int]], elapsed: float) -> str:
-        return imported_text(ranks, elapsed)
+        for n, (_, status, done, total) in enumerate(ranks):
+            if status is Status.RUNNING and total:
+                self._first.setdefault(n, done)
+        return imported_text(ranks, elapsed, self._first)
 
     def close(self) -> None:
         """Ends it, and lets go of the LMDBs."""
@@ -49,15 +55,22 @@ class Importer(Task):
             one.close()
 
 
-def imported_text(ranks: Sequence[tuple[str, Status, int, int]], elapsed: float) -> str:
-    """`ranks`: (host, status, images done, images in all) of each rank. The slowest that imports is told of."""
-    working = [(done, total, host) for host, status, done, total in ranks if status is Status.RUNNING and total]
+def imported_text(
+    ranks: Sequence[tuple[str, Status, int, int]], elapsed: float, first: Mapping[int, int] = MappingProxyType({})
+) -> str:
+    """`ranks`: (host, status, images done, images in all) of each rank, of which `first` were done before. The slowest that imports is
+    told of."""
+    working = [
+        (done, total, host, done - first.get(n, 0))
+        for n, (host, status, done, total) in enumerate(ranks)
+        if status is Status.RUNNING and total
+    ]
     if not working:
         return "importing the images: waiting for another run that imports them"
-    done, total, host = min(working, key=lambda one: one[0] / one[1])
-    text = f"importing the images: {done} of {total}, {done / elapsed:.0f} images/s"
-    if done:
-        text += f", {duration((total - done) * elapsed / done)} left"
+    done, total, host, new = min(working, key=lambda one: one[0] / one[1])
+    text = f"importing the images: {done} of {total}, {new / elapsed:.0f} images/s"
+    if new:
+        text += f", {duration((total - done) * elapsed / new)} left"
     return text + (f", slowest {host}" if len({one[2] for one in working}) > 1 else "")
 
 
@@ -67,14 +80,17 @@ class Importing:
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
         self._importers: list[Importer] = []
-        self.done = False
+        self.done = self._any = False
         self.new = False  # something was imported now, by some rank
 
     def first(self, comm: Comm, stop: Callable[[], bool]) -> Generator[Note, None, bool]:
         """Has every node's images imported; True if asked to stop meanwhile. Collective. RecipeError, DataError, StorageError,
         PermissionDenied."""
-        here = [n for n, source in enumerate(self._schedule.sources) if source.path in self._schedule.imports]
+        schedule = self._schedule
+        # One that can't be used has no import, and `_require` says why.
+        here = [n for n, s in enumerate(schedule.sources) if s.path in schedule.imports or is_class_folder(s.path)]
         needed = sorted({n for one in gather_json(comm, here) for n in one})
+        self._any = bool(needed)
         if needed:
             everyone(comm, lambda: self._require(needed))
             hosts = hosts_of(comm)
@@ -99,6 +115,20 @@ class Importing:
         if not stopped:
             yield from self._notes(comm, hosts, [text for one in importer.found for text in one.said])
         return stopped
+
+    def remove_others(self, comm: Comm, first: bool) -> None:
+        """Removes earlier states of the folders from OUT/data, in one process of each node (`first`), once all have opened theirs.
+        Collective; for the run that has locked OUT. StorageError, PermissionDenied."""
+        if not self._any or self._schedule.data.scratch is not None:
+            return
+        imports = list(self._schedule.imports.values())
+        keep = [lmdb for lmdbs in gather_json(comm, [one.lmdb for one in imports]) for lmdb in lmdbs]
+
+        def remove() -> None:
+            for one in imports if first else ():
+                remove_others(one, keep)
+
+        everyone(comm, remove)
 
     def _require(self, needed: Sequence[int]) -> None:
         """RecipeError for what is wrong with the folders; DataError where this node lacks one that another has."""

@@ -9,22 +9,26 @@ from torch import Tensor
 
 from stagerun.base.errors import DataError
 from stagerun.base.recipe import FLOAT_DATA, Source
-from stagerun.base.text import count, first
+from stagerun.base.text import count
 from stagerun.data import datum
 from stagerun.data.lmdb_offsets import printable
 from stagerun.data.records import Records, Room
 from stagerun.engine.feed import DeviceBatch
 from stagerun.engine.images import Batch
 from stagerun.language.labels import WrongLine, digest, parse
+from stagerun.system.pulse import Pulse
 
 
 class Table:
     """uint8 [records, classes] on the device: 1 for the classes of a record. The loader gives each image the number of its record in
     the place of a label."""
 
-    def __init__(self, records: Records, source: Source, classes: int, device: torch.device) -> None:
-        """DataError if the file is not the one that `check` read, or lacks a record; or for what is wrong with float_data."""
-        rows = _of_datums(records, classes) if source.labels == FLOAT_DATA else _of_file(records, source, classes)
+    def __init__(self, records: Records, source: Source, classes: int, device: torch.device, pulse: Pulse) -> None:
+        """`pulse`: beats while the records are read. DataError if the file is not the one that `check` read, or lacks a record; or for what
+        is wrong with float_data."""
+        rows = (
+            _of_datums(records, classes, pulse) if source.labels == FLOAT_DATA else _of_file(records, source, classes)
+        )
         self.rows = torch.from_numpy(rows).to(device)
 
     def __call__(self, numbers: np.ndarray | Tensor) -> Tensor:
@@ -60,24 +64,33 @@ def _of_file(records: Records, source: Source, classes: int) -> NDArray[np.uint8
 
 
 _MOST_SHOWN = 20
+_RECORDS_A_BEAT = 64  # each may be a read from a slow file server
 
 
-def _of_datums(records: Records, classes: int) -> NDArray[np.uint8]:
+def _of_datums(records: Records, classes: int, pulse: Pulse) -> NDArray[np.uint8]:
     """Reads every record once. DataError with those whose float_data aren't numbers of classes, or where none has any."""
-    rows, room, wrong, labelled = np.zeros((len(records), classes), np.uint8), Room(), list[str](), 0
+    rows, room, labelled = np.zeros((len(records), classes), np.uint8), Room(), 0
+    shown, wrong = list[str](), 0
     for i in range(len(records)):
+        if i % _RECORDS_A_BEAT == 0:
+            pulse.beat()
         try:
             fields = datum.parse(records.read(i, room))
         except DataError:  # that there is no picture in it is said, or not, when it is its turn
             continue
         labelled += bool(fields.floats)
-        if bad := next((one for one in fields.floats if one not in range(classes)), None):
-            wrong.append(f"record `{printable(records.key(i))}`: {bad:g} in float_data")
+        bad = [one for one in fields.floats if not (0 <= one < classes and one == int(one))]
+        if bad:
+            wrong += 1
+            if wrong <= _MOST_SHOWN:
+                shown.append(f"record `{printable(records.key(i))}`: {bad[0]:g} in float_data")
             continue
         rows[i, [int(one) for one in fields.floats]] = 1
     if wrong:
-        text = "\n  ".join(first(wrong, _MOST_SHOWN))
-        raise DataError(f"{records.name}: labels that are not 0 to {classes - 1}:\n  {text}", "or change `num_classes`")
+        more = [f"and {wrong - _MOST_SHOWN} more"] * (wrong > _MOST_SHOWN)
+        text = "\n  ".join([*shown, *more])
+        hint = "change `num_classes`, or make the LMDB with classes that count from 0"
+        raise DataError(f"{records.name}: labels that are not 0 to {classes - 1}:\n  {text}", hint)
     if not labelled:
         hint = "`stagerun data import` of a CSV writes them; or name a file of labels: `stagerun help losses`"
         raise DataError(f"{records.name}: no record has labels in its float_data", hint)

@@ -265,7 +265,12 @@ def make_loop(run: StageRun, loss: Loss | None = None) -> StageLoop:
         max_nan=solver.max_nan,
         plateau=solver if solver.lr_policy == "plateau" else None,
         arithmetic=arithmetic_of(
-            run.stage.model, solver, run.worker.device, loss, run.worker.schedule.teacher_model(run.stage)
+            run.stage.model,
+            solver,
+            run.worker.device,
+            loss,
+            run.worker.schedule.teacher_model(run.stage),
+            run.stage.identity,
         ),
         tests_first=solver.early_stop is not None,
     )

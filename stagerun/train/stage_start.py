@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from stagerun.base import order
 from stagerun.base.errors import RecipeError, ResumeRefused, Span, UsageError
-from stagerun.base.recipe import CompressionRule, Model, ParamRule, Solver, Stage, Transform
+from stagerun.base.recipe import MEAN_DIGEST, CompressionRule, Model, ParamRule, Solver, Stage, Transform
 from stagerun.comm.residual import BASIS, Residual
 from stagerun.engine.codec import decode
 from stagerun.engine.compression import residual_of
@@ -35,21 +36,35 @@ from stagerun.train.objective import made_loss
 from stagerun.train.progress import ARRIVALS, AVERAGE, MOMENTUM, REPLICAS, RESIDUAL, WEIGHTS, progress_of
 from stagerun.train.worker import StageRun
 
+NOTHING_KNOWN: Mapping[str, str] = MappingProxyType({})
 
-def normalise_for(model: Model, solver: Solver, transform: Transform, device: torch.device) -> Normalise:
-    """What turns the bytes of a batch into what the network takes in a stage."""
-    mean = mean_image(transform, model.channels)
+
+def normalise_for(
+    model: Model,
+    solver: Solver,
+    transform: Transform,
+    device: torch.device,
+    identity: Mapping[str, str] = NOTHING_KNOWN,
+) -> Normalise:
+    """What turns the bytes of a batch into what the network takes in a stage. `identity`: the stage's, which may know its mean's digest."""
+    known = identity.get(MEAN_DIGEST, "") if transform.mean_file == solver.transform.mean_file else ""
+    mean = mean_image(transform, model.channels, known)
     return Normalise(transform, model.channels, device, dtype_of(solver.precision), solver.channels_last, mean)
 
 
 def arithmetic_of(
-    model: Model, solver: Solver, device: torch.device, loss: Loss | None = None, teacher: Model | None = None
+    model: Model,
+    solver: Solver,
+    device: torch.device,
+    loss: Loss | None = None,
+    teacher: Model | None = None,
+    identity: Mapping[str, str] = NOTHING_KNOWN,
 ) -> Arithmetic:
     """How a stage computes its updates. Without a `loss` it has one that takes as long: a teacher in it is of the network `teacher`, with
     other weights."""
     return Arithmetic(
         logical_workers=solver.logical_workers,
-        normalise=normalise_for(model, solver, solver.transform, device),
+        normalise=normalise_for(model, solver, solver.transform, device, identity),
         precision=solver.precision,
         clip_gradients=solver.clip_gradients,
         forward_seed=lambda position: order.dropout_seed(solver.random_seed, position),

@@ -12,7 +12,7 @@ from stagerun import store
 from stagerun.base import recipe
 from stagerun.base.code import Sources, code_of
 from stagerun.base.errors import ResumeRefused, UsageError
-from stagerun.base.recipe import Schedule, Stage
+from stagerun.base.recipe import FILES, Schedule, Stage
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.base.text import size
 from stagerun.engine.codec import decode
@@ -154,6 +154,8 @@ def open_snapshot(folder: Path, trust: Trust = Trust()) -> Stored:
         most = require_buildable(folder.name, stage.model)
         ref, files = store.read_folder(disk, folder, most)
         require_large_enough(ref.name, stage.model, files[WEIGHTS])
+        known = {field: ref.identity[field] for field in FILES & ref.identity.keys()}
+        stage = replace(stage, identity={**stage.identity, **known})
         return Stored(ref, files, with_imports(schedule, folder.resolve().parent.parent), stage)
     except (KeyError, ValueError) as error:
         version = ref.environment.get("stagerun", "another version")

@@ -143,6 +143,7 @@ def _walk(worker: Worker) -> Generator[Event, None, bool | None]:
                 stage, iter = _place(worker.schedule, step)
                 yield Stopped(stage=stage, iter=iter, reason=reason)
                 return None
+            worker.images.remove_others(worker.comm, worker.world)
             everyone(worker.comm, worker.images.preflight)
             opened = True
         for event in _do(worker, step):
@@ -237,7 +238,7 @@ def _place(schedule: Schedule, step: Step | EnsembleRun) -> tuple[str, int]:
     return last.name, last.solver.max_iter
 
 
-# Of a PlannedStage, what the other ranks need beside its stage and state.
+# Of a PlannedStage, what the other ranks need beside its stage, its state, and the identity, for which rank 0 alone looks at files.
 _SHARED = ("iter", "position", "skipped", "until")
 
 
@@ -256,7 +257,7 @@ def _next(worker: Worker) -> tuple[Step | EnsembleRun | None, list[Note]]:
                 return {"ensemble": step.ensemble.name}
             case Step(planned=planned):
                 shared = {name: getattr(planned, name) for name in _SHARED}
-                shared["record_ends"] = step.record_ends
+                shared["record_ends"], shared["identity"] = step.record_ends, dict(planned.stage.identity)
                 return {"stage": planned.stage.name, "state": planned.state.value, "number": step.number, **shared}
         return {}
 
@@ -269,7 +270,8 @@ def _next(worker: Worker) -> tuple[Step | EnsembleRun | None, list[Note]]:
     if "ensemble" in answer:
         return EnsembleRun(worker, next(e for e in schedule.ensembles if e.name == answer["ensemble"])), []
     shared = {name: answer[name] for name in _SHARED}
-    planned = PlannedStage(stage=schedule.stage(answer["stage"]), state=State(answer["state"]), **shared)
+    stage = replace(schedule.stage(answer["stage"]), identity=answer["identity"])
+    planned = PlannedStage(stage=stage, state=State(answer["state"]), **shared)
     return Step(planned, answer["number"], 0, None, answer["record_ends"]), []
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from stagerun.base import caffe_blobs, caffe_file
 from stagerun.base.caffe_file import blob_bytes, layer_bytes, net_bytes
 from stagerun.base.recipe import Model
+from stagerun.base.weights import NORM
 from stagerun.language.caffe_names import here, layers_of
 from stagerun.language.proto import caffe_pb2
 
@@ -107,14 +108,31 @@ def test_numbers_that_are_not_packed() -> None:
         np.testing.assert_array_equal(layer.blobs[0].data, np.arange(40, dtype=kind))
 
 
-def test_a_shared_blob_is_once_in_a_history() -> None:
+def test_a_blob_without_axes() -> None:
+    """Caffe writes the one slope of a PReLU with `channel_shared` so."""
+    net = caffe_pb2.NetParameter()
+    net.layer.add(name="r", type="PReLU", blobs=[caffe_pb2.BlobProto(data=[0.25])])
+    read = caffe_file.read_net(net.SerializeToString())
+    assert caffe_blobs.shapes(read) == {"r.weight": ()} and caffe_blobs.tensors(read)["r.weight"] == 0.25
+
+
+def test_a_net_with_a_brace_where_safetensors_has_one() -> None:
+    data = net_bytes("Test", [(layer_bytes("d" * 115, "Data"), [])])
+    assert data[6] == 0xA2 and data[8] == ord("{")  # the length of the first layer
+    assert caffe_blobs.is_caffes(data[:9], "x.caffemodel")
+    assert not caffe_blobs.is_caffes((200).to_bytes(8, "little") + b"{", "x.caffemodel")
+
+
+def test_a_shared_blob_is_once_in_a_history_and_among_tensors() -> None:
     one = blob_bytes(np.ones(2, np.float32))
     net = caffe_pb2.NetParameter()
     for name in ("a", "b"):
         layer = net.layer.add(name=name, type="InnerProduct", blobs=[caffe_pb2.BlobProto.FromString(one)] * 2)
         layer.param.add(name="w")
         layer.param.add()
-    assert caffe_blobs.learnable(caffe_file.read_net(net.SerializeToString())) == ("a.weight", "a.bias", "b.bias")
+    read = caffe_file.read_net(net.SerializeToString())
+    assert caffe_blobs.learnable(read) == ("a.weight", "a.bias", "b.bias")
+    assert [*caffe_blobs.shapes(read)] == [*caffe_blobs.tensors(read)] == ["a.weight", "a.bias", "b.bias"]
 
 
 @pytest.mark.parametrize(("name", "tensors"), [("resnet50", 53 + 4 * 53 + 2), ("alexnet", 16), ("vgg16", 32)])
@@ -122,12 +140,12 @@ def test_names_of_published_nets_both_ways(name: str, tensors: int) -> None:
     """What is written under Caffe's names is found under the network's."""
     model, file = Model(name=name, num_classes=10), {}
     for layer in layers_of(model):
-        parts = caffe_blobs.NORM if layer.type == "BatchNorm" else ("weight", "bias")
+        parts = NORM if layer.type == "BatchNorm" else ("weight", "bias")
         bare = name == "resnet50" and layer.type == "Convolution"
         file |= {
             f"{layer.name}.{part}": ours
             for part, ours in zip(parts[: 1 if bare else None], layer.blobs, strict=False)
-            if ours
+            if not ours.endswith(caffe_blobs.FACTOR)
         }
     found = here(model, {theirs: (2, 2) if theirs.endswith("weight") else (2,) for theirs in file})
     assert found == file and len(set(found.values())) == tensors

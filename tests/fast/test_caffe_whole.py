@@ -134,3 +134,27 @@ def test_several_solvers_are_named_in_the_hint(tmp_path: Path) -> None:
         (tmp_path / f"train_{name}.sh").write_text(f"caffe train --solver=solver_{name}.prototxt\n")
     code, said = run(tmp_path)
     assert code == ExitCode.RECIPE and "one or several of solver_a.prototxt, solver_b.prototxt" in said
+
+
+def test_nets_of_one_file_name_are_two_files(tmp_path: Path) -> None:
+    solver = f'net: "%s/net.prototxt" {SOLVER}'
+    for name, text in {"a": NET, "b": NET.replace("num_output: 4", "num_output: 7")}.items():
+        (tmp_path / name).mkdir()
+        write(tmp_path / name, net=text)
+        write(tmp_path, **{f"{name}_solver": solver % name})
+    first, second = imported(tmp_path, "--order", "a_solver,b_solver").stages
+    assert [of_model(one.model).train.layers[1].shapes[0][0] for one in (first, second)] == [4, 7]
+    assert (first.model.name, second.model.name) == ("net.prototxt", "net_b.prototxt")
+
+
+def test_layers_of_two_nets_stay_in_their_order(tmp_path: Path) -> None:
+    """What is there in testing alone may be what a later layer of both takes."""
+    first, word, linear = LAYERS.partition('layer { name: "ip"')
+    linear = word + linear.replace('"conv1"', '"last"')
+    dropped = 'layer { name: "drop" type: "Dropout" bottom: "conv1" top: "last" }\n'
+    scaled = 'layer { name: "half" type: "Power" bottom: "conv1" top: "last" power_param { scale: 0.5 } }\n'
+    train, test = DATA % "TRAIN" + first + dropped + linear + LOSS, DATA % "TEST" + first + scaled + linear + LOSS
+    write(tmp_path, train=train, test=test, solver=f'train_net: "train.prototxt" test_net: "test.prototxt" {SOLVER}')
+    made = of_model(imported(tmp_path).stages[0].model)
+    assert [layer.name for layer in made.train.layers] == ["data", "conv1", "drop", "ip", "loss"]
+    assert [layer.name for layer in made.test.layers] == ["data", "conv1", "half", "ip", "loss"]

@@ -197,6 +197,9 @@ def test_a_number_without_an_end_is_found_at_once() -> None:
     assert _parse_usual(value) is None and value.reads < 20  # type: ignore[arg-type]
     assert "not a Caffe Datum" in refused(bytes(value))
     assert parse(b"\x28" + b"\xff" * 9 + b"\x01").label == -1  # ten bytes are the longest there are
+    assert _parse_usual(memoryview(Datum(label=-1, data=b"x").SerializeToString())) is not None, (
+        "protobuf would copy it"
+    )
 
 
 def test_other_channels_are_the_recipes_mistake() -> None:

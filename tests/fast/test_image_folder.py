@@ -14,12 +14,12 @@ from stagerun.base.recipe import Import, Schedule
 from stagerun.base.snapshots import same_set
 from stagerun.cli import main
 from stagerun.data.importing import engine
-from stagerun.data.importing.first_use import have
+from stagerun.data.importing.first_use import have, remove_others
 from stagerun.data.importing.folder import folder_files
 from stagerun.data.importing.images import ImportOptions, ImportWork
 from stagerun.data.scratch import CopyStopped, unstage
 from stagerun.language import load, look_at_classes, look_at_folders, require_folders
-from stagerun.launch.facts import image_facts
+from stagerun.launch.facts import image_facts, scratch_room
 from stagerun.system import image_folder
 from stagerun.system.image_folder import listed
 from stagerun.system.imports import is_there, with_imports
@@ -110,7 +110,7 @@ def test_an_edit_is_another_set_and_a_touch_is_not(folder: Path) -> None:
     assert touched.imports[path].lmdb != made.lmdb, "its bytes may be others"
     assert same_set(known.sets[path], touched.sets[path])
     make(touched)
-    assert same_set(known.sets[path], read(folder).sets[path]) and not is_there(made), "the state before made room"
+    assert same_set(known.sets[path], read(folder).sets[path])
     image.write_bytes(made_images.jpeg(99))
     assert same_set(known.sets[path], read(folder).sets[path]) is False, "seen before it is imported"
     make(read(folder))
@@ -122,6 +122,21 @@ def test_an_edit_is_another_set_and_a_touch_is_not(folder: Path) -> None:
     assert same_set(known.sets[path], read(folder).sets[path]), "of the same size it may be the same"
     make(read(folder))
     assert same_set(known.sets[path], read(folder).sets[path]) is False, "until it is imported"
+
+
+def test_earlier_states_are_removed_but_for_those_of_other_hosts(folder: Path) -> None:
+    states = []
+    for time in (1, 2, 3):
+        os.utime(folder / "train" / "n00000001" / "1.JPEG", ns=(time, time))
+        make(s := read(folder))
+        states.append(of_train(s)[1])
+    assert all(map(is_there, states)), "whoever imports knows not who reads the others"
+    Path(f"{states[0].lmdb}.old").mkdir()
+    (Path(f"{states[0].lmdb}.old") / "data.mdb").touch()  # of a removal that was cut short
+    remove_others(states[2], [states[1].lmdb])
+    assert sorted(os.listdir(folder / "out" / "data")) == sorted(
+        Path(one.lmdb).name for one in (*states[1:], s.imports[s.data.val[0].path])
+    )
 
 
 def test_a_stop_leaves_what_is_done_and_the_next_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,6 +202,37 @@ def test_in_scratch_it_is_a_copy_like_the_others(folder: Path, tmp_path: Path) -
     assert have(path, made, s.data, lambda: False).said, "and it is imported again"
 
 
+def test_an_unfinished_import_in_scratch_takes_room_and_makes_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "RECORDS_PER_COMMIT", 5)
+    scratch = tmp_path / "disk"
+    scratch.mkdir()
+    s, asked = read(written(folder, more=f'scratch: "{scratch}" scratch_reserve: 0')), [0]
+    path, made = of_train(s)
+    needed = scratch_room(s).needed
+
+    def stop() -> bool:
+        asked[0] += 1
+        return asked[0] > 20
+
+    for _ in range(2):
+        asked[0] = 0
+        with pytest.raises(CopyStopped):
+            have(path, made, s.data, stop)
+        taken = (Path(f"{made.lmdb}.partial") / "lmdb" / "data.mdb").stat().st_blocks * 512
+        assert scratch_room(s).needed == needed - min(made.bytes, taken) < needed, "what is there needs no more room"
+        (gone,) = unstage(str(scratch), [path])
+        assert gone.copy.partial and not gone.kept and gone.copy.bytes == taken
+        assert os.listdir(Path(made.lmdb).parent) == ["lock"]
+    with pytest.raises(CopyStopped):
+        have(path, made, s.data, lambda: asked.append(0) is None and len(asked) > 20)
+    assert "goes on behind" in have(path, made, s.data, lambda: False).said[0]
+    assert sorted(os.listdir(Path(made.lmdb).parent)) == sorted(
+        [Path(made.lmdb).name, f"{Path(made.lmdb).name}.lock", "lock"]
+    )
+
+
 def test_mistakes_are_shown_at_their_places(folder: Path) -> None:
     (folder / "val" / "n00000001").rename(folder / "val" / "n00000009")
     written(folder, classes=4, train='images: 31 labels: "l.txt"')
@@ -199,6 +245,9 @@ def test_mistakes_are_shown_at_their_places(folder: Path) -> None:
         (3, "`images` is 31, but train has 30 images", "write `images: 30`, or leave it out"),
         (3, "label 1 is `n00000001` in train, and `n00000002` in val", "give both the same class folders: labels count them in the order of their names"),
     ]  # fmt: skip
+    with open(written(folder) / "schedule.prototxt", "a") as file:
+        file.write('stage { name: "two" solver_param { data { train { source: "train" images: 7 } } } }')
+    assert "`images` is 7, but train has 30 images" in [text for _, text, _ in wrong(folder)]
     shutil.rmtree(folder / "val" / "n00000009")
     (folder / "val" / "n00000002").rename(folder / "val" / "n00000001")
     written(folder)

@@ -265,7 +265,7 @@ def test_records_that_no_stage_could_use_are_all_named(tmp_path: Path) -> None:
         b"c": Datum(data=whole[:-50], encoded=True).SerializeToString(),
         b"d": Datum(data=whole).SerializeToString(),
         b"e": Datum(data=b"GIF89a" + bytes(20), encoded=True).SerializeToString(),
-        b"i": Datum(data=whole, encoded=True, label=-1).SerializeToString(),
+        b"i": Datum(data=whole, encoded=True, label=-2).SerializeToString(),
         b"j": Datum(data=enormous, encoded=True).SerializeToString(),
         b"g": Datum(
             data=cv2.imencode(".png", np.zeros((3, 3, 4), np.uint8))[1].tobytes(), encoded=True
@@ -373,7 +373,7 @@ def unusable(folder: Path) -> str:
         Datum(data=png[:-20], encoded=True, label=3).SerializeToString(),
         Datum(data=b"GIF89a" + bytes(20), encoded=True).SerializeToString(),
         Datum(data=png[:60] + bytes([png[60] ^ 255]) + png[61:], encoded=True).SerializeToString(),
-        Datum(data=whole, encoded=True, label=-1).SerializeToString(),
+        Datum(data=whole, encoded=True, label=-2).SerializeToString(),
     ]
     return write(folder, {b"%02d" % i: value for i, value in enumerate([*map(datum, range(4)), *bad])})
 

@@ -286,6 +286,8 @@ def test_logits_are_what_a_softmax_takes() -> None:
     layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" include { phase: TRAIN } }
     """
     assert net_from(DATA + end).test.logits == "ip"
+    in_place = net_from(DATA + end.replace('"prob"', '"ip"').replace('name: "ip" type: "Soft', 'name: "p" type: "Soft'))
+    assert in_place.test.logits == "ip"
 
 
 @pytest.mark.parametrize(
@@ -319,6 +321,42 @@ def test_batch_norm_alone_as_intels_merged_one_and_its_filler_for_the_scale_afte
     assert blobs("batch_norm_param { filler { value: 0 } }") == {"sc.weight": 0.0, "sc.bias": 0.0}
     merged = "batch_norm_param { use_weight_bias: true bias_filler { value: 3 } }"
     assert blobs(merged) == {"bn.weight": 1.0, "bn.bias": 3.0, "sc.weight": 1.0, "sc.bias": 0.0}
+
+
+def test_caffes_own_engine_reads_no_fillers_of_a_norm() -> None:
+    """With it a Scale after it starts at 1; and the canonical form, which has no engine, says so, too."""
+    norm = 'layer { name: "bn" type: "BatchNorm" bottom: "data" top: "data" OWN batch_norm_param { filler { value: 0 } INSIDE } }'
+    scale = 'layer { name: "sc" type: "Scale" bottom: "data" top: "last" }'
+
+    def start(own: str = "", inside: str = "", beside: str = "") -> float:
+        text = beside + between(norm.replace("OWN", own).replace("INSIDE", inside), scale)
+        once, again = net_from(text), net_of(read_net(text).canonical(), net_texts.IMAGE)
+        assert only(once, "sc").blobs == only(again, "sc").blobs
+        return only(once, "sc").blobs[0].filler.value
+
+    assert (
+        start()
+        == start('engine: "MKLDNN"', beside='engine: "CAFFE" ')
+        == start('engine: "CAFFE"', "engine: MKLDNN")
+        == 0
+    )
+    assert start('engine: "CAFFE"') == start(inside="engine: CAFFE") == start(beside='engine: "CAFFE" ') == 1
+
+
+def test_multipliers_of_a_shared_parameter_are_those_of_the_first_layer_that_says_them() -> None:
+    layer = 'layer {{ name: "{0}" type: "PReLU" bottom: "{1}" top: "{2}" param {{ name: "w" {3} }} }}'
+
+    def text(*said: str) -> str:
+        return (
+            between(*(layer.format(f"p{i}", f"t{i}", f"t{i + 1}", one) for i, one in enumerate(said)))
+            .replace('"t0"', '"data"')
+            .replace(f'"t{len(said)}"', '"last"')
+        )
+
+    found = net_from(text("", "lr_mult: 2", "lr_mult: 2 decay_mult: 0", ""))
+    blobs = [only(found, f"p{i}").blobs[0] for i in range(4)]
+    assert {(blob.name, blob.lr_mult, blob.decay_mult) for blob in blobs} == {("p0.weight", 2.0, 0.0)}
+    assert mistakes(text("", "lr_mult: 2", "lr_mult: 1")) == ["4:86 layer p2: `lr_mult` of w is another in line 3"]
 
 
 def test_numbers_are_single_as_in_caffe() -> None:
@@ -359,7 +397,7 @@ def drawn_layers(data: st.DataObject) -> list[str]:
         )
         inside = {
             "Convolution": f"convolution_param {{ num_output: {data.draw(st.integers(1, 9))} kernel_size: 1 pad: 1 weight_filler {{ type: 'gaussian' "
-            f"std: {data.draw(numbers)} }} bias_term: {data.draw(st.sampled_from(('true', 'false')))} }} param {{ }} ",
+            f"std: {abs(data.draw(numbers))} }} bias_term: {data.draw(st.sampled_from(('true', 'false')))} }} param {{ }} ",
             "Pooling": f"pooling_param {{ pool: {data.draw(st.sampled_from(('AVE', 'MAX')))} kernel_size: 2 }}",
             "Power": f"power_param {{ power: {data.draw(numbers)} scale: {data.draw(numbers)} shift: {data.draw(numbers)} }}",
             "BatchNorm": f"batch_norm_param {{ use_global_stats: {data.draw(st.sampled_from(('true', 'false')))} }}",

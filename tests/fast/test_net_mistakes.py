@@ -84,6 +84,24 @@ def test_of_a_convolution(inside: str, expected: list[str]) -> None:
             "3:42 layer c: the last window begins beyond bottom data, 32 x 32",
         ),
         ("LRN", "lrn_param { local_size: 4 }", "3:27 layer c: `local_size: 4` is not odd"),
+        ("LRN", "lrn_param { alpha: -1 }", "3:22 layer c: `alpha: -1` is not at least 0"),
+        ("LRN", "lrn_param { k: 0 }", "3:18 layer c: `k: 0` is not above 0"),
+        ("BatchNorm", "batch_norm_param { eps: 1e-60 }", "3:27 layer c: `eps: 0` is not above 0"),
+        (
+            "BatchNorm",
+            "batch_norm_param { moving_average_fraction: 1.5 }",
+            "3:47 layer c: `moving_average_fraction: 1.5` is not between 0 and 1",
+        ),
+        (
+            "PReLU",
+            'prelu_param { filler { type: "uniform" min: 2 } }',
+            "3:47 layer c: `min: 2` is not at most `max: 1`",
+        ),
+        (
+            "PReLU",
+            'prelu_param { filler { type: "gaussian" std: -1 } }',
+            "3:48 layer c: `std: -1` is not at least 0",
+        ),
         ("Dropout", "dropout_param { dropout_ratio: 1 }", "3:34 layer c: `dropout_ratio: 1` is not between 0 and 1"),
         (
             "Flatten",
@@ -167,6 +185,45 @@ def test_unknown_layers_are_one_list_and_their_own_fields_no_mistakes() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        (
+            'layer { name: "l" type: "SoftmaxWithLoss" bottom: "fd" bottom: "label" }',
+            ["3:51 layer l: no layer has the top fd"],
+        ),
+        ('layer { name: "p" type: "Softmax" bottom: "fd" top: "p" }', ["3:43 layer p: no layer has the top fd"]),
+        ('layer { name: "p" type: "Softmax" top: "p" }', ["3:15 layer p: 0 bottoms, and Softmax has 1"]),
+        (
+            'layer { name: "p" type: "Softmax" bottom: "q" top: "p" }\nlayer { name: "q" type: "Softmax" bottom: "p" top: "q" }',
+            ["3:43 layer p: bottom q comes from layer q in line 4, and not from a layer before"],
+        ),
+    ],
+)
+def test_a_last_layer_that_takes_what_is_not_there(last: str, expected: list[str]) -> None:
+    fc = 'layer { name: "fc" type: "InnerProduct" bottom: "data" top: "fc" inner_product_param { num_output: 10 } }\n'
+    assert mistakes(DATA + fc + last) == expected
+
+
+def test_sizes_of_written_shapes() -> None:
+    given = 'layer { name: "i" type: "TYPE" top: "data" MESSAGE }\n'
+    shaped = given.replace("TYPE", "Input").replace("MESSAGE", "input_param { shape { dim: 1 dim: 3 dim: -2 dim: 0 } }")
+    end = END.replace("LAST", "data").partition('layer { name: "loss"')[0]
+    expected = ["1:86 layer i: a size of -2", "1:94 layer i: a size of 0"]
+    assert mistakes(shaped + end, None) == expected
+    sides = given.replace("TYPE", "DummyData").replace("MESSAGE", "dummy_data_param { num: 1 channels: 0 }")
+    assert mistakes(sides + end, None) == ["1:85 layer i: a size of 0"]
+
+
+def test_a_name_is_for_layers_with_parameters_or_statistics() -> None:
+    unnamed = 'layer { type: "TYPE" bottom: "last" top: "last" }'
+    first = 'layer { name: "r" type: "ReLU" bottom: "data" top: "last" }'
+    net_texts.net_from(between(first, unnamed.replace("TYPE", "ReLU"), unnamed.replace("TYPE", "Dropout")))
+    why = "it has no `name`"
+    for kind in ("BatchNorm", "PReLU"):
+        assert mistakes(between(first, unnamed.replace("TYPE", kind))) == [f"3:1 layer {kind}: {why}"]
+
+
 def test_what_is_no_classifier() -> None:
     assert mistakes("") == mistakes('name: "x"') == ["1:1 the file has no `layer`"]
     assert mistakes(DATA) == ["1:1 no layer computes anything"]
@@ -174,6 +231,9 @@ def test_what_is_no_classifier() -> None:
     conv = CONV.replace("last", "c").replace("INSIDE", "num_output: 3 kernel_size: 1")
     what = "is the net's output, and a classifier has one number for each class of an image"
     assert mistakes(DATA + conv + loss) == [f"2:1 layer c: its top c, 3 x 32 x 32, {what}"]
+    smoothed = loss.replace('"c"', '"ip"').replace(" }", " loss_param { label_smoothing: 1 } }")
+    said = mistakes(DATA + END.partition('layer { name: "loss"')[0].replace("LAST", "data") + smoothed)
+    assert [one.partition(" ")[2] for one in said] == ["layer l: `label_smoothing: 1` is not at least 0 and below 1"]
     assert mistakes(DATA + "layers { }") == ["2:1 the net has both `layer` and `layers`"]
 
 

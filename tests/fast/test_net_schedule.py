@@ -168,3 +168,17 @@ def test_mistakes_of_net_and_schedule_come_at_once(write: Write) -> None:
 def test_mistakes(texts: dict[str, str], said: str, write: Write) -> None:
     found = mistakes(write, **texts)
     assert said in found and "^" in found
+
+
+def test_a_net_teaches_another_network(write: Write) -> None:
+    schedule = 'model { name: "resnet_small" num_classes: 10 channels: 1 } data { train { source: "../images/train" } }'
+    big = f'stage {{ name: "big" from: "" solver_param {{ {SOLVER.replace("test_interval: 5", "")}  transform_param {{ crop_size: 8 }} }} }}'
+    plain = 'batch_size: 4 device_batch_size: 4 base_lr: 0.1 lr_policy: "fixed" max_iter: 2 transform_param { crop_size: 8 }'
+    taught = 'loss { type: DISTILL teacher: "big" }'
+    found = write(schedule=f"{schedule}\n{big}", solver=plain, stage=taught)
+    assert found.stage("main").solver.teacher == "big"
+    given = (
+        'loss { type: DISTILL teacher_weights { file: "x.pth" } teacher_model { caffe_net: "../nets/small.prototxt" } }'
+    )
+    said = mistakes(write, schedule=schedule, solver=plain, stage=given)
+    assert "`teacher_model` can't be a net of Caffe's" in said and said.count("hint:") == 1

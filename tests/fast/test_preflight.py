@@ -274,6 +274,21 @@ def test_where_a_host_has_the_files_that_a_schedule_names_is_no_other_schedule(b
     assert settings(there) == settings(tmp_path / "elsewhere" / "schedule") != settings(here)
 
 
+def test_another_mean_file_is_another_schedule(base: Path, tmp_path: Path) -> None:
+    facts = {}
+    for host, content in (("node1", b"1"), ("node2", b"1"), ("node3", b"2")):
+        folder = shutil.copytree(base / "schedule", tmp_path / host)
+        (folder / "mean.binaryproto").write_bytes(content)
+        overrides = [
+            "solver.test_transform_param.mean_file=mean.binaryproto",
+            "solver.test_transform_param.mean_value=[]",
+        ]
+        facts[host] = replace(host_facts(str(folder), overrides), host=host, images=(), troubles=())
+        assert facts[host].settings
+    (found,) = differences(facts)
+    assert "node3" in found.text and found.text.endswith("another than on node1, node2: mean.binaryproto"), found
+
+
 def test_what_is_wrong_on_a_host(base: Path, tmp_path: Path) -> None:
     train = tmp_path / "train"
     assert [(65, f"{train}: no such folder")] == list(said(base / "schedule", f"data.train.source={train}"))

@@ -12,9 +12,11 @@ from stagerun.data import datum
 from stagerun.data.importing.engine import Job, run
 from stagerun.data.importing.images import ImportOptions, ImportWork
 from stagerun.data.index import load
+from stagerun.data.indexing import build
 from stagerun.data.pictures import Pictures
 from stagerun.data.records import LmdbSource
 from stagerun.language.proto.caffe_pb2 import Datum
+from stagerun.tools.data.index import verify_lmdb as verify
 from stagerun.tools.data.sources import SourceOptions, format_of, open_source
 from tests.help import made_images
 
@@ -64,6 +66,17 @@ def test_every_mistake_has_its_place(table: Callable[[str], str]) -> None:
         (4, 1, "`a.jpg` stands in line 2, too"),
         (5, 1, "a line needs a path"),
     ]
+    with pytest.raises(RecipeError) as caught:
+        labels(table("image,dog,,cat,dog\na.jpg,1,2\n"))
+    assert [(p.span.line, p.span.column, p.message) for p in caught.value.problems] == [
+        (1, 1, "column 3 has no name"),
+        (1, 16, "two columns are named `dog`"),
+        (2, 1, "3 columns, and the first line names 5"),
+    ]
+    for rest in ("c.jpg,1\n", "c.jpg,1\n" * 20_000, 'c.jpg,"1 2"\n'):
+        with pytest.raises(RecipeError, match="the row that begins here can't be read") as caught:
+            labels(table(f'image,labels\n\na.jpg,1\nb.jpg,"3\n{rest}'))
+        assert [(p.span.line, p.span.column) for p in caught.value.problems] == [(4, 7)]
     with pytest.raises(RecipeError, match="the first line has to name the columns"):
         labels(table("a.jpg,1\nb.jpg,2\n"))
     with pytest.raises(RecipeError, match="class 99999999 is larger than"):
@@ -80,15 +93,18 @@ def test_the_import_writes_them_as_floats_and_no_label(table: Callable[[str], st
     records = LmdbSource(str(tmp_path / "lmdb"))
     stored = [records.get(i)[1] for i in range(3)]
     assert [list(Datum.FromString(record).float_data) for record in stored] == [[1, 3], [], [2]]
-    assert not any(Datum.FromString(record).HasField("label") for record in stored)
+    assert [Datum.FromString(record).label for record in stored] == [-1, -1, -1], "0 would be a class"
     fields = [datum.parse(record) for record in stored]
-    assert [(one.floats, one.several) for one in fields] == [((1.0, 3.0), True), ((), False), ((2.0,), True)]
+    assert [(one.floats, one.several) for one in fields] == [((1.0, 3.0), True), ((), True), ((2.0,), True)]
     index = load(str(tmp_path / "lmdb"))
     assert index is not None and set(index.labels.tolist()) == {-1}
+    assert verify(str(tmp_path / "lmdb"), decode=True).mistakes == ()
+    assert build(str(tmp_path / "lmdb")).labels.tolist() == [-1, -1, -1], "as the import said"
     pictures = Pictures(records, Transform(), 3, 10)
-    with pytest.raises(DataError, match="has several labels, in float_data") as caught:
-        pictures.open(0)
-    assert 'labels: "float_data"' in caught.value.hint
+    for i in (0, 1):
+        with pytest.raises(DataError, match="has several labels, or none, in float_data") as caught:
+            pictures.open(i)
+        assert 'labels: "float_data"' in caught.value.hint
     numbered = Pictures(records, Transform(), 3, 10, numbered=True)
     assert [numbered.open(i)[1] for i in range(3)] == [0, 1, 2]
 

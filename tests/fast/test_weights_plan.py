@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 
+import pytest
 from test_plan import inventory, schedule, snapshot
 
+from stagerun.base.errors import RecipeError
 from stagerun.base.recipe import WEIGHTS_DIGEST, Schedule, Weights
 from stagerun.language import canonical
 from stagerun.language.stored import read_recipe
@@ -84,3 +86,21 @@ def test_a_stage_goes_on_with_the_digest_that_it_started_with() -> None:
     trunk = snapshot(before, "trunk", 20, "")
     plan = make_plan(given('weights { file: "a.pt" }'), inventory(trunk, snapshot(before, "long", 10, trunk.id)))
     assert plan.stages[1].state is State.RESUME and plan.stages[1].stage.identity[WEIGHTS_DIGEST] == "1"
+
+
+def test_a_state_from_the_stages_end_is_a_mistake_at_its_field() -> None:
+    text = 'base_lr: 0.1\nlr_policy: "fixed"\nsolverstate: "x.solverstate"\nmax_iter: 20\n'
+    of = schedule(trunk=text)
+
+    def begun(iter: int) -> Schedule:
+        digest = {WEIGHTS_DIGEST: f"{iter} of-the-state of-the-weights"}
+        stages = (replace(s, identity={**s.identity, **(digest if s.name == "trunk" else {})}) for s in of.stages)
+        return replace(of, stages=tuple(stages))
+
+    make_plan(begun(19), inventory())
+    for iter in (20, 500):
+        with pytest.raises(RecipeError) as error:
+            make_plan(begun(iter), inventory())
+        (problem,) = error.value.problems
+        assert (problem.span.path, problem.span.line) == ("trunk.prototxt", 3)
+        assert f"is of iteration {iter}, and stage `trunk` ends at 20" in problem.message

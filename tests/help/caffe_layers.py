@@ -61,9 +61,10 @@ def inner_product(s, x, w, g):
     return top, [(g @ weight).reshape(x[0].shape)], [dw.T if s.transpose else dw, rows.sum(0)][: len(w)]
 
 
-def pooled(size, kernel, stride, pad, ceil):
+def pooled(size, kernel, stride, pad, ceil, padded):
+    """`padded`: on this side or the other."""
     count = (math.ceil if ceil else math.floor)((size + 2 * pad - kernel) / stride) + 1
-    if pad and (count - 1) * stride >= size + pad:
+    if padded and (count - 1) * stride >= size + pad:
         count -= 1
     return count
 
@@ -71,7 +72,8 @@ def pooled(size, kernel, stride, pad, ceil):
 def pooling(s, x, w, g):
     high, wide = x[0].shape[2:]
     (kh, kw), (sh, sw), (ph, pw) = (s.kernel or (high, wide)), s.stride, s.pad
-    rows, columns = pooled(high, kh, sh, ph, s.ceil), pooled(wide, kw, sw, pw, s.ceil)
+    padded = ph > 0 or pw > 0
+    rows, columns = pooled(high, kh, sh, ph, s.ceil, padded), pooled(wide, kw, sw, pw, s.ceil, padded)
     top, dx = np.zeros((*x[0].shape[:2], rows, columns)), np.zeros_like(x[0])
     g = np.zeros_like(top) if g is None else g
     for n, c, i, j in product(*map(range, top.shape)):

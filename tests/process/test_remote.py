@@ -14,6 +14,7 @@ import pytest
 import small
 from click.testing import CliRunner
 
+from stagerun.base.caffe_file import state_bytes
 from stagerun.base.errors import UsageError
 from stagerun.cli import main
 from stagerun.language import load
@@ -22,6 +23,7 @@ from stagerun.launch.hostfile import Host
 from stagerun.launch.hosts import Printed
 from stagerun.launch.remote import Remote
 from stagerun.launch.ssh import Way, passed_on
+from stagerun.store.given import find
 
 
 @pytest.fixture(scope="module")
@@ -213,9 +215,12 @@ def test_files_that_the_schedule_names_are_copied_too(tmp_path: Path) -> None:
         stage { name: "run" solver_param { weights { file: "../out:trunk" } } }
         stage { name: "gone" solver_param { weights { file: "../gone.pt" } } }
         stage { name: "init" solver_param { weights { file: "../weights/net.pt" } } }
+        stage { name: "on" from: "" solver_param { solverstate: "../weights/x.solverstate" } }
         """
     )
-    (tmp_path / "here" / "weights").mkdir()
+    (tmp_path / "here" / "weights" / "deep").mkdir(parents=True)
+    (tmp_path / "here" / "weights" / "x.solverstate").write_bytes(state_bytes(1, "deep/x.caffemodel", []))
+    (tmp_path / "here" / "weights" / "deep" / "x.caffemodel").write_text("tensors")
     with open(tmp_path / "here" / "weights" / "net.pt", "wb") as file:
         file.truncate(MOST_BYTES + 1)
     (tmp_path / "here" / "labels.txt").write_text("0 1\n")
@@ -227,7 +232,10 @@ def test_files_that_the_schedule_names_are_copied_too(tmp_path: Path) -> None:
     assert unpacked(sent.data, sent.unpack(sys.executable)).stdout == b"0\n"
     assert load(there / "made").data.train.labels_digest == load(made).data.train.labels_digest
     assert (there / "weights" / "net.pt").stat().st_size == MOST_BYTES + 1
-    assert sorted(named) == ["../gone.pt", "../labels.txt", "../weights/net.pt"]
+    files = ["net.pt", "x.caffemodel", "x.solverstate"]
+    assert sorted(named) == ["../gone.pt", "../labels.txt", *(f"../weights/{file}" for file in files)]
+    state = load(there / "made").stage("on").solver.start
+    assert state is not None and find(state).path.read_text() == "tensors", "beside the state, where it looks, too"
     assert (there / "weights" / "mine").exists(), "of another schedule's, perhaps"
     with pytest.raises(UsageError, match=r"`../../net.pt` would lie outside ~/x on the hosts"):
         bundle("~/x", str(made), code=False, named={"../../net.pt": str(tmp_path / "net.pt")})

@@ -20,9 +20,10 @@ from test_sources import write as write
 from stagerun.base import recipe
 from stagerun.language import load
 from stagerun.language.caffe_names import PLAIN_LAYERS, parameter_prefix
+from stagerun.language.net.phases import State, layers_in
 from stagerun.system import host
 from stagerun.system.host import Roots, whole_memory
-from stagerun.tools.caffe.net import State, layers_in, recognise, shapes, text_of
+from stagerun.tools.caffe.net import recognise, shapes, text_of
 from stagerun.tools.caffe.text import NET, Findings, read_text
 from stagerun.tools.data.show import _show
 from stagerun.tools.data.sources import open_source
@@ -35,7 +36,7 @@ def test_parameters_of_the_known_network_are_named_as_in_torch() -> None:
     from stagerun.models import build
 
     net = read_text("net", resnet50().encode(), NET, Findings()).block
-    layers = layers_in(net, State("TRAIN"))
+    layers = layers_in(net.blocks("layer"), "TRAIN", State())
     assert recognise(shapes(layers)) == "resnet50_intel_caffe"
     named = {parameter_prefix("resnet50_intel_caffe", text_of(layer, "name"), "fc1000") for layer in layers} - {""}
     with on_meta():

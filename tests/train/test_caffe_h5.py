@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from net_texts import between, net_from
 
 from stagerun.base import caffe_blobs, caffe_file, caffe_h5
 from stagerun.language import load
@@ -35,6 +36,20 @@ def test_hdf5() -> None:
     np.testing.assert_array_equal(found["bn.running_var"], one[0] / 2)
     state = caffe_h5.read_state(h5({"history/0": one}, iter=7, learned_net="x.caffemodel.h5", current_step=1))
     assert (state.iter, state.learned_net, state.current_step) == (7, "x.caffemodel.h5", 1)
+
+
+def test_a_net_says_what_hdf5_does_not() -> None:
+    """Of which kind a layer is, and by how much its statistics move."""
+    text = between(
+        'layer { name: "b" type: "Bias" bottom: "data" top: "b" }',
+        'layer { name: "bn" type: "BatchNorm" bottom: "b" top: "last" batch_norm_param { moving_average_fraction: 0.5 } }',
+    )
+    three, factor = np.ones(3, np.float32), np.full(1, 1.75, np.float32)
+    file = h5({"data/b/0": three, "data/bn/0": three, "data/bn/1": three, "data/bn/2": factor})
+    found = caffe_blobs.tensors(caffe_blobs.net_in(file, net_from(text)))
+    assert set(found) == {"b.bias", "bn.running_mean", "bn.running_var", "bn.num_batches_tracked"}
+    assert found["bn.num_batches_tracked"] == 3
+    assert caffe_blobs.tensors(caffe_blobs.net_in(file))["bn.num_batches_tracked"] == caffe_blobs.LONG
 
 
 def test_hostile_hdf5(tmp_path: Path) -> None:
@@ -66,7 +81,7 @@ def test_a_state_in_hdf5_goes_on_with_a_net(tmp_path: Path) -> None:
         solver { batch_size: 64 device_batch_size: 64 base_lr: 0.05 lr_policy: "fixed" max_iter: 150 momentum: 0.9
         transform_param { crop_size: 28 } } stage { name: "a" solver_param { solverstate: "x.solverstate.h5" } }"""
     )
-    schedule = looked_at(load(tmp_path))
+    schedule = looked_at(load(tmp_path), tmp_path / "out")
     stage = schedule.stages[0]
     made, mistakes = planned_transfer(schedule, stage)
     assert stage.begins == 75 and not mistakes and len(made.of(Origin.FILE)) == 8

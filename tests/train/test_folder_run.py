@@ -1,5 +1,6 @@
 """Runs whose `source` is a folder of class folders: the same bits as of the LMDB that `data import` makes of it."""
 
+import json
 import os
 import shutil
 import time
@@ -10,10 +11,12 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from click.testing import CliRunner
 from PIL import Image
 
 from stagerun.base.errors import ResumeRefused
-from stagerun.base.events import Event, Iterated, Note, RunFinished, Stopped
+from stagerun.base.events import Event, Iterated, Note, RunFinished, StageFinished, Stopped
+from stagerun.cli import main
 from stagerun.comm import SoloComm
 from stagerun.data.importing import engine
 from stagerun.data.importing.folder import folder_files
@@ -129,6 +132,38 @@ def test_an_edit_that_only_the_import_shows_makes_stages_stale_in_the_same_comma
     assert [one.state.name for one in planned(folder, out).stages] == ["DONE", "RESUME"], "names and sizes are the same"
     with pytest.raises(ResumeRefused, match="the training images have changed"):
         events(folder, out)
+    shutil.rmtree(out / "snapshots")
+    events(folder, out, stop=lambda: (out / "snapshots").exists())
+    assert len(list((out / "data").iterdir())) == 2, "a run that opens its images leaves of each folder one state"
+
+
+def test_eval_imports_what_is_not_there_any_more(photos: Path, tmp_path: Path) -> None:
+    folder, out = shutil.copytree(photos, tmp_path / "p"), tmp_path / "out"
+    ran = events(folder, out, "one.max_iter=1", "two.max_iter=1")
+    (top1,) = (event.top1 for event in ran if isinstance(event, StageFinished) and event.stage == "two")
+    snapshot = sorted((out / "snapshots").glob("two-*"))[-1]
+    os.utime(next((folder / "val" / "c0").iterdir()), ns=(1, 1))
+    for _ in range(2):
+        done = CliRunner().invoke(main, ["eval", str(snapshot), "--json", "--threads", "1", "--per-class"])
+        assert done.exit_code == 0, done.output
+        assert json.loads(done.stdout)["evaluations"][0]["top1"] == top1
+        shutil.rmtree(out / "data")
+    alone = shutil.copytree(snapshot, tmp_path / "alone" / snapshot.name)
+    done = CliRunner().invoke(main, ["eval", str(alone)])
+    assert done.exit_code == 65 and "which is not imported" in done.output and "--data" in done.output, done.output
+    (folder / "val" / "empty").mkdir()
+    done = CliRunner().invoke(main, ["eval", str(snapshot)])
+    assert done.exit_code == 65 and "no images in the class folder empty" in done.output, done.output
+
+
+@pytest.mark.parametrize("words", [["rehearse"], ["find-lr", "one"], ["bench", "scaling", "--workers", "1"]])
+def test_tools_say_what_is_wrong_with_a_folder(photos: Path, tmp_path: Path, words: list[str]) -> None:
+    folder = shutil.copytree(photos, tmp_path / "p")
+    (folder / "train" / "empty").mkdir()
+    name, *rest = words
+    order = [name, str(folder), *rest] if name != "bench" else [*words, str(folder)]
+    done = CliRunner().invoke(main, [*order, "--set", "data.train.images=300"])
+    assert done.exit_code == 64 and "no images in the class folder empty" in done.output, done.output
 
 
 def counts(event: Event) -> bool:

@@ -1,189 +1,136 @@
-"""Training runs of real Caffe in double precision, repeated by the engine from the nets' own files: loss at every iteration and final
-weights.
+"""Training runs of real Caffe in double precision, from its own files as they are: solver file, net and first weights are imported, and
+trained as `stagerun run` does. Loss at every iteration, and final weights.
 
 The runs, their data and order are described in the tests' golden/caffe/README.md.
 """
 
 import csv
+import shutil
 import struct
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from caffe_nets import GOLDEN, expected, history, load, net_of, rules
+from caffe_nets import GOLDEN, expected
+from click.testing import CliRunner
+from safetensors.numpy import load_file
 
+import stagerun
+import stagerun.train.stage
 from stagerun.base.events import Iterated
 from stagerun.base.knobs import Knobs
-from stagerun.base.recipe import Determinism, Precision, Solver, Transform
-from stagerun.comm import SoloComm, make_reducer
-from stagerun.engine.images import Normalise
-from stagerun.engine.loop import StageLoop, train
-from stagerun.engine.state import make_state
-from stagerun.engine.update import Arithmetic
+from stagerun.base.recipe import Solver
+from stagerun.cli import main
+from stagerun.data.write import write_lmdb
+from stagerun.language.proto import caffe_pb2
 from stagerun.schedule import make_knobs
 
-CPU = torch.device("cpu")
+# From what each run started: the option of `caffe train`, and the file.
+RUNS = {
+    "lenet_m09_A": ("--weights", GOLDEN / "init_lenet_iter_0.caffemodel"),
+    "lenet_m09_A_resume75": ("--snapshot", GOLDEN / "lenet_m09_A_resume75" / "start.solverstate"),
+    "lenet_m09_B": ("--weights", GOLDEN / "lenet_m09_A" / "end.caffemodel"),
+    "lenet_m09_C": ("--weights", GOLDEN / "lenet_m09_B" / "end.caffemodel"),
+    "lenet_lrjump": ("--weights", GOLDEN / "init_lenet_iter_0.caffemodel"),
+    "bnnet_m09_A": ("--weights", GOLDEN / "init_bnnet_iter_0.caffemodel"),
+}
+LATER = ("lenet_m09_B", "lenet_m09_C")  # which go on from the first
 
 
-def f32(x: float) -> float:
-    """Caffe's solver fields are float32."""
-    return struct.unpack("f", struct.pack("f", x))[0]
-
-
-@dataclass
-class Batch:
-    images: np.ndarray
-    labels: np.ndarray
-    positions: np.ndarray
-    lighting: None = None
-    cutout: None = None
-    crop: None = None
+@dataclass(frozen=True)
+class Trained:
+    losses: list[float]
+    weights: dict[str, np.ndarray]
 
 
 @pytest.fixture(scope="module")
-def fashion() -> tuple[np.ndarray, np.ndarray]:
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The LMDBs that the nets name, as Caffe's converter writes them."""
+    folder = tmp_path_factory.mktemp("data")
     stored = np.load(Path(__file__).parents[1] / "golden" / "fashion_9664.npz")
-    return stored["images"], stored["labels"]
+    for part, count in (("train", 9600), ("test", 100)):
+        shown = zip(stored["images"][:count], stored["labels"], strict=False)
+        records = [caffe_pb2.Datum(channels=1, height=28, width=28, data=i.tobytes(), label=int(n)) for i, n in shown]
+        write_lmdb(str(folder / f"fmnist_{part}_lmdb"), [record.SerializeToString() for record in records])
+    return folder
 
 
-def batches(fashion: tuple[np.ndarray, np.ndarray], size: int = 64) -> Iterator[Batch]:
-    """Records 64k .. 64k+63 for iteration k of a process, as Caffe reads an unshuffled LMDB."""
-    images, labels = fashion
-    for start in range(0, len(images), size):
-        part = slice(start, start + size)
-        yield Batch(
-            images[part].reshape(-1, 28, 28, 1),
-            labels[part].astype(np.int64),
-            np.arange(start, start + len(labels[part])),
-        )
-
-
-LENET, BNNET = (net_of(GOLDEN / f"{name}.prototxt") for name in ("lenet", "bnnet"))
-BASE = Solver(
-    base_lr=0.0,
-    lr_policy="fixed",
-    max_iter=150,
-    batch_size=64,
-    device_batch_size=64,
-    momentum=f32(0.9),
-    weight_decay=f32(0.0005),
-    param=rules(LENET),
-    transform=Transform(scale=0.00390625),
-    test_batch_size=64,
-    random_seed=1,
-    precision=Precision.FP64,
-)
-LENET_A = replace(
-    BASE, base_lr=f32(0.05), lr_policy="poly_cyc", power=1.0, lr_iter=360, warmup_iter=30, warmup_start_lr=f32(0.005)
-)
-INIT_LENET, INIT_BNNET = GOLDEN / "init_lenet_iter_0.caffemodel", GOLDEN / "init_bnnet_iter_0.caffemodel"
-RUNS = {
-    "lenet_m09_A": (LENET, INIT_LENET, LENET_A),
-    "lenet_m09_A_resume75": (LENET, GOLDEN / "lenet_m09_A_resume75" / "start.caffemodel", LENET_A),
-    "lenet_m09_B": (
-        LENET,
-        GOLDEN / "lenet_m09_A" / "end.caffemodel",
-        replace(BASE, base_lr=f32(0.03), lr_policy="poly", power=2.0),
-    ),
-    "lenet_m09_C": (
-        LENET,
-        GOLDEN / "lenet_m09_B" / "end.caffemodel",
-        replace(BASE, base_lr=f32(0.01), lr_policy="poly", power=2.0, max_iter=100, weight_decay=f32(0.002)),
-    ),
-    "lenet_lrjump": (
-        LENET,
-        INIT_LENET,
-        replace(BASE, base_lr=f32(0.05), lr_policy="multistep", gamma=f32(0.1), stepvalue=(40, 80), max_iter=120),
-    ),
-    "bnnet_m09_A": (
-        BNNET,
-        INIT_BNNET,
-        replace(LENET_A, base_lr=f32(0.2), warmup_start_lr=f32(0.02), param=rules(BNNET)),
-    ),
-}
-
-
-def run(name: str, fashion: tuple[np.ndarray, np.ndarray], knobs: Callable[[int], Knobs], solver: Solver, start: int):
-    """Losses by iteration, and the state at the end."""
-    net, weights, _ = RUNS[name]
-    state = make_state(load(net, weights), solver, CPU)
-    state.iter = start
-    if start:
-        with torch.no_grad():
-            live = state.solver.history["steps"].values()
-            for v, saved in zip(live, history(GOLDEN / name / "start.solverstate"), strict=True):
-                v.copy_(torch.from_numpy(saved))
-    loop = StageLoop(
-        stage=name,
-        max_iter=solver.max_iter,
-        batch_size=64,
-        epoch_images=60000,
-        start_position=0,
-        run=range(1),
-        knobs=knobs,
-        snapshot=0,
-        test_interval=0,
-        arithmetic=Arithmetic(
-            logical_workers=1,
-            normalise=Normalise(solver.transform, 1, CPU, torch.float64, channels_last=False),
-            precision=Precision.FP64,
-            clip_gradients=None,
-            forward_seed=lambda position: position,
-        ),
-    )
-    reducer = make_reducer(Determinism.FIXED, [p.tensor for p in state.solver.parameters], SoloComm(), 1)
-    losses = [
-        event.loss
-        for event in train(loop, state, batches(fashion), reducer, lambda: False)
-        if isinstance(event, Iterated)
-    ]
-    return losses, state
+def trained(name: str, data: Path, tmp_path: Path, *changes: str) -> Trained:
+    """Imports Caffe's folder with the run's files, unedited, and trains what came of it."""
+    folder, schedule, out = tmp_path / "caffe", tmp_path / "schedule", tmp_path / "out"
+    (folder / "nets").mkdir(parents=True)
+    (folder / "data").symlink_to(data)
+    net = "bnnet.prototxt" if name.startswith("bnnet") else "lenet.prototxt"
+    option, start = RUNS[name]
+    shutil.copy(GOLDEN / net, folder / "nets")
+    shutil.copy(GOLDEN / name / "solver.prototxt", folder)
+    shutil.copy(start, folder)
+    if option == "--snapshot":  # the state names its weights
+        shutil.copy(start.with_suffix(".caffemodel"), folder / "lenet_m09_A_iter_75.caffemodel")
+    (folder / "README").write_text(f"caffe train --solver=solver.prototxt {option}={start.name}\n")
+    done = CliRunner().invoke(main, ["import", "caffe", str(folder), "--out", str(schedule)], prog_name="stagerun")
+    assert done.exit_code == 0, done.output
+    here = ("precision=FP64", "channels_last=false", "snapshot=0", "test_interval=0")
+    sets = [f"main.{change}" for change in (*here, *changes)]
+    losses = [e.loss for e in stagerun.run(schedule, out, overrides=sets, threads=1) if isinstance(e, Iterated)]
+    (snapshot,) = (out / "snapshots").iterdir()
+    return Trained(losses, load_file(snapshot / "model.safetensors"))
 
 
 def trace(name: str) -> tuple[list[float], list[float], int]:
-    """Learning rates and losses; the last row of the file, an extra forward pass, is left out."""
+    """Learning rates and losses, and the first iteration; the last row of the file, an extra forward pass, is left out."""
     with open(GOLDEN / name / "trace.csv") as file:
         rows = [row for row in csv.DictReader(file) if row["lr"]]
     return [float(r["lr"]) for r in rows], [float(r["loss"]) for r in rows], int(rows[0]["iter"])
 
 
-def assert_equal(name: str, losses: list[float], state, tolerance: float) -> None:
-    np.testing.assert_allclose(losses, trace(name)[1], rtol=tolerance)
-    live = state.model.state_dict()
-    for key, value in expected(GOLDEN / name / "end.caffemodel").items():
-        scale = np.abs(value).max()
-        assert np.abs(live[key].numpy() - value).max() <= tolerance * max(scale, 1e-3), key
+def single(x: float) -> float:
+    """Caffe's solver fields are float32."""
+    return struct.unpack("f", struct.pack("f", x))[0]
 
 
-LATER = ("lenet_m09_B", "lenet_m09_C")  # which go on from the first
+def in_single(solver: Solver) -> Solver:
+    """A file that says 0.1 trains Caffe with float32's 0.1, even in double."""
+    values = {field.name: getattr(solver, field.name) for field in fields(solver)}
+    return replace(solver, **{name: single(value) for name, value in values.items() if isinstance(value, float)})
+
+
+def caffes_knobs(name: str) -> Callable[[Solver], Callable[[int, int], Knobs]]:
+    """In place of `make_knobs`: the rates that Caffe logged, and the momentum and decay of the solver file."""
+    lrs, _, start = trace(name)
+
+    def knobs_of(solver: Solver) -> Callable[[int, int], Knobs]:
+        said = make_knobs(in_single(solver))
+        return lambda iter, drops=0: replace(said(iter, drops), lr=lrs[iter - start])
+
+    return knobs_of
+
+
+def assert_equal(name: str, found: Trained, tolerance: float) -> None:
+    np.testing.assert_allclose(found.losses, trace(name)[1], rtol=tolerance)
+    for tensor, value in expected(GOLDEN / name / "end.caffemodel").items():
+        most = tolerance * max(np.abs(value).max(), 1e-3)
+        np.testing.assert_allclose(found.weights[tensor], value, rtol=0, atol=most, err_msg=tensor)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in LATER else n for n in RUNS])
-def test_same_loss_and_weights_as_caffe(name, fashion):
-    lrs, _, start = trace(name)
-    solver = RUNS[name][2]
-    losses, state = run(
-        name, fashion, lambda i: Knobs(lrs[i - start], solver.momentum, solver.weight_decay), solver, start
-    )
-    assert_equal(name, losses, state, 1e-9)
+def test_same_loss_and_weights_as_caffe(name: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stagerun.train.stage, "make_knobs", caffes_knobs(name))
+    assert_equal(name, trained(name, data, tmp_path), 1e-9)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["lenet_m09_A", "lenet_lrjump", "bnnet_m09_A"])
-def test_end_to_end_with_the_learning_rate_of_the_solver_file(name, fashion):
-    solver = RUNS[name][2]
-    losses, state = run(name, fashion, make_knobs(solver), solver, trace(name)[2])
-    assert_equal(name, losses, state, 2e-6)
+def test_end_to_end_with_the_learning_rate_of_the_solver_file(
+    name: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stagerun.train.stage, "make_knobs", lambda solver: make_knobs(in_single(solver)))
+    assert_equal(name, trained(name, data, tmp_path), 2e-6)
 
 
 @pytest.mark.long
-def test_golden_runs_tell_caffes_momentum_from_torchs(fashion):
-    from stagerun.base.recipe import MomentumForm
-
-    name = "lenet_lrjump"
-    solver = replace(RUNS[name][2], momentum_form=MomentumForm.TORCH)
-    losses, _ = run(name, fashion, make_knobs(solver), solver, 0)
-    assert max(abs(a - b) for a, b in zip(losses, trace(name)[1], strict=True)) > 0.1
+def test_golden_runs_tell_caffes_momentum_from_torchs(data: Path, tmp_path: Path) -> None:
+    found = trained("lenet_lrjump", data, tmp_path, "momentum_form=TORCH")
+    assert np.abs(np.subtract(found.losses, trace("lenet_lrjump")[1])).max() > 0.1

@@ -113,7 +113,7 @@ def test_channels_turn_with_the_pixels(tmp_path: Path) -> None:
 
 def test_a_run_and_another_mean(tmp_path: Path) -> None:
     made(tmp_path)
-    identity = looked_at(load(tmp_path)).stages[0].identity
+    identity = looked_at(load(tmp_path), tmp_path / "out").stages[0].identity
 
     def stagerun(*words: str) -> str:
         return CliRunner().invoke(main, [*words, str(tmp_path), "--out", str(tmp_path / "out")]).output
@@ -126,8 +126,11 @@ def test_a_run_and_another_mean(tmp_path: Path) -> None:
     shown = CliRunner().invoke(main, ["eval", str(tmp_path / "out")])  # by what the snapshot says alone
     assert shown.exit_code == 0, shown.output
     (tmp_path / "mean.binaryproto").write_bytes(blob_bytes(np.ones((1, 3, HEIGHT, WIDTH), np.float32)))
-    assert looked_at(load(tmp_path)).stages[0].identity != identity
+    assert looked_at(load(tmp_path), tmp_path / "out").stages[0].identity != identity
     assert "stale" in stagerun("plan")
+    (snapshot,) = (tmp_path / "out" / "snapshots").iterdir()
+    shown = CliRunner().invoke(main, ["eval", str(snapshot)])
+    assert shown.exit_code == 65 and "mean.binaryproto is another file than before" in shown.output, shown.output
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Images with several labels: average precision, the file that has them, and a run with them."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -205,7 +206,11 @@ def test_labels_in_the_records_train_to_the_same_bits_as_in_a_file(base: Path, t
 @pytest.mark.parametrize(
     ("labels", "text"),
     [
-        (lambda i: [10.0] if i == 3 else [1.5] if i == 4 else [1.0], "labels that are not 0 to 9"),
+        (
+            lambda i: [10.0] if i == 3 else [1.5] if i == 4 else [-1.0] if i > 99 else [1.0],
+            "labels that are not 0 to 9",
+        ),
+        (lambda i: [math.nan] if i == 3 else [math.inf] if i == 4 else [1.0], "nan in float_data"),
         (lambda i: [], "no record has labels in its float_data"),
     ],
 )
@@ -216,3 +221,4 @@ def test_floats_that_are_no_classes_are_named(
         go(in_records(tmp_path / "records", base / "data", labels), tmp_path / "out")
     if "not 0" in text:
         assert "`00000003`: 10 in float_data" in caught.value.message and "`00000004`: 1.5" in caught.value.message
+        assert caught.value.message.count("\n") == 21 and caught.value.message.endswith(" more")

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import nan_help
+import numpy as np
 import pytest
 import small
 from click.testing import CliRunner
@@ -16,6 +17,7 @@ from nan_help import lives, make_data, make_schedule, same
 from processes import ends
 
 from stagerun import store
+from stagerun.base.caffe_file import layer_bytes, net_bytes, state_bytes
 from stagerun.base.errors import Diverged
 from stagerun.base.events import (
     Event,
@@ -35,6 +37,11 @@ from stagerun.train import stage
 
 SKIP = "on_nan: SKIP snapshot: 4"
 ROLLBACK = "on_nan: ROLLBACK snapshot: 4"
+NET = """
+layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 8 dim: 1 dim: 12 dim: 12 } } }
+layer { name: "norm" type: "BatchNorm" bottom: "data" top: "norm" }
+layer { name: "ip" type: "InnerProduct" bottom: "norm" top: "ip" inner_product_param { num_output: 10 } }
+"""
 # Record 50 is met in iteration 6, and in the next epoch at image 114: with SKIP in iteration 14, and with the 24 images that the
 # first rollback leaves out in iteration 11.
 POISON = 50
@@ -105,6 +112,23 @@ def test_stopped_after_each_few_iterations(tmp_path: Path, data: Path, solver: s
     assert {f.iter for f in failures(told)} == {f.iter for f in failures(straight)}
     (before,), (after,) = ([e for e in events if isinstance(e, StageFinished)] for events in (straight, told))
     assert (before.skips, before.rollbacks, before.loss) == (after.skips, after.rollbacks, after.loss)
+
+
+def test_back_to_where_a_solverstate_began(tmp_path: Path, data: Path) -> None:
+    """Rank 0 alone has looked into the file, and the other worker goes back to the same images."""
+    more = 'on_nan: ROLLBACK net: "net.prototxt" solverstate: "x.solverstate"'
+    folder = make_schedule(tmp_path / "s", data, more, main="max_iter: 11")
+    (folder / "net.prototxt").write_text(NET)
+    text = (folder / "schedule.prototxt").read_text()
+    (folder / "schedule.prototxt").write_text("\n".join(one for one in text.splitlines() if "model {" not in one))
+    ip, norm = [np.zeros((10, 144), np.float32), np.zeros(10, np.float32)], [np.zeros(1, np.float32)] * 3
+    layers = [(layer_bytes("norm", "BatchNorm"), norm), (layer_bytes("ip", "InnerProduct"), ip)]
+    (folder / "x.caffemodel").write_bytes(net_bytes("n", layers))
+    (folder / "x.solverstate").write_bytes(state_bytes(4, "x.caffemodel", [*norm, *ip]))
+    both = {workers: lives(folder, tmp_path / f"out{workers}", workers) for workers in (1, 2)}
+    assert done(both[2]) == done(both[1]) == [*map(str, range(5, 11)), "ROLLBACK 10", *map(str, range(5, 12))]
+    one, two = ([e.loss for e in events if isinstance(e, Iterated)] for events in both.values())
+    assert two == pytest.approx(one, rel=1e-5)
 
 
 @pytest.mark.slow

@@ -128,6 +128,9 @@ def test_softmax_in_place_leaves_the_logits_of_the_loss():
     one = build(made(NORMED)).double()
     torch.manual_seed(1)
     assert torch.equal(build(made(layers)).double()(images()), one(images()))
+    judged = made([*layers, plain("top1", net.Accuracy(), "fc label", "top1")])
+    logits = steps_of(judged.test, training=False).logits
+    assert logits == steps_of(made(NORMED).test, training=False).logits
 
 
 def test_blobs_of_one_name_are_one_parameter():

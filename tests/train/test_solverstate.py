@@ -1,5 +1,6 @@
 """A stage that begins with a .solverstate: the run that real Caffe did after its `--snapshot`, and what is said of one that doesn't fit."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -9,12 +10,16 @@ import pytest
 from click.testing import CliRunner
 
 from stagerun.base import caffe_blobs, caffe_file
+from stagerun.base.errors import DataError
 from stagerun.cli import main
 from stagerun.data.write import write_lmdb
 from stagerun.engine.codec import decode
+from stagerun.language import load
 from stagerun.language.proto import caffe_pb2
 from stagerun.store.disk import LocalDisk
+from stagerun.store.given import looked_at
 from stagerun.store.read import inventory, read_file
+from stagerun.train.caffe_state import remember
 from stagerun.train.progress import MOMENTUM, WEIGHTS
 
 GOLDEN = caffe_nets.GOLDEN / "lenet_m09_A_resume75"
@@ -108,6 +113,19 @@ def test_the_run_after_caffes_snapshot_and_a_resumed_one(data: Path, tmp_path: P
             np.testing.assert_array_equal(again[name], value)
 
 
+def test_a_sweep_of_rates_begins_with_it(data: Path, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "s", data)
+    words = ["--out", tmp_path / "a", "--nproc", 1, "--threads", 1]
+    found = stagerun("find-lr", folder, "a", *words, "--iterations", 10, "--start", 1e-9, "--json")
+    assert found.startswith("0"), found
+    swept = json.loads(found[found.index("{") :])
+    assert swept["start"] == "state/x.solverstate: weights, history and images of iteration 75"
+    assert stagerun("run", folder, *words).startswith("0")
+    lines = map(json.loads, (tmp_path / "a" / "log.jsonl").read_text().splitlines())
+    first = next(line for line in lines if line.get("iter") == 76 and "loss" in line)
+    assert swept["points"][0]["loss"] == first["loss"], "of the same images and weights"
+
+
 def test_another_state_is_another_stage(data: Path, tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "s", data)
     assert stagerun("run", folder, "--out", tmp_path / "a", "--nproc", 1, "--threads", 1).startswith("0")
@@ -121,7 +139,7 @@ def test_another_state_is_another_stage(data: Path, tmp_path: Path) -> None:
     ("more", "said"),
     [
         ('type: "Adam" momentum2: 0.99', "remembers 8 blobs, and type `Adam` 16"),
-        ("", "is of iteration 150, and the stage ends at 150"),
+        ("", "is of iteration 150, and stage `a` ends at 150"),
         ('lr_policy: "multistep" gamma: 0.1 stepvalue: 20 stepvalue: 60', "has passed 0 steps, and by iteration 75"),
         ("momentum_form: TORCH", "Caffe remembers steps, and this form gradients"),
         ("sync_param { method: LOCAL replicas: 2 period: 2 }", "in no .solverstate"),
@@ -138,8 +156,18 @@ def test_one_that_does_not_fit(more: str, said: str, data: Path, tmp_path: Path)
         state = folder / "state" / "x.solverstate"
         held = caffe_file.read_state(state.read_bytes())
         state.write_bytes(caffe_file.state_bytes(150, held.learned_net, [blob.array() for blob in held.history]))
-    output = stagerun("plan", folder, "--weights", "--out", tmp_path / "a")
+    output = stagerun("plan", folder, *["--weights"] * ("150" not in said), "--out", tmp_path / "a")
     assert said in output and "schedule.prototxt:" in output, output
+
+
+def test_a_state_that_is_written_while_the_run_starts(data: Path, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "s", data)
+    schedule = looked_at(load(folder), tmp_path)
+    state = folder / "state" / "x.solverstate"
+    held = caffe_file.read_state(state.read_bytes())
+    state.write_bytes(caffe_file.state_bytes(held.iter, held.learned_net, [2 * blob.array() for blob in held.history]))
+    with pytest.raises(DataError, match="has changed since the run looked at it"):
+        remember(schedule, schedule.stages[0], {})
 
 
 @pytest.mark.parametrize("iter", [75, 76])

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -76,7 +76,6 @@ def have(
                     round(data.scratch_reserve * GIGABYTE),
                     stop,
                     lambda found: None,
-                    register=False,
                 )
             said = tuple(_import(folder, made, stop, watch))
         if not made.in_scratch:
@@ -103,8 +102,14 @@ def _home(made: Import, data: Data) -> Iterator[None]:
             home_of(data.scratch)
             yield
         return
-    try:
+    with _explained(target):
         target.parent.mkdir(parents=True, exist_ok=True)
+        yield
+
+
+@contextlib.contextmanager
+def _explained(target: Path) -> Iterator[None]:
+    try:
         yield
     except PermissionError as error:
         where = error.filename or target.parent
@@ -133,8 +138,6 @@ def _import(folder: str, made: Import, stop: Callable[[], bool], watch: Watch) -
     except DataError:  # it may be a mixture of two states
         shutil.rmtree(target, ignore_errors=True)
         raise
-    if not made.in_scratch:
-        _remove_others(target)
     yield from (text for text in said if text.startswith("goes on"))
     odd = ", ".join(f"{n} {what}" for what, n in result.counts)
     yield f"{folder}: imported {count(result.records, 'image')} to {target}" + (
@@ -188,20 +191,32 @@ def _blocks(file: Path) -> Iterator[str]:
             yield hashlib.sha256(block).hexdigest()
 
 
-def _remove_others(target: Path) -> None:
-    """Earlier states of the same folder in OUT/data, which no other run uses; unfinished ones, too. One that another worker of this run has
-    just begun, on a host where the files have other times, is locked, and stays."""
-    folder = target.name.rpartition("-")[0]
-    for old in sorted(target.parent.iterdir()):
-        name = old.name.removesuffix(".partial")
-        if name == target.name or not re.fullmatch(rf"{re.escape(folder)}-[0-9a-f]{{16}}(\.old)?", name):
-            continue
-        if old.name.endswith(".partial"):
-            with contextlib.suppress(FolderInUseError, DataError), Partial(old.with_name(name)) as partial:
-                partial.clear()
-                partial.remove()
-        elif old.is_dir() and not old.is_symlink():
-            # Renamed first: half removed it must not count as there.
-            gone = old if name.endswith(".old") else old.rename(f"{old}.old")
-            sync_folder(target.parent)
-            shutil.rmtree(gone, ignore_errors=True)
+def remove_others(made: Import, keep: Collection[str]) -> None:
+    """Earlier states of the same folder in OUT/data, unfinished ones, too. Only for the run that has locked OUT: another may read them. `keep`: the
+    LMDBs of all hosts, whose files may have other times. One that is being imported is locked, and stays. StorageError, PermissionDenied."""
+    target = Path(made.lmdb)
+    if not target.parent.is_dir():
+        return
+    folder, kept = target.name.rpartition("-")[0], {Path(lmdb).name for lmdb in keep} | {target.name}
+    with _explained(target):
+        for old in sorted(target.parent.iterdir()):
+            name = old.name.removesuffix(".partial")
+            if name in kept or not re.fullmatch(rf"{re.escape(folder)}-[0-9a-f]{{16}}(\.old)?", name):
+                continue
+            with contextlib.suppress(FileNotFoundError):  # another host that shares OUT was faster
+                _remove(old)
+
+
+def _remove(old: Path) -> None:
+    if old.name.endswith(".partial"):
+        with contextlib.suppress(FolderInUseError, DataError), Partial(old.with_suffix("")) as partial:
+            partial.clear()
+            partial.remove()
+    elif old.is_dir() and not old.is_symlink():
+        # Renamed first: half removed it must not count as there.
+        gone = old.with_name(f"{old.name.removesuffix('.old')}.old")
+        if gone != old:
+            shutil.rmtree(gone, ignore_errors=True)  # of a removal that was cut short
+            old.rename(gone)
+        sync_folder(old.parent)
+        shutil.rmtree(gone, ignore_errors=True)

@@ -21,7 +21,7 @@ from stagerun.base import order
 from stagerun.base.errors import DataError, UsageError
 from stagerun.base.recipe import InterpMode
 from stagerun.data import jpeg, pixels
-from stagerun.data.datum import Image, raw_datum
+from stagerun.data.datum import SEVERAL, Image, raw_datum
 from stagerun.data.importing import odd
 from stagerun.data.importing.engine import Made
 from stagerun.data.importing.folder import Files
@@ -150,7 +150,7 @@ class ImportWork:
         if item.several is None:
             datum.label = item.label
         else:
-            datum.ClearField("label")
+            datum.label = SEVERAL
             datum.float_data.extend(item.several)
         notes = tuple(Note(item.name, oddity) for oddity in oddities)
         return Made(key, datum.SerializeToString(), item.label, look(datum, True, decoded), notes, state)

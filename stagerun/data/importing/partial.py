@@ -4,6 +4,7 @@
     OUT.partial/import.json          what the work is: source, options, version; without it the rest is nothing
     OUT.partial/rows2, notes.jsonl   the journal
     OUT.partial/stagerun-import.txt  the report, where too much was left out
+    OUT.partial/stagerun-copy.json   in scratch: the room it will take, written before the rest
     OUT.partial/lmdb/                becomes OUT by one rename, when it is complete and on disk
 
 What is left of OUT.partial after that rename is swept away; a crash between the two leaves a folder without `lmdb` beside a complete
@@ -16,7 +17,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ from stagerun.base.errors import DataError, FolderInUseError, ResumeRefused, Sto
 from stagerun.data.rows import ROW, Rows
 from stagerun.system.files import open_lock, sync_folder, write_whole
 from stagerun.system.host import host_name
-from stagerun.system.imports import REPORT
+from stagerun.system.imports import COPY, REPORT
 from stagerun.system.lmdb_file import SIDE_FILE
 from stagerun.system.process import gone
 from stagerun.system.typed import count, json_object, read_as
@@ -146,7 +147,7 @@ def _write(fd: int, data: bytes) -> None:
 # `REPORT`: of a complete import it is in OUT, and its second line holds the identity
 IDENTITY, LOCK, LMDB = "import.json", "lock", "lmdb"
 
-_OURS = {IDENTITY, LOCK, ROWS, OLD_ROWS, NOTES, REPORT}
+_OURS = {IDENTITY, LOCK, ROWS, OLD_ROWS, NOTES, REPORT, COPY}
 _OURS_IN_LMDB = {"data.mdb", "lock.mdb", SIDE_FILE, REPORT}  # a tool that looked into it made the lock
 # What `write` below, and `index.save`, are killed over.
 _UNFINISHED = re.compile(r"(?P<name>.+)\.partial(-[0-9a-f]{32})?")
@@ -246,13 +247,13 @@ class Partial:
         self.remove()
 
     def clear(self) -> None:
-        """Takes everything away but the lock. DataError, with nothing gone, if there is what no import has made."""
+        """Takes everything away but the lock, and the room that is promised. DataError, with nothing gone, if there is what no import has made."""
         if strange := self._strange():
             raise DataError(
                 f"{self.folder}: holds `{strange}`, which is not from an import",
                 "move it away, or give another name than that for the result",
             )
-        self._delete()
+        self._delete((LOCK, COPY))
 
     def only_records(self) -> None:
         """Leaves data.mdb alone in the LMDB's folder, whatever an end that was interrupted put beside it. DataError as above."""
@@ -265,7 +266,7 @@ class Partial:
 
     def remove(self) -> None:
         """All of it, the lock last: as long as it has its name no one else can have it. What isn't ours stays."""
-        self._delete()
+        self._delete((LOCK,))
         (self.folder / LOCK).unlink()
         try:
             self.folder.rmdir()
@@ -274,7 +275,7 @@ class Partial:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
                 raise
 
-    def _delete(self) -> None:
+    def _delete(self, keep: Collection[str]) -> None:
         # import.json first: without it the rest counts as nothing, should this be interrupted.
         (self.folder / IDENTITY).unlink(missing_ok=True)
         sync_folder(self.folder)
@@ -284,7 +285,7 @@ class Partial:
                     (self.lmdb / name).unlink()
             self.lmdb.rmdir()
         for name in os.listdir(self.folder):
-            if name != LOCK and _is_ours(self.folder, name, _OURS):
+            if name not in keep and _is_ours(self.folder, name, _OURS):
                 (self.folder / name).unlink()
 
     def _strange(self) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from stagerun.base.errors import DataError, PermissionDenied, StorageError
 from stagerun.system.files import private_folder, write_whole
-from stagerun.system.imports import REPORT, scratch_home
+from stagerun.system.imports import COPY, REPORT, scratch_home
 from stagerun.system.lmdb_file import BY_SCHEDULE, SIDE_FILE, check_file, data_file, ends_of, reading
 from stagerun.system.typed import Signed, json_object, read_as
 
@@ -113,10 +113,11 @@ def _flock(fd: int, kind: int) -> bool:
 
 
 BLOCK = 1 << 26
-DATA, MANIFEST, JOURNAL, SUSPECT = "data.mdb", "stagerun-copy.json", "blocks", "suspect"
+DATA, MANIFEST, JOURNAL, SUSPECT = "data.mdb", COPY, "blocks", "suspect"
 # All that is ever deleted, in this order: the manifest last, so that a half removed copy is still known as one.
 OWN_FILES = (DATA, SIDE_FILE, REPORT, f"{SIDE_FILE}.new", JOURNAL, SUSPECT, f"{MANIFEST}.new", MANIFEST)
 PARTIAL = ".partial"
+IMPORTED = "lmdb/data.mdb"  # of an import that is not complete
 
 _NAME = re.compile(r"[0-9a-f]{64}")
 _VERSION = 1
@@ -289,7 +290,7 @@ def file_size(folder: Path) -> int | None:
 def taken(folder: Path) -> int:
     """Bytes that the files of a copy take on the disk; what is not written yet takes none."""
     total = 0
-    for name in (DATA, SIDE_FILE):
+    for name in (DATA, SIDE_FILE, IMPORTED):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             total += (folder / name).lstat().st_blocks * 512
     return total

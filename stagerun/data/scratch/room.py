@@ -8,6 +8,7 @@ from pathlib import Path
 
 from stagerun.base.errors import StorageError
 from stagerun.base.text import size
+from stagerun.data.importing.partial import LOCK, Partial
 from stagerun.data.scratch.layout import (
     PARTIAL,
     Found,
@@ -39,10 +40,8 @@ def take_room(
     reserve: int,
     stop: Callable[[], bool],
     removed: Callable[[Found], None],
-    register: bool = True,
 ) -> None:
-    """Takes the room that copies of `originals` still need and leaves `reserve` bytes free; registers the copies, unless what
-    makes them has a folder of its own for what is unfinished.
+    """Takes the room that copies of `originals` still need and leaves `reserve` bytes free; registers the copies.
 
     The caller holds the locks of these copies. Under one lock for all jobs, and with what others are about to write counted as
     written: two jobs at once don't both take the last room. Removes copies that no one uses, interrupted ones first, then the
@@ -64,7 +63,7 @@ def take_room(
                 drop(one)
                 removed(one)
                 short = needed + pending + reserve - free_bytes(home)
-        for original in originals if register else ():
+        for original in originals:
             _register(home, original)
 
 
@@ -83,7 +82,10 @@ def idle_now(one: Found) -> Iterator[str]:
 
 
 def drop(one: Found) -> None:
-    """Removes a copy that is locked by `idle_now`. OSError."""
+    """Removes a copy, or an unfinished import, that is locked by `idle_now`. OSError."""
+    if one.partial and (one.folder / LOCK).exists():
+        with Partial(one.folder.with_name(one.folder.name.removesuffix(PARTIAL))) as partial:
+            partial.remove()
     remove(one.folder)
     one.lock.unlink(missing_ok=True)
 

@@ -32,7 +32,15 @@ def filler_of(given: Given, view: View, field: str, value: float = 0.0) -> net.F
     written = view.inside(field)
     kind = written.text("type") or ""
     if kind not in FILLERS:
-        given.wrong(written, "type", f"there is no filler `{shown(kind)}`", f"known: {', '.join(FILLERS)}")
+        known = f"known: {', '.join(FILLERS)}"
+        if kind == "gabor":
+            known = f"Intel's Caffe alone has it, and its formula isn't known here; {known}"
+        given.wrong(written, "type", f"there is no filler `{shown(kind)}`", known)
     numbers = {name: given.number(written, name) for name in ("value", "min", "max", "mean", "std")}
+    if kind == "gaussian":
+        given.require(written, "std", numbers["std"], numbers["std"] >= 0, "at least 0", "it is a standard deviation")
+    if kind == "uniform":
+        high = f"at most `max: {numbers['max']:g}`"
+        given.require(written, "min", numbers["min"], numbers["min"] <= numbers["max"], high, "values are between them")
     norm, sparse = VarianceNorm(written.text("variance_norm")), written.whole("sparse")
     return net.Filler(type=kind, variance_norm=norm, sparse=-1 if sparse is None else sparse, **numbers)

@@ -79,25 +79,26 @@ class _Walk:
         self.found: list[net.Layer] = []
         self.parameters = Parameters(self.fail)
         self.unknown = False  # a size or a layer is not known
+        self.failed = False  # also where the other phase has the same mistake
 
     def fail(self, place: Span, name: str, message: str, hint: str = "") -> None:
         """TooManyMistakes, so that no net makes its reader work for long."""
         self.problems.add(place, f"layer {shown(name)}: {message}", hint)
-        self.unknown = True
+        self.unknown = self.failed = True
         if self.problems.count(self.path) > MOST_MISTAKES:
             raise TooManyMistakes
 
     def layer(self, block: Block) -> None:
         view, kind = View(block), type_of(block)
-        name, bottoms, tops = view.text("name") or "", view.texts("bottom"), view.texts("top")
+        written, bottoms, tops = view.text("name") or "", view.texts("bottom"), view.texts("top")
+        name = written or kind
         row = LAYERS[kind]
         place = block.entries["name"].place if "name" in block.entries else block.place
-        if not name:
-            self.fail(place, kind, "it has no `name`", "parameters are found by the layer's name")
-        elif name in self.names:
+        if written in self.names:
             line = self.names[name].place.line
             self.fail(place, name, "there is another layer of this name", f"it stands in line {line}")
-        self.names[name] = block
+        if written:
+            self.names[name] = block
         self._rules(block, name)
         dims = tuple(self._taken(block, name, i, bottom) for i, bottom in enumerate(bottoms))
         fits = self._count(place, name, kind, "bottom", len(bottoms), row.bottoms)
@@ -109,6 +110,8 @@ class _Walk:
             made = self._read(block, name, kind, tops, made)
         if made is not None and kind == "Scale":
             made = self._filled_by_norm(given, made, bottoms)
+        if made is not None and not written and (made.blobs or kind == "BatchNorm"):
+            self.fail(place, name, "it has no `name`", "parameters and statistics are found by the layer's name")
         self._put(block, name, tops, bottoms if row.in_place else (), made)
         if made is None or self.problems.count(self.path) > before:
             self.unknown = True
@@ -117,7 +120,7 @@ class _Walk:
         shapes = tuple(() if d is None else tuple(n or 0 for n in d) for d in made.tops)
         self.found.append(
             net.Layer(
-                name=name, type=kind, settings=made.settings, bottoms=bottoms, tops=tops, shapes=shapes, blobs=blobs
+                name=written, type=kind, settings=made.settings, bottoms=bottoms, tops=tops, shapes=shapes, blobs=blobs
             )
         )
 
@@ -163,7 +166,7 @@ class _Walk:
         place = block.entries["bottom"].values[at].span
         later, other = self.later.get(bottom), self.elsewhere.get(bottom)
         if later is not None:
-            maker = View(later).text("name") or ""
+            maker = View(later).text("name") or type_of(later)
             what = "itself" if later is block else f"layer {shown(maker)} in line {later.place.line}"
             self.fail(
                 place,
@@ -219,13 +222,13 @@ class _Walk:
         for i, (top, dims) in enumerate(zip(tops, made.tops, strict=True)):
             place = block.entries["top"].values[i].span
             is_image = i == 0 if kind in ("Data", "ImageData") else dims is not None and len(dims) == 3
-            if is_image and dims != (1, 1, 1):
+            if is_image:
                 if self.images:
                     self.fail(place, name, f"{shown(self.images)} are images already", "an image classifier takes one")
                 self.images = self.images or top
                 crop = View(block).inside("transform_param").whole("crop_size") or None
                 found.append(self.shape or dims or (None, crop, crop))
-            elif kind in ("Data", "ImageData") or dims in ((), (1, 1, 1)):
+            elif kind in ("Data", "ImageData") or dims == ():
                 self.labels = self.labels or top
                 found.append(LABELS)
             else:
@@ -254,6 +257,8 @@ class _Walk:
         if not self.images and not any(self.maps[b] is None for b in self.maps):
             self.problems.add(place, "no layer gives images", f"write one of {', '.join(IMAGES)}")
             return None
+        if self.failed:
+            return None
         logits = self._logits()
         dims = self.maps.get(logits)
         if not logits and not self.unknown:
@@ -265,11 +270,13 @@ class _Walk:
         if self.unknown or self.parameters.unknown or dims is None or image is None or len(image) != 3:
             return None
         channels, height, width = (n or 0 for n in image)
-        made = net.Pass(layers=tuple(self.found), images=self.images, labels=self.labels, logits=logits)
+        made = net.Pass(
+            layers=self.parameters.settled(self.found), images=self.images, labels=self.labels, logits=logits
+        )
         return Passed(made, (channels, height, width), dims[0] or 0, self.parameters.blobs, self.parameters.places)
 
     def _logits(self) -> str:
-        """As `net.Pass` says; of a Softmax what it takes."""
+        """As `net.Pass` says; of a Softmax what it takes, which has the same name where that is computed in place."""
         found = ""
         for kind in ("SoftmaxWithLoss", "Accuracy", "Softmax"):
             of_kind = [layer for layer in self.found if layer.type == kind]
@@ -284,7 +291,9 @@ class _Walk:
         else:
             outputs = [top for top in self.untaken if top not in (self.labels, self.images)]
             found = outputs[-1] if outputs else ""
-        while found and type_of(self.makers[found]) == "Softmax":
+        seen = {""}
+        while found not in seen and type_of(self.makers[found]) == "Softmax":
+            seen.add(found)
             found = View(self.makers[found]).texts("bottom")[0]
         return found
 
@@ -293,7 +302,7 @@ class _Walk:
         if dims and all(n in (1, None) for n in dims[1:]) and logits != self.images:
             return False
         maker = self.makers[logits]
-        name = View(maker).text("name") or ""
+        name = View(maker).text("name") or type_of(maker)
         self.fail(
             maker.place,
             name,

@@ -68,6 +68,11 @@ class Given:
         entry = view.block.entries.get(field)
         self.fail(message, hint, entry.place if entry is not None else view.block.place)
 
+    def require(self, view: View, field: str, value: float, fits: bool, rule: str, hint: str = "") -> None:
+        """A mistake unless it fits. `rule`: what it has to be, `above 0`."""
+        if not fits:
+            self.wrong(view, field, f"`{field}: {value:g}` is not {rule}", hint)
+
     def number(self, view: View, field: str) -> float:
         """As Caffe has it: in single precision. 0 where neither it nor a default is written."""
         return self.single(view, field, view.number(field) or 0.0)

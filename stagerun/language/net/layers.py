@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from stagerun.base import net
 from stagerun.language.net import maps, outputs, weighted, windows
 from stagerun.language.net.given import MOST_AXES, Dims, Given, Made
-from stagerun.language.net.upgrade import top_shapes
+from stagerun.language.net.upgrade import map_shapes, written_sizes
 
 IMAGES = ("Data", "ImageData", "DummyData", "Input")
 MANY = 1_000  # bottoms or tops
@@ -30,11 +30,14 @@ class Row:
 def images(given: Given) -> Made:
     """Of Input and DummyData the shapes are written; of the others `resolve` knows the images'."""
     found: list[Dims | None] = [None] * given.tops
-    for i, dims in enumerate(top_shapes(given.block)[: given.tops]):
-        if len(dims) > MOST_AXES:
-            given.fail(f"a shape of {len(dims)} axes", f"Caffe's have at most {MOST_AXES}")
+    for value in written_sizes(given.block):
+        if isinstance(value.value, int) and value.value < 1:
+            given.fail(f"a size of {value.text}", "sizes are at least 1", value.span)
+    for i, dims in enumerate(map_shapes(given.block)[: given.tops]):
+        if len(dims) >= MOST_AXES:
+            given.fail(f"a shape of {len(dims) + 1} axes", f"Caffe's have at most {MOST_AXES}")
             continue
-        found[i] = dims[1:] if len(dims) > 2 or (len(dims) == 2 and dims[1] != 1) else ()
+        found[i] = tuple(n if n > 0 else None for n in dims)
     return Made(net.Images(), tuple(found))
 
 
@@ -63,13 +66,8 @@ def power(given: Given) -> Made:
 def dropout(given: Given) -> Made:
     view = given.inside("dropout_param")
     ratio = given.number(view, "dropout_ratio")
-    if not 0 < ratio < 1:
-        given.wrong(
-            view,
-            "dropout_ratio",
-            f"`dropout_ratio: {ratio:g}` is not between 0 and 1",
-            "it is the share that is set to 0",
-        )
+    hint = "it is the share that is set to 0"
+    given.require(view, "dropout_ratio", ratio, 0 < ratio < 1, "between 0 and 1", hint)
     return Made(net.Dropout(ratio=ratio), (given.first,))
 
 
@@ -97,7 +95,7 @@ LAYERS: dict[str, Row] = {
     "Flatten": Row(maps.flatten),
     "Reshape": Row(maps.reshape),
     "Silence": Row(maps.silence, (1, MANY), (0, 0)),
-    "Softmax": Row(outputs.softmax),
+    "Softmax": Row(outputs.softmax, in_place=True),
     "SoftmaxWithLoss": Row(outputs.softmax_with_loss, (2, 2), (0, 2)),
     "Accuracy": Row(outputs.accuracy, (2, 2), (1, 2)),
 }

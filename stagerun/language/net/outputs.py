@@ -27,12 +27,15 @@ def softmax_with_loss(given: Given) -> Made | None:
         normalization = net.Normalization(loss.text("normalization"))
     else:
         normalization = net.Normalization.VALID if loss.flag("normalize") else net.Normalization.BATCH_SIZE
+    smoothing = given.number(loss, "label_smoothing")
+    hint = "it is the share that all classes have alike"
+    given.require(loss, "label_smoothing", smoothing, 0 <= smoothing < 1, "at least 0 and below 1", hint)
     settings = net.SoftmaxWithLoss(
         loss_weight=given.single(View(given.block), "loss_weight", weights[0]) if weights else 1.0,
         ignore_label=loss.whole("ignore_label"),
         normalization=normalization,
         pre_fixed_normalizer=given.number(loss, "pre_fixed_normalizer"),
-        label_smoothing=given.number(loss, "label_smoothing"),
+        label_smoothing=smoothing,
     )
     return Made(settings, ((), given.first)[: given.tops])
 

@@ -11,6 +11,8 @@ from stagerun.language.net.given import LARGEST, TOO_LARGE, NewBlob, text, volum
 from stagerun.language.tree import Block
 from stagerun.language.view import View
 
+RATES = ("lr_mult", "decay_mult")
+
 
 class Fail(Protocol):
     """Adds a mistake in a layer."""
@@ -26,6 +28,7 @@ class Parameters:
         self.blobs: dict[str, net.Blob] = {}
         self.places: dict[str, Span] = {}
         self.shared: dict[str, tuple[net.Blob, Block]] = {}
+        self.rated: dict[tuple[str, str], int] = {}  # the line of the layer that says a multiplier of a shared one
         self.unknown = False  # the size of one is not known
 
     def of(self, block: Block, name: str, kind: str, new: Sequence[NewBlob]) -> tuple[net.Blob, ...]:
@@ -64,13 +67,15 @@ class Parameters:
     def _with_param(self, blob: net.Blob, param: View | None, block: Block, name: str) -> net.Blob:
         if param is None:
             return blob
-        rates = {field: param.number(field) for field in ("lr_mult", "decay_mult")}
-        blob = replace(blob, lr_mult=rates["lr_mult"] or 0.0, decay_mult=rates["decay_mult"] or 0.0)
+        lr, decay = (param.number(field) or 0.0 for field in RATES)
+        blob = replace(blob, lr_mult=lr, decay_mult=decay)
         shared = param.text("name")
         if not shared:
             return blob
+        written = [field for field in RATES if param.has(field)]
         if shared not in self.shared:
             self.shared[shared] = blob, block
+            self.rated |= {(shared, field): block.place.line for field in written}
             return blob
         owner, first = self.shared[shared]
         place, line = param.place("name"), first.place.line
@@ -80,9 +85,22 @@ class Parameters:
         if blob.shape != owner.shape and not (permissive and volume(blob.shape) == volume(owner.shape)):
             message = f"parameter {shown(shared)} is {text(blob.shape)} here and {text(owner.shape)} in line {line}"
             self.fail(place, name, message, "shared parameters have one shape")
-        for field in ("lr_mult", "decay_mult"):
-            if param.has(field) and getattr(owner, field) != getattr(blob, field):
-                self.fail(
-                    param.place(field), name, f"`{field}` of {shown(shared)} is another in line {line}", "give one"
-                )
-        return replace(blob, name=owner.name, filler=owner.filler, lr_mult=owner.lr_mult, decay_mult=owner.decay_mult)
+        for field in written:
+            if (shared, field) not in self.rated:  # the first layer that says it counts for all
+                self.rated[shared, field] = block.place.line
+                owner = replace(owner, lr_mult=lr) if field == "lr_mult" else replace(owner, decay_mult=decay)
+            elif getattr(owner, field) != getattr(blob, field):
+                message = f"`{field}` of {shown(shared)} is another in line {self.rated[shared, field]}"
+                self.fail(param.place(field), name, message, "give one")
+        self.shared[shared] = owner, first
+        return replace(blob, name=owner.name, filler=owner.filler)
+
+    def settled(self, layers: Sequence[net.Layer]) -> tuple[net.Layer, ...]:
+        """The layers with the multipliers that those sharing a parameter come to."""
+        owners = {owner.name: owner for owner, _ in self.shared.values()}
+
+        def with_rates(blob: net.Blob) -> net.Blob:
+            owner = owners.get(blob.name, blob)
+            return replace(blob, lr_mult=owner.lr_mult, decay_mult=owner.decay_mult)
+
+        return tuple(replace(layer, blobs=tuple(map(with_rates, layer.blobs))) for layer in layers)

@@ -47,15 +47,32 @@ def upgraded(net: Block, problems: Problems) -> tuple[Block, ...]:
         return ()
     layers = [_v1(layer) for layer in _without_padding([_v0(layer, problems) for layer in old], problems)]
     layers += [_v2(layer) for layer in new]
+    layers = [_without_unread_fillers(layer, View(net).text("engine") or "") for layer in layers]
     given = _input(net, problems)
     return (given, *layers) if given is not None else tuple(layers)
 
 
 def image_shapes(layer: Block) -> Iterator[tuple[int, int, int]]:
-    """(channels, height, width) of each top of an Input or DummyData layer that has four axes."""
-    for dims in top_shapes(layer):
-        if len(dims) == 4:
-            yield dims[1], dims[2], dims[3]
+    """(channels, height, width) of the tops of an Input or DummyData layer that are images."""
+    for dims in map_shapes(layer):
+        if len(dims) == 3:
+            yield dims[0], dims[1], dims[2]
+
+
+def map_shapes(layer: Block) -> list[tuple[int, ...]]:
+    """Of an Input or DummyData layer, for one image; one for each top. Of labels, in Caffe with one to four axes, ()."""
+    shapes = (dims[1:] for dims in top_shapes(layer))
+    return [() if dims in ((1,), (1, 1), (1, 1, 1)) else dims for dims in shapes]
+
+
+def written_sizes(layer: Block) -> Iterator[Value]:
+    """The axes of those shapes, each at its place."""
+    message = SHAPED.get(View(layer).text("type") or "")
+    own = View(layer).inside(message).block if message is not None else layer
+    blocks = [(shape, ("dim",)) for shape in own.blocks("shape")] + [(own, ("num", "channels", "height", "width"))]
+    for block, names in blocks if message is not None else ():
+        for name in names:
+            yield from block.entries[name].values if name in block.entries else ()
 
 
 def top_shapes(layer: Block) -> list[tuple[int, ...]]:
@@ -121,6 +138,20 @@ def _v2(layer: Block) -> Block:
     if View(layer).text("type") != "BatchNorm" or len(params) != 3 or any("name" in param.entries for param in params):
         return layer
     return Block(layer.kind, layer.place, {n: e for n, e in layer.entries.items() if n != "param"}, layer.doubtful)
+
+
+def _without_unread_fillers(layer: Block, engine: str) -> Block:
+    """BatchNorm's are MKL's: Caffe's own engine has no weights there, and leaves those of a Scale after it as they are. `engine`: the net's."""
+    inner, view = layer.block("batch_norm_param"), View(layer)
+    if inner is None or not {"filler", "bias_filler"} & inner.entries.keys():
+        return layer
+    own = View(inner).text("engine") or ""
+    if (own if own != "DEFAULT" else view.text("engine") or engine) != "CAFFE":
+        return layer
+    left = {name: found for name, found in inner.entries.items() if name not in ("filler", "bias_filler")}
+    block = Block(inner.kind, inner.place, left, inner.doubtful)
+    changed = {"batch_norm_param": entry(layer.kind, "batch_norm_param", block.place, block)}
+    return Block(layer.kind, layer.place, {**layer.entries, **changed}, layer.doubtful)
 
 
 def _v0(layer: Block, problems: Problems) -> Block:

@@ -90,6 +90,9 @@ def lrn(given: Given) -> Made | None:
     if size % 2 == 0:
         given.wrong(view, "local_size", f"`local_size: {size}` is not odd", "the value itself stands in the middle")
     numbers = {name: given.number(view, name) for name in ("alpha", "beta", "k")}
+    hint = "a power is taken of `k` and `alpha` times a mean of squares"
+    given.require(view, "alpha", numbers["alpha"], numbers["alpha"] >= 0, "at least 0", hint)
+    given.require(view, "k", numbers["k"], numbers["k"] > 0 or within, "above 0", hint)
     return Made(net.LRN(local_size=size, within=within, **numbers), (dims,))
 
 
@@ -107,9 +110,13 @@ def batch_norm(given: Given) -> Made | None:
         blobs = (NewBlob("weight", channels, filler_of(given, view, "filler", 1.0)),)
         if view.flag("bias_term"):
             blobs += (NewBlob("bias", channels, filler_of(given, view, "bias_filler")),)
+    fraction, eps = given.number(view, "moving_average_fraction"), given.number(view, "eps")
+    hint = "it is the share of the statistics so far"
+    given.require(view, "moving_average_fraction", fraction, 0 <= fraction <= 1, "between 0 and 1", hint)
+    given.require(view, "eps", eps, eps > 0, "above 0", "a variance may be 0, and is divided by")
     settings = net.BatchNorm(
-        moving_average_fraction=given.number(view, "moving_average_fraction"),
-        eps=given.number(view, "eps"),
+        moving_average_fraction=fraction,
+        eps=eps,
         use_global_stats=view.flag("use_global_stats") if view.has("use_global_stats") else None,
     )
     return Made(settings, (dims,), blobs)

@@ -115,7 +115,8 @@ def pooling(given: Given) -> Made | None:
         )
         return None
     channels, *sides = dims if dims is not None else (None, None, None)
-    sizes = tuple(_pooled(n, i, window, bool(settings["ceil"])) for i, n in enumerate(sides))
+    made = net.Pooling(kernel=window.kernel, stride=window.stride, pad=window.pad, **settings)  # type: ignore[arg-type]
+    sizes = tuple(None if n is None else net.windows(made, side, n) for side, n in enumerate(sides))
     if dims is not None and not _fitting(given, view, dims, sizes, window.kernel):
         return None
     if any(
@@ -125,18 +126,7 @@ def pooling(given: Given) -> Made | None:
         message = f"the last window begins beyond bottom {given.bottom()}, {text(tuple(sides))}"
         given.wrong(view, "stride", message, "take a `stride` no larger than the kernel, or `round_mode: FLOOR`")
         return None
-    made = net.Pooling(kernel=window.kernel, stride=window.stride, pad=window.pad, **settings)  # type: ignore[arg-type]
     return Made(made, ((channels, *sizes),))
-
-
-def _pooled(size: Size, side: int, window: Window, ceil: bool) -> Size:
-    """Caffe's rule: the last window may reach beyond the map, and with a pad it has to start within map and pad before it."""
-    if size is None:
-        return None
-    kernel, stride, pad = window.kernel[side], window.stride[side], window.pad[side]
-    room = size + 2 * pad - kernel
-    out = (-(-room // stride) if ceil else room // stride) + 1
-    return out - 1 if pad and (out - 1) * stride >= size + pad else out
 
 
 def _window(given: Given, view: View) -> Window | None:

@@ -746,7 +746,7 @@ COMMENTS: dict[str, str] = {
         "comes from there. Their content is part of the stage."
     ),
     "LossParameter.teacher_model": (
-        "The network that `teacher_weights` are of. Default: the stage's own."
+        "The network that `teacher_weights` are of; not a net of Caffe's. Default: the stage's own."
     ),
     "LossParameter.Type.SOFTMAX": (
         "-sum(t * log(p)) over the classes: cross entropy. Caffe's SoftmaxWithLoss."

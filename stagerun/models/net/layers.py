@@ -54,15 +54,8 @@ def _pooling(s: net.Pooling, layer: Layer, x: Maps, w: Maps) -> Tensor:
     # torch pads by half a window at most.
     (high, wide), value = s.pad, -math.inf if largest else 0.0
     found = pool(F.pad(maps, (wide, wide, high, high), value=value), s.kernel, s.stride, ceil_mode=s.ceil)
-    rows, columns = (pooled(size[i], s.kernel[i], s.stride[i], s.pad[i], s.ceil) for i in (0, 1))
+    rows, columns = (net.windows(s, side, size[side]) for side in (0, 1))
     return found[:, :, :rows, :columns]
-
-
-def pooled(size: int, kernel: int, stride: int, pad: int, ceil: bool) -> int:
-    """How many windows there are: the last begins in the map, or in the padding before it."""
-    room = size + 2 * pad - kernel
-    count = (-(-room // stride) if ceil else room // stride) + 1
-    return count - ((count - 1) * stride >= size + pad)
 
 
 def _lrn(s: net.LRN, layer: Layer, x: Maps, w: Maps) -> Tensor:

@@ -8,11 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stagerun.base.errors import UsageError
-from stagerun.base.net import BatchNorm, Convolution, Layer, Net
+from stagerun.base.net import BatchNorm, Blob, Convolution, Layer, Net, Shape
 from stagerun.models.layers import KeptStatistics
 from stagerun.models.net.fillers import fill
 from stagerun.models.net.layers import LAYERS, relu_in_place
 from stagerun.models.net.steps import IMAGES, Step, Steps, steps_of
+
+# Where a parameter is, and the shape that it has in a layer which shares it (`share_mode: PERMISSIVE`), where that is another.
+Held = tuple[nn.Module, str, Shape | None]
 
 
 class Blobs(nn.Module):
@@ -130,13 +133,18 @@ class Network(nn.Module):
                 fill(parameter, blob.filler)
                 holder.register_parameter(leaf, parameter)
 
+    def _held(self, blob: Blob) -> Held:
+        path, _, leaf = blob.name.rpartition(".")
+        module = self.get_submodule(path)
+        alike = getattr(module, leaf).shape == blob.shape
+        return module, leaf, None if alike else blob.shape
+
     def _ready(self, planned: Steps, testing: bool) -> tuple[list[tuple[Callable, Step]], int, tuple[int, ...]]:
         calls = [(self._call(step, testing), step) for step in planned.steps]
         return calls, planned.logits, planned.losses
 
     def _call(self, step: Step, testing: bool) -> Callable[[Sequence[Tensor]], Tensor | Sequence[Tensor]]:
-        names = [blob.name.rpartition(".") for blob in _blobs(step)]
-        held = [(self.get_submodule(path), leaf) for path, _, leaf in names]
+        held = [self._held(blob) for blob in _blobs(step)]
         settings = step.layer.settings
         if not isinstance(settings, BatchNorm):
             function = relu_in_place if step.over else LAYERS[type(settings)]
@@ -149,7 +157,12 @@ class Network(nn.Module):
         return partial(_normalised, statistics, held, settings.eps, by_global, not testing)
 
 
-def _blobs(step: Step) -> Iterable:
+def _values(held: Sequence[Held]) -> list[Tensor]:
+    found = ((getattr(module, leaf), shape) for module, leaf, shape in held)
+    return [tensor if shape is None else tensor.view(shape) for tensor, shape in found]
+
+
+def _blobs(step: Step) -> Iterable[Blob]:
     return step.layer.blobs if step.scale is None else step.scale.blobs
 
 
@@ -157,19 +170,19 @@ def _moves(layer: Layer) -> bool:
     return isinstance(layer.settings, BatchNorm) and not layer.settings.use_global_stats
 
 
-def _computed(function: Callable, layer: Layer, held: Sequence[tuple[nn.Module, str]], x: Sequence[Tensor]) -> Tensor:
-    return function(layer.settings, layer, x, [getattr(module, leaf) for module, leaf in held])
+def _computed(function: Callable, layer: Layer, held: Sequence[Held], x: Sequence[Tensor]) -> Tensor:
+    return function(layer.settings, layer, x, _values(held))
 
 
 def _normalised(
     statistics: Statistics,
-    held: Sequence[tuple[nn.Module, str]],
+    held: Sequence[Held],
     eps: float,
     by_global: bool,
     keep: bool,
     x: Sequence[Tensor],
 ) -> Tensor:
-    weight, bias = (*(getattr(module, leaf) for module, leaf in held), None, None)[:2]
+    weight, bias = (*_values(held), None, None)[:2]
     # In training `freeze` has a layer use its running statistics: it is in evaluation mode then.
     if by_global or (keep and not statistics.training):
         return statistics.normalised_globally(x[0], weight, bias, eps)

@@ -52,6 +52,7 @@ def _numbered(one: Pass, training: bool) -> tuple[list[Step], int, tuple[int, ..
     """All steps; the logits; and those of each loss that counts."""
     current, steps = {one.images: IMAGES}, list[Step]()
     last, logits, losses = IMAGES, None, list[int]()
+    softened: dict[int, int] = {}  # what each Softmax makes, and what it takes
     for layer in one.layers:
         settings = layer.settings
         if isinstance(settings, net.Images | net.Accuracy | net.Silence | net.SoftmaxWithLoss | net.Softmax):
@@ -70,8 +71,13 @@ def _numbered(one: Pass, training: bool) -> tuple[list[Step], int, tuple[int, ..
         makes = tuple(range(last + 1, last + 1 + len(layer.tops)))
         last += len(layer.tops)
         steps.append(Step(layer, takes, makes))
+        if isinstance(settings, net.Softmax):
+            softened[makes[0]] = takes[0]
         current.update(zip(layer.tops, makes, strict=True))
-    return steps, current[one.logits] if logits is None else logits, tuple(losses)
+    logits = current[one.logits] if logits is None else logits
+    while logits in softened:  # computed in place, under the logits' name
+        logits = softened[logits]
+    return steps, logits, tuple(losses)
 
 
 def _needed(steps: Sequence[Step], wanted: set[int]) -> list[Step]:

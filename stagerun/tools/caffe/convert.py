@@ -79,7 +79,7 @@ def convert(folder: CaffeFolder, wanted: Wanted) -> Converted:
     steps = ordered_steps(folder, prototxts, wanted.order, found)
     nets: dict[str, CaffeNet | None] = {}
     stages: list[CaffeStage] = []
-    taken = [SCHEDULE_FILE, *(f"{step.name}.prototxt" for step in steps)]
+    taken = dict.fromkeys([SCHEDULE_FILE, *(f"{step.name}.prototxt" for step in steps)], "")
     alone: list[SolverStage] = []
     for step in steps:
         text = read_text(posixpath.join(folder.shown, step.file), prototxts[step.file], SOLVER, found)
@@ -90,6 +90,8 @@ def convert(folder: CaffeFolder, wanted: Wanted) -> Converted:
         with suppress(Doubtful):
             if stage := _read_stage(step, text, folder, nets, wanted.model is not None, taken, found):
                 stages.append(stage)
+                if stage.written is not None:
+                    taken[stage.written.name] = stage.written.source
     _refuse_mistakes(found)
     return _with_nets(stages, folder, wanted, found) if wanted.nets else _without_nets(alone, folder, wanted, found)
 
@@ -125,7 +127,7 @@ def _read_stage(
     folder: CaffeFolder,
     nets: dict[str, CaffeNet | None],
     stand_in: bool,
-    taken: Sequence[str],
+    taken: Mapping[str, str],
     found: Findings,
 ) -> CaffeStage | None:
     """A stage with its nets. None after a mistake. `stand_in`: a network of stagerun's stands for them."""

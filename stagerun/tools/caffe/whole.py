@@ -2,12 +2,14 @@
 
 import posixpath
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
+from itertools import chain, count
 
 from stagerun.base.errors import Problems
 from stagerun.language.net import NetText, State, read
-from stagerun.language.net.phases import PHASES, TEST, TRAIN
+from stagerun.language.net.phases import TEST, TRAIN
 from stagerun.language.net.upgrade import upgraded
 from stagerun.language.tree import Block
 from stagerun.tools.caffe.text import NET, Findings, read_text
@@ -70,29 +72,37 @@ class Written:
 
 
 def written(
-    stage: str, train: CaffeNet, test: CaffeNet | None, states: Sequence[State], taken: Sequence[str]
+    stage: str, train: CaffeNet, test: CaffeNet | None, states: Sequence[State], taken: Mapping[str, str]
 ) -> Written:
-    """A copy, where one file has both phases and the solver asks for no levels or stages; else the layers of both phases. `taken`: names of
-    other files."""
+    """A copy, where one file has both phases and the solver asks for no levels or stages; else the layers of both phases. `taken`: by the
+    names of other files the nets that they are copies of, '' of what is no copy."""
     assert train.whole is not None
     if train.data is not None and (test is None or test is train) and all(state == State() for state in states):
         name = posixpath.basename(train.path)
-        name = (
-            name
-            if name.endswith(".prototxt") and name not in taken
-            else f"net_{name.removesuffix('.prototxt')}.prototxt"
-        )
+        free = taken.get(name, train.path) == train.path
+        name = name if name.endswith(".prototxt") and free else _own_name(stage, taken)
         return Written(name, train.data.decode(errors="replace"), train.whole.canonical(), train.path)
-    lines = [_in_phase(line, TRAIN) for line in train.whole.canonical(*states).splitlines() if not _other(line, TRAIN)]
     other = test.whole if test is not None and test.whole is not None else train.whole
-    tested = [_in_phase(line, TEST) for line in other.canonical(*states).splitlines() if not _other(line, TEST)]
-    both = {line for line in (_plain(line) for line in lines) if line in {_plain(line) for line in tested}}
-    kept = [_plain(line) if _plain(line) in both else line for line in lines]
-    kept += [line for line in tested if _plain(line) not in both]
+    trained, tested = (
+        [_plain(line) for line in net.canonical(*states).splitlines() if not _other(line, phase)]
+        for net, phase in ((train.whole, TRAIN), (other, TEST))
+    )
+    kept: list[str] = []
+    # Layers are computed in the order of their lines, so that of both nets stays.
+    for tag, a, b, c, d in SequenceMatcher(None, trained, tested, autojunk=False).get_opcodes():
+        same = trained[a:b] if tag == "equal" else []
+        own = [] if same else [(line, TRAIN) for line in trained[a:b]] + [(line, TEST) for line in tested[c:d]]
+        kept += same + [_in_phase(*one) for one in own]
     title = train.whole.name
     head = f'name: "{title}"\n' if title.isprintable() and '"' not in title and title else ""
     network = "".join(f"{line}\n" for line in kept)
-    return Written(f"net_{stage}.prototxt", head + network, network)
+    return Written(_own_name(stage, taken), head + network, network)
+
+
+def _own_name(stage: str, taken: Mapping[str, str]) -> str:
+    """A name that is free."""
+    names = chain([f"net_{stage}.prototxt"], (f"net_{stage}_{number}.prototxt" for number in count(2)))
+    return next(name for name in names if name not in taken)
 
 
 def _other(line: str, phase: str) -> bool:
@@ -105,5 +115,4 @@ def _plain(line: str) -> str:
 
 
 def _in_phase(line: str, phase: str) -> str:
-    assert phase in PHASES
-    return line if SAID_OF.search(line) else f"{line.removesuffix(' }')} include {{ phase: {phase} }} }}"
+    return f"{line.removesuffix(' }')} include {{ phase: {phase} }} }}"

@@ -123,7 +123,7 @@ def _sample(path: str) -> tuple[Rows, tuple[str, ...]]:
         key, record = source.get(i)
         try:
             datum = parse(record)
-            rows += look(datum, False).row(datum.label, 0)
+            rows += look(datum, False).row(datum.one_label, 0)
         except DataError as error:
             mistakes.append(f"record `{printable(key)}`: {error.message}")
     return np.frombuffer(bytes(rows), ROW), tuple(mistakes)
@@ -228,7 +228,7 @@ def _record(record: bytes, i: int, index: Index | None, decode: bool) -> list[st
     if not index.heights[i]:
         return ["it can't be used, says the side file" + ("" if decode else "; --decode says why")]
     said = int(index.labels[i]), int(index.heights[i]), int(index.widths[i])
-    if said != (datum.label, found.height, found.width):
+    if said != (datum.one_label, found.height, found.width):
         return ["the side file has another label or size than the record"]
     return []
 

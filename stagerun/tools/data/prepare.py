@@ -81,7 +81,8 @@ class PrepareWork:
         # What has changed on the disk since must not get a fresh digest that says it is right.
         if index is not None and digest != int(index.digests[position]):
             raise DataError("its bytes are not those that its digest was made of")
-        found = look(parse(record), False)
+        fields = parse(record)
+        found = look(fields, False)
         datum = caffe_pb2.Datum.FromString(record)
         notes: tuple[Note, ...] = ()
         if "JPEG" in found.kind and "CMYK" not in found.kind:
@@ -91,7 +92,7 @@ class PrepareWork:
             except DataError as error:
                 # A loader takes it as it is, so it stays: a progressive one without its last scans, for example.
                 notes = (Note(printable(key), "copied as it is", error.message),)
-        return Made(key, record, datum.label, look(datum, self.statistics is None), notes)
+        return Made(key, record, fields.one_label, look(datum, self.statistics is None), notes)
 
 
 def _signature(path: str) -> str:

@@ -48,28 +48,37 @@ def sweep(
     watch: Callable[[int, float, float], None],
 ) -> tuple[list[Point], str, str]:
     """The points, what it started from, and why it ended early, '' where it didn't. Collective. `plan` is asked on rank 0 alone, and
-    `watch` sees number, rate and smoothed loss there."""
+    `watch` sees number, rate and smoothed loss there. Iterations count from 0, also where a `solverstate` gives the weights, the history
+    and the place among the images."""
     found: list[tuple[PlannedStage, dict[str, bytes] | None]] = []
 
     def begin() -> list[int]:
         there = plan()
         found.append((there, _files(schedule, there, Path(out))))
-        return [there.position, there.skipped]
+        return [there.begins_at, there.stage.begins]
 
-    position, skipped = rank0(comm, begin)
+    begins_at, begins = rank0(comm, begin)
     start, files = (found[0][0].start, found[0][1]) if found else (None, None)
-    planned = PlannedStage(
-        stage=cut.stages[0], state=State.FRESH, iter=0, position=position, skipped=skipped, start=start
-    )
+    planned = PlannedStage(stage=cut.stages[0], state=State.FRESH, iter=0, position=begins_at, start=start)
     with closing(Images(cut, device)) as images:
         for _ in images.open(comm, world, stop):
             pass
         everyone(comm, images.preflight)
         run = StageRun(Worker(cut, out, comm, world, device, None, stop, images), Step(planned, 1, 0, files))
         smoothing = Smoothing()
-        first = make_knobs(schedule.stage(cut.stages[0].name).solver)(0)
+        first = make_knobs(schedule.stage(cut.stages[0].name).solver)(begins)
         ended = _sweep(run, asked, first, smoothing, watch)
-    return smoothing.points, start.name if start is not None else f"seed {cut.stages[0].solver.random_seed}", ended
+    return smoothing.points, _began(planned, begins), ended
+
+
+def _began(planned: PlannedStage, begins: int) -> str:
+    """What it started from, in words."""
+    solver = planned.stage.solver
+    if planned.start is not None:
+        return planned.start.name
+    if solver.solverstate is not None:
+        return f"{solver.solverstate}: weights, history and images of iteration {begins}"
+    return solver.start.file if solver.start is not None else f"seed {solver.random_seed}"
 
 
 def _files(schedule: Schedule, planned: PlannedStage, out: Path) -> dict[str, bytes] | None:

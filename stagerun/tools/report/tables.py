@@ -144,8 +144,7 @@ def stages_table(runs: Sequence[Run]) -> Table:
     at = next(i for i, (column, _) in enumerate(_STAGES) if column.key == "images_per_second")
     pushed = any(_staleness(stage) for run in runs for stage in run.history.stages)
     cells = (*_STAGES[:at], *(_SENT if compressed else ()), *(_STALE if pushed else ()), *_STAGES[at:])
-    cells = (*_with_mean_ap(runs, cells),)
-
+    cells = tuple(_with_mean_ap(runs, cells))
     rows = tuple(row(run, stage) for run in runs for stage in run.history.stages)
     note = (
         "train loss: mean over the last iterations, 100 at most; gain: top-1 against the stage it started from, in "

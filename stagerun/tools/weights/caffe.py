@@ -1,42 +1,44 @@
 """A snapshot in Caffe's formats: .caffemodel and .solverstate."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 import numpy as np
 from google.protobuf import text_format
 from torch import Tensor
 
-from stagerun.base.caffe_file import Numbers, layer_bytes, net_bytes, state_bytes
+from stagerun.base.caffe_file import Numbers, net_bytes, state_bytes
 from stagerun.base.errors import UsageError, listing
+from stagerun.base.net import statistics_factor
 from stagerun.base.recipe import Model, MomentumForm, Solver
+from stagerun.base.weights import COUNTER, FACTOR, MEAN, VARIANCE
 from stagerun.engine.codec import decode
-from stagerun.language.caffe_names import FACTOR, NAMED, Written, layers_of, learnable
+from stagerun.language.caffe_names import NAMED, Written, in_history, layers_of
 from stagerun.language.check_weights import CAFFES_TYPES
 from stagerun.language.proto import caffe_pb2
-from stagerun.plan.transfer import COUNTER
 from stagerun.train.caffe_state import history_slots
 from stagerun.train.progress import MOMENTUM
 from stagerun.train.stored import Stored
 
 
-def caffemodel(model: Model, weights: Mapping[str, Tensor], double: bool) -> bytes:
-    """A NetParameter: of a net all of its layers, else those with blobs. The statistics of a BatchNorm are written as they are, divided by 1.
-    UsageError where Caffe has no such net."""
+def caffemodel(model: Model, weights: Mapping[str, Tensor], double: bool, goes_on: bool = False) -> bytes:
+    """A NetParameter: of a net all of its layers, else those with blobs. The statistics of a BatchNorm are written as they are, divided by 1, or,
+    where Caffe `goes_on` training, as the sums that it has after as many passes. UsageError where Caffe has no such net."""
     layers, left = _layers(model), {name for name in weights if not name.endswith(COUNTER)}
     kind = np.float64 if double else np.float32
 
     def blobs(layer: Written) -> Iterator[Numbers]:
-        for name in layer.blobs:
-            if name == FACTOR:
-                yield np.ones(1, kind)
-            elif name in weights:
+        factor = _factor(layer, weights) if goes_on else 1.0
+        for name, shape in zip(layer.blobs, layer.shapes, strict=True):
+            if name.endswith(FACTOR):
+                yield np.full(1, factor, kind)
+            elif _has(weights, name):
                 left.discard(name)
-                yield _array(weights[name], kind)
+                values = weights[name]
+                if name.endswith((MEAN, VARIANCE)):
+                    values = values.double() * factor
+                yield _array(values, kind).reshape(shape or values.shape)
 
-    said = _said(model)
-    data = net_bytes(
-        model.name, [(said.get(one.name) or layer_bytes(one.name, one.type), list(blobs(one))) for one in layers]
-    )
+    data = net_bytes(model.name, list(zip(_said(model, layers), map(list, map(blobs, layers)), strict=True)))
     if left:
         raise UsageError(
             f"the net that `{model.name}` is published as has no blob for `{sorted(left)[0]}`",
@@ -54,12 +56,12 @@ def solverstate(stored: Stored, learned_net: str, double: bool) -> bytes:
     kind = np.float64 if double else np.float32
     history: list[Numbers] = []
     for slot in history_slots(solver):
-        for name in learnable(layers):
-            if name == FACTOR:
+        for name in in_history(layers):
+            if name.endswith(FACTOR):
                 history.append(np.zeros(1, kind))
             elif f"{slot}/{name}" in saved:
                 history.append(_array(saved[f"{slot}/{name}"], kind))
-            elif name in weights:  # running statistics, and what is frozen: Caffe has zeros for them
+            elif _has(weights, name):  # running statistics, and what is frozen: Caffe has zeros for them
                 history.append(np.zeros(tuple(weights[name]), kind))
     iter = stored.ref.iter
     passed = sum(step < iter for step in solver.stepvalue) if solver.lr_policy == "multistep" else 0
@@ -88,13 +90,34 @@ def _layers(model: Model) -> tuple[Written, ...]:
     return found
 
 
-def _said(model: Model) -> dict[str, bytes]:
-    """By their names the layers of a net in training, as its text has them, without blobs."""
-    if model.net is None:
-        return {}
-    net = text_format.Parse(model.net, caffe_pb2.NetParameter())
-    kept = [one for one in net.layer if not one.include or any(rule.phase == caffe_pb2.TRAIN for rule in one.include)]
-    return {one.name: one.SerializeToString(deterministic=True) for one in kept}
+def _said(model: Model, layers: Sequence[Written]) -> list[bytes]:
+    """The layers without blobs: of a net as its text has them in training, where several may have no name."""
+    text = text_format.Parse(model.net or "", caffe_pb2.NetParameter()).layer
+    kept: dict[tuple[str, str], list[caffe_pb2.LayerParameter]] = {}
+    for one in text:
+        if not one.include or any(rule.phase == caffe_pb2.TRAIN for rule in one.include):
+            kept.setdefault((one.name, one.type), []).append(one)
+    found = []
+    for layer in layers:
+        same = kept.get((layer.name, layer.type))
+        one = same.pop(0) if same else caffe_pb2.LayerParameter(name=layer.name, type=layer.type)
+        if layer.type == "BatchNorm":
+            one.batch_norm_param.moving_average_fraction = layer.fraction
+        found.append(one.SerializeToString(deterministic=True))
+    return found
+
+
+def _factor(layer: Written, weights: Mapping[str, Tensor]) -> float:
+    """What the statistics of a BatchNorm are divided by; Caffe has the fraction in 32 bits. 1 of another layer."""
+    counters = [name.removesuffix(FACTOR) + COUNTER for name in layer.blobs if name.endswith(FACTOR)]
+    return statistics_factor(float(np.float32(layer.fraction)), int(weights[counters[0]])) if counters else 1.0
+
+
+def _has(weights: Container[str], name: str) -> bool:
+    """A bias may be missing. ValueError for another one that is."""
+    if name not in weights and not name.endswith(".bias"):
+        raise ValueError(f"the network has no `{name}`")
+    return name in weights
 
 
 def _array(tensor: Tensor, kind: type[np.floating]) -> Numbers:

@@ -9,11 +9,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagerun.base.errors import StagerunError, UsageError
+from stagerun.base.errors import DataError, StagerunError, UsageError
 from stagerun.base.text import duration
 from stagerun.command.ending import show, tell
 from stagerun.command.options import argument, command, flag, option
 from stagerun.command.shared import Ema, ForwardBatch, Json, OwnThreads, TrustCode, Views
+from stagerun.store.layout import snapshots_folder
+from stagerun.system.image_folder import is_class_folder, small
+from stagerun.system.imports import import_of, is_there
 from stagerun.system.world import World, default_threads
 from stagerun.tools.weights.selection import SETS, Chosen, choose
 
@@ -151,8 +154,30 @@ def _evaluate(
             tell(
                 f"note: {stage} is evaluated as the schedule says now, not as in the run: {', '.join(changes)}; {SETS}"
             )
+    if options.data is None:
+        stored = _with_images(stored, folder)
     sets = 1 if options.data is not None else max(1, len(stored.stage.data.val))
     return [_on_set(stored, stage, number, options, device) for number in range(sets)]
+
+
+def _with_images(stored: "Stored", folder: Path) -> "Stored":
+    """Imports the validation sets that are folders of class folders, where their LMDBs are gone, or files have another time than in the
+    run. `folder`: of the snapshot. DataError for one that can't be used, or has no place."""
+    from stagerun.command.progress import Shown
+    from stagerun.data.importing.first_use import have
+
+    out, schedule = folder.resolve().parent.parent, stored.schedule
+    imports = dict(schedule.imports)
+    for path in (val.path for val in stored.stage.data.val if is_class_folder(val.path)):
+        made = imports[path] = import_of(small(path), schedule.data.scratch, out)
+        if is_there(made):
+            continue
+        if not made.in_scratch and snapshots_folder(out) != folder.resolve().parent:
+            text = f"{path}: a folder of class folders, which is not imported, and the snapshot is in no output folder"
+            raise DataError(text, f"`stagerun data import {path} LMDB`, then name it with --data")
+        with Shown("import") as shown:
+            have(path, made, schedule.data, lambda: False, lambda done: shown.progress(done.done, done.total)).close()
+    return replace(stored, schedule=replace(schedule, imports=imports))
 
 
 def _on_set(
@@ -189,7 +214,8 @@ def _on_set(
     if found.class_ap:
         return row, [line, *_precision(data, found.class_ap)]
     name = f"{stored.ref.name}-{vals[number].name}" if number else stored.ref.name
-    by_class, lines = _per_class(name, data, classes, answers, options.output)
+    lmdb = stored.schedule.lmdb(vals[number]) if vals else data
+    by_class, lines = _per_class(name, lmdb, classes, answers, options.output)
     return row | {"classes": by_class}, [line, *lines]
 
 

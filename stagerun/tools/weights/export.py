@@ -59,6 +59,8 @@ def export_for_caffe(folder: Path, options: ExportOptions) -> None:
     """Both files at once, whole or not at all each."""
     _require_for_caffe(options)
     paths = [Path(file) for file in (options.caffemodel, options.solverstate) if file is not None]
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise UsageError(f"--caffemodel and --solverstate are both {paths[0]}", "name two files")
     for path in paths:
         _require_free(path, options.force)
 

@@ -70,7 +70,7 @@ def for_caffe(
     pixels = pixels_of(stored.stage.solver.test_transform, model.channels, rgb)
     if pixels.turned:
         weights = for_rgb(weights, network)
-    files = [caffe.caffemodel(model, weights, double)]
+    files = [caffe.caffemodel(model, weights, double, goes_on=len(paths) > 1)]
     if len(paths) > 1:
         files.append(caffe.solverstate(stored, paths[0].name, double))
     lines = [f"input: {pixels.order}: (0..255 - {_list(pixels.means)}) * {_list(pixels.factors)}"]
@@ -127,6 +127,7 @@ def facts_of(stored: Stored, wanted: Wanted, side: int | None) -> dict[str, str]
         "input": _input(model, pixels, dtype) if side is None else _bytes(model, pixels.order, side),
         "before": _before(transform),
         "output": f"logits {dtype} [N, {model.num_classes}]",
+        **({"net": model.net} if model.net is not None else {}),
     }
 
 
@@ -168,12 +169,13 @@ def _before(transform: Transform) -> str:
 def loading(model: Model, wanted: Wanted) -> list[str]:
     """The lines of Python that make the network of the file."""
     if model.net is not None:
-        lines = [
-            "from pathlib import Path",
-            "from stagerun.language.net import net_of",
-            "from stagerun.models.net import build",
-            f"net = build(net_of(Path({model.name!r}).read_text(), {model.input_shape}))",
+        given = [
+            f"{name}={value!r}"
+            for name in ("moving_average_fraction", "eps")
+            if (value := getattr(model, name)) is not None
         ]
+        made = f"net = build({', '.join([f'net_of(text, {model.input_shape})', *given])})"
+        lines = [*_text_of_net(model, wanted), "from stagerun.models.net import build", made]
     elif model.name in TORCHVISION and in_torchvision(model).startswith("the weights"):
         network = in_torchvision(model).removeprefix("the weights are those of ")
         lines = [
@@ -197,6 +199,15 @@ def loading(model: Model, wanted: Wanted) -> list[str]:
     else:
         lines += ["from safetensors.torch import load_file", f"net.load_state_dict(load_file({wanted.file!r}))"]
     return [*lines, "net.eval()"]
+
+
+def _text_of_net(model: Model, wanted: Wanted) -> list[str]:
+    """The net as it was trained: from the metadata; a .pth has none, and the prototxt may be another one by now."""
+    lines = ["from stagerun.language.net import net_of"]
+    if wanted.format is Format.TORCH:
+        return ["from pathlib import Path", *lines, f"text = Path({model.name!r}).read_text()  # as it was then"]
+    read = f"text = safe_open({wanted.file!r}, 'pt').metadata()['net']"
+    return ["from safetensors import safe_open", *lines, read]
 
 
 def _foreign(model: Model) -> list[str]:

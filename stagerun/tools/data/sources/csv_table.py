@@ -8,7 +8,7 @@ import csv
 import io
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -32,13 +32,7 @@ def open_csv(path: str, options: SourceOptions) -> LabelledFiles:
     text = read_text(path)
     written = text.split("\n")
     mistakes = Mistakes(path)
-    rows: list[tuple[int, list[str]]] = []
-    reader = csv.reader(io.StringIO(text, newline=""))
-    begins = 1
-    for row in reader:
-        if any(cell.strip() for cell in row):
-            rows.append((begins, [cell.strip() for cell in row]))
-        begins = reader.line_num + 1
+    rows = _rows(text, written, mistakes)
     if len(rows) < 2:
         raise DataError(f"{path}: there are no images in it", _EXAMPLE)
     (first, header), *rows = rows
@@ -50,6 +44,8 @@ def open_csv(path: str, options: SourceOptions) -> LabelledFiles:
     if len(header) < 2 or is_image(header[0]):
         wrong(first, header[0], "the first line has to name the columns: the image, and its labels", _EXAMPLE)
         mistakes.stop()
+    if len(header) > 2:
+        _check_names(first, header, written[first - 1].rstrip("\r"), mistakes)
     read = _words if len(header) == 2 else _columns
     names: list[str] = []
     found: list[list[str]] = []
@@ -84,6 +80,36 @@ def open_csv(path: str, options: SourceOptions) -> LabelledFiles:
     flat = np.array([n for one in values for n in one], np.int32)
     none = np.zeros(len(names), np.int32)
     return LabelledFiles("csv", folder, classes, Names(names), none, values=flat, ends=ends)
+
+
+def _rows(text: str, written: Sequence[str], mistakes: Mistakes) -> list[tuple[int, list[str]]]:
+    """(line where it begins, cells) of each row that isn't empty. RecipeError for one whose quotes don't end: no row after it is known."""
+    rows: list[tuple[int, list[str]]] = []
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    begins = 1
+    try:
+        for row in reader:
+            if any(cell.strip() for cell in row):
+                rows.append((begins, [cell.strip() for cell in row]))
+            begins = reader.line_num + 1
+    except csv.Error as error:
+        line = written[begins - 1].rstrip("\r")
+        hint = 'a cell that begins with `"` has to end with one; inside it, write each `"` twice'
+        mistakes.add(begins, line, max(0, line.find('"')), f"the row that begins here can't be read: {error}", hint)
+        mistakes.stop()
+    return rows
+
+
+def _check_names(first: int, header: Sequence[str], line: str, mistakes: Mistakes) -> None:
+    """Of columns that are classes."""
+    for n, name in enumerate(header[1:], start=2):
+        if not name:
+            mistakes.add(first, line, 0, f"column {n} has no name", "name its class, or remove the column")
+        elif name in header[1 : n - 1]:
+            at = max(0, line.rfind(name))
+            mistakes.add(
+                first, line, at, f"two columns are named `{shown(name)}`", "each is a class: rename one of them"
+            )
 
 
 def _words(header: list[str], row: list[str], wrong: Wrong) -> list[str]:
