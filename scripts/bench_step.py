@@ -220,7 +220,7 @@ def settle(device: torch.device, ours: bool) -> None:
 
 
 def seconds(steps: Callable[[int], None], count: int, device: torch.device) -> tuple[float, float]:
-    """Of a step: on the clock, and of this process's processors, which other programs take little from."""
+    """The seconds of a step: on the clock, and on this process's processors, which other programs disturb little."""
     synchronize(device)
     started, used = time.perf_counter(), time.process_time()
     steps(count)

@@ -62,7 +62,7 @@ def parts(layer: Layer) -> tuple[str, ...]:
 
 
 def _own(net: CaffeNet) -> Iterator[tuple[Layer, dict[str, Blob]]]:
-    """Of each layer the blobs by part, but for those that it shares with a layer before: Caffe writes these each time."""
+    """The blobs of each layer by part, without those that it shares with a layer before: Caffe writes these each time."""
     seen: set[str] = set()
     for layer in net.layers:
         found: dict[str, Blob] = {}
@@ -79,7 +79,7 @@ def learnable(net: CaffeNet) -> tuple[str, ...]:
 
 
 def shapes(net: CaffeNet) -> dict[str, Shape]:
-    """Of each of the `tensors`."""
+    """The shape of each of the `tensors`."""
     found: dict[str, Shape] = {}
     for layer, named in _own(net):
         for part, blob in named.items():

@@ -50,7 +50,7 @@ def train_settings(
 def test_settings(
     readers: Sequence[ImageReader], wanted: Collection[str], content: Content, problems: Problems
 ) -> dict[str, Entry]:
-    """Of those of TEST. Without a transform of their own, images are taken as they are."""
+    """The transform of TEST's data layers. Without one of their own, images are taken as they are."""
     found: dict[str, Entry] = {}
     for reader in readers[:1]:
         if (batch := _batch(reader)) is not None:

@@ -226,7 +226,7 @@ class Nets:
         return replace(settings, entries={**settings.entries, "param": entry})
 
     def _shape(self, net: NetText | None, named: Entry, model: Block, stages: Sequence[Images]) -> Shape | None:
-        """Of the images of the first stage: by its crop, the net's Input, or the first record. None with a problem."""
+        """The shape of the first stage's images: by its crop, the net's Input, or the first record. None with a problem."""
         assert net is not None
         given = next((r.shape for phase in ("TRAIN", "TEST") for r in net.readers(phase) if r.shape is not None), None)
         stage = stages[0] if stages else Images(Block(SOLVER, model.place), None)

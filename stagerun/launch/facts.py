@@ -281,7 +281,7 @@ def image_facts(schedule: Schedule, troubles: list[Trouble]) -> list[Images]:
 
 
 def _glance(source: Source) -> Glance:
-    """Of class folders the names and sizes of their images, imported or not."""
+    """The names and sizes of the images in class folders, imported or not."""
     if not is_class_folder(source.path):
         return glance(source.path)
     listed = small(source.path)

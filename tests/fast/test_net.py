@@ -46,7 +46,7 @@ def test_parameters_and_multiply_adds_are_the_published_ones(text: str, paramete
 
 
 def windows(size: int, kernel: int, stride: int, pad: int, ceil: bool) -> int:
-    """Of a pooling, one after the other: Caffe's last window may reach beyond map and pad, but where there is a pad it starts before its end."""
+    """The windows of a pooling, one after the other: Caffe's last window may reach beyond map and pad, but where there is a pad it starts before its end."""
     count, start = 1, 0
     while start + kernel < size + 2 * pad if ceil else start + stride + kernel <= size + 2 * pad:
         start += stride

@@ -39,7 +39,7 @@ def test_hdf5() -> None:
 
 
 def test_a_net_says_what_hdf5_does_not() -> None:
-    """Of which kind a layer is, and by how much its statistics move."""
+    """The net says of which kind a layer is, and by how much its statistics move."""
     text = between(
         'layer { name: "b" type: "Bias" bottom: "data" top: "b" }',
         'layer { name: "bn" type: "BatchNorm" bottom: "b" top: "last" batch_norm_param { moving_average_fraction: 0.5 } }',

@@ -226,7 +226,7 @@ def test_running_statistics_are_caffes_three_accumulators_averaged_over_logical_
 @pytest.mark.parametrize(("passes", "per"), [(2, 3), (3, 2), (6, 1), (0, 1)])
 @pytest.mark.parametrize("fractions", [(0.8, 0.8), (0.0, 0.999), (1.0, 0.5)])
 def test_statistics_move_once_per_pass_as_caffes_do_with_iter_size(passes, per, fractions):
-    """Of `per` workers of Caffe's, which are averaged, each pass in its turn; 0: each device batch is a pass. No matter how many workers
+    """The statistics of `per` workers of Caffe's, which are averaged, each pass in its turn; 0: each device batch is a pass. No matter how many workers
     there are, the bits are the same with ELASTIC; the second layer has another fraction."""
 
     class Two(OneNorm):

@@ -167,7 +167,7 @@ def test_prelu(shape, shared):
 @examples(40)
 @given(SEEDS, st.sampled_from(Operation), st.integers(2, 4), st.booleans())
 def test_eltwise(seed, operation, count, weighted):
-    """Of equal numbers it counts which one Caffe takes for the largest."""
+    """It counts which of equal numbers Caffe takes for the largest."""
     rng = np.random.default_rng(seed)
     coeff = tuple(rng.standard_normal(count)) if weighted and operation is Operation.SUM else ()
     bottoms = [rng.integers(-2, 3, (2, 3, 2)).astype(float) for _ in range(count)]

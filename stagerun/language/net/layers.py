@@ -28,7 +28,7 @@ class Row:
 
 
 def images(given: Given) -> Made:
-    """Of Input and DummyData the shapes are written; of the others `resolve` knows the images'."""
+    """Input and DummyData say their shapes; `resolve` knows the images' of the others."""
     found: list[Dims | None] = [None] * given.tops
     for value in written_sizes(given.block):
         if isinstance(value.value, int) and value.value < 1:

@@ -192,7 +192,7 @@ def _fields(layer: Block) -> str:
 
 
 def _shapes(layer: Block) -> Iterator[str]:
-    """Of Input and DummyData, for one image."""
+    """The shapes that Input and DummyData say, for one image."""
     message = upgrade.SHAPED.get(type_of(layer))
     shapes = [" ".join(f"dim: {n}" for n in (1, *dims[1:])) for dims in upgrade.top_shapes(layer)] if message else []
     if shapes:

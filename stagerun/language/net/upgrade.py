@@ -60,7 +60,7 @@ def image_shapes(layer: Block) -> Iterator[tuple[int, int, int]]:
 
 
 def map_shapes(layer: Block) -> list[tuple[int, ...]]:
-    """Of an Input or DummyData layer, for one image; one for each top. Of labels, in Caffe with one to four axes, ()."""
+    """The shapes of an Input or DummyData layer, for one image; one for each top. () for labels, which have one to four axes in Caffe."""
     shapes = (dims[1:] for dims in top_shapes(layer))
     return [() if dims in ((1,), (1, 1), (1, 1, 1)) else dims for dims in shapes]
 
@@ -76,7 +76,7 @@ def written_sizes(layer: Block) -> Iterator[Value]:
 
 
 def top_shapes(layer: Block) -> list[tuple[int, ...]]:
-    """Of an Input or DummyData layer, with Caffe's first axis; one for each top."""
+    """The shapes of an Input or DummyData layer, with Caffe's first axis; one for each top."""
     view = View(layer)
     if (message := SHAPED.get(view.text("type") or "")) is None:
         return []

@@ -19,7 +19,7 @@ class Window:
 
     @property
     def extent(self) -> net.Pair:
-        """Of the kernel with its holes."""
+        """The size of the kernel with its holes."""
         (h, w), (dh, dw) = self.kernel, self.dilation
         return dh * (h - 1) + 1, dw * (w - 1) + 1
 

@@ -43,7 +43,7 @@ def _inner_product(s: net.InnerProduct, layer: Layer, x: Maps, w: Maps) -> Tenso
 
 
 def _pooling(s: net.Pooling, layer: Layer, x: Maps, w: Maps) -> Tensor:
-    """Of equal numbers the first is the largest. A mean is over the window with its padding, but for what lies beyond that."""
+    """The first of equal numbers is the largest. A mean is over the window with its padding, but for what lies beyond that."""
     maps, largest = x[0], s.method is Method.MAX
     size = (maps.shape[2], maps.shape[3])
     if s.kernel is None:
@@ -114,7 +114,7 @@ def _power(s: net.Power, layer: Layer, x: Maps, w: Maps) -> Tensor:
 
 
 def _dropout(s: net.Dropout, layer: Layer, x: Maps, w: Maps) -> Tensor:
-    """Of training: what is kept is divided by its share. Random numbers are torch's, which the engine seeds for each device batch."""
+    """In training, what is kept is divided by its share. Random numbers are torch's, which the engine seeds for each device batch."""
     return F.dropout(x[0], s.ratio)
 
 
@@ -127,7 +127,7 @@ def _slice(s: net.Slice, layer: Layer, x: Maps, w: Maps) -> Sequence[Tensor]:
 
 
 def _eltwise(s: net.Eltwise, layer: Layer, x: Maps, w: Maps) -> Tensor:
-    """Of two equal numbers the second bottom's is the largest, and those of later ones must be larger: so goes the gradient."""
+    """The gradient goes to the second of two equal bottoms; later ones must be larger."""
     if s.operation is Operation.PROD:
         return reduce(torch.mul, x)
     if s.operation is Operation.MAX:

@@ -82,7 +82,7 @@ class Network(nn.Module):
         self._plan(alone=True)
 
     def first_weights(self) -> list[str] | None:
-        """Of the convolutions that take the images; None where another layer does, or one in groups."""
+        """The weights of the convolutions that take the images; None where another layer does, or one in groups."""
         first = [step.layer for _, step in self._test[0] if IMAGES in step.takes]
         plain = all(isinstance(s := one.settings, Convolution) and s.group == 1 and not s.transposed for one in first)
         return [one.blobs[0].name for one in first] if plain else None

@@ -101,7 +101,7 @@ def _rows(text: str, written: Sequence[str], mistakes: Mistakes) -> list[tuple[i
 
 
 def _check_names(first: int, header: Sequence[str], line: str, mistakes: Mistakes) -> None:
-    """Of columns that are classes."""
+    """Every column that is a class has a name of its own."""
     for n, name in enumerate(header[1:], start=2):
         if not name:
             mistakes.add(first, line, 0, f"column {n} has no name", "name its class, or remove the column")
