@@ -188,7 +188,7 @@ def _net(
         return net
     near = folder.near(path)
     hint = (
-        f"the nearest there is is {near}"
+        f"the nearest there is is {near}; write its path as seen from the folder of the solver"
         if near
         else f"copy the net to {folder.meant(path)}; or `--root`, the folder in which Caffe is started and its paths begin; "
         "or `--no-nets`, which imports the solvers alone"
