@@ -43,7 +43,7 @@ def apart(determinism: Determinism, state: TrainState, solver: Solver, workers: 
 
 
 def meeting(state: TrainState, solver: Solver, workers: int, compressed: bool = False) -> int:
-    """For what is averaged in a synchronisation, beside what that iteration sends anyway; `compressed`: that is no weight that is trained.
+    """Bytes for what a synchronisation averages, beside what that iteration sends anyway; `compressed`: without the weights that are trained.
     What is frozen is not sent."""
     assert solver.sync is not None
     joined = weights(state) | (momentum(state) if solver.sync.momentum is SyncMomentum.AVERAGE else {})

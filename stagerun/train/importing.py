@@ -58,8 +58,8 @@ class Importer(Task):
 def imported_text(
     ranks: Sequence[tuple[str, Status, int, int]], elapsed: float, first: Mapping[int, int] = MappingProxyType({})
 ) -> str:
-    """`ranks`: (host, status, images done, images in all) of each rank, of which `first` were done before. The slowest that imports is
-    told of."""
+    """`ranks`: (host, status, images done, images in all) of each rank, of which `first` were done before. The text is about
+    the slowest one that imports."""
     working = [
         (done, total, host, done - first.get(n, 0))
         for n, (host, status, done, total) in enumerate(ranks)
@@ -135,7 +135,7 @@ class Importing:
         require_folders(self._schedule)
         for path in (self._schedule.sources[n].path for n in needed):
             if path not in self._schedule.imports:
-                text = f"{path}: is no folder of class folders on {host_name()}, and is one on another host"
+                text = f"{path} is not a folder of class folders on {host_name()}, and is one on another host"
                 raise DataError(text, "copy the same images to all hosts")
 
     def _notes(self, comm: Comm, hosts: Sequence[str], said: Sequence[str]) -> Generator[Note, None, None]:

@@ -13,7 +13,7 @@ IMAGES = 0
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`scale`: that which follows a BatchNorm, and is computed with it. `over`: the bottom is overwritten, since nothing else needs it.
+    """`scale`: the Scale that follows a BatchNorm, computed with it. `over`: the bottom is overwritten, since no other layer needs it.
     `ends`: maps that no later step takes."""
 
     layer: Layer

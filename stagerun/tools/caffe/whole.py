@@ -57,8 +57,8 @@ def inside(path: str, block: Block, stand_in: bool, found: Findings) -> CaffeNet
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The net of a stage as a file. `network`: its canonical form. `source`: the
-    file that it is a copy of, '' for one that was put together."""
+    """The net of a stage as a file. `network`: its canonical form. `source`: the file
+    that it is a copy of, '' for one that was put together."""
 
     name: str
     text: str
