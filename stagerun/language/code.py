@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
-from importlib.util import find_spec
 
 from stagerun.base.code import Code, Sources
 from stagerun.base.errors import Problems, Span, nearest
@@ -230,8 +229,9 @@ def version(package: str) -> str:
 
 
 def installed(package: str) -> bool:
-    """Whether a package can be found, which is not imported."""
+    """Whether a top-level package can be found, which is not imported. The files of a schedule that ran in this process are none."""
+    finders = [finder for finder in sys.meta_path if not getattr(finder, "of_schedule", False)]
     try:
-        return find_spec(package) is not None
+        return any(finder.find_spec(package, None) is not None for finder in finders)
     except (ImportError, ValueError):
         return False

@@ -256,9 +256,8 @@ def _mean(path: str, name: str, *changes: int) -> "tuple[NDArray[np.float32], st
     return np.ascontiguousarray(found.transpose(1, 2, 0), np.float32), hashlib.sha256(data).hexdigest()
 
 
-def data_of(weights: Weights, most: int, digest: str) -> bytes:
-    """The bytes of the tensors' file, those that have the `digest` (`digest_of`); '' is any. UsageError, DataError; a snapshot's are verified."""
-    found = find(weights)
+def data_of(found: Found, most: int, digest: str) -> bytes:
+    """The bytes of the tensors' file, those that have the `digest` (`digest_of`); '' is any. DataError; a snapshot's are verified."""
     if found.ref is not None and found.out is not None:
         data = read_file(LocalDisk(), found.out, found.ref.name, TENSORS, most)
     else:

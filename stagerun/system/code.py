@@ -123,6 +123,8 @@ class _Loader(SourceLoader):
 class _Local(MetaPathFinder):
     """Finds the files of one schedule before anything that is installed."""
 
+    of_schedule = True  # `language.code.installed` passes over it
+
     def __init__(self) -> None:
         self.sources = Sources()
         self.texts: dict[str, str] = {}

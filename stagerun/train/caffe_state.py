@@ -75,7 +75,7 @@ def remember(schedule: Schedule, stage: Stage, live: Mapping[str, Tensor]) -> No
     file = find(weights)
     assert file.state is not None
     state = read_state(file.state, weights.file, digest)
-    names = _order_of(data_of(weights, 0, digest), file.path, stage.model)
+    names = _order_of(data_of(file, 0, digest), file.path, stage.model)
     found: dict[str, Blob] = {}
     for at, slot in enumerate(history_slots(stage.solver)):
         for name, held in zip(names, state.history[at * len(names) :], strict=False):

@@ -87,7 +87,10 @@ def _lesson(model: Model, network: Shapes, file: Shapes, weights: Weights) -> tu
 
 def _read(weights: Weights, live: Mapping[str, Tensor], digest: str, model: Model) -> dict[str, Tensor]:
     most = 16 * sum(t.nbytes for t in live.values()) + 64_000_000
-    return tensors_in(data_of(weights, most, digest), weights.file, _net(model))
+    found = find(weights)
+    # A .solverstate is named, and the tensors are in the .caffemodel that it names.
+    name = found.path.name if weights.state else weights.file
+    return tensors_in(data_of(found, most, digest), name, _net(model))
 
 
 def _net(model: Model) -> Net | None:
