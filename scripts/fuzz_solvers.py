@@ -2,7 +2,8 @@
 
 The folders of solvers/ and tests/golden/spec are mutated: bytes flipped, lines and words deleted, doubled and transposed, numbers swapped
 and replaced by extreme ones, letters of other scripts put in, lines of other files, fields with values that may suit them. What loads is
-planned, rendered as text, JSON and CSV, and linted. A folder that takes more than 20 seconds, more than 2 GB, or meets an exception
+planned, rendered as text, JSON and CSV, and linted. A file that can be read is formatted: formatted again it stays as it is, and the folder's
+canonical form is the same. A folder that takes more than 20 seconds, more than 2 GB, or meets an exception
 other than RecipeError is named with its number, which `--first` makes again (`--show` prints its files). Exit code 1 then.
 """
 
@@ -21,16 +22,18 @@ from pathlib import Path
 import fuzz_children
 from google.protobuf.descriptor import FieldDescriptor
 
-from stagerun.base.errors import Problem, RecipeError
+from stagerun.base.errors import Problem, Problems, RecipeError
 from stagerun.base.snapshots import Inventory
-from stagerun.language import load
+from stagerun.language import canonical, load
+from stagerun.language.parse import parse
 from stagerun.language.proto import stagerun_pb2
 from stagerun.language.ranges import CHOICES
-from stagerun.language.tree import is_message
+from stagerun.language.tree import SCHEDULE, SOLVER, is_message
 from stagerun.plan import make_plan
 from stagerun.plan.render import csv_rows, render_json, render_text
 from stagerun.schedule import make_knobs
 from stagerun.schedule.image_size import crop_size
+from stagerun.tools.fmt.style import formatted
 from stagerun.tools.lint import lint, problems
 
 ROOT = Path(__file__).parent.parent
@@ -239,6 +242,7 @@ def tried(folder: Path, texts: Mapping[str, bytes]) -> str:
         path.unlink()
     for name, data in texts.items():
         (folder / name).write_bytes(data)
+    styled = {name: again for name, data in texts.items() if (again := restyled(name, data)) is not None}
     try:
         schedule = load(folder)
     except RecipeError as error:
@@ -247,6 +251,11 @@ def tried(folder: Path, texts: Mapping[str, bytes]) -> str:
             check_place(problem, folder)
         error.render()
         return "mistakes"
+    for name, data in styled.items():
+        (folder / name).write_bytes(data)
+    assert canonical(load(folder)) == canonical(schedule), "formatted, it is another schedule"
+    for name, data in texts.items():
+        (folder / name).write_bytes(data)
     plan = make_plan(schedule, Inventory())
     render_text(plan)
     json.loads(render_json(plan))
@@ -260,6 +269,17 @@ def tried(folder: Path, texts: Mapping[str, bytes]) -> str:
         check_place(finding, folder)
         finding.render()
     return "schedule"
+
+
+def restyled(name: str, data: bytes) -> bytes | None:
+    """The file as `stagerun fmt` writes it; None if it has mistakes."""
+    found = Problems()
+    parse(name, data, SCHEDULE if name == "schedule.prototxt" else SOLVER, found)
+    if found:
+        return None
+    once = formatted(data.decode())
+    assert formatted(once) == once, "formatted twice, it is another text"
+    return once.encode()
 
 
 def check_place(problem: Problem, folder: Path) -> None:

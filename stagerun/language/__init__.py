@@ -6,13 +6,14 @@ A field is a line in protos/stagerun.proto, with its range, and a row of `values
 
 from stagerun.language.code import Unreadable
 from stagerun.language.folders import look_at_folders, require_folders
-from stagerun.language.resolve import load, look_at_classes, read, stage_files
+from stagerun.language.resolve import files_in, load, look_at_classes, read, stage_files
 from stagerun.language.values import canonical, digest
 
 __all__ = [
     "Unreadable",
     "canonical",
     "digest",
+    "files_in",
     "load",
     "look_at_classes",
     "look_at_folders",

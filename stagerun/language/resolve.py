@@ -566,17 +566,22 @@ def _lesson(node: Node) -> Iterator[build.Fact]:
 # -- a folder -> recipe.Schedule: the only part that reads files
 
 
+def files_in(folder: str) -> dict[str, Text]:
+    """schedule.prototxt, and the files of the stages that it names: their bytes, or why they can't be read. RecipeError if the folder isn't
+    there."""
+    if not os.path.isdir(folder):
+        raise RecipeError([_no_folder(folder)])
+    first = _text(folder, SCHEDULE_FILE)
+    stages = () if isinstance(first, Unreadable) else stage_files(first)
+    return {SCHEDULE_FILE: first} | {name: _text(folder, name) for name in stages if name != SCHEDULE_FILE}
+
+
 def load(folder: str | Path, overrides: Sequence[str] = ()) -> recipe.Schedule:
     """The schedule in a folder, with the changes of `--set`. RecipeError with every mistake of every file, sorted by
     place; paths in it start with `folder` as it was given. Where `images` is not written, the LMDB's own count is read.
     """
     shown = os.path.normpath(folder)
-    if not os.path.isdir(shown):
-        raise RecipeError([_no_folder(shown)])
-    texts: dict[str, Text] = {SCHEDULE_FILE: _text(shown, SCHEDULE_FILE)}
-    first = texts[SCHEDULE_FILE]
-    if not isinstance(first, Unreadable):
-        texts |= {name: _text(shown, name) for name in stage_files(first) if name != SCHEDULE_FILE}
+    texts = files_in(shown)
     python = functools.partial(_text, shown)
     lists = functools.partial(_text, shown, most=labels.MOST)
     nets = Files(python, functools.partial(_found, shown), first_record, _content)

@@ -16,7 +16,7 @@ TRUNK = (
     "models", "comm", "engine", "launch", "train", "manual", "cli",
 )  # fmt: skip
 TOOLS = {
-    "bench", "caffe", "find_lr", "library", "new", "plan", "data", "diff", "explain", "lint", "preflight", "rehearse", "report", "retry", "show", "slurm", "status",
+    "bench", "caffe", "find_lr", "library", "new", "plan", "data", "diff", "explain", "fmt", "lint", "preflight", "rehearse", "report", "retry", "show", "slurm", "status",
     "topology", "verify_resume", "weights",
 }  # fmt: skip
 # (tool, what it imports of another tool), with the reason.

@@ -1,0 +1,1 @@
+"""`stagerun fmt DIR`: solver files in one style (`style`), in place (`command`)."""
