@@ -21,6 +21,7 @@ from stagerun.data.python_transform import PythonTransform
 from stagerun.data.records import Records, spread
 from stagerun.data.sampling import order_of
 from stagerun.data.stream import Batch
+from stagerun.language.nets import ignored_in
 from stagerun.schedule.image_size import at_largest, crop_size
 
 
@@ -54,6 +55,7 @@ def training_loader(
         bad=bad,
         side=side_at(solver, start) if solver.transform.crop_size_ramp else None,
         numbered=stage.data.train.labels is not None,
+        ignored=ignored_in(stage).train,
     )
 
 
@@ -69,6 +71,7 @@ def evaluation_loader(records: Records, stage: Stage, *, threads: int = 1, numbe
     Rectangles are those of batches of test_batch_size, whatever is asked for at a time: they are part of the result.
     """
     solver, channels, num_classes = stage.solver, stage.model.channels, stage.model.num_classes
+    ignored = ignored_in(stage).test
     if solver.test_transform.rectangular:
         return RectangularLoader(
             records,
@@ -78,6 +81,7 @@ def evaluation_loader(records: Records, stage: Stage, *, threads: int = 1, numbe
             num_classes=num_classes,
             threads=threads,
             numbered=numbered,
+            ignored=ignored,
         )
     return Loader(
         records,
@@ -87,6 +91,7 @@ def evaluation_loader(records: Records, stage: Stage, *, threads: int = 1, numbe
         num_classes=num_classes,
         threads=threads,
         numbered=numbered,
+        ignored=ignored,
     )
 
 
@@ -117,6 +122,7 @@ class RectangularLoader(Loader):
         num_classes: int,
         threads: int = 1,
         numbered: bool = False,
+        ignored: int | None = None,
     ) -> None:
         if records.index is None:
             raise DataError(
@@ -132,6 +138,7 @@ class RectangularLoader(Loader):
             num_classes=num_classes,
             threads=threads,
             numbered=numbered,
+            ignored=ignored,
         )
         assert transform_param.crop_size is not None  # `check` holds it
         self._side, self._batch_size = transform_param.crop_size, batch_size
@@ -225,6 +232,7 @@ class CropLoader(Loader):
         num_classes: int,
         threads: int = 1,
         numbered: bool = False,
+        ignored: int | None = None,
     ) -> None:
         if transform_param.crop_size is None:
             raise UsageError("the evaluation's transform has no crop_size: there is one view of an image", NO_CROP_HINT)
@@ -238,6 +246,7 @@ class CropLoader(Loader):
             num_classes=num_classes,
             threads=threads,
             numbered=numbered,
+            ignored=ignored,
         )
         self._side = transform_param.crop_size
 

@@ -10,7 +10,7 @@ from google.protobuf.descriptor import Descriptor
 
 from stagerun.base import recipe
 from stagerun.base.errors import Problems, RecipeError, Span
-from stagerun.base.net import Blob, Net
+from stagerun.base.net import ALL_COUNT, Blob, Ignored, Net, ignored
 from stagerun.language import net as language
 from stagerun.language import ranges
 from stagerun.language.code import MISSING, Reader, Unreadable
@@ -272,6 +272,14 @@ def of_model(model: recipe.Model) -> Net:
         return language.net_of(model.net, (channels, height, width))
     except RecipeError as error:
         raise ValueError("; ".join(problem.message for problem in error.problems[:3])) from error
+
+
+def ignored_in(stage: recipe.Stage) -> Ignored:
+    """The labels that count for nothing in a stage."""
+    model = stage.model
+    if model.net is None or "ignore_label" not in model.net:  # to read a large net takes a while
+        return ALL_COUNT
+    return ignored(of_model(model), own_loss=stage.solver.loss is not None)
 
 
 def _other(one: Net, two: Net) -> tuple[Blob, Blob] | None:
