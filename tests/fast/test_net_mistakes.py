@@ -42,6 +42,13 @@ LAYER = 'layer { name: "c" type: "TYPE" bottom: "data" top: "last"\n  INSIDE }'
             ["3:74 layer c: there is no filler `gabor`"],
         ),
         (
+            'num_output: 4 kernel_h: 3 kernel_w: 5 weight_filler { type: "bilinear" } bias_filler { type: "bilinear" }',
+            [
+                "3:84 layer c: `bilinear` fills maps of squares, and these weights are 4 x 3 x 3 x 5",
+                "3:117 layer c: `bilinear` fills maps of squares, and these weights are 4",
+            ],
+        ),
+        (
             "num_output: 1000000000 kernel_size: 3",
             [
                 "2:1 layer c: its weight has 27000000000 values, more than 2147483647",

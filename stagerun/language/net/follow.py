@@ -249,10 +249,10 @@ class _Walk:
             return made
         names = {"weight": ("filler", 1.0), "bias": ("bias_filler", 0.0)}
         blobs = tuple(
-            replace(blob, filler=filler_of(given, View(inside), *names[blob.name]))
-            if names[blob.name][0] in inside.entries
+            replace(blob, filler=filler_of(given, View(inside), field, blob.dims, value))
+            if field in inside.entries
             else blob
-            for blob in made.blobs
+            for blob, (field, value) in ((blob, names[blob.name]) for blob in made.blobs)
         )
         return replace(made, blobs=blobs)
 
