@@ -212,7 +212,7 @@ class Nets:
     def with_rules(self, settings: Block, model: Block | None) -> Block:
         """A stage's settings with the multipliers of its net as rules, after its own."""
         named = _named(model)
-        held = self.held.get(str(named.values[0].value)) if named is not None else None
+        held = self._held(named)
         if held is None or named is None or "param" in settings.doubtful:
             return settings
         text = self.text(named)
@@ -257,11 +257,34 @@ class Nets:
         """The crops of a stage leave the parameters their shapes."""
         for field in CROPS:
             for crop in _crops(settings, field):
-                found = self._net(named, (held.shape[0], crop, crop))
-                if found is not None and (other := _other(held.net, found)) is not None:
+                other = self._other(named, held, (crop, crop))
+                if other:
                     place = View(settings).inside(field).place("crop_size")
-                    message = f"layer parameter `{other[0].name}` is {_by(other[0].shape)} for images of {_by(held.shape[1:])}, and {_by(other[1].shape)} for {crop} x {crop}"
-                    self.problems.add(place, message, f"write `crop_size: {held.shape[1]}`")
+                    self.problems.add(place, other, f"write `crop_size: {held.shape[1]}`")
+
+    def check_teacher(self, own: Block | None, settings: Block, teacher: Block | None, who: str, place: Span) -> None:
+        """The images of a stage leave the parameters of its teacher's net their shapes. `own`, `teacher`: the networks of both."""
+        named, student = _named(teacher), self._held(_named(own))
+        held = self._held(named)
+        if named is None or held is None or held is student:  # of its own net the stage is told
+            return
+        sizes = [(crop, crop) for crop in _crops(settings, CROPS[0])] or [student.shape[1:]] * (student is not None)
+        for size in sizes:
+            other = self._other(named, held, size)
+            if other:
+                hint = f"train both with `crop_size: {held.shape[1]}`, or take a teacher that pools whole maps"
+                self.problems.add(place, f"{who} doesn't take its images: {other}", hint)
+
+    def _held(self, named: Entry | None) -> Held | None:
+        return self.held.get(str(named.values[0].value)) if named is not None else None
+
+    def _other(self, named: Entry, held: Held, size: tuple[int, int]) -> str:
+        """Which parameter of a net would have another shape for images of that size, in words; '' where none has, or it can't be told."""
+        found = self._net(named, (held.shape[0], *size))
+        if found is None or (other := _other(held.net, found)) is None:
+            return ""
+        one, two = other
+        return f"layer parameter `{one.name}` is {_by(one.shape)} for images of {_by(held.shape[1:])}, and {_by(two.shape)} for {_by(size)}"
 
 
 def of_model(model: recipe.Model) -> Net:

@@ -44,8 +44,8 @@ LAYER = 'layer { name: "c" type: "TYPE" bottom: "data" top: "last"\n  INSIDE }'
         (
             'num_output: 4 kernel_h: 3 kernel_w: 5 weight_filler { type: "bilinear" } bias_filler { type: "bilinear" }',
             [
-                "3:84 layer c: `bilinear` fills maps of squares, and these weights are 4 x 3 x 3 x 5",
-                "3:117 layer c: `bilinear` fills maps of squares, and these weights are 4",
+                "3:83 layer c: `bilinear` fills maps of squares, and these weights are 4 x 3 x 3 x 5",
+                "3:116 layer c: `bilinear` fills maps of squares, and these weights are 4",
             ],
         ),
         (
