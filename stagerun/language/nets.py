@@ -268,7 +268,9 @@ class Nets:
         held = self._held(named)
         if named is None or held is None or held is student:  # of its own net the stage is told
             return
-        sizes = [(crop, crop) for crop in _crops(settings, CROPS[0])] or [student.shape[1:]] * (student is not None)
+        sizes = [(crop, crop) for crop in _crops(settings, CROPS[0])]
+        if not sizes and student is not None:
+            sizes = [student.shape[1:]]
         for size in sizes:
             other = self._other(named, held, size)
             if other:

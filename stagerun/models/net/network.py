@@ -5,55 +5,16 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stagerun.base.net import BatchNorm, Blob, Convolution, Layer, Net, Shape
-from stagerun.models.layers import KeptStatistics
 from stagerun.models.net.fillers import fill
+from stagerun.models.net.held import Blobs, Statistics
 from stagerun.models.net.layers import LAYERS, relu_in_place
 from stagerun.models.net.steps import IMAGES, Step, Steps, steps_of
 
 # Where a parameter is, and the shape that it has in a layer which shares it (`share_mode: PERMISSIVE`), where that is another.
 Held = tuple[nn.Module, str, Shape | None]
-
-
-class Blobs(nn.Module):
-    """Holds the parameters of a layer. `scales_norm`: it is the Scale after a BatchNorm."""
-
-    scales_norm = False
-
-
-class Statistics(KeptStatistics):
-    """Those of a BatchNorm layer, and Intel's blobs where it has any. They begin at zero, as Caffe's do. `moving_average_passes` 0: every
-    device batch is a pass."""
-
-    moving_average_passes = 0
-
-    def __init__(self, features: int, fraction: float) -> None:
-        super().__init__(features, momentum=None, affine=False)
-        self.moving_average_fraction = fraction
-        self.running_var.zero_()
-        self.register_buffer("batch_mean", torch.zeros(features), persistent=False)
-        self.register_buffer("batch_var", torch.zeros(features), persistent=False)
-
-    def normalised(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, keep: bool) -> Tensor:
-        """By the statistics of the batch, which are kept if `keep`."""
-        if (
-            x.numel() == x.shape[1]
-        ):  # a single number per channel, which torch refuses: its variance is 0, and has no correction
-            if keep:
-                self.batch_mean.copy_(x.detach().flatten())
-                self.batch_var.zero_()
-            zero = (x - x).transpose(1, -1)
-            zero = zero if weight is None else zero * weight
-            return (zero if bias is None else zero + bias).transpose(1, -1)
-        if keep:
-            return F.batch_norm(x, self.batch_mean, self.batch_var, weight, bias, True, 1.0, eps)
-        return F.batch_norm(x, None, None, weight, bias, True, 0.0, eps)
-
-    def normalised_globally(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-        return F.batch_norm(x, self.running_mean, self.running_var, weight, bias, False, 0.0, eps)
 
 
 # The calls of a pass, and the numbers of the logits and of what each loss takes.
@@ -81,6 +42,7 @@ class Network(nn.Module):
     def __init__(self, net: Net) -> None:
         super().__init__()
         self._net, self._paths = net, _paths(net)
+        self.register_state_dict_post_hook(_with_own_names)
         for one in (net.train, net.test):
             for layer in one.layers:
                 self._hold(layer)
@@ -133,12 +95,6 @@ class Network(nn.Module):
     def _named_members(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
         for name, member in super()._named_members(*args, **kwargs):
             yield name if "." in name else f".{name}", member  # of a layer without a name
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        found = super().state_dict(*args, **kwargs)
-        paths = _prefixed(self._paths, kwargs.get("prefix", args[1] if len(args) > 1 else ""))
-        _rename(found, {path: name for name, path in paths.items()})
-        return found
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         _rename(state_dict, _prefixed(self._paths, prefix))
@@ -253,7 +209,7 @@ def _paths(net: Net) -> dict[str, str]:
     ours have a use for, or below another layer's tensor."""
     layers = [layer for one in (net.train, net.test) for layer in one.layers]
     tensors = {blob.name for layer in layers for blob in layer.blobs}
-    names = dict.fromkeys([*(name.rpartition(".")[0] for name in tensors), *(layer.name for layer in layers)])
+    names = dict.fromkeys(one.name for one in layers if one.blobs or isinstance(one.settings, BatchNorm))
     return {name: f"{_ESCAPED}{n}" for n, name in enumerate(names) if not _fits(name, tensors)}
 
 
@@ -268,9 +224,12 @@ def _fits(name: str, tensors: set[str]) -> bool:
 @cache
 def _used() -> tuple[frozenset[str], frozenset[str]]:
     """What names mean in the network, and in a layer."""
-    return frozenset(dir(Network)) | set(dir(nn.Module())) | Network.__annotations__.keys(), frozenset(
-        (*dir(Blobs()), *dir(Statistics(1, 0.0)))
-    )
+    network = {*dir(Network), *dir(nn.Module()), *Network.__annotations__}
+    return frozenset(network), frozenset((*dir(Blobs()), *dir(Statistics(1, 0.0))))
+
+
+def _with_own_names(network: Network, state: dict[str, Any], prefix: str, metadata: Mapping[str, Any]) -> None:
+    _rename(state, {path: name for name, path in _prefixed(network._paths, prefix).items()})
 
 
 def _prefixed(paths: Mapping[str, str], prefix: str) -> dict[str, str]:
