@@ -11,7 +11,7 @@ from stagerun.base.errors import DataError, UsageError
 from stagerun.base.recipe import Schedule, Solver, Source
 from stagerun.comm import SoloComm
 from stagerun.data.loader import Loader
-from stagerun.data.loaders import CROPS, CropLoader, evaluation_loader
+from stagerun.data.loaders import CROPS, CropLoader, evaluation_loader, of_evaluations
 from stagerun.data.records import LmdbSource, Records
 from stagerun.engine.evaluate import Averaged, Score, Views, answers
 from stagerun.engine.evaluate import score as score_of
@@ -174,20 +174,11 @@ def _has_labels(stored: Stored, wanted: Wanted) -> bool:
 
 
 def _loader(stored: Stored, records: Records, wanted: Wanted, device: torch.device) -> Loader:
-    model, solver = stored.stage.model, stored.stage.solver
+    stage, numbered = stored.stage, _has_labels(stored, wanted)
     threads = default_loader_threads(device.type, torch.get_num_threads())
-    numbered = _has_labels(stored, wanted)
     if wanted.views is Views.TEN_CROP:
-        return CropLoader(
-            records,
-            solver.test_transform,
-            channels=model.channels,
-            num_classes=model.num_classes,
-            threads=threads,
-            numbered=numbered,
-            ignored=ignored_in(stored.stage).test,
-        )
-    return evaluation_loader(records, stored.stage, threads=threads, numbered=numbered)
+        return CropLoader(records, stage.solver.test_transform, **of_evaluations(stage, threads, numbered))
+    return evaluation_loader(records, stage, threads=threads, numbered=numbered)
 
 
 def _records(stored: Stored, wanted: Wanted) -> LmdbSource:

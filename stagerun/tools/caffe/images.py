@@ -7,16 +7,14 @@ from dataclasses import dataclass, replace
 
 from stagerun.base.errors import Span
 from stagerun.language.net.upgrade import top_shapes
-from stagerun.language.net_layers import channel_means
-from stagerun.language.tree import Block, Entry, quoted
+from stagerun.language.net_layers import DATA, channel_means, says_nothing
+from stagerun.language.tree import Block, quoted
 from stagerun.language.view import View
 from stagerun.tools.caffe.disk import CaffeFolder
 from stagerun.tools.caffe.lines import Line, copied, message
 from stagerun.tools.caffe.net import of_type, text_of
 from stagerun.tools.caffe.text import Findings
 
-# What reads images, and the message with its settings.
-SOURCES = {"Data": "data_param", "ImageData": "image_data_param"}
 # What reads something else, or nothing.
 OTHERS = ("AnnotatedData", "DummyData", "HDF5Data", "Input", "MemoryData", "Python", "VideoData", "WindowData")
 # Fields of a data layer's settings and of its transform that stagerun has no word for.
@@ -63,7 +61,7 @@ class Images:
 
 def images_of(layers: Sequence[Block], phase: str, found: Findings, mean_file: MeanFile) -> Images | None:
     """The images of a net in one phase; None, and a mistake in training, if no layer reads any."""
-    readers = list(of_type(layers, *SOURCES))
+    readers = list(of_type(layers, *DATA))
     made_up = [] if readers else list(of_type(layers, "DummyData"))
     if made_up and (shapes := top_shapes(made_up[0])):
         return _made_up(made_up[0], shapes[0])
@@ -92,16 +90,16 @@ def _made_up(layer: Block, shape: Sequence[int]) -> Images:
 
 def _images(layer: Block, phase: str, found: Findings, mean_file: MeanFile) -> Images:
     kind = text_of(layer, "type")
-    settings = View(layer).inside(SOURCES[kind])
+    settings = View(layer).inside(DATA[kind])
     moved = View(layer).inside("transform_param")
     for view in (settings, moved):
         _note_fields(view.block, found)
     if not settings.has("source"):
         example = 'source: "/path/to/lmdb"'
-        found.mistakes.add(layer.place, f"the layer has no `source` in `{SOURCES[kind]}`", f"write `{example}`")
+        found.mistakes.add(layer.place, f"the layer has no `source` in `{DATA[kind]}`", f"write `{example}`")
     batch = settings.whole("batch_size") if settings.has("batch_size") or kind == "ImageData" else None
     if batch is None:
-        found.mistakes.add(layer.place, f"the layer has no `batch_size` in `{SOURCES[kind]}`", "write `batch_size: 32`")
+        found.mistakes.add(layer.place, f"the layer has no `batch_size` in `{DATA[kind]}`", "write `batch_size: 32`")
     backend = settings.block.entries.get("backend")
     if kind == "Data" and settings.text("backend") == "LEVELDB":
         place = backend.place if backend else layer.place
@@ -128,14 +126,8 @@ def _note_fields(block: Block, found: Findings) -> None:
     for name, entry in block.entries.items():
         if name in IDLE:
             found.idle[name] = IDLE[name]
-        elif name in NOT_CARRIED and not _nothing(entry):
+        elif name in NOT_CARRIED and not says_nothing(entry):
             found.leave(entry.place, name, *NOT_CARRIED[name])
-
-
-def _nothing(entry: Entry) -> bool:
-    """Whether a field is written with a value that does nothing."""
-    values = [v.value for v in entry.values]
-    return bool(values) and not isinstance(values[0], Block) and all(v in (0, False) for v in values)
 
 
 def _note_list(settings: View, source: str, found: Findings) -> None:
