@@ -2,12 +2,12 @@
 
 import posixpath
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from stagerun.base.errors import Span
 from stagerun.language.net.upgrade import top_shapes
-from stagerun.language.net_layers import DATA, channel_means, says_nothing
+from stagerun.language.net_layers import DATA, Content, channel_means, says_nothing
 from stagerun.language.tree import Block, quoted
 from stagerun.language.view import View
 from stagerun.tools.caffe.disk import CaffeFolder
@@ -38,10 +38,6 @@ IDLE = {
 }
 ILSVRC12 = {"train": 1281167, "val": 50000}
 
-MeanFile = Callable[
-    [str], tuple[str, bytes] | None
-]  # absolute path and bytes of a mean image by its path, None if it is not there
-
 
 @dataclass(frozen=True, slots=True)
 class Images:
@@ -59,7 +55,7 @@ class Images:
     transform: tuple[Line, ...]
 
 
-def images_of(layers: Sequence[Block], phase: str, found: Findings, mean_file: MeanFile) -> Images | None:
+def images_of(layers: Sequence[Block], phase: str, found: Findings, mean_file: Content) -> Images | None:
     """The images of a net in one phase; None, and a mistake in training, if no layer reads any."""
     readers = list(of_type(layers, *DATA))
     made_up = [] if readers else list(of_type(layers, "DummyData"))
@@ -88,7 +84,7 @@ def _made_up(layer: Block, shape: Sequence[int]) -> Images:
     return Images(layer, "", place, shape[0], place, True, False, channels, crop)
 
 
-def _images(layer: Block, phase: str, found: Findings, mean_file: MeanFile) -> Images:
+def _images(layer: Block, phase: str, found: Findings, mean_file: Content) -> Images:
     kind = text_of(layer, "type")
     settings = View(layer).inside(DATA[kind])
     moved = View(layer).inside("transform_param")
@@ -152,7 +148,7 @@ def _lmdb_of(source: str) -> str:
 
 
 def transform(
-    settings: View, moved: View, phase: str, found: Findings, mean_file: MeanFile
+    settings: View, moved: View, phase: str, found: Findings, mean_file: Content
 ) -> tuple[tuple[Line, ...], int | None]:
     """The inside of transform_param, or of test_transform_param, and the channels that it implies.
 
@@ -195,7 +191,7 @@ def _crop(crop: View, moved: View, found: Findings) -> list[Line]:
     return []
 
 
-def _mean(where: View, moved: View, found: Findings, mean_file: MeanFile) -> tuple[list[Line], int | None]:
+def _mean(where: View, moved: View, found: Findings, mean_file: Content) -> tuple[list[Line], int | None]:
     if moved.numbers("mean_value"):
         entry = moved.block.entries["mean_value"]
         three = len(entry.values) == 3
