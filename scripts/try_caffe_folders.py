@@ -67,8 +67,6 @@ def tried(solver: Path, top: Path, made: Path, step: bool) -> tuple[str, bool]:
         return f"import: {code}: {'; '.join(one.replace(str(top) + '/', '') for one in wrong) or said[-300:]}", False
     stage = next(file.stem for file in sorted(out.glob("*.prototxt")) if "# From " in file.read_text())
     given = [f"{stage}.{change}" for change in STEP]
-    if "warmup_iter:" in (out / f"{stage}.prototxt").read_text():  # no longer than the one update
-        given.append(f"{stage}.warmup_iter=1")
     if '"?"' in (text := (out / "schedule.prototxt").read_text()):  # DummyData
         lmdb = str(images(made / "made-up", 256, 3))
         given += [f'data.train.source="{lmdb}"', *([f'data.val.source="{lmdb}"'] if text.count('"?"') > 1 else [])]

@@ -5,6 +5,7 @@ images as axis 0, and is not negative. Pairs are (height, width).
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -302,3 +303,56 @@ class Net:
     train: Pass
     test: Pass
     text: str = ""
+
+
+def trained_losses(one: Pass) -> tuple[SoftmaxWithLoss, ...]:
+    """Those that count, in order."""
+    losses = (layer.settings for layer in one.layers if isinstance(layer.settings, SoftmaxWithLoss))
+    return tuple(loss for loss in losses if loss.loss_weight)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ignored:
+    """The label whose images count for nothing, which may be no class: in training, in the loss of an evaluation, in its top-1 and top-5. None:
+    all count. `of_all`: the loss of an evaluation is divided by the number of all images."""
+
+    train: int | None = None
+    loss: int | None = None
+    accuracy: int | None = None
+    of_all: bool = False
+
+    @property
+    def test(self) -> int | None:
+        """That of images which count for nothing in a whole evaluation."""
+        return self.loss if self.loss == self.accuracy else None
+
+
+ALL_COUNT = Ignored()
+
+
+def ignored(net: Net, own_loss: bool = False) -> Ignored:
+    """What the `ignore_label` of a net's layers mean together; `own_loss`: the stage has a loss in place of theirs. A label is ignored in training if every
+    loss ignores it. Where an evaluation has no loss, or no Accuracy, what the other ignores."""
+    accuracies, losses = _judging(net.test, Accuracy), _judging(net.test, SoftmaxWithLoss)
+    label = _label(accuracies or losses)
+    if own_loss:
+        return Ignored(accuracy=_label(accuracies))
+    by_batch = (Normalization.FULL, Normalization.BATCH_SIZE)
+    return Ignored(
+        train=_label(trained_losses(net.train)),
+        loss=_label(losses) if losses else label,
+        accuracy=label,
+        of_all=any(loss.normalization in by_batch for loss in losses),  # type: ignore[union-attr]
+    )
+
+
+def _judging(one: Pass, kind: type[Accuracy] | type[SoftmaxWithLoss]) -> list[Accuracy | SoftmaxWithLoss]:
+    """The layers of a kind that take the logits; all, if none does."""
+    layers = [layer for layer in one.layers if isinstance(layer.settings, kind)]
+    own = [layer for layer in layers if layer.bottoms[0] == one.logits]
+    return [layer.settings for layer in own or layers]  # type: ignore[misc]
+
+
+def _label(layers: Sequence[Accuracy | SoftmaxWithLoss]) -> int | None:
+    found = {layer.ignore_label for layer in layers}
+    return found.pop() if len(found) == 1 else None

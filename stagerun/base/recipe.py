@@ -518,6 +518,7 @@ class Solver:
     regularization_type: str = "L2"
     local_lr_auto: bool = False
     local_gw_ratio: float = 0.001
+    local_lr_passes: int = 1
     ema_decay: float | None = None
     ema_interval: int = 1
     momentum_form: MomentumForm = MomentumForm.CAFFE

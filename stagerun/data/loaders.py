@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from stagerun.data.python_transform import PythonTransform
 from stagerun.data.records import Records, spread
 from stagerun.data.sampling import order_of
 from stagerun.data.stream import Batch
+from stagerun.language.nets import ignored_in
 from stagerun.schedule.image_size import at_largest, crop_size
 
 
@@ -54,6 +56,7 @@ def training_loader(
         bad=bad,
         side=side_at(solver, start) if solver.transform.crop_size_ramp else None,
         numbered=stage.data.train.labels is not None,
+        ignored=ignored_in(stage).train,
     )
 
 
@@ -68,26 +71,22 @@ def evaluation_loader(records: Records, stage: Stage, *, threads: int = 1, numbe
 
     Rectangles are those of batches of test_batch_size, whatever is asked for at a time: they are part of the result.
     """
-    solver, channels, num_classes = stage.solver, stage.model.channels, stage.model.num_classes
+    solver, settings = stage.solver, of_evaluations(stage, threads, numbered)
     if solver.test_transform.rectangular:
-        return RectangularLoader(
-            records,
-            solver.test_transform,
-            batch_size=solver.test_batch_size,
-            channels=channels,
-            num_classes=num_classes,
-            threads=threads,
-            numbered=numbered,
-        )
-    return Loader(
-        records,
-        solver.test_transform,
-        train=False,
-        channels=channels,
-        num_classes=num_classes,
-        threads=threads,
-        numbered=numbered,
-    )
+        return RectangularLoader(records, solver.test_transform, batch_size=solver.test_batch_size, **settings)
+    return Loader(records, solver.test_transform, train=False, **settings)
+
+
+def of_evaluations(stage: Stage, threads: int, numbered: bool) -> dict[str, Any]:
+    """The settings of a Loader that all evaluations of a stage have."""
+    model = stage.model
+    return {
+        "channels": model.channels,
+        "num_classes": model.num_classes,
+        "threads": threads,
+        "numbered": numbered,
+        "ignored": ignored_in(stage).test,
+    }
 
 
 # -- Rectangular validation: images of like shape go through the network together, less of each cut off.
@@ -113,26 +112,16 @@ class RectangularLoader(Loader):
         transform_param: Transform,
         *,
         batch_size: int,
-        channels: int,
-        num_classes: int,
-        threads: int = 1,
-        numbered: bool = False,
+        **settings: Any,
     ) -> None:
+        """`settings`: those of a Loader, as for CropLoader."""
         if records.index is None:
             raise DataError(
                 f"{records.name}: rectangular evaluation needs the sizes of the images, and there is no side file",
                 f"make it with `stagerun data index {records.name}`",
             )
         # The whole resized image; the crop is the batch's.
-        super().__init__(
-            records,
-            replace(transform_param, crop_size=None),
-            train=False,
-            channels=channels,
-            num_classes=num_classes,
-            threads=threads,
-            numbered=numbered,
-        )
+        super().__init__(records, replace(transform_param, crop_size=None), train=False, **settings)
         assert transform_param.crop_size is not None  # `check` holds it
         self._side, self._batch_size = transform_param.crop_size, batch_size
         ratios = _ratios(records.name, records.index)
@@ -220,25 +209,13 @@ class CropLoader(Loader):
         self,
         records: Records,
         transform_param: Transform,
-        *,
-        channels: int,
-        num_classes: int,
-        threads: int = 1,
-        numbered: bool = False,
+        **settings: Any,
     ) -> None:
         if transform_param.crop_size is None:
             raise UsageError("the evaluation's transform has no crop_size: there is one view of an image", NO_CROP_HINT)
         if transform_param.rectangular:
             raise UsageError("the evaluation's transform is `rectangular`: its crops have no corners", NO_CROP_HINT)
-        super().__init__(
-            records,
-            transform_param,
-            train=False,
-            channels=channels,
-            num_classes=num_classes,
-            threads=threads,
-            numbered=numbered,
-        )
+        super().__init__(records, transform_param, train=False, **settings)
         self._side = transform_param.crop_size
 
     def plan(self, position: int, count: int) -> Job:

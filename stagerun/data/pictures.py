@@ -131,10 +131,12 @@ class Pictures:
         memory: Decoded | None = None,
         tier: str | None = None,
         numbered: bool = False,
+        ignored: int | None = None,
     ) -> None:
-        """`numbered`: a record's number stands for its label, and what it says itself isn't looked at."""
+        """`numbered`: a record's number stands for its label, and what it says itself isn't looked at. `ignored`: a label that counts for
+        nothing, and need be no class."""
         self.records, self.channels = records, channels
-        self._numbered = numbered
+        self._numbered, self._ignored = numbered, ignored
         self._transform, self._num_classes = transform_param, num_classes
         self._memory = memory
         # A JPEG that AUTO decodes at a reduced scale has other pixels than one that is reduced from its full size. So this
@@ -165,7 +167,8 @@ class Pictures:
             raise Undecodable(f"{self.place(i)}: {error.message}", error.hint) from None
         label = i if self._numbered else fields.label
         try:
-            if not self._numbered:
+            # An ignored label may be -1, by which a Datum says that it has several.
+            if not self._numbered and (label != self._ignored or (fields.several and fields.floats)):
                 if fields.several:
                     raise DataError(
                         "the Datum has several labels, or none, in float_data",

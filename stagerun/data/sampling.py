@@ -8,6 +8,7 @@ from stagerun.base.recipe import Sampling, Schedule, Stage
 from stagerun.base.shares import shares, weights_of
 from stagerun.base.text import count, first
 from stagerun.data.records import Records
+from stagerun.language.nets import ignored_in
 
 
 def order_of(records: Records, schedule: Schedule, stage: Stage) -> Order:
@@ -22,6 +23,9 @@ def order_of(records: Records, schedule: Schedule, stage: Stage) -> Order:
             f"make it with `stagerun data index {records.name}`",
         )
     labels, classes = records.index.labels, stage.model.num_classes
+    ignored = ignored_in(stage).train
+    if ignored is not None:  # such an image is of no class
+        labels = np.where(labels == ignored, -1, labels)
     if int(labels.max(initial=-1)) >= classes:
         raise DataError(
             f"{records.name}: has label {labels.max()}, and `num_classes` is {classes}", "see `stagerun data verify`"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from stagerun.base.net import ALL_COUNT, Ignored
 from stagerun.base.recipe import Precision
 from stagerun.comm import Comm
 from stagerun.engine import ranking
@@ -49,7 +50,7 @@ class Averaged(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Shares 0..1 of the images whose label is the first, one of the first five answers; mean loss."""
+    """Shares 0..1 of the images that count, whose label is the first, one of the first five answers; mean loss."""
 
     images: int
     top1: float
@@ -71,9 +72,10 @@ def evaluate(
     comm: Comm,
     stop: Callable[[], bool],
     loss: EvaluationLoss = cross_entropy,
+    ignored: Ignored = ALL_COUNT,
 ) -> Score | None:
     """The Score of a network; as `score`."""
-    return score(answers(model, normalise, precision), batches, num_batches, normalise, comm, stop, loss)
+    return score(answers(model, normalise, precision), batches, num_batches, normalise, comm, stop, loss, ignored)
 
 
 def answers(model: nn.Module, normalise: Normalise, precision: Precision) -> Callable[[Batch], Tensor]:
@@ -102,6 +104,7 @@ def score(
     comm: Comm,
     stop: Callable[[], bool],
     loss: EvaluationLoss = cross_entropy,
+    ignored: Ignored = ALL_COUNT,
 ) -> Score | None:
     """The Score of what answers a batch with [N, classes], logits or logarithms of probabilities. Collective.
 
@@ -111,7 +114,7 @@ def score(
     neither the cut nor the sum depends on how many ranks there are. None when a rank is asked to stop on the way.
     """
     kept: list[tuple[int, Tensor, Tensor]] = []
-    table = torch.zeros(num_batches + 1, 5, dtype=torch.float64, device=normalise.device)
+    table = torch.zeros(num_batches + 1, 7, dtype=torch.float64, device=normalise.device)
     for number, batch in batches:
         if stop():
             table[-1, 0] = 1
@@ -120,18 +123,31 @@ def score(
         if labels.ndim == 2:
             kept.append((number, logits.double(), labels.double()))
             table[number, 4] = labels.shape[1]
-        right = _right(best_of(logits), labels)
         table[number, 0] = len(labels)
+        counted = _counted(logits, labels, ignored.accuracy)
+        right = _right(best_of(counted[0]), counted[1])
         table[number, 1] = right[:, 0].sum()
         table[number, 2] = right.any(dim=1).sum()
-        table[number, 3] = loss(logits, labels).double().sum()
+        table[number, 5] = len(right)
+        counted = _counted(logits, labels, ignored.loss)
+        table[number, 3] = loss(*counted).double().sum()
+        table[number, 6] = len(labels if ignored.of_all else counted[1])
     comm.all_reduce(table)()
     rows = table.tolist()
     if rows.pop()[0]:
         return None
-    images, top1, top5, total, _ = (sum(column) for column in zip(*rows, strict=True))
+    _, top1, top5, total, _, images, divisor = (sum(column) for column in zip(*rows, strict=True))
     ranks = _ranked(kept, [int(row[0]) for row in rows], int(rows[0][4]), normalise.device, comm)
-    return Score(int(images), top1 / images, top5 / images, total / images, ranks)
+    each = max(images, 1)  # as Caffe: of no image at all, all are 0
+    return Score(int(images), top1 / each, top5 / each, total / max(divisor, 1), ranks)
+
+
+def _counted(logits: Tensor, labels: Tensor, ignored: int | None) -> tuple[Tensor, Tensor]:
+    """Those of the images that count."""
+    if ignored is None or labels.ndim == 2:
+        return logits, labels
+    counts = labels != ignored
+    return logits[counts], labels[counts]
 
 
 def _right(answers: Tensor, labels: Tensor) -> Tensor:

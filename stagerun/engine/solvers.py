@@ -104,7 +104,7 @@ class SGD(WeightUpdate):
     TORCH   V = m*V + h      w -= r*V
 
     `sgd_solver.cpp`. With local_lr_auto (GetLocalRate there, fused path) r is lr * q with q = local_gw_ratio * |w| /
-    (|g| + weight_decay*|w|), where decay_mult has no say, and 1 where |w| or |g| is 0; lr_mult is replaced by it.
+    (local_lr_passes*|g| + weight_decay*|w|), where decay_mult has no say, and 1 where |w| or |g| is 0; lr_mult is replaced by it.
     """
 
     def _move(self, group: Group, g: Tensors, rate: float, decay: float, knobs: Knobs) -> None:
@@ -129,7 +129,8 @@ class SGD(WeightUpdate):
         if not self.settings.local_lr_auto:
             return rate, None
         w, gradient = lengths(group.w), lengths(g)
-        ratio = self.settings.local_gw_ratio * w / (gradient + knobs.weight_decay * w)
+        passes = self.settings.local_lr_passes
+        ratio = self.settings.local_gw_ratio * w / (passes * gradient + knobs.weight_decay * w)
         return knobs.lr, where_both(w, gradient, ratio)
 
 

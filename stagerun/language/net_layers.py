@@ -15,7 +15,7 @@ from stagerun.language.view import View
 # The absolute path and the bytes of the file that a path of Caffe's names; None if it is not there.
 Content = Callable[[str], tuple[str, bytes] | None]
 
-# The layers that read images, and the message with their settings.
+# The layers that read images from disk, and the message with their settings.
 DATA = {"Data": "data_param", "ImageData": "image_data_param"}
 TRANSFORM: Descriptor = SOLVER.fields_by_name["transform_param"].message_type
 # Fields of Caffe's transform_param: those that mean the same here, and those that change nothing here.
@@ -82,7 +82,7 @@ def _transform(field: str, reader: ImageReader, content: Content, problems: Prob
     for name, entry in said.entries.items():
         if field == "test_transform_param" and name in _DRAWN:
             continue
-        if name in _SAME and not _nothing(entry):
+        if name in _SAME and not says_nothing(entry):
             entries[name] = Entry(TRANSFORM.fields_by_name[name], entry.name, entry.values)
         elif name in _RECTANGLES:
             inner = said.block(name)
@@ -93,14 +93,14 @@ def _transform(field: str, reader: ImageReader, content: Content, problems: Prob
             entries |= _mean(entry, said, content, problems)
         elif name in ("crop_h", "crop_w"):
             entries |= _square(said, problems)
-        elif name not in (*_SAME, *_IDLE) and not _nothing(entry):
+        elif name not in (*_SAME, *_IDLE) and not says_nothing(entry):
             hint = _HINTS.get(name, f"write `{field} {{ ... }}` in the schedule: it counts in place of this one")
             problems.add(entry.name, f"`{name}` of `transform_param`: stagerun has no such transform", hint)
     block = Block(TRANSFORM, said.place, entries)
     return {field: Entry(SOLVER.fields_by_name[field], said.place, (Value(block, "", said.place),))}
 
 
-def _nothing(entry: Entry) -> bool:
+def says_nothing(entry: Entry) -> bool:
     """Whether a field is written with a value that does nothing."""
     return all(not isinstance(value.value, Block) and value.value in (0, False) for value in entry.values)
 

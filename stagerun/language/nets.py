@@ -10,7 +10,7 @@ from google.protobuf.descriptor import Descriptor
 
 from stagerun.base import recipe
 from stagerun.base.errors import Problems, RecipeError, Span
-from stagerun.base.net import Blob, Net
+from stagerun.base.net import ALL_COUNT, Blob, Ignored, Net, ignored
 from stagerun.language import net as language
 from stagerun.language import ranges
 from stagerun.language.code import MISSING, Reader, Unreadable
@@ -212,7 +212,7 @@ class Nets:
     def with_rules(self, settings: Block, model: Block | None) -> Block:
         """A stage's settings with the multipliers of its net as rules, after its own."""
         named = _named(model)
-        held = self.held.get(str(named.values[0].value)) if named is not None else None
+        held = self._held(named)
         if held is None or named is None or "param" in settings.doubtful:
             return settings
         text = self.text(named)
@@ -257,11 +257,36 @@ class Nets:
         """The crops of a stage leave the parameters their shapes."""
         for field in CROPS:
             for crop in _crops(settings, field):
-                found = self._net(named, (held.shape[0], crop, crop))
-                if found is not None and (other := _other(held.net, found)) is not None:
+                other = self._other(named, held, (crop, crop))
+                if other:
                     place = View(settings).inside(field).place("crop_size")
-                    message = f"layer parameter `{other[0].name}` is {_by(other[0].shape)} for images of {_by(held.shape[1:])}, and {_by(other[1].shape)} for {crop} x {crop}"
-                    self.problems.add(place, message, f"write `crop_size: {held.shape[1]}`")
+                    self.problems.add(place, other, f"write `crop_size: {held.shape[1]}`")
+
+    def check_teacher(self, own: Block | None, settings: Block, teacher: Block | None, who: str, place: Span) -> None:
+        """The images of a stage leave the parameters of its teacher's net their shapes. `own`, `teacher`: the networks of both."""
+        named, student = _named(teacher), self._held(_named(own))
+        held = self._held(named)
+        if named is None or held is None or held is student:  # of its own net the stage is told
+            return
+        sizes = [(crop, crop) for crop in _crops(settings, CROPS[0])]
+        if not sizes and student is not None:
+            sizes = [student.shape[1:]]
+        for size in sizes:
+            other = self._other(named, held, size)
+            if other:
+                hint = f"train both with `crop_size: {held.shape[1]}`, or take a teacher that pools whole maps"
+                self.problems.add(place, f"{who} doesn't take its images: {other}", hint)
+
+    def _held(self, named: Entry | None) -> Held | None:
+        return self.held.get(str(named.values[0].value)) if named is not None else None
+
+    def _other(self, named: Entry, held: Held, size: tuple[int, int]) -> str:
+        """Which parameter of a net would have another shape for images of that size, in words; '' where none has, or it can't be told."""
+        found = self._net(named, (held.shape[0], *size))
+        if found is None or (other := _other(held.net, found)) is None:
+            return ""
+        one, two = other
+        return f"layer parameter `{one.name}` is {_by(one.shape)} for images of {_by(held.shape[1:])}, and {_by(two.shape)} for {_by(size)}"
 
 
 def of_model(model: recipe.Model) -> Net:
@@ -272,6 +297,14 @@ def of_model(model: recipe.Model) -> Net:
         return language.net_of(model.net, (channels, height, width))
     except RecipeError as error:
         raise ValueError("; ".join(problem.message for problem in error.problems[:3])) from error
+
+
+def ignored_in(stage: recipe.Stage) -> Ignored:
+    """The labels that count for nothing in a stage."""
+    model = stage.model
+    if model.net is None or "ignore_label" not in model.net:  # to read a large net takes a while
+        return ALL_COUNT
+    return ignored(of_model(model), own_loss=stage.solver.loss is not None)
 
 
 def _other(one: Net, two: Net) -> tuple[Blob, Blob] | None:

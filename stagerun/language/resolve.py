@@ -101,7 +101,7 @@ def read(
     classes = _known(schedule, lambda view: view.inside("model").whole("num_classes"))
     weights = sampling.read_weights(settings, classes, local.read, shown, problems)
     ensembles.check(schedule, found, settings, problems)
-    teachers.check_teachers(found, schedule, settings, problems)
+    teachers.check_teachers(found, schedule, settings, caffe, problems)
     marked = labels.check(
         View(schedule), settings, lists or local.read, functools.partial(posixpath.join, shown), problems
     )

@@ -8,6 +8,7 @@ from stagerun.language import networks
 from stagerun.language.check_images import check_sizes
 from stagerun.language.check_weights import known_network, network_of
 from stagerun.language.lexer import shown
+from stagerun.language.nets import Nets
 from stagerun.language.stages import Node, groups, some, with_disabled
 from stagerun.language.tree import Block
 from stagerun.language.view import Doubtful, View
@@ -42,7 +43,9 @@ def _taught(node: Node, found: Sequence[Node], settings: Block | None, problems:
     return node
 
 
-def check_teachers(found: Sequence[Node], schedule: Block, settings: Mapping[str, Block], problems: Problems) -> None:
+def check_teachers(
+    found: Sequence[Node], schedule: Block, settings: Mapping[str, Block], nets: Nets, problems: Problems
+) -> None:
     """A teacher knows the classes of what it teaches, and takes its images."""
     for node in found:
         block = settings.get(node.name)
@@ -52,6 +55,9 @@ def check_teachers(found: Sequence[Node], schedule: Block, settings: Mapping[str
         who, place, theirs = f"its teacher `{node.teacher}`", node.teacher_place, None
         if node.teacher is not None and node.teacher in settings:
             theirs = network_of(schedule, settings[node.teacher])
+            models = [one.block("model") or schedule.block("model") for one in (block, settings[node.teacher])]
+            if place is not None:
+                nets.check_teacher(models[0], block, models[1], who, place)
         elif (given := loss.block("teacher_model")) is not None:
             who, place, theirs = "its `teacher_model`", given.place, known_network(View(given))
         own = network_of(schedule, block)

@@ -28,7 +28,8 @@ def described(solver: Solver) -> str:
         parts.append("momentum_form TORCH")
     if "local_gw_ratio" in read:
         name = "local_lr_auto" if solver.local_lr_auto else "local_gw_ratio"
-        parts.append(f"{name} {solver.local_gw_ratio:g}")
+        over = f" over {solver.local_lr_passes} passes" if solver.local_lr_passes > 1 else ""
+        parts.append(f"{name} {solver.local_gw_ratio:g}{over}")
     if is_ever(solver.weight_decay, solver.weight_decay_policy) and solver.regularization_type != "L2":
         parts.append(solver.regularization_type)
     if solver.ema_decay is not None:
@@ -90,6 +91,8 @@ def _unread(solver: Solver) -> list[tuple[str, str]]:
         unread.append((name, f" by type {solver.type}{without}"))
         if name == "momentum":
             unread.append(("momentum_policy.policy", f" by type {solver.type}"))
+    if "local_lr_passes" not in fields_read(solver):
+        unread.append(("local_lr_passes", ": local_lr_auto is false"))
     if not solver.warmup_iter:
         unread += [("warmup_start_lr", ": there is no warm-up"), ("decay_from", ": there is no warm-up")]
     if not is_ever(solver.weight_decay, solver.weight_decay_policy):

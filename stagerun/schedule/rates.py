@@ -155,5 +155,5 @@ def fields_read(solver: Solver) -> frozenset[str]:
     """Those of the table's fields that this stage reads."""
     read = set(SOLVER_TYPES[solver.type].reads)
     if solver.type == "SGD" and solver.local_lr_auto:
-        read |= {"local_gw_ratio", "adapt"}
+        read |= {"local_gw_ratio", "local_lr_passes", "adapt"}
     return frozenset(read)

@@ -23,6 +23,7 @@ from stagerun.engine.feed import feed
 from stagerun.engine.parameters import frozen_norms
 from stagerun.engine.state import restore
 from stagerun.engine.update import explained
+from stagerun.language.nets import ignored_in
 from stagerun.models import build
 from stagerun.plan.counting import tested_set
 from stagerun.plan.ensembles import made_from
@@ -164,7 +165,13 @@ def _score(run: EnsembleRun, members: Sequence[Member], size: int) -> Score | No
     with pulse.section(Section.EVALUATION), loader.stream(asked) as batches, feed(batches, run.worker.device) as fed:
         fed = beating(fed, pulse)
         return score(
-            answer, zip(mine, fed, strict=False), len(numbers), members[0].normalise, run.worker.comm, run.worker.stop
+            answer,
+            zip(mine, fed, strict=False),
+            len(numbers),
+            members[0].normalise,
+            run.worker.comm,
+            run.worker.stop,
+            ignored=ignored_in(first),
         )
 
 

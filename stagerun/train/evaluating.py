@@ -11,12 +11,13 @@ from stagerun.base.errors import DataError, UsageError
 from stagerun.base.recipe import Schedule, Solver, Source
 from stagerun.comm import SoloComm
 from stagerun.data.loader import Loader
-from stagerun.data.loaders import CROPS, CropLoader, evaluation_loader
+from stagerun.data.loaders import CROPS, CropLoader, evaluation_loader, of_evaluations
 from stagerun.data.records import LmdbSource, Records
 from stagerun.engine.evaluate import Averaged, Score, Views, answers
 from stagerun.engine.evaluate import score as score_of
 from stagerun.engine.images import Batch, Normalise
 from stagerun.engine.losses import evaluation_loss, is_binary, probabilities
+from stagerun.language.nets import ignored_in
 from stagerun.system.lmdb_file import data_file
 from stagerun.system.pulse import Pulse
 from stagerun.train.images import default_loader_threads
@@ -64,7 +65,7 @@ def score(
 
     `answered` sees each batch's answers. UsageError, DataError, ResumeRefused, PermissionDenied.
     """
-    solver = stored.stage.solver
+    solver, ignored = stored.stage.solver, ignored_in(stored.stage)
     loader = _loader(stored, _records(stored, wanted), wanted, device)
     labelled = _labelled(stored, wanted, loader.records, device)
     asked = _cut(len(loader.records), wanted.batch or solver.test_batch_size, solver)
@@ -74,13 +75,21 @@ def score(
     def seen(batch: Batch) -> Tensor:
         logits = answer(batch)
         if answered is not None and not _has_labels(stored, wanted):
+            labels = normalise.labels(batch.labels)
             records = [loader.record(int(position)) for position in batch.positions]
-            answered(records, normalise.labels(batch.labels), logits)
+            if ignored.accuracy is not None:
+                counts = labels != ignored.accuracy
+                records = [record for record, kept in zip(records, counts.tolist(), strict=True) if kept]
+                answered(records, labels[counts], logits[counts])
+            else:
+                answered(records, labels, logits)
         return logits
 
     with _memory_explained(max(n for _, n in asked)), loader.stream(asked) as batches:
         numbered = enumerate(labelled(watch(batches, len(asked))))
-        found = score_of(seen, numbered, len(asked), normalise, SoloComm(), lambda: False, evaluation_loss(solver))
+        found = score_of(
+            seen, numbered, len(asked), normalise, SoloComm(), lambda: False, evaluation_loss(solver), ignored
+        )
     assert found is not None  # no one asked it to stop
     return found
 
@@ -165,19 +174,11 @@ def _has_labels(stored: Stored, wanted: Wanted) -> bool:
 
 
 def _loader(stored: Stored, records: Records, wanted: Wanted, device: torch.device) -> Loader:
-    model, solver = stored.stage.model, stored.stage.solver
+    stage, numbered = stored.stage, _has_labels(stored, wanted)
     threads = default_loader_threads(device.type, torch.get_num_threads())
-    numbered = _has_labels(stored, wanted)
     if wanted.views is Views.TEN_CROP:
-        return CropLoader(
-            records,
-            solver.test_transform,
-            channels=model.channels,
-            num_classes=model.num_classes,
-            threads=threads,
-            numbered=numbered,
-        )
-    return evaluation_loader(records, stored.stage, threads=threads, numbered=numbered)
+        return CropLoader(records, stage.solver.test_transform, **of_evaluations(stage, threads, numbered))
+    return evaluation_loader(records, stage, threads=threads, numbered=numbered)
 
 
 def _records(stored: Stored, wanted: Wanted) -> LmdbSource:

@@ -21,6 +21,7 @@ from stagerun.engine.loop import all_skipped
 from stagerun.engine.losses import evaluation_loss
 from stagerun.engine.state import TrainState
 from stagerun.engine.update import explained
+from stagerun.language.nets import ignored_in
 from stagerun.plan.counting import tested_on, tested_set
 from stagerun.plan.described import augmentation
 from stagerun.schedule import make_knobs
@@ -91,6 +92,7 @@ def _test(
             run.worker.comm,
             run.worker.stop,
             evaluation_loss(solver),
+            ignored_in(run.stage),
         )
     if score is not None:
         event = Tested if val is run.stage.data.val[0] else TestedBeside

@@ -24,6 +24,7 @@ from stagerun.data.synthetic import write_synthetic
 from stagerun.engine.augment import make_augment
 from stagerun.engine.feed import Resident
 from stagerun.engine.images import Batch
+from stagerun.language.nets import ignored_in
 from stagerun.plan.rehearsal import synthetic_images, with_sources
 from stagerun.system.pulse import Pulse
 from stagerun.system.world import World
@@ -249,6 +250,7 @@ class Images:
             num_classes=model.num_classes,
             threads=self._threads,
             numbered=stage.data.train.labels is not None,
+            ignored=ignored_in(stage).train,
         )
 
     def memory(self, stage: Stage) -> Decoded | None:

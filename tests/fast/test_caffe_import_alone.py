@@ -225,3 +225,31 @@ def test_train_lines_tell_the_order_as_ever(here: Path) -> None:
     shutil.rmtree("X")
     run("branches", "--no-nets")
     assert "# images of one update, of 4 workers together?" in Path("X/schedule.prototxt").read_text()
+
+
+def test_a_solver_that_ends_within_its_warm_up_keeps_its_rates(here: Path) -> None:
+    """As sara-nl/caffe's benchmark/resnet_50 does."""
+    (here / "short").mkdir()
+    Path("short/solver.prototxt").write_text(
+        'net: "train_val.prototxt"\nbase_lr: 0.8 # per 2048\nlr_policy: "multistep"\nstepvalue: 18750\ngamma: 0.1\n'
+        "max_iter: 200\nwarmup_iter: 3125\nwarmup_start_lr: 0.1\nmomentum: 0.9\n"
+    )
+    result = run("short", "--no-nets", *TOLD)
+    assert result.exit_code == 0, result.output
+    (found,) = rates("X").values()
+    caffes = [(i * 0.8 + (3125 - i) * 0.1) / 3125 for i in range(200)]
+    assert found == pytest.approx(caffes, rel=1e-12, abs=0)
+    (text,) = (file.read_text() for file in Path("X").glob("*.prototxt") if file.name != "schedule.prototxt")
+    assert "the warm-up of 3125 iterations to 0.8 comes to this; per 2048" in text
+
+
+def test_layer_wise_rates_are_fitted_to_the_sum_over_the_passes(here: Path) -> None:
+    (here / "local").mkdir()
+    solver = 'net: "n.prototxt" base_lr: 0.1 lr_policy: "fixed" max_iter: 10 local_lr_auto: true local_gw_ratio: 0.01'
+    for passes, expected in (("", 1), ("iter_size: 4", 4)):
+        Path("local/solver.prototxt").write_text(f"{solver} {passes}\n")
+        shutil.rmtree("X", ignore_errors=True)
+        result = run("local", "--no-nets", *TOLD)
+        assert result.exit_code == 0, result.output
+        (stage,) = load("X").stages
+        assert (stage.solver.local_lr_auto, stage.solver.local_lr_passes) == (True, expected)

@@ -42,6 +42,13 @@ LAYER = 'layer { name: "c" type: "TYPE" bottom: "data" top: "last"\n  INSIDE }'
             ["3:74 layer c: there is no filler `gabor`"],
         ),
         (
+            'num_output: 4 kernel_h: 3 kernel_w: 5 weight_filler { type: "bilinear" } bias_filler { type: "bilinear" }',
+            [
+                "3:83 layer c: `bilinear` fills maps of squares, and these weights are 4 x 3 x 3 x 5",
+                "3:116 layer c: `bilinear` fills maps of squares, and these weights are 4",
+            ],
+        ),
+        (
             "num_output: 1000000000 kernel_size: 3",
             [
                 "2:1 layer c: its weight has 27000000000 values, more than 2147483647",
@@ -215,13 +222,12 @@ def test_sizes_of_written_shapes() -> None:
     assert mistakes(sides + end, None) == ["1:85 layer i: a size of 0"]
 
 
-def test_a_name_is_for_layers_with_parameters_or_statistics() -> None:
+def test_one_layer_with_parameters_or_statistics_may_have_no_name() -> None:
     unnamed = 'layer { type: "TYPE" bottom: "last" top: "last" }'
     first = 'layer { name: "r" type: "ReLU" bottom: "data" top: "last" }'
-    net_texts.net_from(between(first, unnamed.replace("TYPE", "ReLU"), unnamed.replace("TYPE", "Dropout")))
-    why = "it has no `name`"
-    for kind in ("BatchNorm", "PReLU"):
-        assert mistakes(between(first, unnamed.replace("TYPE", kind))) == [f"3:1 layer {kind}: {why}"]
+    net_texts.net_from(between(first, *(unnamed.replace("TYPE", kind) for kind in ("ReLU", "PReLU", "Dropout"))))
+    two = between(first, unnamed.replace("TYPE", "PReLU"), unnamed.replace("TYPE", "BatchNorm"))
+    assert mistakes(two) == ["4:1 layer BatchNorm: it has no `name`, as the layer in line 3"]
 
 
 def test_what_is_no_classifier() -> None:

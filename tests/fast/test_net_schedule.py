@@ -182,3 +182,35 @@ def test_a_net_teaches_another_network(write: Write) -> None:
     )
     said = mistakes(write, schedule=schedule, solver=plain, stage=given)
     assert "`teacher_model` can't be a net of Caffe's" in said and said.count("hint:") == 1
+
+
+TAUGHT = """
+stage {{ name: "big" solver_param {{ net: "../nets/big.prototxt" {own} transform_param {{ crop_size: 7 }} }} }}
+stage {{ name: "small" from: "" solver_param {{ net: "../nets/small.prototxt" {own} {crop} loss {{ type: DISTILL teacher: "big" }} }} }}
+"""
+POOLED = "pooling_param { pool: AVE global_pooling: true }"
+
+
+@pytest.mark.parametrize(("crop", "size"), [("transform_param { crop_size: 6 }", "6 x 6"), ("", "8 x 8")])
+@pytest.mark.parametrize("pooled", [False, True])
+def test_a_teacher_that_is_a_net_takes_the_images_of_what_it_teaches(
+    crop: str, size: str, pooled: bool, write: Write, tmp_path: Path
+) -> None:
+    pooling = f'layer {{ name: "p" type: "Pooling" bottom: "conv1" top: "p" {POOLED} }}\nlayer {{\n  name: "ip"'
+    big = NET.replace('layer {\n  name: "ip"', pooling).replace('bottom: "conv1" top: "ip"', 'bottom: "p" top: "ip"')
+    (tmp_path / "nets" / "big.prototxt").write_text(big if pooled else NET)
+    (tmp_path / "nets" / "small.prototxt").write_text(NET)
+    own = 'base_lr: 0.01 lr_policy: "fixed" max_iter: 10'
+    (tmp_path / "one" / "schedule.prototxt").write_text(TAUGHT.format(own=own, crop=crop))
+    if pooled:
+        assert load(tmp_path / "one").stage("small").solver.teacher == "big"
+        return
+    with pytest.raises(RecipeError) as error:
+        load(tmp_path / "one")
+    (problem,) = error.value.problems
+    shape = {"6 x 6": "10 x 24", "8 x 8": "10 x 96"}[size]
+    assert problem.message == (
+        "its teacher `big` doesn't take its images: layer parameter `ip.weight` is 10 x 54 for images of 7 x 7, and "
+        f"{shape} for {size}"
+    )
+    assert "schedule.prototxt:3:" in problem.render()

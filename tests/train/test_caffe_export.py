@@ -94,20 +94,23 @@ def test_what_caffe_wrote_comes_out_as_it_went_in(net: str, data: Path, tmp_path
 
 
 @pytest.mark.parametrize("type", ["SGD", "Nesterov", "AdaGrad", "RMSProp", "AdaDelta", "Adam"])
-def test_export_and_import_of_a_state(type: str, data: Path, tmp_path: Path) -> None:
+def test_export_and_import_of_a_state(type: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     net = "bnnet" if type == "Adam" else "lenet"
     snapshot = trained(tmp_path / "s", data, net, "", type=type)
-    files = ["--caffemodel", tmp_path / "x.caffemodel", "--solverstate", tmp_path / "x.solverstate", "--double"]
+    made_in = tmp_path / "models"
+    made_in.mkdir()
+    monkeypatch.chdir(tmp_path)  # where `caffe train --snapshot models/x.solverstate` goes on, too
+    files = ["--caffemodel", "models/x.caffemodel", "--solverstate", "models/x.solverstate", "--double"]
     done("export", snapshot, *files)
-    state = caffe_file.read_state((tmp_path / "x.solverstate").read_bytes())
-    assert (state.iter, state.learned_net) == (2, "x.caffemodel")
-    theirs = caffe_pb2.SolverState.FromString((tmp_path / "x.solverstate").read_bytes())
+    state = caffe_file.read_state((made_in / "x.solverstate").read_bytes())
+    assert (state.iter, state.learned_net) == (2, "models/x.caffemodel")
+    theirs = caffe_pb2.SolverState.FromString((made_in / "x.solverstate").read_bytes())
     assert [tuple(one.shape.dim) for one in theirs.history] == [one.shape for one in state.history]
 
     (tmp_path / "t").mkdir()
     shutil.copy(tmp_path / "s" / "net.prototxt", tmp_path / "t")
     text = (tmp_path / "s" / "schedule.prototxt").read_text()
-    text = text.replace("solver_param {", 'solver_param { solverstate: "../x.solverstate" max_iter: 3')
+    text = text.replace("solver_param {", 'solver_param { solverstate: "../models/x.solverstate" max_iter: 3')
     (tmp_path / "t" / "schedule.prototxt").write_text(text)
     schedule = looked_at(load(tmp_path / "t"), tmp_path / "out")
     made, mistakes = planned_transfer(schedule, schedule.stages[0])
@@ -117,7 +120,7 @@ def test_export_and_import_of_a_state(type: str, data: Path, tmp_path: Path) -> 
     remember(schedule, schedule.stages[0], live)
     for name, value in remembered.items():
         np.testing.assert_array_equal(live[name].numpy(), value)
-    weights = caffe_blobs.tensors(caffe_blobs.net_in((tmp_path / "x.caffemodel").read_bytes()))
+    weights = caffe_blobs.tensors(caffe_blobs.net_in((made_in / "x.caffemodel").read_bytes()))
     for name, value in tensors(tmp_path / "s" / "out", WEIGHTS).items():
         np.testing.assert_allclose(weights[name], value, rtol=1e-15 if "running" in name else 0)
 

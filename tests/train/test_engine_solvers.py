@@ -105,7 +105,9 @@ def sgd(s: Solver, p: P, x: dict, w: Array, g: Array, lr: float, t: int) -> Arra
     rate, q = lr * p.lr_mult, 1.0
     if s.local_lr_auto and p.adapt:  # GetLocalRate: the ratio, or 1, in place of lr_mult
         both = norm(w) > 0 and norm(g) > 0
-        rate = lr * (s.local_gw_ratio * norm(w) / (norm(g) + s.weight_decay * norm(w)) if both else 1.0)
+        rate = lr * (
+            s.local_gw_ratio * norm(w) / (s.local_lr_passes * norm(g) + s.weight_decay * norm(w)) if both else 1.0
+        )
     if s.type == "LARS" and p.adapt and norm(w) > 0 and norm(g) > 0:
         q = s.local_gw_ratio * norm(w) / (norm(g) + s.weight_decay * p.decay_mult * norm(w) + s.delta)
     if s.momentum_form is CAFFE:
@@ -188,6 +190,7 @@ EVERY = [
     *(settings("SGD", local_lr_auto=True, momentum_form=form) for form in (CAFFE, TORCH)),
     *(settings(t, regularization_type="L1") for t in ("SGD", "Nesterov", "AdaGrad", "RMSProp", "AdaDelta", "Adam")),
     settings("SGD", local_lr_auto=True, regularization_type="L1"),
+    settings("SGD", local_lr_auto=True, local_lr_passes=4),
     *(settings(type, momentum=0.0) for type in ("SGD", "Nesterov", "AdaDelta", "Adam", "AdamW", "LARS", "LAMB")),
     *(settings(t, momentum2=0.9, rms_decay=0.7, delta=1e-3, local_gw_ratio=0.3) for t in ("AdaGrad", "RMSProp", "AdaDelta",
                                                                                        "Adam", "AdamW", "LARS", "LAMB")),
@@ -196,7 +199,8 @@ EVERY = [
 
 def shown(s: Solver) -> str:
     changed = (
-        (n, getattr(s, n)) for n in ("momentum_form", "local_lr_auto", "regularization_type", "momentum", "delta")
+        (n, getattr(s, n))
+        for n in ("momentum_form", "local_lr_auto", "regularization_type", "momentum", "delta", "local_lr_passes")
     )
     return " ".join([s.type, *(str(getattr(v, "value", v)) for n, v in changed if v != getattr(settings(s.type), n))])
 

@@ -151,8 +151,6 @@ def test_names_may_have_dots_and_slashes():
     network = build(made(layers))
     assert list(network.state_dict()) == ["a/3x3.weight", "a/3x3.bias", "a.1.weight"]
     assert kind_of(network, "a.1.weight") is ParamKind.WEIGHT
-    with pytest.raises(UsageError, match="can't be called `train`"):
-        build(made([inner("train", "data", "fc", 108), loss("fc")]))
 
 
 def test_dropout_is_of_training_alone_and_keyed_by_torchs_seed():

@@ -3,7 +3,7 @@
 from stagerun.base import net
 from stagerun.base.recipe import VarianceNorm
 from stagerun.language.lexer import shown
-from stagerun.language.net.given import Dims, Given, NewBlob
+from stagerun.language.net.given import Dims, Given, NewBlob, text
 from stagerun.language.view import View
 
 FILLERS = ("constant", "gaussian", "uniform", "xavier", "msra", "positive_unitball", "bilinear")
@@ -19,14 +19,14 @@ def outputs_of(given: Given, view: View) -> int | None:
 
 def weights_of(given: Given, view: View, weight: Dims, outputs: int, bias: bool | None = None) -> tuple[NewBlob, ...]:
     """The weight, and the bias where the layer has one."""
-    found = [NewBlob("weight", weight, filler_of(given, view, "weight_filler"))]
+    found = [NewBlob("weight", weight, filler_of(given, view, "weight_filler", weight))]
     if view.flag("bias_term") if bias is None else bias:
-        found.append(NewBlob("bias", (outputs,), filler_of(given, view, "bias_filler")))
+        found.append(NewBlob("bias", (outputs,), filler_of(given, view, "bias_filler", (outputs,))))
     return tuple(found)
 
 
-def filler_of(given: Given, view: View, field: str, value: float = 0.0) -> net.Filler:
-    """`value`: that of a filler that is not written. One that is written and empty is Caffe's constant 0."""
+def filler_of(given: Given, view: View, field: str, dims: Dims, value: float = 0.0) -> net.Filler:
+    """`dims`: of what is filled. `value`: that of a filler that is not written. One that is written and empty is Caffe's constant 0."""
     if not view.has(field):
         return net.Filler(value=value)
     written = view.inside(field)
@@ -34,7 +34,7 @@ def filler_of(given: Given, view: View, field: str, value: float = 0.0) -> net.F
     if kind not in FILLERS:
         known = f"known: {', '.join(FILLERS)}"
         if kind == "gabor":
-            known = f"Intel's Caffe alone has it, and its formula isn't known here; {known}"
+            known = f"Intel's Caffe alone has it, and its formula isn't known here: take `gaussian`, or one of {', '.join(FILLERS)}"
         given.wrong(written, "type", f"there is no filler `{shown(kind)}`", known)
     numbers = {name: given.number(written, name) for name in ("value", "min", "max", "mean", "std")}
     if kind == "gaussian":
@@ -42,5 +42,8 @@ def filler_of(given: Given, view: View, field: str, value: float = 0.0) -> net.F
     if kind == "uniform":
         high = f"at most `max: {numbers['max']:g}`"
         given.require(written, "min", numbers["min"], numbers["min"] <= numbers["max"], high, "values are between them")
+    if kind == "bilinear" and (len(dims) != 4 or dims[2] != dims[3]):
+        message = f"`bilinear` fills maps of squares, and these weights are {text(dims)}"
+        given.wrong(written, "type", message, "as in Caffe the kernel is as high as it is wide")
     norm, sparse = VarianceNorm(written.text("variance_norm")), written.whole("sparse")
     return net.Filler(type=kind, variance_norm=norm, sparse=-1 if sparse is None else sparse, **numbers)

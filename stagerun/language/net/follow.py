@@ -79,6 +79,7 @@ class _Walk:
         self.found: list[net.Layer] = []
         self.parameters = Parameters(self.fail)
         self.unknown = False  # a size or a layer is not known
+        self.unnamed: int | None = None  # the line of the layer with parameters and without a name
         self.failed = False  # also where the other phase has the same mistake
 
     def fail(self, place: Span, name: str, message: str, hint: str = "") -> None:
@@ -111,12 +112,15 @@ class _Walk:
         if made is not None and kind == "Scale":
             made = self._filled_by_norm(given, made, bottoms)
         if made is not None and not written and (made.blobs or kind == "BatchNorm"):
-            self.fail(place, name, "it has no `name`", "parameters and statistics are found by the layer's name")
+            if self.unnamed is not None:
+                message = f"it has no `name`, as the layer in line {self.unnamed}"
+                self.fail(place, name, message, "parameters and statistics are found by the layer's name")
+            self.unnamed = place.line
         self._put(block, name, tops, bottoms if row.in_place else (), made)
         if made is None or self.problems.count(self.path) > before:
             self.unknown = True
             return
-        blobs = self.parameters.of(block, name, kind, made.blobs)
+        blobs = self.parameters.of(block, written, kind, made.blobs)
         shapes = tuple(() if d is None else tuple(n or 0 for n in d) for d in made.tops)
         self.found.append(
             net.Layer(
@@ -245,10 +249,10 @@ class _Walk:
             return made
         names = {"weight": ("filler", 1.0), "bias": ("bias_filler", 0.0)}
         blobs = tuple(
-            replace(blob, filler=filler_of(given, View(inside), *names[blob.name]))
-            if names[blob.name][0] in inside.entries
+            replace(blob, filler=filler_of(given, View(inside), field, blob.dims, value))
+            if field in inside.entries
             else blob
-            for blob in made.blobs
+            for blob, (field, value) in ((blob, names[blob.name]) for blob in made.blobs)
         )
         return replace(made, blobs=blobs)
 

@@ -31,8 +31,9 @@ class Parameters:
         self.rated: dict[tuple[str, str], int] = {}  # the line of the layer that says a multiplier of a shared one
         self.unknown = False  # the size of one is not known
 
-    def of(self, block: Block, name: str, kind: str, new: Sequence[NewBlob]) -> tuple[net.Blob, ...]:
-        """Those of a layer, with the rates of `param`, and the names of shared ones."""
+    def of(self, block: Block, layer: str, kind: str, new: Sequence[NewBlob]) -> tuple[net.Blob, ...]:
+        """Those of a layer, with the rates of `param`, and the names of shared ones. `layer`: its name, which may be ''."""
+        name = layer or kind
         params = list(View(block).views("param"))
         statistics = 3 if kind == "BatchNorm" else 0
         if len(params) > len(new) + statistics:
@@ -57,7 +58,7 @@ class Parameters:
             if size is not None and size > LARGEST:
                 self.fail(block.place, name, f"its {blob.name} has {size} values, more than {LARGEST}", TOO_LARGE)
             shape = tuple(n or 0 for n in blob.dims)
-            made = net.Blob(name=f"{name}.{blob.name}", shape=shape, filler=blob.filler)
+            made = net.Blob(name=f"{layer}.{blob.name}", shape=shape, filler=blob.filler)
             found.append(self._with_param(made, params[i] if i < len(params) else None, block, name))
         for made in found:
             self.blobs.setdefault(made.name, made)

@@ -28,13 +28,13 @@ def scale(given: Given) -> Made | None:
     axis, dims = own
     blobs = []
     if len(given.bottoms) == 1:
-        blobs.append(NewBlob("weight", dims, filler_of(given, view, "filler", 1.0)))
+        blobs.append(NewBlob("weight", dims, filler_of(given, view, "filler", dims, 1.0)))
     if view.flag("bias_term"):
         if len(given.bottoms) == 2:
             given.wrong(
                 view, "bias_term", "`bias_term` with two bottoms: the bias would be of the images", "take it out"
             )
-        blobs.append(NewBlob("bias", dims, filler_of(given, view, "bias_filler")))
+        blobs.append(NewBlob("bias", dims, filler_of(given, view, "bias_filler", dims)))
     return Made(net.Scale(axis=axis), (given.first,), tuple(blobs))
 
 
@@ -44,7 +44,7 @@ def bias(given: Given) -> Made | None:
     if own is None:
         return None
     axis, dims = own
-    blobs = (NewBlob("bias", dims, filler_of(given, view, "filler")),) if len(given.bottoms) == 1 else ()
+    blobs = (NewBlob("bias", dims, filler_of(given, view, "filler", dims)),) if len(given.bottoms) == 1 else ()
     return Made(net.Bias(axis=axis), (given.first,), blobs)
 
 
@@ -107,9 +107,9 @@ def batch_norm(given: Given) -> Made | None:
     channels: Dims = (None,) if dims is None else dims[:1]
     blobs: tuple[NewBlob, ...] = ()
     if merged(given.block):
-        blobs = (NewBlob("weight", channels, filler_of(given, view, "filler", 1.0)),)
+        blobs = (NewBlob("weight", channels, filler_of(given, view, "filler", channels, 1.0)),)
         if view.flag("bias_term"):
-            blobs += (NewBlob("bias", channels, filler_of(given, view, "bias_filler")),)
+            blobs += (NewBlob("bias", channels, filler_of(given, view, "bias_filler", channels)),)
     fraction, eps = given.number(view, "moving_average_fraction"), given.number(view, "eps")
     hint = "it is the share of the statistics so far"
     given.require(view, "moving_average_fraction", fraction, 0 <= fraction <= 1, "between 0 and 1", hint)
@@ -126,4 +126,4 @@ def prelu(given: Given) -> Made:
     view, dims = given.inside("prelu_param"), given.first
     shared = view.flag("channel_shared")
     channels: Dims = () if shared else (None,) if dims is None else dims[:1]
-    return Made(net.PReLU(), (dims,), (NewBlob("weight", channels, filler_of(given, view, "filler", 0.25)),))
+    return Made(net.PReLU(), (dims,), (NewBlob("weight", channels, filler_of(given, view, "filler", channels, 0.25)),))

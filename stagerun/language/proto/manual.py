@@ -537,11 +537,15 @@ COMMENTS: dict[str, str] = {
     "Solver.local_lr_auto": (
         "With `SGD` alone: each parameter's lr_mult is replaced by local_gw_ratio * |w| / (|g| + weight_decay * |w|), g without\n"
         "weight decay and weight_decay without decay_mult, or by 1 where |w| or |g| is 0. A parameter with lr_mult 0 stays as it\n"
-        "is; one whose `adapt` is false keeps its lr_mult. Intel Caffe's form of LARS; but g is the gradient of the mean loss of the whole\n"
-        "batch, and with iter_size k Caffe takes k times that, the sum over its passes."
+        "is; one whose `adapt` is false keeps its lr_mult. g is the gradient of the mean loss of the whole batch. Intel Caffe's form of\n"
+        "LARS; with iter_size see `local_lr_passes`."
     ),
     "Solver.local_gw_ratio": (
         "Share of a parameter's own length that a step has, of `local_lr_auto` and `LARS`. Above 0. Intel Caffe's."
+    ),
+    "Solver.local_lr_passes": (
+        "Of `local_lr_auto`: k in local_gw_ratio * |w| / (k*|g| + weight_decay*|w|). 1 or more. Intel Caffe takes the length of the gradient that\n"
+        "is summed over iter_size passes, before it divides by them: write its iter_size, and the rates are Caffe's. New in stagerun."
     ),
     "Solver.momentum_form": (
         "Where the learning rate stands in the momentum of `SGD`, `Nesterov` and `LARS`. Default: CAFFE. New in stagerun."

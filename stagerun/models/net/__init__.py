@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from stagerun.base.net import BatchNorm, Net, Pass
+from stagerun.models.net.held import Blobs
 from stagerun.models.net.losses import losses
-from stagerun.models.net.network import Blobs, Network
+from stagerun.models.net.network import Network
 
 __all__ = ["Blobs", "Network", "build", "losses"]
 

@@ -3,8 +3,8 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from stagerun.base.net import Net, Normalization, SoftmaxWithLoss
-from stagerun.models.net.steps import steps_of, trained_losses
+from stagerun.base.net import Net, Normalization, SoftmaxWithLoss, trained_losses
+from stagerun.models.net.steps import steps_of
 
 _NOTHING_IGNORED = -100  # torch's own
 

@@ -1,16 +1,15 @@
 """A net of Caffe's as a module."""
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from functools import cache, partial
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stagerun.base.errors import UsageError
 from stagerun.base.net import BatchNorm, Blob, Convolution, Layer, Net, Shape
-from stagerun.models.layers import KeptStatistics
 from stagerun.models.net.fillers import fill
+from stagerun.models.net.held import Blobs, Statistics
 from stagerun.models.net.layers import LAYERS, relu_in_place
 from stagerun.models.net.steps import IMAGES, Step, Steps, steps_of
 
@@ -18,42 +17,8 @@ from stagerun.models.net.steps import IMAGES, Step, Steps, steps_of
 Held = tuple[nn.Module, str, Shape | None]
 
 
-class Blobs(nn.Module):
-    """Holds the parameters of a layer. `scales_norm`: it is the Scale after a BatchNorm."""
-
-    scales_norm = False
-
-
-class Statistics(KeptStatistics):
-    """Those of a BatchNorm layer, and Intel's blobs where it has any. They begin at zero, as Caffe's do. `moving_average_passes` 0: every
-    device batch is a pass."""
-
-    moving_average_passes = 0
-
-    def __init__(self, features: int, fraction: float) -> None:
-        super().__init__(features, momentum=None, affine=False)
-        self.moving_average_fraction = fraction
-        self.running_var.zero_()
-        self.register_buffer("batch_mean", torch.zeros(features), persistent=False)
-        self.register_buffer("batch_var", torch.zeros(features), persistent=False)
-
-    def normalised(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, keep: bool) -> Tensor:
-        """By the statistics of the batch, which are kept if `keep`."""
-        if (
-            x.numel() == x.shape[1]
-        ):  # a single number per channel, which torch refuses: its variance is 0, and has no correction
-            if keep:
-                self.batch_mean.copy_(x.detach().flatten())
-                self.batch_var.zero_()
-            zero = (x - x).transpose(1, -1)
-            zero = zero if weight is None else zero * weight
-            return (zero if bias is None else zero + bias).transpose(1, -1)
-        if keep:
-            return F.batch_norm(x, self.batch_mean, self.batch_var, weight, bias, True, 1.0, eps)
-        return F.batch_norm(x, None, None, weight, bias, True, 0.0, eps)
-
-    def normalised_globally(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-        return F.batch_norm(x, self.running_mean, self.running_var, weight, bias, False, 0.0, eps)
+# The calls of a pass, and the numbers of the logits and of what each loss takes.
+Planned = tuple[list[tuple[Callable, Step]], int, tuple[int, ...]]
 
 
 class Network(nn.Module):
@@ -62,13 +27,22 @@ class Network(nn.Module):
 
     Parameters are called as the net's blobs, statistics as BatchNorm's in torch, in the layer's name. `frozen_by_network`: the names of
     parameters of layers that training doesn't have; those that no loss depends on decay, as in Caffe.
+
+    A layer whose name torch's modules can't have (`train`, `a.`) is a module of another name, which what asks for modules, tensors and the
+    state never sees.
     """
 
     frozen_by_network: frozenset[str]
+    _net: Net
+    _paths: dict[str, str]
+    _train: Planned
+    _test: Planned
+    _still: list[Statistics]
 
     def __init__(self, net: Net) -> None:
         super().__init__()
-        self._net = net
+        self._net, self._paths = net, _paths(net)
+        self.register_state_dict_post_hook(_with_own_names)
         for one in (net.train, net.test):
             for layer in one.layers:
                 self._hold(layer)
@@ -109,6 +83,23 @@ class Network(nn.Module):
             return maps[logits].flatten(1)
         return tuple(maps[number].flatten(1) for number in (logits, *losses))
 
+    def get_submodule(self, target: str) -> nn.Module:
+        return super().get_submodule(self._paths.get(target, target))
+
+    def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
+        prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
+        names = {path: name for name, path in _prefixed(self._paths, f"{prefix}." if prefix else "").items()}
+        for path, module in super().named_modules(*args, **kwargs):
+            yield names.get(path, path), module
+
+    def _named_members(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
+        for name, member in super()._named_members(*args, **kwargs):
+            yield name if "." in name else f".{name}", member  # of a layer without a name
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        _rename(state_dict, _prefixed(self._paths, prefix))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     def _plan(self, alone: bool) -> None:
         planned = steps_of(self._net.train, training=True, alone=alone)
         self._train = self._ready(planned, testing=False)
@@ -122,12 +113,14 @@ class Network(nn.Module):
         settings = layer.settings
         if isinstance(settings, BatchNorm) and not isinstance(_at(self, layer.name), Statistics):
             channels = layer.shapes[0][0]
-            _place(self, layer.name, Statistics(channels, settings.moving_average_fraction))
+            _place(
+                self, self._paths.get(layer.name, layer.name), Statistics(channels, settings.moving_average_fraction)
+            )
         for blob in layer.blobs:
             path, _, leaf = blob.name.rpartition(".")
             holder = _at(self, path)
             if holder is None:
-                holder = _place(self, path, Blobs())
+                holder = _place(self, self._paths.get(path, path), Blobs())
             if holder._parameters.get(leaf) is None:
                 parameter = nn.Parameter(torch.empty(blob.shape))
                 fill(parameter, blob.filler)
@@ -139,7 +132,7 @@ class Network(nn.Module):
         alike = getattr(module, leaf).shape == blob.shape
         return module, leaf, None if alike else blob.shape
 
-    def _ready(self, planned: Steps, testing: bool) -> tuple[list[tuple[Callable, Step]], int, tuple[int, ...]]:
+    def _ready(self, planned: Steps, testing: bool) -> Planned:
         calls = [(self._call(step, testing), step) for step in planned.steps]
         return calls, planned.logits, planned.losses
 
@@ -201,12 +194,51 @@ def _place(root: nn.Module, path: str, module: nn.Module) -> nn.Module:
     owner, _, last = path.rpartition(".")
     at = root if not owner else _at(root, owner) or _place(root, owner, Blobs())
     before = at._modules.pop(last, None)
-    if hasattr(at, last):
-        raise UsageError(
-            f"a layer with parameters can't be called `{last}`, which torch's modules have a use for", "rename it"
-        )
     if before is not None:
         module._modules.update(before._modules)
         module._parameters.update(before._parameters)
     at.add_module(last, module)
     return module
+
+
+_ESCAPED = "layer_with_another_name_"
+
+
+def _paths(net: Net) -> dict[str, str]:
+    """The names of the modules for layers whose own can't be that of a module: those with an empty part, with a part that torch's modules or
+    ours have a use for, or below another layer's tensor."""
+    layers = [layer for one in (net.train, net.test) for layer in one.layers]
+    tensors = {blob.name for layer in layers for blob in layer.blobs}
+    names = dict.fromkeys(one.name for one in layers if one.blobs or isinstance(one.settings, BatchNorm))
+    return {name: f"{_ESCAPED}{n}" for n, name in enumerate(names) if not _fits(name, tensors)}
+
+
+def _fits(name: str, tensors: set[str]) -> bool:
+    first, *others = parts = name.split(".")
+    above = {".".join(parts[: n + 1]) for n in range(len(parts))}
+    used, used_below = _used()
+    free = first not in used and not first.startswith(_ESCAPED)
+    return all(parts) and free and not used_below.intersection(others) and not above & tensors
+
+
+@cache
+def _used() -> tuple[frozenset[str], frozenset[str]]:
+    """What names mean in the network, and in a layer."""
+    network = {*dir(Network), *dir(nn.Module()), *Network.__annotations__}
+    return frozenset(network), frozenset((*dir(Blobs()), *dir(Statistics(1, 0.0))))
+
+
+def _with_own_names(network: Network, state: dict[str, Any], prefix: str, metadata: Mapping[str, Any]) -> None:
+    _rename(state, {path: name for name, path in _prefixed(network._paths, prefix).items()})
+
+
+def _prefixed(paths: Mapping[str, str], prefix: str) -> dict[str, str]:
+    return {prefix + name: prefix + path for name, path in paths.items()}
+
+
+def _rename(state: MutableMapping[str, Any], names: Mapping[str, str]) -> None:
+    """Gives the tensors of modules other names, in the same order."""
+    if names:
+        items = [(key.rpartition("."), value) for key, value in state.items()]
+        state.clear()
+        state.update({names.get(path, path) + dot + leaf: value for (path, dot, leaf), value in items})

@@ -42,12 +42,6 @@ def steps_of(one: Pass, training: bool, alone: bool = False) -> Steps:
     return Steps(_with_ends(_over(_joined(kept, wanted), wanted), wanted), logits, losses)
 
 
-def trained_losses(one: Pass) -> tuple[net.SoftmaxWithLoss, ...]:
-    """Those that count, in order."""
-    losses = (layer.settings for layer in one.layers if isinstance(layer.settings, net.SoftmaxWithLoss))
-    return tuple(loss for loss in losses if loss.loss_weight)
-
-
 def _numbered(one: Pass, training: bool) -> tuple[list[Step], int, tuple[int, ...]]:
     """All steps; the logits; and those of each loss that counts."""
     current, steps = {one.images: IMAGES}, list[Step]()

@@ -2,21 +2,19 @@
 
 import posixpath
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from stagerun.base.errors import Span
 from stagerun.language.net.upgrade import top_shapes
-from stagerun.language.net_layers import channel_means
-from stagerun.language.tree import Block, Entry, quoted
+from stagerun.language.net_layers import DATA, Content, channel_means, says_nothing
+from stagerun.language.tree import Block, quoted
 from stagerun.language.view import View
 from stagerun.tools.caffe.disk import CaffeFolder
 from stagerun.tools.caffe.lines import Line, copied, message
 from stagerun.tools.caffe.net import of_type, text_of
 from stagerun.tools.caffe.text import Findings
 
-# What reads images, and the message with its settings.
-SOURCES = {"Data": "data_param", "ImageData": "image_data_param"}
 # What reads something else, or nothing.
 OTHERS = ("AnnotatedData", "DummyData", "HDF5Data", "Input", "MemoryData", "Python", "VideoData", "WindowData")
 # Fields of a data layer's settings and of its transform that stagerun has no word for.
@@ -40,10 +38,6 @@ IDLE = {
 }
 ILSVRC12 = {"train": 1281167, "val": 50000}
 
-MeanFile = Callable[
-    [str], tuple[str, bytes] | None
-]  # absolute path and bytes of a mean image by its path, None if it is not there
-
 
 @dataclass(frozen=True, slots=True)
 class Images:
@@ -61,9 +55,9 @@ class Images:
     transform: tuple[Line, ...]
 
 
-def images_of(layers: Sequence[Block], phase: str, found: Findings, mean_file: MeanFile) -> Images | None:
+def images_of(layers: Sequence[Block], phase: str, found: Findings, mean_file: Content) -> Images | None:
     """The images of a net in one phase; None, and a mistake in training, if no layer reads any."""
-    readers = list(of_type(layers, *SOURCES))
+    readers = list(of_type(layers, *DATA))
     made_up = [] if readers else list(of_type(layers, "DummyData"))
     if made_up and (shapes := top_shapes(made_up[0])):
         return _made_up(made_up[0], shapes[0])
@@ -90,18 +84,18 @@ def _made_up(layer: Block, shape: Sequence[int]) -> Images:
     return Images(layer, "", place, shape[0], place, True, False, channels, crop)
 
 
-def _images(layer: Block, phase: str, found: Findings, mean_file: MeanFile) -> Images:
+def _images(layer: Block, phase: str, found: Findings, mean_file: Content) -> Images:
     kind = text_of(layer, "type")
-    settings = View(layer).inside(SOURCES[kind])
+    settings = View(layer).inside(DATA[kind])
     moved = View(layer).inside("transform_param")
     for view in (settings, moved):
         _note_fields(view.block, found)
     if not settings.has("source"):
         example = 'source: "/path/to/lmdb"'
-        found.mistakes.add(layer.place, f"the layer has no `source` in `{SOURCES[kind]}`", f"write `{example}`")
+        found.mistakes.add(layer.place, f"the layer has no `source` in `{DATA[kind]}`", f"write `{example}`")
     batch = settings.whole("batch_size") if settings.has("batch_size") or kind == "ImageData" else None
     if batch is None:
-        found.mistakes.add(layer.place, f"the layer has no `batch_size` in `{SOURCES[kind]}`", "write `batch_size: 32`")
+        found.mistakes.add(layer.place, f"the layer has no `batch_size` in `{DATA[kind]}`", "write `batch_size: 32`")
     backend = settings.block.entries.get("backend")
     if kind == "Data" and settings.text("backend") == "LEVELDB":
         place = backend.place if backend else layer.place
@@ -128,14 +122,8 @@ def _note_fields(block: Block, found: Findings) -> None:
     for name, entry in block.entries.items():
         if name in IDLE:
             found.idle[name] = IDLE[name]
-        elif name in NOT_CARRIED and not _nothing(entry):
+        elif name in NOT_CARRIED and not says_nothing(entry):
             found.leave(entry.place, name, *NOT_CARRIED[name])
-
-
-def _nothing(entry: Entry) -> bool:
-    """Whether a field is written with a value that does nothing."""
-    values = [v.value for v in entry.values]
-    return bool(values) and not isinstance(values[0], Block) and all(v in (0, False) for v in values)
 
 
 def _note_list(settings: View, source: str, found: Findings) -> None:
@@ -160,7 +148,7 @@ def _lmdb_of(source: str) -> str:
 
 
 def transform(
-    settings: View, moved: View, phase: str, found: Findings, mean_file: MeanFile
+    settings: View, moved: View, phase: str, found: Findings, mean_file: Content
 ) -> tuple[tuple[Line, ...], int | None]:
     """The inside of transform_param, or of test_transform_param, and the channels that it implies.
 
@@ -203,7 +191,7 @@ def _crop(crop: View, moved: View, found: Findings) -> list[Line]:
     return []
 
 
-def _mean(where: View, moved: View, found: Findings, mean_file: MeanFile) -> tuple[list[Line], int | None]:
+def _mean(where: View, moved: View, found: Findings, mean_file: Content) -> tuple[list[Line], int | None]:
     if moved.numbers("mean_value"):
         entry = moved.block.entries["mean_value"]
         three = len(entry.values) == 3

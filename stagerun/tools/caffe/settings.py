@@ -146,8 +146,22 @@ def solver_settings(text: CaffeText, found: Findings) -> dict[str, Setting]:
             found.idle[name] = IDLE[name]
         elif name in NOT_CARRIED:
             found.leave(entry.place, name, *NOT_CARRIED[name])
-    result |= {s.name: s for s in (*_type(text, found), *_clip(text))}
-    return result
+    result |= {s.name: s for s in (*_type(text, found), *_clip(text), *_local_rate(view))}
+    return result | _warm_up_cut_short(view, result)
+
+
+def _warm_up_cut_short(view: View, made: dict[str, Setting]) -> dict[str, Setting]:
+    """Of a solver that ends within its warm-up, which a stage must not, the ramp to the rate that it comes to: the rates are the same."""
+    warm_up, end, base_lr = (view.number(name) or 0 for name in ("warmup_iter", "max_iter", "base_lr"))
+    if not 0 < end < warm_up:
+        return {}
+    start = view.number("warmup_start_lr") or 0.0
+    reached = start + (base_lr - start) * end / warm_up
+    comment = f"the warm-up of {warm_up:g} iterations to {base_lr:g} comes to this"
+    return {
+        "base_lr": _said(made["base_lr"], repr(reached), comment),
+        "warmup_iter": _said(made["warmup_iter"], f"{end:g}", f"{warm_up:g} of Caffe's, which ends before"),
+    }
 
 
 def _carried(text: CaffeText, entry: Entry, value: str) -> Setting:
@@ -181,6 +195,13 @@ def _clip(text: CaffeText) -> Iterable[Setting]:
     else:
         said = f"{written(entry)} of Caffe's, over iter_size {passes}"
         yield setting("clip_gradients", repr(limit / passes), entry.place, said, text.above(entry))
+
+
+def _local_rate(view: View) -> Iterable[Setting]:
+    """Caffe fits the step to the sum over iter_size."""
+    passes = view.whole("iter_size") or 1
+    if view.flag("local_lr_auto") and passes > 1:
+        yield setting("local_lr_passes", str(passes), view.place("iter_size"), "Caffe's iter_size")
 
 
 # For stages that continue from another, where what order images have is nothing random, or is made by the solver's seed.

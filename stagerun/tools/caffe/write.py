@@ -24,7 +24,8 @@ ORDER = (
     *OWN,
     *("weights", "solverstate"),
     *("batch_size", "device_batch_size", "type", "momentum", "momentum2", "rms_decay", "delta", "weight_decay"),
-    *("regularization_type", "local_lr_auto", "local_gw_ratio", "clip_gradients", "label_smoothing", "random_seed"),
+    *("regularization_type", "local_lr_auto", "local_gw_ratio", "local_lr_passes", "clip_gradients"),
+    *("label_smoothing", "random_seed"),
     *("param", "carry", "transform_param", "test_transform_param", "test_batch_size", "test_interval", "test_iter"),
     *("display", "snapshot"),
 )

@@ -72,7 +72,7 @@ def for_caffe(
         weights = for_rgb(weights, network)
     files = [caffe.caffemodel(model, weights, double, goes_on=len(paths) > 1)]
     if len(paths) > 1:
-        files.append(caffe.solverstate(stored, paths[0].name, double))
+        files.append(caffe.solverstate(stored, str(paths[0]), double))
     lines = [f"input: {pixels.order}: (0..255 - {_list(pixels.means)}) * {_list(pixels.factors)}"]
     lines += _mean_line(stored.stage.solver.test_transform)
     if stored.stage.solver.precision is Precision.FP64 and not double:

@@ -1,0 +1,118 @@
+"""`ignore_label` of a net of Caffe's, from records to weights and scores, against a restatement in numpy; and what isn't ignored."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from caffe_layers import softmax_loss
+from click.testing import CliRunner
+from ignoring import BATCH, CLASSES, IGNORE, IGNORED, IMAGES, LABELS, PASSES, RATE, SIDE, UPDATES, written
+from safetensors.numpy import load_file
+
+from stagerun.base import net
+from stagerun.base.errors import DataError
+from stagerun.base.net import Normalization
+from stagerun.cli import main
+from stagerun.data.index import save
+from stagerun.data.indexing import build
+from stagerun.data.preflight import preflight
+from stagerun.data.records import LmdbSource
+from stagerun.data.sampling import order_of
+from stagerun.language import load
+from stagerun.language.nets import ignored_in
+from stagerun.language.proto import caffe_pb2
+
+
+def pixels(folder: Path) -> np.ndarray:
+    records = LmdbSource(str(folder / "images"))
+    data = [caffe_pb2.Datum.FromString(bytes(records.get(i)[1])).data for i in range(IMAGES)]
+    return np.stack([np.frombuffer(one, np.uint8) for one in data]) / 256
+
+
+def trained(folder: Path, normalization: Normalization) -> tuple[np.ndarray, np.ndarray]:
+    """Weight and bias after the updates, in numpy: the mean of the device batches' gradients, each by its own normaliser."""
+    loss = net.SoftmaxWithLoss(ignore_label=IGNORED, normalization=normalization)
+    x, labels = pixels(folder), np.array(LABELS)
+    weight, bias = np.zeros((CLASSES, SIDE * SIDE)), np.zeros(CLASSES)
+    for update in range(UPDATES):
+        d_weight, d_bias = np.zeros_like(weight), np.zeros_like(bias)
+        for one in range(PASSES):
+            batch = [(update * PASSES * BATCH + one * BATCH + n) % IMAGES for n in range(BATCH)]
+            _, d = softmax_loss(loss, x[batch] @ weight.T + bias, labels[batch])
+            d_weight += d.T @ x[batch] / PASSES
+            d_bias += d.sum(0) / PASSES
+        weight, bias = weight - RATE * d_weight, bias - RATE * d_bias
+    return weight, bias
+
+
+def scores(folder: Path, weight: np.ndarray, bias: np.ndarray, normalization: Normalization) -> tuple[float, float]:
+    """(top-1, loss) over all images."""
+    logits, labels = pixels(folder) @ weight.T + bias, np.array(LABELS)
+    kept = labels != IGNORED
+    logits = logits[kept]
+    each = np.log(np.exp(logits).sum(1)) - logits[np.arange(len(logits)), labels[kept]]
+    return (logits.argmax(1) == labels[kept]).mean(), each.sum() / (
+        kept.sum() if normalization is Normalization.VALID else IMAGES
+    )
+
+
+@pytest.mark.parametrize("normalization", [Normalization.VALID, Normalization.FULL, Normalization.BATCH_SIZE])
+def test_what_is_ignored_counts_for_nothing_in_weights_and_scores(normalization: Normalization, tmp_path: Path) -> None:
+    folder = written(tmp_path / "s", loss=f"{IGNORE} normalization: {normalization.value}")
+    done = CliRunner().invoke(main, ["run", str(folder), "--out", str(tmp_path / "out"), "--nproc", "1"])
+    assert done.exit_code == 0, done.output
+    (snapshot,) = (tmp_path / "out" / "snapshots").glob("main-*")
+    found, (weight, bias) = load_file(snapshot / "model.safetensors"), trained(folder, normalization)
+    np.testing.assert_allclose(found["ip.weight"], weight, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(found["ip.bias"], bias, rtol=0, atol=1e-13)
+
+    done = CliRunner().invoke(main, ["eval", str(snapshot), "--json", "--per-class"])
+    assert done.exit_code == 0, done.output
+    (row,) = json.loads(done.stdout)["evaluations"]
+    top1, loss = scores(folder, weight, bias, normalization)
+    assert (row["images"], row["top1"]) == (len(LABELS) - LABELS.count(IGNORED), top1)
+    assert row["loss"] == pytest.approx(loss, abs=1e-12)
+    assert sum(one["images"] for one in row["classes"]) == row["images"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "found"),
+    [
+        ({"loss": "ignore_label: 9"}, "the label is 255, but num_classes is 3"),
+        ({"accuracy": ""}, "the label is 255, but num_classes is 3"),  # of an evaluation alone
+        ({"more": "loss { type: SOFTMAX }"}, "the label is 255, but num_classes is 3"),
+        ({"labels": [*LABELS[:-1], 254]}, "the label is 254, but num_classes is 3"),
+        ({"labels": [-1, *LABELS[1:]]}, "several labels, or none"),
+    ],
+)
+def test_any_other_label_is_a_mistake(texts: dict, found: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=found):
+        preflight(load(written(tmp_path / "s", **texts)))
+
+
+def test_minus_one_may_be_ignored(tmp_path: Path) -> None:
+    labels = [-1 if label == IGNORED else label for label in LABELS]
+    preflight(load(written(tmp_path / "s", "ignore_label: -1", "ignore_label: -1", labels=labels)))
+
+
+def test_an_ignored_image_is_of_no_class_that_is_drawn(tmp_path: Path) -> None:
+    folder = written(tmp_path / "s", more="sampling: BALANCED")
+    (folder / "schedule.prototxt").write_text("data { shuffle: true }" + (folder / "schedule.prototxt").read_text())
+    save(build(str(folder / "images")), str(folder / "images"))
+    schedule = load(folder)
+    drawn = order_of(LmdbSource(str(folder / "images")), schedule, schedule.stages[0]).at(0, 300)
+    assert IGNORED not in {LABELS[i] for i in drawn}
+    assert len({LABELS[i] for i in drawn}) == CLASSES
+
+
+def test_what_an_evaluation_ignores(tmp_path: Path) -> None:
+    def ignored(**texts: str) -> net.Ignored:
+        ignored.folder = ignored.folder / "more"  # type: ignore[attr-defined]
+        return ignored_in(load(written(ignored.folder, **texts)).stages[0])  # type: ignore[attr-defined]
+
+    ignored.folder = tmp_path  # type: ignore[attr-defined]
+    assert ignored(loss="", accuracy="") == net.ALL_COUNT
+    assert ignored() == net.Ignored(train=IGNORED, loss=IGNORED, accuracy=IGNORED)
+    assert ignored(accuracy="ignore_label: 1") == net.Ignored(train=IGNORED, loss=IGNORED, accuracy=1)
+    assert ignored(more="loss { type: SOFTMAX }") == net.Ignored(accuracy=IGNORED)

@@ -1,0 +1,96 @@
+"""Names of layers that torch's modules can't have: tensors are `LAYER.PART` all the same, in the state, in Caffe's files and out of them."""
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from drawn import examples
+from hypothesis import given
+
+from stagerun.base import caffe_blobs
+from stagerun.base.recipe import Model
+from stagerun.engine.weights_file import tensors_in
+from stagerun.language.net import net_of
+from stagerun.language.tree import quoted
+from stagerun.models.net import Network, build
+from stagerun.tools.weights.caffe import caffemodel
+
+NET = """
+layer {{ name: "data" type: "Input" top: "data" input_param {{ shape {{ dim: 1 dim: 2 dim: 3 dim: 3 }} }} }}
+layer {{ name: {0} type: "Convolution" bottom: "data" top: "a" convolution_param {{ num_output: 4 kernel_size: 2
+        weight_filler {{ type: "xavier" }} }} }}
+layer {{ name: {1} type: "BatchNorm" bottom: "a" top: "b" }}
+layer {{ name: {2} type: "Scale" bottom: "b" top: "c" scale_param {{ bias_term: true }} }}
+layer {{ name: {3} type: "InnerProduct" bottom: "c" top: "d" inner_product_param {{ num_output: 3
+        weight_filler {{ type: "xavier" }} }} }}
+"""
+NORM = ("running_mean", "running_var", "num_batches_tracked")
+PARTS = (("weight", "bias"), NORM, ("weight", "bias"), ("weight", "bias"))
+AWKWARD = [
+    *("train", "type", "forward", "training", "state_dict", "_train", "_modules", "weight", "__class__"),
+    *("a.", ".a", ".", "..", "", "a", "a.b", "a.b.c", "a.weight", "a.weight.bias", "a.bias", "train.x", "a.train", "a.momentum"),
+    *("a.running_mean", "a.batch_mean", "layer_with_another_name_0", "layer_with_another_name_1", "é/ü", "卷积", "a b\n\t\"'\\"),
+]  # fmt: skip
+LAYERS = st.sampled_from(AWKWARD) | st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=6
+)
+
+
+def network_of(names: list[str]) -> tuple[Network, Model]:
+    text = NET.format(*map(quoted, names))
+    net = net_of(text, (2, 3, 3))
+    model = Model(name="x", num_classes=3, net=net.text, input_shape=(2, 3, 3), moving_average_fraction=None, eps=None)
+    torch.manual_seed(1)
+    return build(net), model
+
+
+def same(one: dict, other: dict) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+@examples(60)
+@given(st.lists(LAYERS.filter(lambda name: name != "data"), min_size=4, max_size=4, unique=True))
+def test_any_name_from_net_to_caffemodel_and_back(names: list[str]) -> None:
+    network, model = network_of(names)
+    state = network.state_dict()
+    expected = {f"{name}.{part}" for name, parts in zip(names, PARTS, strict=True) for part in parts}
+    assert set(state) == expected
+    assert {*dict(network.named_parameters()), *dict(network.named_buffers())} - expected == {
+        f"{names[1]}.batch_mean",
+        f"{names[1]}.batch_var",
+    }
+    assert all(network.get_parameter(name) is value for name, value in network.named_parameters())
+    network(torch.randn(2, 2, 3, 3)).sum().backward()
+
+    data = caffemodel(model, state, double=False, goes_on=True)
+    assert [layer.name for layer in caffe_blobs.net_in(data).layers if layer.blobs] == names
+    file = tensors_in(data, "x.caffemodel")
+    assert set(file) == expected
+    again, _ = network_of(names)
+    again.load_state_dict(file)
+    assert same({**again.state_dict()}, {**file})
+    assert caffemodel(model, again.state_dict(), double=False, goes_on=True) == data
+
+
+def test_within_another_module() -> None:
+    network, _ = network_of(["train", "a.", "a..b", "a"])
+    around, other = torch.nn.Sequential(network), torch.nn.Sequential(network_of(["train", "a.", "a..b", "a"])[0])
+    state = around.state_dict()
+    assert "0.train.weight" in state and "0.a..b.bias" in state and "0.a..running_mean" in state
+    assert next(name for name, _ in around.named_parameters()) == "0.train.weight"
+    torch.manual_seed(2)
+    for tensor in other.parameters():
+        torch.nn.init.uniform_(tensor)
+    other.load_state_dict(state)
+    assert same(state, other.state_dict())
+
+
+def test_names_that_modules_can_have_are_theirs() -> None:
+    """And in the order that snapshots and sums of gradients have had."""
+    network, _ = network_of(["conv1", "inc.bn", "inc.scale", "inc"])
+    assert network._paths == {}
+    assert list(network.state_dict()) == [
+        "conv1.weight", "conv1.bias", "inc.weight", "inc.bias", "inc.bn.running_mean", "inc.bn.running_var",
+        "inc.bn.num_batches_tracked", "inc.scale.weight", "inc.scale.bias",
+    ]  # fmt: skip
+    with pytest.raises(AttributeError):
+        network.get_submodule("another")
