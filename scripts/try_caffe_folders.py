@@ -18,7 +18,6 @@ SIZES = {"mnist": (28, 1), "cifar": (32, 3)}  # by a word of the path; of others
 # One update of two images, and an evaluation.
 STEP = (
     "max_iter=1",
-    "warmup_iter=0",
     "batch_size=2",
     "device_batch_size=2",
     "test_batch_size=2",
@@ -68,9 +67,8 @@ def tried(solver: Path, top: Path, made: Path, step: bool) -> tuple[str, bool]:
         wrong = re.findall(r"^(\S+:\d+:\d+: .*)$", said, re.MULTILINE)
         return f"import: {code}: {'; '.join(one.replace(str(top) + '/', '') for one in wrong) or said[-300:]}", False
     stage = next(file.stem for file in sorted(out.glob("*.prototxt")) if "# From " in file.read_text())
-    given = [f"{stage}.{change}" for change in STEP]
-    if "warmup_iter:" in (out / f"{stage}.prototxt").read_text():  # no longer than the one update
-        given.append(f"{stage}.warmup_iter=1")
+    warm = "warmup_iter:" in (out / f"{stage}.prototxt").read_text()
+    given = [f"{stage}.{change}" for change in (*STEP, f"warmup_iter={int(warm)}")]  # no longer than the one update
     if '"?"' in (text := (out / "schedule.prototxt").read_text()):  # DummyData
         lmdb = str(images(made / "made-up", 256, 3))
         given += [f'data.train.source="{lmdb}"', *([f'data.val.source="{lmdb}"'] if text.count('"?"') > 1 else [])]
