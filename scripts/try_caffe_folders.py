@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from stagerun.data.synthetic import write_synthetic
@@ -17,7 +18,6 @@ SIZES = {"mnist": (28, 1), "cifar": (32, 3)}  # by a word of the path; of others
 # One update of two images, and an evaluation.
 STEP = (
     "max_iter=1",
-    "warmup_iter=0",
     "batch_size=2",
     "device_batch_size=2",
     "test_batch_size=2",
@@ -44,9 +44,10 @@ def main() -> int:
         if parts:
             solvers = [file for file in solvers if any(part in str(file.relative_to(top)) for part in parts)]
         for solver in solvers:
+            start = time.monotonic()
             outcome, fine = tried(solver, top, Path(made), step=not check)
             failed += not fine
-            print(f"{solver.relative_to(top)}\t{outcome}", flush=True)
+            print(f"{solver.relative_to(top)}\t{outcome}\t{time.monotonic() - start:.0f} s", flush=True)
     print(f"{len(solvers)} solvers: {len(solvers) - failed} passed, {failed} did not")
     return 0
 

@@ -90,7 +90,7 @@ def read_net(data: bytes | memoryview) -> CaffeNet:
 def read_state(data: bytes | memoryview) -> SolverState:
     iter, learned, step = 0, "", 0
     history: list[Blob] = []
-    for number, value in _fields(data):
+    for fields, (number, value) in enumerate(_fields(data), 1):
         if number == 1:
             iter = _whole(value)
         elif number == 2:
@@ -99,8 +99,8 @@ def read_state(data: bytes | memoryview) -> SolverState:
             history.append(_blob(_message(value), f"blob {len(history)} of the history"))
         elif number == 4:
             step = _whole(value)
-        if len(history) > MOST_LAYERS:
-            raise ValueError(f"it has more than {MOST_LAYERS} blobs of history")
+        if fields > MOST_LAYERS:
+            raise ValueError(f"it has more than {MOST_LAYERS} fields")
     return SolverState(iter, learned, tuple(history), step)
 
 

@@ -38,7 +38,7 @@ class Note:
 class StageStarted:
     stage: str
     number: int  # 1-based, of all stages
-    iter: int  # 0, or where it goes on
+    iter: int  # `begins`, or where it goes on
     max_iter: int
     start: str  # what its weights come from, in words
     batch_size: int
@@ -49,6 +49,7 @@ class StageStarted:
     # That rank 0 would send in an iteration whose gradients all workers add up uncompressed; 0 where every iteration does that.
     dense_bytes: int = 0
     gradients: str = ""  # how they are sent, in words; '' where they are added up as they are at every iteration
+    begins: int = 0  # the stage's first iteration: that of its `solverstate`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from stagerun.language.proto import stagerun_pb2
 from stagerun.language.tree import SCHEDULE, SOLVER, Block, Entry, Value, is_message
 
 LARGEST = 1_000_000  # bytes of a file
+BEGINNING = 4096  # bytes that show whether it is text
 MOST_MISTAKES = 100  # of one file; after that the file is probably something else
 
 CLOSING = {"{": "}", "<": ">", "[": "]"}
@@ -138,8 +139,12 @@ def parse(
     start = Span(path, 1, 1)
     nothing = Block(kind, start, broken=True)
     size = len(data)
+    # UTF-16 has such bytes too, and begins with one of its marks.
+    binary = isinstance(data, bytes) and b"\0" in data[:BEGINNING] and data[:2] not in (b"\xff\xfe", b"\xfe\xff")
+    not_text = "is it a .prototxt? a .caffemodel or .solverstate is not text"
     if size > LARGEST:
-        problems.add(start, f"the file is larger than {LARGEST // 1_000_000} MB", "is it a solver file?")
+        hint = not_text if binary else "is it a solver file or a net?"
+        problems.add(start, f"the file is larger than {LARGEST // 1_000_000} MB", hint)
         return nothing
     if isinstance(data, bytes):
         try:
@@ -148,7 +153,9 @@ def parse(
             before = data[: error.start].decode()
             span = Span(path, before.count("\n") + 1, len(before) - before.rfind("\n"))
             problems.file(path, data.decode(errors="replace"))
-            problems.add(span, f"byte 0x{data[error.start]:02x} is not UTF-8", "save the file as UTF-8")
+            problems.add(
+                span, f"byte 0x{data[error.start]:02x} is not UTF-8", not_text if binary else "save the file as UTF-8"
+            )
             return nothing
     else:
         text = data

@@ -1,5 +1,6 @@
 """The manual: what `stagerun help NAME` prints, from the comments of stagerun.proto. Pure."""
 
+import re
 import textwrap
 from collections.abc import Collection, Iterator, Mapping
 
@@ -14,6 +15,9 @@ from stagerun.language.proto.manual import COMMENTS
 from stagerun.language.ranges import CHOICES
 from stagerun.language.tree import is_message
 from stagerun.manual.pages import PAGES
+
+# Where the comment says what a change of the file's bytes does, "makes no snapshot stale" would be about its name alone.
+_FILE = re.compile("file of the same bytes|change of the file")
 
 _TYPES = {
     FieldDescriptor.TYPE_INT64: "whole number",
@@ -104,10 +108,11 @@ def _indented(name: str, margin: str = "  ") -> str:
 
 
 def _field(field: FieldDescriptor) -> str:
-    text = f"{_head(field)}\n{_indented(f'{field.containing_type.name}.{field.name}')}"
+    name = f"{field.containing_type.name}.{field.name}"
+    text = f"{_head(field)}\n{_indented(name)}"
     if other := partner(field):
         text += f"\n  See `{other}`: one of the two can be given."
-    if not tree.identity(field):
+    if not tree.identity(field) and not _FILE.search(COMMENTS.get(name, "")):
         text += "\n  Changing it makes no snapshot stale."
     if is_message(field):
         text += f"\n  Its fields: `stagerun help {field.message_type.name}`."

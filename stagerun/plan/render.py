@@ -5,6 +5,7 @@ import io
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
+from pathlib import PurePath
 
 from stagerun.base.recipe import Determinism, Memory, Sampling, Schedule, Solver, Stage, Sync
 from stagerun.base.shares import told
@@ -44,7 +45,7 @@ def title(plan: Plan) -> str:
 
 def _all_epochs(plan: Plan) -> float:
     enabled = [s for s in plan.stages if s.state is not State.DISABLED]
-    return sum(_epochs(s.stage, s.stage.solver.max_iter) for s in enabled)
+    return sum(_epochs(s.stage, s.stage.solver.max_iter - s.stage.begins) for s in enabled)
 
 
 def table_rows(plan: Plan) -> list[tuple[str, ...]]:
@@ -60,8 +61,8 @@ def table_rows(plan: Plan) -> list[tuple[str, ...]]:
                 stage.name,
                 starts_from(stage),
                 str(solver.max_iter),
-                f"{_epochs(stage, solver.max_iter):.2f}",
-                f"{rate(0):.4g} -> {rate(solver.max_iter - 1):.4g}",
+                f"{_epochs(stage, solver.max_iter - stage.begins):.2f}",
+                f"{rate(stage.begins):.4g} -> {rate(solver.max_iter - 1):.4g}",
                 course(solver, "weight_decay"),
                 augmentation(solver),
                 stage_state(planned),
@@ -108,8 +109,10 @@ def _kept_at(schedule: Schedule, stage: Stage) -> Iterator[str]:
 
 
 def starts_from(stage: Stage) -> str:
-    """`main@7638`, `main`, `seed`."""
-    return "seed" if stage.parent is None else label(stage.parent, stage.parent_iter)
+    """`main@7638`, `main`, `seed`, `lenet_iter_5000.solverstate`."""
+    if stage.parent is None:
+        return "seed" if stage.solver.solverstate is None else PurePath(stage.solver.solverstate).name
+    return label(stage.parent, stage.parent_iter)
 
 
 def _epochs(stage: Stage, iterations: int) -> float:
@@ -218,10 +221,10 @@ def carried_over(planned: PlannedStage) -> str:
     return ", ".join(parts)
 
 
-def moving_members(solver: Solver) -> dict[str, object]:
+def moving_members(solver: Solver, first: int = 0) -> dict[str, object]:
     """Momentum and weight decay of the first and the last update, where they move."""
     moving = [n for n in ("momentum", "weight_decay") if getattr(solver, f"{n}_policy") is not None]
-    ends = [(end, make_knobs(solver)(i)) for end, i in (("first", 0), ("last", solver.max_iter - 1))]
+    ends = [(end, make_knobs(solver)(i)) for end, i in (("first", first), ("last", solver.max_iter - 1))]
     return {f"{end}_{name}": getattr(knobs, name) for name in moving for end, knobs in ends}
 
 
@@ -246,14 +249,14 @@ def render_json(plan: Plan, remarks: Iterable[str] = (), beside: Mapping[str, ob
                 "from_iter": stage.parent_iter,
                 "group": stage.group,
                 "iterations": solver.max_iter,
-                "epochs": _epochs(stage, solver.max_iter),
-                "first_lr": rate(0),
+                "epochs": _epochs(stage, solver.max_iter - stage.begins),
+                "first_lr": rate(stage.begins),
                 "last_lr": rate(solver.max_iter - 1),
                 "batch_size": solver.batch_size,
                 "device_batch_size": solver.device_batch_size,
                 "momentum": solver.momentum,
                 "weight_decay": solver.weight_decay,
-                **moving_members(solver),
+                **moving_members(solver, stage.begins),
                 **({} if solver.compress is None else {"compress_param": plain(solver.compress)}),
                 **({} if solver.early_stop is None else {"earliest_end": solver.earliest_end}),
                 **({} if solver.loss is None else {"loss": plain(solver.loss)}),

@@ -81,7 +81,8 @@ def _size(model: Model) -> str:
     found = list(costs(of_model(model).train))
     adds, parameters = sum(cost.multiply_adds for cost in found), sum(cost.parameters for cost in found)
     shape = " x ".join(map(str, model.input_shape))
-    return f"{model.name}, {count(parameters, 'parameter')}, {adds / 1e6:.3g} million multiply-adds for an image of {shape}"
+    many = f"{adds / 1e9:.3g} billion" if adds >= 1e9 else f"{adds / 1e6:.3g} million"
+    return f"{model.name}, {count(parameters, 'parameter')}, {many} multiply-adds for an image of {shape}"
 
 
 def network_lines(schedule: Schedule, stage: Stage) -> Iterator[str]:

@@ -145,14 +145,14 @@ def _result(run: StageRun, state: TrainState, scores: Scores | None) -> StageFin
     def result() -> dict[str, Any]:
         assert run.worker.keeper is not None
         solver = run.stage.solver
-        first, last = make_knobs(solver)(0), make_knobs(solver)(state.iter - 1, state.plateau.drops)
+        first, last = make_knobs(solver)(run.stage.begins), make_knobs(solver)(state.iter - 1, state.plateau.drops)
         snapshot = _last_snapshot(run, state)
         seconds = run.seconds
         score, ema = (scores.trained, scores.ema) if scores else (None, None)
         finished = StageFinished(
             stage=run.stage.name,
             iterations=state.iter,
-            epochs=epochs(state.iter, run.stage.data.train.images, solver.batch_size),
+            epochs=epochs(state.iter - run.stage.begins, run.stage.data.train.images, solver.batch_size),
             first_lr=first.lr,
             last_lr=last.lr,
             weight_decay=first.weight_decay,
@@ -165,7 +165,7 @@ def _result(run: StageRun, state: TrainState, scores: Scores | None) -> StageFin
             ema_top5=ema.top5 if ema else None,
             ema_test_loss=finite(ema.loss) if ema else None,
             train_seconds=seconds,
-            images_per_second=state.iter * solver.batch_size / seconds if seconds else 0.0,
+            images_per_second=(state.iter - run.stage.begins) * solver.batch_size / seconds if seconds else 0.0,
             snapshot=snapshot,
             tested_on=tested_on(run.stage),
             last_weight_decay=None if last.weight_decay == first.weight_decay else last.weight_decay,

@@ -139,7 +139,7 @@ def earlier_tests(log: Path, stage: str) -> list[Tested]:
             match parsed and parsed[1]:
                 case StageStarted() as start if start.stage == stage:
                     last = start.iter if last is None else min(last, start.iter)
-                    if last == 0:
+                    if last == start.begins:
                         break
                 case Tested() as test if test.stage == stage and (last is None or test.iter <= last):
                     found.append(test)

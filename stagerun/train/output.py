@@ -259,7 +259,7 @@ def _inside(out: Path, life: Life) -> dict[str, list[Tested]]:
     """By stage, the newest evaluation that no StageFinished has followed: of the trained weights and of the averaged ones."""
     found: dict[str, list[Tested]] = {}
     start = newest_start(life)
-    if start is not None and start.iter > 0:  # in the lives before
+    if start is not None and start.iter > start.begins:  # in the lives before
         found[start.stage] = earlier_tests(out / LOG, start.stage)
     for event in life.of(Tested, StageFinished):
         if isinstance(event, StageFinished):

@@ -242,6 +242,7 @@ def _started(run: StageRun, dense: int) -> StageStarted | PieceStarted:
         train_seconds=run.seconds,
         dense_bytes=dense,
         gradients=sending(solver, run.stage.data.train.images),
+        begins=run.stage.begins,
     )
 
 

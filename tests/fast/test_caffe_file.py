@@ -160,6 +160,12 @@ def test_a_file_that_lies_is_one_error() -> None:
             caffe_blobs.shapes(caffe_file.read_net(data))
 
 
+def test_a_state_of_very_many_fields_is_not_read_to_its_end() -> None:
+    for field in (b"\xa2\x06\x00", b"\x1a\x00"):  # unknown ones took half a minute
+        with pytest.raises(ValueError, match="more than 100000 fields"):
+            caffe_file.read_state(field * 10_000_000)
+
+
 SMALL = FILES[-1].read_bytes()
 
 

@@ -52,6 +52,11 @@ def test_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     file.write_text(net_texts.DATA + net_texts.END.replace("LAST", "data"))
     code, _, err = shown(capsys, str(file))
     assert (code, "doesn't say the size of its images" in err) == (ExitCode.RECIPE, True)
+    assert "`--channels 1`" in err, "grey images would be shown with three channels"
+    for size in (3_000, 2_000_000):
+        (tmp_path / "net.caffemodel").write_bytes(b"\x0a\x05LeNet\x00\xa2" * (size // 9))
+        code, _, err = shown(capsys, str(tmp_path / "net.caffemodel"))
+        assert (code, "is it a .prototxt?" in err, err.count("hint:")) == (ExitCode.RECIPE, True, 1)
     code, _, err = shown(capsys, str(file), "--size", "big")
     assert (code, "it is not a size" in err) == (ExitCode.RECIPE, True)
     code, _, err = shown(capsys, str(tmp_path / "none.prototxt"))

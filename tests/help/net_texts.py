@@ -188,25 +188,28 @@ def googlenet() -> str:
     return net.end()
 
 
-def resnet50() -> str:
-    """As published, with the stride in the first convolution of a block."""
+def resnet50(intel: bool = False) -> str:
+    """As published, with the stride in the first convolution of a block; Intel's for many nodes has it in the second, and a bias in conv1."""
     net = Writer("ResNet-50", 3, 224)
 
     def normed(name: str, out: int, kernel: int, *bottom: str, relu: bool = True, **settings: object) -> str:
-        net.conv(name, out, kernel, *bottom, relu=False, bias_term="false", **settings)
-        net.layer(f"bn_{name}", "BatchNorm", top=net.last)
-        net.layer(f"scale_{name}", "Scale", top=net.last, inside="scale_param { bias_term: true }")
+        net.conv(name, out, kernel, *bottom, relu=False, **{"bias_term": "false"} | settings)
+        place = name if name == "conv1" else name.removeprefix("res")
+        under = "_" if name == "conv1" else ""
+        net.layer(f"bn{under}{place}", "BatchNorm", top=net.last)
+        net.layer(f"scale{under}{place}", "Scale", top=net.last, inside="scale_param { bias_term: true }")
         return net.relu(name) if relu else net.last
 
-    normed("conv1", 64, 7, stride=2, pad=3)
+    normed("conv1", 64, 7, stride=2, pad=3, bias_term=str(intel).lower())
     below = net.pool("pool1", 3, 2)
     for group, (count, width) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512)), 2):
         for i in range(count):
             name, stride = f"res{group}{'abcdef'[i]}", 2 if i == 0 and group > 2 else 1
-            beside = normed(f"{name}_1", 4 * width, 1, below, stride=stride, relu=False) if i == 0 else below
-            normed(f"{name}_2a", width, 1, below, stride=stride)
-            normed(f"{name}_2b", width, 3, pad=1)
-            normed(f"{name}_2c", 4 * width, 1, relu=False)
+            branch = f"{name}_branch"
+            beside = normed(f"{branch}1", 4 * width, 1, below, stride=stride, relu=False) if i == 0 else below
+            normed(f"{branch}2a", width, 1, below, stride=1 if intel else stride)
+            normed(f"{branch}2b", width, 3, pad=1, stride=stride if intel else 1)
+            normed(f"{branch}2c", 4 * width, 1, relu=False)
             net.layer(name, "Eltwise", beside, net.last)
             below = net.relu(name)
     net.pool("pool5", 7, 1, method="AVE")

@@ -9,6 +9,7 @@ import pytest
 import tiny
 import torch
 from click.testing import CliRunner
+from net_texts import resnet50
 
 from stagerun.base import caffe_blobs, caffe_file
 from stagerun.base.recipe import Model, Weights
@@ -179,3 +180,29 @@ def test_a_published_network_there_and_back(name: str) -> None:
     for key, value in file.items():
         if not key.endswith("num_batches_tracked"):
             assert torch.equal(value, weights[names[key]]), key
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["resnet50", "resnet50_intel_caffe"])
+def test_intels_net_answers_as_the_network_that_has_its_weights(name: str) -> None:
+    """Of torchvision's with the net's first pooling, which pads nothing."""
+    network = build(model := Model(name=name, num_classes=1000)).eval()
+    for key, tensor in network.state_dict().items():
+        if "bn" in key or key.startswith("conv1.") or "downsample.1" in key:  # zeros and ones by themselves
+            tensor.copy_(torch.rand(tensor.shape) + 0.1)
+    file = tensors_in(caffemodel(model, network.state_dict(), double=False), "x.caffemodel")
+    if name == "resnet50":
+        network.maxpool = torch.nn.MaxPool2d(3, 2, ceil_mode=True)
+    images = torch.randn(1, 3, 224, 224)
+    expected, answers = network(images), []
+    for intel in (True, False):
+        net = build_net(net_of(resnet50(intel), (3, 224, 224))).eval()
+        own = net.state_dict()
+        assert {key for key in own if key not in file} <= {"conv1.bias"}
+        net.load_state_dict(own | {key: value for key, value in file.items() if key in own})
+        answers.append(net(images))
+    largest = float(expected.abs().max())
+    torch.testing.assert_close(answers[0], expected, atol=1e-5 * largest, rtol=0)
+    assert (answers[1] - expected).abs().max() > 1e-2 * largest, (
+        "the stride in the 1x1 convolutions is another function"
+    )

@@ -94,6 +94,8 @@ def test_the_run_after_caffes_snapshot_and_a_resumed_one(data: Path, tmp_path: P
     folder = folder_of(tmp_path / "s", data)
     plan = stagerun("plan", folder, "--out", tmp_path / "a")
     assert plan.startswith("0") and "75 to do" in plan and "begins: at iteration 75" in plan, plan
+    (row,) = (line.split() for line in plan.splitlines() if line.startswith("a "))
+    assert row[:4] == ["a", "x.solverstate", "150", "1.00"], "75 of its iterations are an epoch"
     assert stagerun("run", folder, "--out", tmp_path / "a", "--nproc", 1, "--threads", 1).startswith("0")
     found = tensors(tmp_path / "a", 150, WEIGHTS)
     for name, value in caffe_blobs.tensors(caffe_file.read_net((GOLDEN / "end.caffemodel").read_bytes())).items():
@@ -111,6 +113,15 @@ def test_the_run_after_caffes_snapshot_and_a_resumed_one(data: Path, tmp_path: P
         again = tensors(tmp_path / "b", 150, file)
         for name, value in tensors(tmp_path / "a", 150, file).items():
             np.testing.assert_array_equal(again[name], value)
+    for out, resumes in (("a", None), ("b", "1")):
+        report = stagerun("report", tmp_path / out)
+        lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in report.splitlines()]
+        (head,), (cells,) = ([row for row in lines if row[:1] == [word]] for word in ("stage", "a"))
+        stage = dict(zip(head, cells, strict=True))
+        assert (stage["iterations"], stage["epochs"], stage.get("resumes")) == ("150", "1.00", resumes), report
+        seconds, unit = stage["time"].split()
+        assert unit != "s" or float(stage["images/s"]) == pytest.approx(75 * 64 / float(seconds), rel=0.1)
+        assert "without a line" not in report
 
 
 def test_a_sweep_of_rates_begins_with_it(data: Path, tmp_path: Path) -> None:

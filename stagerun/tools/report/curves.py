@@ -51,7 +51,8 @@ def extents(run: Run) -> tuple[tuple[str, float, float], ...]:
     """Name, first and last epoch of each stage that has started, as far as it will go."""
 
     def end(stage: StageHistory) -> float:
-        return stage.begin + stage.epochs * stage.max_iter / stage.iter if stage.iter else stage.begin
+        done = stage.iter - stage.begins
+        return stage.begin + stage.epochs * (stage.max_iter - stage.begins) / done if done > 0 else stage.begin
 
     return tuple((s.name, round(s.begin, 3), round(end(s), 3)) for s in started(run))
 

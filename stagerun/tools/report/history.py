@@ -91,6 +91,7 @@ class StageHistory:
     name: str
     start: str = ""
     begin: float = 0.0
+    begins: int = 0  # the first iteration, that of a `solverstate`
     max_iter: int = 0
     batch_size: int = 0
     trained: Trained | None = None  # where the log has updates of it
@@ -332,7 +333,7 @@ def notes(runs: Sequence[Run]) -> list[str]:
                 f"{run.label}: lines of log.jsonl with events that this version of stagerun doesn't know: {h.unknown}"
             )
         for stage in h.stages:
-            if stage.trained and (missing := stage.iter - stage.trained.updates):
+            if stage.trained and (missing := stage.iter - stage.begins - stage.trained.updates):
                 found.append(f"{run.label}: iterations of {stage.name} without a line in log.jsonl: {missing}")
             images = [test.images for _, test in stage.tests]
             if images and (least := min(images)) < max(images):

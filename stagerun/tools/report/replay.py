@@ -61,15 +61,21 @@ class _Stage:
     def batch_size(self) -> int:
         return self.started.batch_size if self.started else self.points.images[-1] if self.points.iter else 0
 
-    def value(self, size: int, begin: float, step: float | None, gone: bool, disabled: bool) -> StageHistory:
+    @property
+    def begins(self) -> int:
+        return self.started.begins if self.started else 0
+
+    def value(self, size: int, zero: float, step: float | None, gone: bool, disabled: bool) -> StageHistory:
+        """`zero`: the epoch of its iteration 0."""
         return StageHistory(
             name=self.name,
             start=self.start,
-            begin=begin,
+            begin=zero + self.begins * (step or 0.0),
+            begins=self.begins,
             max_iter=self.started.max_iter if self.started else self.finished.iterations if self.finished else 0,
             batch_size=self.batch_size,
-            trained=self.points.trained(size, begin, step),
-            tests=tuple((begin + key[0] * (step or 0.0), self.tests[key]) for key in sorted(self.tests)),
+            trained=self.points.trained(size, zero, step),
+            tests=tuple((zero + key[0] * (step or 0.0), self.tests[key]) for key in sorted(self.tests)),
             resumes=tuple(self.resumes),
             finished=self.finished,
             skips=self.finished.skips if self.finished else len(self.skips),
@@ -124,14 +130,15 @@ class _Reader:
         images = _epoch_images(stages)
         steps = {stage.name: stage.batch_size / images for stage in stages} if images else {}  # epochs per iteration
         size = chunk_size(sum(len(stage.points.iter) for stage in stages), most)
-        begins: dict[str, float] = {}
+        zeros: dict[str, float] = {}  # where the stage's iteration 0 is, or would be
         for stage in stages:
             place, name = parse_name(stage.start), stage.name
-            begin = begins.get(place.stage, 0.0) + place.iter * steps.get(place.stage, 0.0) if place else 0.0
-            begins[name] = begin
+            step = steps.get(name, 0.0)
+            zeros[name] = zeros.get(place.stage, 0.0) + place.iter * steps.get(place.stage, 0.0) if place else 0.0
+            zeros[name] -= step * stage.begins
             disabled = name in self.disabled
             gone = bool(self.planned) and name not in self.planned and not disabled
-            yield stage.value(size, begin, steps.get(name), gone, disabled)
+            yield stage.value(size, zeros[name], steps.get(name), gone, disabled)
 
     def values(self, most: int) -> Iterator[Life]:
         size = chunk_size(sum(len(life.work.time) for life in self.lives), most)
@@ -224,11 +231,11 @@ class _Reader:
         stage.started, stage.finished, stage.chosen = event, None, ""
         if back:  # the same life, and no new beginning
             return
-        if event.iter == 0:
+        if event.iter == event.begins:
             stage.rollbacks = 0
         self.ensembles = {k: e for k, e in self.ensembles.items() if event.stage not in e.members}
         life.start = life.start or f"{event.stage} {event.iter}"
-        if event.iter == 0:
+        if event.iter == event.begins:
             place, now = parse_name(event.start), self.names.get(event.start)
             stage.start = snapshot_name(*place._replace(stage=now)) if place and now else event.start
             stage.older = stage.attempt

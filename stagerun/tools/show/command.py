@@ -65,7 +65,8 @@ def _read(file: str, size: tuple[int, int] | None, channels: int | None) -> net.
     if problems:
         raise RecipeError(problems.all())
     if found is None:
-        raise UsageError(f"{file} doesn't say the size of its images", "give it: `--size 224`")
+        hint = "give it: `--size 224`" + " with `--channels 1` for grey ones" * (channels is None)
+        raise UsageError(f"{file} doesn't say the size of its images", hint)
     return found
 
 

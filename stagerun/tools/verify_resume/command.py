@@ -311,7 +311,7 @@ class _Trial:
             hit="" if code == ExitCode.DONE else hit,
             at=course.place(done),
             code=code,
-            inside=bool(starting) and starting[0].iter > 0,
+            inside=bool(starting) and starting[0].iter > getattr(starting[0], "begins", 0),
         )
         self.lives.append(lived)
         self._say(life_line(len(self.lives), lived))

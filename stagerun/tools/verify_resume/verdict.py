@@ -182,7 +182,8 @@ def went_on(events: Timed) -> bool:
     """Whether the life with these events started from what another had left on disk, and not from the seed."""
     for _, event in events:
         if isinstance(event, StageStarted | PieceStarted):
-            return event.iter > 0 or not event.start.startswith("seed ")
+            begins = event.begins if isinstance(event, StageStarted) else 0
+            return event.iter > begins or not event.start.startswith("seed ")
         if isinstance(event, Tested):  # of a stage that was finished but for that
             return True
     return False

@@ -238,8 +238,8 @@ class MLLog:
         """Whether a line of an earlier life is still true where a stage with these settings starts or goes on."""
         if entry.stage != event.stage:
             return not entry.stage or entry.stage in self.legs
-        if event.iter == 0:
-            return entry.iter == 0 and entry.key in current and entry.value == current[entry.key]
+        if event.iter == event.begins:
+            return entry.iter == event.begins and entry.key in current and entry.value == current[entry.key]
         return entry.iter <= event.iter
 
     def _open_epoch(self, stage: str) -> int | None:
