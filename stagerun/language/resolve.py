@@ -587,7 +587,10 @@ def _records(path: str) -> int:
     """The records of the LMDB in a folder, by its two meta pages; or the images in its class folders. DataError, UsageError,
     PermissionDenied."""
     if is_class_folder(path):
-        return len(small(path).names)
+        try:
+            return len(small(path).names)
+        except DataError as error:  # it is here, so that its own hint helps, not that for an LMDB elsewhere
+            raise UsageError(error.message, error.hint) from None
     found = check_file(path)
     if not found:
         raise DataError(f"{path}: the LMDB is empty")
