@@ -15,9 +15,10 @@ from contextlib import contextmanager, suppress
 from importlib import import_module, invalidate_caches
 from importlib.abc import MetaPathFinder, SourceLoader
 from importlib.machinery import ModuleSpec
-from importlib.util import spec_from_file_location
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from multiprocessing import spawn
 from os.path import abspath, basename, dirname, join, normpath
-from types import CodeType, ModuleType, TracebackType
+from types import CodeType, FrameType, ModuleType, TracebackType
 from typing import Any, TypeVar
 
 from stagerun.base.code import Code, Sources
@@ -33,7 +34,7 @@ def function_of(code: Code, sources: Sources) -> Callable[..., Any]:
     """The function that `code` names, of its file in `sources` or of an installed package, which is imported. UsageError."""
     with _lock:
         _local.use(sources)
-    module = _guarded(code, sources, None, import_module, code.module)
+    module = _guarded(code, sources, None, _imported if code.file else import_module, code.module)
     found = getattr(module, code.function, None)
     if not callable(found):
         message = f"{_place(code, sources)}: it has no function `{code.function}`"
@@ -84,9 +85,7 @@ def parameters_of(function: Callable[..., Any]) -> tuple[tuple[str, ...], bool]:
 def refusal(code: Code, sources: Sources, function: Callable[..., Any] | None, message: str, hint: str) -> UsageError:
     """What is wrong with what a function of the user's returned, at the function's own line."""
     file, line = _defined(function, sources) if function is not None else ("", 0)
-    source = _source_line(file, line, sources)
-    where = f"{file}:{line}" if file else _place(code, sources)
-    return UsageError(f"{where}: {message}" + (f"\n  {source}" if source else ""), hint)
+    return UsageError(_placed(file or _place(code, sources), line, message, sources), hint)
 
 
 def line_in(text: str, sources: Sources) -> str:
@@ -120,6 +119,44 @@ class _Loader(SourceLoader):
         return code
 
 
+def _imported(name: str) -> ModuleType:
+    """A file of the schedule, without the lock that an import holds: a pool that the file starts and uses pickles its functions in a
+    thread of its own, which would wait for that lock for ever."""
+    parent, _, last = name.rpartition(".")
+    above = import_module(parent) if parent else None
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = find_spec(name)
+    if spec is None or spec.loader is None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    module = sys.modules[name] = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    if above is not None:
+        setattr(above, last, module)
+    return module
+
+
+def _refuse_spawned(prepared: Callable[[str], T]) -> Callable[[str], T]:
+    """What multiprocessing asks before it starts a process that inherits no modules; wrapped, with an error where a schedule's file asks for
+    one. Such a process could not import that file: a pool would start one after the other for ever."""
+
+    def refuse(name: str) -> T:
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            if file := _shown(frame.f_code.co_filename, _NO_CODE, _local.sources):
+                text = "a process that is started by `spawn` or `forkserver` can't import this file"
+                hint = 'take threads (`ThreadPoolExecutor`), or processes of `multiprocessing.get_context("fork")`'
+                raise UsageError(_placed(file, frame.f_lineno, text, _local.sources), hint)
+            frame = frame.f_back
+        return prepared(name)
+
+    return refuse
+
+
 class _Local(MetaPathFinder):
     """Finds the files of one schedule before anything that is installed."""
 
@@ -133,6 +170,7 @@ class _Local(MetaPathFinder):
         """Forgets the modules of another schedule."""
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
+            spawn.get_preparation_data = _refuse_spawned(spawn.get_preparation_data)  # type: ignore[assignment]
         if sources == self.sources:
             return
         for files in (self.sources.files, sources.files):
@@ -159,6 +197,7 @@ class _Local(MetaPathFinder):
 
 
 _CHANNELS = re.compile(r"to have (1|3) channels, but got (1|3) channels")  # of the images, not of a layer inside
+_NO_CODE = Code("-", "", "")
 _lock = threading.Lock()
 _local = _Local()
 
@@ -191,9 +230,13 @@ def explained(
     what = f"{type(error).__name__}: {error}".rstrip(": ") if str(error) else type(error).__name__
     if isinstance(error, SyntaxError):
         what = f"this is not Python: {error.msg}"
-    where = f"{file}:{line}" if file else _place(code, sources)
+    return UsageError(_placed(file or _place(code, sources), line, what, sources), _hint(error, code, owner))
+
+
+def _placed(file: str, line: int, message: str, sources: Sources) -> str:
+    """A message with its place and that line; `line` is 0 where none is known."""
     source = _source_line(file, line, sources)
-    return UsageError(f"{where}: {what}" + (f"\n  {source}" if source else ""), _hint(error, code, owner))
+    return f"{file}{f':{line}' if line else ''}: {message}" + (f"\n  {source}" if source else "")
 
 
 def _place(code: Code, sources: Sources) -> str:
