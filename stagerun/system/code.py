@@ -16,7 +16,7 @@ from importlib import import_module, invalidate_caches
 from importlib.abc import MetaPathFinder, SourceLoader
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
-from multiprocessing import spawn
+from multiprocessing import active_children, spawn
 from os.path import abspath, basename, dirname, join, normpath
 from types import CodeType, FrameType, ModuleType, TracebackType
 from typing import Any, TypeVar
@@ -28,6 +28,7 @@ T = TypeVar("T")
 
 # Seconds after which a user is told that his code is still at work.
 _PATIENCE_S = 30.0
+_LAST_PATIENCE_S = 5.0
 
 
 def function_of(code: Code, sources: Sources) -> Callable[..., Any]:
@@ -56,11 +57,9 @@ def patiently(code: Code, sources: Sources | None, rank: int) -> Iterator[None]:
     thread = threading.get_ident()
 
     def say() -> None:
-        where, frame = "", sys._current_frames().get(thread)
-        while frame is not None and not where:
-            file = _shown(frame.f_code.co_filename, code, sources or Sources())
-            where, frame = f"{file}:{frame.f_lineno}" if file else "", frame.f_back
-        print(f"{where or code} is still at work after {_PATIENCE_S:g} s", file=sys.stderr, flush=True)
+        file, line = _at(sys._current_frames().get(thread), code, sources or Sources())
+        where = f"{file}:{line}" if file else code
+        print(f"{where} is still at work after {_PATIENCE_S:g} s", file=sys.stderr, flush=True)
 
     timer = threading.Timer(_PATIENCE_S, say)
     timer.daemon = True
@@ -70,6 +69,30 @@ def patiently(code: Code, sources: Sources | None, rank: int) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+def end_soon(code: int) -> None:
+    """Ends the process with `code` after a while, if it lives so long: Python waits at its end for threads and processes that a schedule's
+    file has started, for ever if need be, and stop signals do nothing by then."""
+
+    def end() -> None:
+        for frame in sys._current_frames().values():
+            file, line = _at(frame, _NO_CODE, _local.sources)
+            if file:
+                print(f"{file}:{line}: the thread is still at work, and is ended", file=sys.stderr, flush=True)
+        for child in active_children():
+            print(
+                f"a process that the schedule's Python started is still at work, and is ended: {child.pid}",
+                file=sys.stderr,
+                flush=True,
+            )
+            child.kill()
+        os._exit(code)
+
+    sys.stdout.flush()
+    timer = threading.Timer(_LAST_PATIENCE_S, end)
+    timer.daemon = True
+    timer.start()
 
 
 def parameters_of(function: Callable[..., Any]) -> tuple[tuple[str, ...], bool]:
@@ -145,13 +168,11 @@ def _refuse_spawned(prepared: Callable[[str], T]) -> Callable[[str], T]:
     one. Such a process could not import that file: a pool would start one after the other for ever."""
 
     def refuse(name: str) -> T:
-        frame: FrameType | None = sys._getframe()
-        while frame is not None:
-            if file := _shown(frame.f_code.co_filename, _NO_CODE, _local.sources):
-                text = "a process that is started by `spawn` or `forkserver` can't import this file"
-                hint = 'take threads (`ThreadPoolExecutor`), or processes of `multiprocessing.get_context("fork")`'
-                raise UsageError(_placed(file, frame.f_lineno, text, _local.sources), hint)
-            frame = frame.f_back
+        file, line = _at(sys._getframe(), _NO_CODE, _local.sources)
+        if file:
+            text = "a process that is started by `spawn` or `forkserver` can't import this file"
+            hint = 'take threads (`ThreadPoolExecutor`), or processes of `multiprocessing.get_context("fork")`'
+            raise UsageError(_placed(file, line, text, _local.sources), hint)
         return prepared(name)
 
     return refuse
@@ -259,6 +280,15 @@ def _shown(filename: str, code: Code, sources: Sources) -> str:
         if any(normpath(filename).startswith(str(path)) for path in inside):
             return filename
     return ""
+
+
+def _at(frame: FrameType | None, code: Code, sources: Sources) -> tuple[str, int]:
+    """The innermost place in the user's files that a thread is at; ('', 0) if it is at none."""
+    while frame is not None:
+        if file := _shown(frame.f_code.co_filename, code, sources):
+            return file, frame.f_lineno
+        frame = frame.f_back
+    return "", 0
 
 
 def _place_of(error: BaseException, code: Code, sources: Sources) -> tuple[str, int] | None:
