@@ -9,7 +9,7 @@ from dataclasses import asdict
 from stagerun.base.recipe import Determinism, Memory, Sampling, Schedule, Solver, Stage, Sync
 from stagerun.base.shares import told
 from stagerun.base.snapshots import SnapshotRef
-from stagerun.base.text import columns, count
+from stagerun.base.text import between, columns, count
 from stagerun.base.units import epochs
 from stagerun.language.values import plain
 from stagerun.plan.described import augmentation, augmentation_changes, course, crop_size_ramp, described
@@ -18,7 +18,7 @@ from stagerun.plan.gradients import compression
 from stagerun.plan.hazards import joints, notes, solver_changes
 from stagerun.plan.meeting import pushes, replicas, starts_between
 from stagerun.plan.plan import Lost, Plan, PlannedStage, State
-from stagerun.plan.planned import label
+from stagerun.plan.planned import iterations_text, label
 from stagerun.plan.weights_table import network_lines
 from stagerun.schedule import boundaries, learning_rate, make_knobs, synchronisations, warm_up_end
 
@@ -35,16 +35,17 @@ def title(plan: Plan) -> str:
     """How much there is of what: the line above the table."""
     schedule, off = plan.schedule, sum(s.state is State.DISABLED for s in plan.stages)
     stages = count(len(plan.stages) - off, "stage")
-    lengths = f"{stages}, {count(plan.iterations, 'iteration')}, {_all_epochs(plan):.2f} epochs"
+    lengths = f"{stages}, {iterations_text(plan.least, plan.iterations)}, {_all_epochs(plan)} epochs"
     images = " or ".join(str(source.images) for source in schedule.training_sets[:-1])
     images += " or " * bool(images) + count(schedule.training_sets[-1].images, "image")
     text = f"{schedule.name}: {lengths} of {images}"
     return f"{text}; {count(off, 'stage')} not enabled" if off else text
 
 
-def _all_epochs(plan: Plan) -> float:
+def _all_epochs(plan: Plan) -> str:
     enabled = [s for s in plan.stages if s.state is not State.DISABLED]
-    return sum(_epochs(s.stage, s.stage.solver.max_iter) for s in enabled)
+    least, most = (sum(_epochs(s.stage, s.length[end]) for s in enabled) for end in (0, 1))
+    return between(least, most, ".2f")
 
 
 def table_rows(plan: Plan) -> list[tuple[str, ...]]:
@@ -59,17 +60,17 @@ def table_rows(plan: Plan) -> list[tuple[str, ...]]:
             (
                 stage.name,
                 starts_from(stage),
-                str(solver.max_iter),
-                f"{_epochs(stage, solver.max_iter):.2f}",
-                f"{rate(0):.4g} -> {rate(solver.max_iter - 1):.4g}",
+                between(*planned.length),
+                between(*(_epochs(stage, iterations) for iterations in planned.length), ".2f"),
+                f"{rate(0):.4g} -> {rate(planned.length[1] - 1):.4g}",
                 course(solver, "weight_decay"),
                 augmentation(solver),
                 stage_state(planned),
             )
         )
     rows += [_piece(piece) for piece in plan.pieces]
-    epochs_in_all = f"{_all_epochs(plan):.2f}"
-    rows.append(("total", "", str(plan.iterations), epochs_in_all, "", "", "", f"{plan.iterations_left} to do"))
+    to_do = f"{between(plan.least_left, plan.iterations_left)} to do"
+    rows.append(("total", "", between(plan.least, plan.iterations), _all_epochs(plan), "", "", "", to_do))
     return rows
 
 
@@ -95,7 +96,7 @@ def going_on(plan: Plan) -> str:
     said += [f"goes on with {name}" for name in work[:1]] or ["evaluations to do"]
     said += [f"then {', '.join(work[1:])}"] * bool(work[1:])
     lines = [f"{plan.schedule.name}: {'; '.join(said)}"]
-    lines.append(f"{plan.iterations_left} of {count(plan.iterations, 'iteration')} to do")
+    lines.append(f"{plan.left} to do")
     notable = (s for s in plan.stages if s.again or s.kept or s.state in (State.STALE, State.NOT_CHOSEN))
     return "\n".join(lines + [f"{s.stage.name}: {stage_state(s)}{f', {s.why}' if s.why else ''}" for s in notable])
 
@@ -245,17 +246,21 @@ def render_json(plan: Plan, remarks: Iterable[str] = (), beside: Mapping[str, ob
                 "from": stage.parent,
                 "from_iter": stage.parent_iter,
                 "group": stage.group,
-                "iterations": solver.max_iter,
-                "epochs": _epochs(stage, solver.max_iter),
+                "iterations": planned.length[1],
+                "epochs": _epochs(stage, planned.length[1]),
                 "first_lr": rate(0),
-                "last_lr": rate(solver.max_iter - 1),
+                "last_lr": rate(planned.length[1] - 1),
                 "batch_size": solver.batch_size,
                 "device_batch_size": solver.device_batch_size,
                 "momentum": solver.momentum,
                 "weight_decay": solver.weight_decay,
                 **moving_members(solver),
                 **({} if solver.compress is None else {"compress_param": plain(solver.compress)}),
-                **({} if solver.early_stop is None else {"earliest_end": solver.earliest_end}),
+                **(
+                    {}
+                    if solver.early_stop is None
+                    else {"earliest_end": solver.earliest_end, "least_iterations": planned.length[0]}
+                ),
                 **({} if solver.loss is None else {"loss": plain(solver.loss)}),
                 **(
                     {}
@@ -278,11 +283,13 @@ def render_json(plan: Plan, remarks: Iterable[str] = (), beside: Mapping[str, ob
                 "notes": notes(schedule, stage),
             }
         )
+    stops = any(planned.stage.solver.early_stop is not None for planned in plan.stages)
     whole = {
         "schedule": schedule.name,
         "images": schedule.training_sets[0].images,
         "iterations": plan.iterations,
         "iterations_left": plan.iterations_left,
+        **({"least_iterations": plan.least, "least_iterations_left": plan.least_left} if stops else {}),
         "stages": stages,
         "again": [
             {"name": p.stage.name, "iter": p.iter, "until": p.until, "for": list(p.children)} for p in plan.pieces
@@ -317,7 +324,7 @@ def csv_rows(plan: Plan) -> Iterator[str]:
             continue
         solver, name, images = planned.stage.solver, planned.stage.name, planned.stage.data.train.images
         knobs = make_knobs(solver)
-        for iter in range(solver.max_iter):
+        for iter in range(planned.length[1]):
             k = knobs(iter)
             # A plan knows how many images were left out, but not where.
             skipped = planned.skipped if iter >= planned.iter else planned.skipped_before
