@@ -54,15 +54,15 @@ def table_rows(plan: Plan) -> list[tuple[str, ...]]:
         ("stage", "from", "iterations", "epochs", "LR first -> last", "decay", "augmentation", "state")
     ]
     for planned in plan.stages:
-        stage, solver = planned.stage, planned.stage.solver
+        stage, solver, (least, most) = planned.stage, planned.stage.solver, planned.length
         rate = learning_rate(solver)
         rows.append(
             (
                 stage.name,
                 starts_from(stage),
-                between(*planned.length),
-                between(*(_epochs(stage, iterations) for iterations in planned.length), ".2f"),
-                f"{rate(0):.4g} -> {rate(planned.length[1] - 1):.4g}",
+                between(least, most),
+                between(_epochs(stage, least), _epochs(stage, most), ".2f"),
+                f"{rate(0):.4g} -> {rate(most - 1):.4g}",
                 course(solver, "weight_decay"),
                 augmentation(solver),
                 stage_state(planned),
