@@ -6,14 +6,13 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 
-from stagerun.base.recipe import Determinism, Memory, Sampling, Schedule, Solver, Stage, Sync
+from stagerun.base.recipe import Determinism, Memory, Metric, Sampling, Schedule, Solver, Stage, Sync
 from stagerun.base.shares import told
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.base.text import between, columns, count
 from stagerun.base.units import epochs
 from stagerun.language.values import plain
-from stagerun.plan.described import augmentation, augmentation_changes, course, crop_size_ramp, described
-from stagerun.plan.endings import ends, loss
+from stagerun.plan.described import augmentation, augmentation_changes, course, crop_size_ramp, described, loss
 from stagerun.plan.gradients import compression
 from stagerun.plan.hazards import joints, notes, solver_changes
 from stagerun.plan.meeting import pushes, replicas, starts_between
@@ -152,7 +151,7 @@ def _details(plan: Plan, planned: PlannedStage) -> str:
         lines.append(f"  {growing}")
     lines += [f"  {line}" for line in network_lines(plan.schedule, stage)]
     lines += [f"  images: {text}" for text in _other_images(plan.schedule, planned)]
-    lines += [f"  {line}" for line in (loss(solver), ends(planned)) if line]
+    lines += [f"  {line}" for line in (loss(solver), _ends(planned)) if line]
     if stage.parent is not None:
         lines.append(f"  carried over from {starts_from(stage)}: {carried_over(planned)}")
         if between := starts_between(plan.schedule, stage):
@@ -206,6 +205,28 @@ def _environment(schedule: Schedule, ref: SnapshotRef) -> str:
     """What the bits depend on besides the recipe; with ELASTIC, the number of workers isn't in it."""
     passed_over = ("workers",) if schedule.determinism is Determinism.ELASTIC else ()
     return ", ".join(f"{name} {value}" for name, value in sorted(ref.environment.items()) if name not in passed_over)
+
+
+def _ends(planned: PlannedStage) -> str:
+    """Where the stage ends at the earliest and at the latest, or has ended; '' without `early_stop`."""
+    solver, how = planned.stage.solver, planned.stage.solver.early_stop
+    if how is None:
+        return ""
+
+    def at(iter: int) -> str:
+        return f"{iter} ({_epochs(planned.stage, iter):.2f} epochs)"
+
+    if planned.state is State.DONE and planned.iter < solver.max_iter:
+        return f"ended at iteration {at(planned.iter)} by early_stop, of {at(solver.max_iter)}"
+    unit = "" if how.metric is Metric.LOSS else " %"
+    better = how.metric.value + (f" (by more than {how.min_delta:g}{unit})" if how.min_delta else "")
+    waits = count(how.patience_iter, "iteration")
+    if solver.earliest_end >= solver.max_iter:
+        return f"early_stop never ends it: {waits} without a better {better} are too long for {at(solver.max_iter)}"
+    return (
+        f"ends after {waits} without a better {better}: at {at(solver.earliest_end)} at the earliest, "
+        f"{at(solver.max_iter)} at the latest"
+    )
 
 
 def carried_over(planned: PlannedStage) -> str:
