@@ -72,22 +72,20 @@ def patiently(code: Code, sources: Sources | None, rank: int) -> Iterator[None]:
 
 
 def end_soon(code: int) -> None:
-    """Ends the process with `code` after a while, if it lives so long: Python waits at its end for threads and processes that a schedule's
-    file has started, for ever if need be, and stop signals do nothing by then."""
+    """Ends the process with `code` after a while, if threads or processes that a schedule's file has started keep it so long: Python waits
+    for them at its end, for ever if need be, and stop signals do nothing by then."""
 
     def end() -> None:
-        for frame in sys._current_frames().values():
-            file, line = _at(frame, _NO_CODE, _local.sources)
-            if file:
-                print(f"{file}:{line}: the thread is still at work, and is ended", file=sys.stderr, flush=True)
-        for child in active_children():
-            print(
-                f"a process that the schedule's Python started is still at work, and is ended: {child.pid}",
-                file=sys.stderr,
-                flush=True,
-            )
+        places = (_at(frame, _NO_CODE, _local.sources) for frame in sys._current_frames().values())
+        left = [f"{file}:{line}: the thread" for file, line in places if file]
+        children = active_children()
+        left += [f"process {child.pid}, which the schedule's Python started," for child in children]
+        for one in left:
+            print(f"{one} is still at work, and is ended", file=sys.stderr, flush=True)
+        for child in children:
             child.kill()
-        os._exit(code)
+        if left:
+            os._exit(code)
 
     sys.stdout.flush()
     timer = threading.Timer(_LAST_PATIENCE_S, end)
@@ -160,7 +158,7 @@ def _imported(name: str) -> ModuleType:
         raise
     if above is not None:
         setattr(above, last, module)
-    return module
+    return sys.modules.get(name, module)  # a module may put another object in its place
 
 
 def _refuse_spawned(prepared: Callable[[str], T]) -> Callable[[str], T]:
