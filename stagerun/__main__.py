@@ -34,14 +34,21 @@ def main() -> None:
     signals.release()  # our launcher starts its workers with these signals blocked
     from stagerun.cli import main as command
 
+    code: object = 1  # Python's own, of an exception that is shown by it
     try:
         if not runs:
             signals.interrupt()
         command()
+        code = 0
+    except SystemExit as ended:
+        code = ended.code
+        raise
     except KeyboardInterrupt:  # before a command has started, or after it
         signals.end_at_once(_INTERRUPTED, "" if silent else "interrupted")
     finally:
         signals.settle()  # while the interpreter is taken down: the exit code is settled, too
+        if (users := sys.modules.get("stagerun.system.code")) is not None and isinstance(code, int):
+            users.end_soon(code)
 
 
 if __name__ == "__main__":

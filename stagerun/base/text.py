@@ -129,6 +129,16 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def between(least: float, most: float, form: str = "") -> str:
+    """`12 to 40`; `40` if both look the same.
+
+    >>> between(12, 40), between(0.999, 1.001, ".2f")
+    ('12 to 40', '1.00')
+    """
+    low, high = f"{least:{form}}", f"{most:{form}}"
+    return high if low == high else f"{low} to {high}"
+
+
 def first(lines: Sequence[str], most: int = 20) -> list[str]:
     """The first lines, and how many more there are."""
     return [*lines[:most], *([f"and {len(lines) - most} more"] if len(lines) > most else [])]

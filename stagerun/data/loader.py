@@ -20,6 +20,7 @@ from stagerun.data import transform
 from stagerun.data.bad_records import Bad, BadRecords, Undecodable, stopping
 from stagerun.data.datum import DecodedPicture, Image, Picture
 from stagerun.data.pictures import Decoded, Pictures, finished_size
+from stagerun.data.pixels import Draw
 from stagerun.data.python_transform import PythonTransform
 from stagerun.data.records import Records, spread
 from stagerun.data.stream import Batch, Buffers, Stream
@@ -188,8 +189,8 @@ class Loader:
         """Record i as image n of the batch."""
         made, out = job.made, job.made.images[n]
         picture, label = self._open(i, job.positions[n])
-        draw = self._pictures.draw(i, picture, None if job.numbers is None else job.numbers[n], job.param)
-        self._check_shape(i, finished_size(draw, picture), out.shape)
+        draw = self._draw(i, job.positions[n], picture, None if job.numbers is None else job.numbers[n], job.param)
+        self._check_shape(i, job.positions[n], finished_size(draw, picture), out.shape)
         if self._augment is None or job.colours is None:
             self._pictures.finish(i, picture, draw, out)
         else:
@@ -210,6 +211,18 @@ class Loader:
             whole = self._pictures.whole(i, picture)
             picture = DecodedPicture(self._python(whole, self._seed, position, lambda: self._pictures.place(i)))
         return picture, label
+
+    def _draw(
+        self, i: int, position: int, picture: Picture, numbers: order.UInt64 | None, param: Transform | None = None
+    ) -> Draw:
+        """What is done to record i's picture, as `_open` gave it."""
+        if self._python is None:
+            return self._pictures.draw(i, picture, numbers, param)
+        try:
+            return transform.draw(param or self._transform, numbers, picture.height, picture.width)
+        except DataError as error:
+            hint = "return a larger image, or have `random_resize_param` enlarge it"
+            raise self._python.wrong_size(error.message, hint, position, self._pictures.place(i)) from None
 
     def _or_another(self, i: int, position: int, use: Callable[[int], T]) -> T:
         """`use(i)`; where i is a bad record and may be replaced, `use` of another, drawn from the seed and the position."""
@@ -239,18 +252,20 @@ class Loader:
 
         def shape(i: int) -> tuple[int, int]:
             picture, _ = self._open(i, position)
-            return finished_size(self._pictures.draw(i, picture, None if numbers is None else numbers[0]), picture)
+            return finished_size(self._draw(i, position, picture, None if numbers is None else numbers[0]), picture)
 
         return self._or_another(i, position, shape)
 
-    def _check_shape(self, i: int, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
-        if shape[:2] != expected[:2]:
-            raise DataError(
-                f"{self._pictures.place(i)}: the image is {shape[0]} x {shape[1]} pixels (height x width), others are "
-                f"{expected[0]} x {expected[1]}",
-                "make them of one size with `stagerun data import --resize-height N --resize-width N`, or cut squares of one size "
-                "out of them with `crop_size` in transform_param",
-            )
+    def _check_shape(self, i: int, position: int, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+        if shape[:2] == expected[:2]:
+            return
+        text = f"the image is {shape[0]} x {shape[1]} pixels (height x width), others are {expected[0]} x {expected[1]}"
+        crop = "cut squares of one size out of them with `crop_size` in transform_param"
+        if self._python is not None:
+            hint = f"return images of one size, or {crop}"
+            raise self._python.wrong_size(text, hint, position, self._pictures.place(i))
+        hint = f"make them of one size with `stagerun data import --resize-height N --resize-width N`, or {crop}"
+        raise DataError(f"{self._pictures.place(i)}: {text}", hint)
 
     def preflight(self, samples: int = 32) -> None:
         """Looks at some records: the first, the last and evenly spaced ones. DataError with all mistakes found."""
@@ -270,7 +285,7 @@ class Loader:
             try:
                 found = self._look(i)
                 shape = shape or found
-                self._check_shape(i, found, shape)
+                self._check_shape(i, i, found, shape)
             except Undecodable as mistake:
                 mistakes.append(stopping(mistake) if self._train and self._bad is None else mistake)
             except DataError as mistake:
@@ -309,7 +324,7 @@ class Loader:
             whole = self._pictures.whole(i, self._pictures.open(i)[0])
             self._python.require_repeatable(whole, self._seed, i, lambda: self._pictures.place(i))
         picture, _ = self._open(i, i)
-        draw = self._pictures.draw(i, picture, None if numbers is None else numbers[0])
+        draw = self._draw(i, i, picture, None if numbers is None else numbers[0])
         return self._pictures.finish(i, picture, draw).shape[:2]
 
 

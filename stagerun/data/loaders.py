@@ -146,7 +146,7 @@ class RectangularLoader(Loader):
         picture, job.made.labels[n] = self._pictures.open(i)
         centre(self._pictures.finish(i, picture, self._pictures.draw(i, picture, None), None), job.made.images[n])
 
-    def _check_shape(self, i: int, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    def _check_shape(self, i: int, position: int, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
         """Any shape can be cropped."""
 
 

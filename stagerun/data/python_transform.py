@@ -9,15 +9,11 @@ from stagerun.base import order
 from stagerun.base.code import Sources, code_of
 from stagerun.base.errors import UsageError
 from stagerun.data.datum import Image
-from stagerun.system.code import called, explained, function_of
+from stagerun.system.code import called, function_of, refusal
 
 _RETURNS = (
     "it takes a uint8 array [height, width, channels] in R, G, B and a numpy Generator, and returns such an array"
 )
-
-
-class WrongImage(Exception):
-    """What a function returned is no image, or it is another one each time."""
 
 
 class PythonTransform:
@@ -41,12 +37,12 @@ class PythonTransform:
         try:
             made = called(self._code, self._sources, self._function, given, generator(seed, position))
             if wrong := _wrong(made, image.shape[2]):
-                raise self._explained(f"`{self._code.function}` {wrong}", _hint(made))
+                raise self._refusal(wrong, _hint(made))
         except UsageError as error:
             hint = error.hint
             if "positional argument" in error.message:
                 hint = f"it is called with the image and a numpy Generator: `def {self._code.function}(image, rng)`"
-            raise UsageError(f"{error.message}\n  for {place()} (at position {position})", hint) from None
+            raise UsageError(f"{error.message}{_record(place(), position)}", hint) from None
         self.images, self.seconds = self.images + 1, self.seconds + time.perf_counter() - began
         return np.ascontiguousarray(made[:, :, ::-1]) if image.shape[2] == 3 else made
 
@@ -54,14 +50,22 @@ class PythonTransform:
         """UsageError unless the same image and the same generator give the same result twice."""
         first, second = (self(image, seed, position, place) for _ in range(2))
         if not np.array_equal(first, second):
-            raise self._explained(
-                f"`{self._code.function}` gives another image each time, though image and generator are the same",
+            raise self._refusal(
+                "gives another image each time, though image and generator are the same",
                 "draw from the generator that it is given: not from `random` or `numpy.random`, nor by the clock",
             )
 
-    def _explained(self, message: str, hint: str) -> UsageError:
-        found = explained(WrongImage(message), self._code, self._sources, self._function)
-        return UsageError(found.message.replace("WrongImage: ", "", 1), hint)
+    def wrong_size(self, message: str, hint: str, position: int, place: str) -> UsageError:
+        """For an image that it returned, and that what comes after it can't use."""
+        error = self._refusal(f"returned an image that can't be used: {message}", hint)
+        return UsageError(f"{error.message}{_record(place, position)}", error.hint)
+
+    def _refusal(self, message: str, hint: str) -> UsageError:
+        return refusal(self._code, self._sources, self._function, f"`{self._code.function}` {message}", hint)
+
+
+def _record(place: str, position: int) -> str:
+    return f"\n  for {place} (at position {position})"
 
 
 def generator(seed: int, position: int) -> np.random.Generator:

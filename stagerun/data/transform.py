@@ -62,13 +62,13 @@ def draw(transform: Transform, numbers: UInt64 | None, height: int, width: int) 
     DataError if the image is too small for the crop, the reflected padding or the cutout.
     """
     if transform.pad_mode is PadMode.REFLECT and transform.pad >= min(height, width):
-        raise _too_small(
-            height, width, f"pad: {transform.pad}", "pad_mode: REFLECT needs more pixels than `pad` on each side"
-        )
+        hint = "pad_mode: REFLECT needs more pixels than `pad` on each side"
+        raise _too_small((height, width), (height, width), f"pad: {transform.pad}", hint)
+    given = height, width
     height, width = height + 2 * transform.pad, width + 2 * transform.pad
     part, size, interp_mode = _resizing(transform, numbers, height, width)
     height, width = size or (height, width)
-    crop = _crop(transform.crop_size, numbers, height, width)
+    crop = _crop(transform.crop_size, numbers, given, height, width)
     if numbers is None:
         return Draw(
             pad=transform.pad, pad_mode=transform.pad_mode, part=part, size=size, interp_mode=interp_mode, crop=crop
@@ -84,7 +84,7 @@ def draw(transform: Transform, numbers: UInt64 | None, height: int, width: int) 
         interp_mode=interp_mode,
         crop=crop,
         mirror=transform.mirror and randint(numbers[MIRROR], 2) == 1,
-        cutout=_cutout(transform, numbers, height, width),
+        cutout=_cutout(transform, numbers, given, height, width),
         lighting=lighting(transform.lighting_std, light) if transform.lighting_std else None,
     )
 
@@ -114,13 +114,16 @@ def _shorter_side(height: int, width: int, shorter: int) -> tuple[int, int]:
     return int(np.float32(height) / np.float32(width) * np.float32(shorter)), shorter
 
 
-def _crop(side: int | None, numbers: UInt64 | None, height: int, width: int) -> Rectangle | None:
+def _crop(
+    side: int | None, numbers: UInt64 | None, given: tuple[int, int], height: int, width: int
+) -> Rectangle | None:
+    """A square of an image that was given as `given`, and is height x width by now."""
     if side is None:
         return None
     if height < side or width < side:
         raise _too_small(
-            height,
-            width,
+            given,
+            (height, width),
             f"crop_size: {side}",
             f"lower `crop_size`, resize first (`random_resize_param`, or `stagerun data import --resize-shorter {side}`), or leave "
             "such images out of the LMDB",
@@ -130,19 +133,22 @@ def _crop(side: int | None, numbers: UInt64 | None, height: int, width: int) -> 
     return Rectangle(randint(numbers[TOP], height - side + 1), randint(numbers[LEFT], width - side + 1), side, side)
 
 
-def _cutout(transform: Transform, numbers: UInt64, height: int, width: int) -> Rectangle | None:
+def _cutout(transform: Transform, numbers: UInt64, given: tuple[int, int], height: int, width: int) -> Rectangle | None:
     """A square inside the finished image, each place as likely, as in cifar10-fast (davidcpage/cifar10-fast: core.py)."""
     side = transform.cutout_size
     if not side:
         return None
     if height < side or width < side:
-        raise _too_small(height, width, f"cutout_size: {side}", "lower `cutout_size`: the square lies inside the image")
+        hint = "lower `cutout_size`: the square lies inside the image"
+        raise _too_small(given, (height, width), f"cutout_size: {side}", hint)
     top, left = numbers[(place := cutout_place(transform)) : place + CUTOUT_NUMBERS].tolist()
     return Rectangle(randint(top, height - side + 1), randint(left, width - side + 1), side, side)
 
 
-def _too_small(height: int, width: int, setting: str, hint: str) -> DataError:
-    return DataError(f"the image is {height} x {width} pixels (height x width), too small for {setting}", hint)
+def _too_small(given: tuple[int, int], now: tuple[int, int], setting: str, hint: str) -> DataError:
+    was = f"{given[0]} x {given[1]} pixels (height x width)"
+    by_now = f", {now[0]} x {now[1]} pixels once padded, resized and cut" if now != given else ""
+    return DataError(f"the image is {was}{by_now}, too small for {setting}", hint)
 
 
 # -- `draw` for a whole batch of images of one size at once: for transforms that only pad, cut and mirror. The same numbers give the same

@@ -230,6 +230,10 @@ def not_shown(picture: Picture) -> list[str]:
         marked = sum(mark.kind is Kind.STEP for mark in stage.marks)
         if stage.steps > marked:
             found.append(f"{stage.name}: {stage.steps - marked} more steps, which are not marked")
+        if stage.earliest_end < stage.iterations:
+            found.append(
+                f"{stage.name}: {stage.earliest_end} to {stage.iterations} iterations, and the longest is drawn"
+            )
         if stage.drops:
             found.append(f"{stage.name}: up to {stage.drops} drops, which depend on the loss, are not drawn")
     return found + [f"{side} is dashed, over {picture.sides[0]}" for side in picture.sides[1:]]

@@ -193,6 +193,7 @@ class StagePicture:
     marks: tuple[Mark, ...]
     steps: int
     drops: int
+    earliest_end: int  # the last iteration, unless `early_stop` may end it before
     meetings: tuple[int, ...] = ()
     side: str = ""
 
@@ -331,6 +332,7 @@ def _stage(
         points=points,
         marks=tuple(sorted(marks + steps[:MOST_STEPS], key=lambda mark: mark.iter)),
         steps=len(steps),
+        earliest_end=solver.earliest_end,
         drops=len(solver.plateau_winsize) if solver.lr_policy == "plateau" else 0,
         meetings=synchronisations(solver),
     )

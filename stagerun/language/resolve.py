@@ -75,54 +75,72 @@ def read(
     """
     problems = Problems()
     local = LocalFiles(python or (lambda file: texts.get(file, MISSING)), shown, problems)
+    caffe = Nets(nets or Files(lambda file: texts.get(file, MISSING)), shown, problems)
     path = posixpath.join(shown, SCHEDULE_FILE)
     text = texts.get(SCHEDULE_FILE, MISSING)
     if isinstance(text, Unreadable):
-        problems.add(
-            Span(path, 1, 1), text.reason, "a schedule is a folder with a schedule.prototxt and a file per stage"
-        )
-        raise RecipeError(problems.all())
+        hint = "a schedule is a folder with a schedule.prototxt and a file per stage"
+        raise RecipeError([Problem(text.reason, Span(path, 1, 1), hint)])
     schedule = ranges.sound(parse(path, text, SCHEDULE, problems), problems)
     found = stages.nodes(schedule, problems)
-    names = dict.fromkeys([*(n.name for n in found), *stages.groups(found)])
-    changes = [replace(c, leaf=ranges.sound(c.leaf, problems)) for c in override.read(overrides, list(names), problems)]
-    count = Count(root, records, problems)
-    caffe = Nets(nets or Files(lambda file: texts.get(file, MISSING)), shown, problems)
-    files = _stage_blocks(found, texts, shown, problems)
-    schedule = _counted(caffe.moved(_change_schedule(schedule, changes), files.values()), count)
-    settings = _settings(schedule, found, files, changes, count, caffe, problems)
-    schedule, settings = _with_networks(schedule, settings, root, caffe)
-    lengths = {name: _known(block, lambda view: view.whole("max_iter")) for name, block in settings.items()}
-    sure = {name: _known(block, build.earliest_end) for name, block in settings.items()}
-    found = stages.check_branches(found, _those_known(lengths), _those_known(sure), problems)
-    found = teachers.with_teachers(found, settings, problems)
+    schedule, settings = _merged(schedule, found, texts, root, shown, overrides, Count(root, records, problems), caffe)
+    found = _check_tree(found, settings, problems)
     order = stages.in_running_order(found, problems)
     _check(schedule, settings, posixpath.basename(root), problems)
     classes = _known(schedule, lambda view: view.inside("model").whole("num_classes"))
     weights = sampling.read_weights(settings, classes, local.read, shown, problems)
     ensembles.check(schedule, found, settings, problems)
     teachers.check_teachers(found, schedule, settings, caffe, problems)
-    marked = labels.check(
-        View(schedule), settings, lists or local.read, functools.partial(posixpath.join, shown), problems
-    )
+    beside = functools.partial(posixpath.join, shown)
+    marked = labels.check(View(schedule), settings, lists or local.read, beside, problems)
     code = {name: _code(schedule, block) for name, block in settings.items()}
     needed = require_code([entry for entries in code.values() for entry in entries], local)
-    for node in found:
-        if node.parent in settings:
-            parent = View(settings[node.parent])
-            own = View(settings[node.name])
-            check.check_carry(node.name, own, node.parent, parent, problems)
-            check_residual(node.name, own, node.parent, parent, problems)
-            check_begins(node.name, own, node.parent, problems)
+    _check_handed_on(found, settings, problems)
     if problems:
         raise RecipeError(problems.all())
     names = dict.fromkeys([SCHEDULE_FILE, *(n.file for n in found if n.file is not None)])
-    kept = tuple((posixpath.join(shown, n), _decoded(texts[n])) for n in names if texts.get(n, MISSING) != MISSING)
     sources = local.sources(needed)
-    kept += tuple((posixpath.join(shown, file), text) for file, text in sources.files) + caffe.kept
+    kept = tuple((beside(n), _decoded(texts[n])) for n in names if texts.get(n, MISSING) != MISSING)
+    kept += tuple((beside(file), text) for file, text in sources.files) + caffe.kept
     facts = {name: list(build.code_facts(entries, local, path)) for name, entries in code.items()}
     built = _build(schedule, order, settings, root, path, kept, facts, build.Beside(sources, marked, caffe.held))
     return sampling.applied(built, weights)
+
+
+def _merged(
+    schedule: Block,
+    found: Sequence[Node],
+    texts: Mapping[str, Text],
+    root: str,
+    shown: str,
+    overrides: Sequence[str],
+    count: "Count",
+    caffe: Nets,
+) -> tuple[Block, dict[str, Block]]:
+    """The Schedule with what `--set`, LMDBs and nets add to it, and the settings of each stage by its name."""
+    problems = count.problems
+    names = dict.fromkeys([*(n.name for n in found), *stages.groups(found)])
+    changes = [replace(c, leaf=ranges.sound(c.leaf, problems)) for c in override.read(overrides, list(names), problems)]
+    files = _stage_blocks(found, texts, shown, problems)
+    schedule = _counted(caffe.moved(_change_schedule(schedule, changes), files.values()), count)
+    settings = _settings(schedule, found, files, changes, count, caffe, problems)
+    return _with_networks(schedule, settings, root, caffe)
+
+
+def _check_tree(found: Sequence[Node], settings: Mapping[str, Block], problems: Problems) -> list[Node]:
+    """The nodes with their teachers. Reports branches from where a stage doesn't come, and teachers that are not one stage."""
+    lengths = _numbers(settings, lambda view: view.whole("max_iter"))
+    found = stages.check_branches(found, lengths, _numbers(settings, build.earliest_end), problems)
+    return teachers.with_teachers(found, settings, problems)
+
+
+def _check_handed_on(found: Sequence[Node], settings: dict[str, Block], problems: Problems) -> None:
+    for node in found:
+        if node.parent in settings:
+            parent, own = View(settings[node.parent]), View(settings[node.name])
+            check.check_carry(node.name, own, node.parent, parent, problems)
+            check_residual(node.name, own, node.parent, parent, problems)
+            check_begins(node.name, own, node.parent, problems)
 
 
 def _code(schedule: Block, settings: Block) -> list[Entry]:
@@ -143,8 +161,9 @@ def _decoded(text: Text) -> str:
     return text if isinstance(text, str) else text.decode()
 
 
-def _those_known(numbers: Mapping[str, int | None]) -> dict[str, int]:
-    return {name: number for name, number in numbers.items() if number is not None}
+def _numbers(settings: Mapping[str, Block], read: Callable[[View], int | None]) -> dict[str, int]:
+    """Of each stage where it is known."""
+    return {name: number for name, block in settings.items() if (number := _known(block, read)) is not None}
 
 
 def _known(block: Block, read: Callable[[View], T]) -> T | None:
@@ -206,7 +225,7 @@ class Count:
     """A Source without `images` -> the same with it, by the number of records of its LMDB, where that may be looked at."""
 
     def __init__(self, root: str, records: Records | None, problems: Problems) -> None:
-        self._root, self._problems = root, problems
+        self._root, self.problems = root, problems
         self._records = cache(records) if records is not None else None
 
     def __call__(self, block: Block) -> Block:
@@ -225,7 +244,7 @@ class Count:
             except StagerunError as error:
                 message += f", and its images can't be counted: {error.message}"
                 hint = error.hint if isinstance(error, UsageError) else _ELSEWHERE
-            self._problems.add(block.place, message, hint)
+            self.problems.add(block.place, message, hint)
         return block
 
 
@@ -592,7 +611,10 @@ def _records(path: str) -> int:
     """The records of the LMDB in a folder, by its two meta pages; or the images in its class folders. DataError, UsageError,
     PermissionDenied."""
     if is_class_folder(path):
-        return len(small(path).names)
+        try:
+            return len(small(path).names)
+        except DataError as error:  # it is here, so that its own hint helps, not that for an LMDB elsewhere
+            raise UsageError(error.message, error.hint) from None
     found = check_file(path)
     if not found:
         raise DataError(f"{path}: the LMDB is empty")

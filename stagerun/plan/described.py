@@ -6,7 +6,18 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from stagerun.base.errors import Span
-from stagerun.base.recipe import MomentumForm, OnNan, Origin, PadMode, Sampling, Solver, Stage, Transform
+from stagerun.base.recipe import (
+    LossType,
+    MomentumForm,
+    Normalization,
+    OnNan,
+    Origin,
+    PadMode,
+    Sampling,
+    Solver,
+    Stage,
+    Transform,
+)
 from stagerun.language.values import layout
 from stagerun.schedule import POLICIES, SOLVER_TYPES, fields_read, is_ever, make_knobs, own_fields
 from stagerun.schedule.image_size import crop_size
@@ -16,6 +27,21 @@ def place(stage: Stage, field: str) -> str:
     """` (FILE:LINE)` where the field is written, or nothing."""
     origin = stage.origins.get(field)
     return f" ({origin.span.path}:{origin.span.line})" if origin and origin.span else ""
+
+
+def loss(solver: Solver) -> str:
+    """'' where it is what it is by default."""
+    how = solver.loss
+    if how is None or how.type is LossType.SOFTMAX:
+        return ""
+    if how.type is LossType.BINARY:
+        mean = "outputs" if how.normalization is Normalization.FULL else "images"
+        return f"loss: BINARY, each class by itself, mean over {mean}"
+    if how.type is LossType.PYTHON:
+        return f"loss: `{how.function}`" + (f" with {how.args}" if how.args else "")
+    teacher = f"`{how.teacher}`" if how.teacher_weights is None else how.teacher_weights.file
+    teacher += f" ({how.teacher_model.name})" if how.teacher_model is not None else ""
+    return f"loss: DISTILL, taught by {teacher}, temperature {how.temperature:g}, weight {how.weight:g}"
 
 
 def described(solver: Solver) -> str:

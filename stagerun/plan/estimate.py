@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stagerun.base.recipe import Determinism, Memory, Schedule, Solver, Stage
-from stagerun.base.text import columns, count, duration, size
+from stagerun.base.text import between, columns, count, duration, size
 from stagerun.plan.hours import Speed, stage_left, times
 from stagerun.plan.plan import Plan, PlannedStage
 from stagerun.plan.rehearsal import cost_key
@@ -210,6 +210,7 @@ def render_times(plan: Plan, times: Mapping[str, StageTime | None]) -> str:
         ("stage", "iterations", "passes", "iteration", "images/s", "training", "evaluation", "snapshots", "in all")
     ]
     known = [time for time in times.values() if time is not None]
+    iterations = {p.label: between(p.least_left, p.iterations_left) for p in plan.work}
     for name, time in times.items():
         if time is None:
             rows.append((name, *["?"] * 8))
@@ -217,7 +218,7 @@ def render_times(plan: Plan, times: Mapping[str, StageTime | None]) -> str:
         rows.append(
             (
                 name,
-                str(time.iterations),
+                iterations.get(name, str(time.iterations)),
                 str(time.passes),
                 duration(time.iteration, ".3g"),
                 f"{time.images_per_second:.3g}" if time.images_per_second < 100 else f"{time.images_per_second:.0f}",
@@ -230,7 +231,7 @@ def render_times(plan: Plan, times: Mapping[str, StageTime | None]) -> str:
     rows.append(
         (
             "total",
-            str(plan.iterations_left),
+            between(plan.least_left, plan.iterations_left),
             "",
             "",
             "",

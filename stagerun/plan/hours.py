@@ -7,7 +7,7 @@ from itertools import pairwise
 from stagerun.base.errors import listing
 from stagerun.base.events import EnsembleTested, RunStarted, SnapshotWritten, StageFinished, StageStarted, Tested
 from stagerun.base.recipe import Schedule, Stage
-from stagerun.base.text import columns, count, duration
+from stagerun.base.text import between, columns, count, duration
 from stagerun.plan.plan import Plan, PlannedStage
 from stagerun.plan.rehearsal import cost_key
 
@@ -303,17 +303,18 @@ def render_hours(plan: Plan, hours: Hours, together: Mapping[str, Spent | None] 
         return f"stage {', '.join(unknown)} {hours.unknown}" if unknown else ""
     whole = sum(known, Spent(start=hours.opening))
     some = f" without {', '.join(unknown)}" if unknown else ""
-    lines = [f"about {duration(whole.total)} left{some} {hours.source}", ""]
+    at_most = " at the most" if plan.least_left < plan.iterations_left else ""
+    lines = [f"about {duration(whole.total)} left{at_most}{some} {hours.source}", ""]
     shown = [n for n in ("training", "tests", "snapshots", "start") if getattr(whole, n)]
     titles = {"training": "training", "tests": "evaluation", "snapshots": "snapshots", "start": "start"}
     rows: list[Sequence[str]] = [("stage", "iterations", *(titles[n] for n in shown), "in all")]
-    iterations = {p.label: p.iterations_left for p in plan.work}
+    iterations = {p.label: between(p.least_left, p.iterations_left) for p in plan.work}
     if hours.opening:
         rows.append(("(the job)", "", *("" for n in shown[:-1]), *[duration(hours.opening)] * 2))
     for name, part in parts.items():
         times = ["?"] * (len(shown) + 1) if part is None else _times(part, shown)
-        rows.append((name, str(iterations.get(name, "")), *times))
-    rows.append(("total", str(sum(iterations.values())), *_times(whole, shown)))
+        rows.append((name, iterations.get(name, ""), *times))
+    rows.append(("total", between(plan.least_left, plan.iterations_left), *_times(whole, shown)))
     lines += columns(rows)
     lines += [f"stage {', '.join(unknown)} {hours.unknown}"] if unknown else []
     lines += [f"not counted: {', '.join(hours.left_out)}"] if hours.left_out else []
@@ -333,6 +334,7 @@ def hours_record(plan: Plan, hours: Hours, together: Mapping[str, Spent | None] 
         "stages": [{"stage": name, **(_record(part) if part else {})} for name, part in parts.items()],
         "opening": hours.opening,
         "left": _record(sum(known, Spent(start=hours.opening if parts else 0.0))),
+        **({"at_most": True} if plan.least_left < plan.iterations_left else {}),
         "not_counted": list(hours.left_out),
         "notes": list(hours.notes),
     }

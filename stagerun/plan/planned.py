@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from stagerun.base.errors import Span
 from stagerun.base.recipe import TEACHER_DIGEST, WEIGHTS_DIGEST, Given, Schedule, Stage
 from stagerun.base.snapshots import Inventory, SnapshotRef
+from stagerun.base.text import between, count
 
 
 class State(enum.Enum):
@@ -89,8 +90,28 @@ class PlannedStage:
         return self.stage.solver.max_iter if self.until is None else self.until
 
     @property
+    def length(self) -> tuple[int, int]:
+        """Iterations of the stage at the least and at the most: `early_stop` may end it, or has."""
+        solver = self.stage.solver
+        if solver.early_stop is None or self.until is not None:
+            return self.last, self.last
+        if self.state is State.DONE:
+            return self.iter, self.iter
+        return max(self.iter, solver.earliest_end), self.last
+
+    @property
+    def least_left(self) -> int:
+        return self.iterations_left - self.last + self.length[0] if self.iterations_left else 0
+
+    @property
     def iterations_left(self) -> int:
+        """At the most."""
         return self.last - self.iter if self.state in (State.FRESH, State.RESUME, State.STALE) else 0
+
+
+def iterations_text(least: int, most: int) -> str:
+    """`1 iteration`, `12 to 40 iterations`."""
+    return between(least, most) + count(most, "iteration").removeprefix(str(most))
 
 
 def needed(planned: PlannedStage) -> list[Given]:
@@ -172,13 +193,28 @@ class Plan:
 
     @property
     def iterations(self) -> int:
-        """Iterations of all stages that are enabled."""
-        return sum(s.stage.solver.max_iter for s in self.stages if s.state is not State.DISABLED)
+        """Iterations of all stages that are enabled, at the most."""
+        return sum(s.length[1] for s in self.stages if s.state is not State.DISABLED)
 
     @property
     def iterations_left(self) -> int:
-        """Iterations that the plan trains, pieces among them."""
+        """Iterations that the plan trains at the most, pieces among them."""
         return sum(s.iterations_left for s in (*self.stages, *self.pieces))
+
+    @property
+    def least(self) -> int:
+        """`iterations`, where `early_stop` ends each stage as soon as it may."""
+        return sum(s.length[0] for s in self.stages if s.state is not State.DISABLED)
+
+    @property
+    def least_left(self) -> int:
+        """`iterations_left`, likewise."""
+        return sum(s.least_left for s in (*self.stages, *self.pieces))
+
+    @property
+    def left(self) -> str:
+        """`412 of 4143 iterations`: what is to do, of all."""
+        return f"{between(self.least_left, self.iterations_left)} of {iterations_text(self.least, self.iterations)}"
 
     def _above(self, stage: Stage) -> set[str]:
         found: set[str] = set()

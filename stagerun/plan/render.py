@@ -7,19 +7,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import PurePath
 
-from stagerun.base.recipe import Determinism, Memory, Sampling, Schedule, Solver, Stage, Sync
+from stagerun.base.recipe import Determinism, Memory, Metric, Sampling, Schedule, Solver, Stage, Sync
 from stagerun.base.shares import told
 from stagerun.base.snapshots import SnapshotRef
-from stagerun.base.text import columns, count
+from stagerun.base.text import between, columns, count
 from stagerun.base.units import epochs
 from stagerun.language.values import plain
-from stagerun.plan.described import augmentation, augmentation_changes, course, crop_size_ramp, described
-from stagerun.plan.endings import ends, loss
+from stagerun.plan.described import augmentation, augmentation_changes, course, crop_size_ramp, described, loss
 from stagerun.plan.gradients import compression
 from stagerun.plan.hazards import joints, notes, solver_changes
 from stagerun.plan.meeting import pushes, replicas, starts_between
 from stagerun.plan.plan import Lost, Plan, PlannedStage, State
-from stagerun.plan.planned import label
+from stagerun.plan.planned import iterations_text, label
 from stagerun.plan.weights_table import network_lines
 from stagerun.schedule import boundaries, learning_rate, make_knobs, synchronisations, warm_up_end
 
@@ -36,16 +35,17 @@ def title(plan: Plan) -> str:
     """How much there is of what: the line above the table."""
     schedule, off = plan.schedule, sum(s.state is State.DISABLED for s in plan.stages)
     stages = count(len(plan.stages) - off, "stage")
-    lengths = f"{stages}, {count(plan.iterations, 'iteration')}, {_all_epochs(plan):.2f} epochs"
+    lengths = f"{stages}, {iterations_text(plan.least, plan.iterations)}, {_all_epochs(plan)} epochs"
     images = " or ".join(str(source.images) for source in schedule.training_sets[:-1])
     images += " or " * bool(images) + count(schedule.training_sets[-1].images, "image")
     text = f"{schedule.name}: {lengths} of {images}"
     return f"{text}; {count(off, 'stage')} not enabled" if off else text
 
 
-def _all_epochs(plan: Plan) -> float:
+def _all_epochs(plan: Plan) -> str:
     enabled = [s for s in plan.stages if s.state is not State.DISABLED]
-    return sum(_epochs(s.stage, s.stage.solver.max_iter - s.stage.begins) for s in enabled)
+    least, most = (sum(_epochs(s.stage, s.length[end] - s.stage.begins) for s in enabled) for end in (0, 1))
+    return between(least, most, ".2f")
 
 
 def table_rows(plan: Plan) -> list[tuple[str, ...]]:
@@ -54,23 +54,23 @@ def table_rows(plan: Plan) -> list[tuple[str, ...]]:
         ("stage", "from", "iterations", "epochs", "LR first -> last", "decay", "augmentation", "state")
     ]
     for planned in plan.stages:
-        stage, solver = planned.stage, planned.stage.solver
+        stage, solver, (least, most) = planned.stage, planned.stage.solver, planned.length
         rate = learning_rate(solver)
         rows.append(
             (
                 stage.name,
                 starts_from(stage),
-                str(solver.max_iter),
-                f"{_epochs(stage, solver.max_iter - stage.begins):.2f}",
-                f"{rate(stage.begins):.4g} -> {rate(solver.max_iter - 1):.4g}",
+                between(least, most),
+                between(_epochs(stage, least - stage.begins), _epochs(stage, most - stage.begins), ".2f"),
+                f"{rate(stage.begins):.4g} -> {rate(most - 1):.4g}",
                 course(solver, "weight_decay"),
                 augmentation(solver),
                 stage_state(planned),
             )
         )
     rows += [_piece(piece) for piece in plan.pieces]
-    epochs_in_all = f"{_all_epochs(plan):.2f}"
-    rows.append(("total", "", str(plan.iterations), epochs_in_all, "", "", "", f"{plan.iterations_left} to do"))
+    to_do = f"{between(plan.least_left, plan.iterations_left)} to do"
+    rows.append(("total", "", between(plan.least, plan.iterations), _all_epochs(plan), "", "", "", to_do))
     return rows
 
 
@@ -96,7 +96,7 @@ def going_on(plan: Plan) -> str:
     said += [f"goes on with {name}" for name in work[:1]] or ["evaluations to do"]
     said += [f"then {', '.join(work[1:])}"] * bool(work[1:])
     lines = [f"{plan.schedule.name}: {'; '.join(said)}"]
-    lines.append(f"{plan.iterations_left} of {count(plan.iterations, 'iteration')} to do")
+    lines.append(f"{plan.left} to do")
     notable = (s for s in plan.stages if s.again or s.kept or s.state in (State.STALE, State.NOT_CHOSEN))
     return "\n".join(lines + [f"{s.stage.name}: {stage_state(s)}{f', {s.why}' if s.why else ''}" for s in notable])
 
@@ -154,7 +154,7 @@ def _details(plan: Plan, planned: PlannedStage) -> str:
         lines.append(f"  {growing}")
     lines += [f"  {line}" for line in network_lines(plan.schedule, stage)]
     lines += [f"  images: {text}" for text in _other_images(plan.schedule, planned)]
-    lines += [f"  {line}" for line in (loss(solver), ends(planned)) if line]
+    lines += [f"  {line}" for line in (loss(solver), _ends(planned)) if line]
     if stage.parent is not None:
         lines.append(f"  carried over from {starts_from(stage)}: {carried_over(planned)}")
         if between := starts_between(plan.schedule, stage):
@@ -210,6 +210,28 @@ def _environment(schedule: Schedule, ref: SnapshotRef) -> str:
     return ", ".join(f"{name} {value}" for name, value in sorted(ref.environment.items()) if name not in passed_over)
 
 
+def _ends(planned: PlannedStage) -> str:
+    """Where the stage ends at the earliest and at the latest, or has ended; '' without `early_stop`."""
+    solver, how = planned.stage.solver, planned.stage.solver.early_stop
+    if how is None:
+        return ""
+
+    def at(iter: int) -> str:
+        return f"{iter} ({_epochs(planned.stage, iter):.2f} epochs)"
+
+    if planned.state is State.DONE and planned.iter < solver.max_iter:
+        return f"ended at iteration {at(planned.iter)} by early_stop, of {at(solver.max_iter)}"
+    unit = "" if how.metric is Metric.LOSS else " %"
+    better = how.metric.value + (f" (by more than {how.min_delta:g}{unit})" if how.min_delta else "")
+    waits = count(how.patience_iter, "iteration")
+    if solver.earliest_end >= solver.max_iter:
+        return f"early_stop never ends it: {waits} without a better {better} are too long for {at(solver.max_iter)}"
+    return (
+        f"ends after {waits} without a better {better}: at {at(solver.earliest_end)} at the earliest, "
+        f"{at(solver.max_iter)} at the latest"
+    )
+
+
 def carried_over(planned: PlannedStage) -> str:
     """What the stage takes from its parent, in words."""
     solver = planned.stage.solver
@@ -248,17 +270,21 @@ def render_json(plan: Plan, remarks: Iterable[str] = (), beside: Mapping[str, ob
                 "from": stage.parent,
                 "from_iter": stage.parent_iter,
                 "group": stage.group,
-                "iterations": solver.max_iter,
-                "epochs": _epochs(stage, solver.max_iter - stage.begins),
+                "iterations": planned.length[1],
+                "epochs": _epochs(stage, planned.length[1] - stage.begins),
                 "first_lr": rate(stage.begins),
-                "last_lr": rate(solver.max_iter - 1),
+                "last_lr": rate(planned.length[1] - 1),
                 "batch_size": solver.batch_size,
                 "device_batch_size": solver.device_batch_size,
                 "momentum": solver.momentum,
                 "weight_decay": solver.weight_decay,
                 **moving_members(solver, stage.begins),
                 **({} if solver.compress is None else {"compress_param": plain(solver.compress)}),
-                **({} if solver.early_stop is None else {"earliest_end": solver.earliest_end}),
+                **(
+                    {}
+                    if solver.early_stop is None
+                    else {"earliest_end": solver.earliest_end, "least_iterations": planned.length[0]}
+                ),
                 **({} if solver.loss is None else {"loss": plain(solver.loss)}),
                 **(
                     {}
@@ -281,11 +307,13 @@ def render_json(plan: Plan, remarks: Iterable[str] = (), beside: Mapping[str, ob
                 "notes": notes(schedule, stage),
             }
         )
+    stops = any(planned.stage.solver.early_stop is not None for planned in plan.stages)
     whole = {
         "schedule": schedule.name,
         "images": schedule.training_sets[0].images,
         "iterations": plan.iterations,
         "iterations_left": plan.iterations_left,
+        **({"least_iterations": plan.least, "least_iterations_left": plan.least_left} if stops else {}),
         "stages": stages,
         "again": [
             {"name": p.stage.name, "iter": p.iter, "until": p.until, "for": list(p.children)} for p in plan.pieces
@@ -320,7 +348,7 @@ def csv_rows(plan: Plan) -> Iterator[str]:
             continue
         solver, name, images = planned.stage.solver, planned.stage.name, planned.stage.data.train.images
         knobs = make_knobs(solver)
-        for iter in range(solver.max_iter):
+        for iter in range(planned.length[1]):
             k = knobs(iter)
             # A plan knows how many images were left out, but not where.
             skipped = planned.skipped if iter >= planned.iter else planned.skipped_before

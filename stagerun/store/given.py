@@ -82,15 +82,15 @@ def find(weights: Weights) -> Found:
         found = [exact] if exact.exists() else sorted(folder.glob(f"{place.name}-????????.pth"))
         if len(found) > 1:
             names = listing([f"torchvision/{path.stem}" for path in found])
-            raise UsageError(f"{folder} has {len(found)} sets of weights of `{place.name}`", f"name one: {names}")
+            raise UsageError(f"{folder} has {len(found)} sets of weights for `{place.name}`", f"name one: {names}")
         if not found:
-            raise UsageError(f"there are no weights of `{place.name}` in {folder}", fetch)
+            raise UsageError(f"{folder} has no weights for `{place.name}`", fetch)
         return Found(_file(found[0], fetch))
     repository = timm_cache() / f"models--timm--{place.name}"
     try:
         revision = (repository / "refs" / "main").read_text().strip()
     except OSError:
-        raise UsageError(f"there are no weights of `{place.name}` in {timm_cache()}", fetch) from None
+        raise UsageError(f"{timm_cache()} has no weights for `{place.name}`", fetch) from None
     return Found(_file(repository / "snapshots" / revision / TENSORS, fetch))
 
 

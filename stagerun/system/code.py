@@ -15,9 +15,10 @@ from contextlib import contextmanager, suppress
 from importlib import import_module, invalidate_caches
 from importlib.abc import MetaPathFinder, SourceLoader
 from importlib.machinery import ModuleSpec
-from importlib.util import spec_from_file_location
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from multiprocessing import active_children, spawn
 from os.path import abspath, basename, dirname, join, normpath
-from types import CodeType, ModuleType, TracebackType
+from types import CodeType, FrameType, ModuleType, TracebackType
 from typing import Any, TypeVar
 
 from stagerun.base.code import Code, Sources
@@ -27,13 +28,14 @@ T = TypeVar("T")
 
 # Seconds after which a user is told that his code is still at work.
 _PATIENCE_S = 30.0
+_LAST_PATIENCE_S = 5.0
 
 
 def function_of(code: Code, sources: Sources) -> Callable[..., Any]:
     """The function that `code` names, of its file in `sources` or of an installed package, which is imported. UsageError."""
     with _lock:
         _local.use(sources)
-    module = _guarded(code, sources, None, import_module, code.module)
+    module = _guarded(code, sources, None, _imported if code.file else import_module, code.module)
     found = getattr(module, code.function, None)
     if not callable(found):
         message = f"{_place(code, sources)}: it has no function `{code.function}`"
@@ -55,11 +57,9 @@ def patiently(code: Code, sources: Sources | None, rank: int) -> Iterator[None]:
     thread = threading.get_ident()
 
     def say() -> None:
-        where, frame = "", sys._current_frames().get(thread)
-        while frame is not None and not where:
-            file = _shown(frame.f_code.co_filename, code, sources or Sources())
-            where, frame = f"{file}:{frame.f_lineno}" if file else "", frame.f_back
-        print(f"{where or code} is still at work after {_PATIENCE_S:g} s", file=sys.stderr, flush=True)
+        file, line = _at(sys._current_frames().get(thread), code, sources or Sources())
+        where = f"{file}:{line}" if file else code
+        print(f"{where} is still at work after {_PATIENCE_S:g} s", file=sys.stderr, flush=True)
 
     timer = threading.Timer(_PATIENCE_S, say)
     timer.daemon = True
@@ -69,6 +69,28 @@ def patiently(code: Code, sources: Sources | None, rank: int) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+def end_soon(code: int) -> None:
+    """Ends the process with `code` after a while, if threads or processes that a schedule's file has started keep it so long: Python waits
+    for them at its end, for ever if need be, and stop signals do nothing by then."""
+
+    def end() -> None:
+        places = (_at(frame, _NO_CODE, _local.sources) for frame in sys._current_frames().values())
+        left = [f"{file}:{line}: the thread" for file, line in places if file]
+        children = active_children()
+        left += [f"process {child.pid}, which the schedule's Python started," for child in children]
+        for one in left:
+            print(f"{one} is still at work, and is ended", file=sys.stderr, flush=True)
+        for child in children:
+            child.kill()
+        if left:
+            os._exit(code)
+
+    sys.stdout.flush()
+    timer = threading.Timer(_LAST_PATIENCE_S, end)
+    timer.daemon = True
+    timer.start()
 
 
 def parameters_of(function: Callable[..., Any]) -> tuple[tuple[str, ...], bool]:
@@ -84,9 +106,7 @@ def parameters_of(function: Callable[..., Any]) -> tuple[tuple[str, ...], bool]:
 def refusal(code: Code, sources: Sources, function: Callable[..., Any] | None, message: str, hint: str) -> UsageError:
     """What is wrong with what a function of the user's returned, at the function's own line."""
     file, line = _defined(function, sources) if function is not None else ("", 0)
-    source = _source_line(file, line, sources)
-    where = f"{file}:{line}" if file else _place(code, sources)
-    return UsageError(f"{where}: {message}" + (f"\n  {source}" if source else ""), hint)
+    return UsageError(_placed(file or _place(code, sources), line, message, sources), hint)
 
 
 def line_in(text: str, sources: Sources) -> str:
@@ -120,6 +140,42 @@ class _Loader(SourceLoader):
         return code
 
 
+def _imported(name: str) -> ModuleType:
+    """A file of the schedule, without the lock that an import holds: a pool that the file starts and uses pickles its functions in a
+    thread of its own, which would wait for that lock for ever."""
+    parent, _, last = name.rpartition(".")
+    above = import_module(parent) if parent else None
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = find_spec(name)
+    if spec is None or spec.loader is None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    module = sys.modules[name] = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    if above is not None:
+        setattr(above, last, module)
+    return sys.modules.get(name, module)  # a module may put another object in its place
+
+
+def _refuse_spawned(prepared: Callable[[str], T]) -> Callable[[str], T]:
+    """What multiprocessing asks before it starts a process that inherits no modules; wrapped, with an error where a schedule's file asks for
+    one. Such a process could not import that file: a pool would start one after the other for ever."""
+
+    def refuse(name: str) -> T:
+        file, line = _at(sys._getframe(), _NO_CODE, _local.sources)
+        if file:
+            text = "a process that is started by `spawn` or `forkserver` can't import this file"
+            hint = 'take threads (`ThreadPoolExecutor`), or processes of `multiprocessing.get_context("fork")`'
+            raise UsageError(_placed(file, line, text, _local.sources), hint)
+        return prepared(name)
+
+    return refuse
+
+
 class _Local(MetaPathFinder):
     """Finds the files of one schedule before anything that is installed."""
 
@@ -133,6 +189,7 @@ class _Local(MetaPathFinder):
         """Forgets the modules of another schedule."""
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
+            spawn.get_preparation_data = _refuse_spawned(spawn.get_preparation_data)  # type: ignore[assignment]
         if sources == self.sources:
             return
         for files in (self.sources.files, sources.files):
@@ -159,6 +216,7 @@ class _Local(MetaPathFinder):
 
 
 _CHANNELS = re.compile(r"to have (1|3) channels, but got (1|3) channels")  # of the images, not of a layer inside
+_NO_CODE = Code("-", "", "")
 _lock = threading.Lock()
 _local = _Local()
 
@@ -191,9 +249,13 @@ def explained(
     what = f"{type(error).__name__}: {error}".rstrip(": ") if str(error) else type(error).__name__
     if isinstance(error, SyntaxError):
         what = f"this is not Python: {error.msg}"
-    where = f"{file}:{line}" if file else _place(code, sources)
+    return UsageError(_placed(file or _place(code, sources), line, what, sources), _hint(error, code, owner))
+
+
+def _placed(file: str, line: int, message: str, sources: Sources) -> str:
+    """A message with its place and that line; `line` is 0 where none is known."""
     source = _source_line(file, line, sources)
-    return UsageError(f"{where}: {what}" + (f"\n  {source}" if source else ""), _hint(error, code, owner))
+    return f"{file}{f':{line}' if line else ''}: {message}" + (f"\n  {source}" if source else "")
 
 
 def _place(code: Code, sources: Sources) -> str:
@@ -216,6 +278,15 @@ def _shown(filename: str, code: Code, sources: Sources) -> str:
         if any(normpath(filename).startswith(str(path)) for path in inside):
             return filename
     return ""
+
+
+def _at(frame: FrameType | None, code: Code, sources: Sources) -> tuple[str, int]:
+    """The innermost place in the user's files that a thread is at; ('', 0) if it is at none."""
+    while frame is not None:
+        if file := _shown(frame.f_code.co_filename, code, sources):
+            return file, frame.f_lineno
+        frame = frame.f_back
+    return "", 0
 
 
 def _place_of(error: BaseException, code: Code, sources: Sources) -> tuple[str, int] | None:

@@ -60,9 +60,9 @@ def is_class_folder(path: str) -> bool:
         return False
 
 
-def listed(root: str) -> Listed:
+def listed(root: str, most: int | None = None) -> Listed:
     """DataError if there are no class folders, one of them has no images, or more files lie beside them than images in them; UsageError if
-    they are `train` and `val`."""
+    they are `train` and `val`. DataError as soon as there are more than `most` images: no folder after that is read."""
     folders = class_folders(root)
     try:
         names: list[str] = []
@@ -72,6 +72,11 @@ def listed(root: str) -> Listed:
             before = len(names)
             for path in files_below(root, name):
                 (names if is_image(path.rpartition("/")[2]) else ignored).append(path)
+            if most is not None and len(names) > most:
+                raise DataError(
+                    f"{root}: more than {most} images in class folders, and a `source` has {most} at most",
+                    f"make an LMDB of it, and name that: stagerun data import {root} LMDB",
+                )
             counts.append(len(names) - before)
         beside = sorted(entry.name for entry in os.scandir(root) if not is_folder(entry) and entry.name[0] != ".")
     except OSError as error:
@@ -103,14 +108,8 @@ def class_folders(root: str) -> tuple[str, ...]:
 
 
 def small(root: str) -> Listed:
-    """`listed`, of a folder that a schedule names. DataError above MOST images, too."""
-    found = listed(root)
-    if len(found.names) > MOST:
-        raise DataError(
-            f"{root}: {len(found.names)} images in class folders, where a `source` has {MOST} at most",
-            f"make an LMDB of it, and name that: stagerun data import {root} LMDB",
-        )
-    return found
+    """`listed`, of a folder that a schedule names, with MOST images."""
+    return listed(root, MOST)
 
 
 def seen(found: Listed) -> Seen:

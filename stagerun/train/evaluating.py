@@ -19,7 +19,6 @@ from stagerun.engine.images import Batch, Normalise
 from stagerun.engine.losses import evaluation_loss, is_binary, probabilities
 from stagerun.language.nets import ignored_in
 from stagerun.system.lmdb_file import data_file
-from stagerun.system.pulse import Pulse
 from stagerun.train.images import default_loader_threads
 from stagerun.train.labels import Table, with_labels
 from stagerun.train.stage_start import normalise_for
@@ -104,7 +103,7 @@ def _labelled(
     if wanted.data is not None:
         text = "--data: the images of this snapshot have several labels each, and those of another LMDB are not known"
         raise UsageError(text, "name the folder of a schedule whose `val` has that LMDB and its `labels`")
-    table = Table(records, val, stored.stage.model.num_classes, device, Pulse())
+    table = Table(records, val, stored.stage.model.num_classes, device, SoloComm())
     return lambda batches: with_labels(iter(batches), table)
 
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stagerun.base.errors import UsageError
-from stagerun.base.recipe import Model, Precision
+from stagerun.base.recipe import Model, Precision, Stage
 from stagerun.base.text import listed, size
 from stagerun.comm import gather_json
 from stagerun.engine.codec import digest
@@ -40,31 +40,45 @@ _ONES_OWN = (
 
 
 def look_at(run: StageRun) -> tuple[str, ...]:
-    """Notes on the network of the stage, where it is from outside. Collective; UsageError."""
-    if not from_outside(run.stage.model):
+    """Notes on the network of the stage, where it is from outside; its teacher's is tried, too. Collective; UsageError."""
+    teacher = run.worker.schedule.teacher_model(run.stage)
+    notes = _look_at(run, run.stage.model, learns=True)
+    if teacher is not None and teacher != run.stage.model:
+        _look_at(run, teacher, learns=False)
+    return notes
+
+
+def _look_at(run: StageRun, model: Model, *, learns: bool) -> tuple[str, ...]:
+    if not from_outside(model):
         return ()
     solver, comm = run.stage.solver, run.worker.comm
     count = min(_IMAGES, solver.device_batch_size)
 
     def tried() -> tuple[tuple[str, ...], Mapping[str, str]]:
         batch = run.worker.images.loader(run.stage).batch(0, count)
-        shape = (count, run.stage.model.channels, *batch.images.shape[1:3])
-        code = code_in(run.stage.model.name)
+        shape = (count, model.channels, *batch.images.shape[1:3])
+        code = code_in(model.name)
         assert code is not None
-        with patiently(code, run.stage.model.sources, comm.rank):
-            return _tried(
-                run.stage.model,
-                shape,
-                run.worker.device,
-                solver.precision,
-                solver.channels_last,
-                run.worker.world.local_size,
-            )
+        sharers = run.worker.world.local_size if learns else 0
+        try:
+            with patiently(code, model.sources, comm.rank):
+                return _tried(model, shape, run.worker.device, solver.precision, solver.channels_last, sharers)
+        except UsageError as error:
+            if learns:
+                raise
+            raise UsageError(f"{error.message}\n  for the teacher of {_taught(run.stage)}", error.hint) from None
 
     notes, digests = everyone(comm, tried)
     others = gather_json(comm, dict(digests))
-    everyone(comm, lambda: _require_same(run.stage.model, others))
+    everyone(comm, lambda: _require_same(model, others))
     return notes
+
+
+def _taught(stage: Stage) -> str:
+    fields = ("solver.loss.teacher_model.name", "solver.loss.teacher")
+    spans = (stage.origins[field].span for field in fields if field in stage.origins)
+    where = next(filter(None, spans), None)
+    return f"stage `{stage.name}`" + (f", which {where} names" if where is not None else "")
 
 
 def _require_same(model: Model, digests: list[dict[str, str]]) -> None:
@@ -83,7 +97,8 @@ def _require_same(model: Model, digests: list[dict[str, str]]) -> None:
 def _tried(
     model: Model, shape: tuple[int, ...], device: torch.device, precision: Precision, channels_last: bool, workers: int
 ) -> tuple[tuple[str, ...], Mapping[str, str]]:
-    """Notes, and what each tensor of the network is at first, as a text. `workers`: those of this host, which share its memory."""
+    """Notes, and what each tensor of the network is at first, as a text. `workers`: those of this host, which share its memory; 0 of a
+    network that only teaches, and need not learn."""
     folder = os.getcwd()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         net = _fresh(model)
@@ -97,14 +112,15 @@ def _tried(
         if drawn != _drawn():
             raise refuse(net, "the function draws from Python's `random` or from numpy", _ONES_OWN)
         del again
-        _require_memory(net, workers)
+        if workers:
+            _require_memory(net, workers)
         net.to(device, dtype_of(precision))
         images = torch.randn(shape, device=device, dtype=dtype_of(precision))
         if channels_last:
             net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             images = images.contiguous(memory_format=torch.channels_last)
         with explained(len(images)):
-            unused = _pass(net, images, model.num_classes, precision)
+            unused = _pass(net, images, model.num_classes, precision, learns=workers > 0)
     if (now := os.getcwd()) != folder:
         os.chdir(folder)
         hint = "leave `os.chdir` out: the output folder and others are found from where stagerun was started"
@@ -144,14 +160,14 @@ def _require_memory(net: nn.Module, workers: int) -> None:
         )
 
 
-def _pass(net: nn.Module, images: Tensor, classes: int, precision: Precision) -> list[str]:
-    """Forward twice and backward in training, and forward in evaluation. The parameters that no gradient reaches."""
-    net.train()
+def _pass(net: nn.Module, images: Tensor, classes: int, precision: Precision, *, learns: bool) -> list[str]:
+    """Forward twice, backward, and forward in evaluation; without `learns` twice in evaluation. The parameters that no gradient reaches."""
+    net.train(learns)
     before = {name: t.detach().clone() for name, t in _tensors(net).items()}
     given, drawn, answers = images.clone(), [], []
     for _ in range(2):
         seed(_SEED, images.device)
-        with autocast(precision, images.device):
+        with torch.set_grad_enabled(learns), autocast(precision, images.device):
             answers.append(require_logits(net, net(images), len(images), classes))
         drawn.append(_drawn())
         if not torch.equal(images, given):
@@ -162,6 +178,8 @@ def _pass(net: nn.Module, images: Tensor, classes: int, precision: Precision) ->
         raise refuse(net, "a forward pass draws from Python's `random` or from numpy", _ONES_OWN)
     if not torch.equal(answers[0], answers[1]) and images.device.type == "cpu" and answers[0].isfinite().all():
         raise refuse(net, "the network answers otherwise the second time, with the same images and seed", _ONES_OWN)
+    if not learns:
+        return []
     unused = _backward(net, answers[1], images, classes, precision)
     net.eval()
     with torch.no_grad(), autocast(precision, images.device):

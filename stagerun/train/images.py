@@ -26,7 +26,6 @@ from stagerun.engine.feed import Resident
 from stagerun.engine.images import Batch
 from stagerun.language.nets import ignored_in
 from stagerun.plan.rehearsal import synthetic_images, with_sources
-from stagerun.system.pulse import Pulse
 from stagerun.system.world import World
 from stagerun.train.agreement import everyone, rank0
 from stagerun.train.copying import Copying
@@ -137,7 +136,6 @@ class Images:
         self._recalled: dict[str, list[BadRow]] = {}
         self._threads = schedule.data.loader_threads or default_loader_threads(device.type, torch.get_num_threads())
         self._sharers = 1  # workers of this node
-        self._pulse = Pulse()  # once it is open that of the process
         # Of the training set that a stage asked for last: others make room.
         self._memory: tuple[str, Decoded | None] = ("", None)
         self.resident: tuple[str, Resident | None] = ("", None)  # filled by train.resident
@@ -146,7 +144,7 @@ class Images:
 
     def open(self, comm: Comm, world: World, stop: Callable[[], bool]) -> Generator[Note, None, bool]:
         """Collective; once. True if asked to stop before all nodes had their copies. DataError, StorageError, on every rank."""
-        self._sharers, self._pulse = world.local_size, comm.pulse
+        self._sharers = world.local_size
         if (yield from self.imported(comm, stop)):
             return True
         if self._copying is not None:
@@ -273,20 +271,21 @@ class Images:
         """The stage's batches of one of its sets; where images have several labels, with these in place of the numbers of records."""
         if source.labels is None:
             return batches
-        key = source.path, source.labels_path, stage.model.num_classes
-        if key not in self._tables:
-            records, classes = self._records[source.path], stage.model.num_classes
-            self._tables[key] = Table(records, source, classes, self._device, self._pulse)
-        return with_labels(batches, self._tables[key])
+        return with_labels(batches, self._tables[source.path, source.labels_path, stage.model.num_classes])
 
-    def preflight(self) -> None:
-        """Looks at some records of each LMDB as each stage would. DataError, RecipeError, UsageError."""
+    def preflight(self, comm: Comm) -> None:
+        """Looks at some records of each LMDB as each stage would, and reads the labels of images that have several. Collective. DataError,
+        RecipeError, UsageError."""
+        everyone(comm, self._look)
+        for stage in self.schedule.stages:
+            for source in (stage.data.train, *stage.data.val) if stage.enabled else ():
+                key = source.path, source.labels_path, stage.model.num_classes
+                if source.labels is not None and key not in self._tables:
+                    self._tables[key] = Table(self._records[source.path], source, key[2], self._device, comm)
+
+    def _look(self) -> None:
         bad = lambda stage: self.replacing(stage).met  # noqa: E731
         require_usable(self.schedule, self._records, self.memory, bad, self._python_transform)
-        for stage in self.schedule.stages:
-            for source in (stage.data.train, *stage.data.val):
-                if stage.enabled and source.path in self._records:
-                    self.labelled(iter(()), stage, source)  # a file that lacks a record is found now
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from torch import Tensor
 from stagerun.base.errors import DataError
 from stagerun.base.recipe import FLOAT_DATA, Source
 from stagerun.base.text import count
+from stagerun.comm import Comm
 from stagerun.data import datum
 from stagerun.data.lmdb_offsets import printable
 from stagerun.data.records import Records, Room
@@ -17,18 +18,19 @@ from stagerun.engine.feed import DeviceBatch
 from stagerun.engine.images import Batch
 from stagerun.language.labels import WrongLine, digest, parse
 from stagerun.system.pulse import Pulse
+from stagerun.train.agreement import everyone
 
 
 class Table:
     """uint8 [records, classes] on the device: 1 for the classes of a record. The loader gives each image the number of its record in
     the place of a label."""
 
-    def __init__(self, records: Records, source: Source, classes: int, device: torch.device, pulse: Pulse) -> None:
-        """`pulse`: beats while the records are read. DataError if the file is not the one that `check` read, or lacks a record; or for what
-        is wrong with float_data."""
-        rows = (
-            _of_datums(records, classes, pulse) if source.labels == FLOAT_DATA else _of_file(records, source, classes)
-        )
+    def __init__(self, records: Records, source: Source, classes: int, device: torch.device, comm: Comm) -> None:
+        """Collective. DataError if the file is not the one that `check` read, or lacks a record; or for what is wrong with float_data."""
+        if source.labels == FLOAT_DATA:
+            rows = _of_datums(records, classes, comm)
+        else:
+            rows = everyone(comm, lambda: _of_file(records, source, classes))
         self.rows = torch.from_numpy(rows).to(device)
 
     def __call__(self, numbers: np.ndarray | Tensor) -> Tensor:
@@ -67,33 +69,47 @@ _MOST_SHOWN = 20
 _RECORDS_A_BEAT = 64  # each may be a read from a slow file server
 
 
-def _of_datums(records: Records, classes: int, pulse: Pulse) -> NDArray[np.uint8]:
-    """Reads every record once. DataError with those whose float_data aren't numbers of classes, or where none has any."""
-    rows, room, labelled = np.zeros((len(records), classes), np.uint8), Room(), 0
+def _of_datums(records: Records, classes: int, comm: Comm) -> NDArray[np.uint8]:
+    """Every record is read by one rank, in stretches, and all have the labels: whole records are read, and of a large set these are many.
+    DataError also where none has any. Collective."""
+    stretches = [range(r * len(records) // comm.size, (r + 1) * len(records) // comm.size) for r in range(comm.size)]
+    mine = everyone(comm, lambda: _stretch(records, stretches[comm.rank], classes, comm.pulse))
+    bits = [np.frombuffer(packed, np.uint8) for packed in comm.gather_bytes(np.packbits(mine).tobytes())]
+    parts = [np.unpackbits(b, count=len(s) * classes) for b, s in zip(bits, stretches, strict=True)]
+    rows: NDArray[np.uint8] = np.concatenate(parts).reshape(len(records), classes)
+    everyone(comm, lambda: _require_some(rows, records))
+    return rows
+
+
+def _require_some(rows: NDArray[np.uint8], records: Records) -> None:
+    if not rows.any():
+        hint = "`stagerun data import` of a CSV writes them; or name a file of labels: `stagerun help losses`"
+        raise DataError(f"{records.name}: no record has labels in its float_data", hint)
+
+
+def _stretch(records: Records, which: range, classes: int, pulse: Pulse) -> NDArray[np.uint8]:
+    """DataError with those whose float_data aren't numbers of classes."""
+    rows, room = np.zeros((len(which), classes), np.uint8), Room()
     shown, wrong = list[str](), 0
-    for i in range(len(records)):
-        if i % _RECORDS_A_BEAT == 0:
+    for row, i in enumerate(which):
+        if row % _RECORDS_A_BEAT == 0:
             pulse.beat()
         try:
             fields = datum.parse(records.read(i, room))
         except DataError:  # that there is no picture in it is said, or not, when it is its turn
             continue
-        labelled += bool(fields.floats)
         bad = [one for one in fields.floats if not (0 <= one < classes and one == int(one))]
         if bad:
             wrong += 1
             if wrong <= _MOST_SHOWN:
                 shown.append(f"record `{printable(records.key(i))}`: {bad[0]:g} in float_data")
             continue
-        rows[i, [int(one) for one in fields.floats]] = 1
+        rows[row, [int(one) for one in fields.floats]] = 1
     if wrong:
         more = [f"and {wrong - _MOST_SHOWN} more"] * (wrong > _MOST_SHOWN)
         text = "\n  ".join([*shown, *more])
         hint = "change `num_classes`, or make the LMDB with classes that count from 0"
         raise DataError(f"{records.name}: labels that are not 0 to {classes - 1}:\n  {text}", hint)
-    if not labelled:
-        hint = "`stagerun data import` of a CSV writes them; or name a file of labels: `stagerun help losses`"
-        raise DataError(f"{records.name}: no record has labels in its float_data", hint)
     return rows
 
 

@@ -17,7 +17,7 @@ def asynchronous(run: StageRun, loop: StageLoop, state: TrainState) -> Asynchron
     own: list[tuple[Record, bytes | None]] = []
 
     def known_order() -> bool:
-        known = _recorded(run) if run.worker.replay is not None or run.is_piece else None
+        known = _recorded(run) if run.replays else None
         own.append((_record(run, state, known), known))
         return known is not None
 

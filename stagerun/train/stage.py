@@ -1,7 +1,7 @@
 """One stage on one rank: the loop of the engine with images, snapshots and evaluations around it."""
 
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -76,96 +76,116 @@ def train_stage(run: StageRun) -> Iterator[Event]:
 
 def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
     """The same up to the iteration from which it is to go back; None at the end, and after a Stopped."""
-    solver, planned, pulse = run.stage.solver, run.planned, run.worker.comm.pulse
-    pulse.enter(Section.START)
+    solver, comm = run.stage.solver, run.worker.comm
+    comm.pulse.enter(Section.START)
     for text in look_at(run):
         yield Note(text=text)
     state = restored(run)
     if run.rollbacks is None:
         _recall(run)
-    bits = environment_of(run.worker.schedule, run.stage, run.worker.device, run.worker.comm.size, run.worker.others)
-    yield _started(run, dense_bytes_of(run.worker.schedule.determinism, state, solver, run.worker.comm))
+    bits = environment_of(run.worker.schedule, run.stage, run.worker.device, comm.size, run.worker.others)
+    yield _started(run, dense_bytes_of(run.worker.schedule.determinism, state, solver, comm))
     if run.weights_table:
         yield Note(text=run.weights_table)
-    loop, replacing = make_loop(run, objective(run)), run.worker.images.replacing(run.stage)
-    pushing = asynchronous(run, loop, state) if solver.asynchronous else None
-    kept = Kept(solver.display if run.worker.comm.rank == 0 else 0)
-    if pushing is None:
-        compress = yield from resolved(run, state)
-        if compress is not None and compress.method is Method.AUTO:
-            return None  # asked to stop
-        resolving = replace(solver, compress=compress)
-        take_up_residual(run, state, resolving)
-        if too_large := _rank_too_large(run, state, compress):
-            yield too_large
-        reducer = reducer_of(run.worker.schedule.determinism, state, resolving, run.worker.comm, kept)
-    if state.residual is not None and (before := state.residual.shared_from):
-        text = f"the residuals of {count(before, 'sender')} are shared out evenly over {state.residual.senders}"
-        yield Note(text=text)
-    replays = run.worker.replay is not None or run.is_piece
-    if (same := promise(run.worker.schedule, planned, bits, replays)) and (same.warning or run.rollbacks is None):
-        yield same
-    if pushing is not None and run.worker.profile is not None:
-        yield Note(text=f"no profile of stage `{run.stage.name}`: iterations of `method: ASYNC` overlap", warning=True)
-    if planned.state is State.RESUME:
+    loop = make_loop(run, objective(run))
+    kept = Kept(solver.display if comm.rank == 0 else 0)
+    way = asynchronous(run, loop, state) if solver.asynchronous else (yield from _reducer(run, state, kept))
+    if way is None:
+        return None  # asked to stop
+    yield from _promised(run, state, bits)
+    if run.planned.state is State.RESUME:
         run.saved = state.iter  # a stop before the first update has nothing to write
-    snapshotter = None
-    if run.worker.keeper is not None:
-        lineage = Lineage(run.stage, parent_id(planned), bits, planned.id_stage, planned.skipped)
-        snapshotter = Snapshotter(run.worker.keeper, lineage, state, run.is_piece)
-        run.worker.stopping.expect(sum(part.nbytes for part in snapshotter.capture.files() if part is not None))
-        if run.saved == state.iter:
-            snapshotter.newest = planned.start
-
-    def stop() -> bool:
-        return run.worker.stop() or replacing.too_many()
-
+    snapshotter = _snapshotter(run, state, bits)
     try:
-        size = solver.device_batch_size
-        asked = requests(loop, state.iter, size) if pushing is None else pushing.requests(size)
-        resident = yield from keep(run)
-        pulse.stage(run.stage.name, state.iter, solver.compile)
-
-        def read(iteration: int) -> list[Batch]:
-            assert pushing is not None
-            with training_batches(run, resident, pushing.places(iteration, size)) as those:
-                return list(those)
-
-        alone = parting(solver) if solver.sync is not None and pushing is None else 0
-        # A replay goes on with those that it started with.
-        spared = pushing is not None and not replays and run.worker.comm.rank not in pushing.hosts
-        with training_batches(run, resident, asked) as fed:
-            if pushing is None:
-                events = _events(run, loop, state, beating(fed, pulse), reducer, stop)
-            else:
-                within = partial(sparing, run.worker.world.rank, pulse, spared)
-                events = pushing.train(beating(fed, pulse), read, stop, within)
-            for event in _counting(events, run.worker.comm.traffic, alone):
-                stopped = yield from _handle(run, state, snapshotter, event, pushing)
-                if isinstance(event, Iterated) and (items := kept.take()):
-                    yield Compressed(stage=event.stage, iter=event.iter, items=items)
-                if stopped:
-                    return None
-                if isinstance(event, NotFinite) and event.done == OnNan.ROLLBACK.value:
-                    if snapshotter is not None:
-                        with pulse.section(Section.SAVE):
-                            yield from snapshotter.wait()
-                    return event
-                yield from replacing.news()
-                yield from run.worker.images.copied(run.worker.comm)
+        ended = yield from _iterate(run, loop, state, way, kept, snapshotter)
+        if ended is not None:
+            return ended if isinstance(ended, NotFinite) else None
         yield from _save(run, state, snapshotter)
     except (DataError, StorageError, PermissionDenied, PeerError, UsageError):  # the last is a memory that is too small
         yield from _save_what_is_trained(run, state, snapshotter)
         raise
     finally:
         if snapshotter is not None:
-            with pulse.section(Section.SAVE):
+            with comm.pulse.section(Section.SAVE):
                 snapshotter.wait()
-    if note := replacing.summary():
+    if note := run.worker.images.replacing(run.stage).summary():
         yield note
-    yield from run.worker.images.copied(run.worker.comm, all_nodes=True)
+    yield from run.worker.images.copied(comm, all_nodes=True)
     if not run.is_piece and run.last == run.planned.last:
         yield from finish_stage(run, state)
+    return None
+
+
+def _reducer(run: StageRun, state: TrainState, kept: Kept) -> Generator[Event, None, Reducer | None]:
+    """None if asked to stop while it is chosen."""
+    compress = yield from resolved(run, state)
+    if compress is not None and compress.method is Method.AUTO:
+        return None
+    resolving = replace(run.stage.solver, compress=compress)
+    take_up_residual(run, state, resolving)
+    if too_large := _rank_too_large(run, state, compress):
+        yield too_large
+    return reducer_of(run.worker.schedule.determinism, state, resolving, run.worker.comm, kept)
+
+
+def _promised(run: StageRun, state: TrainState, bits: dict[str, str]) -> Iterator[Event]:
+    """What the bits of this life have to do with those before."""
+    if state.residual is not None and (before := state.residual.shared_from):
+        text = f"the residuals of {count(before, 'sender')} are shared out evenly over {state.residual.senders}"
+        yield Note(text=text)
+    same = promise(run.worker.schedule, run.planned, bits, run.replays)
+    if same and (same.warning or run.rollbacks is None):
+        yield same
+    if run.stage.solver.asynchronous and run.worker.profile is not None:
+        yield Note(text=f"no profile of stage `{run.stage.name}`: iterations of `method: ASYNC` overlap", warning=True)
+
+
+def _snapshotter(run: StageRun, state: TrainState, bits: dict[str, str]) -> Snapshotter | None:
+    """On rank 0."""
+    if run.worker.keeper is None:
+        return None
+    planned = run.planned
+    lineage = Lineage(run.stage, parent_id(planned), bits, planned.id_stage, planned.skipped)
+    snapshotter = Snapshotter(run.worker.keeper, lineage, state, run.is_piece)
+    run.worker.stopping.expect(sum(part.nbytes for part in snapshotter.capture.files() if part is not None))
+    if run.saved == state.iter:
+        snapshotter.newest = planned.start
+    return snapshotter
+
+
+def _iterate(
+    run: StageRun,
+    loop: StageLoop,
+    state: TrainState,
+    way: Reducer | Asynchronous,
+    kept: Kept,
+    snapshotter: Snapshotter | None,
+) -> Generator[Event, None, Event | None]:
+    """What ended it before the end: an event at which the run stops, or a NotFinite from which it is to go back."""
+    solver, comm, replacing = run.stage.solver, run.worker.comm, run.worker.images.replacing(run.stage)
+    pushing = way if isinstance(way, Asynchronous) else None
+    size = solver.device_batch_size
+    asked = requests(loop, state.iter, size) if pushing is None else pushing.requests(size)
+    resident = yield from keep(run)
+    comm.pulse.stage(run.stage.name, state.iter, solver.compile)
+
+    read = partial(training_batches, run, resident)
+    alone = parting(solver) if solver.sync is not None and pushing is None else 0
+    with read(asked) as fed:
+        events = _events(run, loop, state, way, beating(fed, comm.pulse), read)
+        for event in _counting(events, comm.traffic, alone):
+            stopped = yield from _handle(run, state, snapshotter, event, pushing)
+            if isinstance(event, Iterated) and (items := kept.take()):
+                yield Compressed(stage=event.stage, iter=event.iter, items=items)
+            if stopped:
+                return event
+            if isinstance(event, NotFinite) and event.done == OnNan.ROLLBACK.value:
+                if snapshotter is not None:
+                    with comm.pulse.section(Section.SAVE):
+                        yield from snapshotter.wait()
+                return event
+            yield from replacing.news()
+            yield from run.worker.images.copied(comm)
     return None
 
 
@@ -188,14 +208,27 @@ def _events(
     run: StageRun,
     loop: StageLoop,
     state: TrainState,
+    way: Reducer | Asynchronous,
     batches: Iterator[Batch],
-    reducer: Reducer,
-    stop: Callable[[], bool],
+    read: Callable[[Iterable[tuple[int, int]]], AbstractContextManager[Iterator[Batch]]],
 ) -> Iterator[Event]:
-    left = run.worker.stopping.left
-    if run.worker.profile is None:
-        return train(loop, state, batches, reducer, stop, left)
-    return run.worker.profile.train(loop, state, batches, reducer, stop, left, run.worker.device)
+    worker, replacing = run.worker, run.worker.images.replacing(run.stage)
+
+    def stop() -> bool:
+        return worker.stop() or replacing.too_many()
+
+    if isinstance(way, Asynchronous):
+
+        def batches_of(iteration: int) -> list[Batch]:
+            with read(way.places(iteration, run.stage.solver.device_batch_size)) as those:
+                return list(those)
+
+        # A replay goes on with those that it started with.
+        spared = not run.replays and worker.comm.rank not in way.hosts
+        return way.train(batches, batches_of, stop, partial(sparing, worker.world.rank, worker.comm.pulse, spared))
+    if worker.profile is None:
+        return train(loop, state, batches, way, stop, worker.stopping.left)
+    return worker.profile.train(loop, state, batches, way, stop, worker.stopping.left, worker.device)
 
 
 def _counting(events: Iterator[Event], traffic: Traffic, parting: int = 0) -> Iterator[Event]:

@@ -26,7 +26,7 @@ from stagerun.plan.ensembles import PlannedEnsemble
 from stagerun.system.pulse import Section
 from stagerun.system.world import World
 from stagerun.train import results
-from stagerun.train.agreement import anyone, everyone, hosts_of, only_here, rank0, require_same_schedule
+from stagerun.train.agreement import anyone, hosts_of, only_here, rank0, require_same_schedule
 from stagerun.train.ensembling import EnsembleRun, Trained, test_ensemble
 from stagerun.train.environment import (
     environment_of,
@@ -144,7 +144,7 @@ def _walk(worker: Worker) -> Generator[Event, None, bool | None]:
                 yield Stopped(stage=stage, iter=iter, reason=reason)
                 return None
             worker.images.remove_others(worker.comm, worker.world)
-            everyone(worker.comm, worker.images.preflight)
+            worker.images.preflight(worker.comm)
             opened = True
         for event in _do(worker, step):
             yield event

@@ -142,3 +142,8 @@ class StageRun:
     def is_piece(self) -> bool:
         """Whether this is a stretch of a stage that is trained once more (`plan.Plan.pieces`)."""
         return self.planned.until is not None
+
+    @property
+    def replays(self) -> bool:
+        """Whether it is trained as it was before."""
+        return self.worker.replay is not None or self.is_piece

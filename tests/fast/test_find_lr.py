@@ -88,7 +88,7 @@ def test_the_stage_is_as_it_is_but_for_what_comes_between_updates() -> None:
         (["colapse"], "colapse: no stage of resnet50_72ep that is enabled", "did you mean `collapse`?"),
         (["init", "--start", "1", "--end", "0.1"], "--end 0.1 is not above --start 1", "rates grow"),
         (["init", "--plot", "x.pdf"], "--plot x.pdf", ""),
-        (["cyc1"], "`cyc1` starts from `init`, of which there is no snapshot", "--until init"),
+        (["cyc1"], "has no usable snapshot of that", "--until init"),
     ],
 )
 def test_mistakes(words: list[str], text: str, hint: str, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Schedule + inventory -> Plan, with made-up inventories: no disk."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -8,9 +9,12 @@ import pytest
 from stagerun.base.errors import RecipeError, ResumeRefused
 from stagerun.base.recipe import Schedule
 from stagerun.base.snapshots import Inventory, SnapshotRef
+from stagerun.drawing.bands import not_shown
+from stagerun.drawing.picture import make_picture
 from stagerun.language import read
 from stagerun.plan import Plan, PlannedStage, State, make_plan, require_fresh
-from stagerun.plan.render import render_text
+from stagerun.plan.hours import at_images_per_second, render_hours
+from stagerun.plan.render import going_on, render_json, render_text
 
 SCHEDULE = """
 name: "tree"
@@ -341,3 +345,33 @@ def test_a_field_that_counted_in_an_older_version_does_not_any_more() -> None:
         assert set(states(make_plan(now, inventory(*snapshots))).values()) == {"done"}
     unknown = [replace(r, identity={**r.identity, "data.mirror": "true"}) for r in finished(now)]
     assert states(make_plan(now, inventory(*unknown)))["trunk"] == "stale", "nobody knows what it was"
+
+
+STOPS = 'base_lr: 0.1 lr_policy: "fixed" max_iter: 30 test_interval: 4 early_stop { metric: LOSS patience_iter: 6 }\n'
+
+
+def test_totals_are_from_the_earliest_end_to_the_latest_and_then_what_it_came_to() -> None:
+    shared = SCHEDULE.replace("images: 1000 }", 'images: 1000 } val { source: "/d/val" images: 100 }')
+    stops = schedule(shared=shared, long=STOPS)
+    plan = make_plan(stops, inventory())
+    assert (plan.least, plan.iterations, plan.least_left, plan.iterations_left) == (47, 65, 47, 65)
+    lines = render_text(plan).splitlines()
+    assert lines[0] == "tree: 4 stages, 47 to 65 iterations, 4.70 to 6.50 epochs of 1000 images"
+    row, total = (next(line for line in lines if line.startswith(name)).split("  ") for name in ("long", "total"))
+    assert "12 to 30" in [cell.strip() for cell in row] and total[-1].strip() == "47 to 65 to do"
+    whole = json.loads(render_json(plan))
+    assert (whole["least_iterations"], whole["iterations"], whole["least_iterations_left"]) == (47, 65, 47)
+    assert "about 1 min 09 s left at the most at 100 images/s" in render_hours(plan, at_images_per_second(stops, 100))
+    remarks = not_shown(make_picture(stops))
+    assert remarks == ["long: 12 to 30 iterations, and the longest is drawn"]
+
+    trunk, long, *_ = finished(stops)
+    ended = replace(long, iter=16, ended=True)
+    plan = make_plan(stops, inventory(trunk, ended))
+    assert (plan.least, plan.iterations, plan.least_left, plan.iterations_left) == (51, 51, 15, 15)
+    half = replace(long, iter=14)
+    plan = make_plan(stops, inventory(trunk, half))
+    assert (plan.least, plan.iterations, plan.least_left, plan.iterations_left) == (49, 65, 15, 31)
+    assert going_on(plan).splitlines()[-1] == "15 to 31 of 49 to 65 iterations to do"
+    without = json.loads(render_json(make_plan(schedule(), inventory())))
+    assert not [name for name in (*without, *without["stages"][0]) if "least" in name]

@@ -97,6 +97,33 @@ def test_a_mistake_is_one_message_with_line_record_and_position(body: str, messa
     assert error.value.message.endswith("for /data/toy: record `00000001` (at position 41)")
 
 
+def test_an_image_of_the_wrong_size_names_the_function_both_sizes_and_the_record() -> None:
+    crop = function("def augment(image, rng):\n    return image[:8]\n")
+    where = "mine/aug.py:1: `augment` returned an image that can't be used: the image is 8 x 14 pixels (height x width)"
+    with pytest.raises(UsageError) as error:
+        loader(records(), crop, shuffle=False).batch(41, 1)
+    assert error.value.message == (
+        f"{where}, too small for crop_size: 10\n  def augment(image, rng):\n  for /data/toy: record `00000001` (at position 41)"
+    )
+    assert error.value.hint == "return a larger image, or have `random_resize_param` enlarge it"
+    with pytest.raises(UsageError, match="too small for crop_size: 10"):
+        loader(records(), crop).preflight()
+    padded = Loader(records(), Transform(crop_size=20, pad=2), channels=3, num_classes=4, train=True, python=crop)
+    with pytest.raises(UsageError) as error:
+        padded.batch(0, 1)
+    assert f"{where}, 12 x 18 pixels once padded, resized and cut, too small for crop_size: 20" in error.value.message
+
+
+def test_images_of_several_sizes_need_a_crop_and_the_function_is_named() -> None:
+    body = "def augment(image, rng):\n    return image[: 12 - rng.integers(2)]\n"
+    whole = Loader(records(), Transform(), channels=3, num_classes=4, train=True, python=function(body))
+    with pytest.raises(
+        UsageError, match=r"mine/aug.py:1: `augment` returned .*: the image is 1[12] x 14 .*, others are"
+    ) as error:
+        whole.batch(0, 20)
+    assert "for /data/toy: record `" in error.value.message and "crop_size" in error.value.hint
+
+
 def test_a_function_that_takes_no_generator_is_told_of_it() -> None:
     with pytest.raises(UsageError, match="positional argument") as error:
         loader(records(), function("def augment(image):\n    return image\n")).batch(0, 1)

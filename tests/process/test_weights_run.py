@@ -153,7 +153,7 @@ MISTAKES = {
     "no such file": ("none.pt", "", "none.pt: no such file or directory"),
     "no such stage": ("../out:trank", "", "has no snapshot of stage `trank`"),
     "no such iteration": ("../out:trunk@7", "", "has no snapshot of `trunk` at iteration 7"),
-    "not downloaded": ("torchvision/resnet999", "", "there are no weights of `resnet999`"),
+    "not downloaded": ("torchvision/resnet999", "", "has no weights for `resnet999`"),
     "another head": ("../out:trunk", "", "2 tensors of ../out:trunk have another shape: `fc.weight` 12 x 512 there and 10 x 512 here"),
     "misspelt": ("../out:trunk", 'drop: "fx.*"', "fits no tensor of the network"),
     "no tensors": ("../base/schedule.prototxt", "", "not a safetensors file"),

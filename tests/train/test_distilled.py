@@ -327,3 +327,53 @@ def test_a_file_that_is_not_there_is_said_by_check(base: Path, tmp_path: Path) -
     with pytest.raises(RecipeError) as error:
         load(folder)
     assert "own.py: there is no such file" in error.value.render() and "student.prototxt:1:" in error.value.render()
+
+
+TEACHER = """from torch import nn
+
+class Net(nn.Sequential):
+    def forward(self, x):
+        {forward}
+
+def build(num_classes, channels):
+    return Net(nn.Flatten(), nn.Linear(channels * 28 * 28, {outputs}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("forward", "outputs", "message"),
+    [
+        ("return super().forward(x)", "7", "dir/t.py:7: the network answers with [2, 7], not with logits [N, num_classes], here [2, 10]"),
+        ("return super().forward(x.cuda())", "10", "dir/t.py:5: "),
+        ("return super().forward(y)", "10", "dir/t.py:5: NameError: name 'y' is not defined\n  return super().forward(y)"),
+        ("return super().forward(x + __import__('random').random())", "10", "dir/t.py:7: a forward pass draws from Python's `random`"),
+        ("x -= 1; return super().forward(x)", "10", "dir/t.py:7: a forward pass changes the images"),
+    ],
+)  # fmt: skip
+def test_a_teacher_of_ones_own_is_tried_before_the_first_update(
+    base: Path, tmp_path: Path, forward: str, outputs: str, message: str
+) -> None:
+    by_file = 'teacher_weights { file: "t.pt" } teacher_model { name: "t.py:build" num_classes: 10 channels: 1 }'
+    solver = FILES["student"].replace('teacher: "teach"', by_file)
+    folder = make(tmp_path / "dir", base / "data", stages=ONE, student=solver)
+    linear = torch.nn.Linear(28 * 28, int(outputs))
+    torch.save({"1.weight": linear.weight.data, "1.bias": linear.bias.data}, folder / "t.pt")
+    (folder / "t.py").write_text(TEACHER.format(forward=forward, outputs=outputs))
+    with pytest.raises(UsageError) as refused:
+        go(folder, tmp_path / "out")
+    place = message.partition(" ")[0].removeprefix("dir/")
+    assert place in refused.value.message and message.partition(": ")[2] in refused.value.message
+    column = solver.index('"t.py:build"') + 1
+    place = f"student.prototxt:1:{column} names"
+    assert "\n  for the teacher of stage `student`, which " in refused.value.message and place in refused.value.message
+    assert not [name for name in names(tmp_path / "out") if "student" in name]
+
+
+def test_a_teacher_of_ones_own_need_not_learn(base: Path, tmp_path: Path) -> None:
+    by_file = 'teacher_weights { file: "t.pt" } teacher_model { name: "t.py:build" num_classes: 10 channels: 1 }'
+    solver = FILES["student"].replace('teacher: "teach"', by_file)
+    folder = make(tmp_path / "dir", base / "data", stages=ONE, student=solver)
+    torch.save({"1.weight": torch.zeros(10, 28 * 28), "1.bias": torch.zeros(10)}, folder / "t.pt")
+    (folder / "t.py").write_text(TEACHER.format(forward="return super().forward(x).detach()", outputs="10"))
+    go(folder, tmp_path / "out")
+    assert "student@6" in ids(tmp_path / "out")

@@ -203,6 +203,17 @@ def test_labels_in_the_records_train_to_the_same_bits_as_in_a_file(base: Path, t
     assert finished.mean_ap is not None and len(finished.class_ap) == 10
 
 
+def test_workers_share_the_reading_of_the_records(base: Path, tmp_path: Path) -> None:
+    """Each has a third of them, and all have the labels of one that reads all."""
+    made = in_records(tmp_path / "records", base / "data", lambda i: [float(n) for n in labels_of(i)])
+    file = made / "schedule.prototxt"
+    file.write_text("determinism: ELASTIC\n" + file.read_text())
+    go(made, tmp_path / "1")
+    done = small.run(made, tmp_path / "3", nproc=3)
+    assert done.returncode == 0, done.stderr
+    assert ids(tmp_path / "3") == ids(tmp_path / "1")
+
+
 @pytest.mark.parametrize(
     ("labels", "text"),
     [

@@ -123,7 +123,7 @@ def start_of(plan: Plan, name: str, out: str) -> PlannedStage:
     stage = planned.stage
     if stage.parent is not None and (planned.start is None or planned.state is not State.FRESH):
         raise UsageError(
-            f"stage `{name}` starts from `{label(stage.parent, stage.parent_iter)}`, of which there is no snapshot that counts in {out}",
+            f"stage `{name}` starts from `{label(stage.parent, stage.parent_iter)}`, and {out} has no usable snapshot of that",
             f"train it first, with `stagerun run DIR --until {stage.parent}`, or name another --out",
         )
     return planned

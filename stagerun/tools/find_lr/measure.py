@@ -18,7 +18,7 @@ from stagerun.plan import PlannedStage, State
 from stagerun.schedule import make_knobs
 from stagerun.system.world import World
 from stagerun.tools.find_lr.sweep import Point, Smoothing, rate
-from stagerun.train.agreement import everyone, rank0
+from stagerun.train.agreement import rank0
 from stagerun.train.images import Images
 from stagerun.train.output import DISK
 from stagerun.train.resident import training_batches
@@ -63,7 +63,7 @@ def sweep(
     with closing(Images(cut, device)) as images:
         for _ in images.open(comm, world, stop):
             pass
-        everyone(comm, images.preflight)
+        images.preflight(comm)
         run = StageRun(Worker(cut, out, comm, world, device, None, stop, images), Step(planned, 1, 0, files))
         smoothing = Smoothing()
         first = make_knobs(schedule.stage(cut.stages[0].name).solver)(begins)

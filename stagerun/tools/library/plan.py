@@ -22,7 +22,7 @@ class Plan(planned.Plan):
 
     def __repr__(self) -> str:
         stages = count(len(self.stages), "stage")
-        return f"<Plan of {self.schedule.name}: {stages}, {self.iterations_left} of {count(self.iterations, 'iteration')} to do>"
+        return f"<Plan of {self.schedule.name}: {stages}, {self.left} to do>"
 
     def _repr_html_(self) -> str:
         from stagerun.tools.library.html import plan_html

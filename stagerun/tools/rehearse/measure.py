@@ -23,11 +23,13 @@ from stagerun.base.events import (
 )
 from stagerun.base.recipe import Schedule
 from stagerun.comm import Comm, gather_json
+from stagerun.data.loaders import training_loader
+from stagerun.data.python_transform import PythonTransform
+from stagerun.data.records import LmdbSource
 from stagerun.plan.estimate import Cost, Figures, PythonCost, mean
 from stagerun.plan.rehearsal import cost_key, rehearsal, synthetic_images
 from stagerun.system.host import host_name
 from stagerun.system.world import World
-from stagerun.tools.rehearse.python_cost import python_costs
 from stagerun.train.agreement import rank0
 from stagerun.train.images import made_up_images
 from stagerun.train.keeper import Keeper
@@ -38,6 +40,8 @@ from stagerun.train.walk import run
 LEAST_ITERS, MOST_ITERS, STAGE_SECONDS = 5, 400, 5.0
 # Iterations of the first stage before it is stopped and resumed.
 BEFORE_STOP = 3
+# Images, and seconds, by which a function of the user's is measured; and images of a batch.
+_IMAGES, _SECONDS, _AT_ONCE = 256, 2.0, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +145,7 @@ def rehearse(
         live(iters, comm.size * max(2, iters // 10), stop)
         if observer.stopped is not None:
             return None
-        python = rank0(comm, lambda: [asdict(cost) for cost in python_costs(source)])
+        python = rank0(comm, lambda: [asdict(cost) for cost in _python_costs(source)])
         figures = _figures(schedule, asked, observer, comm, world, device)
         return replace(figures, python=tuple(PythonCost(**cost) for cost in python))
 
@@ -234,4 +238,26 @@ def costs(schedule: Schedule, asked: Rehearsal, observer: Observer, workers: int
             test_batch_size=solver.test_batch_size,
             test_seconds=mean([one_test(t) for m in measured for t in m.tests]),
             start_seconds=mean([s for m in measured for s in m.starts]),
+        )
+
+
+def _python_costs(schedule: Schedule) -> Iterator[PythonCost]:
+    """What each function of `transform_param { python }` takes of a loader thread's time, in the first stage that has it: some hundred images by one thread. UsageError, DataError, StorageError."""
+    done = set()
+    for stage in schedule.stages:
+        name = stage.solver.transform.python
+        if name is None or name in done or not stage.enabled:
+            continue
+        done.add(name)
+        function = PythonTransform(name, schedule.python)
+        loader = training_loader(LmdbSource(schedule.lmdb(stage.data.train)), schedule, stage, python=function)
+        loader.batch(0, _AT_ONCE)  # what is slow the first time
+        images, seconds = function.images, function.seconds
+        began, position = time.perf_counter(), _AT_ONCE
+        while position < _IMAGES and time.perf_counter() - began < _SECONDS:
+            loader.batch(position, _AT_ONCE)
+            position += _AT_ONCE
+        whole, made = time.perf_counter() - began, function.images - images
+        yield PythonCost(
+            name=name, stage=stage.name, seconds=(function.seconds - seconds) / made, loading_seconds=whole / made
         )

@@ -35,6 +35,7 @@ from stagerun.launch.worker_count import check_workers
 from stagerun.plan import Plan, make_plan, require_fresh
 from stagerun.plan.budget import MOST
 from stagerun.plan.ensembles import ensembles_left
+from stagerun.plan.planned import iterations_text
 from stagerun.store.disk import make_folder
 from stagerun.store.errors import reporting
 from stagerun.store.given import looked_at
@@ -204,7 +205,7 @@ def _batch(options: SbatchOptions, words: Sequence[str], schedule: Schedule, pla
     # What was typed stays as it was typed: the job runs where we are.
     installed = Path(sys.executable).with_name("stagerun")
     workers = f"{count(options.nodes, 'node')} with {count(options.workers, 'worker')} each"
-    left = f"{count(plan.iterations_left, 'iteration')} to do"
+    left = f"{iterations_text(plan.least_left, plan.iterations_left)} to do"
     return Batch(
         name=schedule.name,
         about=[

@@ -1,0 +1,88 @@
+"""Pools that a schedule's file starts when it is imported: they work, or one message says why they can't."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import small
+import tiny
+
+PROGRAM = """
+import sys
+from stagerun.base.code import Sources, code_of
+from stagerun.base.errors import UsageError
+from stagerun.system.code import called, function_of
+
+if __name__ == "__main__":
+    name = sys.argv[1]
+    sources = Sources("dir", ((name, sys.stdin.read()),))
+    code = code_of(name + ":build")
+    try:
+        print(called(code, sources, function_of(code, sources)))
+    except UsageError as error:
+        print(error.render())
+"""
+MYNET = """
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+
+def work(n):
+    return n + 1
+
+{at_import}
+
+def build():
+    return {inside}
+"""
+
+
+def answer(tmp_path: Path, at_import: str, inside: str, name: str = "mynet.py") -> str:
+    """What `build` returns, or the error; a deadlock ends after a while."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    text = MYNET.format(at_import=at_import, inside=inside)
+    words = [sys.executable, str(tmp_path / "program.py"), name]
+    done = subprocess.run(words, input=text, capture_output=True, text=True, timeout=60)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("name", ["mynet.py", "nets/mynet.py"])
+@pytest.mark.parametrize("pool", ['get_context("fork").Pool(2)', "ThreadPoolExecutor(2)"])
+def test_a_pool_may_be_started_and_used_at_import(pool: str, name: str, tmp_path: Path) -> None:
+    at_import = f"POOL = {pool}\nFIRST = list(POOL.map(work, [1]))"
+    assert answer(tmp_path, at_import, "FIRST, list(POOL.map(work, [2, 3]))", name) == "([2], [3, 4])"
+
+
+@pytest.mark.parametrize("kind", ["spawn", "forkserver"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_processes_that_could_not_import_the_file_are_refused_at_its_line(
+    kind: str, inside: bool, tmp_path: Path
+) -> None:
+    pool = f'get_context("{kind}").Pool(2)'
+    found = answer(tmp_path, "" if inside else f"POOL = {pool}", pool if inside else "0")
+    line, source = (11, f"return {pool}") if inside else (8, f"POOL = {pool}")
+    text = "a process that is started by `spawn` or `forkserver` can't import this file"
+    assert found.startswith(f"dir/mynet.py:{line}: {text}\n  {source}\n  hint: take threads"), found
+    executor = f'ProcessPoolExecutor(2, get_context("{kind}"))'
+    assert text in answer(tmp_path, f"POOL = {executor}", "list(POOL.map(work, [1]))")
+
+
+@pytest.mark.parametrize("started", ["Thread", "Process"])
+def test_what_a_file_leaves_at_work_does_not_keep_the_command(started: str, tmp_path: Path) -> None:
+    tiny.make_data(tmp_path / "data")
+    schedule = small.make_schedule(tmp_path / "schedule", tmp_path / "data") / "schedule.prototxt"
+    model = 'model { name: "mynet.py:build" num_classes: 10 channels: 1 }'
+    lines = [model if line.startswith("model {") else line for line in schedule.read_text().splitlines()]
+    schedule.write_text("\n".join(lines))
+    imports = "import time\nfrom multiprocessing import Process\nfrom threading import Thread\nfrom torch import nn\n"
+    work = f"def work():\n    while True:\n        time.sleep(0.1)\n{started}(target=work).start()\n"
+    layers = (
+        "nn.Conv2d(channels, 8, 3), nn.BatchNorm2d(8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, num_classes)"
+    )
+    build = f"def build(num_classes, channels):\n    return nn.Sequential({layers})\n"
+    (schedule.parent / "mynet.py").write_text(imports + work + build)
+    done = small.run(schedule.parent, tmp_path / "out", "--only", "init", timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "still at work, and is ended" in done.stderr
+    assert ("mynet.py:7: " in done.stderr) == (started == "Thread")
