@@ -18,6 +18,7 @@ SIZES = {"mnist": (28, 1), "cifar": (32, 3)}  # by a word of the path; of others
 # One update of two images, and an evaluation.
 STEP = (
     "max_iter=1",
+    "warmup_iter=0",
     "batch_size=2",
     "device_batch_size=2",
     "test_batch_size=2",
