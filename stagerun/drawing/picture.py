@@ -58,8 +58,8 @@ class Mark:
         return self.after / self.before if self.before > 0 and self.after > 0 else None
 
 
-def points_of(solver: Solver) -> tuple[tuple[Point, ...], list[Mark]]:
-    """The points that are kept of a stage's settings, and the steps of its learning rate."""
+def points_of(solver: Solver, begins: int = 0) -> tuple[tuple[Point, ...], list[Mark]]:
+    """The points that are kept of a stage's settings from iteration `begins` on, and the steps of its learning rate."""
     knobs, last = make_knobs(solver), solver.max_iter - 1
     sizes = _sizes(solver, last)
     steps = list(_steps(lambda i: knobs(i).lr, last))
@@ -73,11 +73,13 @@ def points_of(solver: Solver) -> tuple[tuple[Point, ...], list[Mark]]:
         kept |= set(_extremes(lambda i: knobs(i).weight_decay, last))
     points = []
     size = None
-    for i in sorted(kept):
+    for i in sorted({*kept, begins}):
         size = sizes.get(i, size)
+        if i < begins:
+            continue
         at_i = knobs(i)
         points.append(Point(i, at_i.lr, at_i.momentum, at_i.weight_decay, size))
-    return tuple(points), steps
+    return tuple(points), [step for step in steps if step.iter > begins]
 
 
 def _extremes(value: Callable[[int], float], last: int) -> Iterator[int]:
@@ -302,8 +304,10 @@ def _stage(
 ) -> StagePicture:
     solver = stage.solver
     leaves = None
-    begin_iterations = begin_images = 0
-    begin_own: float = 0
+    # Where its iteration 0 is, or would be: a stage with a .solverstate begins further on.
+    begin_iterations = -stage.begins
+    begin_images = begin_iterations * solver.batch_size
+    begin_own: float = begin_images
     if parent is not None:
         leaves = schedule.start_iter(stage)
         begin_iterations = parent.begin_iterations + leaves
@@ -311,7 +315,7 @@ def _stage(
         begin_own = parent.begin_own + leaves * parent.batch_size
         if not stage.data.train.same(schedule.stage(parent.name).data.train):
             begin_own = parent.x(leaves, Unit.EPOCHS) * stage.data.train.images
-    points, steps = points_of(solver)
+    points, steps = points_of(solver, stage.begins)
     marks = [_mark(joint, schedule, solver) for joint in joints(schedule, stage)]
     found = {mark.iter for mark in marks}
     steps = [step for step in steps if step.iter not in found]
@@ -327,7 +331,7 @@ def _stage(
         begin_iterations=begin_iterations,
         begin_images=begin_images,
         begin_own=begin_own,
-        seconds=None if seconds is None else (seconds(stage.name, 0), seconds(stage.name, solver.max_iter)),
+        seconds=None if seconds is None else (seconds(stage.name, stage.begins), seconds(stage.name, solver.max_iter)),
         augmentation=augmentation(solver),
         points=points,
         marks=tuple(sorted(marks + steps[:MOST_STEPS], key=lambda mark: mark.iter)),

@@ -32,7 +32,7 @@ def joints(schedule: Schedule, stage: Stage) -> list[Joint]:
         parent = schedule.stage(stage.parent).solver
         found.append(Joint(stage.parent, 0, learning_rate(parent)(schedule.start_iter(stage) - 1), rate(0)))
     end = warm_up_end(solver)
-    if 0 < end < solver.max_iter:
+    if stage.begins < end < solver.max_iter:
         found.append(Joint("warm-up", end, rate(end - 1), rate(end)))
     return found
 
@@ -42,7 +42,7 @@ def notes(schedule: Schedule, stage: Stage) -> list[str]:
     iterations."""
     solver = stage.solver
     rate = learning_rate(solver)
-    first, last = rate(0), rate(solver.max_iter - 1)
+    first, last = rate(stage.begins), rate(solver.max_iter - 1)
     found = roundings(stage, stage.data.train.images) + scaling(stage) + update_notes(stage)
     found += image_notes(stage)
     if solver.on_nan is OnNan.ROLLBACK and not solver.snapshot and not schedule.branch_points(stage.name):

@@ -348,7 +348,7 @@ def csv_rows(plan: Plan) -> Iterator[str]:
             continue
         solver, name, images = planned.stage.solver, planned.stage.name, planned.stage.data.train.images
         knobs = make_knobs(solver)
-        for iter in range(planned.length[1]):
+        for iter in range(planned.stage.begins, planned.length[1]):
             k = knobs(iter)
             # A plan knows how many images were left out, but not where.
             skipped = planned.skipped if iter >= planned.iter else planned.skipped_before

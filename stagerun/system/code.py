@@ -29,6 +29,8 @@ T = TypeVar("T")
 # Seconds after which a user is told that his code is still at work.
 _PATIENCE_S = 30.0
 _LAST_PATIENCE_S = 5.0
+# Stagerun's own threads that a process waits for at its end: they write, as a snapshot.
+_OWN_THREADS = ("snapshot", "feed", "images", "writer")
 
 
 def function_of(code: Code, sources: Sources) -> Callable[..., Any]:
@@ -76,8 +78,16 @@ def end_soon(code: int) -> None:
     for them at its end, for ever if need be, and stop signals do nothing by then."""
 
     def end() -> None:
-        places = (_at(frame, _NO_CODE, _local.sources) for frame in sys._current_frames().values())
-        left = [f"{file}:{line}: the thread" for file, line in places if file]
+        at_work = [one for one in threading.enumerate() if not one.daemon and one is not threading.main_thread()]
+        if any(one.name.startswith(_OWN_THREADS) for one in at_work):
+            return wait()
+        frames = sys._current_frames()
+        left = []
+        for thread in at_work:
+            file, line = _at(frames.get(thread.ident or 0), _NO_CODE, _local.sources)
+            left.append(
+                f"{file}:{line}: the thread" if file else f"thread `{thread.name}`, which the schedule's Python started,"
+            )
         children = active_children()
         left += [f"process {child.pid}, which the schedule's Python started," for child in children]
         for one in left:
@@ -87,10 +97,13 @@ def end_soon(code: int) -> None:
         if left:
             os._exit(code)
 
+    def wait() -> None:
+        timer = threading.Timer(_LAST_PATIENCE_S, end)
+        timer.daemon = True
+        timer.start()
+
     sys.stdout.flush()
-    timer = threading.Timer(_LAST_PATIENCE_S, end)
-    timer.daemon = True
-    timer.start()
+    wait()
 
 
 def parameters_of(function: Callable[..., Any]) -> tuple[tuple[str, ...], bool]:

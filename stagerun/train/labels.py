@@ -1,5 +1,6 @@
 """The labels of images that have several, from their file, as a table that batches are looked up in."""
 
+import hashlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import Tensor
 from stagerun.base.errors import DataError
 from stagerun.base.recipe import FLOAT_DATA, Source
 from stagerun.base.text import count
-from stagerun.comm import Comm
+from stagerun.comm import Comm, gather_json
 from stagerun.data import datum
 from stagerun.data.lmdb_offsets import printable
 from stagerun.data.records import Records, Room
@@ -66,19 +67,32 @@ def _of_file(records: Records, source: Source, classes: int) -> NDArray[np.uint8
 
 
 _MOST_SHOWN = 20
+_LOOKED_AT = 100  # records
 _RECORDS_A_BEAT = 64  # each may be a read from a slow file server
 
 
 def _of_datums(records: Records, classes: int, comm: Comm) -> NDArray[np.uint8]:
     """Every record is read by one rank, in stretches, and all have the labels: whole records are read, and of a large set these are many.
-    DataError also where none has any. Collective."""
+    DataError also where none has any, or where hosts have other records. Collective."""
+    _require_same(records, comm)
     stretches = [range(r * len(records) // comm.size, (r + 1) * len(records) // comm.size) for r in range(comm.size)]
     mine = everyone(comm, lambda: _stretch(records, stretches[comm.rank], classes, comm.pulse))
     bits = [np.frombuffer(packed, np.uint8) for packed in comm.gather_bytes(np.packbits(mine).tobytes())]
-    parts = [np.unpackbits(b, count=len(s) * classes) for b, s in zip(bits, stretches, strict=True)]
-    rows: NDArray[np.uint8] = np.concatenate(parts).reshape(len(records), classes)
+    rows = np.empty((len(records), classes), np.uint8)
+    for packed, which in zip(bits, stretches, strict=True):
+        rows[which.start : which.stop] = np.unpackbits(packed, count=len(which) * classes).reshape(len(which), classes)
     everyone(comm, lambda: _require_some(rows, records))
     return rows
+
+
+def _require_same(records: Records, comm: Comm) -> None:
+    """By a few keys: a rank takes labels from the file of another host, and images from its own."""
+    few = sorted({n * (len(records) - 1) // _LOOKED_AT for n in range(_LOOKED_AT + 1)})
+    keys = everyone(comm, lambda: hashlib.sha256(b"\0".join(map(records.key, few))).hexdigest())
+    if len(set(gather_json(comm, keys))) > 1:
+        raise DataError(
+            f"{records.name}: the hosts have other records under this name", "copy the same LMDB to all hosts"
+        )
 
 
 def _require_some(rows: NDArray[np.uint8], records: Records) -> None:

@@ -93,6 +93,11 @@ def test_twice_is_once_and_comments_stay(fields: list[list[str]], data: st.DataO
         assert once.count(f"#{comment}") == text.count(f"#{comment}")
 
 
+def test_a_long_line_takes_no_longer_than_it_must() -> None:
+    text = f"stepvalue: [{', '.join(map(str, range(30_000)))}]\n"
+    assert formatted(text) == text
+
+
 def stagerun(*words: object) -> tuple[int, str]:
     done = CliRunner().invoke(main, [str(word) for word in words])
     return done.exit_code, done.output

@@ -68,7 +68,9 @@ def test_processes_that_could_not_import_the_file_are_refused_at_its_line(
     assert text in answer(tmp_path, f"POOL = {executor}", "list(POOL.map(work, [1]))")
 
 
-@pytest.mark.parametrize("started", ["Thread", "Process"])
+@pytest.mark.parametrize(
+    "started", ["Thread(target=work)", "Thread(target=time.sleep, args=(1000,))", "Process(target=work)"]
+)
 def test_what_a_file_leaves_at_work_does_not_keep_the_command(started: str, tmp_path: Path) -> None:
     tiny.make_data(tmp_path / "data")
     schedule = small.make_schedule(tmp_path / "schedule", tmp_path / "data") / "schedule.prototxt"
@@ -76,7 +78,7 @@ def test_what_a_file_leaves_at_work_does_not_keep_the_command(started: str, tmp_
     lines = [model if line.startswith("model {") else line for line in schedule.read_text().splitlines()]
     schedule.write_text("\n".join(lines))
     imports = "import time\nfrom multiprocessing import Process\nfrom threading import Thread\nfrom torch import nn\n"
-    work = f"def work():\n    while True:\n        time.sleep(0.1)\n{started}(target=work).start()\n"
+    work = f"def work():\n    while True:\n        time.sleep(0.1)\n{started}.start()\n"
     layers = (
         "nn.Conv2d(channels, 8, 3), nn.BatchNorm2d(8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, num_classes)"
     )
@@ -85,4 +87,4 @@ def test_what_a_file_leaves_at_work_does_not_keep_the_command(started: str, tmp_
     done = small.run(schedule.parent, tmp_path / "out", "--only", "init", timeout=120)
     assert done.returncode == 0, done.stderr
     assert "still at work, and is ended" in done.stderr
-    assert ("mynet.py:7: " in done.stderr) == (started == "Thread")
+    assert ("mynet.py:7: " in done.stderr) == (started == "Thread(target=work)")

@@ -160,6 +160,7 @@ def _scaling(options: ScalingOptions, world: World, stop: StopRequest) -> int:
     with made_up_images(short, options.synthetic, comm, world) as source, closing(Images(source, device)) as images:
         for _ in images.open(comm, world, stop):
             pass
+        images.preflight(comm)
         turns = scaling(source, options.workers, options.rounds, options.iterations, comm, device, images, stop, watch)
     if turns is not None:
         measured = Measured(

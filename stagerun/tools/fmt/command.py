@@ -14,7 +14,7 @@ from stagerun.language import Unreadable, files_in
 from stagerun.language.parse import parse
 from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.language.tree import SCHEDULE, SOLVER
-from stagerun.system.files import write_whole, writing
+from stagerun.system.files import require_writable, write_whole, writing
 from stagerun.tools.fmt.style import formatted
 
 
@@ -57,9 +57,13 @@ def _texts(folders: tuple[str, ...]) -> dict[str, str]:
     """By the path as the user wrote it. RecipeError with all that isn't in the language: what fields mean isn't looked at."""
     problems = Problems()
     texts: dict[str, str] = {}
-    for folder in dict.fromkeys(map(os.path.normpath, folders)):
+    seen: set[str] = set()  # the same file may be named by several folders, and in several ways
+    for folder in map(os.path.normpath, folders):
         for name, text in files_in(folder).items():
             path = os.path.join("" if folder == "." else folder, name)
+            if (real := os.path.realpath(path)) in seen:
+                continue
+            seen.add(real)
             if isinstance(text, Unreadable):
                 problems.add(Span(path, 1, 1), text.reason)
                 continue
@@ -76,7 +80,8 @@ def _difference(path: str, old: str, new: str) -> Iterator[str]:
 
 
 def _write(path: Path, text: str) -> None:
-    """Over the old file, or over what a link points to, with the mode that it has."""
+    """Over the old file, or over what a link points to, with the mode that it has. PermissionDenied for a read-only one."""
+    require_writable(path)
     with writing(path):
         real = path.resolve()
         mode = stat.S_IMODE(real.stat().st_mode)

@@ -116,7 +116,7 @@ def _lines(needed: Sequence[Token], comments: dict[int, str], several: set[Token
             if (
                 last is not None
                 and here is not None
-                and last in here.tokens
+                and here.tokens
                 and not here.comment
                 and _joined(last, token, several)
             ):

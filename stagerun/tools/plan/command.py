@@ -133,7 +133,7 @@ def plan(options: PlanOptions) -> None:
     text = render_json(planned, notes, more.record) if options.as_json else render_text(planned, notes, more.blocks)
     show(text)
     if picture is not None:
-        plot.plot(picture, schedule)
+        plot.plot(picture, planned.schedule)
 
 
 def remarks(plan: Plan) -> list[str]:
