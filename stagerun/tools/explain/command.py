@@ -50,8 +50,11 @@ def explain(folder: Folder, overrides: Overrides = (), name: str | None = argume
 def explain_text(folder: str, name: str | None, overrides: Sequence[str]) -> str:
     """What `stagerun explain` prints; an overview without a `name`. RecipeError, UsageError."""
     schedule = load(folder, overrides)
-    if name is None:
-        return overview(schedule)
+    return overview(schedule) if name is None else explained(schedule, name, overrides)
+
+
+def explained(schedule: Schedule, name: str, overrides: Sequence[str] = ()) -> str:
+    """The same of a schedule that was read with those `overrides`. UsageError."""
     first, *words = name.split(".")
     group = [s for s in schedule.stages if s.group == first]
     if group and not words:
