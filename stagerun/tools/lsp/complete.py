@@ -12,7 +12,7 @@ from stagerun.manual.fields import enum_name, first_sentence, refused
 from stagerun.tools.lsp.place import Place, Text, fields_in, place_at
 
 # Fields that name stages, and fields that name files with the endings of those.
-STAGES = ("StageEntry.from", "Sweep.from", "Ensemble.members", "Loss.teacher")
+STAGES = ("StageEntry.from", "Sweep.from", "Ensemble.members", "LossParameter.teacher")
 _WEIGHTS = (".safetensors", ".pt", ".pth", ".caffemodel", ".caffemodel.h5")
 FILES = {
     "StageEntry.solver": (".prototxt",),

@@ -182,8 +182,9 @@ class _Walk:
             self._around.pop()
             self._lists = [one for one in self._lists if one[0] <= len(self._around)]
             self._name, self._colon = (self._lists[-1][1], True) if self._listed else ("", False)
-        elif mark == "[" and self._colon:
+        elif mark == "[" and self._name:
             self._lists.append((len(self._around), self._name))
+            self._colon = True
         elif mark == "]" and self._listed:
             self._lists.pop()
             self._name, self._colon = "", False
