@@ -133,9 +133,16 @@ def _code(schedule: Block, settings: Block) -> list[Entry]:
 
 def stage_files(text: bytes | str) -> tuple[str, ...]:
     """The files of the stages that a schedule.prototxt names, below its folder. Mistakes in it are not looked at."""
+    return tuple(dict.fromkeys(n.file for n in stage_nodes(text) if n.file is not None))
+
+
+def stage_nodes(text: Text) -> list[Node]:
+    """The stages of a schedule.prototxt, as far as it can be read; their teachers are not known."""
     ignored = Problems()
-    schedule = parse(SCHEDULE_FILE, text, SCHEDULE, ignored)
-    return tuple(dict.fromkeys(n.file for n in stages.nodes(schedule, ignored) if n.file is not None))
+    schedule = Block(SCHEDULE, Span(SCHEDULE_FILE, 1, 1))
+    if not isinstance(text, Unreadable):
+        schedule = parse(SCHEDULE_FILE, text, SCHEDULE, ignored)
+    return stages.nodes(schedule, ignored)
 
 
 def _decoded(text: Text) -> str:

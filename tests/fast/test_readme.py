@@ -130,7 +130,7 @@ def test_modules_are_there(page: str) -> None:
 def test_the_map_has_every_folder_and_every_tool() -> None:
     internals, readme = TEXTS["internals"], TEXTS["README"]
     assert tuple(re.findall(r"^\| `(\w+)(?:/|\.py)` \|", internals, re.M)) == TRUNK
-    listed = re.search(r"`tools/` has a folder for each tool beside the run: ([^.]*)\.", internals)
+    listed = re.search(r"`tools/` has a folder per tool: ([^.]*)\.", internals)
     assert listed and set(re.split(r",\s+", listed[1])) == TOOLS
     contributing = readme[readme.index("## Contributing") :]
     assert {*re.findall(r"^    (\w+)/ ", contributing, re.M), "comm", "engine", "cli"} == {*TRUNK, "tools"}

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 
 from google.protobuf.descriptor import Descriptor
 
-from stagerun.base.errors import Problem, Problems, RecipeError, Span, StagerunError
+from stagerun.base.errors import Problem, RecipeError, Span, StagerunError
 from stagerun.base.recipe import Schedule
-from stagerun.language import Unreadable, files_in, load, look_at_classes, look_at_folders, stages
-from stagerun.language.parse import parse
+from stagerun.language import files_in, load, look_at_classes, look_at_folders, stage_nodes
 from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.language.stages import Node
 from stagerun.language.tree import SCHEDULE, SOLVER
@@ -55,11 +54,7 @@ class Folder:
 
     def nodes(self) -> list[Node]:
         """The stages, as far as schedule.prototxt can be read."""
-        ignored = Problems()
-        text = files_in(self.path, self.edited)[SCHEDULE_FILE]
-        return (
-            [] if isinstance(text, Unreadable) else stages.nodes(parse(SCHEDULE_FILE, text, SCHEDULE, ignored), ignored)
-        )
+        return stage_nodes(files_in(self.path, self.edited)[SCHEDULE_FILE])
 
     def listed(self) -> list[str]:
         """The files in the folder and those right below."""

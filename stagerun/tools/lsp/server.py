@@ -220,7 +220,7 @@ def completion(params: lsp.CompletionParams) -> list[lsp.CompletionItem]:
     if (here := server.here(params)) is None:
         return []
     folder, _, text, place, offset = here
-    stages = list(dict.fromkeys(name for node in folder.nodes() for name in (node.name, node.group) if name))
+    stages = [name for node in folder.nodes() for name in (node.name, node.group) if name]
     found = []
     for n, one in enumerate(proposals(text, place, offset, stages, folder.listed())):
         edit = _text_edit(text, names.Edit(one.first, offset, one.text))
