@@ -220,7 +220,7 @@ def defined(folder: Path, marked: str, name: str = "schedule.prototxt") -> str:
     """The line, with the column's part of it on, and its file."""
     found, path, text, place, _ = at(folder, marked, name)
     assert place is not None
-    span = names.definition(found, path, text, place, lambda path: Path(path).exists())
+    span = names.definition_of(found, path, text, place, lambda path: Path(path).exists())
     if span is None:
         return ""
     return f"{Path(span.path).name}: {Path(span.path).read_text().splitlines()[span.line - 1][span.column - 1 :][: span.width]}"
@@ -334,7 +334,7 @@ def test_without_the_extra_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_bug_is_logged_and_the_next_text_is_looked_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server_module = pytest.importorskip("stagerun.tools.lsp.server")
+    server_module = pytest.importorskip("stagerun.tools.lsp.session")
     server, path = server_module.Server(), str(folder / "trunk.prototxt")
     monkeypatch.setattr(server_module.Server, "typed", property(lambda self: {path: "max_iter: 0"}))
     monkeypatch.setattr(server_module.Server, "text", lambda self, path: Text("max_iter: 0"))

@@ -32,20 +32,18 @@ def fix(folder: str, typed: Texts, text: Text, problem: Problem) -> Fix | None:
     meant = next((found[1] for hint in _HINTS if (found := hint.search(problem.hint))), "")
     if not meant or any(word in meant for word in _OPEN):
         return None
+    line = problem.span.path, problem.span.line
+    before = _in_line(line, folder, typed)
     for edit in _edits(text, problem, meant):
-        changed = {**typed, problem.span.path: changed_text(text.text, [edit])}
-        left = look(folder, changed).mistakes
-        line = problem.span.line
-        new = {(p.span.path, p.message) for p in left if (p.span.path, p.span.line) == (problem.span.path, line)}
-        if (problem.span.path, problem.message) not in new and not new - _at(problem, folder, typed):
+        after = _in_line(line, folder, {**typed, problem.span.path: changed_text(text.text, [edit])})
+        if after < before and problem.message not in after:
             return Fix(f"write `{meant}`", edit)
     return None
 
 
-def _at(problem: Problem, folder: str, typed: Texts) -> set[tuple[str, str]]:
-    """The mistakes in the line that has this one."""
-    place = (problem.span.path, problem.span.line)
-    return {(p.span.path, p.message) for p in look(folder, typed).mistakes if (p.span.path, p.span.line) == place}
+def _in_line(line: tuple[str, int], folder: str, typed: Texts) -> set[str]:
+    """What is wrong in a line of a file."""
+    return {p.message for p in look(folder, typed).mistakes if (p.span.path, p.span.line) == line}
 
 
 def _edits(text: Text, problem: Problem, meant: str) -> Iterator[Edit]:

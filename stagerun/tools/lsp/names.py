@@ -29,7 +29,7 @@ class Edit:
     text: str
 
 
-def definition(folder: Folder, path: str, text: Text, place: Place, exists: Callable[[str], bool]) -> Span | None:
+def definition_of(folder: Folder, path: str, text: Text, place: Place, exists: Callable[[str], bool]) -> Span | None:
     """Of a stage's name its block, of a file's its start, of a field in a stage the value that it replaces."""
     if place.field is None or place.token is None:
         return None
