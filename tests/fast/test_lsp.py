@@ -210,6 +210,7 @@ def test_values_are_offered(folder: Path) -> None:
     assert offered(folder, 'model { name: "res|" }')["resnet50"] == "resnet50"
     assert {"trunk", "side_trunk"} <= offered(folder, TREE + 'stage { name: "z" from: "|" }').keys()
     assert "trunk.prototxt" in offered(folder, 'stage { name: "z" solver: "|" }')
+    assert offered(folder, 'model { name: |"resnet18" }') == {}
     assert offered(folder, 'clear: "|"', "trunk.prototxt")["momentum"] == "momentum"
 
 

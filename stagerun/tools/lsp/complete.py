@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor
 
 from stagerun.language.lexer import Kind
 from stagerun.language.ranges import CHOICES
 from stagerun.language.tree import SOLVER, is_message
 from stagerun.manual.fields import enum_name, first_sentence, refused
-from stagerun.tools.lsp.place import Place, Text, fields_in, place_at
+from stagerun.tools.lsp.place import Place, Text, fields_in
 
 # Fields that name stages, and fields that name files with the endings of those.
 STAGES = ("StageEntry.from", "Sweep.from", "Ensemble.members", "LossParameter.teacher")
@@ -84,6 +84,8 @@ def _texts(
 ) -> Iterator[Proposal]:
     name, token = full_name(field), place.token
     quoted = token is not None and token.kind is Kind.STRING
+    if quoted and not place.typed:  # before the quotes
+        return
     quote = place.typed[:1] if quoted else '"'
     closed = token is not None and quoted and len(token.text) > 1 and token.text[-1] == quote
     left, right = "" if quoted else quote, "" if closed else quote
@@ -96,10 +98,3 @@ def _texts(
     for word, kind in words.items():
         says = first_sentence(f"Solver.{word}") if kind == "field" else ""
         yield Proposal(word, left + word + right, first, kind, says)
-
-
-def proposals_at(
-    text: Text, kind: Descriptor, offset: int, stages: Sequence[str], files: Sequence[str]
-) -> list[Proposal]:
-    place = place_at(text, kind, offset)
-    return list(proposals(text, place, offset, stages, files)) if place is not None else []

@@ -1,7 +1,6 @@
 """The schedule that a file belongs to, with what the editor holds of its files: what `check` and lint say of it, and what its stages are."""
 
 import os
-import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -33,7 +32,7 @@ class Folder:
     """`schedule`: None where there are mistakes. `findings`: lint's. `refused`: what `run` won't take, which `check` notes."""
 
     path: str
-    edited: Mapping[str, bytes]
+    typed: Texts
     schedule: Schedule | None = None
     mistakes: tuple[Problem, ...] = ()
     findings: tuple[Problem, ...] = ()
@@ -54,15 +53,15 @@ class Folder:
 
     def nodes(self) -> list[Node]:
         """The stages, as far as schedule.prototxt can be read."""
-        return stage_nodes(files_in(self.path, self.edited)[SCHEDULE_FILE])
+        return stage_nodes(files_in(self.path, edited_in(self.path, self.typed))[SCHEDULE_FILE])
 
     def listed(self) -> list[str]:
-        """The files in the folder and those right below."""
-        found = []
-        for place, folders, files in os.walk(self.path):
-            folders[:] = sorted(one for one in folders if not one.startswith(".")) if place == self.path else []
-            found += [posixpath.relpath(os.path.join(place, name), self.path) for name in sorted(files)]
-        return found
+        """The files in the folder itself: those below it may be a hundred thousand pictures."""
+        try:
+            with os.scandir(self.path) as entries:
+                return sorted(one.name for one in entries if one.is_file())
+        except OSError:
+            return []
 
 
 def look(path: str, typed: Texts) -> Folder:
@@ -75,11 +74,11 @@ def look(path: str, typed: Texts) -> Folder:
         found = problems(schedule, lint(schedule))
         refused = (*look_at_folders(schedule), *look_at_classes(schedule)) if not found else ()
     except RecipeError as error:
-        return Folder(path, edited, mistakes=error.problems, kinds=kinds)
+        return Folder(path, typed, mistakes=error.problems, kinds=kinds)
     except StagerunError as error:
         first = Span(os.path.join(path, SCHEDULE_FILE), 1, 1)
-        return Folder(path, edited, mistakes=(Problem(error.message, first, "", error.hint),), kinds=kinds)
-    return Folder(path, edited, schedule, (), found, refused, kinds)
+        return Folder(path, typed, mistakes=(Problem(error.message, first, "", error.hint),), kinds=kinds)
+    return Folder(path, typed, schedule, (), found, refused, kinds)
 
 
 def edited_in(path: str, typed: Texts) -> dict[str, bytes]:

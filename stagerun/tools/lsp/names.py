@@ -6,11 +6,9 @@ from dataclasses import dataclass
 
 from google.protobuf.descriptor import Descriptor
 
-from stagerun.base.errors import Problems, Span, UsageError
-from stagerun.language import stages
+from stagerun.base.errors import Span, UsageError
+from stagerun.language import stage_nodes
 from stagerun.language.lexer import Kind, Token
-from stagerun.language.parse import parse
-from stagerun.language.ranges import sound
 from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.language.tree import SCHEDULE
 from stagerun.tools.explain.history import history
@@ -92,11 +90,13 @@ def renamed(folder: Folder, texts: Mapping[str, Text], old: str, new: str) -> di
     words = [word for path, text in texts.items() for word in _words(path, text, folder.kind(path))]
     if not any(word.defines and word.name == old for word in words):
         raise UsageError(f"`{old}` is not the name of one `stage` block: its parts come from several names")
+    first = posixpath.join(folder.path, SCHEDULE_FILE)
     before = [(node.name, node.group) for node in folder.nodes()]
     names = {old: new}
     for _ in before:  # the name of a stage may be part of those that start from it
         edits = _edits(folder, texts, words, names)
-        after = [(node.name, node.group) for node in _nodes(texts, edits, folder)]
+        text = changed_text(texts[first].text, edits.get(first, []))
+        after = [(node.name, node.group) for node in stage_nodes(text)]
         if len(after) != len(before):
             break
         pairs = zip(before, after, strict=True)
@@ -105,9 +105,11 @@ def renamed(folder: Folder, texts: Mapping[str, Text], old: str, new: str) -> di
             break
         names = made | {old: new}
     changed = {path: changed_text(text.text, edits.get(path, [])) for path, text in texts.items()}
-    mistakes = look(folder.path, changed).mistakes
-    if mistakes:
-        raise UsageError(f"that would be a mistake: {mistakes[0].message}")
+    found = look(folder.path, {**folder.typed, **changed})
+    if found.schedule is None:
+        raise UsageError(f"that would be a mistake: {found.mistakes[0].message}")
+    if [one.identity for one in found.schedule.stages] != [one.identity for one in folder.schedule.stages]:
+        raise UsageError("that would change what is trained")
     return edits
 
 
@@ -151,9 +153,3 @@ def _says_solver(text: Text, offset: int) -> bool:
     """Whether the stage whose name stands there names its file."""
     place = place_at(text, SCHEDULE, offset)
     return place is not None and any(name.text == "solver" for name, _ in fields_in(text.tokens(), place.around[-1]))
-
-
-def _nodes(texts: Mapping[str, Text], edits: Mapping[str, list[Edit]], folder: Folder) -> list[stages.Node]:
-    path, ignored = posixpath.join(folder.path, SCHEDULE_FILE), Problems()
-    text = changed_text(texts[path].text, edits.get(path, []))
-    return stages.nodes(sound(parse(path, text, SCHEDULE, ignored), ignored), ignored)

@@ -18,13 +18,17 @@ _BOM = "\N{BYTE ORDER MARK}"
 _OPENING, _CLOSING = ("{", "<"), ("}", ">")
 
 
+_CODECS = {
+    "utf-8": ("utf-8", 1),
+    "utf-16": ("utf-16-le", 2),
+    "utf-32": ("utf-32-le", 4),
+}  # with the bytes of a code unit
+
+
 def _units(text: str, encoding: str) -> int:
     """The length of a text in the code units that the editor counts."""
-    if encoding == "utf-32":
-        return len(text)
-    return len(text.encode(f"{encoding}-le" if encoding == "utf-16" else encoding, "surrogatepass")) // (
-        2 if encoding == "utf-16" else 1
-    )
+    codec, size = _CODECS[encoding]
+    return len(text.encode(codec, "surrogatepass")) // size
 
 
 class Text:
