@@ -36,6 +36,6 @@ def settings(folder: str, word: str, end: str) -> list[str]:
 
 
 def _fields(kind: Descriptor, end: str) -> Iterator[str]:
-    """Of a list of messages the fields of one can't be set."""
+    """Those inside a list of messages can't be set one by one."""
     for field in kind.fields:
         yield field.name + (end if not is_message(field) or field.is_repeated else ".")

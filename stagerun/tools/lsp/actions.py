@@ -47,7 +47,7 @@ def _in_line(line: tuple[str, int], folder: str, typed: Texts) -> set[str]:
 
 
 def _edits(text: Text, problem: Problem, meant: str) -> Iterator[Edit]:
-    """In place of the word, as a text in quotes or with its `@` where it is one; then of the words beside it in its line, too."""
+    """The word alone, with its quotes and its `@` where it has them; then with the words beside it in its line."""
     first, last = text.ends(problem.span)
     stood = text.text[first:last]
     if stood[:1] in ('"', "'") and meant[:1] not in ('"', "'"):

@@ -28,7 +28,7 @@ class Edit:
 
 
 def definition_of(folder: Folder, path: str, text: Text, place: Place, exists: Callable[[str], bool]) -> Span | None:
-    """Of a stage's name its block, of a file's its start, of a field in a stage the value that it replaces."""
+    """The block of a stage that is named, the start of a file, or the value that a field in a stage replaces."""
     if place.field is None or place.token is None:
         return None
     name, value = full_name(place.field), text_in(place.token)
