@@ -3,7 +3,7 @@
 The folders of solvers/ and tests/golden/spec are mutated: bytes flipped, lines and words deleted, doubled and transposed, numbers swapped
 and replaced by extreme ones, letters of other scripts put in, lines of other files, fields with values that may suit them. What loads is
 planned, rendered as text, JSON and CSV, and linted. A file that can be read is formatted: formatted again it stays as it is, and the folder's
-canonical form is the same. A folder that takes more than 20 seconds, more than 2 GB, or meets an exception
+canonical form is the same. An editor that holds the files gets the mistakes and findings of `check --lint`. A folder that takes more than 20 seconds, more than 2 GB, or meets an exception
 other than RecipeError is named with its number, which `--first` makes again (`--show` prints its files). Exit code 1 then.
 """
 
@@ -15,7 +15,7 @@ import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +35,11 @@ from stagerun.schedule import make_knobs
 from stagerun.schedule.image_size import crop_size
 from stagerun.tools.fmt.style import formatted
 from stagerun.tools.lint import lint, problems
+from stagerun.tools.lsp.complete import proposals
+from stagerun.tools.lsp.folder import look
+from stagerun.tools.lsp.hints import beside
+from stagerun.tools.lsp.hover import hover_text
+from stagerun.tools.lsp.place import Text, folds, place_at
 
 ROOT = Path(__file__).parent.parent
 GOOD = 'base_lr: 0.1\nlr_policy: "poly"\npower: 2\nmax_epoch: 2.5\n'
@@ -250,6 +255,7 @@ def tried(folder: Path, texts: Mapping[str, bytes]) -> str:
         for problem in error.problems:
             check_place(problem, folder)
         error.render()
+        check_editor(folder, texts, error.problems)
         return "mistakes"
     for name, data in styled.items():
         (folder / name).write_bytes(data)
@@ -265,10 +271,41 @@ def tried(folder: Path, texts: Mapping[str, bytes]) -> str:
         for iter in {0, last // 2, last}:
             knobs(iter)
             crop_size(stage.solver, iter)
-    for finding in problems(schedule, lint(schedule)):
+    findings = problems(schedule, lint(schedule))
+    for finding in findings:
         check_place(finding, folder)
         finding.render()
+    check_editor(folder, texts, findings)
     return "schedule"
+
+
+def check_editor(folder: Path, texts: Mapping[str, bytes], found: Sequence[Problem]) -> None:
+    """An editor has the files in its memory, none of them on disk. What it can't hold, because it isn't UTF-8, is left out."""
+    try:
+        typed = {str(folder / name): data.decode() for name, data in texts.items()}
+    except UnicodeDecodeError:
+        return
+    for name in texts:
+        (folder / name).unlink()
+    looked = look(str(folder), typed)
+    assert (*looked.mistakes, *looked.findings) == tuple(found), (
+        "an editor gets something else than `check --lint` says"
+    )
+    for problem in found:
+        path, span = problem.span.path, problem.span
+        line = typed.get(path, "").removeprefix("\N{BYTE ORDER MARK}").split("\n")[span.line - 1]
+        text = Text(typed.get(path, ""))
+        first, last = text.ends(span)
+        assert text.text[first:last] == line[span.column - 1 :][: span.width], f"{span}: the editor shows another place"
+        assert text.position(first) <= text.position(last)
+    for path, one in typed.items():
+        text, kind = Text(one), looked.kind(path)
+        place = place_at(text, kind, len(one) * 2 // 3) if kind is not None else None
+        if place is not None:
+            hover_text(looked, path, text, place)
+            list(proposals(text, place, len(one) * 2 // 3, ["a"], ["a.prototxt"]))
+        list(folds(text))
+        list(beside(looked.schedule, path) if looked.schedule is not None else ())
 
 
 def restyled(name: str, data: bytes) -> bytes | None:

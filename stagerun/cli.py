@@ -25,6 +25,11 @@ COMMANDS: Rows = (
     ("new NAME", "stagerun.tools.new.command:new", "a schedule for your own images, from the gallery"),
     ("check DIR", "stagerun.tools.plan.check:check", "every mistake in the files at once"),
     ("fmt DIR", "stagerun.tools.fmt.command:fmt", "one style for solver files, their comments kept"),
+    (
+        "lsp",
+        "stagerun.tools.lsp.command:lsp",
+        "an editor's help with them: mistakes as you type, the manual, completion",
+    ),
     ("plan DIR", "stagerun.tools.plan.command:plan", "what will run: stages, epochs, learning rate, joints"),
     ("explain DIR X.Y", "stagerun.tools.explain.command:explain", "where a setting came from, and what it means"),
     ("diff A B", "stagerun.tools.diff.command:diff", "in what two schedules differ, or a schedule and a run"),

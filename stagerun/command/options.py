@@ -63,6 +63,8 @@ class Parameter:
             settings.setdefault("type", self.kind)
         if place := _place(str(settings.get("metavar", ""))):
             settings.setdefault("shell_complete", lambda ctx, param, word: [CompletionItem(word, type=place)])
+        if "STAGE" in str(settings.get("metavar", "")):
+            settings.setdefault("shell_complete", stage_word)
         if not self.flag:
             return click.Argument([self.name], **{"nargs": -1 if self.several else 1, **settings})
         if self.kind is bool:
@@ -87,6 +89,19 @@ def _place(metavar: str) -> str:
     """
     words = set(re.findall("[A-Z]+", metavar))
     return "file" if words & _FILES else "dir" if words & _FOLDERS else ""
+
+
+def stage_word(ctx: click.Context, param: click.Parameter, word: str) -> list[CompletionItem]:
+    """Stages of the schedule that was typed before, or their fields where the metavar says so."""
+    from stagerun.command import stage_words
+
+    # Where an option has no value yet, click leaves all arguments in `args`.
+    folder, form = ctx.params.get("folder") or next(iter(ctx.args), None), param.make_metavar(ctx)
+    if not isinstance(folder, str):
+        return []
+    if "." in form or "NAME" in form:
+        return [CompletionItem(one) for one in stage_words.settings(folder, word, "=" if "=" in form else "")]
+    return [CompletionItem(one) for one in stage_words.stage_names(folder) if one.startswith(word)]
 
 
 def option(

@@ -6,7 +6,7 @@ A field is a line in protos/stagerun.proto, with its range, and a row of `values
 
 from stagerun.language.code import Unreadable
 from stagerun.language.folders import look_at_folders, require_folders
-from stagerun.language.resolve import files_in, load, look_at_classes, read, stage_files
+from stagerun.language.resolve import files_in, load, look_at_classes, read, stage_files, stage_nodes
 from stagerun.language.values import canonical, digest
 
 __all__ = [
@@ -20,4 +20,5 @@ __all__ = [
     "read",
     "require_folders",
     "stage_files",
+    "stage_nodes",
 ]

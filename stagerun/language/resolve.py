@@ -151,9 +151,16 @@ def _code(schedule: Block, settings: Block) -> list[Entry]:
 
 def stage_files(text: bytes | str) -> tuple[str, ...]:
     """The files of the stages that a schedule.prototxt names, below its folder. Mistakes in it are not looked at."""
+    return tuple(dict.fromkeys(n.file for n in stage_nodes(text) if n.file is not None))
+
+
+def stage_nodes(text: Text) -> list[Node]:
+    """The stages of a schedule.prototxt, as far as it can be read; their teachers are not known."""
     ignored = Problems()
-    schedule = parse(SCHEDULE_FILE, text, SCHEDULE, ignored)
-    return tuple(dict.fromkeys(n.file for n in stages.nodes(schedule, ignored) if n.file is not None))
+    schedule = Block(SCHEDULE, Span(SCHEDULE_FILE, 1, 1))
+    if not isinstance(text, Unreadable):
+        schedule = parse(SCHEDULE_FILE, text, SCHEDULE, ignored)
+    return stages.nodes(schedule, ignored)
 
 
 def _decoded(text: Text) -> str:
@@ -585,24 +592,28 @@ def _lesson(node: Node) -> Iterator[build.Fact]:
 # -- a folder -> recipe.Schedule: the only part that reads files
 
 
-def files_in(folder: str) -> dict[str, Text]:
+NOT_SAVED: Mapping[str, bytes] = {}
+
+
+def files_in(folder: str, edited: Mapping[str, bytes] = NOT_SAVED) -> dict[str, Text]:
     """schedule.prototxt, and the files of the stages that it names: their bytes, or why they can't be read. RecipeError if the folder isn't
-    there."""
+    there. `edited`: as in `load`."""
     if not os.path.isdir(folder):
         raise RecipeError([_no_folder(folder)])
-    first = _text(folder, SCHEDULE_FILE)
+    first = _text(folder, edited, SCHEDULE_FILE)
     stages = () if isinstance(first, Unreadable) else stage_files(first)
-    return {SCHEDULE_FILE: first} | {name: _text(folder, name) for name in stages if name != SCHEDULE_FILE}
+    return {SCHEDULE_FILE: first} | {name: _text(folder, edited, name) for name in stages if name != SCHEDULE_FILE}
 
 
-def load(folder: str | Path, overrides: Sequence[str] = ()) -> recipe.Schedule:
+def load(folder: str | Path, overrides: Sequence[str] = (), edited: Mapping[str, bytes] = NOT_SAVED) -> recipe.Schedule:
     """The schedule in a folder, with the changes of `--set`. RecipeError with every mistake of every file, sorted by
     place; paths in it start with `folder` as it was given. Where `images` is not written, the LMDB's own count is read.
+    `edited` has what an editor holds of files, by their paths below the folder: it counts in place of what is on disk.
     """
     shown = os.path.normpath(folder)
-    texts = files_in(shown)
-    python = functools.partial(_text, shown)
-    lists = functools.partial(_text, shown, most=labels.MOST)
+    texts = files_in(shown, edited)
+    python = functools.partial(_text, shown, edited)
+    lists = functools.partial(_text, shown, edited, most=labels.MOST)
     nets = Files(python, functools.partial(_found, shown), first_record, _content)
     return read(texts, os.path.abspath(shown), overrides, "" if shown == "." else shown, _records, python, lists, nets)
 
@@ -675,8 +686,10 @@ def _no_folder(shown: str) -> Problem:
     return Problem("there is no such folder", Span(shown, 1, 1), hint=hint)
 
 
-def _text(folder: str, name: str, most: int = LARGEST) -> Text:
+def _text(folder: str, edited: Mapping[str, bytes], name: str, most: int = LARGEST) -> Text:
     """The bytes of a file, one more than `most` at most."""
+    if (typed := edited.get(os.path.normpath(name))) is not None:
+        return typed[: most + 1]
     path = os.path.join(folder, name)
     try:
         # Opening a FIFO would wait for a writer, and reading a device may never end.

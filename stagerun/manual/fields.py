@@ -35,7 +35,7 @@ def help_text(name: str) -> str:
     if not name:
         return _overview()
     messages = {m.name: m for m in _messages()}
-    enums = {_enum_name(e): e for e in _enums()}
+    enums = {enum_name(e): e for e in _enums()}
     if name in messages:
         return _message(messages[name])
     for known, kind in enums.items():
@@ -67,7 +67,7 @@ def _enums() -> Iterator[EnumDescriptor]:
         yield from message.enum_types
 
 
-def _enum_name(kind: EnumDescriptor) -> str:
+def enum_name(kind: EnumDescriptor) -> str:
     return f"{kind.containing_type.name}.{kind.name}" if kind.containing_type else str(kind.name)
 
 
@@ -91,7 +91,7 @@ def _type(field: FieldDescriptor) -> str:
     if is_message(field):
         base = str(field.message_type.name)
     elif field.enum_type is not None:
-        base = ", ".join(v.name for v in field.enum_type.values if v.name not in _refused(field))
+        base = ", ".join(v.name for v in field.enum_type.values if v.name not in refused(field))
     else:
         base = _TYPES[field.type]
     return f"{base}, any number of times" if field.is_repeated else base
@@ -117,13 +117,19 @@ def _field(field: FieldDescriptor) -> str:
     if is_message(field):
         text += f"\n  Its fields: `stagerun help {field.message_type.name}`."
     if field.enum_type is not None:
-        text += "\n" + _values(field.enum_type, _refused(field))
+        text += "\n" + _values(field.enum_type, refused(field))
     return text
 
 
-def _refused(field: FieldDescriptor) -> set[str]:
+def refused(field: FieldDescriptor) -> set[str]:
     """Values of its enum that the field doesn't take."""
     return {method.value for method in REFUSED.get(f"{field.containing_type.name}.{field.name}", ())}
+
+
+def value_text(kind: EnumDescriptor, value: str) -> str:
+    """The manual of one value of an enum."""
+    name = f"{enum_name(kind)}.{value}"
+    return f"{name}\n{_indented(name)}".rstrip()
 
 
 def _values(kind: EnumDescriptor, but: Collection[str] = ()) -> str:
@@ -131,7 +137,7 @@ def _values(kind: EnumDescriptor, but: Collection[str] = ()) -> str:
     for value in kind.values:
         if value.name in but:
             continue
-        comment = COMMENTS.get(f"{_enum_name(kind)}.{value.name}", "").replace("\n", "\n      ")
+        comment = COMMENTS.get(f"{enum_name(kind)}.{value.name}", "").replace("\n", "\n      ")
         lines.append(f"    {value.name}" + (f"\n      {comment}" if comment else ""))
     return "\n".join(lines)
 
@@ -139,18 +145,18 @@ def _values(kind: EnumDescriptor, but: Collection[str] = ()) -> str:
 def _message(message: Descriptor) -> str:
     width = max(len(f.name) for f in message.fields)
     lines = [message.name, _indented(message.name), ""]
-    lines += [f"  {f.name:{width}}  {_first_sentence(f'{message.name}.{f.name}') or _type(f)}" for f in message.fields]
+    lines += [f"  {f.name:{width}}  {first_sentence(f'{message.name}.{f.name}') or _type(f)}" for f in message.fields]
     return "\n".join(lines)
 
 
 def _enum(kind: EnumDescriptor) -> str:
-    name = _enum_name(kind)
+    name = enum_name(kind)
     comment = f"{_indented(name)}\n" if name in COMMENTS else ""
     return f"{name}\n{comment}{_values(kind)}"
 
 
 def _overview() -> str:
-    messages = {m.name: _first_sentence(m.name) for m in _messages()}
+    messages = {m.name: first_sentence(m.name) for m in _messages()}
     topics = textwrap.wrap(", ".join(TOPICS), 118, initial_indent="  ", subsequent_indent="  ")
     return "\n".join(
         [
@@ -174,7 +180,7 @@ def _columns(entries: Mapping[str, str]) -> list[str]:
     return [f"  {name:{width}}  {says}" for name, says in entries.items()]
 
 
-def _first_sentence(name: str) -> str:
+def first_sentence(name: str) -> str:
     """The comment up to the first full stop that ends a sentence, on one line."""
     text = " ".join(COMMENTS.get(name, "").split())
     return text.split(". ")[0].rstrip(".:")

@@ -178,6 +178,8 @@ def test_every_option_is_a_decision() -> None:
         "diff": ["--json", "--plot", "--scale", "--x"],
         "explain": ["--set"],
         "fetch": ["--set"],
+        "fmt": ["--check", "--diff"],
+        "lsp": [],
         "new": ["--from", "--list", "--train", "--val"],
         "plan": [
             "--budget",

@@ -1,6 +1,7 @@
 """Completion in a shell, by click's own way: the shell calls `stagerun` with its words in the environment."""
 
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -105,3 +106,22 @@ def test_the_script_for_a_shell(shell: str, line: str) -> None:
 def test_another_shell_is_a_mistake() -> None:
     done = CliRunner().invoke(main, ["completion", "tcsh"], prog_name="stagerun")
     assert done.exit_code == 64 and "'bash', 'zsh', 'fish'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "incomplete", "expected"),
+    [
+        ("run solvers/resnet50_72ep --only", "c", ["cyc1", "cyc2", "cyc3", "collapse"]),
+        ("find-lr solvers/resnet50_72ep", "in", ["init"]),
+        ("plan solvers/resnet50_72ep --set", "cyc2.momentum_", ["cyc2.momentum_policy.", "cyc2.momentum_form="]),
+        ("plan solvers/resnet50_72ep --set", "cyc2.transform_param.mi", ["cyc2.transform_param.mirror="]),
+        ("plan solvers/resnet50_72ep --set", "data.tr", ["data.train."]),
+        ("explain solvers/resnet50_72ep", "cyc2.base_lr", ["cyc2.base_lr", "cyc2.base_lr_batch"]),
+        ("plan solvers/resnet50_72ep --set", "cyc2.base_lr.x", []),
+        ("plan nowhere --only", "c", []),
+        ("plan --only", "c", []),
+    ],
+)
+def test_stages_and_fields(words: str, incomplete: str, expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+    assert sorted(set(completed(words, incomplete))) == sorted(expected)

@@ -16,12 +16,17 @@ TRUNK = (
     "models", "comm", "engine", "launch", "train", "manual", "cli",
 )  # fmt: skip
 TOOLS = {
-    "bench", "caffe", "find_lr", "library", "new", "plan", "data", "diff", "explain", "fmt", "lint", "preflight", "rehearse", "report", "retry", "show", "slurm", "status",
+    "bench", "caffe", "find_lr", "library", "new", "plan", "data", "diff", "explain", "fmt", "lint", "lsp", "preflight", "rehearse", "report", "retry", "show", "slurm", "status",
     "topology", "verify_resume", "weights",
 }  # fmt: skip
 # (tool, what it imports of another tool), with the reason.
 TOOL_IMPORTS_TOOL = {
     ("plan", "tools.lint"),  # `check --lint`
+    # The editor shows what the commands print.
+    ("lsp", "tools.explain.command"),
+    ("lsp", "tools.explain.history"),
+    ("lsp", "tools.fmt.style"),
+    ("lsp", "tools.lint"),
     ("new", "tools.plan.check"),  # a new schedule is checked
     ("diff", "tools.plan.plot"),  # `diff --plot` draws two plans
     ("verify_resume", "tools.report.read_log"),  # its verdict compares logs

@@ -9,7 +9,7 @@ from stagerun.base.errors import Problem, Problems, UsageError, listing, nearest
 from stagerun.base.recipe import CODE, Ensemble, Origin, Schedule, Stage
 from stagerun.base.text import columns
 from stagerun.command.ending import show
-from stagerun.command.options import argument, command
+from stagerun.command.options import argument, command, stage_word
 from stagerun.command.shared import Folder, Overrides
 from stagerun.language import load, tree
 from stagerun.language.layers import LMDB, NET, pairs
@@ -37,7 +37,11 @@ class Asked:
 
 
 @command()
-def explain(folder: Folder, overrides: Overrides = (), name: str | None = argument("[NAME]", default=None)) -> None:
+def explain(
+    folder: Folder,
+    overrides: Overrides = (),
+    name: str | None = argument("[NAME]", default=None, shell_complete=stage_word),
+) -> None:
     """Shows where a setting came from: its value, the line it stands in, what it replaced, and the manual's word on it.
 
     NAME is STAGE.FIELD (`cyc2.max_iter`, `init.transform_param.mirror`, `cyc2.from`), STAGE for all its fields, FIELD for that
@@ -50,8 +54,11 @@ def explain(folder: Folder, overrides: Overrides = (), name: str | None = argume
 def explain_text(folder: str, name: str | None, overrides: Sequence[str]) -> str:
     """What `stagerun explain` prints; an overview without a `name`. RecipeError, UsageError."""
     schedule = load(folder, overrides)
-    if name is None:
-        return overview(schedule)
+    return overview(schedule) if name is None else explained(schedule, name, overrides)
+
+
+def explained(schedule: Schedule, name: str, overrides: Sequence[str] = ()) -> str:
+    """The same of a schedule that was read with those `overrides`. UsageError."""
     first, *words = name.split(".")
     group = [s for s in schedule.stages if s.group == first]
     if group and not words:

@@ -1,0 +1,41 @@
+"""What a shell completes where a stage or a field of one is meant: `--only STAGE`, `--set STAGE.FIELD=VALUE`."""
+
+from collections.abc import Iterator
+
+from google.protobuf.descriptor import Descriptor
+
+from stagerun.base.errors import RecipeError
+from stagerun.language import files_in, stage_nodes
+from stagerun.language.resolve import SCHEDULE_FILE
+from stagerun.language.tree import SCHEDULE, SOLVER, is_message
+
+
+def stage_names(folder: str) -> list[str]:
+    """The stages of a schedule, as far as it can be read, and the names that stand for several."""
+    try:
+        text = files_in(folder)[SCHEDULE_FILE]
+    except RecipeError:
+        return []
+    return list(dict.fromkeys(name for node in stage_nodes(text) for name in (node.name, node.group) if name))
+
+
+def settings(folder: str, word: str, end: str) -> list[str]:
+    """What `word`, the beginning of a setting, may become: a stage or a field of the schedule, with a `.` where more has to follow, and
+    `end` behind a whole name."""
+    *path, last = word.split(".")
+    before = "".join(f"{one}." for one in path)
+    if not path:
+        names = [f"{name}." for name in stage_names(folder)] + list(_fields(SCHEDULE, end))
+    else:
+        kind: Descriptor | None = SCHEDULE if path[0] in SCHEDULE.fields_by_name else SOLVER
+        for one in path if kind is SCHEDULE else path[1:]:
+            field = kind.fields_by_name.get(one) if kind is not None else None
+            kind = field.message_type if field is not None and is_message(field) else None
+        names = list(_fields(kind, end)) if kind is not None else []
+    return [before + name for name in names if name.startswith(last)]
+
+
+def _fields(kind: Descriptor, end: str) -> Iterator[str]:
+    """Those inside a list of messages can't be set one by one."""
+    for field in kind.fields:
+        yield field.name + (end if not is_message(field) or field.is_repeated else ".")

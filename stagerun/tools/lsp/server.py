@@ -1,0 +1,158 @@
+"""What an editor asks, answered in the protocol's values. Effects: `session` has the texts."""
+
+import os
+import sys
+from typing import Any
+
+from lsprotocol import types as lsp
+from pygls.exceptions import JsonRpcException
+
+from stagerun.base.errors import Problems, UsageError
+from stagerun.language.parse import parse
+from stagerun.tools.fmt.style import formatted
+from stagerun.tools.lsp.actions import fix
+from stagerun.tools.lsp.complete import proposals
+from stagerun.tools.lsp.hints import beside
+from stagerun.tools.lsp.hover import hover_text
+from stagerun.tools.lsp.names import Edit, definition_of, renamed, stage_named
+from stagerun.tools.lsp.place import folds
+from stagerun.tools.lsp.session import DELAY_S, Server, offsets_range, path_of, said, span_range, text_edit
+
+_KINDS = {
+    "field": lsp.CompletionItemKind.Field,
+    "value": lsp.CompletionItemKind.EnumMember,
+    "stage": lsp.CompletionItemKind.Reference,
+    "file": lsp.CompletionItemKind.File,
+}
+server = Server()
+
+
+def serve() -> None:
+    """Until the editor leaves. What anyone else prints goes to stderr: one such line would end the conversation."""
+    with os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)
+        server.start_io(sys.stdin.buffer, answers)
+
+
+@server.feature(lsp.TEXT_DOCUMENT_DID_OPEN)
+@server.feature(lsp.TEXT_DOCUMENT_DID_SAVE)
+@server.feature(lsp.TEXT_DOCUMENT_DID_CLOSE)
+def read_anew(params: Any) -> None:
+    server.changed(params.text_document.uri)
+
+
+@server.feature(lsp.TEXT_DOCUMENT_DID_CHANGE)
+def typed(params: lsp.DidChangeTextDocumentParams) -> None:
+    server.changed(params.text_document.uri, DELAY_S, reread=False)
+
+
+@server.feature(lsp.WORKSPACE_DID_CHANGE_WATCHED_FILES)
+def watched(params: lsp.DidChangeWatchedFilesParams) -> None:
+    for change in params.changes:
+        server.changed(change.uri, DELAY_S)
+
+
+@server.feature(lsp.TEXT_DOCUMENT_FORMATTING)
+def formatting(params: lsp.DocumentFormattingParams) -> list[lsp.TextEdit] | None:
+    path = path_of(params.text_document.uri)
+    folder, text, found = server.folder(path), server.text(path), Problems()
+    kind = folder.kind(path) if folder is not None else None
+    if kind is None:
+        return None
+    parse(path, text.text, kind, found)
+    if found or (new := formatted(text.text)) == text.text:
+        return None
+    return [text_edit(text, Edit(0, len(text.text), new))]
+
+
+@server.feature(lsp.TEXT_DOCUMENT_HOVER)
+def hover(params: lsp.HoverParams) -> lsp.Hover | None:
+    if (here := server.here(params)) is None:
+        return None
+    shown = hover_text(here.folder, here.path, here.text, here.place).replace(here.folder.path + os.sep, "")
+    if not shown or here.place.token is None:
+        return None
+    content = lsp.MarkupContent(lsp.MarkupKind.Markdown, f"~~~~\n{shown}\n~~~~")
+    return lsp.Hover(content, offsets_range(here.text, *here.text.of(here.place.token)))
+
+
+@server.feature(lsp.TEXT_DOCUMENT_COMPLETION, lsp.CompletionOptions(trigger_characters=['"', ":", " "]))
+def completion(params: lsp.CompletionParams) -> list[lsp.CompletionItem]:
+    if (here := server.here(params)) is None:
+        return []
+    stages = [name for node in here.folder.nodes() for name in (node.name, node.group) if name]
+    found = []
+    for n, one in enumerate(proposals(here.text, here.place, here.offset, stages, here.folder.listed())):
+        edit = text_edit(here.text, Edit(one.first, here.offset, one.text))
+        item = lsp.CompletionItem(one.label, kind=_KINDS[one.kind], documentation=one.says or None, text_edit=edit)
+        item.sort_text = f"{n:04}"
+        found.append(item)
+    return found
+
+
+@server.feature(lsp.TEXT_DOCUMENT_DEFINITION)
+def definition(params: lsp.DefinitionParams) -> lsp.Location | None:
+    if (here := server.here(params)) is None:
+        return None
+    span = definition_of(here.folder, here.path, here.text, here.place, os.path.exists)
+    return lsp.Location(server.uri(span.path), span_range(server.text(span.path), span)) if span is not None else None
+
+
+@server.feature(lsp.TEXT_DOCUMENT_PREPARE_RENAME)
+def prepare_rename(params: lsp.PrepareRenameParams) -> lsp.Range | None:
+    here = server.here(params)
+    name = stage_named(here.place) if here is not None else ""
+    if here is None or not name or here.place.token is None:
+        return None
+    first = here.text.of(here.place.token)[0] + 1
+    return offsets_range(here.text, first, first + len(name))
+
+
+@server.feature(lsp.TEXT_DOCUMENT_RENAME, lsp.RenameOptions(prepare_provider=True))
+def rename(params: lsp.RenameParams) -> lsp.WorkspaceEdit | None:
+    here = server.here(params)
+    old = stage_named(here.place) if here is not None else ""
+    if here is None or not old:
+        return None
+    folder = here.folder
+    texts = {path: server.text(path) for path in (os.path.join(folder.path, name) for name in folder.kinds)}
+    try:
+        edits = renamed(folder, texts, old, params.new_name)
+    except UsageError as error:
+        raise JsonRpcException(error.message, lsp.LSPErrorCodes.RequestFailed.value) from None
+    changes = {server.uri(path): [text_edit(texts[path], one) for one in found] for path, found in edits.items()}
+    return lsp.WorkspaceEdit(changes)
+
+
+@server.feature(lsp.TEXT_DOCUMENT_CODE_ACTION, lsp.CodeActionOptions([lsp.CodeActionKind.QuickFix]))
+def code_action(params: lsp.CodeActionParams) -> list[lsp.CodeAction]:
+    path = path_of(params.text_document.uri)
+    folder, text = server.folder(path), server.text(path)
+    found = []
+    for problem in folder.mistakes if folder is not None else ():
+        place = span_range(text, problem.span)
+        apart = place.end < params.range.start or params.range.end < place.start
+        if folder is None or problem.span.path != path or apart:
+            continue
+        mended = fix(folder.path, server.typed, text, problem)
+        if mended is not None:
+            diagnostic = lsp.Diagnostic(place, said(problem), severity=lsp.DiagnosticSeverity.Error, source="stagerun")
+            edit = server.edits(path, [mended.edit])
+            found.append(lsp.CodeAction(mended.title, lsp.CodeActionKind.QuickFix, [diagnostic], edit=edit))
+    return found
+
+
+@server.feature(lsp.TEXT_DOCUMENT_INLAY_HINT)
+def inlay_hint(params: lsp.InlayHintParams) -> list[lsp.InlayHint]:
+    path = path_of(params.text_document.uri)
+    folder, text = server.folder(path), server.text(path)
+    if folder is None or folder.schedule is None:
+        return []
+    ends = [(text.position(text.ends(one.span)[1]), one.text) for one in beside(folder.schedule, path)]
+    shown = [one for one in ends if params.range.start.line <= one[0][0] <= params.range.end.line]
+    return [lsp.InlayHint(lsp.Position(*place), said, padding_left=True) for place, said in shown]
+
+
+@server.feature(lsp.TEXT_DOCUMENT_FOLDING_RANGE)
+def folding(params: lsp.FoldingRangeParams) -> list[lsp.FoldingRange]:
+    return [lsp.FoldingRange(first, last) for first, last in folds(server.text(path_of(params.text_document.uri)))]

@@ -1,0 +1,351 @@
+"""What `stagerun lsp` answers: the same as `check --lint`, `explain` and `help`, at the right place. tests/process has a client."""
+
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from stagerun.base.errors import Span, UsageError
+from stagerun.cli import main
+from stagerun.language import load
+from stagerun.tools.lsp import names
+from stagerun.tools.lsp.actions import fix
+from stagerun.tools.lsp.complete import proposals
+from stagerun.tools.lsp.folder import Folder, folder_of, look
+from stagerun.tools.lsp.hints import beside
+from stagerun.tools.lsp.hover import hover_text
+from stagerun.tools.lsp.names import changed_text
+from stagerun.tools.lsp.place import Place, Text, folds, place_at
+
+ROOT = Path(__file__).parents[2]
+TREE = """\
+name: "t"
+model { name: "resnet18" num_classes: 10 }
+data {
+  train { source: "a" images: 6400 }
+  val { source: "b" images: 100 }
+}
+solver { batch_size: 64 device_batch_size: 32 base_lr: 0.1 lr_policy: "fixed" transform_param { crop_size: 32 mirror: true } }
+stage { name: "trunk" from: "" }
+stage { name: "side" from: ["trunk@100", "trunk"] solver_param { max_epoch: 2 base_lr: 0.2 } }
+stage {
+  name: "end"
+  from: "side_trunk_100"
+  solver_param { max_iter: 50 loss { type: DISTILL teacher: "trunk" } }
+}
+ensemble { name: "both" members: ["side", "trunk"] }
+"""
+TRUNK = "max_iter: 200\ntransform_param { mirror: false crop_size: 32 }\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tmp_path.joinpath("schedule.prototxt").write_text(TREE)
+    tmp_path.joinpath("trunk.prototxt").write_text(TRUNK)
+    return tmp_path
+
+
+def at(folder: Path, marked: str, name: str = "schedule.prototxt") -> tuple[Folder, str, Text, Place | None, int]:
+    """The text, in which `|` is the cursor, as the editor holds it; and what is there."""
+    path, offset = str(folder / name), marked.index("|")
+    text = Text(marked.replace("|", "", 1))
+    found = look(str(folder), {path: text.text})
+    kind = found.kind(path)
+    assert kind is not None
+    return found, path, text, place_at(text, kind, offset), offset
+
+
+def offered(folder: Path, marked: str, name: str = "schedule.prototxt") -> dict[str, str]:
+    """What can be completed there: label and text."""
+    found, _, text, place, offset = at(folder, marked, name)
+    stages = [name for node in found.nodes() for name in (node.name, node.group) if name]
+    return {p.label: p.text for p in proposals(text, place, offset, stages, found.listed())} if place else {}
+
+
+def hovered(folder: Path, marked: str, name: str = "schedule.prototxt") -> str:
+    found, path, text, place, _ = at(folder, marked, name)
+    return hover_text(found, path, text, place) if place else ""
+
+
+# -- places
+
+
+@pytest.mark.parametrize(("encoding", "units"), [("utf-16", 6), ("utf-8", 8), ("utf-32", 5)])
+def test_columns_are_in_the_editors_units(encoding: str, units: int) -> None:
+    text = Text('\ufeff# a\r\n"\U0001f600" : 1\rb\u2028\x0bc: 2', encoding)
+    colon = text.text.index(" :") + 1
+    assert text.position(colon + 1) == (1, units)
+    assert text.at(1, units) == colon + 1
+    assert text.offset(2, 5) == colon  # the language's column, of characters
+    assert text.position(text.text.index("c: 2"))[0] == 2  # a \r ends an editor's line, other characters none
+    assert all(text.at(*text.position(n)) == n for n in range(len(text.text)) if text.text[n - 1 : n + 1] != "\r\n")
+
+
+def test_a_span_ends_with_its_line() -> None:
+    assert Text("ab\ncd\n").ends(Span("x", 1, 2, 9)) == (1, 2)
+    assert Text("ab").ends(Span("x", 1, 3)) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("marked", "path", "is_name"),
+    [
+        ("solver { base_l|r: 0.1 }", ("solver", "base_lr"), True),
+        ("solver { base_lr: 0.|1 }", ("solver", "base_lr"), False),
+        ("solver: < transform_param { cr| } >", ("solver", "transform_param"), True),
+        ("stage [{ name: 'a' }, { fr|om: 'b' }]", ("stage", "from"), True),
+        ('stage { from: ["a", "|b"] }', ("stage", "from"), False),
+        ("solver { lr_policy:\n bas|e_lr: 1 }", ("solver", "base_lr"), True),
+        ("solver { stepvalue: [1, 2] base_|lr: 3 }", ("solver", "base_lr"), True),
+        ("solver { base_lr: 0.1\nstage { na|me: 'a' }", ("stage", "name"), True),  # a brace is missing
+        ("unknown { a { base_|lr: 1 } }", ("unknown", "a"), True),
+        ("} ] > |", (), True),
+    ],
+)  # fmt: skip
+def test_what_stands_at_a_place(tmp_path: Path, marked: str, path: tuple[str, ...], is_name: bool) -> None:
+    place = at(tmp_path, marked)[3]
+    assert place is not None and (place.path, place.is_name) == (path, is_name)
+
+
+def test_nothing_stands_in_a_comment(folder: Path) -> None:
+    assert at(folder, "seed: 1 # base_|lr")[3] is None
+    assert at(folder, "seed: 1 # base_lr\n|")[3] is not None
+    assert at(folder, 'name: "#|"')[3] is not None
+
+
+def test_any_text_has_places() -> None:
+    rng, kind = random.Random(1), look("/", {"/schedule.prototxt": ""}).kinds["schedule.prototxt"]
+    words = [*re.findall(r"\w+|\S", TREE), "[", "]", "<", ">", "{", "}", "'", "#", "\n", "\U0001f600", "\r\n"]
+    for _ in range(300):
+        text = Text(" ".join(rng.choices(words, k=rng.randint(0, 40))))
+        place_at(text, kind, rng.randint(0, len(text.text)))
+        assert all(first < last for first, last in folds(text))
+
+
+def test_folding_leaves_the_closing_brace() -> None:
+    assert list(folds(Text("a {\n  b { c: 1 }\n  d: [\n    1\n  ]\n}\n"))) == [(2, 3), (0, 4)]
+
+
+# -- diagnostics
+
+
+def same_as_check(folder: Path, name: str) -> bool:
+    """Whether each problem that the editor gets is shown by `check --lint`, and no other. Whether there are any."""
+    found = look(str(folder), {})
+    shown = CliRunner().invoke(main, ["check", "--lint", str(folder)])
+    printed = [block for block in shown.output.split("\n\n") if ".prototxt:" in block]
+    assert [p.render() for p in found.problems] == printed, name
+    return bool(found.problems)
+
+
+def test_mistakes_and_findings_are_those_of_check(folder: Path) -> None:
+    path = folder / "schedule.prototxt"
+    assert not same_as_check(folder, "none")
+    for number, (old, new) in enumerate(
+        [("base_lr", "base_rl"), ('"trunk@100"', '"x"'), ("{", "}"), ("fixed", "step"), ("2", "0")]
+    ):
+        path.write_text(TREE.replace(old, new, 1))
+        assert same_as_check(folder, str(number))
+    path.write_text(TREE)
+    folder.joinpath("trunk.prototxt").unlink()
+    assert same_as_check(folder, "a file is missing")
+
+
+def test_the_editors_texts_count_in_place_of_files(folder: Path) -> None:
+    first, own = str(folder / "schedule.prototxt"), str(folder / "trunk.prototxt")
+    for typed in ({own: "max_iter: -1"}, {first: TREE.replace("base_lr", "base_rl")}, {first: TREE, own: "\udc80"}):
+        found = look(str(folder), typed).mistakes
+        for path, text in typed.items():
+            Path(path).write_bytes(text.encode(errors="surrogatepass"))
+        assert found and found == look(str(folder), {}).mistakes
+    assert folder_of(str(folder / "a" / "b.prototxt"), {}) == str(folder)
+    assert folder_of("", {}) is None
+    assert folder_of("/nowhere/a.prototxt", {"/nowhere/schedule.prototxt": ""}) == "/nowhere"
+
+
+def test_a_stages_file_is_of_the_schedule_above_it(folder: Path) -> None:
+    found = look(str(folder), {})
+    assert found.kind(str(folder / "trunk.prototxt")).name == "Solver"
+    assert found.kind(str(folder / "net.prototxt")) is None
+
+
+# -- hover
+
+
+def test_hover_is_explain_or_the_manual(folder: Path) -> None:
+    assert "trunk.transform_param.mirror   false" in hovered(
+        folder, TRUNK.replace("mirror", "mir|ror"), "trunk.prototxt"
+    )
+    shown = hovered(folder, TREE.replace("base_lr: 0.2", "base_|lr: 0.2"))
+    assert "side_trunk_100  0.2" in shown and "Learning rate that the policy starts from" in shown
+    assert "data.train.images   6400" in hovered(folder, TREE.replace("images: 6400", "ima|ges: 6400"))
+    assert "both.members" in hovered(folder, TREE.replace("members", "mem|bers"))
+    broken = hovered(folder, TREE.replace("base_lr: 0.2", "base_|lr: 0.2 oops: 1"))
+    assert broken.startswith("Solver.base_lr   number")
+    assert "DISTILL\n" in hovered(folder, TREE.replace("DISTILL", "DIST|ILL"))
+    assert hovered(folder, TREE.replace("model {", "mod|el {"))
+    assert hovered(folder, TREE.replace('"resnet18"', '"resnet|18"'))
+
+
+# -- completion
+
+
+def test_fields_that_are_not_given_are_offered(folder: Path) -> None:
+    found = offered(folder, "solver { base_lr: 0.1 | momentum: 0.9 }")
+    assert found["weight_decay"] == "weight_decay: " and found["transform_param"] == "transform_param { "
+    assert "base_lr" not in found and "momentum" not in found and "param" in found
+    assert offered(folder, "solver { ba|: 0.1 }")["base_lr"] == "base_lr"
+    assert "from" in offered(folder, "stage { name: 'a' | ")
+    assert "max_iter" in offered(folder, "|", "trunk.prototxt")
+    assert offered(folder, "nothing { | }") == {} and offered(folder, "seed: 1 # |") == {}
+
+
+def test_values_are_offered(folder: Path) -> None:
+    assert list(offered(folder, "solver { transform_param { mirror: | } }")) == ["true", "false"]
+    assert "NORM" in offered(folder, "solver { param { kind: N| } }")
+    assert offered(folder, "solver { lr_policy: | }")["poly"] == '"poly"'
+    assert offered(folder, 'model { name: "res| }')["resnet50"] == 'resnet50"'
+    assert offered(folder, 'model { name: "res|" }')["resnet50"] == "resnet50"
+    assert {"trunk", "side_trunk"} <= offered(folder, TREE + 'stage { name: "z" from: "|" }').keys()
+    assert "trunk.prototxt" in offered(folder, 'stage { name: "z" solver: "|" }')
+    assert offered(folder, 'model { name: |"resnet18" }') == {}
+    assert offered(folder, 'clear: "|"', "trunk.prototxt")["momentum"] == "momentum"
+
+
+# -- names
+
+
+def defined(folder: Path, marked: str, name: str = "schedule.prototxt") -> str:
+    """The line, with the column's part of it on, and its file."""
+    found, path, text, place, _ = at(folder, marked, name)
+    assert place is not None
+    span = names.definition_of(found, path, text, place, lambda path: Path(path).exists())
+    if span is None:
+        return ""
+    return f"{Path(span.path).name}: {Path(span.path).read_text().splitlines()[span.line - 1][span.column - 1 :][: span.width]}"
+
+
+def test_definitions(folder: Path) -> None:
+    assert defined(folder, TREE.replace('"trunk@100"', '"tr|unk@100"')) == 'schedule.prototxt: "trunk"'
+    assert defined(folder, TREE.replace('teacher: "trunk"', 'teacher: "tru|nk"')) == 'schedule.prototxt: "trunk"'
+    assert defined(folder, TREE.replace('name: "trunk"', 'name: "tr|unk"')) == "trunk.prototxt: m"
+    assert (
+        defined(folder, TREE.replace('name: "trunk"', 'name: "trunk" solver: "trunk.pro|totxt"')) == "trunk.prototxt: m"
+    )
+    assert defined(folder, TRUNK.replace("mirror", "mir|ror"), "trunk.prototxt").endswith(": true")
+    assert defined(folder, TREE.replace("base_lr: 0.2", "base|_lr: 0.2")).endswith(": 0.1")
+    assert defined(folder, TREE.replace("max_epoch", "max_|epoch")) == ""
+
+
+def rename(folder: Path, old: str, new: str) -> dict[str, str]:
+    """The texts after it, by the files' names."""
+    found = look(str(folder), {})
+    texts = {str(folder / name): Text((folder / name).read_text()) for name in found.kinds}
+    edits = names.renamed(found, texts, old, new)
+    return {Path(path).name: changed_text(text.text, edits.get(path, [])) for path, text in texts.items()}
+
+
+def test_a_renamed_stage_is_the_same_schedule(folder: Path) -> None:
+    before = load(folder)
+    changed = rename(folder, "trunk", "stem")
+    for name, text in changed.items():
+        (folder / name).write_text(text)
+    assert changed["schedule.prototxt"] == (
+        TREE.replace('name: "trunk"', 'name: "stem" solver: "trunk.prototxt"')
+        .replace('["trunk@100", "trunk"]', '["stem@100", "stem"]')
+        .replace("side_trunk_100", "side_stem_100")  # a name that was made of it
+        .replace('"trunk" }', '"stem" }')
+        .replace('"side", "trunk"', '"side", "stem"')
+    )
+    after = load(folder)
+    assert [dict(a.identity) for a in after.stages] == [dict(b.identity) for b in before.stages]
+    assert rename(folder, "side", "x")["schedule.prototxt"].count("side") == 0
+
+
+def test_what_cannot_be_renamed_is_said(folder: Path) -> None:
+    for old, new, says in [
+        ("trunk", "end", "that would be a mistake"),
+        ("trunk", "a b", "can't be the name"),
+        ("side_trunk", "x", "not the name of one"),
+    ]:
+        with pytest.raises(UsageError, match=says):
+            rename(folder, old, new)
+    folder.joinpath("trunk.prototxt").write_text("x")
+    with pytest.raises(UsageError, match="mend them first"):
+        rename(folder, "trunk", "stem")
+
+
+# -- actions, hints
+
+
+@pytest.mark.parametrize(
+    ("good", "wrong"),
+    [
+        ("base_lr: 0.2", "base_rl: 0.2"),
+        ("base_lr: 0.2", "base_lr 0.2"),
+        ("base_lr: 0.2", "base_lr = 0.2"),
+        ('lr_policy: "fixed"', "lr_policy: fixed"),
+        ('lr_policy: "fixed"', 'lr_policy: "fixd"'),
+        ('"trunk@100"', '"trnk@100"'),
+        ("max_iter: 50", 'max_iter: "50"'),
+        ("max_iter: 50", "max_iter: 50.0"),
+        ("max_epoch: 2", "epochs: 2"),
+    ],
+)
+def test_a_hint_that_can_be_followed_is_an_action(folder: Path, good: str, wrong: str) -> None:
+    assert good in TREE
+    text, path = Text(TREE.replace(good, wrong)), str(folder / "schedule.prototxt")
+    typed = {path: text.text}
+    fixes = [found for p in look(str(folder), typed).mistakes if (found := fix(str(folder), typed, text, p))]
+    assert [changed_text(text.text, [found.edit]) for found in fixes][:1] == [TREE]
+
+
+@pytest.mark.parametrize("wrong", ["nesterov: true", "train_net: 'a'", "oops: 1", "mirror: true", "base_lr:"])
+def test_a_hint_that_would_not_help_is_none(folder: Path, wrong: str) -> None:
+    text, path = Text(TREE.replace("base_lr: 0.2", wrong)), str(folder / "schedule.prototxt")
+    typed = {path: text.text}
+    mistakes = look(str(folder), typed).mistakes
+    assert mistakes and not any(fix(str(folder), typed, text, problem) for problem in mistakes)
+
+
+def test_epochs_stand_beside_iterations_and_rates_beside_stages(folder: Path) -> None:
+    schedule = load(folder)
+    lines = TREE.splitlines()
+    words = [
+        (lines[one.span.line - 1][one.span.column - 1 :][: one.span.width], one.text)
+        for one in beside(schedule, f"{folder}/schedule.prototxt")
+    ]
+    first = dict(reversed(words))
+    assert first["50"] == "= 0.50 epochs" and first["2"] == "= 200 iterations"
+    assert first['"trunk"'] == "200 iterations, 0.1 -> 0.1"
+    assert '"fixed"' not in first  # the stages that share the line have other rates
+    assert [one.text for one in beside(schedule, f"{folder}/trunk.prototxt")] == ["= 2 epochs"]
+
+
+# -- the server
+
+
+def test_without_the_extra_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pygls", None)
+    monkeypatch.setitem(__import__("sys").modules, "pygls.lsp.server", None)
+    shown = CliRunner().invoke(main, ["lsp"])
+    assert shown.exit_code == 64 and "needs the package pygls" in shown.output and "stagerun[lsp]" in shown.output
+
+
+def test_a_bug_is_logged_and_the_next_text_is_looked_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server_module = pytest.importorskip("stagerun.tools.lsp.session")
+    server, path = server_module.Server(), str(folder / "trunk.prototxt")
+    monkeypatch.setattr(server_module.Server, "typed", property(lambda self: {path: "max_iter: 0"}))
+    monkeypatch.setattr(server_module.Server, "text", lambda self, path: Text("max_iter: 0"))
+    monkeypatch.setattr(server_module.Server, "uri", lambda self, path: path)
+    sent, logged = [], []
+    monkeypatch.setattr(server, "text_document_publish_diagnostics", sent.append)
+    monkeypatch.setattr(server, "window_log_message", logged.append)
+    with monkeypatch.context() as broken:
+        broken.setattr(server_module, "look", lambda *args: json.loads("no"))
+        server._publish(str(folder))
+    assert "JSONDecodeError" in logged[0].message and not sent
+    server._publish(str(folder))
+    assert [one.uri for one in sent] == [path] and len(logged) == 1
