@@ -169,10 +169,14 @@ def test_an_interrupt_is_the_users() -> None:
 
 def test_a_file_that_is_named_like_a_package_is_pointed_at(fresh: None) -> None:
     # A run of that file in this process makes it no package.
-    function_of(code_of("mynet.py:build"), Sources("dir", (("mynet.py", "def build(): pass"),)))
-    _, problems = looked_at({"mynet.py": "def build(): pass"}, "mynet:build")
-    assert len(problems) == 1 and 'write `"mynet.py:build"`' in problems[0]
-    assert looked_at({}, "mynet:build")[1] == []
+    function_of(code_of("ournet.py:build"), Sources("dir", (("ournet.py", "def build(): pass"),)))
+    _, problems = looked_at({"ournet.py": "def build(): pass"}, "ournet:build")
+    assert len(problems) == 1 and 'write `"ournet.py:build"`' in problems[0], (
+        sys.meta_path,
+        sys.path,
+        sys.modules["ournet"],
+    )
+    assert looked_at({}, "ournet:build")[1] == []
 
 
 @pytest.mark.parametrize(
