@@ -8,6 +8,7 @@ from hypothesis import given
 
 from stagerun.base import caffe_blobs
 from stagerun.base.recipe import Model
+from stagerun.engine.ensemble import WeightMean, batch_norm_names
 from stagerun.engine.weights_file import tensors_in
 from stagerun.language.net import net_of
 from stagerun.language.tree import quoted
@@ -82,6 +83,19 @@ def test_within_another_module() -> None:
         torch.nn.init.uniform_(tensor)
     other.load_state_dict(state)
     assert same(state, other.state_dict())
+
+
+NAMES = ["train", "", "s.", "a..b"]
+
+
+def test_the_mean_of_weights_knows_the_counts_of_a_batch_norm_without_a_name() -> None:
+    network, _ = network_of(NAMES)
+    assert batch_norm_names(network) == {f".{part}" for part in NORM}
+    assert batch_norm_names(torch.nn.Sequential(network)) == {f"0..{part}" for part in NORM}
+    mean = WeightMean(network)
+    mean.add(network.state_dict())
+    network.get_buffer(".num_batches_tracked").add_(1)
+    mean.add(network.state_dict())
 
 
 def test_names_that_modules_can_have_are_theirs() -> None:
