@@ -98,6 +98,20 @@ def test_the_mean_of_weights_knows_the_counts_of_a_batch_norm_without_a_name() -
     mean.add(network.state_dict())
 
 
+def test_what_does_not_fit_is_said_of_the_layers_own_names() -> None:
+    network, _ = network_of(NAMES)
+    state = network.state_dict()
+    del state["train.weight"], state[".running_mean"]
+    state["a..b.another"] = state["s..bias"]
+    found = network.load_state_dict(state, strict=False)
+    assert found.missing_keys == ["train.weight", ".running_mean"] and found.unexpected_keys == ["a..b.another"]
+    around = torch.nn.Sequential(network, network_of(["train", "bn", "x", "y"])[0])
+    state = around.state_dict()
+    del state["0.train.weight"], state["1.train.bias"]
+    with pytest.raises(RuntimeError, match=r'Missing key.*"0.train.weight", "1.train.bias"'):
+        around.load_state_dict(state)
+
+
 def test_names_that_modules_can_have_are_theirs() -> None:
     """And in the order that snapshots and sums of gradients have had."""
     network, _ = network_of(["conv1", "inc.bn", "inc.scale", "inc"])
