@@ -56,6 +56,10 @@ class Network(nn.Module):
         """From now on it answers in training with the logits alone, for a loss that isn't the net's, and computes no more than these need."""
         self._plan(alone=True)
 
+    def use_module_names(self) -> None:
+        """From now on layers and tensors are called as their modules, by which torch's exporters look them up."""
+        self._paths = {}
+
     def first_weights(self) -> list[str] | None:
         """The weights of the convolutions that take the images; None where another layer does, or one in groups."""
         first = [step.layer for _, step in self._test[0] if IMAGES in step.takes]
