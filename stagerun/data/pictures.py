@@ -156,7 +156,10 @@ class Pictures:
         """Record i's picture, its pixels not yet decoded unless they are in memory, and its label."""
         memory = self._memory
         if memory is not None and memory.has(i, self._keeps_jpegs):
-            return DecodedPicture(memory.images[i]), i if self._numbered else int(memory.labels[i])
+            label = i if self._numbered else int(memory.labels[i])
+            if not self._numbered and label != self._ignored:  # the stage that put it here may have ignored it
+                self._check(i, label)
+            return DecodedPicture(memory.images[i]), label
         record = self.records.read(i, self._hand.room)
         try:
             fields = datum.parse(record)
@@ -166,17 +169,9 @@ class Pictures:
         except DataError as error:
             raise Undecodable(f"{self.place(i)}: {error.message}", error.hint) from None
         label = i if self._numbered else fields.label
-        try:
-            # An ignored label may be -1, by which a Datum says that it has several.
-            if not self._numbered and (label != self._ignored or (fields.several and fields.floats)):
-                if fields.several:
-                    raise DataError(
-                        "the Datum has several labels, or none, in float_data",
-                        'write `labels: "float_data"` beside `source`; one label alone counts from 0',
-                    )
-                datum.check_label(label, self._num_classes)
-        except DataError as error:
-            raise DataError(f"{self.place(i)}: {error.message}", error.hint) from None
+        # An ignored label may be -1, by which a Datum says that it has several.
+        if not self._numbered and (label != self._ignored or (fields.several and fields.floats)):
+            self._check(i, label, fields.several)
         if memory is not None and memory.fits(picture) and (self._keeps_jpegs or not picture.reducible):
             image = self._decode(i, picture, None, 1)
             memory.keep(i, image, label, jpeg=picture.reducible)
@@ -210,6 +205,18 @@ class Pictures:
     def place(self, i: int) -> str:
         """Record i, as a message names it."""
         return f"{self.records.name}: record `{printable(self.records.key(i))}`"
+
+    def _check(self, i: int, label: int, several: bool = False) -> None:
+        """DataError for a label that training can't take. `several`: the Datum has several, or none."""
+        try:
+            if several:
+                raise DataError(
+                    "the Datum has several labels, or none, in float_data",
+                    'write `labels: "float_data"` beside `source`; one label alone counts from 0',
+                )
+            datum.check_label(label, self._num_classes)
+        except DataError as error:
+            raise DataError(f"{self.place(i)}: {error.message}", error.hint) from None
 
     def _decode(self, i: int, picture: Picture, part: Rectangle | None, shrunk: int) -> Image:
         try:

@@ -57,7 +57,7 @@ def log_mean_probability(logits: Tensor) -> Tensor:
 def batch_norm_names(model: nn.Module) -> frozenset[str]:
     """The names, in the model's state_dict, of BatchNorm's running statistics and of the counts beside them."""
     return frozenset(
-        f"{name}.{statistic}" if name else statistic
+        statistic if module is model else f"{name}.{statistic}"  # a layer of a net may have an empty name, too
         for name, module in model.named_modules()
         if "batch_mean" in module._buffers
         for statistic in ("running_mean", "running_var", "num_batches_tracked")

@@ -118,6 +118,9 @@ def to_onnx(network: Deployed, channels: int, side: int, facts: Mapping[str, str
     Needs onnx and onnxscript. UsageError if the network is too large for one file.
     """
     network = network.to("cpu", torch.float32).to(memory_format=torch.contiguous_format).eval()  # type: ignore[call-overload]
+    for module in network.modules():
+        if isinstance(module, Network):
+            module.use_module_names()
     size = sum(t.numel() * t.element_size() for t in network.state_dict().values())
     if size > LARGEST_ONNX:
         raise UsageError(

@@ -325,16 +325,14 @@ def multipliers(net: Net) -> list[tuple[str, float, float]]:
     for end in dict.fromkeys(name.rpartition(".")[2] for name in blobs):
         own = [blob for name, blob in blobs.items() if name.rpartition(".")[2] == end]
         alike = {(blob.lr_mult, blob.decay_mult) for blob in own}
-        if len(alike) == 1:
-            own = [replace(own[0], name=f"*.{end}")]
-        found += [(_literal(b.name), b.lr_mult, b.decay_mult) for b in own if (b.lr_mult, b.decay_mult) != (1.0, 1.0)]
+        rules = [(f"*.{_literal(end)}", own[0])] if len(alike) == 1 else [(_literal(blob.name), blob) for blob in own]
+        found += [(rule, b.lr_mult, b.decay_mult) for rule, b in rules if (b.lr_mult, b.decay_mult) != (1.0, 1.0)]
     return found
 
 
 def _literal(name: str) -> str:
     """A pattern that fits the name alone."""
-    star, rest = ("*", name[1:]) if name.startswith("*.") else ("", name)
-    return star + "".join(f"[{c}]" if c in "*?[" else c for c in rest)
+    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
 def _rule(name: str, lr: float, decay: float, place: Span) -> Block:

@@ -138,7 +138,7 @@ class Images:
         self._sharers = 1  # workers of this node
         # Of the training set that a stage asked for last: others make room.
         self._memory: tuple[str, Decoded | None] = ("", None)
-        self.resident: tuple[str, Resident | None] = ("", None)  # filled by train.resident
+        self.resident: tuple[tuple[str, int | None] | None, Resident | None] = (None, None)  # filled by train.resident
         self._tables: dict[tuple[str, str | None, int], Table] = {}  # by images, file and number of classes
         self._python: dict[str, PythonTransform] = {}
 

@@ -22,6 +22,7 @@ from stagerun.data.sampling import order_of
 from stagerun.data.transform import draw_places, only_places
 from stagerun.engine.feed import Cut, Resident, feed, read_all
 from stagerun.engine.images import Batch
+from stagerun.language.nets import ignored_in
 from stagerun.system.pulse import beating
 from stagerun.train.worker import StageRun
 
@@ -35,16 +36,18 @@ def keep(run: StageRun) -> Generator[Note, None, Resident | None]:
 
     UsageError if they don't fit though `cache: DEVICE` says so; errors of the loader.
     """
-    cache, images, path = run.stage.data.cache, run.worker.images, run.stage.data.train.path
+    cache, images = run.stage.data.cache, run.worker.images
+    # The labels were checked when the images were read: those that one stage ignores may be no classes for another.
+    key = run.stage.data.train.path, ignored_in(run.stage).train
     wanted = cache in (Cache.AUTO, Cache.DEVICE) and run.worker.device.type == "cuda"
     if not (wanted and only_places(run.stage.solver.transform)):
         return None
-    if images.resident[0] != path:
+    if images.resident[0] != key:
         if images.resident[1] is not None:
-            images.resident = ("", None)  # those of another set make room
+            images.resident = (None, None)  # those of another set make room
             torch.cuda.empty_cache()
         resident = yield from _fill(run, torch.cuda.mem_get_info(run.worker.device)[0])
-        images.resident = ("" if run.worker.stop() else path, resident)
+        images.resident = (None if run.worker.stop() else key, resident)
     return images.resident[1]
 
 

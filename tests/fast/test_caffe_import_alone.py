@@ -243,6 +243,18 @@ def test_a_solver_that_ends_within_its_warm_up_keeps_its_rates(here: Path) -> No
     assert "the warm-up of 3125 iterations to 0.8 comes to this; per 2048" in text
 
 
+def test_a_long_warm_up_cut_short_is_written_in_whole_numbers(here: Path) -> None:
+    (here / "long").mkdir()
+    Path("long/solver.prototxt").write_text(
+        'net: "train_val.prototxt"\nbase_lr: 0.8\nlr_policy: "fixed"\nmax_iter: 1234567\nwarmup_iter: 12345678\n'
+    )
+    result = run("long", "--no-nets", *TOLD)
+    assert result.exit_code == 0, result.output
+    (text,) = (file.read_text() for file in Path("X").glob("*.prototxt") if file.name != "schedule.prototxt")
+    assert "warmup_iter: 1234567 " in text and "12345678 of Caffe's, which ends before" in text
+    assert "the warm-up of 12345678 iterations to 0.8 comes to this" in text
+
+
 def test_layer_wise_rates_are_fitted_to_the_sum_over_the_passes(here: Path) -> None:
     (here / "local").mkdir()
     solver = 'net: "n.prototxt" base_lr: 0.1 lr_policy: "fixed" max_iter: 10 local_lr_auto: true local_gw_ratio: 0.01'

@@ -9,8 +9,11 @@ import pytest
 from stagerun.base import recipe
 from stagerun.base.errors import RecipeError
 from stagerun.base.snapshots import Inventory
+from stagerun.base.weights import fits
 from stagerun.data.synthetic import write_synthetic
 from stagerun.language import canonical, load
+from stagerun.language.net import net_of
+from stagerun.language.nets import multipliers
 from stagerun.language.stored import read_recipe
 from stagerun.language.values import leaves
 from stagerun.launch.bundle import named_files
@@ -91,6 +94,20 @@ def test_the_schedule_wins(write: Write) -> None:
     assert not solver.transform.mirror  # a field replaces the one below it whole
     assert [r.name for r in solver.param] == ["ip.bias", "*.bias"]  # the first that fits counts
     assert write(stage='clear: "transform_param"').stages[0].solver.transform.scale == 1
+
+
+def test_a_layers_name_is_no_pattern_for_others() -> None:
+    layer = 'layer {{ name: "{0}" type: "InnerProduct" bottom: "{1}" top: "{2}" {3} inner_product_param {{ num_output: 2 }} }}'
+    chain = (
+        ("a", "data", "a", ""),
+        ("*", "a", "b", "param { lr_mult: 0 }"),
+        ("a[b]?", "b", "c", "param { lr_mult: 3 }"),
+    )
+    text = 'layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 1 dim: 2 } } }'
+    text = text.replace("dim: 1 dim: 2", "dim: 1 dim: 1 dim: 2 dim: 2")
+    found = multipliers(net_of(text + "".join(layer.format(*one) for one in chain), (1, 2, 2)))
+    assert found == [("[*].weight", 0.0, 1.0), ("a[[]b][?].weight", 3.0, 1.0)]
+    assert fits("*.weight", ["[*].weight"]) and not fits("a.weight", ["[*].weight"])
 
 
 def test_explain_shows_the_line_of_the_net(write: Write, tmp_path: Path) -> None:

@@ -13,11 +13,13 @@ from safetensors.numpy import load_file
 from stagerun.base import net
 from stagerun.base.errors import DataError
 from stagerun.base.net import Normalization
+from stagerun.base.recipe import Transform
 from stagerun.cli import main
 from stagerun.data.index import save
 from stagerun.data.indexing import build
+from stagerun.data.pictures import Decoded, Pictures
 from stagerun.data.preflight import preflight
-from stagerun.data.records import LmdbSource
+from stagerun.data.records import ListRecords, LmdbSource
 from stagerun.data.sampling import order_of
 from stagerun.language import load
 from stagerun.language.nets import ignored_in
@@ -116,3 +118,21 @@ def test_what_an_evaluation_ignores(tmp_path: Path) -> None:
     assert ignored() == net.Ignored(train=IGNORED, loss=IGNORED, accuracy=IGNORED)
     assert ignored(accuracy="ignore_label: 1") == net.Ignored(train=IGNORED, loss=IGNORED, accuracy=1)
     assert ignored(more="loss { type: SOFTMAX }") == net.Ignored(accuracy=IGNORED)
+
+
+def test_what_one_stage_ignores_another_refuses_in_memory_too() -> None:
+    pixels = np.zeros((4, SIDE, SIDE), np.uint8)
+    values = [
+        caffe_pb2.Datum(channels=1, height=SIDE, width=SIDE, data=one.tobytes(), label=label).SerializeToString()
+        for one, label in zip(pixels, [0, IGNORED, 2, -1], strict=True)
+    ]
+    records, memory = ListRecords(values, "images"), Decoded(4, SIDE, SIDE, 1)
+    assert Pictures(records, Transform(), 1, CLASSES, memory, ignored=IGNORED).open(1)[1] == IGNORED
+    assert Pictures(records, Transform(), 1, CLASSES, memory, ignored=-1).open(3)[1] == -1
+    assert memory.has(1) and memory.has(3)
+    assert Pictures(records, Transform(), 1, CLASSES, memory, ignored=IGNORED).open(1)[1] == IGNORED
+    other = Pictures(records, Transform(), 1, CLASSES, memory)
+    with pytest.raises(DataError, match=f"^images: record `.*`: the label is {IGNORED}, but num_classes is 3"):
+        other.open(1)
+    with pytest.raises(DataError, match="the label is -1, below 0"):
+        other.open(3)

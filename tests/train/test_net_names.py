@@ -1,6 +1,7 @@
 """Names of layers that torch's modules can't have: tensors are `LAYER.PART` all the same, in the state, in Caffe's files and out of them."""
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 import torch
 from drawn import examples
@@ -8,6 +9,8 @@ from hypothesis import given
 
 from stagerun.base import caffe_blobs
 from stagerun.base.recipe import Model
+from stagerun.engine.ensemble import WeightMean, batch_norm_names
+from stagerun.engine.export import Deployed, Pixels, to_onnx
 from stagerun.engine.weights_file import tensors_in
 from stagerun.language.net import net_of
 from stagerun.language.tree import quoted
@@ -82,6 +85,44 @@ def test_within_another_module() -> None:
         torch.nn.init.uniform_(tensor)
     other.load_state_dict(state)
     assert same(state, other.state_dict())
+
+
+NAMES = ["train", "", "s.", "a..b"]
+
+
+def test_the_mean_of_weights_knows_the_counts_of_a_batch_norm_without_a_name() -> None:
+    network, _ = network_of(NAMES)
+    assert batch_norm_names(network) == {f".{part}" for part in NORM}
+    assert batch_norm_names(torch.nn.Sequential(network)) == {f"0..{part}" for part in NORM}
+    mean = WeightMean(network)
+    mean.add(network.state_dict())
+    network.get_buffer(".num_batches_tracked").add_(1)
+    mean.add(network.state_dict())
+
+
+def test_what_does_not_fit_is_said_of_the_layers_own_names() -> None:
+    network, _ = network_of(NAMES)
+    state = network.state_dict()
+    del state["train.weight"], state[".running_mean"]
+    state["a..b.another"] = state["s..bias"]
+    found = network.load_state_dict(state, strict=False)
+    assert found.missing_keys == ["train.weight", ".running_mean"] and found.unexpected_keys == ["a..b.another"]
+    around = torch.nn.Sequential(network, network_of(["train", "bn", "x", "y"])[0])
+    state = around.state_dict()
+    del state["0.train.weight"], state["1.train.bias"]
+    with pytest.raises(RuntimeError, match=r'Missing key.*"0.train.weight", "1.train.bias"'):
+        around.load_state_dict(state)
+
+
+def test_any_name_is_exported_to_onnx() -> None:
+    network, _ = network_of(NAMES)
+    network.eval()
+    pixels = np.random.default_rng(1).integers(0, 256, (5, 3, 3, 2), dtype=np.uint8)
+    wanted = network(torch.tensor(pixels).permute(0, 3, 1, 2).float())
+    pytest.importorskip("onnxscript")
+    data = to_onnx(Deployed(network, Pixels("BGR", (0.0, 0.0), 1.0, (1.0, 1.0), False)), 2, 3, {})
+    (found,) = pytest.importorskip("onnxruntime").InferenceSession(data).run(None, {"images": pixels})
+    np.testing.assert_allclose(found, wanted.detach().numpy(), rtol=1e-4, atol=1e-3)
 
 
 def test_names_that_modules_can_have_are_theirs() -> None:

@@ -19,6 +19,7 @@ from engine_help import CPU, SOLVER
 from stagerun.base import order
 from stagerun.base.errors import DataError, UsageError
 from stagerun.base.events import Note
+from stagerun.base.net import ALL_COUNT
 from stagerun.base.order import EveryRecord, Sampled
 from stagerun.base.recipe import (
     Cache,
@@ -243,7 +244,7 @@ def test_how_much_room_is_taken() -> None:
 
 def a_run(device: str, cache: Cache, param: Transform, values: list[bytes] | None = None) -> SimpleNamespace:
     """As much of a StageRun as `keep` looks at. Its device says that it is a GPU and is none."""
-    images = SimpleNamespace(resident=("", None), made=0)
+    images = SimpleNamespace(resident=(None, None), made=0)
 
     def whole_images(stage: object) -> Loader:
         images.made += 1
@@ -252,7 +253,7 @@ def a_run(device: str, cache: Cache, param: Transform, values: list[bytes] | Non
     images.whole_images = whole_images
     data = SimpleNamespace(cache=cache, shuffle=True, train=SimpleNamespace(path="d"))
     return SimpleNamespace(
-        stage=SimpleNamespace(solver=replace(SOLVER, transform=param), data=data),
+        stage=SimpleNamespace(solver=replace(SOLVER, transform=param), data=data, model=SimpleNamespace(net=None)),
         worker=SimpleNamespace(
             images=images,
             device=SimpleNamespace(type=device),
@@ -288,6 +289,16 @@ def test_a_set_that_fits_is_kept_once_for_all_stages(pretended_gpu: None, cache:
     assert kept(run) == (first, []) and run.worker.images.made == 1
     run.stage.solver = replace(SOLVER, transform=Transform(trivial_augment=True))
     assert kept(run) == (None, []), "this stage's images come from the loader"
+
+
+def test_a_stage_that_ignores_other_labels_reads_them_again(
+    pretended_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its loader refuses those that are no classes for it."""
+    run = a_run("cuda", Cache.AUTO, CASES["cifar"])
+    for ignored, made in ((255, 1), (255, 1), (None, 2), (None, 2)):
+        monkeypatch.setattr(runner, "ignored_in", lambda stage, label=ignored: replace(ALL_COUNT, train=label))
+        assert kept(run)[0] is not None and run.worker.images.made == made
 
 
 def test_where_nothing_is_kept(pretended_gpu: None) -> None:

@@ -43,6 +43,7 @@ class Network(nn.Module):
         super().__init__()
         self._net, self._paths = net, _paths(net)
         self.register_state_dict_post_hook(_with_own_names)
+        self.register_load_state_dict_post_hook(_say_own_names)
         for one in (net.train, net.test):
             for layer in one.layers:
                 self._hold(layer)
@@ -54,6 +55,10 @@ class Network(nn.Module):
     def train_alone(self) -> None:
         """From now on it answers in training with the logits alone, for a loss that isn't the net's, and computes no more than these need."""
         self._plan(alone=True)
+
+    def use_module_names(self) -> None:
+        """From now on layers and tensors are called as their modules, by which torch's exporters look them up."""
+        self._paths = {}
 
     def first_weights(self) -> list[str] | None:
         """The weights of the convolutions that take the images; None where another layer does, or one in groups."""
@@ -217,7 +222,7 @@ def _fits(name: str, tensors: set[str]) -> bool:
     first, *others = parts = name.split(".")
     above = {".".join(parts[: n + 1]) for n in range(len(parts))}
     used, used_below = _used()
-    free = first not in used and not first.startswith(_ESCAPED)
+    free = first not in used and not any(part.startswith(_ESCAPED) for part in parts)
     return all(parts) and free and not used_below.intersection(others) and not above & tensors
 
 
@@ -230,6 +235,19 @@ def _used() -> tuple[frozenset[str], frozenset[str]]:
 
 def _with_own_names(network: Network, state: dict[str, Any], prefix: str, metadata: Mapping[str, Any]) -> None:
     _rename(state, {path: name for name, path in _prefixed(network._paths, prefix).items()})
+
+
+def _say_own_names(network: Network, found: Any) -> None:
+    """In what torch says of names that don't fit. It tells no prefix here, but such a name is that of no other module of the network."""
+    names = {path: name for name, path in network._paths.items()}
+    for keys in (found.missing_keys, found.unexpected_keys):
+        keys[:] = [_own_name(key, names) for key in keys]
+
+
+def _own_name(key: str, names: Mapping[str, str]) -> str:
+    path, dot, leaf = key.rpartition(".")
+    above, below, last = path.rpartition(".")
+    return above + below + names.get(last, last) + dot + leaf
 
 
 def _prefixed(paths: Mapping[str, str], prefix: str) -> dict[str, str]:

@@ -152,15 +152,16 @@ def solver_settings(text: CaffeText, found: Findings) -> dict[str, Setting]:
 
 def _warm_up_cut_short(view: View, made: dict[str, Setting]) -> dict[str, Setting]:
     """Of a solver that ends within its warm-up, which a stage must not, the ramp to the rate that it comes to: the rates are the same."""
-    warm_up, end, base_lr = (view.number(name) or 0 for name in ("warmup_iter", "max_iter", "base_lr"))
+    warm_up, end = (view.whole(name) or 0 for name in ("warmup_iter", "max_iter"))
+    base_lr = view.number("base_lr") or 0.0
     if not 0 < end < warm_up:
         return {}
     start = view.number("warmup_start_lr") or 0.0
     reached = start + (base_lr - start) * end / warm_up
-    comment = f"the warm-up of {warm_up:g} iterations to {base_lr:g} comes to this"
+    comment = f"the warm-up of {warm_up} iterations to {base_lr:g} comes to this"
     return {
         "base_lr": _said(made["base_lr"], repr(reached), comment),
-        "warmup_iter": _said(made["warmup_iter"], f"{end:g}", f"{warm_up:g} of Caffe's, which ends before"),
+        "warmup_iter": _said(made["warmup_iter"], str(end), f"{warm_up} of Caffe's, which ends before"),
     }
 
 
