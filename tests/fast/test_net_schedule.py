@@ -98,6 +98,8 @@ def test_explain_shows_the_line_of_the_net(write: Write, tmp_path: Path) -> None
     said = explain_text(str(tmp_path / "one"), "main.batch_size", ())
     assert "small.prototxt:5:" in said and 'data_param { source: "images/train" batch_size: 4' in said
     assert "small.prototxt" in explain_text(str(tmp_path / "one"), "main.param", ())
+    said = explain_text(str(tmp_path / "one"), "main.transform_param", ())
+    assert "small.prototxt:4:" in said and "said by the net" in said and "not set" not in said.split("\n\n")[1]
 
 
 def test_plan_counts(write: Write) -> None:
