@@ -332,7 +332,9 @@ def layer_bytes(name: str, type: str) -> bytes:
 
 def state_bytes(iter: int, learned_net: str, history: Iterable[Numbers], current_step: int = 0) -> bytes:
     blobs = (_field(3, blob_bytes(blob)) for blob in history)
-    return b"".join((_number(1, iter), _field(2, learned_net.encode()), *blobs, _number(4, current_step)))
+    return b"".join(
+        (_number(1, iter), _field(2, learned_net.encode(errors="surrogateescape")), *blobs, _number(4, current_step))
+    )
 
 
 def blob_bytes(values: Numbers) -> bytes:

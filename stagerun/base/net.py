@@ -231,7 +231,12 @@ class Eltwise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reshape:
-    """Flatten and Reshape: to the shape of the layer's top."""
+    """Flatten and Reshape: `sizes` in place of the axes from `axis` on, but for the last `behind`. 0 copies the bottom's at its place, -1 is what
+    remains; so it fits images of any size. The default flattens an image."""
+
+    axis: int = 1
+    sizes: tuple[int, ...] = (-1,)
+    behind: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -710,7 +710,7 @@ class Schedule:
     """`stages` are in the order in which they run: parents before children. `data` is what they share: which images a stage has, it says
     itself. `files` are (path, text) as read, the Python files that it names last. `sets`: which images the LMDBs hold
     (`lmdb_file.set_of`), by their path, as far as someone has looked. `class_sizes`: how many training images each class has, likewise,
-    by path and number of classes, where a stage's sampling depends on it. `imports`: of the sources that are folders of class folders, by
+    by the stage's name, where its sampling depends on it; images that it ignores are of none. `imports`: of the sources that are folders of class folders, by
     their path (`imports.with_imports`)."""
 
     name: str
@@ -723,7 +723,7 @@ class Schedule:
     ensembles: tuple[Ensemble, ...] = ()
     files: tuple[tuple[str, str], ...] = ()
     sets: Mapping[str, str] = field(default_factory=dict, compare=False)
-    class_sizes: Mapping[tuple[str, int], tuple[int, ...]] = field(default_factory=dict, compare=False)
+    class_sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False)
     imports: Mapping[str, Import] = field(default_factory=dict, compare=False)
 
     def lmdb(self, source: Source) -> str:
@@ -733,7 +733,7 @@ class Schedule:
 
     def class_sizes_of(self, stage: Stage) -> tuple[int, ...]:
         """How many training images each class of the stage has; () where no one has looked, or it doesn't matter."""
-        return self.class_sizes.get((stage.data.train.path, stage.model.num_classes), ())
+        return self.class_sizes.get(stage.name, ())
 
     @property
     def python(self) -> Sources:

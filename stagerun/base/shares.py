@@ -32,13 +32,12 @@ def weights_of(solver: Solver, sizes: Sequence[int]) -> list[Fraction]:
     return [Fraction(size) for size in sizes]
 
 
-def told(solver: Solver, sizes: Sequence[int]) -> str:
-    """What `sampling` does to an epoch, for `plan`; `sizes` is () where they are not known."""
+def told(solver: Solver, sizes: Sequence[int], images: int) -> str:
+    """What `sampling` does to an epoch of so many images, for `plan`; `sizes` is () where they are not known."""
     name = solver.sampling.value if solver.sampling is not Sampling.FILE else f"as {solver.sampling_file} says"
     weights = weights_of(solver, sizes) if sizes else []
     if not any(weights) or len(weights) != len(sizes):
         return name
-    images = sum(sizes)
     drawn = shares(weights, images)
     seen = sum(min(n, size) for n, size in zip(drawn, sizes, strict=True))
     rarest, commonest = (f((size, c) for c, size in enumerate(sizes) if drawn[c])[1] for f in (min, max))

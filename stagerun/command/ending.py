@@ -169,7 +169,8 @@ def bug_report(error: BaseException) -> str:
     path = Path(f"stagerun-bug-{os.getpid()}.txt")
     text = "".join(traceback.format_exception(error))
     try:
-        path.write_text(f"stagerun {stagerun.__version__}, Python {sys.version}\n{' '.join(sys.argv)}\n\n{text}")
+        said = f"stagerun {stagerun.__version__}, Python {sys.version}\n{' '.join(sys.argv)}\n\n{text}"
+        path.write_text(said, errors="surrogateescape")  # a path need not be UTF-8
         where = f"please report it with {path.absolute()}"
     except OSError:
         where = f"please report it with these lines:\n{text}"

@@ -262,15 +262,18 @@ class Nets:
                     place = View(settings).inside(field).place("crop_size")
                     self.problems.add(place, other, f"write `crop_size: {held.shape[1]}`")
 
-    def check_teacher(self, own: Block | None, settings: Block, teacher: Block | None, who: str, place: Span) -> None:
+    def check_teacher(self, own: Block | None, images: Images, teacher: Block | None, who: str, place: Span) -> None:
         """The images of a stage leave the parameters of its teacher's net their shapes. `own`, `teacher`: the networks of both."""
         named, student = _named(teacher), self._held(_named(own))
         held = self._held(named)
         if named is None or held is None or held is student:  # of its own net the stage is told
             return
-        sizes = [(crop, crop) for crop in _crops(settings, CROPS[0])]
+        sizes = [(crop, crop) for crop in _crops(images.settings, CROPS[0])]
         if not sizes and student is not None:
             sizes = [student.shape[1:]]
+        elif not sizes and images.lmdb is not None:
+            first = self.files.first(images.lmdb)
+            sizes = [first.size] if first is not None and first.size is not None else []
         for size in sizes:
             other = self._other(named, held, size)
             if other:

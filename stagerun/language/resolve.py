@@ -90,7 +90,8 @@ def read(
     classes = _known(schedule, lambda view: view.inside("model").whole("num_classes"))
     weights = sampling.read_weights(settings, classes, local.read, shown, problems)
     ensembles.check(schedule, found, settings, problems)
-    teachers.check_teachers(found, schedule, settings, caffe, problems)
+    images = functools.partial(_images_of, schedule, root)
+    teachers.check_teachers(found, schedule, settings, caffe, images, problems)
     beside = functools.partial(posixpath.join, shown)
     marked = labels.check(View(schedule), settings, lists or local.read, beside, problems)
     code = {name: _code(schedule, block) for name, block in settings.items()}
@@ -307,10 +308,7 @@ def _with_networks(
 ) -> tuple[Block, dict[str, Block]]:
     """Both with the classes, channels and multipliers of their nets."""
     shared = schedule.block("model")
-
-    def images(block: Block) -> Images:
-        return Images(block, _lmdb(block, schedule, root))
-
+    images = functools.partial(_images_of, schedule, root)
     sharing = [images(block) for block in settings.values() if "model" not in block.entries]
     sized = nets.sized(shared, sharing or [images(block) for block in settings.values()])
     if sized is not None and sized is not shared:
@@ -321,6 +319,10 @@ def _with_networks(
             block = with_block(block, "model", own)
         settings[name] = nets.with_rules(block, own if own is not None else sized)
     return schedule, settings
+
+
+def _images_of(schedule: Block, root: str, settings: Block) -> Images:
+    return Images(settings, _lmdb(settings, schedule, root))
 
 
 def _lmdb(settings: Block, schedule: Block, root: str) -> str | None:

@@ -1,6 +1,6 @@
 """Who teaches whom (`loss { type: DISTILL }`): stages that come before others without being their parents. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from stagerun.base.errors import Problems, listing, nearest
@@ -8,7 +8,7 @@ from stagerun.language import networks
 from stagerun.language.check_images import check_sizes
 from stagerun.language.check_weights import known_network, network_of
 from stagerun.language.lexer import shown
-from stagerun.language.nets import Nets
+from stagerun.language.nets import Images, Nets
 from stagerun.language.stages import Node, groups, some, with_disabled
 from stagerun.language.tree import Block
 from stagerun.language.view import Doubtful, View
@@ -44,9 +44,14 @@ def _taught(node: Node, found: Sequence[Node], settings: Block | None, problems:
 
 
 def check_teachers(
-    found: Sequence[Node], schedule: Block, settings: Mapping[str, Block], nets: Nets, problems: Problems
+    found: Sequence[Node],
+    schedule: Block,
+    settings: Mapping[str, Block],
+    nets: Nets,
+    images: Callable[[Block], Images],
+    problems: Problems,
 ) -> None:
-    """A teacher knows the classes of what it teaches, and takes its images."""
+    """A teacher knows the classes of what it teaches, and takes its images. `images`: those of a stage's settings."""
     for node in found:
         block = settings.get(node.name)
         loss = block.block("loss") if block is not None else None
@@ -57,7 +62,7 @@ def check_teachers(
             theirs = network_of(schedule, settings[node.teacher])
             models = [one.block("model") or schedule.block("model") for one in (block, settings[node.teacher])]
             if place is not None:
-                nets.check_teacher(models[0], block, models[1], who, place)
+                nets.check_teacher(models[0], images(block), models[1], who, place)
         elif (given := loss.block("teacher_model")) is not None:
             who, place, theirs = "its `teacher_model`", given.place, known_network(View(given))
         own = network_of(schedule, block)

@@ -149,7 +149,7 @@ def _details(plan: Plan, planned: PlannedStage) -> str:
     elif solver.sync is not None:
         lines.append(f"  replicas: {replicas(solver)}")
     if solver.sampling is not Sampling.UNIFORM:
-        lines.append(f"  sampling {told(solver, plan.schedule.class_sizes_of(stage))}")
+        lines.append(f"  sampling {told(solver, plan.schedule.class_sizes_of(stage), stage.data.train.images)}")
     if growing := crop_size_ramp(solver):
         lines.append(f"  {growing}")
     lines += [f"  {line}" for line in network_lines(plan.schedule, stage)]
@@ -289,7 +289,7 @@ def render_json(plan: Plan, remarks: Iterable[str] = (), beside: Mapping[str, ob
                 **(
                     {}
                     if solver.sampling is Sampling.UNIFORM
-                    else {"sampling": told(solver, schedule.class_sizes_of(stage))}
+                    else {"sampling": told(solver, schedule.class_sizes_of(stage), stage.data.train.images)}
                 ),
                 **({} if solver.sync is None else _meeting(solver.sync, schedule, stage)),
                 "augmentation": augmentation(solver),

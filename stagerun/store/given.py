@@ -17,6 +17,7 @@ from stagerun.base.recipe import MEAN_DIGEST, Schedule, Stage, Transform, Weight
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.base.text import count
 from stagerun.base.weights import Kind, Place, place_of
+from stagerun.language.nets import ignored_in
 from stagerun.store.disk import LocalDisk
 from stagerun.store.layout import snapshots_folder
 from stagerun.store.read import inspect, inventory, read_file
@@ -217,7 +218,7 @@ def mean_digests(schedule: Schedule) -> dict[str, str]:
 def looked_at(schedule: Schedule, out: Path) -> Schedule:
     """The schedule with what the files that it names hold, as far as they are on this machine: images and weights. `out`: its output folder,
     where folders of images are imported to."""
-    return with_digests(with_sets(with_imports(schedule, out)))
+    return with_digests(with_sets(with_imports(schedule, out), lambda stage: ignored_in(stage).train))
 
 
 def mean_image(transform: Transform, channels: int, digest: str = "") -> "NDArray[np.float32] | None":

@@ -11,7 +11,7 @@ import struct
 import sys
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -114,8 +114,9 @@ def side_facts(folder: str, meta: Meta) -> Mapping[str, Any]:
     return {}
 
 
-def class_sizes(folder: str, classes: int) -> tuple[int, ...]:
-    """How many records have the labels 0 .. classes-1, as the side file says; () where that is not known, or there are other labels."""
+def class_sizes(folder: str, classes: int, ignored: int | None = None) -> tuple[int, ...]:
+    """How many records have the labels 0 .. classes-1, as the side file says; () where that is not known, or there are other labels. Those of
+    the `ignored` label are of no class."""
     with suppress(StagerunError), _odd_side_file_ignored():
         fd, meta = open_file(folder)
         os.close(fd)
@@ -126,9 +127,10 @@ def class_sizes(folder: str, classes: int) -> tuple[int, ...]:
             labels = array("i", stream.read(end - first))
         if sys.byteorder == "big":
             labels.byteswap()
-        counted = Counter(labels)
+        counted: Counter[int | None] = Counter(labels)
         counted.pop(-1, None)  # records without one
-        known = _facts(header, meta) and all(0 <= label < classes for label in counted)
+        counted.pop(ignored, None)
+        known = _facts(header, meta) and all(label is not None and 0 <= label < classes for label in counted)
         return tuple(counted[label] for label in range(classes)) if known else ()
     return ()
 
@@ -223,13 +225,18 @@ DEEPEST = 32  # LMDB's own limit
 _ENDS = 1 << 20
 
 
-def with_sets(schedule: "Schedule") -> "Schedule":
+def with_sets(schedule: "Schedule", ignored: Callable[["Stage"], int | None]) -> "Schedule":
     """The schedule with what `set_of` says of its LMDBs, as far as they are on this machine (`recipe.Schedule.sets`, and `class_sizes`
-    where a stage's sampling depends on them)."""
+    where a stage's sampling depends on them). `ignored`: the label that counts for nothing when a stage is trained."""
     found = {source.path: _set_of_source(schedule, source) for source in schedule.sources}
     sampled = [stage for stage in schedule.stages if stage.solver.sampling.value != "UNIFORM"]
-    sizes = {(s.data.train.path, s.model.num_classes): _class_sizes_of_stage(schedule, s) for s in sampled}
-    return replace(schedule, sets={path: text for path, text in found.items() if text}, class_sizes=sizes)
+    asked = {s.name: (s.data.train.path, s.model.num_classes, ignored(s)) for s in sampled}
+    sizes = {one: _class_sizes(schedule, *one) for one in asked.values()}
+    return replace(
+        schedule,
+        sets={path: text for path, text in found.items() if text},
+        class_sizes={name: sizes[one] for name, one in asked.items()},
+    )
 
 
 def _set_of_source(schedule: "Schedule", source: "Source") -> str:
@@ -241,12 +248,12 @@ def _set_of_source(schedule: "Schedule", source: "Source") -> str:
     return f"{text or f'{made.images} records'}, folder {made.files[:16]}"
 
 
-def _class_sizes_of_stage(schedule: "Schedule", stage: "Stage") -> tuple[int, ...]:
-    train, classes = stage.data.train, stage.model.num_classes
-    made = schedule.imports.get(train.path)
+def _class_sizes(schedule: "Schedule", path: str, classes: int, ignored: int | None) -> tuple[int, ...]:
+    made = schedule.imports.get(path)
     if made is None:
-        return class_sizes(train.path, classes)
-    return made.counts + (0,) * (classes - len(made.counts)) if len(made.counts) <= classes else ()
+        return class_sizes(path, classes, ignored)
+    counts = tuple(0 if label == ignored else size for label, size in enumerate(made.counts))
+    return counts + (0,) * (classes - len(counts)) if not any(counts[classes:]) else ()
 
 
 def set_of(folder: str) -> str:

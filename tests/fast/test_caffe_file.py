@@ -49,6 +49,11 @@ def test_a_solverstate_is_read_and_written_again() -> None:
     assert caffe_pb2.SolverState.FromString(again).history == caffe_pb2.SolverState.FromString(data).history
 
 
+def test_a_path_need_not_be_utf8() -> None:
+    name = b"\xff.caffemodel"
+    assert name in caffe_file.state_bytes(1, name.decode(errors="surrogateescape"), [])
+
+
 def test_statistics_are_divided_and_counted_as_caffe_does() -> None:
     net = caffe_file.read_net((GOLDEN / "bnnet_m09_A" / "end.caffemodel").read_bytes())
     found, blobs = caffe_blobs.tensors(net), {layer.name: layer.blobs for layer in net.layers}

@@ -47,7 +47,7 @@ def written(folder: Path, classes: int = 3, train: str = "", more: str = "") -> 
 
 
 def read(folder: Path, out: str = "out") -> Schedule:
-    return with_sets(with_imports(load(folder), folder / out))
+    return with_sets(with_imports(load(folder), folder / out), lambda stage: None)
 
 
 def of_train(schedule: Schedule) -> tuple[str, Import]:
@@ -78,7 +78,7 @@ def test_images_and_classes_are_known_before_anything_is_imported(folder: Path) 
     assert not is_there(made) and Path(made.lmdb).parent == folder / "out" / "data"
     assert look_at_folders(s) == look_at_classes(s) == []
     assert s.sets[s.data.train.path] == f"30 records, folder {made.files[:16]}"
-    balanced = with_sets(with_imports(load(folder, ("solver.sampling=BALANCED",)), folder / "out"))
+    balanced = with_sets(with_imports(load(folder, ("solver.sampling=BALANCED",)), folder / "out"), lambda stage: None)
     assert balanced.class_sizes_of(balanced.stages[0]) == (10, 10, 10)
 
 
@@ -95,7 +95,7 @@ def test_what_a_run_imports_is_what_data_import_makes(folder: Path) -> None:
     assert make(s) == [], "once is enough"
     imported = read(folder)
     assert same_set(imported.sets[path], s.sets[path]), "a plan before and after it"
-    lmdb = with_sets(load(folder, (f'data.train.source="{folder / "lmdb"}"',)))
+    lmdb = with_sets(load(folder, (f'data.train.source="{folder / "lmdb"}"',)), lambda stage: None)
     assert same_set(imported.sets[path], next(iter(lmdb.sets.values()))), "the LMDB in its place changes nothing"
 
 

@@ -115,6 +115,8 @@ def test_explain_shows_the_line_of_the_net(write: Write, tmp_path: Path) -> None
     said = explain_text(str(tmp_path / "one"), "main.batch_size", ())
     assert "small.prototxt:5:" in said and 'data_param { source: "images/train" batch_size: 4' in said
     assert "small.prototxt" in explain_text(str(tmp_path / "one"), "main.param", ())
+    said = explain_text(str(tmp_path / "one"), "main.transform_param", ())
+    assert "small.prototxt:4:" in said and "said by the net" in said and "not set" not in said.split("\n\n")[1]
 
 
 def test_plan_counts(write: Write) -> None:
@@ -231,3 +233,15 @@ def test_a_teacher_that_is_a_net_takes_the_images_of_what_it_teaches(
         f"{shape} for {size}"
     )
     assert "schedule.prototxt:3:" in problem.render()
+
+
+def test_a_teacher_that_is_a_net_takes_the_images_of_another_network(write: Write) -> None:
+    """Nothing is cut, so they are as large as the first record."""
+    schedule = 'model { name: "resnet_small" num_classes: 10 channels: 1 } data { train { source: "../images/train" } }'
+    big = f'stage {{ name: "big" from: "" solver_param {{ {SOLVER.replace("test_interval: 5", "")}  transform_param {{ crop_size: 7 }} }} }}'
+    plain = 'batch_size: 4 device_batch_size: 4 base_lr: 0.1 lr_policy: "fixed" max_iter: 2'
+    said = mistakes(write, schedule=f"{schedule}\n{big}", solver=plain, stage='loss { type: DISTILL teacher: "big" }')
+    assert (
+        "its teacher `big` doesn't take its images" in said
+        and "10 x 54 for images of 7 x 7, and 10 x 96 for 8 x 8" in said
+    )

@@ -87,15 +87,29 @@ def test_a_file_that_is_not_read_is_noted() -> None:
 def test_the_plan_says_what_it_does_to_an_epoch(tmp_path: Path) -> None:
     source = make(tmp_path)
     assert class_sizes(source, 4) == SIZES and class_sizes(source, 3) == () and class_sizes(str(tmp_path), 4) == ()
-    balanced = with_sets(schedule("sampling: BALANCED", source=source))
-    assert told(balanced.stages[0].solver, balanced.class_sizes_of(balanced.stages[0])) == (
+    balanced = with_sets(schedule("sampling: BALANCED", source=source), lambda stage: None)
+    assert told(balanced.stages[0].solver, balanced.class_sizes_of(balanced.stages[0]), 60) == (
         "BALANCED: an epoch has 35 of 60 images; each of class 3 (1) 15 times, of class 0 (40) 0.375 times"
     )
-    assert told(balanced.stages[0].solver, ()) == "BALANCED"
+    assert told(balanced.stages[0].solver, (), 60) == "BALANCED"
     by_file = schedule('sampling: FILE sampling_file: "w.txt"', "0 1\n1 1\n2 0\n3 0\n")
-    assert told(by_file.stages[0].solver, SIZES) == (
+    assert told(by_file.stages[0].solver, SIZES, 60) == (
         "as w.txt says: an epoch has 42 of 60 images; each of class 1 (12) 2.5 times, of class 0 (40) 0.75 times"
     )
+
+
+@pytest.mark.parametrize(("ignored", "classes"), [(0, 4), (3, 3)])
+def test_an_ignored_label_has_no_share(ignored: int, classes: int, tmp_path: Path) -> None:
+    """Whether it is a class or not. An epoch has as many places as there are records."""
+    found = with_sets(schedule("sampling: BALANCED", source=make(tmp_path), classes=classes), lambda stage: ignored)
+    (stage,) = found.stages
+    sizes = tuple(0 if label == ignored else size for label, size in enumerate(SIZES[:classes]))
+    assert found.class_sizes_of(stage) == sizes
+    said = {
+        0: "20 of 60 images; each of class 3 (1) 20 times, of class 1 (12) 1.67 times",
+        3: "39 of 60 images; each of class 2 (7) 2.86 times, of class 0 (40) 0.5 times",
+    }[ignored]
+    assert told(stage.solver, sizes, 60) == f"BALANCED: an epoch has {said}"
 
 
 # -- over an LMDB

@@ -9,6 +9,7 @@ import torch
 from drawn import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from net_texts import between, net_from, only
 
 from stagerun.base import net
 from stagerun.base.net import Method, Normalization, Operation
@@ -216,3 +217,34 @@ def test_dropout_keeps_the_mean():
     kept = found[found != 0]
     assert len(kept) / 100_000 == pytest.approx(0.75, abs=0.01)
     assert (kept == torch.tensor(1 / 0.75)).all()
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        'type: "Flatten"',
+        'type: "Flatten" flatten_param { axis: 2 end_axis: -1 }',
+        'type: "Flatten" flatten_param { end_axis: 2 }',
+        'type: "Reshape" reshape_param { shape { dim: 0 dim: 0 dim: 0 dim: 0 } }',
+        'type: "Reshape" reshape_param { shape { dim: 0 dim: -1 dim: 2 } }',
+        'type: "Reshape" reshape_param { shape { dim: 3 dim: 2 } axis: 1 num_axes: 1 }',
+        'type: "Reshape" reshape_param { shape { dim: 1 } axis: -3 num_axes: 0 }',
+    ],
+)
+def test_a_shape_follows_the_size_of_the_images(layer: str) -> None:
+    """A net is built for one size, and another crop, as of a teacher or an evaluation, runs through it."""
+    text = between(f'layer {{ name: "x" bottom: "data" top: "last" {layer} }}')
+    made = only(net_from(text, (6, 8, 8)), "x")
+    for dims in ((6, 8, 8), (6, 4, 10)):
+        images = torch.arange(2.0 * math.prod(dims)).reshape(2, *dims)
+        top = LAYERS[type(made.settings)](made.settings, made, [images], [])
+        assert tuple(top.shape) == (2, *only(net_from(text, dims), "x").shapes[0])
+        assert torch.equal(top.flatten(), images.flatten())
+
+
+def test_a_first_axis_that_is_inferred_is_that_of_the_images() -> None:
+    text = between(
+        'layer { name: "x" bottom: "data" top: "last" type: "Reshape" reshape_param { shape { dim: -1 dim: 384 } } }'
+    )
+    made = only(net_from(text, (6, 8, 8)), "x")
+    assert LAYERS[net.Reshape](made.settings, made, [torch.zeros(2, 6, 8, 8)], []).shape == (2, 384)

@@ -1,5 +1,6 @@
 """Layers that put maps together, take them apart or give them another shape."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 from stagerun.base import net
@@ -91,7 +92,8 @@ def flatten(given: Given) -> Made | None:
     if end < start:
         given.wrong(view, "end_axis", f"`end_axis` is before axis {start}", "-1: the last one")
         return None
-    return Made(net.Reshape(), ((*dims[: start - 1], volume(dims[start - 1 : end]), *dims[end:]),))
+    top = (*dims[: start - 1], volume(dims[start - 1 : end]), *dims[end:])
+    return Made(net.Reshape(axis=start, behind=len(dims) - end), (top,))
 
 
 def reshape(given: Given) -> Made | None:
@@ -116,7 +118,7 @@ def reshape(given: Given) -> Made | None:
         message = "more than one `dim: -1`" if BAD not in new else "a `dim: 0` copies an axis that the bottom has not"
         given.wrong(view, "shape", message, "`dim: 0` copies, one `dim: -1` takes the rest")
         return None
-    return _reshaped(given, view, dims, new)
+    return _reshaped(given, view, dims, new, net.Reshape(axis=start, sizes=tuple(wanted), behind=rank - end))
 
 
 def _copied(size: int, around: tuple[Size, ...], at: int) -> Size:
@@ -125,12 +127,13 @@ def _copied(size: int, around: tuple[Size, ...], at: int) -> Size:
     return size if size >= -1 else BAD
 
 
-def _reshaped(given: Given, view: View, dims: Dims, new: list[Size]) -> Made | None:
+def _reshaped(given: Given, view: View, dims: Dims, new: list[Size], settings: net.Reshape) -> Made | None:
     """The top, where the images' axis stays the first."""
     total = volume(dims)
     inner = new[1:]
     if new and new[0] == INFER and total is not None and volume(tuple(inner)) == total:
         new[0] = IMAGE
+        settings = replace(settings, sizes=(0, *settings.sizes[1:]))
     if not new or new[0] != IMAGE or IMAGE in inner:
         given.wrong(view, "shape", "the first axis is that of the images, and has to stay", "begin with `dim: 0`")
         return None
@@ -158,7 +161,7 @@ def _reshaped(given: Given, view: View, dims: Dims, new: list[Size]) -> Made | N
             "write `dim: -1` for one of them",
         )
         return None
-    return Made(net.Reshape(), (tuple(inner),))
+    return Made(settings, (tuple(inner),))
 
 
 def silence(given: Given) -> Made:

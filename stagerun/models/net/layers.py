@@ -141,7 +141,9 @@ def _eltwise(s: net.Eltwise, layer: Layer, x: Maps, w: Maps) -> Tensor:
 
 
 def _reshape(s: net.Reshape, layer: Layer, x: Maps, w: Maps) -> Tensor:
-    return x[0].reshape(x[0].shape[0], *layer.shapes[0])
+    around = x[0].shape
+    sizes = (size or around[s.axis + i] for i, size in enumerate(s.sizes))
+    return x[0].reshape(*around[: s.axis], *sizes, *around[x[0].ndim - s.behind :])
 
 
 def _softmax(s: net.Softmax, layer: Layer, x: Maps, w: Maps) -> Tensor:

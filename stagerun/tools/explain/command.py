@@ -205,7 +205,10 @@ def _course(schedule: Schedule, asked: Asked, said: Sequence[Said]) -> Iterator[
 def _default(schedule: Schedule, asked: Asked) -> str:
     """What counts where no layer says anything, or the highest takes it away."""
     value = dict(_values(schedule, asked.stage)).get(asked.key)
-    origin = (asked.stage or schedule).origins.get(asked.key)
+    origins = (asked.stage or schedule).origins
+    # A message of a net's has no line of its own, but those of its fields.
+    inside = (one for key, one in origins.items() if key.startswith(f"{asked.key}.") and one.layer == NET)
+    origin = origins.get(asked.key) or next(inside, None)
     said = origin.text if origin is not None else NONE
     if origin is not None and origin.layer == LMDB:
         return "not written: read from the LMDB"
