@@ -86,7 +86,9 @@ def end_soon(code: int) -> None:
         for thread in at_work:
             file, line = _at(frames.get(thread.ident or 0), _NO_CODE, _local.sources)
             left.append(
-                f"{file}:{line}: the thread" if file else f"thread `{thread.name}`, which the schedule's Python started,"
+                f"{file}:{line}: the thread"
+                if file
+                else f"thread `{thread.name}`, which the schedule's Python started,"
             )
         children = active_children()
         left += [f"process {child.pid}, which the schedule's Python started," for child in children]

@@ -122,6 +122,14 @@ def evaluated(stage: Stage, batches: int, test_iter: int | None) -> list[int]:
     return evenly(batches, test_iter) if stage.solver.test_transform.rectangular else list(range(test_iter))
 
 
+_Kept = tuple[str, bool]
+
+
+def kept(stage: Stage) -> _Kept:
+    """What two stages have in common that take the same images from memory: the set, and whether numbers of records stand for labels."""
+    return stage.data.train.path, stage.data.train.labels is not None
+
+
 class Images:
     """Opens the LMDBs, copied to scratch first where the schedule says so. Made after the process was forked."""
 
@@ -137,8 +145,11 @@ class Images:
         self._threads = schedule.data.loader_threads or default_loader_threads(device.type, torch.get_num_threads())
         self._sharers = 1  # workers of this node
         # Of the training set that a stage asked for last: others make room.
-        self._memory: tuple[str, Decoded | None] = ("", None)
-        self.resident: tuple[tuple[str, int | None] | None, Resident | None] = (None, None)  # filled by train.resident
+        self._memory: tuple[_Kept | None, Decoded | None] = (None, None)
+        self.resident: tuple[tuple[_Kept, int, int | None] | None, Resident | None] = (
+            None,
+            None,
+        )  # filled by train.resident
         self._tables: dict[tuple[str, str | None, int], Table] = {}  # by images, file and number of classes
         self._python: dict[str, PythonTransform] = {}
 
@@ -253,14 +264,14 @@ class Images:
 
     def memory(self, stage: Stage) -> Decoded | None:
         """Where the stage's training images stay once they are decoded, the same for all stages that have them; None if they don't."""
-        path, memory = self._memory
-        if path != stage.data.train.path:
-            self._memory = ("", None)  # those of another set go first
+        key, memory = self._memory
+        if key != kept(stage):
+            self._memory = (None, None)  # those of another set go first
             cache = stage.data.cache
             if cache is Cache.DEVICE and self._device.type == "cuda":  # they stay there, and take no room here
                 cache = Cache.DISK
             memory = make_memory(self.training(stage), self.schedule.model.channels, cache, self._sharers)
-            self._memory = (stage.data.train.path, memory)
+            self._memory = (kept(stage), memory)
         return memory
 
     def test_loader(self, stage: Stage, val: Source) -> Loader:

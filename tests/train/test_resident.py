@@ -251,9 +251,11 @@ def a_run(device: str, cache: Cache, param: Transform, values: list[bytes] | Non
         return loader(Transform(), train=False, shuffle=False, records=ListRecords(values) if values else None)
 
     images.whole_images = whole_images
-    data = SimpleNamespace(cache=cache, shuffle=True, train=SimpleNamespace(path="d"))
+    data = SimpleNamespace(cache=cache, shuffle=True, train=SimpleNamespace(path="d", labels=None))
     return SimpleNamespace(
-        stage=SimpleNamespace(solver=replace(SOLVER, transform=param), data=data, model=SimpleNamespace(net=None)),
+        stage=SimpleNamespace(
+            solver=replace(SOLVER, transform=param), data=data, model=SimpleNamespace(net=None, num_classes=10)
+        ),
         worker=SimpleNamespace(
             images=images,
             device=SimpleNamespace(type=device),
