@@ -108,7 +108,7 @@ def read(text: bytes | str, path: str, problems: Problems) -> NetText | None:
         return grammar[0]
 
     block = parse(path, text, NET, problems, build)
-    if not grammar or block.broken:
+    if not grammar or block.broken or any(inner.broken for _, e in block.walk() for inner in _blocks(e)):
         return None
     number = sum(len(block.entries[n].values) for n in ("layer", "layers") if n in block.entries)
     if number > MOST_LAYERS:
@@ -124,6 +124,10 @@ def read(text: bytes | str, path: str, problems: Problems) -> NetText | None:
     if problems.count(path) > before:
         return None
     return NetText(path, block, layers)
+
+
+def _blocks(entry: Entry) -> Iterator[Block]:
+    return (value.value for value in entry.values if isinstance(value.value, Block))
 
 
 def type_of(layer: Block) -> str:
