@@ -21,6 +21,8 @@ from stagerun.language.view import Doubtful, View
 
 MODEL: Descriptor = SCHEDULE.fields_by_name["model"].message_type
 PARAM: Descriptor = SOLVER.fields_by_name["param"].message_type
+# Settings that the data layers of a net may say.
+_SAID = frozenset({"batch_size", "device_batch_size", "test_batch_size", "transform_param", "test_transform_param"})
 CROPS = ("transform_param", "test_transform_param")
 Shape = tuple[int, int, int]  # of an image: channels, height, width
 
@@ -116,10 +118,12 @@ class Nets:
     def _with_sources(self, holder: Block, model: Block | None) -> Block:
         """A Schedule or a stage's settings with the images that its net's data layers read, if it has no `train`."""
         named, data = _named(model), holder.block("data")
-        net = self.text(named) if named is not None else None
         written = data is not None and ("train" in data.entries or "train" in data.doubtful or data.broken)
-        if net is None or written or "data" in holder.doubtful or holder.broken:
+        if named is None or written or "data" in holder.doubtful or holder.broken:
             return holder
+        net = self.text(named)
+        if net is None:
+            return _with_unknown_images(holder)
         kind = holder.kind.fields_by_name["data"].message_type
         entries: dict[str, Entry] = {}
         for phase, name in (("TRAIN", "train"), ("TEST", "val")):
@@ -133,7 +137,12 @@ class Nets:
                     value = Value(flag, str(flag).lower(), source.place)
                     entries["shuffle"] = Entry(kind.fields_by_name["shuffle"], source.place, (value,))
         if "train" not in entries:
-            return holder
+            if holder.kind is not SCHEDULE or not _is_deploy(net):
+                return holder
+            message = f"the schedule has no `data`, and {net.path} has no data layers: it is a deploy net"
+            hint = "name its train_val.prototxt, or write `data { train { source: ... } }` and `batch_size`"
+            self.problems.add(named.place, message, hint)
+            return _with_unknown_images(holder)
         base = data or Block(kind, entries["train"].name)
         return with_block(holder, "data", replace(base, entries=entries | dict(base.entries)))
 
@@ -158,18 +167,22 @@ class Nets:
         is `said` there whole is not looked at in the net."""
         own, shared = merged.block("model"), schedule.block("model")
         named = _named(own if own is not None else shared)
-        net = self.text(named) if named is not None else None
-        if net is None:
+        if named is None:
             return None
+        net, data = self.text(named), schedule.block("data")
+        train = data.entries.get("train") if data is not None else None
+        from_net = train is not None and train.name.path in self._kept
+        unknown = "data" in schedule.doubtful or (data is not None and "train" in data.doubtful)
+        if net is None or (unknown and _is_deploy(net)):
+            return Block(
+                SOLVER, named.place, doubtful=_SAID | ({"data"} if own is not None and from_net else frozenset())
+            )
         passes = View(merged).whole("iter_size") if "iter_size" in merged.entries else 1
         unsaid = frozenset(SOLVER.fields_by_name) - said.entries.keys() - said.doubtful
         mean = self._mean(net.path)
         found = train_settings(net.readers("TRAIN"), passes or 1, unsaid, mean, self.problems)
         found |= test_settings(net.readers("TEST"), unsaid, mean, self.problems)
         block = ranges.sound(Block(SOLVER, net.place, found), self.problems)
-        data = schedule.block("data")
-        train = data.entries.get("train") if data is not None else None
-        from_net = train is not None and train.name.path in self._kept
         return self._with_sources(block, own) if own is not None and from_net else block
 
     def _mean(self, net: str) -> Callable[[str], tuple[str, bytes] | None]:
@@ -340,6 +353,19 @@ def _literal(name: str) -> str:
 def _rule(name: str, lr: float, decay: float, place: Span) -> Block:
     values = (("name", name, quoted(name)), ("lr_mult", lr, repr(lr)), ("decay_mult", decay, repr(decay)))
     return Block(PARAM, place, {n: Entry(PARAM.fields_by_name[n], place, (Value(v, t, place),)) for n, v, t in values})
+
+
+def _is_deploy(net: NetText) -> bool:
+    """Whether a net says shapes alone of its images, or nothing."""
+    return all(reader.type == "Input" for phase in ("TRAIN", "TEST") for reader in net.readers(phase))
+
+
+def _with_unknown_images(holder: Block) -> Block:
+    """A Schedule or a stage's settings whose images a net would say, which can't be read."""
+    data = holder.block("data")
+    if data is None:
+        return replace(holder, doubtful=holder.doubtful | {"data"})
+    return with_block(holder, "data", replace(data, doubtful=data.doubtful | ({"train", "val"} - data.entries.keys())))
 
 
 def _named(model: Block | None) -> Entry | None:

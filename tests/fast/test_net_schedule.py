@@ -214,3 +214,27 @@ def test_a_teacher_that_is_a_net_takes_the_images_of_what_it_teaches(
         f"{shape} for {size}"
     )
     assert "schedule.prototxt:3:" in problem.render()
+
+
+DEPLOY = """layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 1 dim: 1 dim: 8 dim: 8 } } }
+layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 10 } }
+layer { name: "prob" type: "Softmax" bottom: "ip" top: "prob" }
+"""
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        ({"net": NET.replace('"InnerProduct"', '"InnerProdukt"')}, "unknown type `InnerProdukt`"),
+        ({"net": NET.replace("num_output: 6", "num_outputs: 6")}, "has no field `num_outputs`"),
+        ({"net": NET.replace('layer {\n  name: "conv1"', 'layer {\n  layer {\n  name: "conv1"')}, "is never closed"),
+        ({"net": SOLVER}, "this is a solver file; its net is `../nets/small.prototxt`"),
+        ({"solver": SOLVER.replace("small", "gone")}, "there is no such file"),
+        ({"net": DEPLOY}, "it is a deploy net"),
+    ],
+)
+def test_what_a_net_would_have_said_is_not_missed(texts: dict[str, str], said: str, write: Write) -> None:
+    with pytest.raises(RecipeError) as error:
+        write(**texts)
+    (problem,) = error.value.problems
+    assert said in problem.message
