@@ -15,7 +15,7 @@ from stagerun.language import net as language
 from stagerun.language import ranges
 from stagerun.language.code import MISSING, Reader, Unreadable
 from stagerun.language.net import NetText
-from stagerun.language.net_layers import DATA, test_settings, train_settings
+from stagerun.language.net_layers import DATA, Means, test_settings, train_settings
 from stagerun.language.tree import SCHEDULE, SOLVER, SOURCE, Block, Entry, Value, quoted
 from stagerun.language.view import Doubtful, View
 
@@ -101,7 +101,9 @@ class Nets:
         solver = schedule.block("solver")
         if solver is not None and "net" in solver.entries:
             net = solver.entries["net"]
-            if "model" in schedule.entries:
+            if _is_bare(schedule.block("model")):
+                schedule = _named_too(schedule, net)
+            elif "model" in schedule.entries:
                 place, line = net.name, schedule.entries["model"].name.line
                 hint = f"keep one of them; `model` stands in line {line}"
                 self.problems.add(place, "`net` of the schedule's `solver` is its `model`, which is written, too", hint)
@@ -109,7 +111,10 @@ class Nets:
                 schedule = with_block(schedule, "model", _model(net))
             left = {name: entry for name, entry in solver.entries.items() if name != "net"}
             schedule = with_block(schedule, "solver", replace(solver, entries=left))
-        if "model" not in schedule.entries and "model" not in schedule.doubtful:
+        if _is_bare(schedule.block("model")):
+            nets = [block.entries["net"] for block in stages if "net" in block.entries]
+            schedule = _named_too(schedule, nets[0]) if nets else schedule
+        elif "model" not in schedule.entries and "model" not in schedule.doubtful:
             models = (of_stage(block, None).block("model") for block in stages)
             first = next((model for model in models if _named(model) is not None), None)
             schedule = with_block(schedule, "model", first) if first is not None else schedule
@@ -179,7 +184,7 @@ class Nets:
             )
         passes = View(merged).whole("iter_size") if "iter_size" in merged.entries else 1
         unsaid = frozenset(SOLVER.fields_by_name) - said.entries.keys() - said.doubtful
-        mean = self._mean(net.path)
+        mean = Means(self._mean(net.path), lambda: self._channels(merged, own if own is not None else shared, schedule))
         found = train_settings(net.readers("TRAIN"), passes or 1, unsaid, mean, self.problems)
         found |= test_settings(net.readers("TEST"), unsaid, mean, self.problems)
         block = ranges.sound(Block(SOLVER, net.place, found), self.problems)
@@ -192,6 +197,17 @@ class Nets:
             return (place, data) if data is not None else None
 
         return content
+
+    def _channels(self, settings: Block, model: Block | None, schedule: Block) -> int | None:
+        """Those of a stage's images, by what is written or by the first record; None where they are not known."""
+        if model is not None and "channels" in model.entries:
+            return View(model).whole("channels")
+        with suppress(Doubtful):
+            holder = settings if "data" in settings.entries else schedule
+            source = View(holder).inside("data").inside("train").text("source")
+            first = self.files.first(source) if source and posixpath.isabs(source) else None
+            return first.channels if first is not None else None
+        return None
 
     # -- as networks
 
@@ -217,7 +233,7 @@ class Nets:
             message = f"`num_classes` is {classes.values[0].text}, and the net has {first.num_classes} outputs"
             self.problems.add(classes.place, message, "remove it, or change `num_output` of the net's last layer")
         found = {
-            "num_classes": _whole(MODEL, "num_classes", first.num_classes, net.place),
+            "num_classes": _whole(MODEL, "num_classes", first.num_classes, _outputs_place(net, first.num_classes)),
             "channels": _whole(MODEL, "channels", shape[0], net.place),
         }
         return replace(model, entries=found | dict(model.entries))
@@ -355,6 +371,17 @@ def _rule(name: str, lr: float, decay: float, place: Span) -> Block:
     return Block(PARAM, place, {n: Entry(PARAM.fields_by_name[n], place, (Value(v, t, place),)) for n, v, t in values})
 
 
+def _outputs_place(net: NetText, classes: int) -> Span:
+    """`num_output` of the last layer that has as many outputs as there are classes."""
+    for layer in reversed(net.layers):
+        for message in ("inner_product_param", "convolution_param"):
+            inner = layer.block(message)
+            found = inner.entries.get("num_output") if inner is not None else None
+            if found is not None and found.values[0].value == classes:
+                return found.place
+    return net.place
+
+
 def _is_deploy(net: NetText) -> bool:
     """Whether a net says shapes alone of its images, or nothing."""
     return all(reader.type == "Input" for phase in ("TRAIN", "TEST") for reader in net.readers(phase))
@@ -379,15 +406,29 @@ def of_stage(settings: Block, shared: Block | None) -> Block:
     if net is None:
         return settings
     settings = replace(settings, entries={name: entry for name, entry in settings.entries.items() if name != "net"})
-    alone = shared is not None and list(shared.entries) == ["caffe_net"]
-    if shared is not None and alone and shared.entries["caffe_net"].values[0].value == net.values[0].value:
-        return settings
+    said = _named(shared)
+    same = said is not None and said.values[0].value == net.values[0].value
+    if shared is not None and said is not None and same and (len(shared.entries) == 1 or said.name == net.name):
+        return settings  # it is alone there, or `model` says more of this very `net`
     return with_block(settings, "model", _model(net))
 
 
 def _model(net: Entry) -> Block:
     """What `net: "..."` says, as a `model`."""
     return Block(MODEL, net.place, {"caffe_net": Entry(MODEL.fields_by_name["caffe_net"], net.name, net.values)})
+
+
+def _is_bare(model: Block | None) -> bool:
+    """Whether a `model` names no network, which `net` does then."""
+    names = {"name", "caffe_net"}
+    return model is not None and not model.broken and not names & {*model.entries, *model.doubtful}
+
+
+def _named_too(schedule: Block, net: Entry) -> Block:
+    """The schedule whose `model` has the net, beside what it says."""
+    model = schedule.block("model")
+    assert model is not None
+    return with_block(schedule, "model", replace(model, entries={**_model(net).entries, **model.entries}))
 
 
 def with_block(holder: Block, name: str, block: Block) -> Block:

@@ -11,6 +11,7 @@ from stagerun.base.errors import RecipeError
 from stagerun.base.snapshots import Inventory
 from stagerun.data.synthetic import write_synthetic
 from stagerun.language import canonical, load
+from stagerun.language.check_images import classes_problem
 from stagerun.language.stored import read_recipe
 from stagerun.language.values import leaves
 from stagerun.launch.bundle import named_files
@@ -238,3 +239,26 @@ def test_what_a_net_would_have_said_is_not_missed(texts: dict[str, str], said: s
         write(**texts)
     (problem,) = error.value.problems
     assert said in problem.message
+
+
+def test_classes_of_the_images_point_at_the_layer_of_the_net(write: Write) -> None:
+    schedule = write()
+    problem = classes_problem(schedule, schedule.stages[0], "images", ["a", "b"])
+    assert problem is not None and "num_output: 10" in problem.source and "num_output" in problem.hint
+    assert problem.message == "the net has 10 outputs, but images has 2 classes: a, b"
+
+
+def test_a_model_without_a_name_says_more_of_the_net_that_the_solver_names(write: Write) -> None:
+    plain = write()
+    schedule = write(schedule="model { num_classes: 10 }")
+    assert schedule.stages[0].model == plain.stages[0].model
+    assert schedule.stages[0].solver.model is None
+    assert write(schedule="model { spare_classes: true }").stages[0].model.spare_classes
+    (said,) = mistakes(write, schedule="model { num_classes: 9 }").split("\n\n")
+    assert "`num_classes` is 9, and the net has 10 outputs" in said
+
+
+def test_a_mean_file_that_is_missing_is_asked_for_first(write: Write) -> None:
+    said = mistakes(write, net=NET.replace("mean_value: 7", 'mean_file: "mean.binaryproto"', 1))
+    assert "mean.binaryproto is not there" in said and "hint: put the file there" in said
+    assert "one number" in said and "B, G, R" not in said  # the images are grey
