@@ -271,6 +271,8 @@ class Nets:
             (size, "how large the images are", "write `transform_param { crop_size: ... }`"),
         ):
             if known is None:
+                if stage.lmdb is not None and first is None and given is None:
+                    hint = f"mend `source` of the images, where there is no LMDB, or {hint}"
                 why = "the net has no Input layer, and there is no LMDB with raw images here"
                 self.problems.add(named.place, f"{what} isn't known: {why}", hint)
         return (channels, *size) if channels is not None and size is not None else None

@@ -358,3 +358,9 @@ def test_an_import_reads_what_it_can_of_a_net_with_a_broken_layer() -> None:
         "net", b'layer { name: "a" type: "ReLU" }\nlayer {\nlayer { name: "b" type: "ReLU" }\n', False, found
     )
     assert net.whole is None and [p.message for p in found.mistakes.all()] == ["`{` is never closed"]
+
+
+def test_a_layer_without_name_and_type() -> None:
+    problems = Problems()
+    assert read("layer { }", "net", problems) is None
+    assert [p.message for p in problems.all()] == ["a layer has no `type`"]
