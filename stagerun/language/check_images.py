@@ -329,11 +329,15 @@ def classes_problem(
     for path, text in schedule.files:
         problems.file(path, text)
     names = ", ".join(classes[:_MOST_NAMES]) + ", ..." * (known > _MOST_NAMES)
-    hint = f"write `num_classes: {known}`"
+    hint, what = f"write `num_classes: {known}`", f"`num_classes` is {number}"
+    if stage.model.net is not None:
+        hint = f"change `num_output` of the net's last layer to {known}"
+        what = f"the net has {number} output{'s' * (number > 1)}"
     if number > known:
         hint += "; if outputs without a class are meant, add `spare_classes: true`"
+        hint += " to `model`" * (stage.model.net is not None)
     span = origin.span if origin is not None and origin.span is not None else stage.span
-    problems.add(span, f"`num_classes` is {number}, but {lmdb} has {known} class{'es' * (known > 1)}: {names}", hint)
+    problems.add(span, f"{what}, but {lmdb} has {known} class{'es' * (known > 1)}: {names}", hint)
     return problems.all()[0]
 
 

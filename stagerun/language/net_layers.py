@@ -1,6 +1,7 @@
 """What data layers of Caffe's say, as settings of a stage: batches and transforms. Pure."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
@@ -14,6 +15,27 @@ from stagerun.language.view import View
 
 # The absolute path and the bytes of the file that a path of Caffe's names; None if it is not there.
 Content = Callable[[str], tuple[str, bytes] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What is known of mean images. `content` finds one; `channels`: of the images, None where they are not known here."""
+
+    content: Content
+    channels: Callable[[], int | None]
+
+    @property
+    def hint(self) -> str:
+        """What to do where one is missing."""
+        known = self.channels() or 0
+        values = {1: "mean_value: ...", 3: "mean_value: [104, 117, 123]"}.get(known, "mean_value: [...]")
+        said = {1: "one number", 3: "B, G, R"}.get(known, "a number for each channel")
+        where = "looked in the folders of the net and of the schedule, and in those above"
+        return (
+            f"put the file there ({where}), or give its path; or write "
+            f"`transform_param {{ {values} }}` in the schedule: {said}"
+        )
+
 
 # The layers that read images from disk, and the message with their settings.
 DATA = {"Data": "data_param", "ImageData": "image_data_param"}
@@ -31,7 +53,7 @@ _HINTS = {
 
 
 def train_settings(
-    readers: Sequence[ImageReader], passes: int, wanted: Collection[str], content: Content, problems: Problems
+    readers: Sequence[ImageReader], passes: int, wanted: Collection[str], means: Means, problems: Problems
 ) -> dict[str, Entry]:
     """The `wanted` ones of those of the data layers of TRAIN. `passes`: iter_size."""
     found: dict[str, Entry] = {}
@@ -43,12 +65,12 @@ def train_settings(
             found["batch_size"] = Entry(SOLVER.fields_by_name["batch_size"], batch.name, (whole,))
             found["device_batch_size"] = Entry(SOLVER.fields_by_name["device_batch_size"], batch.name, batch.values)
         if "transform_param" in wanted:
-            found |= _transform("transform_param", reader, content, problems)
+            found |= _transform("transform_param", reader, means, problems)
     return found
 
 
 def test_settings(
-    readers: Sequence[ImageReader], wanted: Collection[str], content: Content, problems: Problems
+    readers: Sequence[ImageReader], wanted: Collection[str], means: Means, problems: Problems
 ) -> dict[str, Entry]:
     """The transform of TEST's data layers. Without one of their own, images are taken as they are."""
     found: dict[str, Entry] = {}
@@ -56,7 +78,7 @@ def test_settings(
         if (batch := _batch(reader)) is not None:
             found["test_batch_size"] = Entry(SOLVER.fields_by_name["test_batch_size"], batch.name, batch.values)
         if "test_transform_param" in wanted:
-            found |= _transform("test_transform_param", reader, content, problems)
+            found |= _transform("test_transform_param", reader, means, problems)
         if "test_transform_param" not in found:
             inner = Value(Block(TRANSFORM, reader.place), "", reader.place)
             found["test_transform_param"] = Entry(SOLVER.fields_by_name["test_transform_param"], reader.place, (inner,))
@@ -74,7 +96,7 @@ def _batch(reader: ImageReader) -> Entry | None:
     return settings.entries.get("batch_size") if settings is not None else None
 
 
-def _transform(field: str, reader: ImageReader, content: Content, problems: Problems) -> dict[str, Entry]:
+def _transform(field: str, reader: ImageReader, means: Means, problems: Problems) -> dict[str, Entry]:
     said = reader.block.block("transform_param")
     if said is None:
         return {}
@@ -90,7 +112,7 @@ def _transform(field: str, reader: ImageReader, content: Content, problems: Prob
             block = _rectangle(inner, TRANSFORM.fields_by_name[name].message_type, problems)
             entries[name] = Entry(TRANSFORM.fields_by_name[name], entry.name, (Value(block, "", entry.name),))
         elif name == "mean_file":
-            entries |= _mean(entry, said, content, problems)
+            entries |= _mean(entry, said, means, problems)
         elif name in ("crop_h", "crop_w"):
             entries |= _square(said, problems)
         elif name not in (*_SAME, *_IDLE) and not says_nothing(entry):
@@ -136,20 +158,19 @@ def _rectangle(inner: Block, kind: Descriptor, problems: Problems) -> Block:
     return Block(kind, inner.place, entries)
 
 
-def _mean(entry: Entry, said: Block, content: Content, problems: Problems) -> dict[str, Entry]:
+def _mean(entry: Entry, said: Block, means: Means, problems: Problems) -> dict[str, Entry]:
     """The mean image; of images that are resized, whose pixels have no place in it, the mean of each of its channels."""
     file = str(entry.values[0].value)
-    there = content(file)
-    means = channel_means(there[1]) if there is not None else None
-    if there is None or means is None:
+    there = means.content(file)
+    found = channel_means(there[1]) if there is not None else None
+    if there is None or found is None:
         fault = "is not there" if there is None else "is not a mean image"
-        hint = "write `transform_param { mean_value: [104, 117, 123] }` in the schedule: B, G, R"
-        problems.add(entry.place, f"{file} {fault}", hint)
+        problems.add(entry.place, f"{file} {fault}", means.hint)
         return {}
     if not any(name in said.entries for name in _RECTANGLES):
         path = Value(there[0], quoted(file), entry.place)
         return {"mean_file": Entry(TRANSFORM.fields_by_name["mean_file"], entry.name, (path,))}
-    values = tuple(Value(mean, f"{mean!r}", entry.place) for mean in means)
+    values = tuple(Value(mean, f"{mean!r}", entry.place) for mean in found)
     return {"mean_value": Entry(TRANSFORM.fields_by_name["mean_value"], entry.name, values)}
 
 

@@ -15,12 +15,14 @@ from stagerun.language import net as language
 from stagerun.language import ranges
 from stagerun.language.code import MISSING, Reader, Unreadable
 from stagerun.language.net import NetText
-from stagerun.language.net_layers import DATA, test_settings, train_settings
+from stagerun.language.net_layers import DATA, Means, test_settings, train_settings
 from stagerun.language.tree import SCHEDULE, SOLVER, SOURCE, Block, Entry, Value, quoted
 from stagerun.language.view import Doubtful, View
 
 MODEL: Descriptor = SCHEDULE.fields_by_name["model"].message_type
 PARAM: Descriptor = SOLVER.fields_by_name["param"].message_type
+# Settings that the data layers of a net may say.
+_SAID = frozenset({"batch_size", "device_batch_size", "test_batch_size", "transform_param", "test_transform_param"})
 CROPS = ("transform_param", "test_transform_param")
 Shape = tuple[int, int, int]  # of an image: channels, height, width
 
@@ -99,7 +101,9 @@ class Nets:
         solver = schedule.block("solver")
         if solver is not None and "net" in solver.entries:
             net = solver.entries["net"]
-            if "model" in schedule.entries:
+            if _is_bare(schedule.block("model")):
+                schedule = _named_too(schedule, net)
+            elif "model" in schedule.entries:
                 place, line = net.name, schedule.entries["model"].name.line
                 hint = f"keep one of them; `model` stands in line {line}"
                 self.problems.add(place, "`net` of the schedule's `solver` is its `model`, which is written, too", hint)
@@ -107,7 +111,10 @@ class Nets:
                 schedule = with_block(schedule, "model", _model(net))
             left = {name: entry for name, entry in solver.entries.items() if name != "net"}
             schedule = with_block(schedule, "solver", replace(solver, entries=left))
-        if "model" not in schedule.entries and "model" not in schedule.doubtful:
+        if _is_bare(schedule.block("model")):
+            nets = [block.entries["net"] for block in stages if "net" in block.entries]
+            schedule = _named_too(schedule, nets[0]) if nets else schedule
+        elif "model" not in schedule.entries and "model" not in schedule.doubtful:
             models = (of_stage(block, None).block("model") for block in stages)
             first = next((model for model in models if _named(model) is not None), None)
             schedule = with_block(schedule, "model", first) if first is not None else schedule
@@ -116,10 +123,12 @@ class Nets:
     def _with_sources(self, holder: Block, model: Block | None) -> Block:
         """A Schedule or a stage's settings with the images that its net's data layers read, if it has no `train`."""
         named, data = _named(model), holder.block("data")
-        net = self.text(named) if named is not None else None
         written = data is not None and ("train" in data.entries or "train" in data.doubtful or data.broken)
-        if net is None or written or "data" in holder.doubtful or holder.broken:
+        if named is None or written or "data" in holder.doubtful or holder.broken:
             return holder
+        net = self.text(named)
+        if net is None:
+            return _with_unknown_images(holder)
         kind = holder.kind.fields_by_name["data"].message_type
         entries: dict[str, Entry] = {}
         for phase, name in (("TRAIN", "train"), ("TEST", "val")):
@@ -133,7 +142,12 @@ class Nets:
                     value = Value(flag, str(flag).lower(), source.place)
                     entries["shuffle"] = Entry(kind.fields_by_name["shuffle"], source.place, (value,))
         if "train" not in entries:
-            return holder
+            if holder.kind is not SCHEDULE or not _is_deploy(net):
+                return holder
+            message = f"the schedule has no `data`, and {net.path} has no data layers: it is a deploy net"
+            hint = "name its train_val.prototxt, or write `data { train { source: ... } }` and `batch_size`"
+            self.problems.add(named.place, message, hint)
+            return _with_unknown_images(holder)
         base = data or Block(kind, entries["train"].name)
         return with_block(holder, "data", replace(base, entries=entries | dict(base.entries)))
 
@@ -158,18 +172,22 @@ class Nets:
         is `said` there whole is not looked at in the net."""
         own, shared = merged.block("model"), schedule.block("model")
         named = _named(own if own is not None else shared)
-        net = self.text(named) if named is not None else None
-        if net is None:
+        if named is None:
             return None
+        net, data = self.text(named), schedule.block("data")
+        train = data.entries.get("train") if data is not None else None
+        from_net = train is not None and train.name.path in self._kept
+        unknown = "data" in schedule.doubtful or (data is not None and "train" in data.doubtful)
+        if net is None or (unknown and _is_deploy(net)):
+            return Block(
+                SOLVER, named.place, doubtful=_SAID | ({"data"} if own is not None and from_net else frozenset())
+            )
         passes = View(merged).whole("iter_size") if "iter_size" in merged.entries else 1
         unsaid = frozenset(SOLVER.fields_by_name) - said.entries.keys() - said.doubtful
-        mean = self._mean(net.path)
+        mean = Means(self._mean(net.path), lambda: self._channels(merged, own if own is not None else shared, schedule))
         found = train_settings(net.readers("TRAIN"), passes or 1, unsaid, mean, self.problems)
         found |= test_settings(net.readers("TEST"), unsaid, mean, self.problems)
         block = ranges.sound(Block(SOLVER, net.place, found), self.problems)
-        data = schedule.block("data")
-        train = data.entries.get("train") if data is not None else None
-        from_net = train is not None and train.name.path in self._kept
         return self._with_sources(block, own) if own is not None and from_net else block
 
     def _mean(self, net: str) -> Callable[[str], tuple[str, bytes] | None]:
@@ -179,6 +197,17 @@ class Nets:
             return (place, data) if data is not None else None
 
         return content
+
+    def _channels(self, settings: Block, model: Block | None, schedule: Block) -> int | None:
+        """Those of a stage's images, by what is written or by the first record; None where they are not known."""
+        if model is not None and "channels" in model.entries:
+            return View(model).whole("channels")
+        with suppress(Doubtful):
+            holder = settings if "data" in settings.entries else schedule
+            source = View(holder).inside("data").inside("train").text("source")
+            first = self.files.first(source) if source and posixpath.isabs(source) else None
+            return first.channels if first is not None else None
+        return None
 
     # -- as networks
 
@@ -204,7 +233,7 @@ class Nets:
             message = f"`num_classes` is {classes.values[0].text}, and the net has {first.num_classes} outputs"
             self.problems.add(classes.place, message, "remove it, or change `num_output` of the net's last layer")
         found = {
-            "num_classes": _whole(MODEL, "num_classes", first.num_classes, net.place),
+            "num_classes": _whole(MODEL, "num_classes", first.num_classes, _outputs_place(net, first.num_classes)),
             "channels": _whole(MODEL, "channels", shape[0], net.place),
         }
         return replace(model, entries=found | dict(model.entries))
@@ -242,6 +271,8 @@ class Nets:
             (size, "how large the images are", "write `transform_param { crop_size: ... }`"),
         ):
             if known is None:
+                if stage.lmdb is not None and first is None and given is None:
+                    hint = f"mend `source` of the images, where there is no LMDB, or {hint}"
                 why = "the net has no Input layer, and there is no LMDB with raw images here"
                 self.problems.add(named.place, f"{what} isn't known: {why}", hint)
         return (channels, *size) if channels is not None and size is not None else None
@@ -343,6 +374,30 @@ def _rule(name: str, lr: float, decay: float, place: Span) -> Block:
     return Block(PARAM, place, {n: Entry(PARAM.fields_by_name[n], place, (Value(v, t, place),)) for n, v, t in values})
 
 
+def _outputs_place(net: NetText, classes: int) -> Span:
+    """`num_output` of the last layer that has as many outputs as there are classes."""
+    for layer in reversed(net.layers):
+        for message in ("inner_product_param", "convolution_param"):
+            inner = layer.block(message)
+            found = inner.entries.get("num_output") if inner is not None else None
+            if found is not None and found.values[0].value == classes:
+                return found.place
+    return net.place
+
+
+def _is_deploy(net: NetText) -> bool:
+    """Whether a net says shapes alone of its images, or nothing."""
+    return all(reader.type == "Input" for phase in ("TRAIN", "TEST") for reader in net.readers(phase))
+
+
+def _with_unknown_images(holder: Block) -> Block:
+    """A Schedule or a stage's settings whose images a net would say, which can't be read."""
+    data = holder.block("data")
+    if data is None:
+        return replace(holder, doubtful=holder.doubtful | {"data"})
+    return with_block(holder, "data", replace(data, doubtful=data.doubtful | ({"train", "val"} - data.entries.keys())))
+
+
 def _named(model: Block | None) -> Entry | None:
     """The entry of a `model` that names its net."""
     return model.entries.get("caffe_net") if model is not None else None
@@ -354,15 +409,29 @@ def of_stage(settings: Block, shared: Block | None) -> Block:
     if net is None:
         return settings
     settings = replace(settings, entries={name: entry for name, entry in settings.entries.items() if name != "net"})
-    alone = shared is not None and list(shared.entries) == ["caffe_net"]
-    if shared is not None and alone and shared.entries["caffe_net"].values[0].value == net.values[0].value:
-        return settings
+    said = _named(shared)
+    same = said is not None and said.values[0].value == net.values[0].value
+    if shared is not None and said is not None and same and (len(shared.entries) == 1 or said.name == net.name):
+        return settings  # it is alone there, or `model` says more of this very `net`
     return with_block(settings, "model", _model(net))
 
 
 def _model(net: Entry) -> Block:
     """What `net: "..."` says, as a `model`."""
     return Block(MODEL, net.place, {"caffe_net": Entry(MODEL.fields_by_name["caffe_net"], net.name, net.values)})
+
+
+def _is_bare(model: Block | None) -> bool:
+    """Whether a `model` names no network, which `net` does then."""
+    names = {"name", "caffe_net"}
+    return model is not None and not model.broken and not names & {*model.entries, *model.doubtful}
+
+
+def _named_too(schedule: Block, net: Entry) -> Block:
+    """The schedule whose `model` has the net, beside what it says."""
+    model = schedule.block("model")
+    assert model is not None
+    return with_block(schedule, "model", replace(model, entries={**_model(net).entries, **model.entries}))
 
 
 def with_block(holder: Block, name: str, block: Block) -> Block:

@@ -60,7 +60,7 @@ def test_the_five_solvers_alone_are_resnet50_72ep(many: bool, here: Path) -> Non
     assert schedule.data.val and schedule.data.val[0].images == 50000
     listed = " ".join(result.stdout.split())
     assert listed.count("nets were not read: transform and multipliers are not carried") == 1
-    assert ("28 other solvers: no stages" in listed) == many
+    assert ("28 other solvers: they are left out" in listed) == many
     assert "nets were not read" in Path("X/schedule.prototxt").read_text()
 
 
@@ -97,7 +97,7 @@ def test_other_solvers_do_not_stop_it(here: Path) -> None:
     result = run("five", "--no-nets", "--order", "custom_lr_init,custom_lr_cyc1", *TOLD)
     assert result.exit_code == 0, result.output
     assert [s.name for s in load("X").stages] == ["init", "cyc1"]
-    assert "five: 5 other solvers: no stages" in result.stdout
+    assert "five: 5 other solvers: they are left out" in result.stdout
     assert "nonsense" not in result.output
 
 

@@ -317,7 +317,7 @@ def test_scripts_that_do_not_belong_together(here: Path) -> None:
     """Two trainings in one folder, as BVLC's examples/cifar10; and two versions of one."""
     quick()
     write(solver=solver("a", "0.1", 600, 200), train_other_sh="caffe train --solver solver.prototxt\n")
-    assert "others than those of train_other.sh" in mistakes()
+    assert "differ from those of train_other.sh" in mistakes()
     stages, _ = imported("--order", "cifar10_quick_solver,cifar10_quick_solver_lr1")
     assert starts(stages)["lr1"] == ("main", None)
     text = (
@@ -325,7 +325,7 @@ def test_scripts_that_do_not_belong_together(here: Path) -> None:
         + "caffe train --solver solver.prototxt --weights=quick_iter_5000.caffemodel\n"
     )
     write(train_quick_sh=text)
-    assert "others than those of" in run(out="none").stderr and not Path("none").exists()
+    assert "differ from those of" in run(out="none").stderr and not Path("none").exists()
 
 
 # ---- commands as they are written

@@ -133,7 +133,7 @@ def test_several_solvers_are_named_in_the_hint(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / f"train_{name}.sh").write_text(f"caffe train --solver=solver_{name}.prototxt\n")
     code, said = run(tmp_path)
-    assert code == ExitCode.RECIPE and "one or several of solver_a.prototxt, solver_b.prototxt" in said
+    assert code == ExitCode.RECIPE and "with `--order`: solver_a.prototxt, solver_b.prototxt" in said
 
 
 def test_nets_of_one_file_name_are_two_files(tmp_path: Path) -> None:

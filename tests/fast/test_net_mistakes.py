@@ -8,6 +8,8 @@ from net_texts import DATA, END, IMAGE, between, mistakes
 
 from stagerun.base.errors import Problems, RecipeError
 from stagerun.language.net import read, resolve
+from stagerun.tools.caffe.text import Findings
+from stagerun.tools.caffe.whole import read_net
 
 # One layer between the images, 3 x 32 x 32, and a linear layer; the mistakes by line and column.
 CONV = 'layer { name: "c" type: "Convolution" bottom: "data" top: "last"\n  convolution_param { INSIDE } }'
@@ -318,3 +320,47 @@ def test_hostile_nets_end_soon_in_few_mistakes(text: str, expected: str) -> None
 def test_a_net_of_many_layers_is_read() -> None:
     text = chain('layer{{name:"a{i}" type:"ReLU" bottom:"data" top:"data"}}') + END.replace("LAST", "data")
     assert len(net_texts.net_from(text).train.layers) == MANY + 3
+
+
+def damaged_braces() -> list[str]:
+    """LeNet with each line that has a brace, and each brace alone, left out or doubled."""
+    lines = net_texts.lenet().splitlines(keepends=True)
+    found = []
+    for i, line in enumerate(lines):
+        if "{" in line or "}" in line:
+            found += ["".join([*lines[:i], *instead, *lines[i + 1 :]]) for instead in ([], [line, line])]
+        for at in (at for at, c in enumerate(line) if c in "{}"):
+            one = [line[:at] + line[at + 1 :], line[:at] + line[at] * 2 + line[at + 1 :]]
+            found += ["".join([*lines[:i], instead, *lines[i + 1 :]]) for instead in one]
+    return found
+
+
+def test_a_brace_too_few_or_too_many_is_a_mistake_with_a_place() -> None:
+    refused = 0
+    for text in damaged_braces():
+        problems = Problems()
+        net = read(text, "net", problems)
+        found = resolve(net, (1, 28, 28), problems) if net is not None else None
+        assert (found is None) == bool(problems), text
+        refused += bool(problems)
+    assert refused > 50
+
+
+def test_a_layer_that_is_never_closed_is_the_only_mistake() -> None:
+    problems = Problems()
+    assert read('name: "x"\nlayer {\nlayer { name: "data" type: "Input" top: "data" }\n', "net", problems) is None
+    assert [(str(p.span), p.message) for p in problems.all()] == [("net:2:7", "`{` is never closed")]
+
+
+def test_an_import_reads_what_it_can_of_a_net_with_a_broken_layer() -> None:
+    found = Findings()
+    net = read_net(
+        "net", b'layer { name: "a" type: "ReLU" }\nlayer {\nlayer { name: "b" type: "ReLU" }\n', False, found
+    )
+    assert net.whole is None and [p.message for p in found.mistakes.all()] == ["`{` is never closed"]
+
+
+def test_a_layer_without_name_and_type() -> None:
+    problems = Problems()
+    assert read("layer { }", "net", problems) is None
+    assert [p.message for p in problems.all()] == ["a layer has no `type`"]

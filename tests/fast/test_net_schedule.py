@@ -12,6 +12,7 @@ from stagerun.base.snapshots import Inventory
 from stagerun.base.weights import fits
 from stagerun.data.synthetic import write_synthetic
 from stagerun.language import canonical, load
+from stagerun.language.check_images import classes_problem
 from stagerun.language.net import net_of
 from stagerun.language.nets import multipliers
 from stagerun.language.stored import read_recipe
@@ -245,3 +246,50 @@ def test_a_teacher_that_is_a_net_takes_the_images_of_another_network(write: Writ
         "its teacher `big` doesn't take its images" in said
         and "10 x 54 for images of 7 x 7, and 10 x 96 for 8 x 8" in said
     )
+
+
+DEPLOY = """layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 1 dim: 1 dim: 8 dim: 8 } } }
+layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 10 } }
+layer { name: "prob" type: "Softmax" bottom: "ip" top: "prob" }
+"""
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        ({"net": NET.replace('"InnerProduct"', '"InnerProdukt"')}, "unknown type `InnerProdukt`"),
+        ({"net": NET.replace("num_output: 6", "num_outputs: 6")}, "has no field `num_outputs`"),
+        ({"net": NET.replace('layer {\n  name: "conv1"', 'layer {\n  layer {\n  name: "conv1"')}, "is never closed"),
+        ({"net": SOLVER}, "this is a solver file; its net is `../nets/small.prototxt`"),
+        ({"solver": SOLVER.replace("small", "gone")}, "there is no such file"),
+        ({"net": DEPLOY}, "it is a deploy net"),
+    ],
+)
+def test_what_a_net_would_have_said_is_not_missed(texts: dict[str, str], said: str, write: Write) -> None:
+    with pytest.raises(RecipeError) as error:
+        write(**texts)
+    (problem,) = error.value.problems
+    assert said in problem.message
+
+
+def test_classes_of_the_images_point_at_the_layer_of_the_net(write: Write) -> None:
+    schedule = write()
+    problem = classes_problem(schedule, schedule.stages[0], "images", ["a", "b"])
+    assert problem is not None and "num_output: 10" in problem.source and "num_output" in problem.hint
+    assert problem.message == "the net has 10 outputs, but images has 2 classes: a, b"
+
+
+def test_a_model_without_a_name_says_more_of_the_net_that_the_solver_names(write: Write) -> None:
+    plain = write()
+    schedule = write(schedule="model { num_classes: 10 }")
+    assert schedule.stages[0].model == plain.stages[0].model
+    assert schedule.stages[0].solver.model is None
+    assert write(schedule="model { spare_classes: true }").stages[0].model.spare_classes
+    (said,) = mistakes(write, schedule="model { num_classes: 9 }").split("\n\n")
+    assert "`num_classes` is 9, and the net has 10 outputs" in said
+
+
+def test_a_mean_file_that_is_missing_is_asked_for_first(write: Write) -> None:
+    said = mistakes(write, net=NET.replace("mean_value: 7", 'mean_file: "mean.binaryproto"', 1))
+    assert "mean.binaryproto is not there" in said and "hint: put the file there" in said
+    assert "one number" in said and "B, G, R" not in said  # the images are grey

@@ -1,5 +1,6 @@
 """A net's text -> NetText: parsed, upgraded, every place kept; and its canonical form."""
 
+import re
 from bisect import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from stagerun.language.lexer import Token, shown
 from stagerun.language.net import upgrade
 from stagerun.language.net.layers import IMAGES, LAYERS
 from stagerun.language.net.phases import PHASES, State, layers_in
-from stagerun.language.parse import MOST_MISTAKES, Reader, parse
+from stagerun.language.parse import LARGEST, MOST_MISTAKES, Reader, parse
 from stagerun.language.proto import caffe_pb2
 from stagerun.language.tree import Block, Entry
 from stagerun.language.view import View
@@ -22,6 +23,8 @@ NET: Descriptor = caffe_pb2.NetParameter.DESCRIPTOR
 UNREAD: Descriptor = caffe_pb2.Unread.DESCRIPTOR
 OF_LAYERS = ("LayerParameter", "V1LayerParameter", "V0LayerParameter")
 MOST_LAYERS = 20_000
+_NAMES_NET = re.compile(r"""^[ \t]*(?P<field>net|train_net)[ \t]*:[ \t]*["'](?P<net>[^"'\n]*)["']""", re.M)
+_LAYER = re.compile(r"^[ \t]*layers?\s*[{:]", re.M)
 TOO_MANY = f"more than {MOST_MISTAKES} mistakes; the rest is not read"
 
 
@@ -36,7 +39,7 @@ class NetGrammar(Reader):
         if kind.name in OF_LAYERS:
             self.strays.append((name, kind))
         elif kind is not UNREAD:
-            hint = nearest(name.text, kind.fields_by_name) or f"no Caffe's {kind.name} has it"
+            hint = nearest(name.text, kind.fields_by_name) or f"no version of Caffe's {kind.name} has it"
             self.fail(name, f"{kind.name} has no field `{shown(name.text)}`", hint)
         self.pass_over()
 
@@ -101,6 +104,8 @@ class NetText:
 def read(text: bytes | str, path: str, problems: Problems) -> NetText | None:
     """None where there is a mistake, and then all of them are in `problems`."""
     before = problems.count(path)
+    if _is_solver(text, path, problems):
+        return None
     grammar: list[NetGrammar] = []
 
     def build(path: str, found: list[Token], problems: Problems) -> NetGrammar:
@@ -108,7 +113,7 @@ def read(text: bytes | str, path: str, problems: Problems) -> NetText | None:
         return grammar[0]
 
     block = parse(path, text, NET, problems, build)
-    if not grammar or block.broken:
+    if not grammar or block.broken or any(inner.broken for _, e in block.walk() for inner in _blocks(e)):
         return None
     number = sum(len(block.entries[n].values) for n in ("layer", "layers") if n in block.entries)
     if number > MOST_LAYERS:
@@ -124,6 +129,23 @@ def read(text: bytes | str, path: str, problems: Problems) -> NetText | None:
     if problems.count(path) > before:
         return None
     return NetText(path, block, layers)
+
+
+def _is_solver(data: bytes | str, path: str, problems: Problems) -> bool:
+    """Whether a solver file was given as a net, which is one mistake and not one for each of its fields."""
+    text = data if isinstance(data, str) else data[:LARGEST].decode(errors="replace")
+    named = _NAMES_NET.search(text)
+    if named is None or _LAYER.search(text):
+        return False
+    start = named.start("field")
+    place = Span(path, text.count("\n", 0, start) + 1, start - text.rfind("\n", 0, start), len(named["field"]))
+    problems.file(path, text)
+    problems.add(place, f"this is a solver file; its net is `{shown(named['net'])}`", "give a net prototxt")
+    return True
+
+
+def _blocks(entry: Entry) -> Iterator[Block]:
+    return (value.value for value in entry.values if isinstance(value.value, Block))
 
 
 def type_of(layer: Block) -> str:
@@ -143,7 +165,11 @@ def _unknown_layers(layers: tuple[Block, ...], problems: Problems) -> set[Span]:
             problems.add(place, TOO_MANY, "is it a net?")
             break
         if not kind:
-            problems.add(place, f"layer {name}: it has no `type`", 'write `type: "Convolution"`, or what it is')
+            problems.add(
+                place,
+                f"layer {name} has no `type`" if name else "a layer has no `type`",
+                'write `type: "Convolution"`, or what it is',
+            )
         else:
             hint = nearest(kind, LAYERS, 0.8) or "it isn't among the layers of image classifiers that stagerun builds"
             problems.add(place, f"layer {name}: unknown type `{shown(kind)}`", hint)

@@ -7,7 +7,7 @@ from google.protobuf.descriptor import Descriptor
 from stagerun.base.errors import Problems, Span
 from stagerun.language.proto import caffe_pb2
 from stagerun.language.tree import Block, Entry, Value, quoted
-from stagerun.language.view import View
+from stagerun.language.view import Doubtful, View
 
 LAYER: Descriptor = caffe_pb2.LayerParameter.DESCRIPTOR
 PARAM: Descriptor = caffe_pb2.ParamSpec.DESCRIPTOR
@@ -39,7 +39,15 @@ TRANSFORM = ("scale", "mean_file", "crop_size", "mirror")
 
 
 def upgraded(net: Block, problems: Problems) -> tuple[Block, ...]:
-    """All layers, as LayerParameter; the Input layer first that stands for `input` beside them."""
+    """All layers, as LayerParameter; the Input layer first that stands for `input` beside them. None where a field that counts could not be
+    read, which is a problem already."""
+    try:
+        return _upgraded(net, problems)
+    except Doubtful:
+        return ()
+
+
+def _upgraded(net: Block, problems: Problems) -> tuple[Block, ...]:
     old, new = list(net.blocks("layers")), list(net.blocks("layer"))
     if old and new:
         place = net.entries["layers"].name

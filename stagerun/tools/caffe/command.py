@@ -106,7 +106,7 @@ def caffe(
         show(left + "\n")
     if asked:
         tell("\n\n".join(problem.render() for problem in asked))
-        tell(f"\n{out} is written but for that: fill it in, then `stagerun check {out}`")
+        tell(f"\n{out} is written; fill in or mend the above there, then `stagerun check {out}`")
         sys.exit(ExitCode.RECIPE)
     show(render_text(make_plan(load(out), Inventory())))
     show(f"\n{out}: written; read it, then `stagerun plan {out}`")

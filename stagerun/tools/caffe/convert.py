@@ -260,7 +260,7 @@ def _given(word: Word, folder: CaffeFolder, found: Findings) -> Setting:
     """Weights or a solverstate that no stage makes."""
     there = folder.file(word.text)
     if not there:
-        found.leave(word.span, word.text, "it isn't there; here paths begin at the schedule's folder", "write its path")
+        found.leave(word.span, word.text, "it isn't there", "write its path: it starts at the schedule's folder")
     path = quoted(there or word.text)
     if ".solverstate" in word.text:
         return setting("solverstate", path, word.span, "as Caffe's `--snapshot`")

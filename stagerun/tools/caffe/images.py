@@ -256,8 +256,8 @@ def count_images(images: Images, given: int | None, folder: CaffeFolder, found: 
         return Count("", given or 0)
     there = folder.images(images.source, images.list_file)
     if there is None and not images.list_file and not posixpath.isabs(images.source):
-        why = "a path from Caffe's folder, and it isn't there; here paths begin at the schedule's folder"
-        found.leave(images.source_place, "source", why, "write the LMDB's path")
+        why = "the LMDB is not there, as seen from Caffe's folder"
+        found.leave(images.source_place, "source", why, "mend `source`: its path starts at the schedule's folder")
     place, number, channels = there or (images.source, 0, None)
     made = folder.images(_lmdb_of(images.source), False) if images.list_file else None
     if made is not None:

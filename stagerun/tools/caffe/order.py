@@ -55,7 +55,8 @@ def ordered_steps(
             raise RecipeError([no_order(shown or ".", names)])
     note_prefixes(steps, texts, found)
     if steps:
-        _note_unused(shown, solvers, steps, found)
+        by = "`--order` does not name" if order else "no `caffe train` line names"
+        _note_unused(shown, solvers, steps, by, found)
     return [replace(step, lines=lines_of(step.file, said)) for step in steps]
 
 
@@ -64,14 +65,14 @@ def _there(line: TrainLine, folder: CaffeFolder) -> bool:
     return word is not None and bool(folder.file(word.text))
 
 
-def _note_unused(shown: str, solvers: Sequence[str], steps: Sequence[Step], found: Findings) -> None:
+def _note_unused(shown: str, solvers: Sequence[str], steps: Sequence[Step], by: str, found: Findings) -> None:
     used = {step.file for step in steps}
     unused = [file for file in solvers if file not in used]
     if len(unused) == 1:
-        found.leave(Span(posixpath.join(shown, unused[0]), 1, 1), "solver", "no stage: the order does not name it")
+        found.leave(Span(posixpath.join(shown, unused[0]), 1, 1), "solver", f"it is left out: {by} it")
     elif unused:
         named = ", ".join(unused[:MOST_NAMED]) + (" ..." if len(unused) > MOST_NAMED else "")
-        why = f"no stages: the order does not name them ({named})"
+        why = f"they are left out: {by} them ({named})"
         found.leave(Span(shown or ".", 0, 0), f"{len(unused)} other solvers", why)
 
 
@@ -174,9 +175,9 @@ def together(said: Said, texts: Mapping[str, CaffeText], found: Findings) -> lis
 
 
 def _conflict(said: Said, first: str, other: str, found: Findings) -> None:
-    message = f"its `caffe train` lines are others than those of {first}"
+    message = f"its `caffe train` lines differ from those of {first}"
     files = dict.fromkeys(posixpath.basename(line.solver.text) for lines in said.values() for line in lines)
-    hint = f"say with `--order` what is meant, one or several of {', '.join(files)}"
+    hint = f"name the one that is meant, or several, with `--order`: {', '.join(files)}"
     found.mistakes.add(said[other][0].solver.span, message, hint)
 
 

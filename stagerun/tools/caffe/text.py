@@ -81,7 +81,7 @@ class CaffeReader(Reader):
     def unknown(self, kind: Descriptor, name: Token, doubtful: set[str]) -> None:
         hint = ELSEWHERE.get(name.text, "")
         if kind.name in WHOLE:
-            hint = hint or nearest(name.text, kind.fields_by_name) or f"no Caffe's {kind.name} has it"
+            hint = hint or nearest(name.text, kind.fields_by_name) or f"no version of Caffe's {kind.name} has it"
         elif kind.name == "LayerParameter" and (match := get_close_matches(name.text, TELLING, 1, SURELY)):
             hint = f"did you mean `{match[0]}`?"
         if hint and name.text not in IDLE:
