@@ -1,5 +1,6 @@
 """Files of weights that are not on this machine: `check` and `plan` say so."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -27,4 +28,6 @@ def test_a_file_of_weights_that_is_not_there_is_noted(command: str, field: str, 
     (tmp_path / "schedule.prototxt").write_text(SCHEDULE.replace("FIELD", field))
     done = CliRunner().invoke(main, [command, str(tmp_path)])
     assert done.exit_code == 0, done.output
+    if command == "plan":
+        assert re.search(r"^a +lost\.", done.output, re.M)  # it starts from the file, and not from the seed
     assert f"note: {place}: {tmp_path}/lost." in done.output and "`run` will refuse this" in done.output
