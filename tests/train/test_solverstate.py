@@ -95,7 +95,7 @@ def test_the_run_after_caffes_snapshot_and_a_resumed_one(data: Path, tmp_path: P
     plan = stagerun("plan", folder, "--out", tmp_path / "a")
     assert plan.startswith("0") and "75 to do" in plan and "begins: at iteration 75" in plan, plan
     (row,) = (line.split() for line in plan.splitlines() if line.startswith("a "))
-    assert row[:4] == ["a", "x.solverstate", "150", "1.00"], "75 of its iterations are an epoch"
+    assert row[:4] == ["a", "x.solverstate", "75", "1.00"], "75 of its iterations are an epoch"
     run = stagerun("run", folder, "--out", tmp_path / "a", "--nproc", 1, "--threads", 1)
     assert run.startswith("0") and "iterations 75 to 150, batch 64, from its .solverstate" in run, run
     found = tensors(tmp_path / "a", 150, WEIGHTS)
