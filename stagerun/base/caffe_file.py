@@ -291,7 +291,7 @@ def _signed(value: int) -> int:
 
 def _whole(value: int | memoryview) -> int:
     if not isinstance(value, int):
-        raise ValueError("a field that is a whole number holds something else")
+        raise ValueError("a number is expected where it has something else")
     return _signed(value)
 
 

@@ -50,6 +50,7 @@ class StageStarted:
     dense_bytes: int = 0
     gradients: str = ""  # how they are sent, in words; '' where they are added up as they are at every iteration
     begins: int = 0  # the stage's first iteration: that of its `solverstate`
+    weights: str = ""  # the file that its weights come from, if it begins now and has no stage before it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

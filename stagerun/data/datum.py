@@ -155,7 +155,7 @@ def cut_off(kind: str) -> DataError:
 def _other_channels(found: int, channels: int) -> OtherChannels:
     return OtherChannels(
         f"the image has {found} channels, the network takes {channels}",
-        f"set `channels: {found}` under `model` in schedule.prototxt, or make the LMDB from grey images",
+        f"convert that file to grey; or set `channels: {found}` under `model` in schedule.prototxt, which takes grey ones, too",
     )
 
 

@@ -6,6 +6,7 @@ damaged JPEGs `jpeg.decoder` says how far that was tried.)
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
@@ -16,13 +17,14 @@ from stagerun.base import order
 from stagerun.base.errors import DataError
 from stagerun.base.recipe import Transform
 from stagerun.base.text import first
-from stagerun.data import transform
+from stagerun.data import datum, transform
 from stagerun.data.bad_records import Bad, BadRecords, Undecodable, stopping
 from stagerun.data.datum import DecodedPicture, Image, Picture
 from stagerun.data.pictures import Decoded, Pictures, finished_size
 from stagerun.data.pixels import Draw
 from stagerun.data.python_transform import PythonTransform
-from stagerun.data.records import Records, spread
+from stagerun.data.records import Records, Room, spread
+from stagerun.data.rows import look
 from stagerun.data.stream import Batch, Buffers, Stream
 
 __all__ = ["Augment", "Batch", "Loader", "Stream"]
@@ -221,8 +223,15 @@ class Loader:
         try:
             return transform.draw(param or self._transform, numbers, picture.height, picture.width)
         except DataError as error:
+            if self._kept_its_size(i, position):
+                raise DataError(f"{self._pictures.place(i)}: {error.message}", error.hint) from None
             hint = "return a larger image, or have `random_resize_param` enlarge it"
             raise self._python.wrong_size(error.message, hint, position, self._pictures.place(i)) from None
+
+    def _kept_its_size(self, i: int, position: int) -> bool:
+        """Whether record i has its size from its file, and not from `python`."""
+        given, made = self._pictures.open(i)[0], self._open(i, position)[0]
+        return (given.height, given.width) == (made.height, made.width)
 
     def _or_another(self, i: int, position: int, use: Callable[[int], T]) -> T:
         """`use(i)`; where i is a bad record and may be replaced, `use` of another, drawn from the seed and the position."""
@@ -261,7 +270,7 @@ class Loader:
             return
         text = f"the image is {shape[0]} x {shape[1]} pixels (height x width), others are {expected[0]} x {expected[1]}"
         crop = "cut squares of one size out of them with `crop_size` in transform_param"
-        if self._python is not None:
+        if self._python is not None and not self._kept_its_size(i, position):
             hint = f"return images of one size, or {crop}"
             raise self._python.wrong_size(text, hint, position, self._pictures.place(i))
         hint = f"make them of one size with `stagerun data import --resize-height N --resize-width N`, or {crop}"
@@ -280,7 +289,7 @@ class Loader:
         """
         mistakes: list[DataError] = []
         shape: tuple[int, ...] | None = None
-        looked_at = sorted({*spread(len(self.records), samples), *self._smallest()})
+        looked_at = sorted({*spread(len(self.records), samples), *self._extremes(), *self._coloured()})
         for i in looked_at:
             try:
                 found = self._look(i)
@@ -297,15 +306,31 @@ class Loader:
             causes.setdefault(one.hint, []).append(one)
         return [_counted(of_one, len(looked_at)) for of_one in causes.values()]
 
-    def _smallest(self) -> list[int]:
-        """The least high and the least wide image, where the side file knows: if one is too small for a crop, it is."""
+    def _extremes(self) -> list[int]:
+        """The least high, the highest, the least wide and the widest image, where the side file knows: if one is too small for a crop, or
+        they are not of one size, one of these shows it."""
         if self.records.index is None:
             return []
         found = []
         for sides in (self.records.index.heights, self.records.index.widths):
             known = np.flatnonzero(sides)  # an image that can't be used has none
             if known.size:
-                found.append(int(known[np.argmin(sides[known])]))
+                found += [int(known[np.argmin(sides[known])]), int(known[np.argmax(sides[known])])]
+        return found
+
+    def _coloured(self) -> list[int]:
+        """The first images in colour, for a network of grey ones, where the side file has counted both."""
+        kinds = [] if self.records.index is None else ["grey" in kind for kind, _ in self.records.index.facts.kinds]
+        if self._pictures.channels != 1 or all(kinds) or not any(kinds):
+            return []
+        found: list[int] = []
+        room = Room()
+        for i in range(len(self.records)):  # the side file doesn't say which
+            with suppress(DataError):  # the one who uses the record reports or replaces it
+                if "grey" not in look(datum.parse(self.records.read(i, room)), pixels=False).kind:
+                    found.append(i)
+            if len(found) == _MOST_MISTAKES_SHOWN:
+                break
         return found
 
     def is_bad(self, i: int) -> bool:

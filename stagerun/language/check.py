@@ -185,8 +185,18 @@ def check_stage(name: str, view: View, shared: Shared, problems: Problems) -> No
                 check_training(transform, shared.on_device, problems)
 
 
+_FIRST_DEVICE_BATCH = 32  # that a hint offers: it fits into most devices
+
+
 def _required_settings(stage: str, view: View, problems: Problems) -> None:
-    if missing := _missing(view.block, required(tree.SOLVER)):
+    missing = _missing(view.block, required(tree.SOLVER))
+    batch = view.block.entries.get("batch_size")
+    if batch and (size := view.whole("batch_size")) and "device_batch_size" in missing:
+        fits = max(d for d in range(1, _FIRST_DEVICE_BATCH + 1) if size % d == 0)
+        hint = f"write `device_batch_size: {fits}`, say: what one worker computes at once"
+        problems.add(batch.place, f"`batch_size` {size} needs `device_batch_size` or `iter_size` beside it", hint)
+        missing.remove("device_batch_size")
+    if missing:
         hint = _examples(tree.SOLVER, missing)
         problems.add(view.block.place, f"stage `{stage}` lacks {_all(missing)}", hint)
 

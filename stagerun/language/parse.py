@@ -537,4 +537,5 @@ ELSEWHERE: dict[str, str] = {
     "warmup_epochs": "warmup_epoch",
     "nesterov": "type",
     "optimizer": "type",
+    "file": "solver",
 }

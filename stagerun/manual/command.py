@@ -32,8 +32,8 @@ def help_command(words: tuple[str, ...] = argument("[PAGE|TOPIC|FIELD]", default
         return
     try:
         show(help_text(name))
-    except UsageError as error:
+    except UsageError:
         known = next((path for path in click.get_current_context().obj if name in (path, path.split()[-1])), None)
         if known is None:
             raise
-        raise UsageError(error.message, f"for the command, `stagerun {known} --help`") from error
+        show(f"{known}: a command; `stagerun {known} --help` says what it does")

@@ -112,7 +112,7 @@ def _field(field: FieldDescriptor) -> str:
     text = f"{_head(field)}\n{_indented(name)}"
     if other := partner(field):
         text += f"\n  See `{other}`: one of the two can be given."
-    if not tree.identity(field) and not _FILE.search(COMMENTS.get(name, "")):
+    if not tree.identity(field) and not _FILE.search(" ".join(COMMENTS.get(name, "").split())):
         text += "\n  Changing it makes no snapshot stale."
     if is_message(field):
         text += f"\n  Its fields: `stagerun help {field.message_type.name}`."
@@ -183,7 +183,7 @@ def _columns(entries: Mapping[str, str]) -> list[str]:
 def first_sentence(name: str) -> str:
     """The comment up to the first full stop that ends a sentence, on one line."""
     text = " ".join(COMMENTS.get(name, "").split())
-    return text.split(". ")[0].rstrip(".:")
+    return re.split(r"(?<!\.)\. ", text)[0].rstrip(".:")  # not in `0 .. 9`
 
 
 # -- words that people look up and that are not the name of a field: what they are called here, or that they are not possible
@@ -204,7 +204,7 @@ collapse, cooldown, annealing
   See `stagerun help designing`, `stagerun help from`, `stagerun help lr_policy`, `stagerun help weight_decay`,
   `stagerun help transform_param`.
 
-frozen, lock, thaw
+frozen, freezing, unfreeze, unfreezing, lock, thaw
   `freeze: "layer1.*"` in a stage leaves these parameters as they are, and the statistics of BatchNorm with them. The
   stage after it trains them again, if it doesn't say the same. `param` with `lr_mult: 0` freezes parameters alone.
   See `stagerun help fine-tuning`, `stagerun help Solver.freeze`, `stagerun help ParamSpec`.
@@ -279,13 +279,32 @@ custom loss, distillation, multi label, bce, focal loss
   `labels` names a file for images with several labels.
   See `stagerun help losses`, `stagerun help loss`, `stagerun help Source.labels`.
 
-class weights, imbalance, oversampling, regression, segmentation, detection
-  Not possible today: all images count alike, and each is a picture with one or more classes.
-  See `stagerun help label_smoothing`.
+class weights, class weight, weighted loss, imbalance, imbalanced, oversampling
+  `class_weight` is a factor on the loss of each class. `sampling` says how often the images of each class come:
+  `BALANCED`, each as often, or as a file says.
+  See `stagerun help class_weight`, `stagerun help sampling`, `stagerun help sampling_file`, `stagerun help
+  your-own-images`.
 
-own network, architecture, dropout
-  `model.name` picks a network of a list, with its published dropout. Not possible today: a network of your own.
-  See `stagerun help Model`.
+regression, segmentation, detection
+  Not possible today: each image is a picture with one or more classes.
+  See `stagerun help losses`, `stagerun help Source.labels`.
+
+own network, own model, custom network, architecture, dropout
+  `model { name: "mynet.py:build" args { dropout: 0.1 } }` is a function in a file beside the schedule. `name` takes a
+  function of a package, `timm/NAME`, and networks of a list with their published dropout, too. `caffe_net` takes a net
+  of Caffe's.
+  See `stagerun help your-own-network`, `stagerun help Model.name`, `stagerun help caffe_net`.
+
+class folders, class folder, imagefolder, folder of images
+  A folder that has a folder of images for each class. `source` may be one, of 100,000 images at most: `run` imports it.
+  `stagerun data import FOLDER LMDB` does that beforehand, for any number.
+  See `stagerun help your-own-images`, `stagerun help Source.source`, `stagerun data import --help`.
+
+caffe weights, caffemodel, solverstate file
+  `weights { file: "x.caffemodel" }` in a stage starts from them, by the names of layers; `solverstate: "x.solverstate"`
+  goes on where Caffe stopped. `stagerun export SNAPSHOT --caffemodel FILE` writes them.
+  See `stagerun help caffe`, `stagerun help Solver.weights`, `stagerun help Solver.solverstate`, `stagerun export
+  --help`.
 """
 
 TOPICS = {entry.split(",")[0].split("\n")[0]: entry for entry in _TEXT.strip().split("\n\n")}

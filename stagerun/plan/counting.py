@@ -143,7 +143,7 @@ def why_stale(
     images = _other_images(newest, stage, schedule)
     if changes:
         return (
-            "its definition has changed since it was trained, by an edit or by a --set of `run` that is not given here",
+            "its definition has changed since it was trained: it was edited, or `run` had a --set that isn't given here",
             changes + images,
         )
     if images:

@@ -193,8 +193,8 @@ class Plan:
 
     @property
     def iterations(self) -> int:
-        """Iterations of all stages that are enabled, at the most."""
-        return sum(s.length[1] for s in self.stages if s.state is not State.DISABLED)
+        """Iterations of all stages that are enabled, at the most; of one with a `solverstate` those from its iteration on."""
+        return sum(s.length[1] - s.stage.begins for s in self.stages if s.state is not State.DISABLED)
 
     @property
     def iterations_left(self) -> int:
@@ -204,7 +204,7 @@ class Plan:
     @property
     def least(self) -> int:
         """`iterations`, where `early_stop` ends each stage as soon as it may."""
-        return sum(s.length[0] for s in self.stages if s.state is not State.DISABLED)
+        return sum(s.length[0] - s.stage.begins for s in self.stages if s.state is not State.DISABLED)
 
     @property
     def least_left(self) -> int:

@@ -12,6 +12,7 @@ from stagerun.base.shares import told
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.base.text import between, columns, count
 from stagerun.base.units import epochs
+from stagerun.base.weights import Kind, place_of
 from stagerun.language.values import plain
 from stagerun.plan.described import augmentation, augmentation_changes, course, crop_size_ramp, described, loss
 from stagerun.plan.gradients import compression
@@ -60,7 +61,7 @@ def table_rows(plan: Plan) -> list[tuple[str, ...]]:
             (
                 stage.name,
                 starts_from(stage),
-                between(least, most),
+                between(least - stage.begins, most - stage.begins),
                 between(_epochs(stage, least - stage.begins), _epochs(stage, most - stage.begins), ".2f"),
                 f"{rate(stage.begins):.4g} -> {rate(most - 1):.4g}",
                 course(solver, "weight_decay"),
@@ -109,10 +110,18 @@ def _kept_at(schedule: Schedule, stage: Stage) -> Iterator[str]:
 
 
 def starts_from(stage: Stage) -> str:
-    """`main@7638`, `main`, `seed`, `lenet_iter_5000.solverstate`."""
+    """`main@7638`, `main`, `seed`, `lenet.caffemodel`, `lenet_iter_5000.solverstate`."""
     if stage.parent is None:
-        return "seed" if stage.solver.solverstate is None else PurePath(stage.solver.solverstate).name
+        return weights_name(stage) or "seed"
     return label(stage.parent, stage.parent_iter)
+
+
+def weights_name(stage: Stage) -> str:
+    """The file that its weights come from, without its folder; '' where there is none."""
+    start = stage.solver.start
+    if start is None:
+        return ""
+    return PurePath(start.file).name if place_of(start.file).kind is Kind.FILE else start.file
 
 
 def _epochs(stage: Stage, iterations: int) -> float:
@@ -270,7 +279,7 @@ def render_json(plan: Plan, remarks: Iterable[str] = (), beside: Mapping[str, ob
                 "from": stage.parent,
                 "from_iter": stage.parent_iter,
                 "group": stage.group,
-                "iterations": planned.length[1],
+                "iterations": planned.length[1] - stage.begins,
                 "epochs": _epochs(stage, planned.length[1] - stage.begins),
                 "first_lr": rate(stage.begins),
                 "last_lr": rate(planned.length[1] - 1),
@@ -283,7 +292,7 @@ def render_json(plan: Plan, remarks: Iterable[str] = (), beside: Mapping[str, ob
                 **(
                     {}
                     if solver.early_stop is None
-                    else {"earliest_end": solver.earliest_end, "least_iterations": planned.length[0]}
+                    else {"earliest_end": solver.earliest_end, "least_iterations": planned.length[0] - stage.begins}
                 ),
                 **({} if solver.loss is None else {"loss": plain(solver.loss)}),
                 **(

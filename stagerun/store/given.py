@@ -137,7 +137,9 @@ def _state_in(data: bytes | memoryview, name: str) -> "SolverState":
     try:
         return caffe_h5.read_state(bytes(data)) if caffe_blobs.is_hdf5(data) else caffe_file.read_state(data)
     except ValueError as error:
-        raise DataError(f"{name}: {error}", "it is not a whole .solverstate of Caffe's") from error
+        raise DataError(
+            f"{name} is not a .solverstate of Caffe's: {error}", "name one, and copy it again if it is cut off"
+        ) from error
 
 
 def _snapshot(weights: Weights, place: Place) -> Found:

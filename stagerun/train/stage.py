@@ -45,7 +45,7 @@ from stagerun.engine.traffic import dense_bytes_of
 from stagerun.launch.sparing import sparing
 from stagerun.plan import State
 from stagerun.plan.gradients import sending
-from stagerun.plan.render import carried_over
+from stagerun.plan.render import carried_over, weights_name
 from stagerun.schedule import make_knobs, parting
 from stagerun.system.pulse import Section, beating
 from stagerun.train.agreement import ToldByAnother, compare, rank0
@@ -276,6 +276,7 @@ def _started(run: StageRun, dense: int) -> StageStarted | PieceStarted:
         dense_bytes=dense,
         gradients=sending(solver, run.stage.data.train.images),
         begins=run.stage.begins,
+        weights="" if planned.start or run.stage.parent else weights_name(run.stage),
     )
 
 

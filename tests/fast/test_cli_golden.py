@@ -288,7 +288,6 @@ def test_every_option_is_a_decision() -> None:
             "--time",
             "--workers-per-node",
         ],
-        "fmt": ["--check", "--diff"],
         "show": ["--channels", "--phase", "--size", "--svg"],
         "snapshots": ["--drop", "--force", "--json", "--out", "--pin", "--set", "--unpin", "--verify"],
         "status": ["--json", "--out", "--set"],

@@ -4,6 +4,7 @@ import gc
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import cv2
@@ -200,6 +201,34 @@ def test_preflight_says_one_mistake_plainly_and_many_briefly() -> None:
     with pytest.raises(DataError) as error:
         loader(num_classes=1).preflight(samples=100)
     assert "90 of 100" in error.value.message and "and 87 more" in error.value.message
+
+
+def sided(values: list[bytes], kinds: dict[str, int], sides: list[tuple[int, int]]) -> ListRecords:
+    """Records with what a side file would know of them."""
+    source = ListRecords(values, "/data/toy_lmdb")
+    heights, widths = np.array(sides, np.int32).T
+    source.index = SimpleNamespace(facts=SimpleNamespace(kinds=tuple(kinds.items())), heights=heights, widths=widths)  # type: ignore[assignment]
+    return source
+
+
+def png(image: np.ndarray) -> bytes:
+    return Datum(data=cv2.imencode(".png", image)[1].tobytes(), label=1, encoded=True).SerializeToString()
+
+
+def test_preflight_finds_the_one_picture_in_colour_among_grey_ones() -> None:
+    values = [png(grey(i)) for i in range(160)]
+    values[83] = png(np.dstack([grey(83)] * 3))
+    with pytest.raises(DataError) as error:
+        loader(sided(values, {"grey PNG": 159, "PNG": 1}, [(28, 28)] * 160)).preflight(samples=3)
+    assert error.value.message.startswith("/data/toy_lmdb: record `00000083`: the image has 3 channels")
+    assert error.value.hint.startswith("convert that file to grey")
+
+
+def test_preflight_finds_the_one_picture_of_another_size() -> None:
+    values, sides = [png(grey(i)) for i in range(160)], [(28, 28)] * 160
+    values[83], sides[83] = png(grey(83, 40)), (40, 40)
+    with pytest.raises(DataError, match="record `00000083`: the image is 40 x 40 pixels"):
+        loader(sided(values, {"grey PNG": 160}, sides), Transform()).preflight(samples=3)
 
 
 def test_samples_are_spread_from_the_first_to_the_last() -> None:

@@ -382,8 +382,6 @@ def test_the_command(folder: str) -> None:
 @pytest.mark.parametrize(
     "name, hint",
     [
-        ("explain", "for the command, `stagerun explain --help`"),
-        ("scaling", "for the command, `stagerun bench scaling --help`"),
         ("desining", "did you mean `designing`?"),
         ("baselr", "did you mean `base_lr`?"),
         ("colapse", "did you mean `collapse`?"),
@@ -414,6 +412,16 @@ OVERRIDES = (
         (["freeze"], "running statistics"),
         (["collapse"], "`stagerun help from`"),
         (["resize"], "--resize-shorter N"),
+        (["unfreeze"], '`freeze: "layer1.*"`'),
+        (["own", "network"], 'name: "mynet.py:build"'),
+        (["class", "weights"], "`class_weight` is a factor"),
+        (["class", "folders"], "`run` imports it"),
+        (["caffe", "weights"], 'file: "x.caffemodel"'),
+        (["run"], "`stagerun run --help`"),
+        (["scaling"], "`stagerun bench scaling --help`"),
+        (["WeightsParameter"], "WeightsParameter Weights from elsewhere"),
+        (["Carry"], "Carry What a stage takes over from the stage it starts from"),
+        (["Model"], "labels are 0 .. num_classes-1"),
     ],
 )
 def test_help_of_a_topic(words: list[str], said: str) -> None:

@@ -172,7 +172,7 @@ def test_too_many_bad_ones_are_all_listed_and_allowing_them_goes_on(
     out = tmp_path / "out"
     with pytest.raises(DataError) as error:
         run(Numbers(), str(out), job(max_bad=9))
-    assert "10 images of 150 can't be used; more than 9" in error.value.message
+    assert "10 of 150 images can't be used; more than 9" in error.value.message
     assert all(f"image {i}: on purpose" in error.value.message for i in BAD)
     assert "--max-bad 10" in error.value.hint and not out.exists()
     assert (tmp_path / "out.partial" / REPORT).read_text().count("on purpose") == 10
@@ -182,7 +182,7 @@ def test_too_many_bad_ones_are_all_listed_and_allowing_them_goes_on(
 
 def test_a_source_of_nothing_usable_ends_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "_HOPELESS", 50)
-    with pytest.raises(DataError, match=r"51 images of 51 can't be used.*--max-bad"):
+    with pytest.raises(DataError, match=r"51 of 51 images can't be used.*--max-bad"):
         run(Numbers(100_000, set(range(100_000))), str(tmp_path / "out"), job(max_bad=0))
     with pytest.raises(DataError, match="nothing to write"):
         run(Numbers(30, set(range(30))), str(tmp_path / "none"), job(max_bad=30))
@@ -209,7 +209,7 @@ def test_a_complete_one_is_not_made_again_nor_taken_for_what_it_is_not(
     with pytest.raises(DataError, match="exists already") as error:
         run(Numbers(), out, job(restart=True))
     assert "remove it" in error.value.hint
-    with pytest.raises(DataError, match="complete, but 10 images of 150 can't be used; more than 9 are") as error:
+    with pytest.raises(DataError, match="complete, but 10 of 150 images can't be used; more than 9 are") as error:
         run(Numbers(), out, job(max_bad=9))
     assert "--max-bad 10" in error.value.hint and f"{out}/{REPORT}" in error.value.hint
     again = run(Numbers(), out, job(max_bad=10))

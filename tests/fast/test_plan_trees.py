@@ -364,7 +364,7 @@ def test_stale_stages_that_are_not_chosen_stand_in_nobodys_way() -> None:
     assert plan.next is planned(plan, "end")
     assert (
         planned(plan, "b_y").why
-        == "stale: its definition has changed since it was trained, by an edit or by a --set of `run` that is not given here"
+        == "stale: its definition has changed since it was trained: it was edited, or `run` had a --set that isn't given here"
     )
 
 

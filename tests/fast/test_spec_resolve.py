@@ -338,6 +338,8 @@ def test_help_of_messages_enums_and_mistakes() -> None:
     assert "BF16" in help_text("Precision") and "KEEP" in help_text("Carry.Start")
     assert "Model.name" in help_text("name") and "StageEntry.name" in help_text("name")
     assert "makes no snapshot stale" in help_text("display") and "stale" not in help_text("momentum")
+    for net in ("Solver.net", "caffe_net"):  # what is in the file counts
+        assert "makes no snapshot stale" not in help_text(net) and "A change of" in help_text(net)
     for wrong, hint in (("base_ir", "base_lr"), ("Sollver", "Solver"), ("model.base_lr", ""), ("a.b.base_lr", "")):
         with pytest.raises(UsageError) as caught:
             help_text(wrong)

@@ -222,4 +222,5 @@ def test_eval_of_a_schedule_names_what_a_run_with_set_had_otherwise(tmp_path: Pa
     for stage, text in (([], "no stage is finished in"), (["--stage", "only"], "stage `only` is stale")):
         done = stored_help.stagerun("eval", folder, "--out", tmp_path / "b", *stage)
         assert done.exit_code == 64 and text in done.stderr and hint in done.stderr
-    assert "by an edit or by a --set of `run`" in stored_help.stagerun("plan", folder, "--out", tmp_path / "b").stdout
+        assert "stage `only` is stale (its definition has changed" in done.stderr and "base_lr 0.2 -> " in done.stderr
+    assert "or `run` had a --set" in stored_help.stagerun("plan", folder, "--out", tmp_path / "b").stdout

@@ -158,7 +158,7 @@ def _existing(work: Work, out: Path, job: Job) -> Result:
         raise DataError(f"{out}: exists already", "remove it, or give another folder")
     if left_out > job.max_bad:
         raise DataError(
-            f"{out}: is complete, but {count(left_out, 'image')} of {len(work)} can't be used; more than {job.max_bad} are "
+            f"{out}: is complete, but {left_out} of {count(len(work), 'image')} can't be used; more than {job.max_bad} are "
             "not allowed",
             f"{out / REPORT} lists them; to take it as it is add --max-bad {left_out}; or repair the source and remove {out}",
         )
@@ -233,7 +233,7 @@ def _walk(work: Work, partial: Partial, journal: Journal, position: int, bad: in
             if bad > job.max_bad + _HOPELESS:
                 writer.wait()
                 raise Unusable(
-                    f"{count(bad, 'image')} of {at + 1} can't be used; more than {job.max_bad} are not allowed (--max-bad)",
+                    f"{bad} of {count(at + 1, 'image')} can't be used; more than {job.max_bad} are not allowed (--max-bad)",
                     "is this the right source?",
                 )
             if chunk.is_full():
@@ -329,7 +329,7 @@ def _finish(work: Work, partial: Partial, journal: Journal, max_bad: int, starte
     if len(bad) > max_bad:
         partial.write(REPORT, report.text_of(work, len(kept), notes, {}))
         raise Unusable(
-            f"{count(len(bad), 'image')} of {len(work)} can't be used; more than {max_bad} are not allowed:\n  "
+            f"{len(bad)} of {count(len(work), 'image')} can't be used; more than {max_bad} are not allowed:\n  "
             + "\n  ".join(first([report.line_of(note) for note in bad], _SHOWN)),
             f"all of them are listed in {partial.folder / REPORT}; to go without them add --max-bad {len(bad)}, "
             "which goes on from here; or repair the source and add --restart",

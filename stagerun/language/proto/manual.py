@@ -181,8 +181,8 @@ COMMENTS: dict[str, str] = {
     "Model.caffe_net": (
         "A net of Caffe's in place of `name`: the path of its prototxt, from the schedule's folder. Its layers are the network, in\n"
         "training those of phase TRAIN and in an evaluation those of TEST. What its data layers say (source, batch_size, transform_param)\n"
-        "and its `param { lr_mult decay_mult }` count where nothing here says something else. Comments and format of the file\n"
-        "don't count, nor where it lies. A snapshot keeps the net. See the page caffe."
+        "and its `param { lr_mult decay_mult }` count where nothing here says something else. A change of the file makes snapshots\n"
+        "stale, but for its comments and format; its path does not count. A snapshot keeps the net. See the page caffe."
     ),
     "ZeroGamma.AS_PUBLISHED": (
         "What the network's authors did: nowhere in torchvision's, LAST in resnet50_intel_caffe, ALL in resnet_small."
@@ -716,7 +716,8 @@ COMMENTS: dict[str, str] = {
         "Where the classes are others, num_classes of the network has to fit. New in stagerun."
     ),
     "Solver.net": (
-        "The same as `model { caffe_net: \"...\" }`; in the schedule's `solver`, as `model` of the schedule. Caffe's."
+        "The same as `model { caffe_net: \"...\" }`; in the schedule's `solver`, as `model` of the schedule. A change of\n"
+        "the file makes snapshots stale, but for its comments and format; its path does not count. Caffe's."
     ),
     "LossParameter": (
         "What a stage minimises: the mean over the images of a batch. With z the network's outputs, p = softmax(z), and t the target of an\n"
@@ -1134,7 +1135,6 @@ COMMENTS: dict[str, str] = {
         "How much of V an outer update keeps. 0 or more, below 1."
     ),
     "WeightsParameter": (
-        "What a stage takes over from the stage it starts from, besides weights and BatchNorm statistics. Resuming inside a stage\n"
         "Weights from elsewhere, by the names of their tensors. `stagerun plan DIR --weights` shows what is taken."
     ),
     "WeightsParameter.file": (
@@ -1165,6 +1165,7 @@ COMMENTS: dict[str, str] = {
         "Names in the network, with as many `*`. Required."
     ),
     "Carry": (
+        "What a stage takes over from the stage it starts from, besides weights and BatchNorm statistics. Resuming inside a stage\n"
         "carries everything. New in stagerun."
     ),
     "Carry.momentum": (

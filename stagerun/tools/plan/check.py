@@ -1,16 +1,17 @@
 """`stagerun check`: what is wrong, or looks wrong, in a schedule's files."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from stagerun.base.errors import ExitCode, Problem, StagerunError
-from stagerun.base.recipe import ABSENT, CODE, Schedule, Source, Stage
+from stagerun.base.recipe import ABSENT, CODE, Given, Schedule, Source, Stage
 from stagerun.base.text import count
 from stagerun.command.ending import show, tell
 from stagerun.command.options import command, flag
 from stagerun.command.shared import Folder, Overrides
 from stagerun.language import digest, load, look_at_classes, look_at_folders
 from stagerun.plan.weights_table import network_change
+from stagerun.store.given import find
 
 
 @command()
@@ -21,8 +22,9 @@ def check(
 ) -> None:
     """Finds every mistake in a schedule's files at once, in a fraction of a second. Trains nothing."""
     schedule = load(folder, overrides)
+    weights = missing_weights(stage for stage in schedule.stages if stage.enabled)
     changes = (line for stage in schedule.stages if (line := network_change(schedule, stage)))
-    tell("\n".join(f"note: {line}" for line in (*missing_data(schedule), *changes)))
+    tell("\n".join(f"note: {line}" for line in (*missing_data(schedule), *weights, *changes)))
     if lint:
         require_nothing_found(schedule)
     show(
@@ -40,6 +42,26 @@ def missing_data(schedule: Schedule) -> Iterator[str]:
     for stage, field, source in named_sources(schedule):
         if not os.path.exists(source.path):
             yield f"{field_in(schedule, stage, field)}: there is no LMDB at {source.path} on this machine; `run` will need it"
+
+
+def missing_weights(stages: Iterable[Stage]) -> Iterator[str]:
+    """A sentence for each file of weights of these stages that isn't on this machine, which may be a login node."""
+    return (
+        _missing(stage, given, error) for stage in stages for given in stage.solver.given if (error := _sought(given))
+    )
+
+
+def _sought(given: Given) -> StagerunError | None:
+    try:
+        find(given.weights)
+    except StagerunError as error:
+        return error
+    return None
+
+
+def _missing(stage: Stage, given: Given, error: StagerunError) -> str:
+    hint = f"; {error.hint}" if error.hint else ""
+    return f"{stage.name}.{given.place.removeprefix('solver.')}: {error.message}: `run` will refuse this{hint}"
 
 
 def field_in(schedule: Schedule, stage: Stage, field: str) -> str:

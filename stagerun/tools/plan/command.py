@@ -39,7 +39,7 @@ from stagerun.system import signals
 from stagerun.system.files import writing
 from stagerun.system.image_folder import is_class_folder
 from stagerun.system.imports import is_there
-from stagerun.tools.plan.check import field_in, missing_data, named_sources
+from stagerun.tools.plan.check import field_in, missing_data, missing_weights, named_sources
 from stagerun.train import results
 from stagerun.train.choices import of_choice, read_chosen
 from stagerun.train.hours import Beside, beside
@@ -141,6 +141,7 @@ def remarks(plan: Plan) -> list[str]:
     found = [f"snapshot {name} is damaged and is passed over" for name in plan.inventory.damaged]
     found += [passed_over(name) for name in plan.inventory.forbidden]
     found += missing_data(plan.schedule)
+    found += missing_weights(s.stage for s in plan.stages if s.state in (State.FRESH, State.STALE))
     for stage, field, source in named_sources(plan.schedule):
         origin = stage.origins.get(f"{field}.images")
         if origin is not None and origin.layer == LMDB:

@@ -10,7 +10,7 @@ from stagerun.base.errors import UsageError, listing, nearest
 from stagerun.base.recipe import Schedule
 from stagerun.base.snapshots import Inventory, SnapshotRef
 from stagerun.language.resolve import SCHEDULE_FILE
-from stagerun.plan import State, make_plan
+from stagerun.plan import PlannedStage, State, make_plan
 from stagerun.store.layout import MANIFEST, snapshots_folder
 from stagerun.train.output import DISK, Target, find_target, stage_order
 
@@ -99,9 +99,12 @@ def _ends(target: Target, stage: str | None) -> Chosen:
     asked = {name: ref for name, ref in ends.items() if stage in (None, name)}
     if not asked:
         what = f"stage `{stage}` is {waiting[stage]}" if stage is not None else f"no stage is finished in {target.out}"
-        stale = State.STALE.value in ([waiting[stage]] if stage is not None else waiting.values())
+        why = [waiting[stage]] if stage is not None else list(waiting.values())
+        stale = any(text.startswith(State.STALE.value) for text in why)
         if stale and stage is None:
-            what += " as the schedule says now"
+            what += " as the schedule says now" + "".join(
+                f"\n  stage `{name}` is {text}" for name, text in waiting.items()
+            )
         hint = "give one of its snapshots; `stagerun snapshots` lists them"
         raise UsageError(what, f"{SETS}; or {hint}" if stale else hint)
     left_out = [f"stage `{name}` is {why} and is left out" for name, why in waiting.items() if stage is None]
@@ -115,7 +118,13 @@ def _planned(schedule: Schedule, inventory: Inventory) -> tuple[dict[str, Snapsh
     plan = make_plan(schedule, inventory)
     ends = {s.stage.name: s.end for s in plan.stages if s.end is not None}
     words = {"fresh": "not trained", "resume": "half trained"}
-    return ends, {s.stage.name: words.get(s.state.value, s.state.value) for s in plan.stages if s.end is None}
+    return ends, {s.stage.name: words.get(s.state.value, _why(s)) for s in plan.stages if s.end is None}
+
+
+def _why(planned: PlannedStage) -> str:
+    """`stale (its parent `init` is stale)`, as `plan` says it."""
+    why = "; ".join([planned.why, *map(str, planned.changes)]) if planned.why else ""
+    return planned.state.value + (f" ({why})" if why else "")
 
 
 def _newest(out: Path, inventory: Inventory) -> tuple[dict[str, SnapshotRef], dict[str, str]]:

@@ -132,7 +132,7 @@ class Console:
                 self.left = event.iterations_left or self.left  # a damaged snapshot may have added to it
                 self.window.clear()
                 self.pushes.clear()
-                start = "its .solverstate" if 0 < event.iter == event.begins else event.start
+                start = "its .solverstate" if 0 < event.iter == event.begins else event.weights or event.start
                 self.say(
                     f"stage {event.number}/{self._stages} {event.stage}: iterations {event.iter} to {event.max_iter}, batch "
                     f"{event.batch_size}, from {start}"
