@@ -175,7 +175,7 @@ def test_images_that_cant_be_used_are_all_named(folder: Path) -> None:
         file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(DataError) as caught:
         make(read(folder))
-    assert "2 images of 30 can't be used" in caught.value.message
+    assert "2 of 30 images can't be used" in caught.value.message
     assert "n00000001/4.JPEG" in caught.value.message and "n00000002/5.JPEG" in caught.value.message
     assert f"stagerun data import {folder / 'train'} LMDB --max-bad N" in caught.value.hint
 

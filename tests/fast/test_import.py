@@ -131,7 +131,7 @@ def test_odd_images_are_taken_by_rule_and_listed(tmp_path: Path) -> None:
         "not an image\ta/text?.JPEG: the file",
     ):
         assert f"\n{line}" in report
-    with pytest.raises(DataError, match="6 images of 9 can't be used"):
+    with pytest.raises(DataError, match="6 of 9 images can't be used"):
         made(source, tmp_path / "strict")
 
 

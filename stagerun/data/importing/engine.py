@@ -233,7 +233,7 @@ def _walk(work: Work, partial: Partial, journal: Journal, position: int, bad: in
             if bad > job.max_bad + _HOPELESS:
                 writer.wait()
                 raise Unusable(
-                    f"{bad} of {count(at + 1, 'image')} can't be used; more than {job.max_bad} are not allowed (--max-bad)",
+                    f"{bad} of {count(at + 1, 'image')} can't be used; {job.max_bad} at most are allowed (--max-bad)",
                     "is this the right source?",
                 )
             if chunk.is_full():
@@ -329,7 +329,7 @@ def _finish(work: Work, partial: Partial, journal: Journal, max_bad: int, starte
     if len(bad) > max_bad:
         partial.write(REPORT, report.text_of(work, len(kept), notes, {}))
         raise Unusable(
-            f"{len(bad)} of {count(len(work), 'image')} can't be used; more than {max_bad} are not allowed:\n  "
+            f"{len(bad)} of {count(len(work), 'image')} can't be used{f'; {max_bad} at most are allowed' if max_bad else ''}:\n  "
             + "\n  ".join(first([report.line_of(note) for note in bad], _SHOWN)),
             f"all of them are listed in {partial.folder / REPORT}; to go without them add --max-bad {len(bad)}, "
             "which goes on from here; or repair the source and add --restart",
