@@ -600,7 +600,7 @@ NOT_SAVED: Mapping[str, bytes] = {}
 def files_in(folder: str, edited: Mapping[str, bytes] = NOT_SAVED) -> dict[str, Text]:
     """schedule.prototxt, and the files of the stages that it names: their bytes, or why they can't be read. RecipeError if the folder isn't
     there. `edited`: as in `load`."""
-    if not os.path.isdir(folder):
+    if SCHEDULE_FILE not in edited and not os.path.isdir(folder):
         raise RecipeError([_no_folder(folder)])
     first = _text(folder, edited, SCHEDULE_FILE)
     stages = () if isinstance(first, Unreadable) else stage_files(first)

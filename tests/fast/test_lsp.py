@@ -298,7 +298,7 @@ def test_a_hint_that_can_be_followed_is_an_action(folder: Path, good: str, wrong
     assert good in TREE
     text, path = Text(TREE.replace(good, wrong)), str(folder / "schedule.prototxt")
     typed = {path: text.text}
-    fixes = [found for p in look(str(folder), typed).mistakes if (found := fix(str(folder), typed, text, p))]
+    fixes = [found for p in look(str(folder), typed).mistakes if (found := fix(look(str(folder), typed), text, p))]
     assert [changed_text(text.text, [found.edit]) for found in fixes][:1] == [TREE]
 
 
@@ -307,7 +307,7 @@ def test_a_hint_that_would_not_help_is_none(folder: Path, wrong: str) -> None:
     text, path = Text(TREE.replace("base_lr: 0.2", wrong)), str(folder / "schedule.prototxt")
     typed = {path: text.text}
     mistakes = look(str(folder), typed).mistakes
-    assert mistakes and not any(fix(str(folder), typed, text, problem) for problem in mistakes)
+    assert mistakes and not any(fix(look(str(folder), typed), text, problem) for problem in mistakes)
 
 
 def test_epochs_stand_beside_iterations_and_rates_beside_stages(folder: Path) -> None:

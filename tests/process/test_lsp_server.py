@@ -1,6 +1,7 @@
 """`stagerun lsp` over stdin and stdout, with the client of pygls."""
 
 import asyncio
+import os
 import shutil
 import sys
 from collections.abc import Awaitable, Callable
@@ -140,5 +141,35 @@ def test_what_an_editor_asks(folder: Path) -> None:
         asked = lsp.DocumentFormattingParams(document, lsp.FormattingOptions(2, True))
         (edit,) = await client.text_document_formatting_async(asked)
         assert edit.new_text == text
+
+    with_editor(folder, test)
+
+
+def test_a_schedule_that_is_taken_away_or_not_yet_saved(folder: Path) -> None:
+    async def test(editor: Editor) -> None:
+        text = editor.open("cyc1.prototxt", (folder / "cyc1.prototxt").read_text() + "bad: 1\n")
+        await editor.until(lambda: bool(editor.diagnostics.get("cyc1.prototxt")))
+        shutil.move(folder / "schedule.prototxt", folder / "away")
+        editor.type("cyc1.prototxt", text.replace("bad: 1\n", ""))
+        await editor.until(lambda: not editor.diagnostics["cyc1.prototxt"])
+        new = editor.open("new/schedule.prototxt", 'name: "x"\nstage { na }\n')
+        asked = lsp.CompletionParams(**editor.at("new/schedule.prototxt", new, "na }", 2))
+        found = await editor.client.text_document_completion_async(asked)
+        assert "name" in {item.label for item in found}
+
+    with_editor(folder, test)
+
+
+def test_the_definition_of_a_file_does_not_read_it(folder: Path) -> None:
+    os.mkfifo(folder / "net.prototxt")  # which no one writes to
+
+    async def test(editor: Editor) -> None:
+        text = 'model { caffe_net: "net.prototxt" }\n' + (folder / "schedule.prototxt").read_text()
+        editor.open("schedule.prototxt", text)
+        where = editor.at("schedule.prototxt", text, '"net.', 2)
+        found = await asyncio.wait_for(
+            editor.client.text_document_definition_async(lsp.DefinitionParams(**where)), LIMIT_S
+        )
+        assert found.uri.endswith("/net.prototxt")
 
     with_editor(folder, test)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from stagerun.base.errors import Problem
 from stagerun.language.lexer import Kind
-from stagerun.tools.lsp.folder import Texts, look
+from stagerun.tools.lsp.folder import Folder, look
 from stagerun.tools.lsp.names import Edit, changed_text
 from stagerun.tools.lsp.place import Text
 
@@ -27,23 +27,23 @@ class Fix:
     edit: Edit
 
 
-def fix(folder: str, typed: Texts, text: Text, problem: Problem) -> Fix | None:
+def fix(folder: Folder, text: Text, problem: Problem) -> Fix | None:
     """None where the hint can't be followed to the letter."""
     meant = next((found[1] for hint in _HINTS if (found := hint.search(problem.hint))), "")
     if not meant or any(word in meant for word in _OPEN):
         return None
     line = problem.span.path, problem.span.line
-    before = _in_line(line, folder, typed)
+    before = _in_line(line, folder)
     for edit in _edits(text, problem, meant):
-        after = _in_line(line, folder, {**typed, problem.span.path: changed_text(text.text, [edit])})
+        after = _in_line(line, look(folder.path, {**folder.typed, problem.span.path: changed_text(text.text, [edit])}))
         if after < before and problem.message not in after:
             return Fix(f"write `{meant}`", edit)
     return None
 
 
-def _in_line(line: tuple[str, int], folder: str, typed: Texts) -> set[str]:
+def _in_line(line: tuple[str, int], folder: Folder) -> set[str]:
     """What is wrong in a line of a file."""
-    return {p.message for p in look(folder, typed).mistakes if (p.span.path, p.span.line) == line}
+    return {p.message for p in folder.mistakes if (p.span.path, p.span.line) == line}
 
 
 def _edits(text: Text, problem: Problem, meant: str) -> Iterator[Edit]:

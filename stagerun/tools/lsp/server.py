@@ -7,7 +7,7 @@ from typing import Any
 from lsprotocol import types as lsp
 from pygls.exceptions import JsonRpcException
 
-from stagerun.base.errors import Problems, UsageError
+from stagerun.base.errors import Problems, Span, UsageError
 from stagerun.language.parse import parse
 from stagerun.tools.fmt.style import formatted
 from stagerun.tools.lsp.actions import fix
@@ -24,6 +24,7 @@ _KINDS = {
     "stage": lsp.CompletionItemKind.Reference,
     "file": lsp.CompletionItemKind.File,
 }
+_MOST_TRIED = 10  # mistakes of one answer: each takes a few looks at the folder
 server = Server()
 
 
@@ -32,6 +33,19 @@ def serve() -> None:
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)
         server.start_io(sys.stdin.buffer, answers)
+
+
+@server.feature(lsp.INITIALIZED)
+def watch_files(params: lsp.InitializedParams) -> None:
+    """An editor tells of files that others write, if it is asked to."""
+    workspace = server.client_capabilities.workspace
+    if workspace is None or workspace.did_change_watched_files is None:
+        return
+    if workspace.did_change_watched_files.dynamic_registration:
+        patterns = [lsp.FileSystemWatcher(f"**/*.{end}") for end in ("prototxt", "py")]
+        options = lsp.DidChangeWatchedFilesRegistrationOptions(patterns)
+        one = lsp.Registration("files", lsp.WORKSPACE_DID_CHANGE_WATCHED_FILES, options)
+        server.client_register_capability(lsp.RegistrationParams([one]))
 
 
 @server.feature(lsp.TEXT_DOCUMENT_DID_OPEN)
@@ -95,7 +109,11 @@ def definition(params: lsp.DefinitionParams) -> lsp.Location | None:
     if (here := server.here(params)) is None:
         return None
     span = definition_of(here.folder, here.path, here.text, here.place, os.path.exists)
-    return lsp.Location(server.uri(span.path), span_range(server.text(span.path), span)) if span is not None else None
+    if span is None:
+        return None
+    if span == Span(span.path, 1, 1):  # a file, of any kind and size
+        return lsp.Location(server.uri(span.path), lsp.Range(lsp.Position(0, 0), lsp.Position(0, 0)))
+    return lsp.Location(server.uri(span.path), span_range(server.text(span.path), span))
 
 
 @server.feature(lsp.TEXT_DOCUMENT_PREPARE_RENAME)
@@ -129,12 +147,14 @@ def code_action(params: lsp.CodeActionParams) -> list[lsp.CodeAction]:
     path = path_of(params.text_document.uri)
     folder, text = server.folder(path), server.text(path)
     found = []
+    tried = 0
     for problem in folder.mistakes if folder is not None else ():
         place = span_range(text, problem.span)
         apart = place.end < params.range.start or params.range.end < place.start
-        if folder is None or problem.span.path != path or apart:
+        if folder is None or problem.span.path != path or apart or tried == _MOST_TRIED:
             continue
-        mended = fix(folder.path, server.typed, text, problem)
+        tried += 1
+        mended = fix(folder, text, problem)
         if mended is not None:
             diagnostic = lsp.Diagnostic(place, said(problem), severity=lsp.DiagnosticSeverity.Error, source="stagerun")
             edit = server.edits(path, [mended.edit])

@@ -5,8 +5,10 @@ A folder is looked at a moment after the last key press, so that typing queues n
 
 import asyncio
 import os
+import stat
 import traceback
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +19,7 @@ from pygls.uris import from_fs_path, to_fs_path
 
 import stagerun
 from stagerun.base.errors import Problem, Span
+from stagerun.language.parse import LARGEST
 from stagerun.tools.lsp.folder import Folder, folder_of, look
 from stagerun.tools.lsp.names import Edit
 from stagerun.tools.lsp.place import Place, Text, place_at
@@ -55,11 +58,11 @@ class Server(LanguageServer):
         """As the editor holds it, or else as it is on disk; empty where it can't be read."""
         text = self.typed.get(path)
         if text is None:
-            try:
-                with open(path, encoding="utf-8", errors="replace", newline="") as file:
-                    text = file.read()
-            except OSError:
-                text = ""
+            text = ""
+            with suppress(OSError, ValueError):  # ValueError: a name that no file can have
+                if stat.S_ISREG(os.stat(path).st_mode):  # opening a FIFO would wait for a writer
+                    with open(path, "rb") as file:
+                        text = file.read(LARGEST).decode(errors="replace")
         encoding = str(getattr(self.workspace.position_encoding, "value", self.workspace.position_encoding) or "utf-16")
         return Text(text, encoding)
 
@@ -84,14 +87,17 @@ class Server(LanguageServer):
 
     def changed(self, uri: str, delay: float = 0.0, reread: bool = True) -> None:
         """The folder of the file will be looked at. `reread`: files on disk may be others, too."""
-        place = folder_of(path_of(uri), self.typed)
-        if place is None:
-            return
-        if reread:
-            self._looked.pop(place, None)
-        if (before := self._waiting.pop(place, None)) is not None:
-            before.cancel()
-        self._waiting[place] = asyncio.get_running_loop().call_later(delay, self._publish, place)
+        path = path_of(uri)
+        # It may belong to another folder than it did: schedule.prototxt is gone, or there is a new one.
+        places = {place for place, shown in self._shown.items() if path in shown}
+        if (now := folder_of(path, self.typed)) is not None:
+            places.add(now)
+        for place in places:
+            if reread:
+                self._looked.pop(place, None)
+            if (before := self._waiting.pop(place, None)) is not None:
+                before.cancel()
+            self._waiting[place] = asyncio.get_running_loop().call_later(delay, self._publish, place)
 
     def _publish(self, place: str) -> None:
         """A failure is logged, and the next text is looked at as if there had been none."""
@@ -99,7 +105,11 @@ class Server(LanguageServer):
         try:
             folder = self.folder(os.path.join(place, "schedule.prototxt"))
             by_path: dict[str, list[lsp.Diagnostic]] = {path: [] for path in self._shown.get(place, ())}
-            if folder is not None and any(folder_of(path, self.typed) == place for path in self.typed):
+            if (
+                folder is not None
+                and folder.path == place
+                and any(folder_of(path, self.typed) == place for path in self.typed)
+            ):
                 for path in {problem.span.path for problem in folder.problems}:
                     by_path[path] = self._diagnostics(folder, path)
             for path, found in by_path.items():
@@ -148,7 +158,9 @@ class Server(LanguageServer):
 
 def path_of(uri: str) -> str:
     """Absolute; '' for what isn't a file."""
-    return os.path.normpath(to_fs_path(uri) or "") if uri.startswith("file:") else ""
+    local = uri.replace("file://localhost/", "file:///", 1)
+    path = to_fs_path(local) if local.startswith("file:///") else ""
+    return os.path.normpath(path) if path else ""
 
 
 def said(problem: Problem) -> str:
