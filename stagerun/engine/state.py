@@ -59,11 +59,18 @@ class TrainState:
             layer.eval()
 
 
+def to_channels_last(model: nn.Module) -> None:
+    """In place. `Module.to` refuses tensors of five dimensions, as a Conv3d has: these stay as they are."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.dim() == 4:
+            tensor.data = tensor.data.to(memory_format=torch.channels_last)
+
+
 def make_state(model: nn.Module, solver: Solver, device: torch.device) -> TrainState:
     """The state at iteration 0 of a stage, with the weights that `model` has and nothing remembered of updates."""
     model.to(device, dtype_of(solver.precision))
     if solver.channels_last:
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        to_channels_last(model)
     if solver.loss is not None and isinstance(model, Network):
         model.train_alone()
     parameters, frozen = trained_parameters(model, solver.param, solver.freeze), frozen_norms(model, solver.freeze)

@@ -21,7 +21,7 @@ from stagerun.engine.ensemble import Member, WeightMean, take_statistics, togeth
 from stagerun.engine.evaluate import Score, score
 from stagerun.engine.feed import feed
 from stagerun.engine.parameters import frozen_norms
-from stagerun.engine.state import restore
+from stagerun.engine.state import restore, to_channels_last
 from stagerun.engine.update import explained
 from stagerun.language.nets import ignored_in
 from stagerun.models import build
@@ -182,7 +182,7 @@ def _network(run: EnsembleRun, stage: Stage) -> nn.Module:
     torch.manual_seed(solver.random_seed)
     model = build(stage.model).to(run.worker.device, dtype_of(solver.precision))
     if solver.channels_last:
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        to_channels_last(model)
     return model
 
 

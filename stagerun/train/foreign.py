@@ -20,6 +20,7 @@ from stagerun.base.text import listed, size
 from stagerun.comm import gather_json
 from stagerun.engine.codec import digest
 from stagerun.engine.device import autocast, dtype_of, seed
+from stagerun.engine.state import to_channels_last
 from stagerun.engine.update import explained
 from stagerun.language.networks import code_in, from_outside
 from stagerun.models import build
@@ -117,7 +118,7 @@ def _tried(
         net.to(device, dtype_of(precision))
         images = torch.randn(shape, device=device, dtype=dtype_of(precision))
         if channels_last:
-            net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            to_channels_last(net)
             images = images.contiguous(memory_format=torch.channels_last)
         with explained(len(images)):
             unused = _pass(net, images, model.num_classes, precision, learns=workers > 0)

@@ -10,7 +10,7 @@ from stagerun.base.recipe import LossType, Model, Solver
 from stagerun.engine.codec import decode
 from stagerun.engine.device import dtype_of
 from stagerun.engine.losses import Loss, Own, loss_of, try_out
-from stagerun.engine.state import restore
+from stagerun.engine.state import restore, to_channels_last
 from stagerun.language import arguments
 from stagerun.language.nets import of_model
 from stagerun.models import build
@@ -106,5 +106,5 @@ def _network(model: Model, solver: Solver, device: torch.device) -> nn.Module:
     """A network for the images of a stage that it teaches, with freshly drawn weights. It is not compiled."""
     network = build(model).to(device, dtype_of(solver.precision)).requires_grad_(False)
     if solver.channels_last:
-        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        to_channels_last(network)
     return network.eval()

@@ -17,7 +17,7 @@ from stagerun.base.snapshots import SnapshotRef
 from stagerun.base.text import size
 from stagerun.engine.codec import decode
 from stagerun.engine.device import dtype_of
-from stagerun.engine.state import restore
+from stagerun.engine.state import restore, to_channels_last
 from stagerun.language.code import is_reserved
 from stagerun.language.networks import from_outside
 from stagerun.language.stored import read_foreign
@@ -219,7 +219,7 @@ def load_network(stored: Stored, device: torch.device, ema: bool) -> nn.Module:
     model = build(stored.stage.model)
     model.to(device, dtype_of(solver.precision))
     if solver.channels_last:
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        to_channels_last(model)
     try:
         restore(dict(model.state_dict()), saved)
     except ValueError as error:
