@@ -172,7 +172,7 @@ def test_too_many_bad_ones_are_all_listed_and_allowing_them_goes_on(
     out = tmp_path / "out"
     with pytest.raises(DataError) as error:
         run(Numbers(), str(out), job(max_bad=9))
-    assert "10 of 150 images can't be used; more than 9" in error.value.message
+    assert "10 of 150 images can't be used; 9 at most" in error.value.message
     assert all(f"image {i}: on purpose" in error.value.message for i in BAD)
     assert "--max-bad 10" in error.value.hint and not out.exists()
     assert (tmp_path / "out.partial" / REPORT).read_text().count("on purpose") == 10

@@ -123,7 +123,9 @@ def test_what_the_side_files_know_is_found_before_the_first_iteration(tmp_path: 
     done = small.run(schedule(tmp_path / "s", tmp_path), tmp_path / "out")
     assert done.returncode == 65
     assert "label 0 is `class0` in" in done.stderr and "and `class1` in" in done.stderr
-    assert "_class1/005.jpg`: the image is 24 x 54 pixels" in done.stderr, done.stderr
+    assert (
+        "_class1/005.jpg`: the image is 20 x 50 pixels (height x width), 24 x 54 pixels once padded" in done.stderr
+    ), done.stderr
     assert not list((tmp_path / "out" / "snapshots").iterdir())
 
 
