@@ -336,8 +336,8 @@ ALL_COUNT = Ignored()
 
 
 def ignored(net: Net, own_loss: bool = False) -> Ignored:
-    """What the `ignore_label` of a net's layers mean together; `own_loss`: the stage has a loss in place of theirs. A label is ignored in training if every
-    loss ignores it. Where an evaluation has no loss, or no Accuracy, what the other ignores."""
+    """What the layers of a net ignore together. `own_loss`: the stage has a loss in place of theirs. Training ignores a label if every loss does.
+    An evaluation without a loss, or without an Accuracy, ignores what the other one does."""
     accuracies, losses = _judging(net.test, Accuracy), _judging(net.test, SoftmaxWithLoss)
     label = _label(accuracies or losses)
     if own_loss:

@@ -170,7 +170,7 @@ def _decoded(text: Text) -> str:
 
 
 def _numbers(settings: Mapping[str, Block], read: Callable[[View], int | None]) -> dict[str, int]:
-    """Of each stage where it is known."""
+    """By the name of the stage, where it is known."""
     return {name: number for name, block in settings.items() if (number := _known(block, read)) is not None}
 
 

@@ -369,7 +369,7 @@ def _lost(stage: Stage, source: Source | None) -> str:
 
 
 def _left_out(planned: PlannedStage, chosen: bool, everything: Mapping[str, PlannedStage]) -> PlannedStage:
-    """The stage, as disabled or not chosen where this plan leaves it out."""
+    """The same stage, marked as disabled or not chosen if this plan leaves it out."""
     if not planned.stage.enabled:
         parent = everything[planned.stage.parent].stage if planned.stage.parent is not None else None
         why = f"its parent `{parent.name}` is disabled" if parent is not None and not parent.enabled else ""

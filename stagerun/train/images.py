@@ -122,10 +122,10 @@ def evaluated(stage: Stage, batches: int, test_iter: int | None) -> list[int]:
     return evenly(batches, test_iter) if stage.solver.test_transform.rectangular else list(range(test_iter))
 
 
-_Kept = tuple[str, bool]
+_Key = tuple[str, bool]
 
 
-def kept(stage: Stage) -> _Kept:
+def memory_key(stage: Stage) -> _Key:
     """What two stages have in common that take the same images from memory: the set, and whether numbers of records stand for labels."""
     return stage.data.train.path, stage.data.train.labels is not None
 
@@ -145,8 +145,8 @@ class Images:
         self._threads = schedule.data.loader_threads or default_loader_threads(device.type, torch.get_num_threads())
         self._sharers = 1  # workers of this node
         # Of the training set that a stage asked for last: others make room.
-        self._memory: tuple[_Kept | None, Decoded | None] = (None, None)
-        self.resident: tuple[tuple[_Kept, int, int | None] | None, Resident | None] = (
+        self._memory: tuple[_Key | None, Decoded | None] = (None, None)
+        self.resident: tuple[tuple[_Key, int, int | None] | None, Resident | None] = (
             None,
             None,
         )  # filled by train.resident
@@ -265,13 +265,13 @@ class Images:
     def memory(self, stage: Stage) -> Decoded | None:
         """Where the stage's training images stay once they are decoded, the same for all stages that have them; None if they don't."""
         key, memory = self._memory
-        if key != kept(stage):
+        if key != memory_key(stage):
             self._memory = (None, None)  # those of another set go first
             cache = stage.data.cache
             if cache is Cache.DEVICE and self._device.type == "cuda":  # they stay there, and take no room here
                 cache = Cache.DISK
             memory = make_memory(self.training(stage), self.schedule.model.channels, cache, self._sharers)
-            self._memory = (kept(stage), memory)
+            self._memory = (memory_key(stage), memory)
         return memory
 
     def test_loader(self, stage: Stage, val: Source) -> Loader:

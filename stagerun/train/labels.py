@@ -91,7 +91,7 @@ def _require_same(records: Records, comm: Comm) -> None:
     keys = everyone(comm, lambda: hashlib.sha256(b"\0".join(map(records.key, few))).hexdigest())
     if len(set(gather_json(comm, keys))) > 1:
         raise DataError(
-            f"{records.name}: the hosts have other records under this name", "copy the same LMDB to all hosts"
+            f"{records.name}: the hosts have different records under this name", "copy the same LMDB to all hosts"
         )
 
 

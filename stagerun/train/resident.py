@@ -24,7 +24,7 @@ from stagerun.engine.feed import Cut, Resident, feed, read_all
 from stagerun.engine.images import Batch
 from stagerun.language.nets import ignored_in
 from stagerun.system.pulse import beating
-from stagerun.train.images import kept
+from stagerun.train.images import memory_key
 from stagerun.train.worker import StageRun
 
 AUTO_SHARE = 8  # AUTO takes at most one part of so many of what is free
@@ -39,7 +39,7 @@ def keep(run: StageRun) -> Generator[Note, None, Resident | None]:
     """
     cache, images = run.stage.data.cache, run.worker.images
     # The labels were checked when the images were read: those that one stage ignores may be no classes for another.
-    key = kept(run.stage), run.stage.model.num_classes, ignored_in(run.stage).train
+    key = memory_key(run.stage), run.stage.model.num_classes, ignored_in(run.stage).train
     wanted = cache in (Cache.AUTO, Cache.DEVICE) and run.worker.device.type == "cuda"
     if not (wanted and only_places(run.stage.solver.transform)):
         return None

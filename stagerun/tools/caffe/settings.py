@@ -151,7 +151,7 @@ def solver_settings(text: CaffeText, found: Findings) -> dict[str, Setting]:
 
 
 def _warm_up_cut_short(view: View, made: dict[str, Setting]) -> dict[str, Setting]:
-    """Of a solver that ends within its warm-up, which a stage must not, the ramp to the rate that it comes to: the rates are the same."""
+    """A shorter ramp with the same rates, for a solver that ends within its warm-up: a stage must not."""
     warm_up, end = (view.whole(name) or 0 for name in ("warmup_iter", "max_iter"))
     base_lr = view.number("base_lr") or 0.0
     if not 0 < end < warm_up:

@@ -215,7 +215,7 @@ def _with_comments(lines: Sequence[_Line], rows: Sequence[str]) -> Iterator[str]
             end = next(
                 (m for m in range(n, len(lines)) if not _beside(lines[m]) or (m > n and lines[m].spaced)), len(lines)
             )
-            at = max(COMMENT_COLUMN, *(len(one) + 2 for one in rows[n:end]), 0)
+            at = max(COMMENT_COLUMN, *(len(one) + 2 for one in rows[n:end]))
         yield row.ljust(at) + line.comment
 
 
