@@ -6,6 +6,18 @@ from click.shell_completion import ShellComplete, get_completion_class
 from stagerun.command.options import argument, command
 
 SHELLS = ("bash", "zsh", "fish")
+# What click's scripts lack: no space behind a word that goes on, `cyc2.` or `cyc2.base_lr=`. fish does so by itself.
+_OPEN = {
+    "bash": (
+        "            COMPREPLY+=($value)\n",
+        "            COMPREPLY+=($value)\n            [[ $value == *[.=] ]] && compopt -o nospace\n",
+    ),
+    "zsh": (
+        "        compadd -U -V unsorted -a completions\n",
+        "        compadd -U -V unsorted -- ${completions:#*[.=]}\n"
+        "        compadd -U -V unsorted -S '' -- ${(M)completions:#*[.=]}\n",
+    ),
+}
 
 
 @command()
@@ -21,4 +33,5 @@ def completion(shell: str = argument("SHELL", type=click.Choice(SHELLS))) -> Non
     assert found is not None
     main = click.get_current_context().find_root().command
     # Not the shell's own `source`, which starts bash to look at its version.
-    click.echo(ShellComplete.source(found(main, {}, "stagerun", "_STAGERUN_COMPLETE")), nl=False)
+    script = ShellComplete.source(found(main, {}, "stagerun", "_STAGERUN_COMPLETE"))
+    click.echo(script.replace(*_OPEN.get(shell, ("", ""))), nl=False)

@@ -1,12 +1,13 @@
 """What a shell completes where a stage or a field of one is meant: `--only STAGE`, `--set STAGE.FIELD=VALUE`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from google.protobuf.descriptor import Descriptor
 
 from stagerun.base.errors import RecipeError
 from stagerun.language import files_in, stage_nodes
 from stagerun.language.resolve import SCHEDULE_FILE
+from stagerun.language.stages import Node
 from stagerun.language.tree import SCHEDULE, SOLVER, is_message
 
 
@@ -16,7 +17,11 @@ def stage_names(folder: str) -> list[str]:
         text = files_in(folder)[SCHEDULE_FILE]
     except RecipeError:
         return []
-    return list(dict.fromkeys(name for node in stage_nodes(text) for name in (node.name, node.group) if name))
+    return names_of(stage_nodes(text))
+
+
+def names_of(nodes: Iterable[Node]) -> list[str]:
+    return list(dict.fromkeys(name for node in nodes for name in (node.name, node.group) if name))
 
 
 def settings(folder: str, word: str, end: str) -> list[str]:

@@ -93,7 +93,9 @@ def test_every_command_can_be_completed() -> None:
     ("shell", "line"),
     [
         ("bash", "complete -o nosort -F _stagerun_completion stagerun"),
+        ("bash", "[[ $value == *[.=] ]] && compopt -o nospace"),
         ("zsh", "#compdef stagerun"),
+        ("zsh", "compadd -U -V unsorted -S '' -- ${(M)completions:#*[.=]}"),
         ("fish", "complete --no-files --command stagerun"),
     ],
 )

@@ -113,7 +113,7 @@ def test_links_files_and_pictures_are_there(page: str) -> None:
             headings = re.findall(r"^#+ (.*)$", other.read_text(), re.M) if heading else []
             assert not heading or heading in [h.lower().replace(" ", "-") for h in headings], target
     assert set(re.findall(r"\]\[(\w+)\]", text)) == set(re.findall(r"^\[(\w+)\]: https://", text, re.M))
-    for named in set(re.findall(r"scripts/[a-z-]+|tests/[\w/]+\.\w+|solvers/[a-z0-9_]+(?=[/`])", text)):
+    for named in set(re.findall(r"scripts/[\w.-]*\w|tests/[\w/]+\.\w+|solvers/[a-z0-9_]+(?=[/`])", text)):
         assert (ROOT / named).exists(), named
 
 

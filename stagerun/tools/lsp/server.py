@@ -8,6 +8,7 @@ from lsprotocol import types as lsp
 from pygls.exceptions import JsonRpcException
 
 from stagerun.base.errors import Problems, Span, UsageError
+from stagerun.command.stage_words import names_of
 from stagerun.language.parse import parse
 from stagerun.tools.fmt.style import formatted
 from stagerun.tools.lsp.actions import fix
@@ -94,9 +95,9 @@ def hover(params: lsp.HoverParams) -> lsp.Hover | None:
 def completion(params: lsp.CompletionParams) -> list[lsp.CompletionItem]:
     if (here := server.here(params)) is None:
         return []
-    stages = [name for node in here.folder.nodes() for name in (node.name, node.group) if name]
+    stages, files = names_of(here.folder.nodes()), here.folder.listed()
     found = []
-    for n, one in enumerate(proposals(here.text, here.place, here.offset, stages, here.folder.listed())):
+    for n, one in enumerate(proposals(here.text, here.place, here.offset, stages, files)):
         edit = text_edit(here.text, Edit(one.first, here.offset, one.text))
         item = lsp.CompletionItem(one.label, kind=_KINDS[one.kind], documentation=one.says or None, text_edit=edit)
         item.sort_text = f"{n:04}"
