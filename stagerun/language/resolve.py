@@ -103,7 +103,9 @@ def read(
     sources = local.sources(needed)
     kept = tuple((beside(n), _decoded(texts[n])) for n in names if texts.get(n, MISSING) != MISSING)
     kept += tuple((beside(file), text) for file, text in sources.files) + caffe.kept
-    facts = {name: list(build.code_facts([entry for _, entry in entries], local, path)) for name, entries in code.items()}
+    facts = {
+        name: list(build.code_facts([entry for _, entry in entries], local, path)) for name, entries in code.items()
+    }
     built = _build(schedule, order, settings, root, path, kept, facts, build.Beside(sources, marked, caffe.held))
     return sampling.applied(built, weights)
 
