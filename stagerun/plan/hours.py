@@ -309,7 +309,7 @@ def render_hours(plan: Plan, hours: Hours, together: Mapping[str, Spent | None] 
     titles = {"training": "training", "tests": "evaluation", "snapshots": "snapshots", "start": "start"}
     rows: list[Sequence[str]] = [("stage", "iterations", *(titles[n] for n in shown), "in all")]
     iterations = {p.label: between(p.least_left, p.iterations_left) for p in plan.work}
-    if hours.opening:
+    if hours.opening >= 0.5:  # less is shown as `0 s`
         rows.append(("(the job)", "", *("" for n in shown[:-1]), *[duration(hours.opening)] * 2))
     for name, part in parts.items():
         times = ["?"] * (len(shown) + 1) if part is None else _times(part, shown)
