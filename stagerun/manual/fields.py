@@ -344,7 +344,8 @@ overfitting, overfit, regularisation, regularization
   mixup_alpha`, `stagerun help early_stop`.
 
 ema, averaged weights, swa, moving average
-  `ema_decay` keeps an average of the weights, which `eval --ema` takes. An ensemble may average those of several stages.
+  `ema_decay` keeps an average of the weights, which `eval --ema` takes. An ensemble may average those of several
+  stages.
   See `stagerun help ema_decay`, `stagerun help Ensemble`, `stagerun eval --help`.
 
 gradient clipping, clip, clipping
