@@ -98,9 +98,9 @@ def require_usable(
 def _placed(mistake: DataError, stage: Stage, transform: str) -> DataError:
     """The mistake, whose hint says where the setting that it names is written."""
     for field in ("model.num_classes", f"solver.{transform}.crop_size", "solver.transform_param.crop_size"):
-        name, origin = f"`{field.rpartition('.')[2]}`", stage.origins.get(field)
-        if name in mistake.hint and origin is not None and origin.span is not None:
-            place = f"{name} ({origin.span.path}:{origin.span.line})"
+        name, span = f"`{field.rpartition('.')[2]}`", stage.written(field)
+        if name in mistake.hint and span is not None:
+            place = f"{name} ({span.path}:{span.line})"
             return DataError(mistake.message, mistake.hint.replace(name, place, 1))
     return mistake
 
