@@ -187,9 +187,12 @@ LONGEST_LINE = 200  # characters of a line that are shown
 class Problems:
     """Mistakes found so far. The same message at the same place (a setting that five stages inherit) counts once."""
 
-    def __init__(self) -> None:
+    def __init__(self, files: Iterable[tuple[str, str]] = ()) -> None:
+        """`files`: the path and text of each, as `Schedule.files`, whose lines are shown."""
         self._found: dict[tuple[Span, str], Problem] = {}
         self._lines: dict[str, list[str]] = {}
+        for path, text in files:
+            self.file(path, text)
 
     def __bool__(self) -> bool:
         return bool(self._found)
@@ -203,11 +206,6 @@ class Problems:
     def file(self, path: str, text: str) -> None:
         """Makes the lines of a text known, before mistakes in it are added."""
         self._lines[path] = text.split("\n")
-
-    def files(self, texts: Iterable[tuple[str, str]]) -> None:
-        """The same for each (path, text): `Schedule.files`."""
-        for path, text in texts:
-            self.file(path, text)
 
     def add(self, span: Span, message: str, hint: str = "") -> None:
         self._found.setdefault((span, message), Problem(message, span, self.line(span), hint))

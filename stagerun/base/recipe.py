@@ -693,6 +693,11 @@ class Stage:
         iter, *digests = self.identity.get(WEIGHTS_DIGEST, "").split() or [""]
         return int(iter) if digests and self.solver.solverstate is not None else 0
 
+    def written(self, *fields: str) -> Span | None:
+        """Where the first of these fields that is written stands, as `solver.base_lr`; None where none is."""
+        spans = (self.origins[field].span for field in fields if field in self.origins)
+        return next(filter(None, spans), None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ensemble:

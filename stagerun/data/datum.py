@@ -304,7 +304,7 @@ def check_label(label: int, num_classes: int) -> None:
     if label >= num_classes:
         raise DataError(
             f"the label is {label}, but num_classes is {num_classes}: labels go from 0 to {num_classes - 1}",
-            "change `num_classes` under `model` in schedule.prototxt, or make the LMDB with labels that count from 0",
+            "change `num_classes` of the network, or make the LMDB with labels that count from 0",
         )
 
 

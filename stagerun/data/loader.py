@@ -289,7 +289,8 @@ class Loader:
         """
         mistakes: list[DataError] = []
         shape: tuple[int, ...] | None = None
-        looked_at = sorted({*spread(len(self.records), samples), *self._extremes(), *self._coloured()})
+        shown = (*self._extremes(), *self._coloured(), *self._unlabelled())
+        looked_at = sorted({*spread(len(self.records), samples), *shown})
         for i in looked_at:
             try:
                 found = self._look(i)
@@ -332,6 +333,13 @@ class Loader:
             if len(found) == _MOST_MISTAKES_SHOWN:
                 break
         return found
+
+    def _unlabelled(self) -> list[int]:
+        """The first images of a few labels that the network has no outputs for, where the side file knows all."""
+        if (index := self.records.index) is None:
+            return []
+        wrong = np.flatnonzero(index.labels >= self._pictures.num_classes)
+        return wrong[np.unique(index.labels[wrong], return_index=True)[1]].tolist()[:_MOST_MISTAKES_SHOWN]
 
     def is_bad(self, i: int) -> bool:
         """Whether record i gives no picture; not so where there is no such record, or something else is wrong with it."""

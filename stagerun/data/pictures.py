@@ -137,7 +137,7 @@ class Pictures:
         nothing, and need be no class."""
         self.records, self.channels = records, channels
         self._numbered, self._ignored = numbered, ignored
-        self._transform, self._num_classes = transform_param, num_classes
+        self._transform, self.num_classes = transform_param, num_classes
         self._memory = memory
         # A JPEG that AUTO decodes at a reduced scale has other pixels than one that is reduced from its full size. So this
         # transform neither puts JPEGs into memory, nor takes those that another stage's has put there: a run that goes on
@@ -214,7 +214,7 @@ class Pictures:
                     "the Datum has several labels, or none, in float_data",
                     'write `labels: "float_data"` beside `source`; one label alone counts from 0',
                 )
-            datum.check_label(label, self._num_classes)
+            datum.check_label(label, self.num_classes)
         except DataError as error:
             raise DataError(f"{self.place(i)}: {error.message}", error.hint) from None
 

@@ -79,12 +79,13 @@ def require_usable(
             function = python(stage) if python is not None else None
             if function is not None or not stage.solver.transform.python:
                 loader = training_loader(train, schedule, seen, python=function, memory=memory(stage), bad=bad(stage))
-                mistakes += loader.mistakes()
+                mistakes += (_placed(one, stage, "transform_param") for one in loader.mistakes())
         except DataError as error:
             mistakes.append(error)
         for val, source in zip(vals, stage.data.val, strict=True):
             try:
-                mistakes += evaluation_loader(val, seen, numbered=source.labels is not None).mistakes()
+                loader = evaluation_loader(val, seen, numbered=source.labels is not None)
+                mistakes += (_placed(one, stage, "test_transform_param") for one in loader.mistakes())
             except DataError as error:
                 mistakes.append(error)
     if problems and not mistakes:
@@ -92,6 +93,16 @@ def require_usable(
     mistakes[:0] = [DataError(replace(problem, hint="").render(), problem.hint) for problem in problems]
     if mistakes:
         raise together(mistakes)
+
+
+def _placed(mistake: DataError, stage: Stage, transform: str) -> DataError:
+    """The mistake, whose hint says where the setting that it names is written."""
+    for field in ("model.num_classes", f"solver.{transform}.crop_size", "solver.transform_param.crop_size"):
+        name, span = f"`{field.rpartition('.')[2]}`", stage.written(field)
+        if name in mistake.hint and span is not None:
+            place = f"{name} ({span.path}:{span.line})"
+            return DataError(mistake.message, mistake.hint.replace(name, place, 1))
+    return mistake
 
 
 def _classes(records: Iterable[Records]) -> tuple[str, tuple[str, ...]]:

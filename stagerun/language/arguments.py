@@ -51,9 +51,11 @@ def _text(value: Argument) -> str:
     return quoted(value) if isinstance(value, str) else repr(value)
 
 
-def read(text: str) -> dict[str, Argument]:
-    """The arguments that `written` wrote. ValueError for another text."""
+def read(text: str | None) -> dict[str, Argument]:
+    """The arguments that `written` wrote; of None there are none. ValueError for another text."""
     found: dict[str, Argument] = {}
+    if text is None:
+        return found
     words = tokens(text)
     if [words[0].text, words[-2].text if len(words) > 1 else ""] != ["{", "}"]:
         raise ValueError("arguments are not in braces")

@@ -300,11 +300,11 @@ def _facts_of_sources(
         yield Fact(key, NONE, False, recipe.Origin(NONE, "default"))
 
 
-def code_entries(block: Block | None) -> Iterator[Entry]:
-    """The entries of a message, and of those in it, that name a function of Python."""
-    for _, entry in block.walk() if block is not None else ():
+def code_entries(block: Block | None) -> Iterator[tuple[Block, Entry]]:
+    """The entries of a message, and of those in it, that name a function of Python; each with the message that it stands in."""
+    for inner, entry in block.walk() if block is not None else ():
         if entry.field.GetOptions().Extensions[stagerun_pb2.code] and code_in(str(entry.values[0].value)) is not None:
-            yield entry
+            yield inner, entry
 
 
 def code_facts(entries: Iterable[Entry], local: LocalFiles, schedule: str) -> Iterator[Fact]:

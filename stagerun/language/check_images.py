@@ -325,9 +325,6 @@ def classes_problem(
     number, known = stage.model.num_classes, len(classes)
     if number == known or not known or (number > known and stage.model.spare_classes):
         return None
-    origin, problems = stage.origins.get("model.num_classes"), Problems()
-    for path, text in schedule.files:
-        problems.file(path, text)
     names = ", ".join(classes[:_MOST_NAMES]) + ", ..." * (known > _MOST_NAMES)
     hint, what = f"write `num_classes: {known}`", f"`num_classes` is {number}"
     if stage.model.net is not None:
@@ -336,7 +333,8 @@ def classes_problem(
     if number > known:
         hint += "; if outputs without a class are meant, add `spare_classes: true`"
         hint += " to `model`" * (stage.model.net is not None)
-    span = origin.span if origin is not None and origin.span is not None else stage.span
+    problems = Problems(schedule.files)
+    span = stage.written("model.num_classes") or stage.span
     problems.add(span, f"{what}, but {lmdb} has {known} class{'es' * (known > 1)}: {names}", hint)
     return problems.all()[0]
 

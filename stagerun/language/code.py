@@ -14,6 +14,7 @@ from importlib import metadata
 from stagerun.base.code import Code, Sources
 from stagerun.base.errors import Problems, Span, nearest
 from stagerun.base.recipe import ABSENT
+from stagerun.language.signature import Signature, signature
 
 # A file of such a name would be imported in place of what Python, torch or stagerun import by it.
 RESERVED = frozenset(sys.stdlib_module_names) | {"numpy", "stagerun", "torch", "torchvision"}
@@ -51,12 +52,12 @@ class LocalFiles:
         if not code.file:
             beside = f"{code.module.replace('.', '/')}.py"
             if not installed(code.top) and not isinstance(self._text(beside), Unreadable):
-                message = f"no package `{code.top}` is installed, and there is a file {self._path(beside)}"
+                message = f"no package `{code.top}` is installed, and there is a file {self.path(beside)}"
                 self.problems.add(place, message, f'write `"{beside}:{code.function}"`')
             return ()
         text = self._text(code.file)
         if isinstance(text, Unreadable):
-            self.problems.add(place, f"{self._path(code.file)}: {text.reason}", "it belongs beside schedule.prototxt")
+            self.problems.add(place, f"{self.path(code.file)}: {text.reason}", "it belongs beside schedule.prototxt")
             return ()
         if reserved := _reserved(code.file):
             self.problems.add(place, f"`{code.file}` has the name of Python's or torch's own `{reserved}`", "rename it")
@@ -77,6 +78,11 @@ class LocalFiles:
     def sources(self, files: Iterable[str]) -> Sources:
         return Sources(self.shown, tuple((f, self._decoded(f) or "") for f in sorted(set(files))))
 
+    def signature(self, code: Code) -> Signature | None:
+        """What a function of one of these files takes; None where that isn't certain."""
+        tree = self._tree(code.file)
+        return signature(tree, code.function) if tree is not None else None
+
     def _text(self, file: str) -> Text:
         if file not in self._texts:
             text = self.read(file)
@@ -84,7 +90,7 @@ class LocalFiles:
             self._texts[file] = Unreadable(f"the file is larger than {LARGEST // 1_000_000} MB") if large else text
         return self._texts[file]
 
-    def _path(self, file: str) -> str:
+    def path(self, file: str) -> str:
         return posixpath.join(self.shown, file)
 
     def _decoded(self, file: str) -> str | None:
@@ -94,14 +100,14 @@ class LocalFiles:
                 return text.decode()
             except UnicodeDecodeError as error:
                 line = text.count(b"\n", 0, error.start) + 1
-                self.problems.add(Span(self._path(file), line, 1), "the line is not UTF-8", "save the file as UTF-8")
+                self.problems.add(Span(self.path(file), line, 1), "the line is not UTF-8", "save the file as UTF-8")
                 return None
         return text if isinstance(text, str) else None
 
     def _tree(self, file: str) -> ast.Module | None:
         """None where it can't be read as Python, which is a problem in it by then."""
         if file not in self._trees:
-            text, path = self._decoded(file), self._path(file)
+            text, path = self._decoded(file), self.path(file)
             self._trees[file] = None
             if text is not None:
                 self.problems.file(path, text)
@@ -124,7 +130,7 @@ class LocalFiles:
         names = set(_names(tree.body)) if tree is not None else {"*"}
         if code.function not in names and "*" not in names:
             hint = nearest(code.function, names) or "define it in that file, outside of other functions and classes"
-            self.problems.add(place, f"{self._path(code.file)} has no function `{code.function}`", hint)
+            self.problems.add(place, f"{self.path(code.file)} has no function `{code.function}`", hint)
 
     def _imported(self, file: str) -> tuple[str, ...]:
         """The files below the folder that this one imports, its packages' `__init__.py` included."""
@@ -153,12 +159,12 @@ class LocalFiles:
                     break
 
     def _require_importable(self, file: str, imported: str, node: ast.Import | ast.ImportFrom) -> None:
-        span = Span(self._path(file), node.lineno, node.col_offset + 1, (node.end_col_offset or 0) - node.col_offset)
+        span = Span(self.path(file), node.lineno, node.col_offset + 1, (node.end_col_offset or 0) - node.col_offset)
         text = self._text(imported)
         if isinstance(text, Unreadable):
-            self.problems.add(span, f"{self._path(imported)}: {text.reason}")
+            self.problems.add(span, f"{self.path(imported)}: {text.reason}")
         elif reserved := _reserved(imported):
-            hint = f"rename {self._path(imported)}"
+            hint = f"rename {self.path(imported)}"
             self.problems.add(span, f"`{reserved}` is Python's or torch's own, and there is a file of that name", hint)
 
 

@@ -21,16 +21,12 @@ class _Place:
 
     def of(self, name: str) -> Span:
         """Where a field of it is written; else where its `source` is."""
-        found = [self.stage.origins.get(f"{self.field}.{one}") for one in (name, "source")]
-        return next(
-            (origin.span for origin in found if origin is not None and origin.span is not None), self.stage.span
-        )
+        return self.stage.written(f"{self.field}.{name}", f"{self.field}.source") or self.stage.span
 
 
 def look_at_folders(schedule: recipe.Schedule) -> list[Problem]:
     """What `run` refuses, each with its place."""
-    problems = Problems()
-    problems.files(schedule.files)
+    problems = Problems(schedule.files)
     known: dict[str, tuple[tuple[str, ...], int] | None] = {}
     for place in _places(schedule):
         path = place.source.path

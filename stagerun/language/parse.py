@@ -358,16 +358,18 @@ class Reader(Cursor):
             self.skip_value()
             return None
         found: dict[str, arguments.Argument] = {}
+        names: dict[str, Span] = {}
         while not self.took("}"):
             if self.token.kind is Kind.END:
                 self.fail(opening, "`{` is never closed", "add the missing `}`")
                 self.swallowed = True
                 return None
+            names.setdefault(self.token.text, self.span(self.token))
             self.argument(field, found)
         if not found and self.problems.count(self.path) == before:
             self.fail(opening, f"`{field.name}` is empty", "remove it")
         text = arguments.written(found)
-        return (Value(text, text, self.span(opening)),) if self.problems.count(self.path) == before else None
+        return (Value(text, text, self.span(opening), names),) if self.problems.count(self.path) == before else None
 
     def argument(self, field: FieldDescriptor, found: dict[str, arguments.Argument]) -> None:
         """One of them; into `found`, or what is wrong with it into the problems."""

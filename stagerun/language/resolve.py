@@ -95,7 +95,7 @@ def read(
     beside = functools.partial(posixpath.join, shown)
     marked = labels.check(View(schedule), settings, lists or local.read, beside, problems)
     code = {name: _code(schedule, block) for name, block in settings.items()}
-    needed = require_code([entry for entries in code.values() for entry in entries], local)
+    needed = require_code([entry for entries in code.values() for entry in entries], local, problems)
     _check_handed_on(found, settings, problems)
     if problems:
         raise RecipeError(problems.all())
@@ -103,7 +103,9 @@ def read(
     sources = local.sources(needed)
     kept = tuple((beside(n), _decoded(texts[n])) for n in names if texts.get(n, MISSING) != MISSING)
     kept += tuple((beside(file), text) for file, text in sources.files) + caffe.kept
-    facts = {name: list(build.code_facts(entries, local, path)) for name, entries in code.items()}
+    facts = {
+        name: list(build.code_facts([entry for _, entry in entries], local, path)) for name, entries in code.items()
+    }
     built = _build(schedule, order, settings, root, path, kept, facts, build.Beside(sources, marked, caffe.held))
     return sampling.applied(built, weights)
 
@@ -144,7 +146,7 @@ def _check_handed_on(found: Sequence[Node], settings: dict[str, Block], problems
             check_begins(node.name, own, node.parent, problems)
 
 
-def _code(schedule: Block, settings: Block) -> list[Entry]:
+def _code(schedule: Block, settings: Block) -> list[tuple[Block, Entry]]:
     """What names Python in the settings of a stage, and in the network that it shares."""
     own = "model" in settings.entries
     return [*build.code_entries(None if own else schedule.block("model")), *build.code_entries(settings)]

@@ -18,11 +18,13 @@ SOURCE: Descriptor = stagerun_pb2.Source.DESCRIPTOR
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One value. An enum's is its name. `text` is how it is written, '' for a block."""
+    """One value. An enum's is its name. `text` is how it is written, '' for a block. `names`: where each of the arguments stands that
+    a function is called with."""
 
     value: "Scalar | Block"
     text: str
     span: Span
+    names: Mapping[str, Span] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,8 +46,7 @@ def check_workers(schedule: Schedule, nproc: int) -> None:
             small.setdefault((stage.solver.batch_size, stage.solver.device_batch_size), []).append(stage)
     for (batch, device_batch), stages in small.items():
         most = stages[0].solver.logical_workers
-        origin = stages[0].origins.get("solver.device_batch_size") or stages[0].origins.get("solver.batch_size")
-        span = origin.span if origin and origin.span else stages[0].span
+        span = stages[0].written("solver.device_batch_size", "solver.batch_size") or stages[0].span
         names = listing([s.name for s in stages], "and")
         problems.append(
             Problem(
@@ -63,10 +62,9 @@ def check_workers(schedule: Schedule, nproc: int) -> None:
 
 def _few_replicas(stage: Stage, nproc: int) -> Problem:
     replicas = stage.solver.most_workers
-    origin = stage.origins.get("solver.sync_param.replicas")
     text = f"{nproc} workers are too many for stage {stage.name}: `method: ASYNC` has {count(replicas, 'replica')}, a worker each"
     hint = f"use at most {count(replicas, 'worker')}, or write `replicas: {nproc}`, which trains otherwise"
-    return Problem(text, origin.span if origin and origin.span else stage.span, hint=hint)
+    return Problem(text, stage.written("solver.sync_param.replicas") or stage.span, hint=hint)
 
 
 def check_short(schedule: Schedule, workers: int, device_batch: int | None, synthetic: bool, does: str) -> None:

@@ -30,7 +30,7 @@ _TYPES = {
 def help_text(name: str) -> str:
     """The manual of a field (`base_lr`, `Solver.base_lr`, `transform_param.crop_size`, `solver.base_lr`), a message or
     an enum, of the field that has such a value (`poly_cyc`, `LARS`), or of a topic (`resume`); an overview for ''. A name that
-    several messages have prints all of them. UsageError for an unknown name.
+    several messages have prints all of them. `weight decay` and `adam` are found, too. UsageError for an unknown name.
     """
     if not name:
         return _overview()
@@ -48,13 +48,25 @@ def help_text(name: str) -> str:
     if fields and (len(path) < 2 or _follows(path, last)):
         return "\n\n".join(_field(f) for f in fields)
     meant = [key for key, values in CHOICES.items() if name in values]  # a policy, a solver type, a network
+    meant += [f"{m.name}.{f.name}" for m in messages.values() for f in m.fields if name in _value_names(f)]
     if meant:
         return "\n\n".join(help_text(key) for key in meant)
     if topic := topic_text(name):
         return topic
     everything = [*PAGES, *messages, *enums, *WORDS, *(f.name for m in messages.values() for f in m.fields)]
     everything += [f"{m.name}.{f.name}" for m in messages.values() for f in m.fields]
+    values = {value for m in messages.values() for f in m.fields for value in _value_names(f)}
+    spelled = "_".join(re.split(r"[\s_-]+", name.strip().lower()))
+    for known in [*everything, *(value for values in CHOICES.values() for value in values), *sorted(values)]:
+        if known.lower() == spelled and known != name:
+            return help_text(known)
     raise UsageError(f"the manual has no `{name}`", nearest(name, everything) or "`stagerun help` lists what there is")
+
+
+def _value_names(field: FieldDescriptor) -> set[str]:
+    """The values that a field takes of its enum."""
+    names = {str(v.name) for v in field.enum_type.values} if field.enum_type is not None else set()
+    return names - refused(field)
 
 
 def _messages() -> list[Descriptor]:
@@ -192,7 +204,7 @@ def first_sentence(name: str) -> str:
 
 # In the first line of each its name and synonyms, in small letters.
 _TEXT = """\
-own images, my images, own data, dataset
+own images, my images, own data, dataset, dataloader, data loader, csv
   `stagerun data import FOLDER LMDB` makes an LMDB of a folder that has a folder of images for each class: once for
   training, once for evaluation; pictures of many sizes with `--resize-height N --resize-width N`. `stagerun new NAME
   --train LMDB --val LMDB` makes a schedule for them.
@@ -204,26 +216,27 @@ collapse, cooldown, annealing
   See `stagerun help designing`, `stagerun help from`, `stagerun help lr_policy`, `stagerun help weight_decay`,
   `stagerun help transform_param`.
 
-frozen, freezing, unfreeze, unfreezing, lock, thaw
+frozen, freezing, unfreeze, unfreezing, lock, thaw, backbone, layer freezing, frozen batchnorm
   `freeze: "layer1.*"` in a stage leaves these parameters as they are, and the statistics of BatchNorm with them. The
   stage after it trains them again, if it doesn't say the same. `param` with `lr_mult: 0` freezes parameters alone.
   See `stagerun help fine-tuning`, `stagerun help Solver.freeze`, `stagerun help ParamSpec`.
 
-pretrained, transfer, finetune, fine tune, transfer learning, init weights
+pretrained, transfer, finetune, fine tune, transfer learning, init weights, load weights, head, download, huggingface, hugging face
   A stage starts from the weights of another stage, `from`, or from those that `weights` names: a file, a snapshot of
-  another run, or what torchvision and timm publish.
+  another run, or what torchvision and timm publish; `stagerun fetch` downloads that. `drop: "fc.*"` in it draws a head
+  anew.
   See `stagerun help fine-tuning`, `stagerun help Solver.weights`, `stagerun help StageEntry.from`, `stagerun help
-  Carry`, `stagerun help Solver.freeze`, `stagerun plan --help`.
+  Carry`, `stagerun help Solver.freeze`, `stagerun plan --help`, `stagerun fetch --help`.
 
-resize, image size, resolution, input size
+resize, image size, resolution, input size, crop
   Once, when the LMDB is made: `stagerun data import --resize-shorter N`, or `--resize-height N --resize-width N`.
   Each time an image is read: `random_resize_param`, `random_resized_crop_param`. The network gets `crop_size`.
   See `stagerun help crop_size`, `stagerun help random_resize_param`, `stagerun help crop_size_ramp_param`, `stagerun
   data import --help`.
 
-augmentation, augment, flip, rotation, randaugment, mixup, cutmix, normalisation
+augmentation, augment, flip, rotation, randaugment, mixup, cutmix, normalisation, transforms, own augmentation, custom augmentation, albumentations
   `transform_param` says what is done to each training image, `mixup_alpha` and `cutmix_alpha` to pairs of them. A
-  stage that sets `transform_param` replaces all of it.
+  stage that sets `transform_param` replaces all of it. `python: "aug.py:augment"` in it is a function of your own.
   See `stagerun help TransformParameter`, `stagerun help mixup_alpha`, `stagerun help cutmix_alpha`, `stagerun help
   label_smoothing`, `stagerun data show --help`.
 
@@ -236,10 +249,11 @@ resume, continue, restart, checkpoint, crash
   See `stagerun help running-and-resuming`, `stagerun help snapshot`, `stagerun help keep_snapshots`, `stagerun run
   --help`, `stagerun snapshots --help`.
 
-learning rate, lr, scheduler, decay
-  `base_lr` and `lr_policy`; `stagerun plan DIR --plot` draws it over all stages.
+learning rate, lr, scheduler, decay, lr finder, find lr, layerwise lr, lr per layer
+  `base_lr` and `lr_policy`; `stagerun plan DIR --plot` draws it over all stages. `stagerun find-lr DIR STAGE` tries
+  rates; `param { name: "layer1.*" lr_mult: 0.1 }` changes it for some of the network.
   See `stagerun help designing`, `stagerun help base_lr`, `stagerun help lr_policy`, `stagerun help base_lr_batch`,
-  `stagerun plan --help`.
+  `stagerun help ParamSpec`, `stagerun plan --help`, `stagerun find-lr --help`.
 
 epochs, length, duration
   Every length can be given in iterations (weight updates) or in epochs: `max_iter` or `max_epoch`.
@@ -254,19 +268,20 @@ optimizer, optimiser
   `type` says how a gradient moves a weight.
   See `stagerun help Solver.type`, `stagerun help momentum`, `stagerun help weight_decay`.
 
-validation, evaluation, accuracy, evaluate
-  After every stage all images of `data.val` are evaluated, inside a stage at `test_interval`.
-  See `stagerun help Data.val`, `stagerun help test_interval`, `stagerun help test_transform_param`, `stagerun eval
-  --help`.
+validation, evaluation, accuracy, evaluate, metrics, validation set, test set, second val, mean average precision, confusion matrix, per class, recall, f1, top5
+  After every stage all images of each `val` are evaluated, inside a stage at `test_interval`: top-1, top-5 and loss;
+  mAP of images with several labels. `stagerun eval --per-class` has the confusion matrix.
+  See `stagerun help Data.val`, `stagerun help test_interval`, `stagerun help test_transform_param`, `stagerun help
+  losses`, `stagerun eval --help`.
 
-gpu, gpus, workers, nodes, machines, cluster, slurm
+gpu, gpus, workers, nodes, machines, cluster, slurm, cuda, cpu, mps
   How many workers there are is not part of a schedule: `stagerun run DIR --nproc N`, `--hosts`, or `stagerun sbatch`.
   See `stagerun help many-machines`, `stagerun help batch_size`, `stagerun run --help`, `stagerun sbatch --help`,
   `stagerun preflight --help`.
 
-inference, predict, deploy, onnx, torchvision
+inference, predict, deploy, onnx, torchvision, safetensors, state dict, trust code
   `stagerun predict SNAPSHOT FOLDER` says what is in pictures. `stagerun export` writes the network for torch,
-  safetensors or ONNX, and says how it is loaded.
+  safetensors or ONNX, and says how it is loaded. `--trust-code` lets both run the Python that makes a network.
   See `stagerun help reports`, `stagerun predict --help`, `stagerun export --help`.
 
 early stopping, patience
@@ -274,12 +289,12 @@ early stopping, patience
   lowers the rate where the loss stands still.
   See `stagerun help early_stop`, `stagerun help losses`.
 
-custom loss, distillation, multi label, bce, focal loss
+custom loss, distillation, multi label, bce, focal loss, own loss, loss function, cross entropy, focal, multilabel, several labels, knowledge distillation
   `loss` says what a stage minimises: each class by itself, what another stage teaches, or a function of your own.
   `labels` names a file for images with several labels.
   See `stagerun help losses`, `stagerun help loss`, `stagerun help Source.labels`.
 
-class weights, class weight, weighted loss, imbalance, imbalanced, oversampling
+class weights, class weight, weighted loss, imbalance, imbalanced, oversampling, sampler, weighted sampling
   `class_weight` is a factor on the loss of each class. `sampling` says how often the images of each class come:
   `BALANCED`, each as often, or as a file says.
   See `stagerun help class_weight`, `stagerun help sampling`, `stagerun help sampling_file`, `stagerun help
@@ -289,13 +304,13 @@ regression, segmentation, detection
   Not possible today: each image is a picture with one or more classes.
   See `stagerun help losses`, `stagerun help Source.labels`.
 
-own network, own model, custom network, architecture, dropout
+own network, own model, custom network, architecture, dropout, network, timm, torch, pytorch, nn.module, module, batchnorm, batch norm, bn, stochastic depth, drop path
   `model { name: "mynet.py:build" args { dropout: 0.1 } }` is a function in a file beside the schedule. `name` takes a
   function of a package, `timm/NAME`, and networks of a list with their published dropout, too. `caffe_net` takes a net
   of Caffe's.
   See `stagerun help your-own-network`, `stagerun help Model.name`, `stagerun help caffe_net`.
 
-class folders, class folder, imagefolder, folder of images
+class folders, class folder, imagefolder, folder of images, image folder, folder
   A folder that has a folder of images for each class. `source` may be one, of 100,000 images at most: `run` imports it.
   `stagerun data import FOLDER LMDB` does that beforehand, for any number.
   See `stagerun help your-own-images`, `stagerun help Source.source`, `stagerun data import --help`.
@@ -305,6 +320,37 @@ caffe weights, caffemodel, solverstate file
   goes on where Caffe stopped. `stagerun export SNAPSHOT --caffemodel FILE` writes them.
   See `stagerun help caffe`, `stagerun help Solver.weights`, `stagerun help Solver.solverstate`, `stagerun export
   --help`.
+
+notebook, jupyter, script, python api, api
+  `import stagerun` in a script or notebook: `load`, `plan`, `run` as an iterator of events, `report`, `Snapshot`.
+  See `stagerun help library`.
+
+reproducible, reproducibility, deterministic, random
+  The same schedule gives the same bits, also after a kill, and on any number of workers with `determinism: ELASTIC`.
+  A Python file draws from torch's random numbers, or from the generator that it is given.
+  See `stagerun help Schedule.seed`, `stagerun help determinism`, `stagerun help running-and-resuming`.
+
+mixed precision, amp, half precision, float16
+  `precision: BF16` computes the network in bfloat16; weights and sums stay in float32. There is no loss scaling.
+  See `stagerun help Solver.precision`, `stagerun help compile`.
+
+colour, color, grey, gray, grayscale, rgb, bgr
+  `channels` says whether a network takes images in colour or grey ones, `channel_order` whether it gets R, G, B.
+  See `stagerun help channels`, `stagerun help channel_order`, `stagerun help mean_value`.
+
+overfitting, overfit, regularisation, regularization
+  More augmentation, weight decay, label smoothing, dropout; or an earlier end.
+  See `stagerun help transform_param`, `stagerun help weight_decay`, `stagerun help label_smoothing`, `stagerun help
+  mixup_alpha`, `stagerun help early_stop`.
+
+ema, averaged weights, swa, moving average
+  `ema_decay` keeps an average of the weights, which `eval --ema` takes. An ensemble may average those of several
+  stages.
+  See `stagerun help ema_decay`, `stagerun help Ensemble`, `stagerun eval --help`.
+
+gradient clipping, clip, clipping
+  `clip_gradients` is the largest norm that a gradient keeps.
+  See `stagerun help clip_gradients`.
 """
 
 TOPICS = {entry.split(",")[0].split("\n")[0]: entry for entry in _TEXT.strip().split("\n\n")}

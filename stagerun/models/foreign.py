@@ -74,7 +74,7 @@ def arguments_for(function: Callable[..., Any], model: recipe.Model) -> dict[str
     names, more = parameters_of(function)
     shape = {"num_classes": model.num_classes} if "num_classes" in names or more else {}
     shape |= {"channels": model.channels} if "channels" in names else {}
-    return {**shape, **arguments.read(model.args or "{ }")}
+    return {**shape, **arguments.read(model.args)}
 
 
 def _timm(model: recipe.Model) -> tuple[Callable[..., Any] | None, Any]:
@@ -98,7 +98,7 @@ def _timm(model: recipe.Model) -> tuple[Callable[..., Any] | None, Any]:
 def timms_arguments(model: recipe.Model) -> dict[str, Any]:
     """What timm's `create_model` is called with."""
     shape = {"num_classes": model.num_classes} | ({"in_chans": model.channels} if model.channels != 3 else {})
-    return {**shape, **arguments.read(model.args or "{ }")}
+    return {**shape, **arguments.read(model.args)}
 
 
 def _require_network(code: Code, net: object, refuse: Refuse) -> None:

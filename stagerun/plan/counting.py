@@ -183,17 +183,15 @@ def _other_teacher(ref: SnapshotRef, stage: Stage, inventory: Inventory) -> str:
 
 def _other_images(ref: SnapshotRef, stage: Stage, schedule: Schedule) -> tuple[Change, ...]:
     old, new = ref.environment.get(TRAINING_SET, ""), schedule.sets.get(stage.data.train.path, "")
-    origins = [stage.origins.get(field) for field in ("data.train.images", "data.train.source")]
-    place = next((origin.span for origin in origins if origin is not None and origin.span is not None), None)
+    place = stage.written("data.train.images", "data.train.source")
     return (Change(IMAGES, old, new, place),) * (same_set(old, new) is False)
 
 
 def _change(field: str, ref: SnapshotRef, stage: Stage) -> Change:
     missing = {FROM_ITER: "(the end)", LAST_USED: "(1 stage before)"}.get(field) or unsaid(field) or "(none)"
     old, new = ref.identity.get(field, missing), stage.identity.get(field, missing)
-    origin = stage.origins.get(field)
     name = field.removeprefix("solver.")
-    return Change("from" if field == FROM_ITER else name, old, new, origin.span if origin else None)
+    return Change("from" if field == FROM_ITER else name, old, new, stage.written(field))
 
 
 # -- snapshots under the names that their stages have now

@@ -25,8 +25,8 @@ from stagerun.schedule.image_size import crop_size
 
 def place(stage: Stage, field: str) -> str:
     """` (FILE:LINE)` where the field is written, or nothing."""
-    origin = stage.origins.get(field)
-    return f" ({origin.span.path}:{origin.span.line})" if origin and origin.span else ""
+    span = stage.written(field)
+    return f" ({span.path}:{span.line})" if span else ""
 
 
 def loss(solver: Solver) -> str:

@@ -305,11 +305,11 @@ def render_hours(plan: Plan, hours: Hours, together: Mapping[str, Spent | None] 
     some = f" without {', '.join(unknown)}" if unknown else ""
     at_most = " at the most" if plan.least_left < plan.iterations_left else ""
     lines = [f"about {duration(whole.total)} left{at_most}{some} {hours.source}", ""]
-    shown = [n for n in ("training", "tests", "snapshots", "start") if getattr(whole, n)]
+    shown = [n for n in ("training", "tests", "snapshots", "start") if n == "training" or round(getattr(whole, n))]
     titles = {"training": "training", "tests": "evaluation", "snapshots": "snapshots", "start": "start"}
     rows: list[Sequence[str]] = [("stage", "iterations", *(titles[n] for n in shown), "in all")]
     iterations = {p.label: between(p.least_left, p.iterations_left) for p in plan.work}
-    if hours.opening:
+    if round(hours.opening):  # less is shown as `0 s`
         rows.append(("(the job)", "", *("" for n in shown[:-1]), *[duration(hours.opening)] * 2))
     for name, part in parts.items():
         times = ["?"] * (len(shown) + 1) if part is None else _times(part, shown)

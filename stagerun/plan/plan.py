@@ -212,8 +212,7 @@ def _require_later(schedule: Schedule, stage: Stage, parent: Stage) -> None:
     """RecipeError for a stage that would start where its parent, which begins with a .solverstate, has not been yet."""
     if stage.parent_iter is None or stage.parent_iter > parent.begins:
         return
-    problems = Problems()
-    problems.files(schedule.files)
+    problems = Problems(schedule.files)
     text = f"stage `{stage.name}` starts from `{label(parent.name, stage.parent_iter)}`, and `{parent.name}` begins at {parent.begins}"
     problems.add(
         stage.span, text, f"write an iteration above {parent.begins}: that is where its `solverstate` was written"
@@ -223,14 +222,13 @@ def _require_later(schedule: Schedule, stage: Stage, parent: Stage) -> None:
 
 def _require_rest(schedule: Schedule) -> None:
     """RecipeError for stages that would end before they begin, with a .solverstate from there or later."""
-    problems = Problems()
-    problems.files(schedule.files)
+    problems = Problems(schedule.files)
     for stage in schedule.stages:
-        solver, origin = stage.solver, stage.origins.get("solver.solverstate")
+        solver = stage.solver
         if stage.enabled and stage.begins >= solver.max_iter and stage.begins:
             text = f"{solver.solverstate} is of iteration {stage.begins}, and stage `{stage.name}` ends at {solver.max_iter}"
             hint = f"write a `max_iter` above {stage.begins}: it counts from Caffe's iteration 0"
-            problems.add((origin.span if origin is not None else None) or stage.span, text, hint)
+            problems.add(stage.written("solver.solverstate") or stage.span, text, hint)
     if problems:
         raise RecipeError(problems.all())
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from importlib import import_module, invalidate_caches
 from importlib.abc import MetaPathFinder, SourceLoader
 from importlib.machinery import ModuleSpec
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from importlib.util import spec_from_file_location
 from multiprocessing import active_children, spawn
 from os.path import abspath, basename, dirname, join, normpath
 from types import CodeType, FrameType, ModuleType, TracebackType
@@ -37,7 +37,7 @@ def function_of(code: Code, sources: Sources) -> Callable[..., Any]:
     """The function that `code` names, of its file in `sources` or of an installed package, which is imported. UsageError."""
     with _lock:
         _local.use(sources)
-    module = _guarded(code, sources, None, _imported if code.file else import_module, code.module)
+    module = _guarded(code, sources, None, import_module, code.module)
     found = getattr(module, code.function, None)
     if not callable(found):
         message = f"{_place(code, sources)}: it has no function `{code.function}`"
@@ -154,26 +154,12 @@ class _Loader(SourceLoader):
         code: CodeType = compile(self.text, self.path, "exec", dont_inherit=True)
         return code
 
-
-def _imported(name: str) -> ModuleType:
-    """A file of the schedule, without the lock that an import holds: a pool that the file starts and uses pickles its functions in a
-    thread of its own, which would wait for that lock for ever."""
-    parent, _, last = name.rpartition(".")
-    above = import_module(parent) if parent else None
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = find_spec(name)
-    if spec is None or spec.loader is None:
-        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-    module = sys.modules[name] = module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        sys.modules.pop(name, None)
-        raise
-    if above is not None:
-        setattr(above, last, module)
-    return sys.modules.get(name, module)  # a module may put another object in its place
+    def exec_module(self, module: ModuleType) -> None:
+        """Other threads need not wait for the end of the import: a pool that a file starts and uses in it pickles the file's functions in
+        a thread of its own, which would wait for ever."""
+        if module.__spec__ is not None:
+            module.__spec__._initializing = False  # type: ignore[attr-defined]
+        super().exec_module(module)
 
 
 def _refuse_spawned(prepared: Callable[[str], T]) -> Callable[[str], T]:
@@ -344,6 +330,8 @@ def _hint(error: BaseException, code: Code, owner: Callable[..., Any] | None) ->
             f"`{error.name}` is neither a file beside the schedule nor an installed package; "
             "install it for the Python that runs stagerun"
         )
+    if isinstance(error, ImportError) and error.name and _local.find_spec(error.name) is not None:
+        return f"`{error.name}` doesn't define that, or not yet: two files that import each other can't take names from each other"
     if isinstance(error, ImportError) and "relative import" in text:
         return "write `import blocks` in place of `from . import blocks`: files beside the schedule are no package"
     if "CUDA" in text or "NVIDIA" in text or "nvidia" in text:

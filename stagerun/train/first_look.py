@@ -66,15 +66,13 @@ def look_first(options: RunOptions, schedule: Schedule, size: int) -> ExitCode |
 def require_weights(plan: Plan) -> None:
     """RecipeError for each stage to be trained whose weights, or its teacher's, are not where it says; what is in them is looked at when
     training starts."""
-    problems = Problems()
-    problems.files(plan.schedule.files)
+    problems = Problems(plan.schedule.files)
     for one in plan.work:
         for named in needed(one):
             try:
                 find(named.weights)
             except StagerunError as error:
-                origin = one.stage.origins.get(named.place)
-                problems.add(origin.span if origin and origin.span else one.stage.span, error.message, error.hint)
+                problems.add(one.stage.written(named.place) or one.stage.span, error.message, error.hint)
     if problems:
         raise RecipeError(problems.all())
 

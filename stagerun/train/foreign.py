@@ -76,9 +76,7 @@ def _look_at(run: StageRun, model: Model, *, learns: bool) -> tuple[str, ...]:
 
 
 def _taught(stage: Stage) -> str:
-    fields = ("solver.loss.teacher_model.name", "solver.loss.teacher")
-    spans = (stage.origins[field].span for field in fields if field in stage.origins)
-    where = next(filter(None, spans), None)
+    where = stage.written("solver.loss.teacher_model.name", "solver.loss.teacher")
     return f"stage `{stage.name}`" + (f", which {where} names" if where is not None else "")
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from stagerun.base.errors import DataError, Problems, RecipeError, Span, StagerunError
+from stagerun.base.errors import DataError, Problems, RecipeError, StagerunError
 from stagerun.base.net import Net
 from stagerun.base.recipe import TEACHER_DIGEST, WEIGHTS_DIGEST, Model, Rename, Schedule, Stage, Weights
 from stagerun.base.text import size
@@ -113,24 +113,16 @@ def _copy(live: Tensor, given: Tensor, name: str, where: str) -> None:
 
 def require_none(schedule: Schedule, stage: Stage, mistakes: Sequence[Mistake], field: str = STARTED) -> None:
     """RecipeError with all of them, each at its line."""
-    problems = problems_in(schedule)
+    problems = Problems(schedule.files)
     report(stage, mistakes, problems, field)
     if problems:
         raise RecipeError(problems.all())
 
 
-def problems_in(schedule: Schedule) -> Problems:
-    """None so far; those that are added are shown with their lines."""
-    problems = Problems()
-    problems.files(schedule.files)
-    return problems
-
-
 def report(stage: Stage, mistakes: Sequence[Mistake], problems: Problems, field: str = STARTED) -> None:
     for one in mistakes:
-        fields = (f"{field}.{one.field}", f"{field}.file", "solver.solverstate")
-        spans = (stage.origins[key].span for key in fields if key in stage.origins)
-        problems.add(next(filter(None, spans), Span(stage.name, 1, 1)), one.message, one.hint)
+        place = stage.written(f"{field}.{one.field}", f"{field}.file", "solver.solverstate")
+        problems.add(place or stage.span, one.message, one.hint)
 
 
 def start_of(stage: Stage) -> str:
@@ -224,7 +216,7 @@ def _look_into(schedule: Schedule, stage: Stage, field: str, problems: Problems)
 def tables(plan: Plan) -> list[str]:
     """What `plan --weights` shows: of each stage that takes weights from elsewhere, has another network than the stage before, or
     freezes something. RecipeError with all mistakes."""
-    problems, found = problems_in(plan.schedule), []
+    problems, found = Problems(plan.schedule.files), []
     for stage in plan.schedule.stages:
         if not is_given(plan.schedule, stage) and not stage.solver.freeze:
             continue

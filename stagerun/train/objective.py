@@ -78,7 +78,7 @@ def _own(how: recipe.Loss, smoothing: float, classes: int, device: torch.device,
     """What the user's function builds, after one trial on four made-up images. UsageError with the place in the user's file."""
     assert how.function is not None and how.sources is not None
     code, sources = code_of(how.function), how.sources
-    builder, named = function_of(code, sources), dict(arguments.read(how.args) if how.args else {})
+    builder, named = function_of(code, sources), arguments.read(how.args)
     names, others = parameters_of(builder)
     if others or "num_classes" in names:
         named["num_classes"] = classes

@@ -43,11 +43,6 @@ def records(replayed: Path, schedule: Schedule, out: Path) -> dict[str, Record]:
             damaged.add(error.name)
 
 
-def records_of(replayed: Path, schedule: Schedule, out: Path) -> dict[str, bytes]:
-    """The files alone. Raises as `records` does."""
-    return {name: record.arrivals for name, record in records(replayed, schedule, out).items()}
-
-
 def _read(replayed: Path, schedule: Schedule, name: str, ref: SnapshotRef) -> Record:
     stage = schedule.stage(name)
     most = most_bytes(stage.model, arrivals=most_arrivals(stage.solver, ref.iter))

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from stagerun.base import order
-from stagerun.base.errors import RecipeError, ResumeRefused, Span, UsageError
-from stagerun.base.recipe import MEAN_DIGEST, CompressionRule, Model, ParamRule, Solver, Stage, Transform
+from stagerun.base.errors import Problems, RecipeError, ResumeRefused, UsageError
+from stagerun.base.recipe import MEAN_DIGEST, CompressionRule, Model, ParamRule, Solver, Transform
 from stagerun.comm.residual import BASIS, Residual
 from stagerun.engine.codec import decode
 from stagerun.engine.compression import residual_of
@@ -327,15 +327,10 @@ def _saved_momentum(run: StageRun, state: TrainState, data: bytes) -> dict[str, 
     return saved
 
 
-def _place(stage: Stage, field: str) -> Span:
-    origin = stage.origins.get(f"solver.{field}")
-    return origin.span if origin and origin.span else Span(stage.name, 1, 1)
-
-
 def _refuse_idle_rules(run: StageRun, model: torch.nn.Module) -> None:
     """In all stages, before the first of them is trained; what is wrong with weights that stages are given, on rank 0."""
     schedule, trained = run.worker.schedule, model
-    problems = given.problems_in(schedule)
+    problems = Problems(schedule.files)
     if run.worker.keeper is not None and any(stage.solver.given for stage in schedule.stages):
         mistakes_in(schedule, run.worker.keeper.plan().stages, problems)
     for stage in schedule.stages:
@@ -345,16 +340,20 @@ def _refuse_idle_rules(run: StageRun, model: torch.nn.Module) -> None:
         try:
             trained_parameters(model, stage.solver.param, stage.solver.freeze)
         except UsageError as error:
-            problems.add(_place(stage, "freeze" if stage.solver.freeze else "param"), error.message, error.hint)
+            problems.add(
+                stage.written("solver.freeze" if stage.solver.freeze else "solver.param") or stage.span,
+                error.message,
+                error.hint,
+            )
         for pattern, hint in idle_patterns(model, stage.solver.freeze):
             text = f'`freeze: "{pattern}"` fits no parameter of the model, and no BatchNorm layer\'s `running_mean`'
-            problems.add(_place(stage, "freeze"), text, hint)
+            problems.add(stage.written("solver.freeze") or stage.span, text, hint)
         how = stage.solver.compress
         places: dict[str, Sequence[ParamRule | CompressionRule]] = {"param": stage.solver.param}
         places["compress_param.param"] = how.param if how is not None else ()
         for place, rules in places.items():
             for rule, hint in idle_rules(model, rules):
                 text = f"`{place}` with name `{rule.name}` and kind {rule.kind.value} fits no parameter of the model"
-                problems.add(_place(stage, place), text, hint)
+                problems.add(stage.written(f"solver.{place}") or stage.span, text, hint)
     if problems:
         raise RecipeError(problems.all())

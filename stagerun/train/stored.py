@@ -14,7 +14,7 @@ from stagerun.base.code import Sources, code_of
 from stagerun.base.errors import ResumeRefused, UsageError
 from stagerun.base.recipe import FILES, Schedule, Stage
 from stagerun.base.snapshots import SnapshotRef
-from stagerun.base.text import size
+from stagerun.base.text import listed, size
 from stagerun.engine.codec import decode
 from stagerun.engine.device import dtype_of
 from stagerun.engine.state import restore, to_channels_last
@@ -134,10 +134,13 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Whether Python that a snapshot's recipe names may be run: that of a schedule's folder, or the copy that the snapshot has."""
+    """Whether Python that a snapshot's recipe names may be run: that of a schedule's folder, or the copy that the snapshot has.
+
+    Who names a `schedule` trusts its files: the network of its `stage` needs no word where the snapshot was trained with the same."""
 
     given: bool = False
     schedule: Schedule | None = None
+    stage: str = ""
 
 
 def open_snapshot(folder: Path, trust: Trust = Trust()) -> Stored:
@@ -150,7 +153,7 @@ def open_snapshot(folder: Path, trust: Trust = Trust()) -> Stored:
     ref, text = store.read_file_of(disk, folder, RECIPE, MOST_RECIPE)
     try:
         schedule = read_foreign(text.decode())
-        stage = _with_code(disk, folder, schedule.stage(ref.stage), trust)
+        stage = _with_code(disk, folder, ref, schedule.stage(ref.stage), trust)
         most = require_buildable(folder.name, stage.model)
         ref, files = store.read_folder(disk, folder, most)
         require_large_enough(ref.name, stage.model, files[WEIGHTS])
@@ -165,19 +168,36 @@ def open_snapshot(folder: Path, trust: Trust = Trust()) -> Stored:
         ) from error
 
 
-def _with_code(disk: store.LocalDisk, folder: Path, stage: Stage, trust: Trust) -> Stage:
+def _with_code(disk: store.LocalDisk, folder: Path, ref: SnapshotRef, stage: Stage, trust: Trust) -> Stage:
     """The stage with the Python that makes its network, where it has any."""
     if not from_outside(stage.model):
         return stage
+    sources = None
     if trust.schedule is not None:
+        if not trust.given:
+            _require_same_code(ref, stage.model, trust.schedule.stage(trust.stage))
         sources = trust.schedule.python
     elif trust.given:
         names = store.inspect_folder(disk, folder).files
         texts = store.read_file_of(disk, folder, CODE, MOST_CODE)[1] if CODE in names else b"{}"
         sources = sources_of(texts, folder)
-    trusted = replace(stage.model, sources=sources if trust.given else None)
+    trusted = replace(stage.model, sources=sources)
     require_trusted(trusted, f"snapshot {folder.name}")
     return replace(stage, model=trusted)
+
+
+def _require_same_code(ref: SnapshotRef, model: recipe.Model, now: Stage) -> None:
+    """UsageError unless the schedule makes its stage's network as the snapshot's recipe says: by that function, of those files."""
+    was = {key: text for key, text in ref.identity.items() if key.startswith(recipe.CODE)}
+    own = {key: text for key, text in now.identity.items() if key.startswith(recipe.CODE)}
+    other = [key.removeprefix(recipe.CODE) for key in {**was, **own} if was.get(key) != own.get(key)]
+    if (model.name, model.args) != (now.model.name, now.model.args):
+        other.insert(0, f"`{now.model.name}`")
+    if other:
+        raise UsageError(
+            f"snapshot {ref.name} was trained with other code than the schedule names now: {listed(other)}",
+            "--trust-code takes the schedule's files as they are; the snapshot itself with --trust-code runs its own copy",
+        )
 
 
 def sources_of(texts: bytes, folder: Path) -> Sources:

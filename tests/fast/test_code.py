@@ -149,6 +149,7 @@ def test_what_runs_is_the_text_that_was_checked(fresh: None, tmp_path: Path) -> 
         ("import json\ndef build():\n    json.loads('{')\n", "dir/mynet.py:3: JSONDecodeError"),
         ("def build():\n    raise RuntimeError('No CUDA GPUs are available')\n", "dir/mynet.py:2: RuntimeError: No CUDA GPUs are available\n  raise RuntimeError('No CUDA GPUs are available')\n  hint: leave `.cuda()`"),
         ("build = 3\n", "dir/mynet.py: `build` is an int, not a function or a class"),
+        ("from mynet import build\n", "dir/mynet.py:1: ImportError: cannot import name 'build' from 'mynet' ({})\n  from mynet import build\n  hint: `mynet` doesn't define that, or not yet".format(Path("dir/mynet.py").absolute())),
         ("from . import blocks\n", "dir/mynet.py:1: ImportError: attempted relative import with no known parent package\n  from . import blocks\n  hint: write `import blocks`"),
     ],
 )  # fmt: skip

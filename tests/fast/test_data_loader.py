@@ -207,7 +207,9 @@ def sided(values: list[bytes], kinds: dict[str, int], sides: list[tuple[int, int
     """Records with what a side file would know of them."""
     source = ListRecords(values, "/data/toy_lmdb")
     heights, widths = np.array(sides, np.int32).T
-    source.index = SimpleNamespace(facts=SimpleNamespace(kinds=tuple(kinds.items())), heights=heights, widths=widths)  # type: ignore[assignment]
+    source.index = SimpleNamespace(
+        facts=SimpleNamespace(kinds=tuple(kinds.items())), heights=heights, widths=widths, labels=heights * 0
+    )  # type: ignore[assignment]
     return source
 
 

@@ -458,6 +458,17 @@ def test_the_overview_names_pages_and_topics() -> None:
     assert not {pages.page_name(word) for word in topics.WORDS} & set(pages.PAGES)
 
 
+@pytest.mark.parametrize(
+    ("words", "leads_to"),
+    [("early stop", "early_stop"), ("Weight-Decay", "Solver.weight_decay"), ("adam", "Solver.type"), ("balanced", "Solver.sampling"),
+     ("distill", "LossParameter.type"), ("notebook", "stagerun help library"), ("mAP", "EarlyStopParameter.metric"),
+     ("timm", "your-own-network"), ("batchnorm", "your-own-network"), ("nn.Module", "your-own-network"), ("top5", "stagerun eval"),
+     ("own loss", "stagerun help losses"), ("dataloader", "your-own-images"), ("fp16", "FP16"), ("bf16", "Solver.precision")],
+)  # fmt: skip
+def test_words_of_other_frameworks_and_spellings_lead_somewhere(words: str, leads_to: str) -> None:
+    assert leads_to in CliRunner().invoke(main, ["help", *words.split()]).stdout
+
+
 def test_every_topic_leads_to_what_there_is_and_hides_no_field() -> None:
     messages = stagerun_pb2.DESCRIPTOR.message_types_by_name.values()
     assert not {field for message in messages for field in message.fields_by_name} & set(topics.WORDS)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,9 @@ def test_images_per_second() -> None:
     assert text.startswith("about 2 min 09 s left at 50 images/s\n") and "a third of what training takes" in text
     known = at_images_per_second(TREE, 50.0, blocked=0.5, written=3.0, start=1.0, opening=7.0)
     assert known.left_out == () and "(the job)" in render_hours(make_plan(TREE, Inventory()), known)
+    quick = replace(HOURS, speeds=dict.fromkeys(STAGES, replace(SPEED, start=0.01)), opening=0.2)
+    text = render_hours(make_plan(TREE, Inventory()), quick)
+    assert "(the job)" not in text and "start" not in text and "training" in text and " 0 s" not in text
     assert (
         "to /tmp"
         in at_images_per_second(schedule(SCHEDULE.replace("data {", 'data { scratch: "/tmp"')), 1.0).left_out[-1]

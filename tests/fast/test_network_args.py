@@ -1,5 +1,7 @@
 """`model { name: "mynet.py:build" args { ... } }`: the arguments as one text, identity, the recipe in a snapshot, and mistakes."""
 
+import ast
+
 import pytest
 from test_spec_resolve import SCHEDULE, A, B, read
 
@@ -7,9 +9,10 @@ from stagerun.base.errors import RecipeError
 from stagerun.language import arguments, canonical
 from stagerun.language.code import digest
 from stagerun.language.resolve import read as read_texts
+from stagerun.language.signature import signature
 from stagerun.language.stored import read_recipe
 
-MYNET = "import blocks\ndef build(num_classes, width=4): ...\n"
+MYNET = "import blocks\ndef build(num_classes, width=4, **more): ...\n"
 
 
 def texts(model: str, **more: str) -> dict[str, str]:
@@ -75,3 +78,87 @@ def test_mistakes(model: str, expected: str) -> None:
 def test_a_mistake_on_the_command_line_points_into_it() -> None:
     (one,) = said('model { name: "mynet.py:build" num_classes: 10 }', "model.args={width: 1.b}")
     assert one.startswith("--set:1:13: `width` is a number")
+
+
+CALLS = """
+def build(num_classes, channels, width=4, *, depth): ...
+class Net(nn.Module):
+    def __init__(self, num_classes, width): ...
+class Loss:
+    def __init__(self, gamma, num_classes=0): ...
+def focal(logits, targets, gamma=2.0): ...
+def others(num_classes, **more): ...
+def one(image): ...
+def three(image, rng, strength): ...
+def fine(image, rng, strength=1): ...
+"""
+MODEL = 'model {{ name: "mynet.py:{}" num_classes: 10 {} }}'
+LOSS = 'solver.loss={{ type: PYTHON function: "mynet.py:{}" {} }}'
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "expected"),
+    [
+        ("build", "args { widht: 8 depth: 1 }", ["3:55 `build` in mynet.py:2 takes no `widht` (did you mean `width`?)"]),
+        ("build", "args { blocks: 8 depth: 1 }", ["3:55 `build` in mynet.py:2 takes no `blocks` (it takes `width` and `depth`)"]),
+        ("build", "", ["3:15 `build` in mynet.py:2 needs `depth` (write `args { depth: ... }`)"]),
+        ("Net", "args { height: 8 }", ["3:15 `Net` in mynet.py:4 needs `width` (write `args { width: ... }`)", "3:53 `Net` in mynet.py:4 takes no `height` (it takes `width`)"]),
+        ("others", "args { anything: 8 }", []),
+        ("build", "args { depth: 8 }", []),
+        ("Net", "args { width: 8 }", []),
+    ],
+)  # fmt: skip
+def test_arguments_that_a_function_does_not_take_are_mistakes_without_an_import(
+    function: str, args: str, expected: list[str]
+) -> None:
+    assert calls(f"\n\n{MODEL.format(function, args)}") == expected
+
+
+def calls(model: str, *overrides: str) -> list[str]:
+    """`LINE:COLUMN MESSAGE (HINT)` of each mistake in a schedule whose Python is `CALLS`."""
+    start = SCHEDULE.index("model {")
+    schedule = model + SCHEDULE[SCHEDULE.index("}", start) + 1 :]
+    files = {"schedule.prototxt": schedule, "a.prototxt": A, "b.prototxt": B, "mynet.py": CALLS}
+    try:
+        read_texts(files, "/d/s", overrides)
+    except RecipeError as wrong:
+        return [f"{p.span.line}:{p.span.column} {p.message} ({p.hint})" for p in wrong.problems]
+    return []
+
+
+def test_the_functions_of_a_loss_and_of_images_are_looked_at_as_well() -> None:
+    model = MODEL.format("Net", "args { width: 8 }")
+    assert calls(model, LOSS.format("Loss", "args { gamma: 1 }")) == []
+    (wrong,) = calls(model, LOSS.format("Loss", "args { gama: 1 gamma: 2 }"))
+    assert wrong.endswith("takes no `gama` (did you mean `gamma`?)")
+    (missing,) = calls(model, LOSS.format("focal", ""))
+    assert "`focal` in mynet.py:7 needs `logits` and `targets`" in missing and "called once" in missing
+    assert calls(model, 'solver.transform_param.python="mynet.py:fine"') == []
+    for function in ("one", "three"):
+        (wrong,) = calls(model, f'solver.transform_param.python="mynet.py:{function}"')
+        assert f"`{function}` in mynet.py:" in wrong and "an image and a numpy Generator" in wrong
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "@cache\ndef build(width): ...",
+        "def build(width): ...\nbuild = jit(build)",
+        "def build(width): ...\ndel build",
+        "if new:\n    def build(width): ...\nelse:\n    def build(depth): ...",
+        "from blocks import *\ndef build(width): ...",
+        "def build(width): ...\nglobals().update(build=print)",
+        "def build(width): ...\ndef change():\n    global build\n    build = print",
+        "def build(width, /): ...",
+        "@dataclass\nclass build:\n    width: int",
+        "class build(Base): ...",
+        "class build(metaclass=Meta):\n    def __init__(self, width): ...",
+        "class build:\n    def __new__(cls): ...\n    def __init__(self, width): ...",
+        "class build:\n    @wrapped\n    def __init__(self, width): ...",
+        "class build:\n    def __init__(self, width): ...\nbuild.__init__ = print",
+        "async def build(width): ...",
+        "import build",
+    ],
+)
+def test_nothing_is_said_of_a_function_that_may_be_another(text: str) -> None:
+    assert signature(ast.parse(text), "build") is None

@@ -15,8 +15,10 @@ from stagerun.base.errors import UsageError
 from stagerun.system.code import called, function_of
 
 if __name__ == "__main__":
-    name = sys.argv[1]
-    sources = Sources("dir", ((name, sys.stdin.read()),))
+    name, text = sys.argv[1], sys.stdin.read()
+    start = "from blocks import build" if name == "start.py" else "from .blocks import build"
+    files = {name: start, name.replace("start.py", "blocks.py"): text}
+    sources = Sources("dir", tuple(sorted(files.items())))
     code = code_of(name + ":build")
     try:
         print(called(code, sources, function_of(code, sources)))
@@ -38,7 +40,7 @@ def build():
 
 
 def answer(tmp_path: Path, at_import: str, inside: str, name: str = "mynet.py") -> str:
-    """What `build` returns, or the error; a deadlock ends after a while."""
+    """What `build` returns, or the error; a deadlock ends after a while. A file `start.py` imports `blocks.py`, which has the text."""
     (tmp_path / "program.py").write_text(PROGRAM)
     text = MYNET.format(at_import=at_import, inside=inside)
     words = [sys.executable, str(tmp_path / "program.py"), name]
@@ -47,7 +49,7 @@ def answer(tmp_path: Path, at_import: str, inside: str, name: str = "mynet.py") 
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("name", ["mynet.py", "nets/mynet.py"])
+@pytest.mark.parametrize("name", ["mynet.py", "nets/mynet.py", "start.py", "nets/start.py"])
 @pytest.mark.parametrize("pool", ['get_context("fork").Pool(2)', "ThreadPoolExecutor(2)"])
 def test_a_pool_may_be_started_and_used_at_import(pool: str, name: str, tmp_path: Path) -> None:
     at_import = f"POOL = {pool}\nFIRST = list(POOL.map(work, [1]))"
@@ -56,16 +58,17 @@ def test_a_pool_may_be_started_and_used_at_import(pool: str, name: str, tmp_path
 
 @pytest.mark.parametrize("kind", ["spawn", "forkserver"])
 @pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize(("name", "file"), [("mynet.py", "mynet.py"), ("start.py", "blocks.py")])
 def test_processes_that_could_not_import_the_file_are_refused_at_its_line(
-    kind: str, inside: bool, tmp_path: Path
+    name: str, file: str, kind: str, inside: bool, tmp_path: Path
 ) -> None:
     pool = f'get_context("{kind}").Pool(2)'
-    found = answer(tmp_path, "" if inside else f"POOL = {pool}", pool if inside else "0")
+    found = answer(tmp_path, "" if inside else f"POOL = {pool}", pool if inside else "0", name)
     line, source = (11, f"return {pool}") if inside else (8, f"POOL = {pool}")
     text = "a process that is started by `spawn` or `forkserver` can't import this file"
-    assert found.startswith(f"dir/mynet.py:{line}: {text}\n  {source}\n  hint: take threads"), found
+    assert found.startswith(f"dir/{file}:{line}: {text}\n  {source}\n  hint: take threads"), found
     executor = f'ProcessPoolExecutor(2, get_context("{kind}"))'
-    assert text in answer(tmp_path, f"POOL = {executor}", "list(POOL.map(work, [1]))")
+    assert text in answer(tmp_path, f"POOL = {executor}", "list(POOL.map(work, [1]))", name)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from stagerun.models import build
 from stagerun.system import code
 from stagerun.train import foreign
 from stagerun.train.progress import WEIGHTS
+from stagerun.train.stored import Trust, open_snapshot
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "own_network.txt"
 ALONE = ("--nproc", 1, "--threads", 1)
@@ -163,9 +164,21 @@ def test_an_edit_of_its_files_makes_a_stage_stale(
 
 def test_a_snapshot_runs_its_python_only_where_it_is_trusted(data: Path, tmp_path: Path) -> None:
     folder = make(tmp_path / "own", data, RESNET_SMALL, blocks=BLOCKS)
-    go(folder, tmp_path / "out", "main.max_iter=1", "end.max_iter=1")
-    shutil.rmtree(folder)  # the snapshot has a copy
+    changes = ["main.max_iter=1", "end.max_iter=1"]
+    go(folder, tmp_path / "out", *changes)
     snapshot = str(tmp_path / "out" / "snapshots" / "end-00000001-a0001")
+    named = ["eval", str(folder), "--out", str(tmp_path / "out"), *(word for c in changes for word in ("--set", c))]
+    done = CliRunner().invoke(main, named)  # of the schedule's own files, which the user names
+    assert done.exit_code == 0 and "end-00000001-a0001: top-1" in done.output, done.output
+    for name, text in (("blocks.py", BLOCKS + "# a comment\n"), ("spare.py", "from mynet import build\n")):
+        (folder / name).write_text(text)
+        spare = ['model.name="spare.py:build"'] if name == "spare.py" else []
+        other = Trust(schedule=load(str(folder), [*changes, *spare]), stage="end")
+        with pytest.raises(UsageError, match=f"trained with other code than the schedule names now: .*{name}"):
+            open_snapshot(Path(snapshot), other)
+    shutil.rmtree(folder)  # the snapshot has a copy
+    refused = CliRunner().invoke(main, ["eval", str(tmp_path / "out")])
+    assert refused.exit_code == 64 and "--trust-code" in refused.output, refused.output
     for words in (["eval", snapshot], ["export", snapshot, "--torch", "--output", str(tmp_path / "x.pth")]):
         refused = CliRunner().invoke(main, words)
         assert refused.exit_code == 64 and "--trust-code" in refused.output, refused.output

@@ -36,7 +36,7 @@ from stagerun.plan import PlannedStage, State
 from stagerun.train import stage
 from stagerun.train.environment import promise
 from stagerun.train.progress import ARRIVALS
-from stagerun.train.replay import records, records_of
+from stagerun.train.replay import records
 
 pytestmark = pytest.mark.long
 
@@ -198,8 +198,8 @@ def test_the_newest_snapshot_that_is_whole_is_taken(tmp_path: Path, folder: Path
         path = tmp_path / "out" / "snapshots" / name
         whole = path.read_bytes()
         path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    found = records_of(tmp_path / "out", load(str(folder)), tmp_path / "new")
-    assert {name: record_of(data).last for name, data in found.items()} == {"main": 2}
+    found = records(tmp_path / "out", load(str(folder)), tmp_path / "new")
+    assert {name: record_of(record.arrivals).last for name, record in found.items()} == {"main": 2}
 
 
 # -- mistakes, in the first second

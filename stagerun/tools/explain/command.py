@@ -213,9 +213,8 @@ def _default(schedule: Schedule, asked: Asked) -> str:
     if origin is not None and origin.layer == LMDB:
         return "not written: read from the LMDB"
     if origin is not None and origin.layer == NET and origin.span is not None:
-        problems = Problems()
-        problems.files(schedule.files)
-        return Problem("said by the net of Caffe's", origin.span, problems.line(origin.span)).render()
+        line = Problems(schedule.files).line(origin.span)
+        return Problem("said by the net of Caffe's", origin.span, line).render()
     if value in (None, NONE, "[]") and said in (NONE, "[]"):
         return "not set"
     if value != said:

@@ -27,11 +27,7 @@ class Rule:
 
 def place_of(stage: Stage, *fields: str) -> Span:
     """Where the first of these fields of Solver that is written stands; where none is, the stage's own line."""
-    for field in fields:
-        origin = stage.origins.get(f"solver.{field}")
-        if origin is not None and origin.span is not None:
-            return origin.span
-    return stage.span
+    return stage.written(*(f"solver.{field}" for field in fields)) or stage.span
 
 
 # -- comments

@@ -138,9 +138,8 @@ def unsaved_work(schedule: Schedule) -> Iterator[Finding]:
 def no_test(schedule: Schedule) -> Iterator[Finding]:
     """Nothing is ever evaluated."""
     if schedule.stages and not schedule.validation_sets:
-        origin = schedule.stages[0].origins.get("data.train.source")
         path = schedule.files[0][0] if schedule.files else ""
-        span = origin.span if origin is not None and origin.span is not None else Span(path, 1, 1)
+        span = schedule.stages[0].written("data.train.source") or Span(path, 1, 1)
         hint = "write `val { source: ... images: ... }` in `data`"
         yield Finding("no-test", "there is no `data.val`: nothing says how good the network is", span, hint)
 

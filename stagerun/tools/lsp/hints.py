@@ -29,9 +29,8 @@ def _of_stage(stage: Stage) -> Iterator[Beside]:
     rate, last = learning_rate(stage.solver), stage.solver.max_iter - 1
     ends = f"{rate(0):.4g} -> {rate(last):.4g}"
     yield Beside(stage.span, f"{stage.solver.max_iter} iterations, {ends}")
-    policy = stage.origins.get("solver.lr_policy")
-    if policy is not None and policy.span is not None:
-        yield Beside(policy.span, ends)
+    if (policy := stage.written("solver.lr_policy")) is not None:
+        yield Beside(policy, ends)
     for key, value in leaves(stage.solver, "solver"):
         origin = stage.origins.get(key)
         if origin is None or origin.span is None or key.endswith("knot"):

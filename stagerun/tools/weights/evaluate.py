@@ -146,8 +146,9 @@ def _evaluate(
     from stagerun.train.evaluating import use_schedule
     from stagerun.train.stored import Trust, open_snapshot
 
-    stored = open_snapshot(folder, Trust(options.trust_code, chosen.schedule))
-    stage = chosen.stages.get(folder.name, stored.ref.stage)
+    named = chosen.stages.get(folder.name, "")
+    stored = open_snapshot(folder, Trust(options.trust_code, chosen.schedule, named))
+    stage = named or stored.ref.stage
     if chosen.schedule is not None:
         as_run, stored = stored, use_schedule(stored, chosen.schedule, stage)
         if changes := _changes(as_run, stored):

@@ -1,7 +1,7 @@
 """`stagerun export`."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,6 +18,7 @@ SUFFIX = {"safetensors": ".safetensors", "torch": ".pth", "onnx": ".onnx"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOptions:
+    file: str | None = argument("[FILE]", default=None)
     out: OutOfName = None
     safetensors: bool = flag("--safetensors", "Weights by torchvision's names, and what must be known as metadata.")
     torch: bool = flag("--torch", "A state_dict, for torch.load(FILE, weights_only=True).")
@@ -28,7 +29,7 @@ class ExportOptions:
     )
     double: bool = flag("--double", "Numbers of 64 bits in Caffe's files, where the snapshot has them.")
     output: str | None = option(
-        "--output FILE", "File to write.  [default: ./SNAPSHOT with .safetensors, .pth or .onnx]"
+        "--output FILE", "The same as FILE.  [default: ./SNAPSHOT with .safetensors, .pth or .onnx]"
     )
     force: bool = flag("--force", "Replace the file if it exists.")
     ema: Ema = False
@@ -41,18 +42,31 @@ class ExportOptions:
 def export(snapshot: str = argument("SNAPSHOT"), *, options: ExportOptions) -> None:
     """Writes a snapshot's network as a file for other programs, and says what it expects of images.
 
-    SNAPSHOT is a snapshot's directory, or its name with --out. The networks are trained on (value - mean_value) * scale /
+    SNAPSHOT is a snapshot's directory, or its name with --out. FILE is what is written. The networks are trained on (value - mean_value) * scale /
     std_value of values 0..255, with the channels in the channel_order of their transform: B, G, R unless it says RGB.
     --safetensors and --torch hold the weights as they are; whoever uses them must normalise as is printed. --rgb swaps the
     inputs of the first convolution, which changes nothing else, and nothing at all where the network was trained on R, G, B.
     Logits come out; softmax makes probabilities of them.
     --caffemodel is for nets of Caffe's, and for resnet50, resnet50_intel_caffe, alexnet and vgg16 under their published names.
     """
+    snapshot, options = _with_file(snapshot, options)
     folder = choose_snapshot(snapshot, options.out)
     if options.caffemodel is None and options.solverstate is None:
         export_snapshot(folder, options)
     else:
         export_for_caffe(folder, options)
+
+
+def _with_file(snapshot: str, options: ExportOptions) -> tuple[str, ExportOptions]:
+    """FILE as --output, in whichever order the two words are: `--onnx net.onnx SNAPSHOT` looks as if --onnx took it. UsageError."""
+    file = options.file
+    if file is None:
+        return snapshot, options
+    if options.output is not None:
+        raise UsageError(f"{file}, and --output {options.output}", "name one file")
+    if Path(snapshot).suffix in SUFFIX.values() and not os.path.isdir(snapshot):
+        snapshot, file = file, snapshot
+    return snapshot, replace(options, output=file)
 
 
 def export_for_caffe(folder: Path, options: ExportOptions) -> None:

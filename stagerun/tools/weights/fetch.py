@@ -35,8 +35,7 @@ def fetch(folder: Folder, overrides: Overrides = ()) -> None:
     against the digest that its publisher states.
     """
     schedule = load(folder, overrides)
-    problems, done = Problems(), set()
-    problems.files(schedule.files)
+    problems, done = Problems(schedule.files), set()
     for stage, one in [(s, one) for s in schedule.stages for one in s.solver.given]:
         weights, place = one.weights, place_of(one.weights.file)
         if place.kind not in (Kind.TORCHVISION, Kind.TIMM) or weights.file in done:

@@ -1,0 +1,66 @@
+"""What is wrong with the images of any set is said before anything is trained, with the place of the setting that doesn't fit them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stagerun.base.errors import DataError
+from stagerun.data import index, indexing
+from stagerun.data.datum import raw_datum
+from stagerun.data.preflight import preflight
+from stagerun.data.write import write_lmdb
+from stagerun.language import load
+
+SETS = ("train", "val", "second", "other")
+SCHEDULE = """model { name: "resnet_small" num_classes: 10 channels: 1 }
+data {
+  train { source: "train" }
+  val { name: "v1" source: "val" }
+  val { name: "v2" source: "second" }
+}
+solver { batch_size: 8 device_batch_size: 4 base_lr: 0.1 lr_policy: "fixed" max_iter: 10
+  transform_param { crop_size: 8 } }
+stage { name: "a" solver_param { } }
+stage { name: "b" solver_param {
+  model { name: "resnet_small" num_classes: 5 channels: 1 }
+  data { train { source: "other" } val { source: "other" } }
+  transform_param { crop_size: 8 } } }
+"""
+
+
+def make(folder: Path, **wrong: int) -> str:
+    """A schedule with its LMDBs of 200 images of 8 x 8, the 58th of a set with another label. They have side files."""
+    (folder / "schedule.prototxt").write_text(SCHEDULE)
+    for name in SETS:
+        labels = [i % 5 for i in range(200)]
+        labels[57] = wrong.get(name, 0)
+        path = str(folder / name)
+        write_lmdb(path, [raw_datum(np.zeros((8, 8, 1), np.uint8), label).SerializeToString() for label in labels])
+        index.save(indexing.build(path), path)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "line"), [("train", 10, 1), ("val", 99, 1), ("second", 10, 1), ("other", 5, 11)]
+)
+def test_a_label_out_of_range_is_found_among_all_records(tmp_path: Path, name: str, label: int, line: int) -> None:
+    preflight(load(make(tmp_path)))
+    folder = make(tmp_path / "wrong", **{name: label}) if (tmp_path / "wrong").mkdir() is None else ""
+    with pytest.raises(DataError) as error:
+        preflight(load(folder))
+    assert f"{folder}/{name}: record `00000057`: the label is {label}, " in error.value.message
+    assert f"change `num_classes` ({folder}/schedule.prototxt:{line})" in error.value.hint
+
+
+def test_a_crop_that_is_larger_than_the_images_has_its_place(tmp_path: Path) -> None:
+    folder = make(tmp_path)
+    for changes, place in (
+        (["solver.transform_param.crop_size=9"], "--set:1"),
+        (["b.transform_param.crop_size=9"], "--set:1"),
+        (["b.test_transform_param={crop_size: 9}"], "--set:1"),
+    ):
+        with pytest.raises(DataError) as error:
+            preflight(load(folder, changes))
+        assert "too small for crop_size: 9" in error.value.message
+        assert f"lower `crop_size` ({place})" in error.value.hint
