@@ -10,12 +10,13 @@ from google.protobuf.descriptor import Descriptor
 
 from stagerun.base import recipe
 from stagerun.base.errors import Problems, RecipeError, Span
-from stagerun.base.net import ALL_COUNT, Blob, Ignored, Net, ignored
+from stagerun.base.net import ALL_COUNT, Blob, Ignored, Net, ignored, ignored_by_some
+from stagerun.base.text import count
 from stagerun.language import net as language
 from stagerun.language import ranges
 from stagerun.language.code import MISSING, Reader, Unreadable
 from stagerun.language.net import NetText
-from stagerun.language.net_layers import DATA, Means, test_settings, train_settings
+from stagerun.language.net_layers import DATA, Means, channel_means, test_settings, train_settings
 from stagerun.language.tree import SCHEDULE, SOLVER, SOURCE, Block, Entry, Value, quoted
 from stagerun.language.view import Doubtful, View
 
@@ -73,6 +74,7 @@ class Nets:
         self._texts: dict[str, NetText | None] = {}
         self._kept: dict[str, str] = {}
         self._nets: dict[tuple[str, Shape], Net | None] = {}
+        self._means: dict[bytes, tuple[float, ...] | None] = {}
 
     @property
     def kept(self) -> tuple[tuple[str, str], ...]:
@@ -201,6 +203,25 @@ class Nets:
             return (place, data) if data is not None else None
 
         return content
+
+    def check_means(self, settings: Block, channels: int | None, path_of: Callable[[str], str]) -> None:
+        """A `mean_file` of a stage that is on this machine is one, and for its images. `channels`: of these."""
+        for field in CROPS:
+            with suppress(Doubtful):
+                view = View(settings).inside(field)
+                file = view.text("mean_file")
+                data = self.files.content(path_of(file)) if file else None
+                if data is None:
+                    continue
+                if data not in self._means:
+                    self._means[data] = channel_means(data)
+                found, place = self._means[data], view.place("mean_file")
+                hint = "make it of these images, with Caffe's compute_image_mean"
+                if found is None:
+                    self.problems.add(place, f"{file} is not a mean image of Caffe's (.binaryproto)", hint)
+                elif channels is not None and len(found) != channels:
+                    said = f"{file} has {count(len(found), 'channel')}, and the images have {channels}"
+                    self.problems.add(place, said, hint)
 
     def _channels(self, settings: Block, model: Block | None, schedule: Block) -> int | None:
         """Those of a stage's images, by what is written or by the first record; None where they are not known."""
@@ -339,10 +360,16 @@ def of_model(model: recipe.Model) -> Net:
 
 def ignored_in(stage: recipe.Stage) -> Ignored:
     """The labels that count for nothing in a stage."""
-    model = stage.model
-    if model.net is None or "ignore_label" not in model.net:  # to read a large net takes a while
-        return ALL_COUNT
-    return ignored(of_model(model), own_loss=stage.solver.loss is not None)
+    return ignored(of_model(stage.model), stage.solver.loss is not None) if _ignores(stage.model) else ALL_COUNT
+
+
+def ignored_by_some_in(stage: recipe.Stage) -> frozenset[int]:
+    """Labels that layers of a stage's net ignore, which may count elsewhere."""
+    return ignored_by_some(of_model(stage.model)) if _ignores(stage.model) else frozenset()
+
+
+def _ignores(model: recipe.Model) -> bool:
+    return model.net is not None and "ignore_label" in model.net  # to read a large net takes a while
 
 
 def _other(one: Net, two: Net) -> tuple[Blob, Blob] | None:

@@ -21,6 +21,7 @@ from stagerun.models.net.lrn import across_channels
 
 Maps = Sequence[Tensor]
 Function = Callable[[Any, Layer, Maps, Maps], Tensor | Sequence[Tensor]]
+_CROP = "cut images with `crop_size` in transform_param and test_transform_param to the size that the net is for"
 
 
 def _convolution(s: net.Convolution, layer: Layer, x: Maps, w: Maps) -> Tensor:
@@ -35,10 +36,7 @@ def _inner_product(s: net.InnerProduct, layer: Layer, x: Maps, w: Maps) -> Tenso
     flat = x[0].flatten(s.axis)
     if flat.shape[-1] != weight.shape[1]:
         size = " x ".join(map(str, x[0].shape[1:]))
-        raise UsageError(
-            f"layer `{layer.name}` takes {weight.shape[1]} numbers of an image, and gets {size}",
-            "cut images with `crop_size` in transform_param and test_transform_param to the size that the net is for",
-        )
+        raise UsageError(f"layer `{layer.name}` takes {weight.shape[1]} numbers of an image, and gets {size}", _CROP)
     return F.linear(flat, weight, w[1] if len(w) > 1 else None)
 
 
@@ -123,7 +121,11 @@ def _concat(s: net.Concat, layer: Layer, x: Maps, w: Maps) -> Tensor:
 
 
 def _slice(s: net.Slice, layer: Layer, x: Maps, w: Maps) -> Sequence[Tensor]:
-    return x[0].split(s.sizes, s.axis)
+    size, tops = x[0].shape[s.axis], len(layer.tops)
+    if (s.points and s.points[-1] >= size) or (not s.points and size % tops):
+        where = f"at {', '.join(map(str, s.points))}" if s.points else f"into {tops} of the same size"
+        raise UsageError(f"layer `{layer.name}` cuts axis {s.axis} {where}, and its bottom has {size} there", _CROP)
+    return x[0].tensor_split(s.points, s.axis) if s.points else x[0].split(size // tops, s.axis)
 
 
 def _eltwise(s: net.Eltwise, layer: Layer, x: Maps, w: Maps) -> Tensor:

@@ -1,5 +1,6 @@
 """A net of Caffe's as a module."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from functools import cache, partial
 from typing import Any
@@ -38,6 +39,7 @@ class Network(nn.Module):
     _train: Planned
     _test: Planned
     _still: list[Statistics]
+    _errors: list[str]  # what torch says of the state that is being loaded
 
     def __init__(self, net: Net) -> None:
         super().__init__()
@@ -102,6 +104,7 @@ class Network(nn.Module):
             yield name if "." in name else f".{name}", member  # of a layer without a name
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        self._errors = args[-1]
         _rename(state_dict, _prefixed(self._paths, prefix))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
@@ -238,10 +241,12 @@ def _with_own_names(network: Network, state: dict[str, Any], prefix: str, metada
 
 
 def _say_own_names(network: Network, found: Any) -> None:
-    """In what torch says of names that don't fit. It tells no prefix here, but such a name is that of no other module of the network."""
+    """In what torch says of tensors that don't fit. It tells no prefix here, but such a name is that of no other module of the network."""
     names = {path: name for name, path in network._paths.items()}
     for keys in (found.missing_keys, found.unexpected_keys):
         keys[:] = [_own_name(key, names) for key in keys]
+    own = re.compile(rf"\b{_ESCAPED}\d+(?=\.)")
+    network._errors[:] = [own.sub(lambda found: names.get(found[0], found[0]), text) for text in network._errors]
 
 
 def _own_name(key: str, names: Mapping[str, str]) -> str:
