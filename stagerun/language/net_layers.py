@@ -92,7 +92,7 @@ def train_settings(
             size = batch.values[0].value
             assert isinstance(size, int)
             found["batch_size"] = upgrade.entry(SOLVER, "batch_size", batch.values[0].span, size * passes)
-            found["device_batch_size"] = Entry(SOLVER.fields_by_name["device_batch_size"], batch.name, batch.values)
+            found["device_batch_size"] = upgrade.renamed(SOLVER, "device_batch_size", batch)
         if "transform_param" in wanted:
             found |= _transform("transform_param", reader, means, problems)
     return found
@@ -105,7 +105,7 @@ def test_settings(
     found: dict[str, Entry] = {}
     for reader in readers[:1]:
         if (batch := _batch(reader)) is not None:
-            found["test_batch_size"] = Entry(SOLVER.fields_by_name["test_batch_size"], batch.name, batch.values)
+            found["test_batch_size"] = upgrade.renamed(SOLVER, "test_batch_size", batch)
         if "test_transform_param" in wanted:
             found |= _transform("test_transform_param", reader, means, problems)
         if "test_transform_param" not in found:
@@ -146,7 +146,7 @@ def translated(said: Block, test: bool, means: Means) -> tuple[Block, list[Lost]
         if test and name in _DRAWN:
             lost.append(Lost(entry.place, name, _NOT_DRAWN, harmless=True))
         elif name in _SAME:
-            entries[name] = Entry(TRANSFORM.fields_by_name[name], entry.name, entry.values)
+            entries[name] = upgrade.renamed(TRANSFORM, name, entry)
         elif name in _RECTANGLES:
             inner = said.block(name)
             assert inner is not None
@@ -181,9 +181,7 @@ def _square(said: Block, entry: Entry, lost: list[Lost]) -> dict[str, Entry]:
 def _rectangle(inner: Block, kind: Descriptor, lost: list[Lost]) -> Block:
     """random_resize_param or random_aspect_ratio_param, with the one interpolation that it may have."""
     entries = {
-        name: Entry(kind.fields_by_name[name], entry.name, entry.values)
-        for name, entry in inner.entries.items()
-        if name != "resize_param"
+        name: upgrade.renamed(kind, name, entry) for name, entry in inner.entries.items() if name != "resize_param"
     }
     resize = inner.block("resize_param")
     for name, entry in resize.entries.items() if resize is not None else ():

@@ -15,7 +15,7 @@ from stagerun.base.text import count
 from stagerun.language import net as language
 from stagerun.language import ranges
 from stagerun.language.code import MISSING, Reader, Unreadable
-from stagerun.language.net import NetText
+from stagerun.language.net import NetText, upgrade
 from stagerun.language.net_layers import DATA, Means, channel_means, test_settings, train_settings
 from stagerun.language.tree import SCHEDULE, SOLVER, SOURCE, Block, Entry, Value, quoted
 from stagerun.language.view import Doubtful, View
@@ -137,12 +137,10 @@ class Nets:
             found = [r for r in net.readers(phase) if r.type in DATA]
             source = self._source(found[0].block, net.path) if found else None
             if source is not None:
-                entries[name] = Entry(kind.fields_by_name[name], source.place, (Value(source, "", source.place),))
+                entries[name] = upgrade.entry(kind, name, source.place, source)
                 shuffled = found[0].block.block(DATA[found[0].type])
                 if name == "train" and "shuffle" in kind.fields_by_name and shuffled is not None:
-                    flag = View(shuffled).flag("shuffle")
-                    value = Value(flag, str(flag).lower(), source.place)
-                    entries["shuffle"] = Entry(kind.fields_by_name["shuffle"], source.place, (value,))
+                    entries["shuffle"] = upgrade.entry(kind, "shuffle", source.place, View(shuffled).flag("shuffle"))
         if "train" not in entries:
             if holder.kind is not SCHEDULE or not _is_deploy(net):
                 return holder
@@ -258,8 +256,10 @@ class Nets:
             message = f"`num_classes` is {classes.values[0].text}, and the net has {first.num_classes} outputs"
             self.problems.add(classes.place, message, "remove it, or change `num_output` of the net's last layer")
         found = {
-            "num_classes": _whole(MODEL, "num_classes", first.num_classes, _outputs_place(net, first.num_classes)),
-            "channels": _whole(MODEL, "channels", shape[0], net.place),
+            "num_classes": upgrade.entry(
+                MODEL, "num_classes", _outputs_place(net, first.num_classes), first.num_classes
+            ),
+            "channels": upgrade.entry(MODEL, "channels", net.place, shape[0]),
         }
         return replace(model, entries=found | dict(model.entries))
 
@@ -271,12 +271,11 @@ class Nets:
             return settings
         text = self.text(named)
         place = text.place if text is not None else named.place
-        rules = tuple(Value(_rule(*rule, place), "", place) for rule in multipliers(held.net))
-        own = settings.entries.get("param")
+        own, rules = settings.entries.get("param"), [_rule(*rule, place) for rule in multipliers(held.net)]
         if not rules:
             return settings
-        entry = Entry(SOLVER.fields_by_name["param"], place, rules)
-        entry = replace(own, values=(*own.values, *rules)) if own is not None else entry
+        entry = upgrade.entry(SOLVER, "param", place, *rules)
+        entry = replace(own, values=(*own.values, *entry.values)) if own is not None else entry
         return replace(settings, entries={**settings.entries, "param": entry})
 
     def _shape(self, net: NetText | None, named: Entry, model: Block, stages: Sequence[Images]) -> Shape | None:
@@ -401,8 +400,8 @@ def _literal(name: str) -> str:
 
 
 def _rule(name: str, lr: float, decay: float, place: Span) -> Block:
-    values = (("name", name, quoted(name)), ("lr_mult", lr, repr(lr)), ("decay_mult", decay, repr(decay)))
-    return Block(PARAM, place, {n: Entry(PARAM.fields_by_name[n], place, (Value(v, t, place),)) for n, v, t in values})
+    values = {"name": name, "lr_mult": lr, "decay_mult": decay}
+    return Block(PARAM, place, {field: upgrade.entry(PARAM, field, place, value) for field, value in values.items()})
 
 
 def _outputs_place(net: NetText, classes: int) -> Span:
@@ -449,7 +448,7 @@ def of_stage(settings: Block, shared: Block | None) -> Block:
 
 def _model(net: Entry) -> Block:
     """What `net: "..."` says, as a `model`."""
-    return Block(MODEL, net.place, {"caffe_net": Entry(MODEL.fields_by_name["caffe_net"], net.name, net.values)})
+    return Block(MODEL, net.place, {"caffe_net": upgrade.renamed(MODEL, "caffe_net", net)})
 
 
 def _is_bare(model: Block | None) -> bool:
@@ -469,12 +468,7 @@ def with_block(holder: Block, name: str, block: Block) -> Block:
     """A message with another in one of its fields."""
     before = holder.entries.get(name)
     place = before.name if before is not None else block.place
-    entry = Entry(holder.kind.fields_by_name[name], place, (Value(block, "", place),))
-    return replace(holder, entries={**holder.entries, name: entry})
-
-
-def _whole(kind: Descriptor, name: str, value: int, place: Span) -> Entry:
-    return Entry(kind.fields_by_name[name], place, (Value(value, str(value), place),))
+    return replace(holder, entries={**holder.entries, name: upgrade.entry(holder.kind, name, place, block)})
 
 
 def _crops(settings: Block, field: str) -> list[int]:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stagerun.base.net import BatchNorm, Blob, Convolution, Layer, Net, Shape
-from stagerun.models.net.fillers import fill
-from stagerun.models.net.held import Blobs, Statistics
+from stagerun.models.net.held import Blobs, Statistics, fill
 from stagerun.models.net.layers import LAYERS, relu_in_place
 from stagerun.models.net.steps import IMAGES, Step, Steps, steps_of
 
@@ -176,12 +175,7 @@ def _computed(function: Callable, layer: Layer, held: Sequence[Held], x: Sequenc
 
 
 def _normalised(
-    statistics: Statistics,
-    held: Sequence[Held],
-    eps: float,
-    by_global: bool,
-    keep: bool,
-    x: Sequence[Tensor],
+    statistics: Statistics, held: Sequence[Held], eps: float, by_global: bool, keep: bool, x: Sequence[Tensor]
 ) -> Tensor:
     weight, bias = (*_values(held), None, None)[:2]
     # In training `freeze` has a layer use its running statistics: it is in evaluation mode then.
