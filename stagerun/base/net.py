@@ -210,10 +210,10 @@ class Concat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """`sizes`: of each top along the axis."""
+    """`points`: where each top but the last ends along the axis; none: all tops have the same size. So it fits images of any size."""
 
     axis: int
-    sizes: tuple[int, ...]
+    points: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,6 +349,13 @@ def ignored(net: Net, own_loss: bool = False) -> Ignored:
         accuracy=label,
         of_all=any(loss.normalization in by_batch for loss in losses),  # type: ignore[union-attr]
     )
+
+
+def ignored_by_some(net: Net) -> frozenset[int]:
+    """Labels that a loss or an Accuracy of a net ignores."""
+    layers = (layer.settings for one in (net.train, net.test) for layer in one.layers)
+    judging = (one for one in layers if isinstance(one, SoftmaxWithLoss | Accuracy))
+    return frozenset(one.ignore_label for one in judging if one.ignore_label is not None)
 
 
 def _judging(one: Pass, kind: type[Accuracy] | type[SoftmaxWithLoss]) -> list[Accuracy | SoftmaxWithLoss]:

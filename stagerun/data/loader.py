@@ -108,6 +108,7 @@ class Loader:
         side: Callable[[int], int | None] | None = None,
         numbered: bool = False,
         ignored: int | None = None,
+        by_some: frozenset[int] = frozenset(),
     ) -> None:
         if images not in (None, len(records)):
             raise DataError(
@@ -123,7 +124,9 @@ class Loader:
         self._order = sampling or order.EveryRecord(seed, len(records), shuffle)
         self._side_at = side
         self._python, self._augment, self._bad = python, augment, bad if train else None
-        self._pictures = Pictures(records, transform_param, channels, num_classes, memory, tier, numbered, ignored)
+        self._pictures = Pictures(
+            records, transform_param, channels, num_classes, memory, tier, numbered, ignored, by_some
+        )
         self.expect = self._pictures.expect
         # One with the consumer, one in the making, the others ready; with many threads more are in the making.
         self._buffers = Buffers(depth + 2 + threads)

@@ -22,7 +22,7 @@ from stagerun.data.python_transform import PythonTransform
 from stagerun.data.records import Records, spread
 from stagerun.data.sampling import order_of
 from stagerun.data.stream import Batch
-from stagerun.language.nets import ignored_in
+from stagerun.language.nets import ignored_by_some_in, ignored_in
 from stagerun.schedule.image_size import at_largest, crop_size
 
 
@@ -57,6 +57,7 @@ def training_loader(
         side=side_at(solver, start) if solver.transform.crop_size_ramp else None,
         numbered=stage.data.train.labels is not None,
         ignored=ignored_in(stage).train,
+        by_some=ignored_by_some_in(stage),
     )
 
 
@@ -86,6 +87,7 @@ def of_evaluations(stage: Stage, threads: int, numbered: bool) -> dict[str, Any]
         "threads": threads,
         "numbered": numbered,
         "ignored": ignored_in(stage).test,
+        "by_some": ignored_by_some_in(stage),
     }
 
 

@@ -115,6 +115,12 @@ class _Hand(threading.local):
         return self._decoder
 
 
+_BY_SOME = (
+    "only part of the net ignores it: a `loss` of the stage's own knows no `ignore_label`, and each SoftmaxWithLoss and Accuracy "
+    "needs its own; make the LMDB without such images, or have all of them ignore it"
+)
+
+
 class Pictures:
     """The records of one LMDB under one transform. From any number of threads; a thread's picture is valid until its next.
 
@@ -132,11 +138,12 @@ class Pictures:
         tier: str | None = None,
         numbered: bool = False,
         ignored: int | None = None,
+        by_some: frozenset[int] = frozenset(),
     ) -> None:
         """`numbered`: a record's number stands for its label, and what it says itself isn't looked at. `ignored`: a label that counts for
-        nothing, and need be no class."""
+        nothing, and need be no class. `by_some`: labels that only part of a net ignores."""
         self.records, self.channels = records, channels
-        self._numbered, self._ignored = numbered, ignored
+        self._numbered, self._ignored, self._by_some = numbered, ignored, by_some
         self._transform, self.num_classes = transform_param, num_classes
         self._memory = memory
         # A JPEG that AUTO decodes at a reduced scale has other pixels than one that is reduced from its full size. So this
@@ -216,7 +223,8 @@ class Pictures:
                 )
             datum.check_label(label, self.num_classes)
         except DataError as error:
-            raise DataError(f"{self.place(i)}: {error.message}", error.hint) from None
+            hint = _BY_SOME if label in self._by_some else error.hint
+            raise DataError(f"{self.place(i)}: {error.message}", hint) from None
 
     def _decode(self, i: int, picture: Picture, part: Rectangle | None, shrunk: int) -> Image:
         try:

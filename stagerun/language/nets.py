@@ -10,12 +10,13 @@ from google.protobuf.descriptor import Descriptor
 
 from stagerun.base import recipe
 from stagerun.base.errors import Problems, RecipeError, Span
-from stagerun.base.net import ALL_COUNT, Blob, Ignored, Net, ignored
+from stagerun.base.net import ALL_COUNT, Blob, Ignored, Net, ignored, ignored_by_some
+from stagerun.base.text import count
 from stagerun.language import net as language
 from stagerun.language import ranges
 from stagerun.language.code import MISSING, Reader, Unreadable
-from stagerun.language.net import NetText
-from stagerun.language.net_layers import DATA, Means, test_settings, train_settings
+from stagerun.language.net import NetText, upgrade
+from stagerun.language.net_layers import DATA, Means, channel_means, test_settings, train_settings
 from stagerun.language.tree import SCHEDULE, SOLVER, SOURCE, Block, Entry, Value, quoted
 from stagerun.language.view import Doubtful, View
 
@@ -73,6 +74,7 @@ class Nets:
         self._texts: dict[str, NetText | None] = {}
         self._kept: dict[str, str] = {}
         self._nets: dict[tuple[str, Shape], Net | None] = {}
+        self._means: dict[bytes, tuple[float, ...] | None] = {}
 
     @property
     def kept(self) -> tuple[tuple[str, str], ...]:
@@ -135,12 +137,10 @@ class Nets:
             found = [r for r in net.readers(phase) if r.type in DATA]
             source = self._source(found[0].block, net.path) if found else None
             if source is not None:
-                entries[name] = Entry(kind.fields_by_name[name], source.place, (Value(source, "", source.place),))
+                entries[name] = upgrade.entry(kind, name, source.place, source)
                 shuffled = found[0].block.block(DATA[found[0].type])
                 if name == "train" and "shuffle" in kind.fields_by_name and shuffled is not None:
-                    flag = View(shuffled).flag("shuffle")
-                    value = Value(flag, str(flag).lower(), source.place)
-                    entries["shuffle"] = Entry(kind.fields_by_name["shuffle"], source.place, (value,))
+                    entries["shuffle"] = upgrade.entry(kind, "shuffle", source.place, View(shuffled).flag("shuffle"))
         if "train" not in entries:
             if holder.kind is not SCHEDULE or not _is_deploy(net):
                 return holder
@@ -184,7 +184,11 @@ class Nets:
             )
         passes = View(merged).whole("iter_size") if "iter_size" in merged.entries else 1
         unsaid = frozenset(SOLVER.fields_by_name) - said.entries.keys() - said.doubtful
-        mean = Means(self._mean(net.path), lambda: self._channels(merged, own if own is not None else shared, schedule))
+        mean = Means(
+            self._mean(net.path),
+            lambda: self._channels(merged, own if own is not None else shared, schedule),
+            "the folders of the net and of the schedule, and in those above",
+        )
         found = train_settings(net.readers("TRAIN"), passes or 1, unsaid, mean, self.problems)
         found |= test_settings(net.readers("TEST"), unsaid, mean, self.problems)
         block = ranges.sound(Block(SOLVER, net.place, found), self.problems)
@@ -197,6 +201,25 @@ class Nets:
             return (place, data) if data is not None else None
 
         return content
+
+    def check_means(self, settings: Block, channels: int | None, path_of: Callable[[str], str]) -> None:
+        """A `mean_file` of a stage that is on this machine is one, and for its images. `channels`: of these."""
+        for field in CROPS:
+            with suppress(Doubtful):
+                view = View(settings).inside(field)
+                file = view.text("mean_file")
+                data = self.files.content(path_of(file)) if file else None
+                if data is None:
+                    continue
+                if data not in self._means:
+                    self._means[data] = channel_means(data)
+                found, place = self._means[data], view.place("mean_file")
+                hint = "make it of these images, with Caffe's compute_image_mean"
+                if found is None:
+                    self.problems.add(place, f"{file} is not a mean image of Caffe's (.binaryproto)", hint)
+                elif channels is not None and len(found) != channels:
+                    said = f"{file} has {count(len(found), 'channel')}, and the images have {channels}"
+                    self.problems.add(place, said, hint)
 
     def _channels(self, settings: Block, model: Block | None, schedule: Block) -> int | None:
         """Those of a stage's images, by what is written or by the first record; None where they are not known."""
@@ -233,8 +256,10 @@ class Nets:
             message = f"`num_classes` is {classes.values[0].text}, and the net has {first.num_classes} outputs"
             self.problems.add(classes.place, message, "remove it, or change `num_output` of the net's last layer")
         found = {
-            "num_classes": _whole(MODEL, "num_classes", first.num_classes, _outputs_place(net, first.num_classes)),
-            "channels": _whole(MODEL, "channels", shape[0], net.place),
+            "num_classes": upgrade.entry(
+                MODEL, "num_classes", _outputs_place(net, first.num_classes), first.num_classes
+            ),
+            "channels": upgrade.entry(MODEL, "channels", net.place, shape[0]),
         }
         return replace(model, entries=found | dict(model.entries))
 
@@ -246,12 +271,11 @@ class Nets:
             return settings
         text = self.text(named)
         place = text.place if text is not None else named.place
-        rules = tuple(Value(_rule(*rule, place), "", place) for rule in multipliers(held.net))
-        own = settings.entries.get("param")
+        own, rules = settings.entries.get("param"), [_rule(*rule, place) for rule in multipliers(held.net)]
         if not rules:
             return settings
-        entry = Entry(SOLVER.fields_by_name["param"], place, rules)
-        entry = replace(own, values=(*own.values, *rules)) if own is not None else entry
+        entry = upgrade.entry(SOLVER, "param", place, *rules)
+        entry = replace(own, values=(*own.values, *entry.values)) if own is not None else entry
         return replace(settings, entries={**settings.entries, "param": entry})
 
     def _shape(self, net: NetText | None, named: Entry, model: Block, stages: Sequence[Images]) -> Shape | None:
@@ -335,10 +359,16 @@ def of_model(model: recipe.Model) -> Net:
 
 def ignored_in(stage: recipe.Stage) -> Ignored:
     """The labels that count for nothing in a stage."""
-    model = stage.model
-    if model.net is None or "ignore_label" not in model.net:  # to read a large net takes a while
-        return ALL_COUNT
-    return ignored(of_model(model), own_loss=stage.solver.loss is not None)
+    return ignored(of_model(stage.model), stage.solver.loss is not None) if _ignores(stage.model) else ALL_COUNT
+
+
+def ignored_by_some_in(stage: recipe.Stage) -> frozenset[int]:
+    """Labels that layers of a stage's net ignore, which may count elsewhere."""
+    return ignored_by_some(of_model(stage.model)) if _ignores(stage.model) else frozenset()
+
+
+def _ignores(model: recipe.Model) -> bool:
+    return model.net is not None and "ignore_label" in model.net  # to read a large net takes a while
 
 
 def _other(one: Net, two: Net) -> tuple[Blob, Blob] | None:
@@ -370,8 +400,8 @@ def _literal(name: str) -> str:
 
 
 def _rule(name: str, lr: float, decay: float, place: Span) -> Block:
-    values = (("name", name, quoted(name)), ("lr_mult", lr, repr(lr)), ("decay_mult", decay, repr(decay)))
-    return Block(PARAM, place, {n: Entry(PARAM.fields_by_name[n], place, (Value(v, t, place),)) for n, v, t in values})
+    values = {"name": name, "lr_mult": lr, "decay_mult": decay}
+    return Block(PARAM, place, {field: upgrade.entry(PARAM, field, place, value) for field, value in values.items()})
 
 
 def _outputs_place(net: NetText, classes: int) -> Span:
@@ -418,7 +448,7 @@ def of_stage(settings: Block, shared: Block | None) -> Block:
 
 def _model(net: Entry) -> Block:
     """What `net: "..."` says, as a `model`."""
-    return Block(MODEL, net.place, {"caffe_net": Entry(MODEL.fields_by_name["caffe_net"], net.name, net.values)})
+    return Block(MODEL, net.place, {"caffe_net": upgrade.renamed(MODEL, "caffe_net", net)})
 
 
 def _is_bare(model: Block | None) -> bool:
@@ -438,12 +468,7 @@ def with_block(holder: Block, name: str, block: Block) -> Block:
     """A message with another in one of its fields."""
     before = holder.entries.get(name)
     place = before.name if before is not None else block.place
-    entry = Entry(holder.kind.fields_by_name[name], place, (Value(block, "", place),))
-    return replace(holder, entries={**holder.entries, name: entry})
-
-
-def _whole(kind: Descriptor, name: str, value: int, place: Span) -> Entry:
-    return Entry(kind.fields_by_name[name], place, (Value(value, str(value), place),))
+    return replace(holder, entries={**holder.entries, name: upgrade.entry(holder.kind, name, place, block)})
 
 
 def _crops(settings: Block, field: str) -> list[int]:

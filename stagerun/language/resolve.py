@@ -87,6 +87,10 @@ def read(
     found = _check_tree(found, settings, problems)
     order = stages.in_running_order(found, problems)
     _check(schedule, settings, posixpath.basename(root), problems)
+    for block in settings.values():
+        own = block if "model" in block.entries else schedule
+        channels = _known(own, lambda view: view.inside("model").whole("channels"))
+        caffe.check_means(block, channels, functools.partial(build.path_of, root))
     classes = _known(schedule, lambda view: view.inside("model").whole("num_classes"))
     weights = sampling.read_weights(settings, classes, local.read, shown, problems)
     ensembles.check(schedule, found, settings, problems)

@@ -196,9 +196,9 @@ def _poly_cyc(stage: Stage) -> list[str]:
     solver, end, where = stage.solver, policy_end(stage), place(stage, "solver.lr_iter")
     assert solver.lr_iter is not None
     if solver.lr_iter > end:
-        return [
-            f"uses {end} of the {solver.lr_iter} iterations of its poly_cyc; the last {solver.lr_iter - end} are never reached{where}"
-        ]
+        used = f"{end}" if not stage.begins else f"iterations {stage.begins + _shift(stage)} to {end}"
+        left = f"the last {solver.lr_iter - end} are never reached{where}"
+        return [f"uses {used} of the {solver.lr_iter} iterations of its poly_cyc; {left}"]
     return _rises(stage, solver.lr_iter, where) if solver.lr_iter < end else []
 
 

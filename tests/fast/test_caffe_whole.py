@@ -10,6 +10,7 @@ from stagerun.base.errors import ExitCode
 from stagerun.cli import main
 from stagerun.language import load
 from stagerun.language.nets import of_model
+from stagerun.language.proto import caffe_pb2
 
 DATA = """layer {
   name: "data" type: "Data" top: "data" top: "label" include { phase: %s }
@@ -60,6 +61,53 @@ def test_the_net_is_copied_as_it_is(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "net.prototxt").read_text() == NET
     assert (stage.model.name, stage.model.num_classes, stage.model.input_shape) == ("net.prototxt", 10, (3, 8, 8))
     assert [(rule.name, rule.lr_mult) for rule in stage.solver.param] == [("conv1.bias", 2.0)]
+
+
+ASPECT = (
+    "random_aspect_ratio_param { min_area_ratio: 0.1 max_area_ratio: 1 resize_param { height: 9 interp_mode: CUBIC } }"
+)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "mirror: true crop_size: 8 scale: 0.5 mean_value: 1 mean_value: 2 mean_value: 3",
+        "crop_h: 8 crop_w: 8 scale: 1",
+        "crop_size: 8 random_resize_param { min_size: 9 max_size: 9 resize_param { interp_mode: AREA } }",
+        f"crop_size: 8 {ASPECT}",
+        'crop_size: 8 mean_file: "mean.binaryproto"',
+        f'crop_size: 8 mean_file: "mean.binaryproto" {ASPECT}',
+    ],
+)
+def test_an_imported_transform_is_that_which_the_net_itself_means(said: str, tmp_path: Path) -> None:
+    mean = caffe_pb2.BlobProto(num=1, channels=3, height=2, width=2, data=[0.1, *[7] * 10, 8.5])
+    (tmp_path / "mean.binaryproto").write_bytes(mean.SerializeToString())
+    net = NET.replace("crop_size: 8 mean_value: 1 mean_value: 2 mean_value: 3", said)
+    run(write(tmp_path, net=net, solver=f'net: "net.prototxt" {SOLVER}'))
+    folder = tmp_path / "out"
+    (one,) = load(folder, ["model.channels=3"]).stages
+    (folder / "net.prototxt").write_text(net)
+    (folder / "solver.prototxt").write_text(f'net: "net.prototxt" {SOLVER}')
+    data = 'data { train { source: "lmdb" images: 10 } val { source: "lmdb" images: 10 } }'
+    text = f'name: "itself" model {{ channels: 3 }} {data} stage {{ name: "itself" solver: "solver.prototxt" }}'
+    (folder / "schedule.prototxt").write_text(text)
+    (other,) = load(folder).stages
+    assert one.solver.transform == other.solver.transform
+    assert one.solver.test_transform == other.solver.test_transform
+
+
+@pytest.mark.parametrize(("more", "order"), [("is_color: false", "one number"), ("", "B, G, R")])
+def test_a_missing_mean_is_asked_for_in_as_many_numbers_as_there_are_channels(
+    more: str, order: str, tmp_path: Path
+) -> None:
+    data = 'layer { name: "data" type: "ImageData" top: "data" top: "label" include { phase: TRAIN } '
+    data += 'transform_param { crop_size: 8 mean_file: "mean.binaryproto" } '
+    data += f'image_data_param {{ source: "list.txt" batch_size: 10 {more} }} }}\n'
+    net = data + LAYERS + LOSS
+    code, said = run(write(tmp_path, net=net, solver=f'net: "net.prototxt" {SOLVER.partition(" test")[0]}'))
+    assert code == ExitCode.RECIPE
+    assert f"is not there; write its path, or `mean_value` in its place: {order}" in said
+    assert f"mean_value: ? # the mean of each channel? {order}" in said
 
 
 @pytest.mark.parametrize("way", ["two files", "in the solver", "stages"])

@@ -112,7 +112,7 @@ def test_every_option_is_a_decision() -> None:
             "--synsets",
             "--threads",
         ],
-        "data index": ["--classes", "--force", "--max-bad", "--no-mean", "--threads"],
+        "data index": ["--classes", "--force", "--ignore-label", "--max-bad", "--no-mean", "--threads"],
         "data info": ["--classes", "--json"],
         "data prepare": ["--restart", "--threads"],
         "data show": ["--first", "--number", "--output", "--random", "--set", "--size", "--stage", "--val"],

@@ -266,6 +266,9 @@ def test_index_makes_what_was_lost(copy: Path, imported: Path, tmp_path: Path) -
     names.write_text("one\ntwo\n")
     short = data("index", copy, "--force", "--classes", names)
     assert short.exit_code == 65 and "label 2, but 2 class names" in short.stderr
+    assert "--ignore-label N is for one that a net ignores" in " ".join(short.stderr.split())
+    assert data("index", copy, "--force", "--classes", names, "--ignore-label", 2).exit_code == 0
+    assert data("index", copy, "--force", "--classes", names, "--ignore-label", 1).exit_code == 65
     assert data("index", copy, "--force", "--classes", tmp_path).exit_code == 64
 
 

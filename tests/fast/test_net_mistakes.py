@@ -245,6 +245,13 @@ def test_what_is_no_classifier() -> None:
     assert mistakes(DATA + "layers { }") == ["2:1 the net has both `layer` and `layers`"]
 
 
+def test_a_mistake_in_a_loss_is_all_that_is_said() -> None:
+    loss = between().replace("LAST", "data").replace('bottom: "last"', 'bottom: "data"')
+    assert mistakes(loss.replace('top: "loss"', 'top: "loss" loss_weight: 1e39')) == [
+        "4:100 layer loss: `loss_weight: 1e+39` is too large for Caffe's numbers"
+    ]
+
+
 def test_the_phases_have_to_be_one_network() -> None:
     ip = 'layer {{ name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param {{ num_output: {} }} include {{ phase: {} }} }}\n'
     loss = 'layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" }'

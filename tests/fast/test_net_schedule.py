@@ -1,5 +1,6 @@
 """Schedules that name a net of Caffe's: what comes from it, what wins over it, and mistakes. Without torch."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from stagerun.language import canonical, load
 from stagerun.language.check_images import classes_problem
 from stagerun.language.net import net_of
 from stagerun.language.nets import multipliers
+from stagerun.language.proto import caffe_pb2
 from stagerun.language.stored import read_recipe
 from stagerun.language.values import leaves
 from stagerun.launch.bundle import named_files
@@ -287,6 +289,37 @@ def test_a_model_without_a_name_says_more_of_the_net_that_the_solver_names(write
     assert write(schedule="model { spare_classes: true }").stages[0].model.spare_classes
     (said,) = mistakes(write, schedule="model { num_classes: 9 }").split("\n\n")
     assert "`num_classes` is 9, and the net has 10 outputs" in said
+
+
+@pytest.mark.parametrize(
+    ("mean", "said"),
+    [
+        (b"no mean", "../broken.mean is not a mean image of Caffe's (.binaryproto)"),
+        (
+            caffe_pb2.BlobProto(num=2, channels=1, height=1, width=1, data=[1, 2]).SerializeToString(),
+            "is not a mean image",
+        ),
+        (
+            caffe_pb2.BlobProto(num=1, channels=1, height=1, width=2, data=[1]).SerializeToString(),
+            "is not a mean image",
+        ),
+        (caffe_pb2.BlobProto(num=1, channels=1, height=1, width=1, data=[math.nan]).SerializeToString(), "not a mean"),
+        (
+            caffe_pb2.BlobProto(num=1, channels=3, height=1, width=1, data=[1, 2, 3]).SerializeToString(),
+            "../broken.mean has 3 channels, and the images have 1",
+        ),
+    ],
+)
+def test_a_broken_mean_file_is_found_where_the_schedule_names_it(
+    mean: bytes, said: str, write: Write, tmp_path: Path
+) -> None:
+    (tmp_path / "broken.mean").write_bytes(mean)
+    found = mistakes(write, stage='test_transform_param { mean_file: "../broken.mean" }')
+    assert said in found and "one/schedule.prototxt:2:" in found and found.count("mistake") == 0
+
+
+def test_a_mean_file_that_is_elsewhere_is_no_mistake_of_the_text(write: Write) -> None:
+    write(stage='test_transform_param { mean_file: "/not/here.mean" }')
 
 
 def test_a_mean_file_that_is_missing_is_asked_for_first(write: Write) -> None:

@@ -1,12 +1,26 @@
 """What the plan points at in a stage's learning rate."""
 
+from dataclasses import replace
+
 import pytest
 from test_plan import STAGES, schedule
 
+from stagerun.base.recipe import WEIGHTS_DIGEST
 from stagerun.plan.hazards import Joint, joints, notes
 
 FIXED = 'base_lr: 0.1 lr_policy: "fixed" max_iter: 20'
 TO_ZERO = 'base_lr: 0.1 lr_policy: "poly" power: 1 max_iter: 20'
+
+
+def test_a_stage_that_begins_in_the_midst_of_its_policy_says_which_part_it_uses() -> None:
+    s = schedule(
+        trunk='base_lr: 0.1 lr_policy: "poly_cyc" power: 2 max_iter: 20 lr_iter: 30 solverstate: "a.solverstate"'
+    )
+    stage = s.stage("trunk")
+    stage = replace(stage, identity={**stage.identity, WEIGHTS_DIGEST: "5 one two"})
+    assert notes(s, stage)[0].startswith(
+        "uses iterations 5 to 20 of the 30 iterations of its poly_cyc; the last 10 are never"
+    )
 
 
 def test_an_epoch_that_is_no_whole_number_of_iterations_is_said_to_be_rounded() -> None:

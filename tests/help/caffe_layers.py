@@ -5,7 +5,7 @@ Each function gets settings, bottoms, blobs and the top's gradient, and answers 
 """
 
 import math
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -188,6 +188,13 @@ def power(s, x, w, g):
 def concat(s, x, w, g):
     ends = np.cumsum([part.shape[s.axis] for part in x])[:-1]
     return np.concatenate(x, s.axis), np.split(g, ends, s.axis), []
+
+
+def slice_(s, x, tops):
+    """SliceLayer: the tops, value by value along the axis."""
+    size = x.shape[s.axis]
+    edges = [0, *(s.points or [size // tops * i for i in range(1, tops)]), size]
+    return [x.take(range(a, b), s.axis) for a, b in pairwise(edges)]
 
 
 def eltwise(s, x, w, g):

@@ -140,7 +140,7 @@ def test_a_run_and_another_mean(tmp_path: Path) -> None:
         (HEIGHT, "pad: 2", "`mean_file` with `pad`"),
         (HEIGHT, "random_resized_crop_param { }", "`mean_file` with `random_resized_crop_param`"),
         (HEIGHT + 1, "", f"the record is {HEIGHT} x {WIDTH}, and `mean_file` {HEIGHT + 1} x {WIDTH}"),
-        (0, "", "not the mean of one image"),
+        (0, "", "is not a mean image of Caffe's (.binaryproto)"),
         (-1, "", "no such file"),
     ],
 )

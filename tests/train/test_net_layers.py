@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from net_texts import between, net_from, only
 
 from stagerun.base import net
+from stagerun.base.errors import UsageError
 from stagerun.base.net import Method, Normalization, Operation
 from stagerun.models.net.layers import LAYERS
 from stagerun.models.net.losses import loss_of
@@ -175,15 +176,53 @@ def test_eltwise(seed, operation, count, weighted):
     compare(net.Eltwise(operation=operation, coeff=coeff), caffe.eltwise, bottoms, (), seed)
 
 
-@pytest.mark.parametrize("axis", [1, 2])
-def test_concat_and_slice_are_each_others_reverse(axis):
+@pytest.mark.parametrize("axis", [1, 2, 3])
+def test_concat(axis):
     rng = np.random.default_rng(1)
-    bottoms = [rng.standard_normal((2, n, 4) if axis == 1 else (2, 4, n)) for n in (1, 3, 2)]
-    compare(net.Concat(axis=axis), caffe.concat, bottoms)
-    settings = net.Slice(axis=axis, sizes=(1, 3, 2))
-    tops = LAYERS[net.Slice](settings, layer(settings), [torch.tensor(np.concatenate(bottoms, axis))], [])
-    for top, bottom in zip(tops, bottoms, strict=True):
-        assert np.array_equal(top.numpy(), bottom)
+    compare(
+        net.Concat(axis=axis),
+        caffe.concat,
+        [rng.standard_normal(np.where(np.arange(4) == axis, n, 5)) for n in (1, 3, 2)],
+    )
+
+
+SLICED = between("""
+layer { name: "cut" type: "Slice" bottom: "data" %s slice_param { axis: %d %s } }
+layer { name: "last" type: "Concat" %s top: "last" concat_param { axis: %d } }
+""")
+
+
+@examples(40)
+@given(SEEDS, st.sampled_from([1, 2, 3, -1, -2, -3]), st.integers(1, 4), st.booleans(), st.booleans())
+def test_slice_along_any_axis_of_an_image(seed, axis, tops, evenly, channels_last):
+    """As it is written, and put together again, forward and backward; also for images of another size than the net was read for."""
+    rng = np.random.default_rng(seed)
+    points = sorted(rng.choice(np.arange(1, 12), tops - 1, replace=False)) if not evenly else []
+    names = [f"part{i}" for i in range(tops)]
+    said = [" ".join(f'{what}: "{name}"' for name in names) for what in ("top", "bottom")]
+    text = SLICED % (said[0], axis, " ".join(f"slice_point: {n}" for n in points), said[1], axis)
+    made = net_from(text, (12, 12, 12))
+    cut, joined = only(made, "cut"), only(made, "last")
+    assert cut.settings.axis == joined.settings.axis == axis % 4 and joined.shapes == ((12, 12, 12),)
+    for size in (12, 24):
+        values = rng.standard_normal((2, size, size, size))
+        x = torch.tensor(values, requires_grad=True)
+        given = x.to(memory_format=torch.channels_last) if channels_last else x
+        parts = LAYERS[net.Slice](cut.settings, cut, [given], [])
+        for part, shape, wanted in zip(parts, cut.shapes, caffe.slice_(cut.settings, values, tops), strict=True):
+            assert np.array_equal(part.detach().numpy(), wanted)
+            assert size != 12 or tuple(part.shape[1:]) == shape
+        whole = LAYERS[net.Concat](joined.settings, joined, parts, [])
+        gradient = rng.standard_normal(values.shape)
+        whole.backward(torch.tensor(gradient))
+        assert np.array_equal(whole.detach().numpy(), values) and np.array_equal(x.grad.numpy(), gradient)
+
+
+@pytest.mark.parametrize("points", ["slice_point: 6", ""])
+def test_a_map_that_is_too_small_for_its_slice(points):
+    made = only(net_from(SLICED % ('top: "a" top: "b"', -1, points, 'bottom: "a" bottom: "b"', -1), (3, 8, 8)), "cut")
+    with pytest.raises(UsageError, match="layer `cut` cuts axis 3"):
+        LAYERS[net.Slice](made.settings, made, [torch.zeros(2, 3, 8, 5)], [])
 
 
 @examples(60)

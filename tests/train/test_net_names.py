@@ -107,6 +107,14 @@ def test_what_does_not_fit_is_said_of_the_layers_own_names() -> None:
     state["a..b.another"] = state["s..bias"]
     found = network.load_state_dict(state, strict=False)
     assert found.missing_keys == ["train.weight", ".running_mean"] and found.unexpected_keys == ["a..b.another"]
+    state = network_of(NAMES)[0].state_dict()
+    state["s..weight"] = state["train.weight"] = torch.zeros(9)
+    for module, prefix in ((network, ""), (torch.nn.Sequential(network), "0.")):
+        with pytest.raises(RuntimeError) as error:
+            module.load_state_dict({prefix + name: tensor for name, tensor in state.items()})
+        assert f"size mismatch for {prefix}train.weight:" in str(error.value)
+        assert f"size mismatch for {prefix}s..weight:" in str(error.value) and "another_name" not in str(error.value)
+    state = network.state_dict()
     around = torch.nn.Sequential(network, network_of(["train", "bn", "x", "y"])[0])
     state = around.state_dict()
     del state["0.train.weight"], state["1.train.bias"]

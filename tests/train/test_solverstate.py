@@ -124,7 +124,7 @@ def test_the_run_after_caffes_snapshot_and_a_resumed_one(data: Path, tmp_path: P
         assert (stage["iterations"], stage["epochs"], stage.get("resumes")) == ("150", "1.00", resumes), report
         seconds, unit = stage["time"].split()
         assert unit != "s" or float(stage["images/s"]) == pytest.approx(75 * 64 / float(seconds), rel=0.1)
-        assert "without a line" not in report
+        assert "without a line" not in report and stage["from"] == "x.solverstate"
 
 
 def test_a_sweep_of_rates_begins_with_it(data: Path, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from stagerun.language.view import View
 
 Image = tuple[int, int, int]
 LABELS: Dims = ()
+JUDGES = ("SoftmaxWithLoss", "Accuracy", "Softmax")  # whose first bottom are the logits
 MOST_LIKENED = 500  # names among which a similar one is looked for
 
 
@@ -119,6 +120,7 @@ class _Walk:
         self._put(block, name, tops, bottoms if row.in_place else (), made)
         if made is None or self.problems.count(self.path) > before:
             self.unknown = True
+            self.failed |= kind in JUDGES  # else another map would be taken for the logits
             return
         blobs = self.parameters.of(block, written, kind, made.blobs)
         shapes = tuple(() if d is None else tuple(n or 0 for n in d) for d in made.tops)
@@ -282,7 +284,7 @@ class _Walk:
     def _logits(self) -> str:
         """As `net.Pass` says; of a Softmax what it takes, which has the same name where that is computed in place."""
         found = ""
-        for kind in ("SoftmaxWithLoss", "Accuracy", "Softmax"):
+        for kind in JUDGES:
             of_kind = [layer for layer in self.found if layer.type == kind]
             if of_kind:
                 trained = [

@@ -43,7 +43,7 @@ def slice_(given: Given) -> Made | None:
     size = dims[axis - 1] if axis is not None else None
     if axis is None or size is None:
         return None
-    points = [int(n) for n in view.numbers("slice_point")]
+    points = tuple(int(n) for n in view.numbers("slice_point"))
     if points and len(points) != given.tops - 1:
         given.wrong(
             view, "slice_point", f"{len(points)} `slice_point` for {given.tops} tops", "give one fewer than tops"
@@ -57,7 +57,7 @@ def slice_(given: Given) -> Made | None:
     if min(sizes) < 1:
         given.wrong(view, "slice_point", f"the points don't ascend between 0 and {size}", "each is where a top ends")
         return None
-    return Made(net.Slice(axis=axis, sizes=sizes), tuple((*dims[: axis - 1], n, *dims[axis:]) for n in sizes))
+    return Made(net.Slice(axis=axis, points=points), tuple((*dims[: axis - 1], n, *dims[axis:]) for n in sizes))
 
 
 def split(given: Given) -> Made:

@@ -99,7 +99,7 @@ def top_shapes(layer: Block) -> list[tuple[int, ...]]:
 
 def entry(kind: Descriptor, name: str, place: Span, *values: object) -> Entry:
     """A field that is written nowhere, of what stands at `place`."""
-    texts = (quoted(v) if isinstance(v, str) else "" if isinstance(v, Block) else str(v) for v in values)
+    texts = (_text(value) for value in values)
     return Entry(
         kind.fields_by_name[name],
         place,
@@ -107,7 +107,13 @@ def entry(kind: Descriptor, name: str, place: Span, *values: object) -> Entry:
     )
 
 
-def _as(kind: Descriptor, name: str, old: Entry) -> Entry:
+def _text(value: object) -> str:
+    if isinstance(value, str):
+        return quoted(value)
+    return "" if isinstance(value, Block) else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def renamed(kind: Descriptor, name: str, old: Entry) -> Entry:
     """An entry under a name of another message."""
     return Entry(kind.fields_by_name[name], old.name, old.values)
 
@@ -134,7 +140,7 @@ def _input(net: Block, problems: Problems) -> Block | None:
     entries = {
         "name": entry(LAYER, "name", names.name, "input"),
         "type": entry(LAYER, "type", names.name, "Input"),
-        "top": _as(LAYER, "top", names),
+        "top": renamed(LAYER, "top", names),
         "input_param": entry(LAYER, "input_param", names.name, inner),
     }
     return Block(LAYER, names.name, entries)
@@ -174,7 +180,7 @@ def _v0(layer: Block, problems: Problems) -> Block:
         message = "transform_param" if name in _V0_TRANSFORM else _V0_MESSAGES.get(old, "")
         to = _V0_TRANSFORM.get(name) or _V0_FIELDS.get(name, name)
         if name in ("name", "blobs", "blobs_lr", "weight_decay"):
-            entries[name] = _as(kind, name, found)
+            entries[name] = renamed(kind, name, found)
         elif name == "type":
             types = kind.fields_by_name["type"].enum_type.values_by_name
             word = _V0_TYPES.get(old, old.upper())
@@ -183,9 +189,11 @@ def _v0(layer: Block, problems: Problems) -> Block:
             else:
                 entries["type"] = entry(kind, "type", found.place, old)
         elif old == "padding" and name == "pad":
-            messages.setdefault("convolution_param", {})["pad"] = _as(_message(kind, "convolution_param"), "pad", found)
+            messages.setdefault("convolution_param", {})["pad"] = renamed(
+                _message(kind, "convolution_param"), "pad", found
+            )
         elif message and to in _message(kind, message).fields_by_name:
-            messages.setdefault(message, {})[to] = _as(_message(kind, message), to, found)
+            messages.setdefault(message, {})[to] = renamed(_message(kind, message), to, found)
         else:
             problems.add(found.name, f"a layer of type `{old}` has no field `{name}`", "take it out")
     for message, inside in messages.items():
@@ -221,7 +229,7 @@ def _without_padding(layers: list[Block], problems: Problems) -> Iterator[Block]
         inside = dict(old.entries) if old is not None else {}
         target = _message(layer.kind, message)
         if pad is not None:
-            inside["pad"] = _as(target, "pad", pad)
+            inside["pad"] = renamed(target, "pad", pad)
         block = Block(target, old.place if old is not None else layer.place, inside)
         changed = {"bottom": bottom, message: entry(layer.kind, message, block.place, block)}
         yield Block(layer.kind, layer.place, {**layer.entries, **changed}, layer.doubtful)
@@ -234,7 +242,7 @@ def _v1(layer: Block) -> Block:
         if name == "type":
             entries["type"] = entry(LAYER, "type", old.place, _type(view.text("type") or ""))
         elif name not in ("param", "blob_share_mode", "blobs_lr", "weight_decay") and name in LAYER.fields_by_name:
-            entries[name] = _as(LAYER, name, old)
+            entries[name] = renamed(LAYER, name, old)
     params = _params(layer.entries)
     if params:
         entries["param"] = entry(LAYER, "param", params[0].place, *params)
@@ -268,7 +276,7 @@ def _transformed(entries: Entries) -> Entries:
             continue
         target = _message(LAYER, "transform_param")
         old = entries["transform_param"].values[0].value if "transform_param" in entries else None
-        inside = {name: _as(target, name, own.entries[name]) for name in moved}
+        inside = {name: renamed(target, name, own.entries[name]) for name in moved}
         inside |= dict(old.entries) if isinstance(old, Block) else {}
         left = Block(own.kind, own.place, {n: e for n, e in own.entries.items() if n not in moved})
         entries = entries | {

@@ -1,5 +1,6 @@
 """A net of Caffe's as a module."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from functools import cache, partial
 from typing import Any
@@ -8,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stagerun.base.net import BatchNorm, Blob, Convolution, Layer, Net, Shape
-from stagerun.models.net.fillers import fill
-from stagerun.models.net.held import Blobs, Statistics
+from stagerun.models.net.held import Blobs, Statistics, fill
 from stagerun.models.net.layers import LAYERS, relu_in_place
 from stagerun.models.net.steps import IMAGES, Step, Steps, steps_of
 
@@ -38,6 +38,7 @@ class Network(nn.Module):
     _train: Planned
     _test: Planned
     _still: list[Statistics]
+    _errors: list[str]  # what torch says of the state that is being loaded
 
     def __init__(self, net: Net) -> None:
         super().__init__()
@@ -102,6 +103,7 @@ class Network(nn.Module):
             yield name if "." in name else f".{name}", member  # of a layer without a name
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        self._errors = args[-1]
         _rename(state_dict, _prefixed(self._paths, prefix))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
@@ -173,12 +175,7 @@ def _computed(function: Callable, layer: Layer, held: Sequence[Held], x: Sequenc
 
 
 def _normalised(
-    statistics: Statistics,
-    held: Sequence[Held],
-    eps: float,
-    by_global: bool,
-    keep: bool,
-    x: Sequence[Tensor],
+    statistics: Statistics, held: Sequence[Held], eps: float, by_global: bool, keep: bool, x: Sequence[Tensor]
 ) -> Tensor:
     weight, bias = (*_values(held), None, None)[:2]
     # In training `freeze` has a layer use its running statistics: it is in evaluation mode then.
@@ -238,10 +235,12 @@ def _with_own_names(network: Network, state: dict[str, Any], prefix: str, metada
 
 
 def _say_own_names(network: Network, found: Any) -> None:
-    """In what torch says of names that don't fit. It tells no prefix here, but such a name is that of no other module of the network."""
+    """In what torch says of tensors that don't fit. It tells no prefix here, but such a name is that of no other module of the network."""
     names = {path: name for name, path in network._paths.items()}
     for keys in (found.missing_keys, found.unexpected_keys):
         keys[:] = [_own_name(key, names) for key in keys]
+    own = re.compile(rf"\b{_ESCAPED}\d+(?=\.)")
+    network._errors[:] = [own.sub(lambda found: names.get(found[0], found[0]), text) for text in network._errors]
 
 
 def _own_name(key: str, names: Mapping[str, str]) -> str:

@@ -15,8 +15,10 @@ from stagerun.command.options import argument, command, flag, option
 from stagerun.language import load
 from stagerun.language.folder import refuse_existing, write_folder
 from stagerun.language.networks import NETWORKS
+from stagerun.language.resolve import first_record
 from stagerun.plan import make_plan
 from stagerun.plan.render import render_text
+from stagerun.system.lmdb_file import check_file
 from stagerun.tools.caffe.convert import Wanted, convert
 from stagerun.tools.caffe.disk import CaffeFolder
 from stagerun.tools.caffe.write import check_lines, folder_lines, left_text, net_files, text_of_lines
@@ -152,11 +154,7 @@ def _name(out: str) -> str:
 
 def _count(path: str) -> tuple[int, int | None] | None:
     """Records of an LMDB, and the channels of the first one; None where they are unknown; `run` will say why."""
-    from stagerun.data import datum
-    from stagerun.data.records import LmdbSource
-
     with suppress(StagerunError):
-        source = LmdbSource(path, side_file=False)
-        fields = datum.parse(source.get(0)[1])
-        return len(source), fields.channels if fields.channels in (1, 3) and not fields.encoded else None
+        number, first = check_file(path), first_record(path)
+        return number, first.channels if first is not None else None
     return None

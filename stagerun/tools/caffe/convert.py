@@ -145,7 +145,7 @@ def _read_stage(
         entry = text.block.entries.get(name)
         if entry is not None and len(entry.values) > 1:
             found.leave(entry.values[1].span, name, "one evaluation is made; the first is taken")
-    images = images_of(layers, "TRAIN", found, folder.mean_file)
+    images = images_of(layers, "TRAIN", found, folder)
     if images is None:
         if not found.mistakes.count(train.path):  # else what was meant to read them is among those
             message = "the net has no layer that reads images in training"
@@ -153,7 +153,7 @@ def _read_stage(
                 train.block.place, message, "a layer of type `Data` with `include { phase: TRAIN }` does"
             )
         return None
-    val = images_of(tested, "TEST", found, folder.mean_file)
+    val = images_of(tested, "TEST", found, folder)
     own = None if stand_in or train.whole is None else written(step.name, train, tests, states, taken)
     return CaffeStage(step, text, train.block, layers, images, val, own)
 

@@ -7,35 +7,23 @@ from dataclasses import dataclass, replace
 
 from stagerun.base.errors import Span
 from stagerun.language.net.upgrade import top_shapes
-from stagerun.language.net_layers import DATA, Content, channel_means, says_nothing
+from stagerun.language.net_layers import DATA, Means, channel_means, says_nothing, translated
 from stagerun.language.tree import Block, quoted
 from stagerun.language.view import View
 from stagerun.tools.caffe.disk import CaffeFolder
-from stagerun.tools.caffe.lines import Line, copied, message
+from stagerun.tools.caffe.lines import Line, message, written
 from stagerun.tools.caffe.net import of_type, text_of
 from stagerun.tools.caffe.text import Findings
 
 # What reads something else, or nothing.
 OTHERS = ("AnnotatedData", "DummyData", "HDF5Data", "Input", "MemoryData", "Python", "VideoData", "WindowData")
-# Fields of a data layer's settings and of its transform that stagerun has no word for.
-NOT_CARRIED = {
-    "rand_skip": ("stagerun begins with the first image of its own order", ""),
-    "force_gray": ("records are read as they are stored", "store them grey, with `channels: 1` in `model`"),
-    "resize_param": (
-        "it resizes to a fixed size",
-        "resize when the LMDB is made: `stagerun data import --resize-height`",
-    ),
-    "noise_param": ("there is none", ""),
-    "distort_param": ("there is none with its formulas", "`stagerun help color_jitter_param` is nearest"),
-    "expand_param": ("it belongs to the detection of objects", ""),
-    "emit_constraint": ("it belongs to the detection of objects", ""),
-    "flow": ("it belongs to optical flow", ""),
-}
+# Fields of a data layer's settings, which say what stagerun does anyway.
 IDLE = {
     "prefetch": "stagerun reads ahead by itself",
     "force_encoded_color": "grey images among coloured ones always become coloured",
-    "force_color": "grey images among coloured ones always become coloured",
 }
+# The order in which a transform is written.
+ORDER = ("mirror", "crop_size", "mean_value", "mean_file", "scale", "random_aspect_ratio_param", "random_resize_param")
 ILSVRC12 = {"train": 1281167, "val": 50000}
 
 
@@ -55,7 +43,7 @@ class Images:
     transform: tuple[Line, ...]
 
 
-def images_of(layers: Sequence[Block], phase: str, found: Findings, mean_file: Content) -> Images | None:
+def images_of(layers: Sequence[Block], phase: str, found: Findings, folder: CaffeFolder) -> Images | None:
     """The images of a net in one phase; None, and a mistake in training, if no layer reads any."""
     readers = list(of_type(layers, *DATA))
     made_up = [] if readers else list(of_type(layers, "DummyData"))
@@ -73,7 +61,7 @@ def images_of(layers: Sequence[Block], phase: str, found: Findings, mean_file: C
     for layer in readers[1:]:
         why = f"a second source of images in {phase}; the first is read"
         found.leave(layer.place, f"layer `{text_of(layer, 'name')}`", why)
-    return _images(readers[0], phase, found, mean_file) if readers else None
+    return _images(readers[0], phase, found, folder) if readers else None
 
 
 def _made_up(layer: Block, shape: Sequence[int]) -> Images:
@@ -84,27 +72,36 @@ def _made_up(layer: Block, shape: Sequence[int]) -> Images:
     return Images(layer, "", place, shape[0], place, True, False, channels, crop)
 
 
-def _images(layer: Block, phase: str, found: Findings, mean_file: Content) -> Images:
+def _images(layer: Block, phase: str, found: Findings, folder: CaffeFolder) -> Images:
     kind = text_of(layer, "type")
-    settings = View(layer).inside(DATA[kind])
-    moved = View(layer).inside("transform_param")
-    for view in (settings, moved):
-        _note_fields(view.block, found)
+    settings, moved = View(layer).inside(DATA[kind]), View(layer).inside("transform_param")
+    is_list = kind == "ImageData"
+    found.idle |= {name: why for name, why in IDLE.items() if name in settings.block.entries}
+    skip = settings.block.entries.get("rand_skip")
+    if skip is not None and not says_nothing(skip):
+        found.leave(skip.place, "rand_skip", "stagerun begins with the first image of its own order")
     if not settings.has("source"):
         example = 'source: "/path/to/lmdb"'
         found.mistakes.add(layer.place, f"the layer has no `source` in `{DATA[kind]}`", f"write `{example}`")
-    batch = settings.whole("batch_size") if settings.has("batch_size") or kind == "ImageData" else None
+    batch = settings.whole("batch_size") if settings.has("batch_size") or is_list else None
     if batch is None:
         found.mistakes.add(layer.place, f"the layer has no `batch_size` in `{DATA[kind]}`", "write `batch_size: 32`")
     backend = settings.block.entries.get("backend")
-    if kind == "Data" and settings.text("backend") == "LEVELDB":
+    if not is_list and settings.text("backend") == "LEVELDB":
         place = backend.place if backend else layer.place
         said = "LevelDB" if backend else "LevelDB, the default where `backend` is not written,"
         found.leave(place, "backend", f"{said} is not read", "make an LMDB of it: `stagerun data import`")
     source = settings.text("source") or ""
-    if kind == "ImageData":
+    if is_list:
         _note_list(settings, source, found)
-    lines, channels = transform(settings, moved, phase, found, mean_file)
+    grey = moved.flag("force_gray") or (is_list and not settings.flag("is_color"))
+
+    def channels() -> int | None:
+        """Of the records."""
+        there = None if grey or is_list else folder.images(source, False)
+        return 1 if grey else 3 if is_list else there[2] if there else None
+
+    means = Means(folder.mean_file, channels)
     return Images(
         layer=layer,
         source=source,
@@ -112,18 +109,18 @@ def _images(layer: Block, phase: str, found: Findings, mean_file: Content) -> Im
         batch=batch,
         batch_place=settings.place("batch_size"),
         shuffle=settings.flag("shuffle"),
-        list_file=kind == "ImageData",
-        channels=1 if kind == "ImageData" and not settings.flag("is_color") else channels,
-        transform=lines,
+        list_file=is_list,
+        channels=1 if grey else _said_channels(moved, folder),
+        transform=_transform(layer, phase, found, means),
     )
 
 
-def _note_fields(block: Block, found: Findings) -> None:
-    for name, entry in block.entries.items():
-        if name in IDLE:
-            found.idle[name] = IDLE[name]
-        elif name in NOT_CARRIED and not says_nothing(entry):
-            found.leave(entry.place, name, *NOT_CARRIED[name])
+def _said_channels(moved: View, folder: CaffeFolder) -> int | None:
+    """How many the means of a transform are for."""
+    if moved.numbers("mean_value"):
+        return 3 if len(moved.numbers("mean_value")) == 3 else None
+    there = folder.mean_file(moved.text("mean_file") or "")
+    return len(channel_means(there[1]) or ()) or None if there is not None else None
 
 
 def _note_list(settings: View, source: str, found: Findings) -> None:
@@ -147,92 +144,38 @@ def _lmdb_of(source: str) -> str:
 # -- transform_param
 
 
-def transform(
-    settings: View, moved: View, phase: str, found: Findings, mean_file: Content
-) -> tuple[tuple[Line, ...], int | None]:
-    """The inside of transform_param, or of test_transform_param, and the channels that it implies.
+def _transform(layer: Block, phase: str, found: Findings, means: Means) -> tuple[Line, ...]:
+    """The inside of transform_param, or of test_transform_param."""
+    said = layer.block("transform_param")
+    if said is None:
+        return ()
+    block, lost = translated(said, phase == "TEST", means)
+    for one in lost:
+        found.leave(one.place, one.field, one.why, one.hint)
+    lines = _lines(block, means)
+    missing = next((one for one in lost if one.field == "mean_file" and not one.harmless), None)
+    if missing is not None:
+        order = "" if "each" in means.order else f" {means.order}"
+        lines.append(Line("mean_value: ?", missing.place, f"the mean of each channel?{order}", asks=True))
+    return tuple(lines)
 
-    Files older than TransformationParameter have four of its fields in the layer's own settings.
-    """
 
-    def where(name: str) -> View:
-        return moved if name in moved.block.entries or name not in settings.block.kind.fields_by_name else settings
-
+def _lines(block: Block, means: Means) -> list[Line]:
+    """What a translated message says."""
     lines: list[Line] = []
-    if where("mirror").flag("mirror"):
-        if phase == "TEST":
-            found.leave(where("mirror").place("mirror"), "mirror", "an evaluation draws nothing at random")
-        else:
-            lines += copied(where("mirror").block, ["mirror"])
-    lines += _crop(where("crop_size"), moved, found)
-    mean, channels = _mean(where("mean_file"), moved, found, mean_file)
-    lines += mean
-    if where("scale").number("scale") != 1:
-        lines += copied(where("scale").block, ["scale"])
-    for name in ("random_aspect_ratio_param", "random_resize_param"):
-        inner = moved.view(name)
-        if inner is not None and name == "random_aspect_ratio_param" and phase == "TEST":
-            found.leave(inner.block.place, name, "an evaluation draws nothing at random")
+    for name in sorted(block.entries, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER)):
+        entry, inner = block.entries[name], block.block(name)
+        if name == "resize_param" and inner is not None:
+            lines.append(Line(f"{name} {{ {' '.join(line.text for line in _lines(inner, means))} }}", entry.place))
         elif inner is not None:
-            lines += message(name, _rectangle(inner, found), inner.block.place)
-    return tuple(lines), 1 if moved.flag("force_gray") else channels
-
-
-def _crop(crop: View, moved: View, found: Findings) -> list[Line]:
-    if crop.whole("crop_size"):
-        return copied(crop.block, ["crop_size"])
-    height, width = moved.whole("crop_h"), moved.whole("crop_w")
-    if not height and not width:
-        return []
-    if height == width:
-        return [Line(f"crop_size: {height}", moved.place("crop_h"))]
-    place = moved.place("crop_h" if "crop_h" in moved.block.entries else "crop_w")
-    found.leave(place, "crop_h, crop_w", "stagerun cuts squares", "write `crop_size` into the transform")
-    return []
-
-
-def _mean(where: View, moved: View, found: Findings, mean_file: Content) -> tuple[list[Line], int | None]:
-    if moved.numbers("mean_value"):
-        entry = moved.block.entries["mean_value"]
-        three = len(entry.values) == 3
-        texts = [v.text for v in entry.values]
-        line = texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
-        return [Line(f"mean_value: {line}", entry.place, "B, G, R" if three else "")], 3 if three else None
-    if not where.has("mean_file"):
-        return [], None
-    file, place = where.text("mean_file") or "", where.place("mean_file")
-    there = mean_file(file)
-    mean = channel_means(there[1]) if there is not None else None
-    if there is None or mean is None:
-        fault = "is not there" if there is None else "is not a mean image"
-        found.leave(place, "mean_file", f"{file} {fault}", "write its path, or `mean_value` in its place: B, G, R")
-        return [Line("mean_value: ?", place, "the mean of each channel? B, G, R", asks=True)], None
-    if not any(name in moved.block.entries for name in ("random_resize_param", "random_aspect_ratio_param")):
-        return [Line(f"mean_file: {quoted(there[0])}", place)], len(mean)
-    why = "resized images have no mean at their pixels' places: one number per channel is taken off"
-    found.leave(place, "mean_file", why, "each is the mean of the file's image")
-    text = ", ".join(f"{value:.6g}" for value in mean)
-    return [Line(f"mean_value: [{text}]", place, "B, G, R" if len(mean) == 3 else "")], len(mean)
-
-
-def _rectangle(view: View, found: Findings) -> list[Line]:
-    """The inside of random_aspect_ratio_param or random_resize_param."""
-    names = [f.name for f in view.block.kind.fields if f.name != "resize_param"]
-    if view.block.kind.name == "RandomResizeParameter" and view.whole("min_size") == view.whole("max_size"):
-        names = ["min_size"]
-    lines = copied(view.block, names)
-    resize = view.view("resize_param")
-    if resize is None:
-        return lines
-    modes = resize.block.entries["interp_mode"].values if "interp_mode" in resize.block.entries else ()
-    for name, entry in resize.block.entries.items():
-        if name != "interp_mode":
-            found.leave(entry.place, f"resize_param.{name}", "the size comes from the message around it")
-    if len(modes) > 1:
-        place = resize.place("interp_mode")
-        found.leave(place, "interp_mode", f"Caffe draws one for each image; {modes[0].value} is taken for all")
-    if modes:
-        lines.append(Line(f"resize_param {{ interp_mode: {modes[0].value} }}", modes[0].span))
+            lines += message(name, _lines(inner, means), inner.place)
+        elif name == "mean_value":
+            text = entry.values[0].text if len(entry.values) == 1 else written(entry)
+            lines.append(Line(f"{name}: {text}", entry.place, means.order if len(entry.values) == 3 else ""))
+        elif name == "mean_file":
+            lines.append(Line(f"{name}: {quoted(str(entry.values[0].value))}", entry.place))
+        elif name != "max_size" or View(block).whole(name) != View(block).whole("min_size"):
+            lines.append(Line(f"{name}: {written(entry)}", entry.place))
     return lines
 
 

@@ -91,11 +91,7 @@ def _from_scripts(
 
 
 def _files(
-    lines: Sequence[TrainLine],
-    folder: str,
-    prototxts: Mapping[str, bytes],
-    names: Mapping[str, str],
-    found: Findings,
+    lines: Sequence[TrainLine], folder: str, prototxts: Mapping[str, bytes], names: Mapping[str, str], found: Findings
 ) -> dict[Word, str]:
     """The solver's file for each word that names one: the one in the folder, by its name, wherever the path says that it is."""
     files = {}

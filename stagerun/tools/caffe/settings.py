@@ -74,10 +74,7 @@ IDLE = {
     "ap_version": "it is about detection",
     "show_per_class_result": "it is about detection",
 }
-NOT_CARRIED = {
-    "disabled_update": ("stagerun always updates", ""),
-    "eval_type": ("stagerun classifies images", ""),
-}
+NOT_CARRIED = {"disabled_update": ("stagerun always updates", ""), "eval_type": ("stagerun classifies images", "")}
 
 
 def check_solver(text: CaffeText, nets: bool, found: Findings) -> None:

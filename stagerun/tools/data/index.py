@@ -243,6 +243,9 @@ _ENDS = 3  # classes shown at each end of the histogram, and mistakes
 def index(
     folder: Folder,
     classes: str | None = option("--classes FILE", "Names of the classes, one per line, by label."),
+    ignore_label: int | None = option(
+        "--ignore-label N", "With --classes: a label without a class, which a net of Caffe's ignores: 255, say."
+    ),
     no_mean: bool = flag("--no-mean", "Decode no image; the mean pixel stays unknown."),
     force: bool = flag("--force", "Make it again if it is there."),
     max_bad: int = option(
@@ -276,11 +279,11 @@ def index(
     made = built.index
     if old is not None and old.facts.fingerprint == made.facts.fingerprint:
         made = replace(made, facts=replace(made.facts, prepared_from=old.facts.prepared_from))
-    most = int(made.labels.max())
+    most = max((int(label) for label in set(made.labels.tolist()) - {ignore_label}), default=0)
     if names and most >= len(names):
         raise DataError(
             f"{folder}: there is a label {most}, but {count(len(names), 'class name')}",
-            "give --classes a file with a line for each label, the first one for label 0",
+            "give --classes a file with a line for each label, the first one for label 0; --ignore-label N is for one that a net ignores",
         )
     save(made, folder)
     show(f"{folder}/{SIDE_FILE}: {count(len(made), 'record')}{shown.rate(len(made))}")

@@ -82,7 +82,7 @@ class Life:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageHistory:
-    """What counts of a stage. `start` is the snapshot it began from or `seed N`; `resumes` are the iterations at which a
+    """What counts of a stage. `start` is the snapshot it began from or `seed N`, `weights` the file with its weights; `resumes` are the iterations at which a
     later life went on. `begin` is in epochs along its path. `max_iter` is 0 where the log has lost it. `older` is the
     highest attempt at a snapshot of this stage from before it last started over. `gone`: the schedule has it no longer.
     `disabled`: it has it, with `enabled: false`. `skips` and `rollbacks`: as of StageFinished, so far.
@@ -90,6 +90,7 @@ class StageHistory:
 
     name: str
     start: str = ""
+    weights: str = ""
     begin: float = 0.0
     begins: int = 0  # the first iteration, that of a `solverstate`
     max_iter: int = 0
@@ -299,9 +300,9 @@ class Run:
 
 
 def start_in_words(run: Run, stage: StageHistory) -> str:
-    """What it was trained from: `seed`, `main`, or `main@7638`."""
+    """What it was trained from: `seed`, `main`, `main@7638`, or `lenet_iter_5000.solverstate`."""
     if stage.parent is None:
-        return "seed"
+        return stage.weights or "seed"
     midst = run.history.stage(stage.parent) is not None and run.history.follows(stage) is None
     return f"{stage.parent}@{stage.parent_iter}" if midst else stage.parent
 

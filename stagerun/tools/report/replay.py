@@ -44,6 +44,7 @@ class _Stage:
     name: str
     started: events.StageStarted | None = None
     start: str = ""
+    weights: str = ""
     points: Columns = field(default_factory=Columns)
     tests: dict[tuple[int, bool], events.Tested] = field(default_factory=dict)
     resumes: list[int] = field(default_factory=list)
@@ -70,6 +71,7 @@ class _Stage:
         return StageHistory(
             name=self.name,
             start=self.start,
+            weights=self.weights,
             begin=zero + self.begins * (step or 0.0),
             begins=self.begins,
             max_iter=self.started.max_iter if self.started else self.finished.iterations if self.finished else 0,
@@ -238,7 +240,7 @@ class _Reader:
         if event.iter == event.begins:
             place, now = parse_name(event.start), self.names.get(event.start)
             stage.start = snapshot_name(*place._replace(stage=now)) if place and now else event.start
-            stage.older = stage.attempt
+            stage.weights, stage.older = event.weights, stage.attempt
         else:
             stage.resumes.append(event.iter)
 
