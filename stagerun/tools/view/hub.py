@@ -1,0 +1,142 @@
+"""One look at the folders for all pages that are open, and none while none is. In one event loop; looking itself has a thread."""
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+from stagerun.drawing.picture import Unit
+from stagerun.system.inotify import Inotify
+from stagerun.tools.view import before as planned
+from stagerun.tools.view import page
+from stagerun.tools.view.looking import Looker
+
+LOOKS_S = 2.0  # between two looks at a run, and at files that the kernel may say nothing of
+SETTLED_S = 0.03  # an editor may empty a file, fill it and rename it
+SHARE = 0.008  # of a core, that looking at a run takes at most
+ALIVE_S = 30.0  # between two lines that only keep a connection open
+AGES_S = 60.0  # between two looks at the clock, for `3 min ago`
+
+
+class Hub:
+    """`sections` are as of `version`, each with the version in which it last changed."""
+
+    def __init__(self, looker: Looker, unit: Unit) -> None:
+        self.looker, self.unit = looker, unit
+        self.closed = False
+        self._sections: dict[str, tuple[int, str]] = {}
+        self._version, self._boot = 0, secrets.token_hex(4)
+        self._news = asyncio.Condition()
+        self._turn = asyncio.Lock()  # one look at a time
+        self._pages = 0
+        self._watcher: asyncio.Task[None] | None = None
+        self._cost = 0.0
+
+    @property
+    def version(self) -> str:
+        return f"{self._boot}-{self._version}"
+
+    @property
+    def sections(self) -> dict[str, str]:
+        return {id: html for id, (_, html) in self._sections.items()}
+
+    async def look(self, all_of_it: bool = True) -> None:
+        """Reads what has changed, and renders it. `all_of_it`: else only what the clock changes."""
+        async with self._turn:
+            found, self._cost = await asyncio.to_thread(self._rendered, all_of_it)
+        changed = {id: html for id, html in found.items() if self._sections.get(id, (0, None))[1] != html}
+        if changed:
+            self._version += 1
+            self._sections |= {id: (self._version, html) for id, html in changed.items()}
+            async with self._news:
+                self._news.notify_all()
+
+    def _rendered(self, all_of_it: bool) -> tuple[dict[str, str], float]:
+        """And the seconds of processor time that it took."""
+        began, now = time.thread_time(), time.time()
+        if all_of_it:
+            self.looker.look()
+            found = page.sections(self.looker, self.unit, now)
+        else:
+            found = {"head": page.head(self.looker, now)}
+        return found, time.thread_time() - began
+
+    def detail(self, stage: str) -> str | None:
+        """None where there is no such stage."""
+        before = self.looker.before
+        return planned.detail(before, stage) if before is not None and stage in before.stages else None
+
+    # -- pages
+
+    async def events(self, since: str) -> AsyncIterator[bytes]:
+        """Server-sent events: all sections that have changed after the version `since`, as they change."""
+        boot, _, number = since.partition("-")
+        seen = int(number) if boot == self._boot and number.isascii() and number.isdigit() else -1
+        self._pages += 1
+        if self._watcher is None:
+            self._watcher = asyncio.create_task(self._watch())
+        try:
+            yield b"retry: 2000\n\n"
+            while not self.closed:
+                new = {id: html for id, (at, html) in self._sections.items() if at > seen}
+                seen = self._version
+                if new:
+                    yield f"event: sections\nid: {self.version}\ndata: {json.dumps(new)}\n\n".encode()
+                    continue
+                try:
+                    async with self._news:
+                        await asyncio.wait_for(self._news.wait(), ALIVE_S)
+                except asyncio.TimeoutError:
+                    yield b":\n\n"
+        finally:
+            self._pages -= 1
+            if not self._pages and self._watcher is not None:
+                self._watcher.cancel()
+                self._watcher = None
+
+    async def close(self) -> None:
+        self.closed = True
+        if self._watcher is not None:
+            self._watcher.cancel()
+        async with self._news:
+            self._news.notify_all()
+
+    # -- watching
+
+    async def _watch(self) -> None:
+        """Looks again when a schedule was saved, or a run has gone on."""
+        heard, kernel, loop = asyncio.Event(), Inotify(), asyncio.get_running_loop()
+
+        def hears() -> None:
+            kernel.drain()
+            heard.set()
+
+        if kernel.fileno() >= 0:
+            loop.add_reader(kernel.fileno(), hears)
+        try:
+            await self._watch_for(heard, kernel)
+        finally:
+            if kernel.fileno() >= 0:
+                loop.remove_reader(kernel.fileno())
+            kernel.close()
+
+    async def _watch_for(self, heard: asyncio.Event, kernel: Inotify) -> None:
+        looked = ticked = time.monotonic()
+        while True:
+            for folder in self.looker.watched:
+                kernel.add(folder if folder != Path("") else Path("."))
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(heard.wait(), LOOKS_S)
+            while heard.is_set():  # until it is quiet
+                heard.clear()
+                await asyncio.sleep(SETTLED_S)
+            now = time.monotonic()
+            if self.looker.edited() or (now - looked >= max(LOOKS_S, self._cost / SHARE) and self.looker.moved()):
+                await self.look()
+                looked = time.monotonic()
+            elif now - ticked >= AGES_S and self.looker.seen:
+                await self.look(all_of_it=False)
+                ticked = now
