@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from stagerun.drawing.picture import Kind, Mark, Picture, Point, StagePicture, Unit
+from stagerun.drawing.scale import Scale
 
 # A setting that takes more values than this within a stage is shown by its first and last.
 MOST_RUNS = 12
@@ -154,6 +155,13 @@ def factor_text(factor: float | None) -> str:
     return "" if factor is None else f"x{factor:.3g}"
 
 
+def mark_text(mark: Mark) -> str:
+    """What is written above its place; '' for nothing."""
+    if not mark.jumps:
+        return "warm-up ends" if mark.kind is Kind.WARM_UP else ""
+    return factor_text(mark.factor) or f"{mark.before:.3g} \N{RIGHTWARDS ARROW} {mark.after:.3g}"
+
+
 def leaves(stage: StagePicture) -> str:
     """`leaves main at 600`, `leaves main` at its end."""
     return f"leaves {stage.parent}" + (f" at {stage.parent_iter}" if stage.leaves_early else "")
@@ -237,3 +245,16 @@ def not_shown(picture: Picture) -> list[str]:
         if stage.drops:
             found.append(f"{stage.name}: up to {stage.drops} drops, which depend on the loss, are not drawn")
     return found + [f"{side} is dashed, over {picture.sides[0]}" for side in picture.sides[1:]]
+
+
+def captions(picture: Picture, scale: Scale, shown: Sequence[Band], left_out: int) -> list[str]:
+    """What is said beneath a picture, a paragraph each. `left_out`: labels without room above the curve."""
+    keys = [f"{band.title} {key}: {text}" for band in shown for key, text in band.keys]
+    keys += [f"{band.title}: {band.remark}" for band in shown if band.remark]
+    rest = ["lines: a stage begins; dotted: a warm-up ends, or the rate steps; x: by what factor it jumps"]
+    if any(stage.meetings for stage in picture.stages):
+        rest.append("ticks at the foot: replicas are averaged")
+    if left_out:
+        rest.append(f"{left_out} labels more are too close to others")
+    rest += [scale.remark] if scale.remark else []
+    return [*keys, "; ".join(rest + not_shown(picture))]

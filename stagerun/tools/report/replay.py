@@ -46,6 +46,7 @@ class _Stage:
     start: str = ""
     points: Columns = field(default_factory=Columns)
     tests: dict[tuple[int, bool], events.Tested] = field(default_factory=dict)
+    beside: dict[tuple[int, bool, str], events.TestedBeside] = field(default_factory=dict)
     resumes: list[int] = field(default_factory=list)
     finished: events.StageFinished | None = None
     attempt: int = 0
@@ -76,6 +77,7 @@ class _Stage:
             batch_size=self.batch_size,
             trained=self.points.trained(size, zero, step),
             tests=tuple((zero + key[0] * (step or 0.0), self.tests[key]) for key in sorted(self.tests)),
+            beside=tuple((zero + key[0] * (step or 0.0), self.beside[key]) for key in sorted(self.beside)),
             resumes=tuple(self.resumes),
             finished=self.finished,
             skips=self.finished.skips if self.finished else len(self.skips),
@@ -202,6 +204,8 @@ class _Reader:
                 life.start = life.start or f"{event.stage} {event.iter} again"
             case events.Tested():
                 self._stage(event.stage).tests[event.iter, event.ema] = event
+            case events.TestedBeside():
+                self._stage(event.stage).beside[event.iter, event.ema, event.val] = event
             case events.SnapshotWritten():
                 if place := parse_name(event.name):
                     stage = self._stage(event.stage)
@@ -292,6 +296,7 @@ class _Reader:
         for life in stage.points.cut(iter):
             self.lives[life - 1].again += 1
         stage.tests = {key: test for key, test in stage.tests.items() if key[0] <= iter}
+        stage.beside = {key: test for key, test in stage.beside.items() if key[0] <= iter}
         stage.resumes = [i for i in stage.resumes if i <= iter]
         stage.compressed = {i: event for i, event in stage.compressed.items() if i <= iter}
         stage.skips = {i for i in stage.skips if i < iter}
