@@ -211,7 +211,7 @@ def ranking(seen: Sequence[Seen], stages: Sequence[str]) -> str:
 def results(seen: Sequence[Seen], stages: Sequence[str]) -> str:
     """The tables of `report`."""
     runs = _runs(seen)
-    if not runs:
+    if not any(stage.finished for run in runs for stage in run.history.stages):
         return ""
     summary, more = all_tables(runs)
     if len(runs) > 1:

@@ -25,7 +25,7 @@ POLICY = (
 )
 
 # In the order in which they stand in the page.
-SECTIONS = ("head", "mistakes", "run", "picture", "ranking", "stages-of", "compared", "found-in", "events", "report")
+SECTIONS = ("head", "mistakes", "run", "picture", "ranking", "events", "compared", "plan", "findings", "report")
 
 
 def sections(looker: Looker, unit: Unit, now: float) -> dict[str, str]:
@@ -38,9 +38,9 @@ def sections(looker: Looker, unit: Unit, now: float) -> dict[str, str]:
         "run": during.run(seen[0], now) if len(seen) == 1 else "",
         "picture": picture(looker, unit),
         "ranking": during.ranking(seen, stages),
-        "stages-of": planned.plan(before) if before is not None and before.compared is None else "",
+        "plan": planned.plan(before) if before is not None and before.compared is None else "",
         "compared": planned.compared(before),
-        "found-in": planned.findings(before),
+        "findings": planned.findings(before),
         "events": during.events(seen),
         "report": during.results(seen, stages),
     }
@@ -109,7 +109,7 @@ def _document(name: str, links: str, found: Mapping[str, str], attributes: str, 
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">
+<link rel="icon" href="data:,"><meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">
 {links}
 <title>{text(name)}</title></head>
 <body{attributes}><a class="skip" href="#picture">to the picture</a>
