@@ -282,9 +282,7 @@ def _stage(
     if came and len(traces) == 1:
         there = axis.place(stage.name, came)
         parts.append(
-            element(
-                "rect", x=begin, y=y + 1, width=max(1, there - begin), height=high - 2, class_=f"came {hue(own)}"
-            )
+            element("rect", x=begin, y=y + 1, width=max(1, there - begin), height=high - 2, class_=f"came {hue(own)}")
         )
     foot = f"M{number(begin)},{number(y + high - 1.5)}H{number(max(end, begin + 1))}"
     parts.append(element("path", d=foot, class_=f"foot {hue(own)}", stroke_dasharray=dash(own)))
