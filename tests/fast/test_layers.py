@@ -52,7 +52,10 @@ TOOL_IMPORTS_TOOL = {
     ("view", "tools.report.command"),
     ("view", "tools.report.compare"),
     ("view", "tools.report.history"),
+    ("view", "tools.report.curves"),
     ("view", "tools.report.look"),
+    ("view", "tools.report.read_log"),
+    ("view", "tools.report.replay"),
     ("view", "tools.report.table"),
     ("view", "tools.status.command"),
     # Pictures are read, cut and shown as the LMDBs' are.

@@ -8,6 +8,7 @@ from array import array
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -47,9 +48,11 @@ class Columns:
     it without compression."""
 
     FIELDS = ("iter", "epoch", "lr", "weight_decay", "loss", "images", "seconds", "sent", "staleness", "replica")
-    __slots__ = (*FIELDS, "dense", "life")
+    __slots__ = (*FIELDS, "_kept", "dense", "life")
 
     def __init__(self) -> None:
+        # What `trained` has made last, and of what: a long run is looked at again and again, and few stages have changed.
+        self._kept: tuple[tuple[int, float, float | None], Trained | None] | None = None
         self.iter, self.images, self.life = array("q"), array("q"), array("i")
         self.epoch, self.lr, self.weight_decay = array("d"), array("d"), array("d")
         self.loss, self.seconds = array("d"), array("d")
@@ -57,6 +60,7 @@ class Columns:
         self.staleness, self.replica = array("i"), array("i")
 
     def extend(self, updates: Updates, begin: int, end: int, life: int, dense: int = 0) -> None:
+        self._kept = None
         for name in self.FIELDS:
             getattr(self, name).extend(getattr(updates, name)[begin:end])
         self.life.extend([life] * (end - begin))
@@ -64,6 +68,7 @@ class Columns:
 
     def cut(self, iter: int) -> Sequence[int]:
         """Removes what was done after `iter`. Returns the lives that had done it."""
+        self._kept = None
         keep = bisect_right(self.iter, iter)
         gone = self.life[keep:]
         for name in (*self.FIELDS, "life", "dense"):
@@ -72,6 +77,11 @@ class Columns:
 
     def trained(self, size: int, begin: float, step: float | None) -> Trained | None:
         """`size` updates make a bin. They lie at `begin + iter * step` epochs, at what the log says where `step` is None."""
+        if self._kept is None or self._kept[0] != (size, begin, step):
+            self._kept = (size, begin, step), self._trained(size, begin, step)
+        return self._kept[1]
+
+    def _trained(self, size: int, begin: float, step: float | None) -> Trained | None:
         count = len(self.iter)
         if not count:
             return None
@@ -182,48 +192,69 @@ _LINE = re.compile(
 @dataclass(slots=True)
 class Log:
     """`events` are (time, event) in the order of writing, to be read once; consecutive `Iterated` of a stage come together as
-    `Updates`. `damaged` counts the lines read so far that can't be parsed, `unknown` those of an event that this version doesn't know."""
+    `Updates`. `damaged` counts the lines read so far that can't be parsed, `unknown` those of an event that this version doesn't know. `read`: bytes of whole lines that were."""
 
-    events: Iterable[tuple[float, Event | Updates]]
+    events: Iterable[tuple[float, Event | Updates]] = ()
     damaged: int = 0
     unknown: int = 0
+    read: int = 0
 
 
 def read_log(out: Path) -> Log:
     """The events of an output folder. A line that is not what a run writes is counted: the last one of a killed run may
     be cut short. Reading them raises UsageError if there is no log, PermissionDenied or StorageError if it can't be read.
     """
-    log = Log(())
+    log = Log()
     log.events = _events(out, log)
     return log
 
 
 def _events(out: Path, log: Log) -> Iterator[tuple[float, Event | Updates]]:
-    path, found = out / LOG, False
+    found = False
+    with opened(out) as file:
+        for events in whole_lines(file, log):
+            found = found or bool(events)
+            yield from events
+        file.seek(log.read)
+        for event in _parsed(_text(file.read()) + "\n", log):  # the last line of a killed run
+            found = True
+            yield event
+    if not found:
+        raise no_event(out)
+
+
+@contextmanager
+def opened(out: Path) -> Iterator[BinaryIO]:
+    """The log of an output folder, to be read. UsageError if there is none, PermissionDenied or StorageError if it can't be read."""
+    path = out / LOG
     try:
         with open(path, "rb") as file:
-            for block in _blocks(file):
-                for event in _parsed(block, log):
-                    found = True
-                    yield event
+            yield file
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageError(*_no_log(out)) from error
     except PermissionError as error:
         raise PermissionDenied(f"{path} may not be read", "ask its owner for permission") from error
     except OSError as error:
         raise StorageError(f"can't read {path}: {error.strerror}", "check the disk") from error
-    if not found:
-        raise UsageError(f"{path} holds no event of a run", "wait until the run has started, or name another folder")
 
 
-def _blocks(file: BinaryIO) -> Iterator[str]:
-    """Whole lines, a character for each byte."""
+def no_event(out: Path) -> UsageError:
+    return UsageError(f"{out / LOG} holds no event of a run", "wait until the run has started, or name another folder")
+
+
+def whole_lines(file: BinaryIO, log: Log) -> Iterator[list[tuple[float, Event | Updates]]]:
+    """The events of the lines that have an end, from `log.read` on, block by block. A later call goes on where this one was left."""
+    file.seek(log.read)
     rest = b""
     while data := file.read(max(_BLOCK, len(rest))):  # a line without an end is not copied more than once or twice
         whole, end, rest = (rest + data).rpartition(b"\n")
-        yield (whole + end).decode("latin-1")
-    if rest:
-        yield rest.decode("latin-1") + "\n"
+        log.read += len(whole) + len(end)
+        yield list(_parsed(_text(whole + end), log))
+
+
+def _text(data: bytes) -> str:
+    """A character for each byte."""
+    return data.decode("latin-1")
 
 
 def _parsed(block: str, log: Log) -> Iterator[tuple[float, Event | Updates]]:

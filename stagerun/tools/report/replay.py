@@ -23,20 +23,10 @@ MOST = 900  # points of a curve
 
 def history(log: Log, most: int = MOST) -> History:
     """A curve keeps at most `most` points. UsageError, PermissionDenied, StorageError as of `read_log`."""
-    reader = _Reader()
+    replay = Replay()
     for time, event in log.events:
-        reader.take(time, event)
-    return History(
-        schedule=reader.schedule,
-        stages=tuple(reader.staged(most)),
-        lives=tuple(reader.values(most)),
-        complete=reader.complete,
-        damaged=log.damaged,
-        unknown=log.unknown,
-        ensembles=tuple(reader.ensembles[name] for name in reader.together if name in reader.ensembles),
-        planned_ensembles=reader.together,
-        names=reader.names,
-    )
+        replay.take(time, event)
+    return replay.history(log, most)
 
 
 @dataclass(slots=True)
@@ -102,8 +92,8 @@ class _Life:
     again: int = 0
 
 
-class _Reader:
-    """Takes events one by one."""
+class Replay:
+    """Takes events one by one, and has their history at any time."""
 
     def __init__(self) -> None:
         self.schedule = ""
@@ -115,6 +105,20 @@ class _Reader:
         self.lives: list[_Life] = []
         self.complete = False
         self.names: dict[str, str] = {}  # of snapshots, and their stages', where they were written under another
+
+    def history(self, log: Log, most: int) -> History:
+        """A curve keeps at most `most` points."""
+        return History(
+            schedule=self.schedule,
+            stages=tuple(self.staged(most)),
+            lives=tuple(self.values(most)),
+            complete=self.complete,
+            damaged=log.damaged,
+            unknown=log.unknown,
+            ensembles=tuple(self.ensembles[name] for name in self.together if name in self.ensembles),
+            planned_ensembles=self.together,
+            names=self.names,
+        )
 
     def order(self) -> list[str]:
         """Stages in running order, then those with training behind them that the schedule no longer trains."""
