@@ -28,20 +28,28 @@ POLICY = (
 SECTIONS = ("head", "mistakes", "run", "picture", "ranking", "events", "compared", "plan", "findings", "report")
 
 
+def at_a_glance(looker: Looker, now: float) -> dict[str, str]:
+    """The sections that time alone changes."""
+    seen = looker.seen
+    return {
+        "head": head(looker, now),
+        "run": during.run(seen[0], now) if len(seen) == 1 else "",
+        "events": during.events(seen),
+    }
+
+
 def sections(looker: Looker, unit: Unit, now: float) -> dict[str, str]:
     """By id, what stands in each section; '' hides it."""
     before, seen = looker.before, looker.seen
     stages = before.stages if before is not None else ()
     return {
-        "head": head(looker, now),
+        **at_a_glance(looker, now),
         "mistakes": planned.wrong(looker.error, before.schedule if before is not None else None),
-        "run": during.run(seen[0], now) if len(seen) == 1 else "",
         "picture": picture(looker, unit),
         "ranking": during.ranking(seen, stages),
         "plan": planned.plan(before) if before is not None and before.compared is None else "",
         "compared": planned.compared(before),
         "findings": planned.findings(before),
-        "events": during.events(seen),
         "report": during.results(seen, stages),
     }
 
