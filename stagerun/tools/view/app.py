@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from stagerun.system import signals
 from stagerun.tools.view import page
 from stagerun.tools.view.hub import Hub
+from stagerun.tools.view.looking import Looker
 from stagerun.tools.view.sheet import contact_sheet
 
 HEADERS = {
@@ -98,11 +99,13 @@ def make_app(hub: Hub, token: str, hosts: frozenset[str]) -> ASGIApp:
         return StreamingResponse(hub.events(since), media_type="text/event-stream")
 
     async def stage(request: Request) -> Response:
+        await hub.seen()
         html = await asyncio.to_thread(hub.detail, request.path_params["name"])
         return PlainTextResponse("no such stage\n", 404) if html is None else HTMLResponse(encoded(html))
 
     async def sheet(request: Request) -> Response:
-        return await asyncio.to_thread(_sheet, hub, request.path_params["name"])
+        looker = await hub.seen()
+        return await asyncio.to_thread(_sheet, looker, request.path_params["name"])
 
     def fixed(content: str, kind: str) -> Callable[[Request], Response]:
         return lambda request: Response(content, media_type=kind)
@@ -124,8 +127,8 @@ def encoded(html: str) -> bytes:
     return html.encode(errors="replace")
 
 
-def _sheet(hub: Hub, stage: str) -> Response:
-    found = contact_sheet(hub.looker, stage)
+def _sheet(looker: Looker, stage: str) -> Response:
+    found = contact_sheet(looker.asked, looker.before, stage)
     if isinstance(found, str):
         return PlainTextResponse(f"{found}\n", 409)
     return Response(found, media_type="image/png")

@@ -158,6 +158,14 @@ def detail(before: Before, name: str) -> str:
     )
 
 
+def images(stage: str, refusal: str) -> str:
+    """A button for what its network gets to see, or why there is none."""
+    if refusal:
+        return f"<h3>Images</h3>{paragraphs([refusal])}"
+    button = f'<button type="button" data-images="{text(stage)}">Show some of its images</button>'
+    return f'<h3>Images</h3>{button}<p aria-live="polite"></p>'
+
+
 # -- two schedules
 
 

@@ -12,6 +12,7 @@ from stagerun.system.inotify import Inotify
 from stagerun.tools.view import before as planned
 from stagerun.tools.view import page
 from stagerun.tools.view.looking import Looker
+from stagerun.tools.view.sheet import refusal
 
 LOOKS_S = 2.0  # between two looks at a run, and at files that the kernel may say nothing of
 SETTLED_S = 0.03  # an editor may empty a file, fill it and rename it
@@ -65,10 +66,18 @@ class Hub:
             found = page.at_a_glance(self.looker, now)
         return found, time.thread_time() - began
 
+    async def seen(self) -> Looker:
+        """Once it has looked."""
+        if not self._sections:
+            await self.look()
+        return self.looker
+
     def detail(self, stage: str) -> str | None:
         """None where there is no such stage."""
         before = self.looker.before
-        return planned.detail(before, stage) if before is not None and stage in before.stages else None
+        if before is None or stage not in before.stages:
+            return None
+        return planned.detail(before, stage) + planned.images(stage, refusal(self.looker.asked, before, stage))
 
     # -- pages
 

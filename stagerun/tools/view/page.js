@@ -4,7 +4,7 @@
 (function () {
   const detail = document.getElementById("detail"), shown = detail.querySelector("div"), byId = id => document.getElementById(id);
   const sorted = new Map(); // by the id of a table: column, and whether it falls
-  let chosen = "", before = null;
+  let chosen = "", before = null, told = "";
 
   // -- sections, as the server sends them
 
@@ -65,7 +65,8 @@
     if (!again) before = document.activeElement;
     chosen = name;
     const folded = [...shown.querySelectorAll("details")].map(d => d.open), top = detail.scrollTop;
-    shown.innerHTML = html;
+    if (!again || html !== told) shown.innerHTML = told = html;
+    else { mark(); return; }
     detail.hidden = false;
     mark();
     if (again) { shown.querySelectorAll("details").forEach((d, n) => { d.open = folded[n]; }); detail.scrollTop = top; }
