@@ -79,7 +79,10 @@ class Panel:
 
     def line(self, values: Iterable[tuple[float, float]]) -> list[Place]:
         """(x, value) as places, those that make a difference."""
-        return thinned([(self.axis.x(x), self.y(value)) for x, value in values])
+        low, high = self.scale.at(self.scale.low), self.scale.at(self.scale.high)
+        across, up, at = (self.axis.right - self.axis.left) / self.axis.end, self.height / (high - low), self.scale.at
+        left, foot = self.axis.left, self.bottom + low * up
+        return thinned([(left + x * across, foot - at(value) * up) for x, value in values])
 
     def clipped(self, *inside: str) -> str:
         """What reaches out of it above or below is cut off."""

@@ -110,11 +110,11 @@ def results(panels: Sequence[Panel], traces: Sequence[Trace], drawn: Sequence[Co
         lines, dots = [], []
         for course in order:
             stroke, kind = look(axis, course, traces, run)
-            if panel.name == LOSS:
-                line = panel.line((axis.stages[course.past.name].x(i, axis.unit), loss) for i, loss in course.losses)
-                lines.append(
-                    element("path", d=path([line]), class_=kind, stroke_dasharray=dash(stroke)) if line else ""
-                )
+            if panel.name == LOSS and course.losses:
+                own = axis.stages[course.past.name]
+                line = panel.line((own.x(i, axis.unit), loss) for i, loss in course.losses)
+                d = path([_after(course, 0, last, line)])
+                lines.append(element("path", d=d, class_=kind, stroke_dasharray=dash(stroke)))
             elif panel.name == TOP1:
                 lines += _joined(panel, course, last, kind, stroke)
             if "faint" not in kind:
