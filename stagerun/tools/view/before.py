@@ -1,5 +1,6 @@
 """What the page shows of a schedule before it is trained: mistakes and findings, the plan, a stage and its settings. Pure."""
 
+import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -135,13 +136,14 @@ def detail(before: Before, name: str) -> str:
     parent = schedule.stage(stage.parent) if stage.parent is not None else None
     was = {s.name: s.value for s in settings_of(schedule, parent)} if parent is not None else {}
     found = list(settings_of(schedule, stage))
-    head, rows = ["field", "value", "from", *[f"in {parent.name}" for parent in (parent,) if parent]], []
+    head, rows = ["field", "value", *([f"in {parent.name}"] if parent is not None else []), "from"], []
+    folder = posixpath.dirname(schedule.files[0][0]) + "/" if schedule.files else ""
     for one in found:
         changed = parent is not None and was.get(one.name) != one.value
         before_it = [cell(was.get(one.name, "") if changed else "")] if parent is not None else []
         value = Cell(f"<strong>{text(one.value)}</strong>") if changed else cell(one.value)
         if one.place:
-            rows.append([cell(one.name), value, cell(one.place), *before_it])
+            rows.append([cell(one.name), value, *before_it, cell(one.place.removeprefix(folder))])
     defaults = [[cell(one.name), cell(one.value)] for one in found if not one.place]
     lines = [line.strip() for line in details(before.plan, planned).split("\n")[1:]]
     return "".join(

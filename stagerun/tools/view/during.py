@@ -22,7 +22,8 @@ MOST_HOSTS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """An output folder. `run` and `trace` are None before anything has been logged; `error` says why the folder can't be read."""
+    """An output folder. `run` and `trace` are None before anything has been logged,
+    `status` where the log of one of many says enough; `error` says why the folder can't be read."""
 
     label: str
     status: Status | None = None
@@ -40,9 +41,13 @@ def headlines(seen: Sequence[Seen], now: float) -> str:
         return _state(seen[0], now)
     states: dict[str, int] = {}
     for one in seen:
-        state = "can't be read" if one.error else one.status.state if one.status else "nothing"
+        state = "can't be read" if one.error else one.status.state if one.status else _ended(one)
         states[state] = states.get(state, 0) + 1
     return f"<p>{text(', '.join(f'{number} {state}' for state, number in states.items()))}</p>" if seen else ""
+
+
+def _ended(one: Seen) -> str:
+    return "finished" if one.run is not None and one.run.state_in_words == "finished" else "ended before its end"
 
 
 _SIGNS = {"running": "\N{BLACK CIRCLE}", "starting": "\N{WHITE CIRCLE}", "finished": "\N{CHECK MARK}"}
@@ -211,7 +216,7 @@ def ranking(seen: Sequence[Seen], stages: Sequence[str]) -> str:
 def results(seen: Sequence[Seen], stages: Sequence[str]) -> str:
     """The tables of `report`."""
     runs = _runs(seen)
-    if not runs:
+    if not any(stage.finished for run in runs for stage in run.history.stages):
         return ""
     summary, more = all_tables(runs)
     if len(runs) > 1:

@@ -13,7 +13,6 @@ from stagerun.tools.report.history import History
 from stagerun.tools.report.read_log import Log, Updates, no_event, opened, whole_lines
 from stagerun.tools.report.replay import Replay
 from stagerun.tools.view.trace import Incident, Trace
-from stagerun.train.status import Status
 
 TAIL = 256  # bytes before the place that is read from, by which a log that was written anew is recognised
 MOST = 1000  # incidents that are kept, the newest: a broken run may warn at every iteration
@@ -64,11 +63,11 @@ class Follower:
         file.seek(begin)
         self._file, self._tail = _identity(file), file.read(self._log.read - begin)
 
-    def trace(self, label: str, past: History, status: Status) -> Trace:
+    def trace(self, label: str, past: History, alive: bool) -> Trace:
         """What `read` has found, as it is drawn. `past`: that, or with results from elsewhere."""
         return Trace(
             label=label, history=past, snapshots=self._snapshots(), now=self._past.at, marks=tuple(self._past.marks),
-            alive=status.state in ("running", "starting"),
+            alive=alive,
         )  # fmt: skip
 
     def _snapshots(self) -> tuple[tuple[str, int], ...]:

@@ -6,7 +6,6 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from pathlib import Path
 
 from stagerun.drawing.picture import Unit
 from stagerun.system.inotify import Inotify
@@ -16,7 +15,8 @@ from stagerun.tools.view.looking import Looker
 
 LOOKS_S = 2.0  # between two looks at a run, and at files that the kernel may say nothing of
 SETTLED_S = 0.03  # an editor may empty a file, fill it and rename it
-SHARE = 0.008  # of a core, that looking at a run takes at most
+SHARE = 0.004  # of a core, that whole looks at runs take at most, and glances too
+FIRST_S = 1.0  # for which logs are read before the page is shown; the rest follows
 ALIVE_S = 30.0  # between two lines that only keep a connection open
 AGES_S = 60.0  # between two looks at the clock, for `3 min ago`
 
@@ -33,7 +33,7 @@ class Hub:
         self._turn = asyncio.Lock()  # one look at a time
         self._pages = 0
         self._watcher: asyncio.Task[None] | None = None
-        self._cost = 0.0
+        self._cost = {True: 0.0, False: 0.0}  # seconds of processor time of the last whole look, and of the last glance
 
     @property
     def version(self) -> str:
@@ -43,10 +43,10 @@ class Hub:
     def sections(self) -> dict[str, str]:
         return {id: html for id, (_, html) in self._sections.items()}
 
-    async def look(self, all_of_it: bool = True) -> None:
-        """Reads what has changed, and renders it. `all_of_it`: else only what the clock changes."""
+    async def look(self, whole: bool = True) -> None:
+        """Reads what has changed, and renders it; else only what costs little."""
         async with self._turn:
-            found, self._cost = await asyncio.to_thread(self._rendered, all_of_it)
+            found, self._cost[whole] = await asyncio.to_thread(self._rendered, whole)
         changed = {id: html for id, html in found.items() if self._sections.get(id, (0, None))[1] != html}
         if changed:
             self._version += 1
@@ -54,14 +54,15 @@ class Hub:
             async with self._news:
                 self._news.notify_all()
 
-    def _rendered(self, all_of_it: bool) -> tuple[dict[str, str], float]:
+    def _rendered(self, whole: bool) -> tuple[dict[str, str], float]:
         """And the seconds of processor time that it took."""
         began, now = time.thread_time(), time.time()
-        if all_of_it:
-            self.looker.look()
+        if whole:
+            self.looker.look(FIRST_S)
             found = page.sections(self.looker, self.unit, now)
         else:
-            found = {"head": page.head(self.looker, now)}
+            self.looker.glance()
+            found = page.at_a_glance(self.looker, now)
         return found, time.thread_time() - began
 
     def detail(self, stage: str) -> str | None:
@@ -124,19 +125,21 @@ class Hub:
             kernel.close()
 
     async def _watch_for(self, heard: asyncio.Event, kernel: Inotify) -> None:
-        looked = ticked = time.monotonic()
+        looked = glanced = time.monotonic()
         while True:
             for folder in self.looker.watched:
-                kernel.add(folder if folder != Path("") else Path("."))
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(heard.wait(), LOOKS_S)
+                kernel.add(folder)
+            if not self.looker.behind:
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(heard.wait(), LOOKS_S)
             while heard.is_set():  # until it is quiet
                 heard.clear()
                 await asyncio.sleep(SETTLED_S)
             now = time.monotonic()
-            if self.looker.edited() or (now - looked >= max(LOOKS_S, self._cost / SHARE) and self.looker.moved()):
+            due = now - looked >= max(LOOKS_S, self._cost[True] / SHARE)
+            if self.looker.behind or self.looker.edited() or (due and self.looker.moved()):
                 await self.look()
-                looked = time.monotonic()
-            elif now - ticked >= AGES_S and self.looker.seen:
-                await self.look(all_of_it=False)
-                ticked = now
+                looked = glanced = time.monotonic()
+            elif now - glanced >= (max(LOOKS_S, self._cost[False] / SHARE) if self.looker.alive else AGES_S):
+                await self.look(whole=False)
+                glanced = time.monotonic()

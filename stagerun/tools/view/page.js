@@ -143,6 +143,105 @@
     table.tBodies[0].append(...rows.map(([, row]) => row));
   }
 
+  // -- what the pointer is on: numbers of the chart, as text
+
+  const tip = {data: null, of: null};
+
+  function data() {
+    const svg = byId("chart");
+    if (svg && tip.of !== svg) { tip.of = svg; tip.data = JSON.parse(svg.dataset.values); }
+    return svg && tip.data;
+  }
+
+  // The last of `places`, which rise, that is not after `at`.
+  function last(places, at) {
+    let low = 0, high = places.length;
+    while (low < high) { const middle = (low + high) >> 1; if (places[middle] <= at) low = middle + 1; else high = middle; }
+    return Math.max(0, low - 1);
+  }
+
+  const valueAt = ([iters, values], iter) => values.length ? values[last(iters, iter)] : null;
+
+  function height([, top, bottom, low, high, log], value) {
+    const part = log ? Math.log(Math.max(value, low) / low) / Math.log(high / low) : (value - low) / (high - low);
+    return bottom - part * (bottom - top);
+  }
+
+  // What is nearest: a stage, or a stage of a run, at an iteration of it.
+  function nearest(all, at) {
+    const row = all.rows.find(([, top, bottom]) => at.y >= top && at.y < bottom);
+    const panel = all.panels.find(([, top, bottom]) => at.y >= top - 10 && at.y < bottom + 10);
+    let best = null;
+    const offer = (stage, run, iter, far, y) => { if (!best || far < best.far) best = {stage, run, iter, far, y}; };
+    for (const stage of all.stages) {
+      const [begin, end] = stage.x, outside = Math.max(begin - at.x, at.x - end, 0);
+      if (outside > 4) continue;
+      const iter = Math.round(Math.min(1, Math.max(0, (at.x - begin) / (end - begin || 1))) * stage.n);
+      if (row && (row[0] === null || row[0] === stage.lane)) offer(stage, null, iter, outside + stage.lane, null);
+      else if (!row && (!panel || panel === all.panels[0])) {
+        const y = height(all.panels[0], valueAt(stage.lr, iter));
+        offer(stage, null, iter, Math.abs(y - at.y), y);
+      } else if (!row) for (const [name, stages] of Object.entries(all.runs)) {
+        const run = stages[stage.name];
+        if (!run) continue;
+        const course = panel[0].startsWith("loss") ? run.loss : [run.tests.map(t => t[0]), run.tests.map(t => t[1])];
+        if (!course[0].length || iter > course[0][course[0].length - 1] + stage.n / 50) continue;
+        const y = height(panel, valueAt(course, iter));
+        offer(stage, name, iter, Math.abs(y - at.y), y);
+      }
+    }
+    return best;
+  }
+
+  function say(all, {stage, run, iter, y}, event) {
+    const values = byId("values"), frame = values.parentNode, names = Object.keys(all.runs), label = run ?? (names.length === 1 ? names[0] : null);
+    const past = label === null ? null : all.runs[label][stage.name], tests = past ? past.tests.filter(t => t[0] <= iter && t[3] === 0) : [];
+    const reached = past && past.loss[0].length && iter <= past.loss[0][past.loss[0].length - 1] + stage.n / 50;
+    const test = tests.length ? tests[tests.length - 1] : null;
+    const rows = [["iteration", iter + " of " + stage.n], ["epoch", ((stage.e[0] + iter * stage.b) / stage.e[1]).toFixed(3)],
+      ["learning rate", valueAt(stage.lr, iter)], ["loss", reached ? valueAt(past.loss, iter) : null],
+      ["top-1", reached && test ? test[1] + " % at " + test[0] : null], ["momentum", valueAt(stage.m, iter)], ["weight decay", valueAt(stage.d, iter)],
+      ["batch", stage.b], ["image size", valueAt(stage.s, iter)], ["augmentation", stage.aug]];
+    const table = document.createElement("table"), title = document.createElement("b");
+    title.textContent = [label, stage.name].filter(Boolean).join(": ") + (stage.note ? ", " + stage.note : "");
+    for (const [name, value] of rows) {
+      if (value === null) continue;
+      const line = table.insertRow();
+      line.insertCell().textContent = name;
+      line.insertCell().textContent = String(value);
+    }
+    values.replaceChildren(title, table);
+    values.style.display = "block";
+    const box = frame.getBoundingClientRect(), x = event.clientX - box.left + frame.scrollLeft, wide = values.offsetWidth;
+    values.style.left = Math.max(0, x + 16 + wide > frame.clientWidth + frame.scrollLeft ? x - 16 - wide : x + 16) + "px";
+    values.style.top = Math.max(0, Math.min(event.clientY - box.top + 12, frame.clientHeight - values.offsetHeight)) + "px";
+    dot(stage, iter, y);
+  }
+
+  function dot(stage, iter, y) {
+    const svg = byId("chart");
+    let one = svg.querySelector("#dot");
+    if (!one) { one = svg.appendChild(document.createElementNS(svg.namespaceURI, "circle")); one.id = "dot"; one.setAttribute("r", 3.5); }
+    one.style.display = y === null ? "none" : "";
+    one.setAttribute("class", "dot " + stage.c);
+    one.setAttribute("cx", stage.x[0] + (stage.x[1] - stage.x[0]) * iter / stage.n);
+    if (y !== null) one.setAttribute("cy", y);
+  }
+
+  function hide() {
+    const values = byId("values"), one = byId("dot");
+    if (values) values.style.display = "none";
+    if (one) one.style.display = "none";
+  }
+
+  document.addEventListener("pointermove", event => {
+    const svg = event.target.closest("#chart"), all = svg && data();
+    if (!all) { hide(); return; }
+    const at = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
+    const found = at.y < all.y[0] || at.y > all.y[1] ? null : nearest(all, at);
+    if (found) say(all, found, event); else hide();
+  });
+
   window.addEventListener("hashchange", hash);
   if (document.body.dataset.version) listen();
   hash();

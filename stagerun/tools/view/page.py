@@ -25,7 +25,17 @@ POLICY = (
 )
 
 # In the order in which they stand in the page.
-SECTIONS = ("head", "mistakes", "run", "picture", "ranking", "stages-of", "compared", "found-in", "events", "report")
+SECTIONS = ("head", "mistakes", "run", "picture", "ranking", "events", "compared", "plan", "findings", "report")
+
+
+def at_a_glance(looker: Looker, now: float) -> dict[str, str]:
+    """The sections that time alone changes."""
+    seen = looker.seen
+    return {
+        "head": head(looker, now),
+        "run": during.run(seen[0], now) if len(seen) == 1 else "",
+        "events": during.events(seen),
+    }
 
 
 def sections(looker: Looker, unit: Unit, now: float) -> dict[str, str]:
@@ -33,15 +43,13 @@ def sections(looker: Looker, unit: Unit, now: float) -> dict[str, str]:
     before, seen = looker.before, looker.seen
     stages = before.stages if before is not None else ()
     return {
-        "head": head(looker, now),
+        **at_a_glance(looker, now),
         "mistakes": planned.wrong(looker.error, before.schedule if before is not None else None),
-        "run": during.run(seen[0], now) if len(seen) == 1 else "",
         "picture": picture(looker, unit),
         "ranking": during.ranking(seen, stages),
-        "stages-of": planned.plan(before) if before is not None and before.compared is None else "",
+        "plan": planned.plan(before) if before is not None and before.compared is None else "",
         "compared": planned.compared(before),
-        "found-in": planned.findings(before),
-        "events": during.events(seen),
+        "findings": planned.findings(before),
         "report": during.results(seen, stages),
     }
 
@@ -109,7 +117,7 @@ def _document(name: str, links: str, found: Mapping[str, str], attributes: str, 
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">
+<link rel="icon" href="data:,"><meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">
 {links}
 <title>{text(name)}</title></head>
 <body{attributes}><a class="skip" href="#picture">to the picture</a>
