@@ -5,6 +5,7 @@ Every stage has its line (`Picture.lanes`); what is the same in all of them is s
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from stagerun.drawing.picture import Kind, Mark, Picture, Point, StagePicture, Unit
 from stagerun.drawing.scale import Scale
@@ -142,6 +143,7 @@ def _letters(number: int) -> str:
     return (_letters(rest - 1) if rest else "") + chr(ord("a") + last)
 
 
+@lru_cache(maxsize=1024)  # of a curve's points, most have the same
 def short_number(value: float) -> str:
     """As recipes write it: 5e-5, 0.9, 4096."""
     plain = f"{value:.4g}"

@@ -15,7 +15,7 @@ from stagerun.drawing.html import variable
 from stagerun.drawing.picture import Kind, Picture, StagePicture, Unit
 from stagerun.drawing.scale import Scale, labels, round_steps
 from stagerun.tools.view.panel import MARGIN, SIZE, Axis, Panel, dash, hue
-from stagerun.tools.view.results import courses, incidents, now, panels, results
+from stagerun.tools.view.results import courses, incidents, now, panels, remarks, results
 from stagerun.tools.view.svg import element, number, path, title, wide, words
 from stagerun.tools.view.trace import Trace
 from stagerun.tools.view.values import values
@@ -23,7 +23,10 @@ from stagerun.tools.view.values import values
 LEFT, RIGHT = 104, 18
 RATE, RATE_ABOVE_RESULTS = 240, 190  # height of the panel
 LABELS, TICKS, CAPTION, GAP = 14, 24, 15, 5  # a line of labels; the ticks of the x axis; a line of text; between bands
-MOST_WRITTEN = 14  # lines of a band that have texts, if it is not that of the stages
+MOST_LINES, MOST_SAID = (
+    14,
+    6,
+)  # lines of a band that is drawn, if it is not that of the stages, and values of one that is not
 TICK_APART = 2.0  # pixels
 
 
@@ -38,7 +41,6 @@ STYLE = """
 #chart text { fill: var(--ink); }
 #chart .tick, #chart .band, #chart .caption { fill: var(--soft); }
 #chart .name { font-weight: bold; }
-#chart .halo { paint-order: stroke; stroke: var(--paper); stroke-width: 3px; }
 #chart .hued { fill: var(--hue); }
 #chart path { fill: none; }
 #chart .grid { stroke: var(--grid); }
@@ -49,19 +51,23 @@ STYLE = """
 #chart .line { stroke: var(--hue); stroke-width: 1.7; stroke-linejoin: round; }
 #chart .leap { stroke: var(--hue); stroke-width: 0.9; stroke-dasharray: 1 1.5; }
 #chart .thin { stroke: var(--hue); stroke-width: 1.1; stroke-linejoin: round; }
-#chart .faint { stroke: var(--soft); stroke-width: 0.6; stroke-opacity: 0.4; }
+#chart .bold { stroke-width: 2; }
+#chart .faint { stroke: var(--soft); stroke-width: 0.6; stroke-opacity: 0.3; }
 #chart .ahead { stroke-opacity: 0.38; }
 #chart .done { fill: var(--hue); fill-opacity: 0.1; }
 #chart .dot { fill: var(--hue); stroke: none; }
-#chart .ring { fill: var(--paper); stroke: var(--hue); stroke-width: 1.2; }
+#chart .ring { fill: var(--card, var(--paper)); stroke: var(--hue); stroke-width: 1.2; }
 #chart .fill { fill: var(--hue); }
 #chart .came { fill: var(--hue); fill-opacity: 0.45; }
 #chart .foot { stroke: var(--hue); stroke-width: 2; }
 #chart .saved { stroke: var(--ink); stroke-width: 1; }
 #chart .met { stroke: var(--hue); stroke-width: 0.6; }
 #chart .now { stroke: var(--ink); stroke-width: 1.2; }
-#chart .head { fill: var(--ink); }
-#chart .chosen { fill: var(--grid); fill-opacity: 0.6; }
+#chart .head { fill: var(--hue); }
+#chart .ink { --hue: var(--ink); }
+#chart .column { fill: none; }
+#chart .picked .column { fill: var(--grid); fill-opacity: 0.6; }
+#chart .picked .line { stroke-width: 3; stroke-opacity: 1; }
 #chart .stage { cursor: pointer; outline: none; }
 #chart .stage:hover .box, #chart .stage:focus-visible .box { stroke: var(--ink); stroke-width: 1; }
 #chart .stage:focus-visible .box { stroke-width: 2; }
@@ -83,17 +89,17 @@ def chart(
     width: int = 1100,
 ) -> str:
     """`chosen`: a stage that is brought out; `run`: the label of a trace that is. ValueError for hours that are not known."""
-    axis = Axis.of(picture, unit, LEFT, width - RIGHT)
+    axis = Axis.of(picture, unit, LEFT, width - RIGHT, grey=len(traces) > 1)
     rows, left_out = _label_rows(axis, width)
     top = 10.0 + LABELS * max(1, len(rows))
     rate = Panel("learning rate", axis, top, RATE_ABOVE_RESULTS if traces else RATE, scale)
-    drawn = courses(axis, traces)
+    drawn = courses(axis, traces, run)
     others = panels(axis, rate.bottom, traces, drawn)
     bottom = max(panel.bottom for panel in (rate, *others))
     parts = [_across(axis, rate.top, bottom, chosen), *(panel.frame() for panel in (rate, *others))]
     parts += [
         _labels(axis, rows, rate.top),
-        *_rates(rate, traces),
+        *_rates(rate, traces, chosen),
         results(others, traces, drawn, run),
         _ticks(axis, bottom),
     ]
@@ -102,18 +108,19 @@ def chart(
     parts += [marked, now(axis, rate.top, bottom, traces)]
     lanes: list[tuple[int | None, float, float]] = []
     shown = []
-    for band in bands(picture, unit):
+    found = bands(picture, unit)
+    for band in (band for band in found if _shown(band)):
         high = _row(band)
-        band = keyed(band, axis.fits if high > SIZE else lambda *_: False)
+        band = keyed(band, axis.fits)
         parts.append(_band(axis, band, top, high, traces, chosen))
         for n, lane in enumerate(band.lanes):
             common = all(segment.stage == "" for segment in lane)
             lanes.append((None if common else n, top + n * high, top + (n + 1) * high))
         top += len(band.lanes) * high + GAP
         shown.append(band)
-    foot = [
-        line for said in captions(picture, scale, shown, left_out) for line in textwrap.wrap(said, int(width / 6.2))
-    ]
+    said = [*map(_in_words, (band for band in found if not _shown(band)))]
+    said += [*captions(picture, scale, shown, left_out), *remarks(others, traces, drawn, run)]
+    foot = [line for text in said for line in textwrap.wrap(text, int(width / 6.2))]
     parts += [words(line, LEFT, top + CAPTION * n, "caption") for n, line in enumerate(foot, 1)]
     data = values((rate, *others), lanes, (rate.top, top - GAP), traces, drawn, run)
     return element(
@@ -149,15 +156,13 @@ def _labels(axis: Axis, rows: list[list[tuple[float, Label]]], top: float) -> st
 
 
 def _across(axis: Axis, top: float, bottom: float, chosen: str) -> str:
-    """Through all panels: the chosen stage, where each begins, and where a warm-up ends or the rate steps."""
+    """Through all panels: each stage, which is filled if it is chosen, where it begins, and where a warm-up ends or the rate steps."""
     down, found = f",{number(top)}V{number(bottom)}", []
     rules, fine = set[str](), set[str]()
     for stage in axis.picture.stages:
-        if stage.name == chosen:
-            begin, end = (axis.x(at) for at in stage.extent(axis.unit))
-            found.append(
-                element("rect", x=begin, y=top, width=max(1, end - begin), height=bottom - top, class_="chosen")
-            )
+        begin, end = (axis.x(at) for at in stage.extent(axis.unit))
+        box = element("rect", x=begin, y=top, width=max(1, end - begin), height=bottom - top, class_="column")
+        found.append(_of(stage.name, chosen, box))
         rules |= {number(axis.place(stage.name, 0))} if stage.parent is not None else set()
         fine |= {number(axis.place(stage.name, mark.iter)) for mark in stage.marks if mark.kind is not Kind.START}
     for kind, places in (("rule", rules), ("fine", fine - rules)):
@@ -165,9 +170,14 @@ def _across(axis: Axis, top: float, bottom: float, chosen: str) -> str:
     return "".join(found)
 
 
+def _of(stage: str, chosen: str, *inside: str) -> str:
+    """What changes its look where the stage is chosen, in the page too."""
+    return element("g", *inside, data_of=stage, class_="picked" if stage == chosen else None)
+
+
 def _ticks(axis: Axis, top: float) -> str:
     places = round_steps(0.0, axis.end, max(2, int((axis.right - axis.left) // 80)))
-    found = [words(axis.unit.value, axis.left - 8, top + 15, "tick", "end")]
+    found = [words(axis.unit.value, axis.left - 14, top + 15, "tick", "end")]
     for at, text in zip(places, labels(places), strict=True):
         found.append(element("path", d=f"M{number(axis.x(at))},{number(top)}v4", class_="frame"))
         found.append(words(text, axis.x(at), top + 15, "tick", "middle"))
@@ -177,9 +187,10 @@ def _ticks(axis: Axis, top: float) -> str:
 # -- the learning rate
 
 
-def _rates(panel: Panel, traces: Sequence[Trace]) -> list[str]:
+def _rates(panel: Panel, traces: Sequence[Trace], chosen: str) -> list[str]:
     """A curve for each stage; with one run, in full what it has trained and paler what is to come."""
     axis, found = panel.axis, []
+    numbers = axis.picture.curves(axis.unit)
     for stage in axis.picture.stages:
         stroke, line = axis.strokes[stage.name], stage.line()
         came = reached(stage, traces)
@@ -189,7 +200,8 @@ def _rates(panel: Panel, traces: Sequence[Trace]) -> list[str]:
         if len(traces) == 1 and came > 0:
             done = panel.line((stage.x(i, axis.unit), lr) for i, lr in _until(line, came))
             foot = [(done[-1][0], panel.bottom), (done[0][0], panel.bottom)]
-            said.append(element("path", d=path([[*done, *foot]]), class_=f"done {hue(stroke)}"))
+            if not numbers[stage.name]:  # those of branches would lie on each other
+                said.append(element("path", d=path([[*done, *foot]]), class_=f"done {hue(stroke)}"))
             if ahead:
                 line_of = f"line {hue(stroke)}"
                 said.append(element("path", d=path([done]), class_=line_of, stroke_dasharray=dash(stroke)))
@@ -199,7 +211,7 @@ def _rates(panel: Panel, traces: Sequence[Trace]) -> list[str]:
                 leap = [(x, panel.y(mark.before)), (x, panel.y(mark.after))]
                 said.append(element("path", d=path([leap]), class_=f"leap {hue(stroke)}"))
         said.append(_feet(panel, stage.name, stage.meetings, 7, f"met {hue(stroke)}"))
-        found.append(element("g", *said, data_of=stage.name))
+        found.append(_of(stage.name, chosen, *said))
     return found
 
 
@@ -229,11 +241,20 @@ def _feet(panel: Panel, stage: str, iters: Sequence[int], high: float, kind: str
 # -- the bands
 
 
+def _shown(band: Band) -> bool:
+    """Whether it is drawn: of many branches, a line for each would say less than the pointer does."""
+    return band.title == "stages" or len(band.lanes) <= MOST_LINES
+
+
+def _in_words(band: Band) -> str:
+    texts = list(dict.fromkeys(segment.text for lane in band.lanes for segment in lane))
+    more = f" and {len(texts) - MOST_SAID} more" if len(texts) > MOST_SAID else ""
+    return f"{band.title}, which stages differ in: {', '.join(texts[:MOST_SAID])}{more}"
+
+
 def _row(band: Band) -> float:
     """The height of each of its lines."""
-    if band.title == "stages":
-        return 19 if len(band.lanes) <= MOST_WRITTEN else 15
-    return 18 if len(band.lanes) <= MOST_WRITTEN else 4
+    return 15 if len(band.lanes) > MOST_LINES else 18
 
 
 def _band(axis: Axis, band: Band, top: float, high: float, traces: Sequence[Trace], chosen: str) -> str:
@@ -267,7 +288,7 @@ def _written(axis: Axis, segment: Segment, limit: float, y: float, high: float) 
     if not segment.label:
         return ""
     place = segment.begin if axis.inside(segment, limit) else segment.end
-    return words(segment.label, axis.x(place) + MARGIN, y + high / 2 + 4)
+    return words(segment.label, axis.x(place) + MARGIN, y + high / 2 + 3.5)
 
 
 def _stage(

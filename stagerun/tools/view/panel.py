@@ -1,10 +1,10 @@
 """Where things stand in the chart: the x axis that all of it shares, and panels with a y axis of their own."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stagerun.drawing.bands import Segment
-from stagerun.drawing.colours import DASHES, OVER, Dashes, Stroke, strokes
+from stagerun.drawing.colours import DASHES, OVER, SOFT, Dashes, Stroke, strokes
 from stagerun.drawing.html import variable
 from stagerun.drawing.picture import Picture, StagePicture, Unit
 from stagerun.drawing.scale import Scale, labels
@@ -38,10 +38,12 @@ class Axis:
     lanes: Mapping[str, int]
 
     @classmethod
-    def of(cls, picture: Picture, unit: Unit, left: float, right: float) -> "Axis":
-        stages = {stage.name: stage for stage in picture.stages}
-        found = strokes(picture, unit), picture.lanes(unit)
-        return cls(picture, unit, left, right, picture.end(unit), stages, *found)
+    def of(cls, picture: Picture, unit: Unit, left: float, right: float, grey: bool) -> "Axis":
+        """`grey`: the colours are for something else than stages."""
+        stages, own = {stage.name: stage for stage in picture.stages}, strokes(picture, unit)
+        if grey:
+            own = {name: replace(stroke, colour=SOFT) for name, stroke in own.items()}
+        return cls(picture, unit, left, right, picture.end(unit), stages, own, picture.lanes(unit))
 
     def x(self, at: float) -> float:
         return self.left + at / self.end * (self.right - self.left)
@@ -77,7 +79,10 @@ class Panel:
 
     def line(self, values: Iterable[tuple[float, float]]) -> list[Place]:
         """(x, value) as places, those that make a difference."""
-        return thinned([(self.axis.x(x), self.y(value)) for x, value in values])
+        low, high = self.scale.at(self.scale.low), self.scale.at(self.scale.high)
+        across, up, at = (self.axis.right - self.axis.left) / self.axis.end, self.height / (high - low), self.scale.at
+        left, foot = self.axis.left, self.bottom + low * up
+        return thinned([(left + x * across, foot - at(value) * up) for x, value in values])
 
     def clipped(self, *inside: str) -> str:
         """What reaches out of it above or below is cut off."""
@@ -88,7 +93,7 @@ class Panel:
     def frame(self) -> str:
         """Its name, its ticks with the lines of a grid, and the two axes."""
         left, right = self.axis.left, self.axis.right
-        ticks = self.scale.ticks(max(2, int(self.height // 26)))
+        ticks = self.scale.ticks(max(2, int(self.height // 22)))
         found = [words(self.name, left - 8, self.top - 7, "name", "end")]
         for value, text in zip(ticks, labels(ticks), strict=True):
             y = self.y(value)

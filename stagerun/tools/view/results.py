@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from stagerun.base.events import Tested, TestedBeside
 from stagerun.drawing.colours import SOFT, Stroke
 from stagerun.drawing.scale import Scale
 from stagerun.tools.report.curves import colour, hidden
@@ -16,12 +17,13 @@ HIGH, BETWEEN = 120, 28  # of a panel, and above it
 MOST_NAMED = 12  # runs that have a colour and a name of their own
 FAR = 25  # a loss so many times the median makes the axis logarithmic
 APART = 9.0  # pixels between two signs
+MOST_SAID = 12  # incidents of one sign
 TOP1, LOSS = "top-1, %", "loss"
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """`kind`: 0 is that of the first validation set, 1 with averaged weights; those after are of further sets."""
+    """`kind`: twice the number of the validation set, 0 for the first, and one more with averaged weights."""
 
     iter: int
     top1: float  # percent
@@ -31,37 +33,47 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What one run has done of a stage, as far as the schedule has it."""
+    """What one run has done of a stage, as far as the schedule has it. `beyond`: it has gone further."""
 
     trace: Trace
     past: StageHistory
     losses: tuple[tuple[float, float], ...]  # iteration, mean
     evaluations: tuple[Evaluation, ...]
+    beyond: bool
 
 
-def courses(axis: Axis, traces: Sequence[Trace]) -> list[Course]:
-    kinds = kinds_of(traces)
+def courses(axis: Axis, traces: Sequence[Trace], run: str) -> list[Course]:
+    """Of several runs those of the first validation set alone, apart from the chosen run."""
+    sets = val_sets(traces)
     return [
-        _course(trace, past, axis.stages[past.name].iterations, kinds)
+        _course(trace, past, axis.stages[past.name].iterations, sets if alone(trace, traces, run) else sets[:1])
         for trace in traces
         for past in trace.history.stages
         if past.name in axis.stages
     ]
 
 
-def kinds_of(traces: Sequence[Trace]) -> dict[tuple[str, bool], int]:
-    """By the name of a further validation set, '' for the first, and whether the weights are averaged: the kind of evaluation."""
-    beside = [test for trace in traces for past in trace.history.stages for _, test in past.beside]
-    others = dict.fromkeys((test.val, test.ema) for test in beside)
-    return {key: kind for kind, key in enumerate([("", False), ("", True), *others])}
+def alone(trace: Trace, traces: Sequence[Trace], run: str) -> bool:
+    """Whether all is drawn that it has."""
+    return len(traces) == 1 or trace.label == run
 
 
-def _course(trace: Trace, past: StageHistory, end: int, kinds: dict[tuple[str, bool], int]) -> Course:
+def val_sets(traces: Sequence[Trace]) -> list[str]:
+    """The first, which may have no name, and then the further ones."""
+    stages = [past for trace in traces for past in trace.history.stages]
+    first = next((test.val for past in stages for _, test in past.tests if test.val), "validation")
+    return [first, *dict.fromkeys(test.val for past in stages for _, test in past.beside)]
+
+
+def _course(trace: Trace, past: StageHistory, end: int, sets: Sequence[str]) -> Course:
     bins = past.trained.bins if past.trained else ()
-    losses = [(bin.iter - (bin.updates - 1) / 2, bin.loss) for bin in bins if bin.iter <= end]
-    found = [Evaluation(t.iter, 100 * t.top1, t.loss, kinds["", t.ema]) for _, t in past.tests if t.iter <= end]
-    found += [Evaluation(t.iter, 100 * t.top1, t.loss, kinds[t.val, t.ema]) for _, t in past.beside if t.iter <= end]
-    return Course(trace, past, tuple(losses), tuple(found))
+    losses = tuple((bin.iter - (bin.updates - 1) / 2, bin.loss) for bin in bins if bin.iter <= end)
+    tests: list[tuple[int, Tested | TestedBeside]] = [
+        (0, test) for _, test in past.tests if len(sets) > 1 or not test.ema
+    ]
+    tests += [(sets.index(test.val, 1), test) for _, test in past.beside if test.val in sets[1:]]
+    found = [Evaluation(t.iter, 100 * t.top1, t.loss, 2 * n + t.ema) for n, t in tests if t.iter <= end]
+    return Course(trace, past, losses, tuple(found), past.iter > end)
 
 
 def panels(axis: Axis, top: float, traces: Sequence[Trace], drawn: Sequence[Course]) -> list[Panel]:
@@ -92,18 +104,18 @@ def results(panels: Sequence[Panel], traces: Sequence[Trace], drawn: Sequence[Co
         return ""
     axis = panels[0].axis
     order = sorted(drawn, key=lambda course: course.trace.label == run)
-    found = [_names(panels[0], traces, run)]
+    found = [_names(panels[0], traces, drawn, run)]
     for panel in panels:
-        last: dict[tuple[str, str, int], Place] = {}
+        last: Ends = {}
         lines, dots = [], []
         for course in order:
             stroke, kind = look(axis, course, traces, run)
-            if panel.name == LOSS:
-                line = panel.line((axis.stages[course.past.name].x(i, axis.unit), loss) for i, loss in course.losses)
-                lines.append(
-                    element("path", d=path([line]), class_=kind, stroke_dasharray=dash(stroke)) if line else ""
-                )
-            else:
+            if panel.name == LOSS and course.losses:
+                own = axis.stages[course.past.name]
+                line = panel.line((own.x(i, axis.unit), loss) for i, loss in course.losses)
+                d = path([_after(course, 0, last, line)])
+                lines.append(element("path", d=d, class_=kind, stroke_dasharray=dash(stroke)))
+            elif panel.name == TOP1:
                 lines += _joined(panel, course, last, kind, stroke)
             if "faint" not in kind:
                 dots.append(_dots(panel, course, stroke))
@@ -112,30 +124,41 @@ def results(panels: Sequence[Panel], traces: Sequence[Trace], drawn: Sequence[Co
 
 
 def look(axis: Axis, course: Course, traces: Sequence[Trace], run: str) -> tuple[Stroke, str]:
-    """How it is drawn, and its classes: one run by its branches, several by their own colours, many faintly but for the chosen."""
+    """How it is drawn, and its classes: one run in the colours of its branches, several each in its own."""
     if len(traces) == 1:
         stroke = axis.strokes[course.past.name]
         return stroke, f"thin {hue(stroke)}"
-    label = course.trace.label
-    if len(traces) > MOST_NAMED and label != run:
+    return look_of(course.trace, traces, run)
+
+
+def look_of(trace: Trace, traces: Sequence[Trace], run: str) -> tuple[Stroke, str]:
+    """One of several; of many all are faint but the chosen."""
+    many = len(traces) > MOST_NAMED
+    if many and trace.label != run:
         return Stroke(SOFT, "solid"), "faint"
-    number = 0 if len(traces) > MOST_NAMED else [trace.label for trace in traces].index(label)
-    stroke = Stroke(*colour(number))
-    return stroke, f"thin {hue(stroke)}" + (" bold" if label == run else "")
+    stroke = Stroke(*colour(0 if many else traces.index(trace)))
+    return stroke, f"thin {hue(stroke)}" + (" bold" if trace.label == run else "")
 
 
-def _joined(
-    panel: Panel, course: Course, last: dict[tuple[str, str, int], Place], kind: str, stroke: Stroke
-) -> Iterator[str]:
-    """A line for each kind of evaluation, from the end of the stage that it follows."""
-    axis, past = panel.axis, course.past
-    parent = course.trace.history.follows(past)
-    for which in dict.fromkeys(e.kind for e in course.evaluations):
-        line = [(axis.place(past.name, e.iter), panel.y(e.top1)) for e in course.evaluations if e.kind == which]
-        before = last.get((course.trace.label, parent.name, which)) if parent else None
-        last[course.trace.label, past.name, which] = line[-1]
-        d = path([[*([before] if before else []), *line]])
-        yield element("path", d=d, class_=kind + (" side" if which else ""), stroke_dasharray=dash(stroke))
+Ends = dict[tuple[str, str, int], Place]  # by run, stage and kind, where a line ends
+
+
+def _after(course: Course, kind: int, ends: Ends, line: list[Place]) -> list[Place]:
+    """The line, from where that of the stage ends which it follows."""
+    parent = course.trace.history.follows(course.past)
+    before = ends.get((course.trace.label, parent.name, kind)) if parent else None
+    ends[course.trace.label, course.past.name, kind] = line[-1]
+    return [before, *line] if before else line
+
+
+def _joined(panel: Panel, course: Course, ends: Ends, look: str, stroke: Stroke) -> Iterator[str]:
+    """A line for each kind of evaluation."""
+    for kind in dict.fromkeys(e.kind for e in course.evaluations):
+        places = [
+            (panel.axis.place(course.past.name, e.iter), panel.y(e.top1)) for e in course.evaluations if e.kind == kind
+        ]
+        d = path([_after(course, kind, ends, places)])
+        yield element("path", d=d, class_=look, stroke_dasharray=dash(stroke))
 
 
 def _dots(panel: Panel, course: Course, stroke: Stroke) -> str:
@@ -150,78 +173,90 @@ def _dots(panel: Panel, course: Course, stroke: Stroke) -> str:
 
 
 def _shapes(kind: int, size: float, places: Sequence[Place], hue: str) -> str:
-    """One path of them all: dots, rings for averaged weights, and squares and diamonds for further sets."""
-    r = number(size)
-    a = number(2 * size)
-    round_, square, diamond = f"m-{r},0a{r},{r} 0 1 0 {a},0a{r},{r} 0 1 0 -{a},0", f"m-{r},-{r}h{a}v{a}h-{a}z", ""
-    diamond = f"m0,-{a}l{a},{a}l-{a},{a}l-{a},-{a}z"
-    shape = round_ if kind < 2 else (square, diamond)[kind % 2]
-    d = "".join(f"M{number(x)},{number(y)}{shape}" for x, y in places)
-    return element("path", d=d, class_=f"{'dot' if kind % 4 in (0, 2) else 'ring'} {hue}")
-
-
-def _names(panel: Panel, traces: Sequence[Trace], run: str) -> str:
-    """Which shape and which colour is what, above the first panel from the right; nothing where there is one of each."""
-    kinds = kinds_of(traces)
-    averaged = any(test.ema for trace in traces for past in trace.history.stages for _, test in past.tests)
-    first = next(
-        (t.val for trace in traces for past in trace.history.stages for _, t in past.tests if t.val), "validation"
+    """One path of them all: a shape for each validation set, hollow for averaged weights."""
+    r, d = number(size), number(2 * size)
+    shapes = (
+        f"m-{r},0a{r},{r} 0 1 0 {d},0a{r},{r} 0 1 0 -{d},0",
+        f"m-{r},-{r}h{d}v{d}h-{d}z",
+        f"m0,-{d}l{r},{d}l-{r},{d}l-{r},-{d}z",
+        f"m0,-{r}l{r},{d}h-{d}z",
     )
-    shown = [(key, kind) for key, kind in kinds.items() if kind != 1 or averaged]
+    shape = shapes[kind // 2 % len(shapes)]
+    found = "".join(f"M{number(x)},{number(y)}{shape}" for x, y in places)
+    return element("path", d=found, class_=f"{'ring' if kind % 2 else 'dot'} {hue}")
+
+
+def _names(panel: Panel, traces: Sequence[Trace], drawn: Sequence[Course], run: str) -> str:
+    """Which shape and which colour is what, above the first panel from the right."""
     found: list[tuple[str, str]] = []
-    if len(traces) == 1:
-        if len(shown) == 1:
-            return ""
+    if len(traces) > 1:
+        for trace in traces if len(traces) <= MOST_NAMED else [one for one in traces if one.label == run]:
+            stroke, kind = look_of(trace, traces, run)
+            sign = element("path", d="M-8,-4h14", class_=kind, stroke_dasharray=dash(stroke))
+            found.append((sign, trace.label))
+    kinds = {e.kind for course in drawn for e in course.evaluations}
+    hollow, sets = any(kind % 2 for kind in kinds), val_sets(traces)
+    if len(sets) > 1 or hollow:
         own = hue(next(iter(panel.axis.strokes.values())))
-        for (val, ema), kind in shown:
-            found.append((_shapes(kind, 3.2, [(0, -4)], own), (val or first) + (", averaged weights" if ema else "")))
-    elif len(traces) <= MOST_NAMED:
-        for n, trace in enumerate(traces):
-            stroke = Stroke(*colour(n))
-            line = element("path", d="M-8,-4h14", class_=f"thin {hue(stroke)}", stroke_dasharray=dash(stroke))
-            found.append((line, trace.label))
-    elif any(trace.label == run for trace in traces):
-        found.append((element("path", d="M-8,-4h14", class_=f"thin {hue(Stroke(*colour(0)))}"), run))
+        found += [(_shapes(2 * n, 3, [(0, -4)], own), name) for n, name in enumerate(sets) if 2 * n in kinds]
+        found += [(_shapes(1, 3, [(0, -4)], own), "averaged weights")] if hollow else []
     parts, x = [], panel.axis.right
     for sign, name in reversed(found):
         x -= wide(name, SIZE)
+        if x < panel.axis.left:  # the table has them all
+            break
         at = f"translate({number(x - 10)},{number(panel.top - 7)})"
         parts.append(words(name, x, panel.top - 7, "tick") + element("g", sign, transform=at))
         x -= 26
     return "".join(parts)
 
 
+def remarks(panels: Sequence[Panel], traces: Sequence[Trace], drawn: Sequence[Course], run: str) -> list[str]:
+    """What is not drawn, and what the dots are."""
+    found = []
+    if any(panel.name == LOSS for panel in panels):
+        found.append("loss: the line is that of training, dots are evaluations, a larger one at the end of a stage")
+    top1 = [panel for panel in panels if panel.name == TOP1]
+    if any(e.top1 < panel.scale.low for panel in top1 for course in drawn for e in course.evaluations):
+        found.append(f"evaluations below {top1[0].scale.low:.1f} % are not shown")
+    beyond = dict.fromkeys(course.past.name for course in drawn if course.beyond)
+    if beyond:
+        found.append(f"trained further than the schedule goes now, which is not drawn: {', '.join(beyond)}")
+    more = any(test.ema for trace in traces for past in trace.history.stages for _, test in past.tests)
+    if len(traces) > 1 and (more or len(val_sets(traces)) > 1):
+        found.append("of several runs: the first validation set, without averaged weights, but for the chosen run")
+    return found
+
+
 # -- where it is, and what happened
 
 
 def incidents(axis: Axis, top: float, traces: Sequence[Trace]) -> tuple[str, float]:
-    """A line of signs, and where it ends."""
+    """A line of signs, and where it ends. Of what lies close together the sign of the worst."""
     known = [(trace, mark) for trace in traces for mark in trace.marks if mark.stage in axis.stages]
     if not known:
         return "", top
     found = [words("incidents", axis.left - 8, top + 11, "band", "end")]
-    for kind, sign in SIGNS.items():
-        places = [
-            (axis.place(mark.stage, mark.iter), f"{trace.label}: {mark.text}" if trace.label else mark.text)
-            for trace, mark in known
-            if mark.kind == kind
-        ]
-        for x, texts in spaced(places, APART):
-            text = words(sign, x, top + 11, kind, "middle")
-            found.append(element("g", title("\n".join(texts[:12])), text))
+    for x, marks in spaced([(axis.place(one[1].stage, one[1].iter), one) for one in known], APART):
+        kind = next(kind for kind in SIGNS if any(mark.kind == kind for _, mark in marks))
+        said = [f"{trace.label}: {mark.text}" if trace.label else mark.text for trace, mark in marks]
+        more = [f"and {len(said) - MOST_SAID} more"] if len(said) > MOST_SAID else []
+        sign = words(SIGNS[kind], x, top + 11, kind, "middle")
+        found.append(element("g", title("\n".join([*said[:MOST_SAID], *more])), sign))
     return "".join(found), top + 18
 
 
 def now(axis: Axis, top: float, bottom: float, traces: Sequence[Trace]) -> str:
-    """A line through all panels for where a run is, with a head."""
+    """Where a run is: a line through all panels, of several runs the heads alone."""
     found = []
     for trace in traces if len(traces) <= MOST_NAMED else ():
         if trace.now is None or trace.now[0] not in axis.stages:
             continue
         stage, iter = trace.now
-        x = number(axis.place(stage, iter))
-        head = element("path", d=f"M{x},{number(top)}l-4.5,-7h9z", class_="head")
-        line = element("path", d=f"M{x},{number(top)}V{number(bottom)}", class_="now")
+        x, alone = number(axis.place(stage, iter)), len(traces) == 1
+        kind = "ink" if alone else hue(look_of(trace, traces, "")[0])
+        parts = [element("path", d=f"M{x},{number(top)}l-4.5,-7h9z", class_=f"head {kind}")]
+        parts += [element("path", d=f"M{x},{number(top)}V{number(bottom)}", class_="now")] if alone else []
         said = f"{trace.label + ': ' if trace.label else ''}{stage} {iter}"
-        found.append(element("g", title(said), line, head, class_="cursor alive" if trace.alive else "cursor"))
+        found.append(element("g", title(said), *parts, class_="cursor alive" if trace.alive else "cursor"))
     return "".join(found)

@@ -4,6 +4,7 @@ import math
 import unicodedata
 from collections.abc import Iterable, Sequence
 from html import escape
+from typing import TypeVar
 
 Place = tuple[float, float]
 
@@ -73,12 +74,15 @@ def thinned(line: Sequence[Place], off: float = 0.15) -> list[Place]:
     return [*found, last] if found and last != found[-1] else found
 
 
-def spaced(places: Iterable[tuple[float, str]], apart: float) -> list[tuple[float, list[str]]]:
+T = TypeVar("T")
+
+
+def spaced(places: Iterable[tuple[float, T]], apart: float) -> list[tuple[float, list[T]]]:
     """Those that are closer than `apart` to the first of a group, together with it."""
-    found: list[tuple[float, list[str]]] = []
-    for x, text in sorted(places, key=lambda place: place[0]):
+    found: list[tuple[float, list[T]]] = []
+    for x, held in sorted(places, key=lambda place: place[0]):
         if found and x - found[-1][0] < apart:
-            found[-1][1].append(text)
+            found[-1][1].append(held)
         else:
-            found.append((x, [text]))
+            found.append((x, [held]))
     return found

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from stagerun.tools.report.history import History
 
-# Kinds of incidents, and the sign of each.
-SIGNS = {"restart": "\N{BLACK UP-POINTING TRIANGLE}", "rollback": "\N{BLACK LEFT-POINTING TRIANGLE}", "warning": "!"}
+# Kinds of incidents, the worst first, and the sign of each.
+SIGNS = {"rollback": "\N{BLACK LEFT-POINTING TRIANGLE}", "warning": "!", "restart": "\N{BLACK UP-POINTING TRIANGLE}"}
 
 
 class Incident(NamedTuple):
