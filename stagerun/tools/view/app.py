@@ -53,7 +53,7 @@ class Guard:
     def _refused(self, scope: Scope) -> Response | None:
         if host_of(Request(scope).headers.get("host", "")) not in self._hosts:
             return PlainTextResponse("this server has another name\n", 400)
-        _, first, *_ = [*scope["path"].split("/"), ""]
+        first = str(scope["path"]).removeprefix("/").partition("/")[0]
         if not hmac.compare_digest(first.encode(errors="replace"), self._token):
             return PlainTextResponse("not found\n", 404)
         if scope["method"] != "GET":
@@ -96,7 +96,8 @@ def make_app(hub: Hub, token: str, hosts: frozenset[str]) -> ASGIApp:
 
     async def events(request: Request) -> Response:
         since = request.headers.get("last-event-id") or request.query_params.get("since", "")
-        return StreamingResponse(hub.events(since), media_type="text/event-stream")
+        narrow = request.query_params.get("narrow") == "1"
+        return StreamingResponse(hub.events(since, narrow), media_type="text/event-stream")
 
     async def stage(request: Request) -> Response:
         await hub.seen()

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stagerun.base.errors import Problem, RecipeError, Span, StagerunError
-from stagerun.base.recipe import Schedule, Stage
+from stagerun.base.recipe import Schedule
 from stagerun.base.text import count, duration
 from stagerun.drawing.picture import Picture
 from stagerun.plan import Plan, State
@@ -76,15 +76,12 @@ def stage_at(schedule: Schedule | None, span: Span) -> str:
     """The stage that a place in the files belongs to; '' where that is all or none of them."""
     if schedule is None:
         return ""
-    files = {o.span.path: s.name for s in schedule.stages for o in s.origins.values() if _own(s, o.span)}
+    written = ((stage, one.span) for stage in schedule.stages for one in stage.origins.values())
+    files = {where.path: stage.name for stage, where in written if where is not None and where.path != stage.span.path}
     if span.path in files:
         return files[span.path]
     above = [s for s in schedule.stages if s.span.path == span.path and s.span.line <= span.line]
     return above[-1].name if above else ""
-
-
-def _own(stage: Stage, span: Span | None) -> bool:
-    return span is not None and span.path != stage.span.path
 
 
 # -- the plan
@@ -118,11 +115,11 @@ def _time(before: Before, parts: Mapping[str, Spent | None]) -> str:
 
 def _plan_row(row: Sequence[str], parts: Mapping[str, Spent | None], before: Before) -> list[Cell]:
     name, *words, state = row
-    part = parts.get(name)
-    known = sum((p for p in parts.values() if p is not None), Spent()).total if name == "total" else part and part.total
+    known = [part for part in parts.values() if part is not None] if name == "total" else [parts.get(name)]
+    seconds = [part.total for part in known if part is not None]
     cells = [Cell(stage_link(name)) if name in before.stages else cell(name)]
     cells += [cell(word, number=n in (1, 2)) for n, word in enumerate(words)]
-    cells += [cell("" if known is None else duration(known), number=True)] * bool(parts)
+    cells += [cell(duration(sum(seconds)) if seconds else "", number=True)] * bool(parts)
     return [*cells, cell(state)]
 
 

@@ -228,7 +228,10 @@ def results(seen: Sequence[Seen], stages: Sequence[str]) -> str:
         if folded:
             body = f'<details id="fold{n}"><summary>{text(count(len(found.rows), "row"))}</summary>{body}</details>'
         parts.append(f"<h3>{text(found.title)}</h3>{body}")
-    parts.append(paragraphs(notes(runs)))
+    if said := notes(runs):
+        parts.append(
+            f'<details id="notes"><summary>{text(count(len(said), "note"))}</summary>{paragraphs(said)}</details>'
+        )
     return section("Report", "".join(parts))
 
 

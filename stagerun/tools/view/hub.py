@@ -32,7 +32,7 @@ class Hub:
         self._version, self._boot = 0, secrets.token_hex(4)
         self._news = asyncio.Condition()
         self._turn = asyncio.Lock()  # one look at a time
-        self._pages = 0
+        self._pages = self._narrow = 0
         self._watcher: asyncio.Task[None] | None = None
         self._cost = {True: 0.0, False: 0.0}  # seconds of processor time of the last whole look, and of the last glance
 
@@ -60,7 +60,7 @@ class Hub:
         began, now = time.thread_time(), time.time()
         if whole:
             self.looker.look(FIRST_S)
-            found = page.sections(self.looker, self.unit, now)
+            found = page.sections(self.looker, self.unit, now, bool(self._narrow))
         else:
             self.looker.glance()
             found = page.at_a_glance(self.looker, now)
@@ -81,17 +81,20 @@ class Hub:
 
     # -- pages
 
-    async def events(self, since: str) -> AsyncIterator[bytes]:
-        """Server-sent events: all sections that have changed after the version `since`, as they change."""
+    async def events(self, since: str, narrow: bool = False) -> AsyncIterator[bytes]:
+        """Server-sent events: all sections that have changed after the version `since`, as they change. `narrow`: for a narrow page."""
         boot, _, number = since.partition("-")
         seen = int(number) if boot == self._boot and number.isascii() and number.isdigit() else -1
         self._pages += 1
+        self._narrow += narrow
         if self._watcher is None:
             self._watcher = asyncio.create_task(self._watch())
         try:
             yield b"retry: 2000\n\n"
+            if narrow and page.NARROW_PICTURE not in self._sections:
+                await self.look()
             while not self.closed:
-                new = {id: html for id, (at, html) in self._sections.items() if at > seen}
+                new = self._after(seen, narrow)
                 seen = self._version
                 if new:
                     yield f"event: sections\nid: {self.version}\ndata: {json.dumps(new)}\n\n".encode()
@@ -103,9 +106,19 @@ class Hub:
                     yield b":\n\n"
         finally:
             self._pages -= 1
+            self._narrow -= narrow
+            if not self._narrow:
+                self._sections.pop(page.NARROW_PICTURE, None)  # which no one draws any more
             if not self._pages and self._watcher is not None:
                 self._watcher.cancel()
                 self._watcher = None
+
+    def _after(self, version: int, narrow: bool) -> dict[str, str]:
+        new = {id: html for id, (at, html) in self._sections.items() if at > version}
+        own = new.pop(page.NARROW_PICTURE, None)
+        if narrow:
+            new.pop("picture", None)
+        return new | {"picture": own} if narrow and own is not None else new
 
     async def close(self) -> None:
         self.closed = True

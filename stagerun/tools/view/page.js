@@ -23,10 +23,11 @@
 
   function listen() {
     let source = null, version = document.body.dataset.version;
+    const narrow = matchMedia("(max-width: 900px)");
     const stop = () => { if (source) source.close(); source = null; };
     const start = () => {
       if (source) return;
-      source = new EventSource("events?since=" + encodeURIComponent(version));
+      source = new EventSource("events?since=" + encodeURIComponent(version) + "&narrow=" + Number(narrow.matches));
       source.addEventListener("sections", event => {
         for (const [id, html] of Object.entries(JSON.parse(event.data))) put(id, html);
         version = event.lastEventId;
@@ -38,6 +39,7 @@
         if (source.readyState === EventSource.CLOSED) { stop(); setTimeout(start, 5000); }
       };
     };
+    narrow.addEventListener("change", () => { version = ""; stop(); start(); });
     // A page that no one sees asks for nothing.
     document.addEventListener("visibilitychange", () => { if (document.hidden) stop(); else start(); });
     start();

@@ -24,6 +24,9 @@ POLICY = (
     f"{_NOWHERE}; frame-ancestors 'none'"
 )
 
+WIDE, NARROW = 1100, 720  # of the picture, in its own pixels
+NARROW_PICTURE = "picture-narrow"  # what stands in the section `picture` of a narrow page
+
 # In the order in which they stand in the page.
 SECTIONS = ("head", "mistakes", "run", "picture", "ranking", "events", "compared", "plan", "findings", "report")
 
@@ -38,14 +41,15 @@ def at_a_glance(looker: Looker, now: float) -> dict[str, str]:
     }
 
 
-def sections(looker: Looker, unit: Unit, now: float) -> dict[str, str]:
-    """By id, what stands in each section; '' hides it."""
+def sections(looker: Looker, unit: Unit, now: float, narrow: bool = False) -> dict[str, str]:
+    """By id, what stands in each section; '' hides it. `narrow`: the picture of narrow pages, too."""
     before, seen = looker.before, looker.seen
     stages = before.stages if before is not None else ()
     return {
         **at_a_glance(looker, now),
         "mistakes": planned.wrong(looker.error, before.schedule if before is not None else None),
-        "picture": picture(looker, unit),
+        "picture": picture(looker, unit, WIDE),
+        **({NARROW_PICTURE: picture(looker, unit, NARROW)} if narrow else {}),
         "ranking": during.ranking(seen, stages),
         "plan": planned.plan(before) if before is not None and before.compared is None else "",
         "compared": planned.compared(before),
@@ -67,13 +71,13 @@ def head(looker: Looker, now: float) -> str:
     return f"<h1>{text(title(looker))}</h1>{lines}"
 
 
-def picture(looker: Looker, unit: Unit) -> str:
+def picture(looker: Looker, unit: Unit, width: int) -> str:
     if looker.before is None:
         nothing = "no snapshot says yet what is trained" if looker.asked.outs else ""
         return section("Schedule", paragraphs([nothing])) if nothing else ""
     drawn = looker.before.picture
     traces = [one.trace for one in looker.seen if one.trace is not None]
-    return f'<h2 class="unseen">Learning rate</h2><div class="frame">{chart(drawn, unit, make_scale(drawn), traces)}<div id="values"></div></div>'
+    return f'<h2 class="unseen">Learning rate</h2><div class="frame">{chart(drawn, unit, make_scale(drawn), traces, width=width)}<div id="values"></div></div>'
 
 
 # -- the document
