@@ -29,12 +29,12 @@ def write_log(
     count = sum(stage.iterations for stage in stages)
     lives = [round(share * count * n / (restarts + 1)) for n in range(1, restarts + 1)]
     with open(out / "log.jsonl", "w", encoding="utf-8") as file:
-        for line in _lines(picture, stages, round(share * count), tests, Random(seed), lives, beside, ema):
-            file.write(line)
+        for said in _lines(picture, stages, round(share * count), tests, Random(seed), lives, beside, ema):
+            file.write(said)
     return out
 
 
-def _line(time: float, event: Event) -> str:
+def line(time: float, event: Event) -> str:
     return json.dumps({"time": time, "event": type(event).__name__, **asdict(event)}) + "\n"
 
 
@@ -50,7 +50,7 @@ def _lines(
     beside: tuple[str, ...], ema: bool,
 ) -> Iterator[str]:  # fmt: skip
     names, clock, done = tuple(stage.name for stage in stages), 1e9, 0
-    yield _line(clock, _began(picture, names))
+    yield line(clock, _began(picture, names))
     for stage in stages:
         if not left:
             return
@@ -62,7 +62,7 @@ def _lines(
                 batch_size=stage.batch_size, device_batch_size=stage.batch_size,
             )  # fmt: skip
 
-        yield _line(clock, started(0))
+        yield line(clock, started(0))
         rates, at = stage.line(), 0
         every = max(1, stage.iterations // tests) if tests else stage.iterations + 1
         for i in range(1, min(stage.iterations, left) + 1):
@@ -78,14 +78,14 @@ def _lines(
                 '"update_seconds": 0.01}\n'
             )
             if done + i in lives:
-                yield _line(clock, Note(text="a worker is slow", warning=True))
-                yield _line(clock + 9, _began(picture, names))
-                yield _line(clock + 9, started(i))
+                yield line(clock, Note(text="a worker is slow", warning=True))
+                yield line(clock + 9, _began(picture, names))
+                yield line(clock + 9, started(i))
             if i % every == 0 or i == stage.iterations:
                 top1 = 0.78 * (1 - fall) ** 0.5 + 0.01 * random.random() - 0.15 * math.sqrt(rates[at][1] / 20)
                 yield from _tested(clock, stage.name, i, max(0.001, top1), beside, ema)
         if left >= stage.iterations:
-            yield _line(clock, _finished(stage, max(0.001, top1)))
+            yield line(clock, _finished(stage, max(0.001, top1)))
         left -= min(stage.iterations, left)
         done += stage.iterations
 
@@ -94,10 +94,10 @@ def _tested(clock: float, stage: str, i: int, top1: float, beside: tuple[str, ..
     said = {"stage": stage, "iter": i, "images": 5000, "seconds": 3.0}
     for averaged in (False, True)[: 1 + ema]:
         own = {**said, "top1": top1 + 0.004 * averaged, "top5": min(1.0, top1 + 0.15), "loss": 4 * (1 - top1) + 0.6}
-        yield _line(clock, Tested(**own, ema=averaged))
+        yield line(clock, Tested(**own, ema=averaged))
         for n, val in enumerate(beside, 1):
             other = {**own, "top1": 0.93**n * top1, "loss": own["loss"] * 1.1}
-            yield _line(clock, TestedBeside(**other, val=val, ema=averaged))
+            yield line(clock, TestedBeside(**other, val=val, ema=averaged))
 
 
 def _finished(stage: StagePicture, top1: float) -> StageFinished:

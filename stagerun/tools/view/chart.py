@@ -125,7 +125,7 @@ def chart(
     data = values((rate, *others), lanes, (rate.top, top - GAP), traces, drawn, run)
     return element(
         "svg", *parts, id="chart", viewBox=f"0 0 {width} {number(top + CAPTION * (len(foot) + 0.5))}", role="group",
-        aria_label=f"{picture.name}: learning rate and stages", data_values=json.dumps(data, separators=(",", ":")),
+        aria_label=f"{picture.name}: learning rate and stages", data_values=json.dumps(data, separators=(",", ":"), allow_nan=False),
     )  # fmt: skip
 
 

@@ -48,6 +48,7 @@
   // -- a stage
 
   function mark() {
+    for (const one of document.querySelectorAll("#chart [data-of]")) one.classList.toggle("picked", one.dataset.of === chosen);
     for (const one of document.querySelectorAll("main [data-stage]")) {
       const is = one.dataset.stage === chosen;
       if (one.tagName === "g") one.classList.toggle("picked", is);
