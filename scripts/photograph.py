@@ -95,7 +95,7 @@ def served(folder: Path, *words: str) -> Iterator[str]:
     with subprocess.Popen(command, cwd=folder, env=surroundings(), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         yield process.stdout.readline().strip()
-        process.send_signal(signal.SIGINT)
+        process.terminate()
 
 
 def surroundings() -> dict[str, str]:

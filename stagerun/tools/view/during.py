@@ -23,12 +23,13 @@ MOST_HOSTS = 64
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
     """An output folder. `run` and `trace` are None before anything has been logged,
-    `status` where the log of one of many says enough; `error` says why the folder can't be read."""
+    `status` where the log of one of many says enough; `waiting`: nothing has been read yet. `error` says why the folder can't be read."""
 
     label: str
     status: Status | None = None
     run: Run | None = None
     trace: Trace | None = None
+    waiting: bool = False
     error: str = ""
 
 
@@ -41,12 +42,16 @@ def headlines(seen: Sequence[Seen], now: float) -> str:
         return _state(seen[0], now)
     states: dict[str, int] = {}
     for one in seen:
-        state = "can't be read" if one.error else one.status.state if one.status else _ended(one)
+        state = _one_word(one)
         states[state] = states.get(state, 0) + 1
     return f"<p>{text(', '.join(f'{number} {state}' for state, number in states.items()))}</p>" if seen else ""
 
 
-def _ended(one: Seen) -> str:
+def _one_word(one: Seen) -> str:
+    if one.error or one.waiting:
+        return "can't be read" if one.error else "still to be read"
+    if one.status is not None:
+        return one.status.state
     return "finished" if one.run is not None and one.run.state_in_words == "finished" else "ended before its end"
 
 

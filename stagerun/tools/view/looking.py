@@ -138,7 +138,8 @@ class Looker:
     @property
     def behind(self) -> bool:
         """Whether there is more of a log to read."""
-        return any(self._followers[out].behind for out in self.outs if out in self._followers)
+        waiting = any(one.waiting for one in self.seen)
+        return waiting or any(self._followers[out].behind for out in self.outs if out in self._followers)
 
     def _sources(self) -> list[Path]:
         return [*map(Path, self.asked.folders), *self._files]
@@ -233,13 +234,19 @@ class Looker:
         for out, label in zip(outs, named, strict=True):
             now, last = sign(_places(out)), was.get(out)
             same = last is not None and now == self._signs.get(out) and not self._goes_on(out, last)
-            found.append(last if same and last is not None else self._see(out, label, deadline))
+            if same and last is not None:
+                found.append(last)
+            elif out not in self._followers and time.monotonic() > deadline:
+                found.append(Seen(label=label, waiting=True))
+                continue
+            else:
+                found.append(self._see(out, label, deadline))
             self._signs[out] = now
         self.seen, self._seen_outs = tuple(found), outs
 
     def _goes_on(self, out: Path, last: Seen) -> bool:
         alive = last.run is not None and last.run.alive
-        return alive or (out in self._followers and self._followers[out].behind)
+        return alive or last.waiting or (out in self._followers and self._followers[out].behind)
 
     def _see(self, out: Path, label: str, deadline: float) -> Seen:
         several = len(self.outs) > 1
@@ -258,7 +265,9 @@ class Looker:
             return Seen(label=label, error=error.message)
 
     def _status(self, out: Path) -> Status:
-        schedule = self.before.schedule if self.before is not None and self.asked.folders else None
+        schedule = None  # of one run alone; of many it says too little for what it costs
+        if self.before is not None and self.asked.folders and len(self.outs) == 1:
+            schedule = self.before.schedule
         return look(Target(out, schedule if schedule is None else looked_at(schedule, out)), time.time())
 
 
