@@ -14,8 +14,10 @@ import pytest
 from drawn import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from long_log import write_log
+from log_help import evaluated, iterated
+from long_log import line, write_log
 
+from stagerun.base.events import Note
 from stagerun.drawing.picture import Picture, Unit, make_picture
 from stagerun.drawing.scale import make_scale
 from stagerun.language import load
@@ -245,3 +247,22 @@ def test_names_and_texts_are_never_markup(tmp_path: Path) -> None:
 def test_no_colour_and_no_style_is_written_where_a_strict_page_would_drop_it(tmp_path: Path) -> None:
     text = chart(small(), Unit.EPOCHS, make_scale(small()), [trace(tmp_path, small())])
     assert "style=" not in text and not re.search(r"#[0-9a-fA-F]{6}", text) and "<script" not in text
+
+
+def test_a_log_with_absurd_numbers_makes_a_chart_all_the_same(tmp_path: Path) -> None:
+    picture, out = (
+        make_picture(made_schedules.steps()),
+        write_log(tmp_path, make_picture(made_schedules.steps()), share=0.5),
+    )
+    name, far = picture.stages[0].name, 1e308
+    with open(out / "log.jsonl", "a") as file:
+        for n, (loss, top1) in enumerate([(far, far), (-far, -1.0), (0.0, 1e300)]):
+            file.write(line(2e9, iterated(name, 82 + n, loss=loss)))
+            file.write(line(2e9, evaluated(name, 82 + n, top1, loss=loss)))
+        file.write(line(2e9, iterated(name, 10**12)))
+        file.write(line(2e9, Note(text="far", warning=True)))
+    follower = Follower(out, 300)
+    one = follower.trace("", follower.read(), alive=True)
+    svg = tree(picture, [replace(one, snapshots=((name, 10**9),))])
+    assert "loss" in texts(svg, "name") and values(svg)["runs"]
+    assert not [e for e in svg.iter("g") if "cursor" in e.get("class", "") or e.findtext("title") == "far"]

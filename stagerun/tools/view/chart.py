@@ -307,7 +307,7 @@ def _stage(
         )
     foot = f"M{number(begin)},{number(y + high - 1.5)}H{number(max(end, begin + 1))}"
     parts.append(element("path", d=foot, class_=f"foot {hue(own)}", stroke_dasharray=dash(own)))
-    saved = {round(axis.place(stage.name, i)) for t in traces for name, i in t.snapshots if name == stage.name}
+    saved = {round(axis.place(*at)) for t in traces for at in t.snapshots if at[0] == stage.name and axis.has(*at)}
     ticks = "".join(f"M{x},{number(y + high - 6)}v4.5" for x in sorted(saved))
     parts += [element("path", d=ticks, class_="saved") if ticks and len(traces) == 1 else ""]
     parts += [_written(axis, segment, limit, y, high), _box(axis, segment, y, high, "box")]

@@ -51,6 +51,10 @@ class Axis:
     def place(self, stage: str, iter: float) -> float:
         return self.x(self.stages[stage].x(iter, self.unit))
 
+    def has(self, stage: str, iter: int) -> bool:
+        """Whether the schedule still goes there."""
+        return stage in self.stages and iter <= self.stages[stage].iterations
+
     def inside(self, segment: Segment, limit: float) -> bool:
         return wide(segment.label, SIZE) + 2 * MARGIN <= self.x(min(segment.end, limit)) - self.x(segment.begin)
 

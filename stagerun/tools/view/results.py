@@ -1,5 +1,6 @@
 """What runs have come to, in panels under the learning rate: top-1 and loss, where they are, and what happened to them. Pure."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -16,6 +17,7 @@ from stagerun.tools.view.trace import SIGNS, Trace
 HIGH, BETWEEN = 120, 28  # of a panel, and above it
 MOST_NAMED = 12  # runs that have a colour and a name of their own
 FAR = 25  # a loss so many times the median makes the axis logarithmic
+HUGE = 1e300  # losses beyond leave the panel: the axis needs numbers of its own above them
 APART = 9.0  # pixels between two signs
 MOST_SAID = 12  # incidents of one sign
 TOP1, LOSS = "top-1, %", "loss"
@@ -73,6 +75,7 @@ def _course(trace: Trace, past: StageHistory, end: int, sets: Sequence[str]) -> 
     ]
     tests += [(sets.index(test.val, 1), test) for _, test in past.beside if test.val in sets[1:]]
     found = [Evaluation(t.iter, 100 * t.top1, t.loss, 2 * n + t.ema) for n, t in tests if t.iter <= end]
+    found = [e for e in found if math.isfinite(e.top1)]  # a log may say anything
     return Course(trace, past, losses, tuple(found), past.iter > end)
 
 
@@ -90,7 +93,7 @@ def panels(axis: Axis, top: float, traces: Sequence[Trace], drawn: Sequence[Cour
     losses = [loss for course in drawn for _, loss in course.losses]
     losses += [e.loss for course in drawn for e in course.evaluations]
     if losses:
-        low, high = min(losses), max(losses)
+        low, high = max(min(losses), -HUGE), min(max(losses), HUGE)
         log = low > 0 and high > FAR * median(losses)
         room = 0.06 * (high - min(low, 0.0)) or 1.0
         scale = Scale(True, low / 1.1, high * 1.1) if log else Scale(False, min(0.0, low), high + room)
@@ -233,7 +236,7 @@ def remarks(panels: Sequence[Panel], traces: Sequence[Trace], drawn: Sequence[Co
 
 def incidents(axis: Axis, top: float, traces: Sequence[Trace]) -> tuple[str, float]:
     """A line of signs, and where it ends. Of what lies close together the sign of the worst."""
-    known = [(trace, mark) for trace in traces for mark in trace.marks if mark.stage in axis.stages]
+    known = [(trace, mark) for trace in traces for mark in trace.marks if axis.has(mark.stage, mark.iter)]
     if not known:
         return "", top
     found = [words("incidents", axis.left - 8, top + 11, "band", "end")]
@@ -250,7 +253,7 @@ def now(axis: Axis, top: float, bottom: float, traces: Sequence[Trace]) -> str:
     """Where a run is: a line through all panels, of several runs the heads alone."""
     found = []
     for trace in traces if len(traces) <= MOST_NAMED else ():
-        if trace.now is None or trace.now[0] not in axis.stages:
+        if trace.now is None or not axis.has(*trace.now):
             continue
         stage, iter = trace.now
         x, alone = number(axis.place(stage, iter)), len(traces) == 1
