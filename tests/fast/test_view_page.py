@@ -165,6 +165,18 @@ def test_nothing_is_written(folder: Path, out: Path) -> None:
     assert sorted(folder.parent.rglob("*")) == before
 
 
+def test_a_bug_is_said_in_the_page_and_ends_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub = hub_of(folder)
+    asking(hub, "")
+    with monkeypatch.context() as broken:
+        broken.setattr(page, "chart", lambda *_, **__: 1 / 0)
+        assert "this is a bug of stagerun: ZeroDivisionError" in Markup(asking(hub, "")[0].body).text
+    assert "Traceback" in capsys.readouterr().err
+    assert "this is a bug" not in Markup(asking(hub, "")[0].body).text
+
+
 # -- who gets it
 
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import secrets
 import time
+import traceback
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
@@ -58,12 +59,16 @@ class Hub:
     def _rendered(self, whole: bool) -> tuple[dict[str, str], float]:
         """And the seconds of processor time that it took."""
         began, now = time.thread_time(), time.time()
-        if whole:
-            self.looker.look(FIRST_S)
-            found = page.sections(self.looker, self.unit, now, bool(self._narrow))
-        else:
-            self.looker.glance()
-            found = page.at_a_glance(self.looker, now)
+        try:
+            if whole:
+                self.looker.look(FIRST_S)
+                found = page.sections(self.looker, self.unit, now, bool(self._narrow))
+            else:
+                self.looker.glance()
+                found = page.at_a_glance(self.looker, now)
+        except Exception as error:  # the page goes on, and says it
+            traceback.print_exc()
+            found = {"mistakes": page.bug(error)}
         return found, time.thread_time() - began
 
     async def seen(self) -> Looker:

@@ -71,6 +71,12 @@ def head(looker: Looker, now: float) -> str:
     return f"<h1>{text(title(looker))}</h1>{lines}"
 
 
+def bug(error: Exception) -> str:
+    """In place of mistakes, where rendering them or something else has failed."""
+    said = f"this is a bug of stagerun: {type(error).__name__}: {error}; the command has printed where"
+    return section("The page could not be drawn anew", paragraphs([said], "bad"))
+
+
 def picture(looker: Looker, unit: Unit, width: int) -> str:
     if looker.before is None:
         nothing = "no snapshot says yet what is trained" if looker.asked.outs else ""
@@ -116,8 +122,8 @@ def saved(name: str, found: Mapping[str, str], details: Mapping[str, str]) -> st
 def _document(name: str, links: str, found: Mapping[str, str], attributes: str, more: str = "") -> str:
     parts = []
     for id in SECTIONS[1:]:
-        hidden = "" if found[id] else " hidden"
-        parts.append(f'<section id="{id}"{hidden}>{found[id]}</section>')
+        html = found.get(id, "")
+        parts.append(f'<section id="{id}"{"" if html else " hidden"}>{html}</section>')
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
@@ -125,7 +131,7 @@ def _document(name: str, links: str, found: Mapping[str, str], attributes: str, 
 {links}
 <title>{text(name)}</title></head>
 <body{attributes}><a class="skip" href="#picture">to the picture</a>
-<header id="head" aria-live="polite">{found["head"]}</header>
+<header id="head" aria-live="polite">{found.get("head", "")}</header>
 <p id="lost" role="alert" hidden>The server has gone. The page shows what it last said, and comes back when it does.</p>
 <main>
 {chr(10).join(parts)}
