@@ -73,13 +73,13 @@ def _summary(words: str) -> str:
 
 
 def stage_at(schedule: Schedule | None, span: Span) -> str:
-    """The stage that a place in the files belongs to; '' where that is all or none of them."""
+    """The stage that a place in the files belongs to; '' where that is several or none of them."""
     if schedule is None:
         return ""
     written = ((stage, one.span) for stage in schedule.stages for one in stage.origins.values())
-    files = {where.path: stage.name for stage, where in written if where is not None and where.path != stage.span.path}
-    if span.path in files:
-        return files[span.path]
+    own = {stage.name for stage, where in written if where is not None and where.path == span.path != stage.span.path}
+    if own:
+        return own.pop() if len(own) == 1 else ""  # a file may be that of several
     above = [s for s in schedule.stages if s.span.path == span.path and s.span.line <= span.line]
     return above[-1].name if above else ""
 
