@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, repeat
 from operator import itemgetter
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, overload
 
 from stagerun.base.errors import PermissionDenied, StorageError, UsageError
 from stagerun.base.events import Event, Iterated
@@ -43,6 +43,48 @@ class Updates(NamedTuple):
     replica: Sequence[int]
 
 
+class Steady:
+    """A column of integers that takes no room as long as all of them are the same."""
+
+    __slots__ = ("_count", "_kind", "_own", "_value")
+
+    def __init__(self, kind: str) -> None:
+        self._kind, self._value, self._count = kind, 0, 0
+        self._own: array[int] | None = None  # once they differ
+
+    def __len__(self) -> int:
+        return self._count if self._own is None else len(self._own)
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[int]: ...
+    def __getitem__(self, at: int | slice) -> int | Sequence[int]:
+        if self._own is not None:
+            return self._own[at]
+        places = range(self._count)[at]
+        return self._value if isinstance(places, int) else [self._value] * len(places)
+
+    def __iter__(self) -> Iterator[int]:
+        return repeat(self._value, self._count) if self._own is None else iter(self._own)
+
+    def __delitem__(self, at: slice) -> None:
+        if self._own is None:
+            self._count -= len(range(self._count)[at])
+        else:
+            del self._own[at]
+
+    def extend(self, values: Sequence[int]) -> None:
+        if self._own is None and values:
+            self._value = self._value if self._count else values[0]
+            if all(value == self._value for value in set(values)):
+                self._count += len(values)
+                return
+            self._own = array(self._kind, repeat(self._value, self._count))
+        if self._own is not None:
+            self._own.extend(values)
+
+
 class Columns:
     """The updates that count of a stage, `iter` ascending, by which process life each was done, and the bytes that rank 0 would have sent in
     it without compression."""
@@ -53,11 +95,11 @@ class Columns:
     def __init__(self) -> None:
         # What `trained` has made last, and of what: a long run is looked at again and again, and few stages have changed.
         self._kept: tuple[tuple[int, float, float | None], Trained | None] | None = None
-        self.iter, self.images, self.life = array("q"), array("q"), array("i")
+        self.iter, self.images, self.life = array("q"), Steady("q"), Steady("i")
         self.epoch, self.lr, self.weight_decay = array("d"), array("d"), array("d")
         self.loss, self.seconds = array("d"), array("d")
-        self.sent, self.dense = array("q"), array("q")
-        self.staleness, self.replica = array("i"), array("i")
+        self.sent, self.dense = Steady("q"), Steady("q")
+        self.staleness, self.replica = Steady("i"), Steady("i")
 
     def extend(self, updates: Updates, begin: int, end: int, life: int, dense: int = 0) -> None:
         self._kept = None
@@ -137,7 +179,7 @@ class Work:
     __slots__ = ("images", "seconds", "time")
 
     def __init__(self) -> None:
-        self.time, self.images, self.seconds = array("d"), array("q"), array("d")
+        self.time, self.images, self.seconds = array("d"), Steady("q"), array("d")
 
     def extend(self, updates: Updates) -> None:
         for name in self.__slots__:
@@ -242,11 +284,14 @@ def no_event(out: Path) -> UsageError:
     return UsageError(f"{out / LOG} holds no event of a run", "wait until the run has started, or name another folder")
 
 
-def whole_lines(file: BinaryIO, log: Log) -> Iterator[list[tuple[float, Event | Updates]]]:
-    """The events of the lines that have an end, from `log.read` on, block by block. A later call goes on where this one was left."""
+def whole_lines(file: BinaryIO, log: Log, block: int | None = None) -> Iterator[list[tuple[float, Event | Updates]]]:
+    """The events of the lines that have an end, from `log.read` on, a block of so many bytes after the other. A later
+    call goes on where this one was left."""
     file.seek(log.read)
     rest = b""
-    while data := file.read(max(_BLOCK, len(rest))):  # a line without an end is not copied more than once or twice
+    while data := file.read(
+        max(block or _BLOCK, len(rest))
+    ):  # a line without an end is not copied more than once or twice
         whole, end, rest = (rest + data).rpartition(b"\n")
         log.read += len(whole) + len(end)
         yield list(_parsed(_text(whole + end), log))

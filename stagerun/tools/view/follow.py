@@ -15,6 +15,7 @@ from stagerun.tools.report.replay import Replay
 from stagerun.tools.view.trace import Incident, Trace
 
 TAIL = 256  # bytes before the place that is read from, by which a log that was written anew is recognised
+LITTLE = 1 << 16  # bytes that are read where there is no time: enough for a first look at a hundred runs
 MOST = 1000  # incidents that are kept, the newest: a broken run may warn at every iteration
 
 
@@ -40,7 +41,7 @@ class Follower:
         with opened(self.out) as file:
             if not self._goes_on(file):
                 self._begin()
-            for block in whole_lines(file, self._log):
+            for block in whole_lines(file, self._log, LITTLE if seconds <= 0 else None):
                 for at, event in block:
                     self._replay.take(at, event)
                     self._past.take(event)
