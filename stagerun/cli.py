@@ -31,6 +31,7 @@ COMMANDS: Rows = (
         "an editor's help with them: mistakes as you type, the manual, completion",
     ),
     ("plan DIR", "stagerun.tools.plan.command:plan", "what will run: stages, epochs, learning rate, joints"),
+    ("view DIR", "stagerun.tools.view.command:view", "a page of all this and its run, which follows both"),
     ("explain DIR X.Y", "stagerun.tools.explain.command:explain", "where a setting came from, and what it means"),
     ("diff A B", "stagerun.tools.diff.command:diff", "in what two schedules differ, or a schedule and a run"),
     (

@@ -5,8 +5,10 @@ Every stage has its line (`Picture.lanes`); what is the same in all of them is s
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from stagerun.drawing.picture import Kind, Mark, Picture, Point, StagePicture, Unit
+from stagerun.drawing.scale import Scale
 
 # A setting that takes more values than this within a stage is shown by its first and last.
 MOST_RUNS = 12
@@ -141,6 +143,7 @@ def _letters(number: int) -> str:
     return (_letters(rest - 1) if rest else "") + chr(ord("a") + last)
 
 
+@lru_cache(maxsize=1024)  # of a curve's points, most have the same
 def short_number(value: float) -> str:
     """As recipes write it: 5e-5, 0.9, 4096."""
     plain = f"{value:.4g}"
@@ -152,6 +155,13 @@ def short_number(value: float) -> str:
 def factor_text(factor: float | None) -> str:
     """`x0.557`; an arrow from or to zero has none."""
     return "" if factor is None else f"x{factor:.3g}"
+
+
+def mark_text(mark: Mark) -> str:
+    """What is written above its place; '' for nothing."""
+    if not mark.jumps:
+        return "warm-up ends" if mark.kind is Kind.WARM_UP else ""
+    return factor_text(mark.factor) or f"{mark.before:.3g} \N{RIGHTWARDS ARROW} {mark.after:.3g}"
 
 
 def leaves(stage: StagePicture) -> str:
@@ -237,3 +247,16 @@ def not_shown(picture: Picture) -> list[str]:
         if stage.drops:
             found.append(f"{stage.name}: up to {stage.drops} drops, which depend on the loss, are not drawn")
     return found + [f"{side} is dashed, over {picture.sides[0]}" for side in picture.sides[1:]]
+
+
+def captions(picture: Picture, scale: Scale, shown: Sequence[Band], left_out: int) -> list[str]:
+    """What is said beneath a picture, a paragraph each. `left_out`: labels without room above the curve."""
+    keys = [f"{band.title} {key}: {text}" for band in shown for key, text in band.keys]
+    keys += [f"{band.title}: {band.remark}" for band in shown if band.remark]
+    rest = ["lines: a stage begins; dotted: a warm-up ends, or the rate steps; x: by what factor it jumps"]
+    if any(stage.meetings for stage in picture.stages):
+        rest.append("ticks at the foot: replicas are averaged")
+    if left_out:
+        rest.append(f"{left_out} labels more are too close to others")
+    rest += [scale.remark] if scale.remark else []
+    return [*keys, "; ".join(rest + not_shown(picture))]

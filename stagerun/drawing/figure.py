@@ -14,9 +14,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from stagerun.base.errors import UsageError
-from stagerun.drawing.bands import Band, Label, Segment, bands, factor_text, keyed, mark_labels, not_shown, on_rows
+from stagerun.drawing.bands import Band, Label, Segment, bands, captions, keyed, mark_labels, mark_text, on_rows
 from stagerun.drawing.colours import FILLS, RULE, SETTINGS, SOFT, strokes
-from stagerun.drawing.picture import Kind, Mark, Picture, Unit
+from stagerun.drawing.picture import Kind, Picture, Unit
 from stagerun.drawing.scale import Scale, labels
 
 if TYPE_CHECKING:
@@ -280,12 +280,6 @@ def _meet(picture: Picture, unit: Unit, axes: "Axes") -> None:
             axes.vlines(list(places.values()), 0, 0.03, colors=of[stage.name].colour, linewidth=0.5, transform=across)
 
 
-def _label(mark: Mark) -> str:
-    if not mark.jumps:
-        return "warm-up ends" if mark.kind is Kind.WARM_UP else ""
-    return factor_text(mark.factor) or f"{mark.before:.3g} \N{RIGHTWARDS ARROW} {mark.after:.3g}"
-
-
 def _label_rows(picture: Picture, unit: Unit, room: Room) -> tuple[list[list[tuple[float, Label]]], int]:
     """What is written above the panel and where on the x axis, and how many labels have no room there."""
 
@@ -294,7 +288,7 @@ def _label_rows(picture: Picture, unit: Unit, room: Room) -> tuple[list[list[tup
         begin = min(label.at / room.inch, WIDTH - LEFT - long)  # inside the figure
         return begin, begin + long
 
-    rows, left_out = on_rows(mark_labels(picture, _label, lambda s, mark: round(s.x(mark.iter, unit), 9)), extent)
+    rows, left_out = on_rows(mark_labels(picture, mark_text, lambda s, mark: round(s.x(mark.iter, unit), 9)), extent)
     return [[(begin * room.inch, label) for begin, label in row] for row in rows], left_out
 
 
@@ -302,13 +296,4 @@ def _label_rows(picture: Picture, unit: Unit, room: Room) -> tuple[list[list[tup
 
 
 def _caption(picture: Picture, scale: Scale, shown: list[Band], left_out: int) -> list[str]:
-    keys = [f"{band.title} {key}: {text}" for band in shown for key, text in band.keys]
-    keys += [f"{band.title}: {band.remark}" for band in shown if band.remark]
-    rest = ["lines: a stage begins; dotted: a warm-up ends, or the rate steps; x: by what factor it jumps"]
-    if any(stage.meetings for stage in picture.stages):
-        rest.append("ticks at the foot: replicas are averaged")
-    if left_out:
-        rest.append(f"{left_out} labels more are too close to others")
-    rest += [scale.remark] if scale.remark else []
-    rest += not_shown(picture)
-    return [line for text in [*keys, "; ".join(rest)] for line in textwrap.wrap(text, WRAP)]
+    return [line for text in captions(picture, scale, shown, left_out) for line in textwrap.wrap(text, WRAP)]

@@ -7,6 +7,7 @@ parent. Stages that are not enabled have their place too.
 import enum
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from stagerun.base.recipe import DecayFrom, Schedule, Solver, Stage
 from stagerun.plan.described import augmentation
@@ -58,7 +59,8 @@ class Mark:
         return self.after / self.before if self.before > 0 and self.after > 0 else None
 
 
-def points_of(solver: Solver, begins: int = 0) -> tuple[tuple[Point, ...], list[Mark]]:
+@lru_cache(maxsize=256)  # a page that is drawn at each save has one stage that has changed
+def points_of(solver: Solver, begins: int = 0) -> tuple[tuple[Point, ...], tuple[Mark, ...]]:
     """The points that are kept of a stage's settings from iteration `begins` on, and the steps of its learning rate."""
     knobs, last = make_knobs(solver), solver.max_iter - 1
     sizes = _sizes(solver, last)
@@ -79,7 +81,7 @@ def points_of(solver: Solver, begins: int = 0) -> tuple[tuple[Point, ...], list[
             continue
         at_i = knobs(i)
         points.append(Point(i, at_i.lr, at_i.momentum, at_i.weight_decay, size))
-    return tuple(points), [step for step in steps if step.iter > begins]
+    return tuple(points), tuple(step for step in steps if step.iter > begins)
 
 
 def _extremes(value: Callable[[int], float], last: int) -> Iterator[int]:
@@ -315,10 +317,10 @@ def _stage(
         begin_own = parent.begin_own + leaves * parent.batch_size
         if not stage.data.train.same(schedule.stage(parent.name).data.train):
             begin_own = parent.x(leaves, Unit.EPOCHS) * stage.data.train.images
-    points, steps = points_of(solver, stage.begins)
+    points, all_steps = points_of(solver, stage.begins)
     marks = [_mark(joint, schedule, solver) for joint in joints(schedule, stage)]
     found = {mark.iter for mark in marks}
-    steps = [step for step in steps if step.iter not in found]
+    steps = [step for step in all_steps if step.iter not in found]
     return StagePicture(
         name=stage.name,
         parent=stage.parent,

@@ -12,6 +12,7 @@ PAGES = {
     "fine-tuning": "weights from a file, another run or a published network; freezing; a network per stage",
     "your-own-network": "a network from a Python file, a package or timm; what is looked at, what counts as an edit",
     "designing": "stages, branches, learning rates; what `check`, `plan` and `rehearse` show before you pay",
+    "view": "one page for a schedule's whole life: mistakes, plan, run, results; who may see it",
     "running-and-resuming": "workers, signals, snapshots, exit codes; what happens after a kill or an edit",
     "many-machines": "ssh, MPI, Slurm, Kubernetes; preflight, cores, scratch disks",
     "compression": "gradients in fewer bytes: methods, memory, when it pays, what was measured",

@@ -79,7 +79,7 @@ def render_text(plan: Plan, remarks: Iterable[str] = (), beside: Iterable[str] =
     """The table, the blocks `beside` it, then for each stage what to know about it. `remarks` concern the whole: missing data, disk."""
     blocks = ["\n".join([title(plan), "", *columns(table_rows(plan))])]
     blocks += [text for text in beside if text]
-    blocks += [text for planned in plan.stages if (text := _details(plan, planned))]
+    blocks += [text for planned in plan.stages if (text := details(plan, planned))]
     remarks = list(remarks)
     if remarks:
         blocks.append("\n".join(f"note: {remark}" for remark in remarks))
@@ -143,7 +143,8 @@ def _piece(piece: PlannedStage) -> tuple[str, ...]:
     )
 
 
-def _details(plan: Plan, planned: PlannedStage) -> str:
+def details(plan: Plan, planned: PlannedStage) -> str:
+    """What to know about a stage: its name, and under it a line for each thing."""
     stage, solver = planned.stage, planned.stage.solver
     warm_up = warm_up_end(solver)
     lines = [

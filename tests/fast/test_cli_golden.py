@@ -307,6 +307,7 @@ def test_every_option_is_a_decision() -> None:
             "--then-workers",
             "--threads",
         ],
+        "view": ["--budget", "--host", "--images-per-second", "--port", "--save", "--set", "--x"],
     }
     assert sorted(o for p in main.params for o in p.opts) == ["--version"]
 

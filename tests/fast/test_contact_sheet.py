@@ -27,7 +27,7 @@ from stagerun.language.proto import caffe_pb2
 from stagerun.system import files
 from stagerun.tools.data import contact_sheet
 from stagerun.tools.data.contact_sheet import Tile, as_trained, columns_of, sheet
-from stagerun.tools.data.show import ShowOptions, _show
+from stagerun.tools.data.show import ShowOptions, shown_of
 
 SCHEDULE = """
 name: "colours"
@@ -127,7 +127,7 @@ def test_large_pictures_shrink_and_keep_their_shape(lmdb: Path) -> None:
 
 
 def test_key_label_class_and_size_stand_below(lmdb: Path) -> None:
-    tiles = _show(options(lmdb)).tiles
+    tiles = shown_of(options(lmdb)).tiles
     assert [tile.lines for tile in tiles[:2]] == [
         ("00000000", "0 ankle boot", "30 high, 24 wide"),
         ("00000001", "1 cat", "30 high, 27 wide"),
@@ -135,9 +135,9 @@ def test_key_label_class_and_size_stand_below(lmdb: Path) -> None:
 
 
 def test_random_ones_are_drawn_by_the_seed_alone(lmdb: Path) -> None:
-    keys = [[tile.lines[0] for tile in _show(options(lmdb, random=seed, number=5)).tiles] for seed in (1, 1, 2)]
+    keys = [[tile.lines[0] for tile in shown_of(options(lmdb, random=seed, number=5)).tiles] for seed in (1, 1, 2)]
     assert keys[0] == keys[1] != keys[2] and len(set(keys[0])) == 5
-    assert len(_show(options(lmdb, random=1, number=99)).tiles) == 12
+    assert len(shown_of(options(lmdb, random=1, number=99)).tiles) == 12
 
 
 def test_a_stage_shows_what_its_network_gets(lmdb: Path, tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_stage_shows_what_its_network_gets(lmdb: Path, tmp_path: Path) -> None
         shuffle=True,
     )
     for stage, start in (("one", 0), ("two", 20)):
-        tiles = _show(options(folder, stage=stage, first=2)).tiles
+        tiles = shown_of(options(folder, stage=stage, first=2)).tiles
         batch = loader.batch(start + 2, 4)
         assert batch.lighting is not None and batch.cutout is not None
         for n, tile in enumerate(tiles):
@@ -176,13 +176,13 @@ def test_a_stage_shows_what_its_network_gets(lmdb: Path, tmp_path: Path) -> None
 
 def test_an_evaluation_is_shown_as_it_is_cropped(lmdb: Path, tmp_path: Path) -> None:
     folder = make_schedule(tmp_path / "schedule", lmdb)
-    show_ = _show(options(folder, stage="one", val=True, number=99, first=1))
+    show_ = shown_of(options(folder, stage="one", val=True, number=99, first=1))
     assert show_.heading == ("colours, stage one, evaluation: images 1 to 11 of 12",)
     assert {tile.picture.shape for tile in show_.tiles if tile.picture is not None} == {(16, 16, 3)}
     rectangular = make_schedule(tmp_path / "rectangular", lmdb, rectangular="rectangular: true")
     shapes = [
         tile.picture.shape
-        for tile in _show(options(rectangular, stage="one", val=True, number=12)).tiles
+        for tile in shown_of(options(rectangular, stage="one", val=True, number=12)).tiles
         if tile.picture is not None
     ]
     assert shapes[:4] == [(16, 16, 3)] * 4 and shapes[8:] == [(16, 24, 3)] * 4  # the widest come last
@@ -199,7 +199,7 @@ def test_a_bad_record_is_told_of_and_the_others_are_shown(tmp_path: Path) -> Non
     assert all(
         is_on(read(path), image.repeat(times, 0).repeat(times, 1)) for image, times in zip(stored, (5, 5), strict=True)
     )
-    tiles = _show(options(folder, number=3)).tiles
+    tiles = shown_of(options(folder, number=3)).tiles
     assert [bool(tile.wrong) for tile in tiles] == [False, True, False]
     staged = show(
         make_schedule(tmp_path / "schedule", folder), "--stage", "one", "--output", path, "--set", "data.train.images=3"
@@ -220,7 +220,7 @@ def test_a_bad_record_is_replaced_as_in_training(tmp_path: Path) -> None:
     loader = training_loader(records, schedule, schedule.stages[0], bad=met)
     batch = loader.batch(0, 12)
     [bad] = met.all()
-    made = _show(options(schedule_folder, overrides=replace_it, stage="one", number=12))
+    made = shown_of(options(schedule_folder, overrides=replace_it, stage="one", number=12))
     assert [tile.lines[1] for tile in made.tiles] == [f"label {label}" for label in batch.labels]
     for n, tile in enumerate(made.tiles):
         plain = np.clip(np.rint(batch.images[n] + batch.lighting[n]), 0, 255).astype(np.uint8)
@@ -253,7 +253,7 @@ def test_without_crop_size_the_sheet_goes_on_behind_a_bad_record(tmp_path: Path)
     write_lmdb(str(folder), [record(1), cut_off, *[record(1)] * 10])
     schedule = make_schedule(tmp_path / "schedule", folder)
     overrides = ("one.transform_param={ mirror: true }",)
-    tiles = _show(options(schedule, overrides=overrides, stage="one", number=12)).tiles
+    tiles = shown_of(options(schedule, overrides=overrides, stage="one", number=12)).tiles
     [wrong] = [tile.wrong for tile in tiles if tile.wrong]
     assert len(tiles) == 12 and "record `00000001`" in wrong
 

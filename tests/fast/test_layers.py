@@ -17,7 +17,7 @@ TRUNK = (
 )  # fmt: skip
 TOOLS = {
     "bench", "caffe", "find_lr", "library", "new", "plan", "data", "diff", "explain", "fmt", "lint", "lsp", "preflight", "rehearse", "report", "retry", "show", "slurm", "status",
-    "topology", "verify_resume", "weights",
+    "topology", "verify_resume", "view", "weights",
 }  # fmt: skip
 # (tool, what it imports of another tool), with the reason.
 TOOL_IMPORTS_TOOL = {
@@ -41,6 +41,23 @@ TOOL_IMPORTS_TOOL = {
     ("library", "tools.report.table"),
     ("library", "tools.report.tables"),
     ("library", "tools.weights.selection"),
+    # The page shows what the commands print, of the same values.
+    ("view", "tools.data.contact_sheet"),
+    ("view", "tools.data.show"),
+    ("view", "tools.diff.command"),
+    ("view", "tools.explain.command"),
+    ("view", "tools.lint"),
+    ("view", "tools.plan.command"),
+    ("view", "tools.plan.plot"),
+    ("view", "tools.report.command"),
+    ("view", "tools.report.compare"),
+    ("view", "tools.report.history"),
+    ("view", "tools.report.curves"),
+    ("view", "tools.report.look"),
+    ("view", "tools.report.read_log"),
+    ("view", "tools.report.replay"),
+    ("view", "tools.report.table"),
+    ("view", "tools.status.command"),
     # Pictures are read, cut and shown as the LMDBs' are.
     ("weights", "tools.data.contact_sheet"),
     ("weights", "tools.data.pictures"),

@@ -88,7 +88,7 @@ def show_images(options: ShowOptions) -> None:
     path = Path(options.output)
     if not os.path.isdir(path.parent):
         raise UsageError(f"there is no folder {path.parent}", "make it, or give another file with --output")
-    found = _show(options)
+    found = shown_of(options)
     write_output(path, contact_sheet.png(contact_sheet.sheet(found.tiles, found.heading, options.size)))
     show("\n".join((*found.heading, f"wrote {path}: {count(len(found.tiles), 'picture')}")))
     if len(found.replaced) <= found.allowed:
@@ -103,7 +103,8 @@ def show_images(options: ShowOptions) -> None:
     check(found.replaced, found.allowed)
 
 
-def _show(options: ShowOptions) -> Show:
+def shown_of(options: ShowOptions) -> Show:
+    """What goes on the sheet. RecipeError, UsageError, DataError."""
     if not is_schedule(options.folder):
         for name, given in (("--stage", options.stage), ("--val", options.val), ("--set", options.overrides)):
             if given:

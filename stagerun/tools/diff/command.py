@@ -383,15 +383,16 @@ def diff_text(found: Found) -> str:
         blocks.append("\n".join(only))
     blocks += _by_stage(trains)
     if differs.rates:
-        blocks.append("\n".join(["learning rate", *(f"  {_rate(found, rate)}" for rate in differs.rates)]))
+        blocks.append("\n".join(["learning rate", *(f"  {rate_text(found, rate)}" for rate in differs.rates)]))
     if others:
         blocks.append("what changes no training:")
         blocks += _by_stage(others)
-    blocks.append(_verdict(differs, bool(trains or differs.only_a or differs.only_b)))
+    blocks.append(verdict(differs, bool(trains or differs.only_a or differs.only_b)))
     return "\n\n".join(blocks)
 
 
-def _verdict(differs: Difference, visible: bool) -> str:
+def verdict(differs: Difference, visible: bool) -> str:
+    """Whether they train the same. `visible`: something that trains differs, by name at least."""
     if not differs.same:
         return "they train different things"
     if visible:
@@ -411,18 +412,18 @@ def _by_stage(fields: Iterable[FieldDifference]) -> Iterator[str]:
         alike.setdefault((one.field, one.a, one.b), []).append(one.stage)
     blocks: dict[str, list[str]] = {}
     for (name, a, b), stages in alike.items():
-        blocks.setdefault(", ".join(stages), []).append(f"  {name}  {_value_text(a)}  ->  {_value_text(b)}")
+        blocks.setdefault(", ".join(stages), []).append(f"  {name}  {value_text(a)}  ->  {value_text(b)}")
     for title, lines in blocks.items():
         yield "\n".join([title or "the schedule", *lines])
 
 
-def _value_text(value: Value) -> str:
+def value_text(value: Value) -> str:
     where = [*([value.written] if value.written else []), *([value.place] if value.place else [])]
     where += ["a default"] if value.default else []
     return value.text + (f" ({', '.join(where)})" if where else "")
 
 
-def _rate(found: Found, rate: RateDifference) -> str:
+def rate_text(found: Found, rate: RateDifference) -> str:
     schedule = found.a.schedule
     stage = schedule.stage(rate.stage)
     epoch = epochs(rate.first, stage.data.train.images, stage.solver.batch_size)

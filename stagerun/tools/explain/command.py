@@ -249,20 +249,33 @@ def _origin(stage: Stage, key: str) -> Origin | None:
     return stage.origins.get(key)
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A field of a stage. `place`: where it is written, '' for a default."""
+
+    name: str
+    value: str
+    place: str
+
+
+def settings_of(schedule: Schedule, stage: Stage) -> Iterator[Setting]:
+    """Every field, in the order of the recipe."""
+    for key, value in _values(schedule, stage):
+        origin = _origin(stage, key)
+        place = "" if origin is None or origin.span is None else _place(origin)
+        yield Setting(key.removeprefix("solver."), _value(schedule, stage, key, value), place)
+
+
 def _stage_table(schedule: Schedule, stage: Stage) -> str:
     """Every field: those that are written somewhere, and then the defaults."""
-    written, defaults = [("field", "value", "from")], [("default", "value")]
-    for key, value in _values(schedule, stage):
-        name, origin = key.removeprefix("solver."), _origin(stage, key)
-        cell = _value(schedule, stage, key, value)
-        if origin is None or origin.span is None:
-            defaults.append((name, cell))
-        else:
-            written.append((name, cell, _place(origin)))
-    return "\n".join([_parent(stage), "", *columns(written), "", *columns(defaults)])
+    found = list(settings_of(schedule, stage))
+    written = [("field", "value", "from"), *((s.name, s.value, s.place) for s in found if s.place)]
+    defaults = [("default", "value"), *((s.name, s.value) for s in found if not s.place)]
+    return "\n".join([start_text(stage), "", *columns(written), "", *columns(defaults)])
 
 
-def _parent(stage: Stage) -> str:
+def start_text(stage: Stage) -> str:
+    """What it starts from, and where it stands."""
     start = stage.parent or "the seed"
     if stage.parent_iter is not None:
         start += f" at iteration {stage.parent_iter}"

@@ -118,7 +118,7 @@ def _written(runs: Sequence[Run], options: ReportOptions, form: str) -> str:
     if form in DELIMITERS:
         table = differences_table(runs) if options.diff else _table(runs, options.by or "stage", options.op)
         return separated(table, DELIMITERS[form])
-    summary, details = ([_table(runs, options.by, options.op)], []) if options.by else _all(runs)
+    summary, details = ([_table(runs, options.by, options.op)], []) if options.by else all_tables(runs)
     if options.diff:
         details.append(differences_table(runs))
     if form == "html":
@@ -134,7 +134,7 @@ def _table(runs: Sequence[Run], by: str, op: str | None) -> Table:
     return tables.epochs_over_runs(runs, op) if op else TABLES[by](runs)
 
 
-def _all(runs: Sequence[Run]) -> tuple[list[Table], list[Table]]:
+def all_tables(runs: Sequence[Run]) -> tuple[list[Table], list[Table]]:
     """The tables that say something about these runs: results, then details."""
     summary, details = [tables.runs_table(runs)], [tables.stages_table(runs)]
     if any(stage.finished and stage.finished.beside for run in runs for stage in run.history.stages):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from stagerun.base.events import EnsembleTested
 from stagerun.drawing.colours import COLOURS, CURVES, DASHES, FILLS, GRID, INK, RULE, SOFT
 from stagerun.drawing.html import variable
-from stagerun.tools.report.history import Run, StageHistory
+from stagerun.tools.report.history import History, Run, StageHistory
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -75,10 +75,10 @@ def ensembles(run: Run) -> list[tuple[EnsembleTested, float]]:
     return [(tested, max(ends.get(name, 0.0) for name in tested.members)) for tested in run.history.ensembles]
 
 
-def hidden(runs: Sequence[Run]) -> float | None:
+def hidden(histories: Iterable[History]) -> float | None:
     """Where the axis of top-1 starts, if anything lies below it: a little below the lowest result of a stage, since the first tests
     of a training are far below all that is worth comparing. None: at the bottom."""
-    stages = [stage for run in runs for stage in run.history.stages]
+    stages = [stage for history in histories for stage in history.stages]
     ends = [100 * s.finished.top1 for s in stages if s.finished and s.finished.top1 is not None]
     tests = [100 * test.top1 for stage in stages for _, test in stage.tests]
     if not ends or not tests:
@@ -130,7 +130,7 @@ def caption(runs: Sequence[Run]) -> str:
         "Epochs count along the path of ancestors",
         "Images/s: over the time that processes were alive, what was done again among it",
     ]
-    if (least := hidden(runs)) is not None:
+    if (least := hidden(run.history for run in runs)) is not None:
         found.insert(1, f"Tests below {least:.1f} % are not shown")
     if any(run.history.ensembles for run in runs):
         found.insert(1, "Diamonds: ensembles, where the last of their members ends")
@@ -295,7 +295,7 @@ def _accuracies(runs: Sequence[Run], axes: "Axes") -> None:
     together = [(epoch, 100 * tested.top1) for run in runs for tested, epoch in ensembles(run)]
     strokes.add(together, marker="D", color=INK, markerfacecolor="none", markersize=8, linestyle="none")
     strokes.draw(axes)
-    if (least := hidden(runs)) is not None:
+    if (least := hidden(run.history for run in runs)) is not None:
         axes.set_ylim(bottom=least)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from stagerun.base.events import Compressed, EnsembleTested, StageFinished, Tested
+from stagerun.base.events import Compressed, EnsembleTested, StageFinished, Tested, TestedBeside
 from stagerun.base.staleness import Staleness
 from stagerun.store.layout import parse_name
 
@@ -97,6 +97,7 @@ class StageHistory:
     batch_size: int = 0
     trained: Trained | None = None  # where the log has updates of it
     tests: tuple[tuple[float, Tested], ...] = ()  # with the epoch, in the order of (iter, ema)
+    beside: tuple[tuple[float, TestedBeside], ...] = ()  # on further validation sets, in the order of (iter, ema, set)
     resumes: tuple[int, ...] = ()
     finished: StageFinished | None = None
     skips: int = 0

@@ -18,7 +18,7 @@ from stagerun.tools.report.read_log import LOG, is_schedule, read_log
 from stagerun.tools.report.replay import history
 from stagerun.train.output import Target, ensemble_on_disk
 from stagerun.train.results import read_result
-from stagerun.train.status import look
+from stagerun.train.status import Status, look
 
 
 def look_at_all(outs: Sequence[str], say: Callable[[str], None]) -> list[Run]:
@@ -61,7 +61,11 @@ def labels(outs: Sequence[str]) -> list[str]:
 def look_at(out: Path, label: str, points: int, say: Callable[[str], None]) -> Run:
     """`points` stay of its curves; `say` gets what is passed over. UsageError for a folder without a run."""
     past = history(read_log(out), points)
-    alive, word = _word(out, past)
+    return run_of(out, label, past, *_word(out, past), say)
+
+
+def run_of(out: Path, label: str, past: History, alive: bool, word: str, say: Callable[[str], None]) -> Run:
+    """What its log says, with what its folder does. `alive` and `word`: as of `Run`."""
     found = store.inventory(store.LocalDisk(), out, looking=True)
     for name in found.forbidden:
         say(f"{out}: {passed_over(name)}")
@@ -96,10 +100,13 @@ def _word(out: Path, past: History) -> tuple[bool, str]:
     the folder and the log has an end."""
     if past.lives and past.lives[-1].end and store.holder(out) is None:
         return False, ""
-    found = look(Target(out), time.time())
-    return found.state in ("running", "starting"), "running, but silent" if found.silent else _WORDS.get(
-        found.state, ""
-    )
+    return word_of(look(Target(out), time.time()))
+
+
+def word_of(status: Status) -> tuple[bool, str]:
+    """Whether the run is alive, and what `status` says of it where its log may not."""
+    word = "running, but silent" if status.silent else _WORDS.get(status.state, "")
+    return status.state in ("running", "starting"), word
 
 
 def _refs(inventory: Inventory, stage: StageHistory) -> list[SnapshotRef]:

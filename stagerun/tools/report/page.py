@@ -204,7 +204,7 @@ def _table(table: Table, fold: bool = False) -> str:
 def rows(table: Table) -> str:
     columns, cells_of = shown(table)
     classes = ["" if c.kind == "text" else ' class="number"' for c in columns]
-    head = "".join(f"<th{k}>{escape(c.title)}</th>" for c, k in zip(columns, classes, strict=True))
+    head = "".join(f'<th scope="col"{k}>{escape(c.title)}</th>' for c, k in zip(columns, classes, strict=True))
     lines = []
     by_run = bool(columns) and columns[0].key == "run"
     for i, row in enumerate(cells_of):

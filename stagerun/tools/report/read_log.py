@@ -8,11 +8,12 @@ from array import array
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, repeat
 from operator import itemgetter
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, overload
 
 from stagerun.base.errors import PermissionDenied, StorageError, UsageError
 from stagerun.base.events import Event, Iterated
@@ -42,21 +43,66 @@ class Updates(NamedTuple):
     replica: Sequence[int]
 
 
+class Steady:
+    """A column of integers that takes no room as long as all of them are the same."""
+
+    __slots__ = ("_count", "_kind", "_own", "_value")
+
+    def __init__(self, kind: str) -> None:
+        self._kind, self._value, self._count = kind, 0, 0
+        self._own: array[int] | None = None  # once they differ
+
+    def __len__(self) -> int:
+        return self._count if self._own is None else len(self._own)
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[int]: ...
+    def __getitem__(self, at: int | slice) -> int | Sequence[int]:
+        if self._own is not None:
+            return self._own[at]
+        places = range(self._count)[at]
+        return self._value if isinstance(places, int) else [self._value] * len(places)
+
+    def __iter__(self) -> Iterator[int]:
+        return repeat(self._value, self._count) if self._own is None else iter(self._own)
+
+    def __delitem__(self, at: slice) -> None:
+        if self._own is None:
+            self._count -= len(range(self._count)[at])
+        else:
+            del self._own[at]
+
+    def extend(self, values: Sequence[int]) -> None:
+        if self._own is None and values:
+            self._value = self._value if self._count else values[0]
+            if all(value == self._value for value in set(values)):
+                self._count += len(values)
+                return
+            self._own = array(self._kind, repeat(self._value, self._count))
+        if self._own is not None:
+            self._own.extend(values)
+
+
 class Columns:
     """The updates that count of a stage, `iter` ascending, by which process life each was done, and the bytes that rank 0 would have sent in
     it without compression."""
 
     FIELDS = ("iter", "epoch", "lr", "weight_decay", "loss", "images", "seconds", "sent", "staleness", "replica")
-    __slots__ = (*FIELDS, "dense", "life")
+    __slots__ = (*FIELDS, "_kept", "dense", "life")
 
     def __init__(self) -> None:
-        self.iter, self.images, self.life = array("q"), array("q"), array("i")
+        # What `trained` has made last, and of what: a long run is looked at again and again, and few stages have changed.
+        self._kept: tuple[tuple[int, float, float | None], Trained | None] | None = None
+        self.iter, self.images, self.life = array("q"), Steady("q"), Steady("i")
         self.epoch, self.lr, self.weight_decay = array("d"), array("d"), array("d")
         self.loss, self.seconds = array("d"), array("d")
-        self.sent, self.dense = array("q"), array("q")
-        self.staleness, self.replica = array("i"), array("i")
+        self.sent, self.dense = Steady("q"), Steady("q")
+        self.staleness, self.replica = Steady("i"), Steady("i")
 
     def extend(self, updates: Updates, begin: int, end: int, life: int, dense: int = 0) -> None:
+        self._kept = None
         for name in self.FIELDS:
             getattr(self, name).extend(getattr(updates, name)[begin:end])
         self.life.extend([life] * (end - begin))
@@ -64,6 +110,7 @@ class Columns:
 
     def cut(self, iter: int) -> Sequence[int]:
         """Removes what was done after `iter`. Returns the lives that had done it."""
+        self._kept = None
         keep = bisect_right(self.iter, iter)
         gone = self.life[keep:]
         for name in (*self.FIELDS, "life", "dense"):
@@ -72,6 +119,11 @@ class Columns:
 
     def trained(self, size: int, begin: float, step: float | None) -> Trained | None:
         """`size` updates make a bin. They lie at `begin + iter * step` epochs, at what the log says where `step` is None."""
+        if self._kept is None or self._kept[0] != (size, begin, step):
+            self._kept = (size, begin, step), self._trained(size, begin, step)
+        return self._kept[1]
+
+    def _trained(self, size: int, begin: float, step: float | None) -> Trained | None:
         count = len(self.iter)
         if not count:
             return None
@@ -127,7 +179,7 @@ class Work:
     __slots__ = ("images", "seconds", "time")
 
     def __init__(self) -> None:
-        self.time, self.images, self.seconds = array("d"), array("q"), array("d")
+        self.time, self.images, self.seconds = array("d"), Steady("q"), array("d")
 
     def extend(self, updates: Updates) -> None:
         for name in self.__slots__:
@@ -182,48 +234,72 @@ _LINE = re.compile(
 @dataclass(slots=True)
 class Log:
     """`events` are (time, event) in the order of writing, to be read once; consecutive `Iterated` of a stage come together as
-    `Updates`. `damaged` counts the lines read so far that can't be parsed, `unknown` those of an event that this version doesn't know."""
+    `Updates`. `damaged` counts the lines read so far that can't be parsed, `unknown` those of an event that this version doesn't know. `read`: bytes of whole lines that were."""
 
-    events: Iterable[tuple[float, Event | Updates]]
+    events: Iterable[tuple[float, Event | Updates]] = ()
     damaged: int = 0
     unknown: int = 0
+    read: int = 0
 
 
 def read_log(out: Path) -> Log:
     """The events of an output folder. A line that is not what a run writes is counted: the last one of a killed run may
     be cut short. Reading them raises UsageError if there is no log, PermissionDenied or StorageError if it can't be read.
     """
-    log = Log(())
+    log = Log()
     log.events = _events(out, log)
     return log
 
 
 def _events(out: Path, log: Log) -> Iterator[tuple[float, Event | Updates]]:
-    path, found = out / LOG, False
+    found = False
+    with opened(out) as file:
+        for events in whole_lines(file, log):
+            found = found or bool(events)
+            yield from events
+        file.seek(log.read)
+        for event in _parsed(_text(file.read()) + "\n", log):  # the last line of a killed run
+            found = True
+            yield event
+    if not found:
+        raise no_event(out)
+
+
+@contextmanager
+def opened(out: Path) -> Iterator[BinaryIO]:
+    """The log of an output folder, to be read. UsageError if there is none, PermissionDenied or StorageError if it can't be read."""
+    path = out / LOG
     try:
         with open(path, "rb") as file:
-            for block in _blocks(file):
-                for event in _parsed(block, log):
-                    found = True
-                    yield event
+            yield file
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageError(*_no_log(out)) from error
     except PermissionError as error:
         raise PermissionDenied(f"{path} may not be read", "ask its owner for permission") from error
     except OSError as error:
         raise StorageError(f"can't read {path}: {error.strerror}", "check the disk") from error
-    if not found:
-        raise UsageError(f"{path} holds no event of a run", "wait until the run has started, or name another folder")
 
 
-def _blocks(file: BinaryIO) -> Iterator[str]:
-    """Whole lines, a character for each byte."""
+def no_event(out: Path) -> UsageError:
+    return UsageError(f"{out / LOG} holds no event of a run", "wait until the run has started, or name another folder")
+
+
+def whole_lines(file: BinaryIO, log: Log, block: int | None = None) -> Iterator[list[tuple[float, Event | Updates]]]:
+    """The events of the lines that have an end, from `log.read` on, a block of so many bytes after the other. A later
+    call goes on where this one was left."""
+    file.seek(log.read)
     rest = b""
-    while data := file.read(max(_BLOCK, len(rest))):  # a line without an end is not copied more than once or twice
+    while data := file.read(
+        max(block or _BLOCK, len(rest))
+    ):  # a line without an end is not copied more than once or twice
         whole, end, rest = (rest + data).rpartition(b"\n")
-        yield (whole + end).decode("latin-1")
-    if rest:
-        yield rest.decode("latin-1") + "\n"
+        log.read += len(whole) + len(end)
+        yield list(_parsed(_text(whole + end), log))
+
+
+def _text(data: bytes) -> str:
+    """A character for each byte."""
+    return data.decode("latin-1")
 
 
 def _parsed(block: str, log: Log) -> Iterator[tuple[float, Event | Updates]]:

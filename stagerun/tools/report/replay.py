@@ -23,20 +23,10 @@ MOST = 900  # points of a curve
 
 def history(log: Log, most: int = MOST) -> History:
     """A curve keeps at most `most` points. UsageError, PermissionDenied, StorageError as of `read_log`."""
-    reader = _Reader()
+    replay = Replay()
     for time, event in log.events:
-        reader.take(time, event)
-    return History(
-        schedule=reader.schedule,
-        stages=tuple(reader.staged(most)),
-        lives=tuple(reader.values(most)),
-        complete=reader.complete,
-        damaged=log.damaged,
-        unknown=log.unknown,
-        ensembles=tuple(reader.ensembles[name] for name in reader.together if name in reader.ensembles),
-        planned_ensembles=reader.together,
-        names=reader.names,
-    )
+        replay.take(time, event)
+    return replay.history(log, most)
 
 
 @dataclass(slots=True)
@@ -47,6 +37,7 @@ class _Stage:
     weights: str = ""
     points: Columns = field(default_factory=Columns)
     tests: dict[tuple[int, bool], events.Tested] = field(default_factory=dict)
+    beside: dict[tuple[int, bool, str], events.TestedBeside] = field(default_factory=dict)
     resumes: list[int] = field(default_factory=list)
     finished: events.StageFinished | None = None
     attempt: int = 0
@@ -78,6 +69,7 @@ class _Stage:
             batch_size=self.batch_size,
             trained=self.points.trained(size, zero, step),
             tests=tuple((zero + key[0] * (step or 0.0), self.tests[key]) for key in sorted(self.tests)),
+            beside=tuple((zero + key[0] * (step or 0.0), self.beside[key]) for key in sorted(self.beside)),
             resumes=tuple(self.resumes),
             finished=self.finished,
             skips=self.finished.skips if self.finished else len(self.skips),
@@ -102,8 +94,8 @@ class _Life:
     again: int = 0
 
 
-class _Reader:
-    """Takes events one by one."""
+class Replay:
+    """Takes events one by one, and has their history at any time."""
 
     def __init__(self) -> None:
         self.schedule = ""
@@ -115,6 +107,20 @@ class _Reader:
         self.lives: list[_Life] = []
         self.complete = False
         self.names: dict[str, str] = {}  # of snapshots, and their stages', where they were written under another
+
+    def history(self, log: Log, most: int) -> History:
+        """A curve keeps at most `most` points."""
+        return History(
+            schedule=self.schedule,
+            stages=tuple(self.staged(most)),
+            lives=tuple(self.values(most)),
+            complete=self.complete,
+            damaged=log.damaged,
+            unknown=log.unknown,
+            ensembles=tuple(self.ensembles[name] for name in self.together if name in self.ensembles),
+            planned_ensembles=self.together,
+            names=self.names,
+        )
 
     def order(self) -> list[str]:
         """Stages in running order, then those with training behind them that the schedule no longer trains."""
@@ -204,6 +210,8 @@ class _Reader:
                 life.start = life.start or f"{event.stage} {event.iter} again"
             case events.Tested():
                 self._stage(event.stage).tests[event.iter, event.ema] = event
+            case events.TestedBeside():
+                self._stage(event.stage).beside[event.iter, event.ema, event.val] = event
             case events.SnapshotWritten():
                 if place := parse_name(event.name):
                     stage = self._stage(event.stage)
@@ -294,6 +302,7 @@ class _Reader:
         for life in stage.points.cut(iter):
             self.lives[life - 1].again += 1
         stage.tests = {key: test for key, test in stage.tests.items() if key[0] <= iter}
+        stage.beside = {key: test for key, test in stage.beside.items() if key[0] <= iter}
         stage.resumes = [i for i in stage.resumes if i <= iter]
         stage.compressed = {i: event for i, event in stage.compressed.items() if i <= iter}
         stage.skips = {i for i in stage.skips if i < iter}

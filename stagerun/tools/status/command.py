@@ -52,7 +52,7 @@ def status_text(status: Status, now: float, classes: int | None = None) -> str:
     def ago(time: float) -> str:
         return duration(max(0.0, now - time))  # another machine's clock may be ahead
 
-    lines = [f"{status.schedule}: {_headline(status, ago)}"]
+    lines = [f"{status.schedule}: {headline(status, now)}"]
     if status.run is not None:
         threads = count(status.run.threads, "thread")
         lines.append(
@@ -96,7 +96,12 @@ def _gradients(status: Status) -> list[str]:
     return [line]
 
 
-def _headline(status: Status, ago: Callable[[float], str]) -> str:
+def headline(status: Status, now: float) -> str:
+    """Whether it is alive, how it ended, and what to do about it."""
+
+    def ago(time: float) -> str:
+        return duration(max(0.0, now - time))
+
     when = f"{ago(status.last_logged)} ago" if status.last_logged is not None else "before anything was logged"
     at = f" in {status.progress.stage} after iteration {status.progress.iter}" if status.progress else ""
     who = (status.holder.text or "a process without a name yet") if status.holder else ""

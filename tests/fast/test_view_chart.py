@@ -1,0 +1,268 @@
+"""The chart of `stagerun view`: what stands in it, whatever names and logs hold."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import made_schedules
+import pytest
+from drawn import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from log_help import evaluated, iterated
+from long_log import line, write_log
+
+from stagerun.base.events import Note
+from stagerun.drawing.picture import Picture, Unit, make_picture
+from stagerun.drawing.scale import make_scale
+from stagerun.language import load
+from stagerun.tools.view.chart import chart
+from stagerun.tools.view.follow import Follower
+from stagerun.tools.view.svg import thinned
+from stagerun.tools.view.trace import Incident, Trace
+
+SOLVERS = Path(__file__).parents[2] / "solvers"
+NASTY = "<script>alert(1)</script>\"'&<b onload=x>]]>"
+
+
+def tree(picture: Picture, traces: Sequence[Trace] = (), **more: Any) -> ElementTree.Element:
+    return ElementTree.fromstring(chart(picture, Unit.EPOCHS, make_scale(picture), traces, **more))
+
+
+def show_piece() -> Picture:
+    return make_picture(load(SOLVERS / "resnet50_72ep"))
+
+
+def small() -> Picture:
+    return make_picture(made_schedules.branches())
+
+
+def trace(out: Path, picture: Picture, label: str = "", **log: Any) -> Trace:
+    follower = Follower(write_log(out, picture, **log), 300)
+    return follower.trace(label, follower.read(), alive=True)
+
+
+def texts(svg: ElementTree.Element, kind: str | None = None) -> list[str]:
+    return [e.text or "" for e in svg.iter("text") if kind is None or kind in e.get("class", "").split()]
+
+
+def stages(svg: ElementTree.Element) -> dict[str, str]:
+    return {e.attrib["data-stage"]: e.attrib["aria-label"] for e in svg.iter("g") if "data-stage" in e.attrib}
+
+
+def values(svg: ElementTree.Element) -> Any:
+    return json.loads(svg.attrib["data-values"])
+
+
+def places(path: ElementTree.Element) -> list[tuple[float, float]]:
+    return [(float(x), float(y)) for x, y in re.findall(r"[ML](-?[\d.]+),(-?[\d.]+)", path.attrib["d"])]
+
+
+# -- a plan
+
+
+def test_a_plan_has_its_stages_labels_and_bands() -> None:
+    svg = tree(show_piece())
+    assert texts(svg, "name") == ["learning rate"]
+    assert texts(svg, "band") == ["stages", "weight decay", "batch", "image size", "augmentation"]
+    assert {"x0.917", "x1.09", "x1.85", "x1.86", "2e-4", "4096", "cyc2", "(a)"} <= set(texts(svg))
+    assert "augmentation (a): mirror, crop 224" in texts(svg, "caption")
+    assert list(stages(svg)) == ["init", "cyc1", "cyc2", "cyc3", "collapse"]
+    assert stages(svg)["cyc1"] == "cyc1: 3750 iterations, leaves init"
+
+
+def test_stages_can_be_reached_with_the_keyboard_and_read_aloud() -> None:
+    svg = tree(show_piece(), chosen="cyc1")
+    for stage in [e for e in svg.iter("g") if "data-stage" in e.attrib]:
+        assert (stage.get("tabindex"), stage.get("role")) == ("0", "button")
+        assert stage.findtext("title") == stage.get("aria-label")
+        assert stage.get("aria-pressed") == ("true" if stage.get("data-stage") == "cyc1" else "false")
+    picked = [e for e in svg.iter("g") if "picked" in e.get("class", "").split()]
+    assert {e.get("data-stage") or e.get("data-of") for e in picked} == {"cyc1"}
+
+
+def test_the_rates_are_where_the_axis_says() -> None:
+    picture = show_piece()
+    svg = tree(picture)
+    _, top, bottom, low, high, log = values(svg)["panels"][0]
+    assert not log
+    for stage in values(svg)["stages"]:
+        drawn = next(e for e in svg.iter("g") if e.get("data-of") == stage["name"] and e.find("path") is not None)
+        x, y = places(drawn.findall("path")[0])[0]
+        assert x == pytest.approx(stage["x"][0], abs=0.11)
+        rate = picture.stage(stage["name"]).points[0].lr
+        assert y == pytest.approx(bottom - (rate - low) / (high - low) * (bottom - top), abs=0.11)
+
+
+def test_the_pointer_gets_what_the_trainer_does() -> None:
+    picture = show_piece()
+    for stage in values(tree(picture))["stages"]:
+        points = {point.iter: point for point in picture.stage(stage["name"]).points}
+        assert stage["n"] == picture.stage(stage["name"]).iterations
+        for iter, rate in zip(*stage["lr"], strict=True):
+            assert rate == pytest.approx(points[iter].lr, rel=1e-5)
+        assert {0, stage["n"] - 1} <= set(stage["lr"][0])
+    ends = values(tree(picture))["stages"][-1]
+    assert (ends["d"], ends["s"][1], ends["b"]) == ([[0], [2e-4]], ["224"], 4096)
+
+
+@pytest.mark.parametrize("width", [760, 1100])
+def test_nothing_stands_outside_of_it(width: int) -> None:
+    svg = tree(show_piece(), width=width)
+    _, _, wide, high = map(float, svg.attrib["viewBox"].split())
+    assert wide == width
+    for text in svg.iter("text"):
+        assert 0 <= float(text.attrib["x"]) <= wide and 0 <= float(text.attrib["y"]) <= high
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.floats(0, 50)), min_size=1, max_size=60))
+@examples(150)
+def test_what_thinning_leaves_out_lies_on_the_line(found: list[tuple[int, float]]) -> None:
+    line = [(float(x), y) for x, y in sorted(found, key=lambda place: place[0])]
+    kept = thinned(line, 0.5)
+    assert kept[0] == line[0] and kept[-1] == line[-1] and set(kept) <= set(line)
+    for x, y in line:
+        near = [
+            abs(a[1] + (b[1] - a[1]) * (x - a[0]) / (b[0] - a[0]) - y)
+            for a, b in pairwise(kept)
+            if a[0] <= x <= b[0] > a[0]
+        ]
+        assert (x, y) in kept or min(near) <= 0.5 + 1e-9
+
+
+# -- runs
+
+
+def test_what_is_trained_is_drawn_in_full_and_the_rest_pale(tmp_path: Path) -> None:
+    picture = show_piece()
+    one = trace(tmp_path, picture, share=0.5)
+    svg = tree(picture, [one])
+    assert texts(svg, "name") == ["learning rate", "top-1, %", "loss"]
+    done = {name: words.rpartition(", ")[2] for name, words in stages(svg).items()}
+    assert (done["init"], done["cyc3"]) == ("trained", "not started")
+    assert one.now is not None
+    name, iter = one.now
+    assert done[name] == f"trained to {iter}"
+    pale = {
+        e.get("data-of")
+        for e in svg.iter("g")
+        if "data-of" in e.attrib and any("ahead" in p.get("class", "") for p in e)
+    }
+    assert pale == {name, *(stage for stage, word in done.items() if word == "not started")}
+    cursor = next(e for e in svg.iter("g") if "cursor" in e.get("class", ""))
+    assert cursor.findtext("title") == f"{name} {iter}"
+    runs = values(svg)["runs"][""]
+    assert runs["init"]["tests"][0][0] == one.history.stages[0].tests[0][1].iter
+
+
+def test_early_tests_and_what_the_schedule_no_longer_has_are_said_not_drawn(tmp_path: Path) -> None:
+    picture = show_piece()
+    one = trace(tmp_path, picture)
+    assert any(re.fullmatch(r"evaluations below [\d.]+ % are not shown", text) for text in texts(tree(picture, [one])))
+    shorter = replace(picture, stages=(replace(picture.stages[0], iterations=1000), *picture.stages[1:]))
+    svg = tree(shorter, [one])
+    assert "trained further than the schedule goes now, which is not drawn: init" in texts(svg)
+    assert max(values(svg)["runs"][""]["init"]["loss"][0]) <= 1000
+
+
+def test_averaged_weights_and_further_sets_have_their_signs(tmp_path: Path) -> None:
+    svg = tree(small(), [trace(tmp_path, small(), beside=("real", "v2"), ema=True)])
+    assert [text for text in texts(svg, "tick") if not re.match(r"[\d.]+$", text)][-5:-1] == [
+        "averaged weights", "v2", "real", "validation",
+    ]  # fmt: skip
+    kinds = {test[3] for stage in values(svg)["runs"][""].values() for test in stage["tests"]}
+    assert kinds == {0, 1, 2, 3, 4, 5}
+
+
+def test_incidents_that_lie_together_are_one_sign_with_all_their_texts() -> None:
+    base = Trace(label="", history=_nothing())
+    marks = (
+        Incident("main", 1, "restart", "went on"), Incident("main", 1, "warning", "slow"), Incident("gone", 3, "warning", "x"),
+    )  # fmt: skip
+    picture = make_picture(made_schedules.steps())
+    name = picture.stages[0].name
+    marks = tuple(mark._replace(stage=name) if mark.stage == "main" else mark for mark in marks)
+    svg = tree(picture, [replace(base, marks=marks)])
+    signs = [e for e in svg.iter("g") if (title := e.findtext("title")) and "went on" in title]
+    assert [(e.findtext("text"), e.findtext("title")) for e in signs] == [("!", "went on\nslow")]
+
+
+def _nothing() -> Any:
+    from stagerun.tools.report.history import History
+
+    return History(schedule="", stages=(), lives=(), complete=False, damaged=0, unknown=0)
+
+
+def test_many_runs_are_faint_but_for_the_chosen(tmp_path: Path) -> None:
+    picture = small()
+    runs = [trace(tmp_path / str(n), picture, f"run{n}", seed=n, tests=3) for n in range(20)]
+    svg = tree(picture, runs, run="run7")
+    lines = [path.get("class", "") for path in svg.iter("path") if "thin" in path.get("class", "")]
+    assert lines and all("bold" in line for line in lines)
+    assert list(values(svg)["runs"]) == ["run7"] and "run7" in texts(svg) and "run8" not in texts(svg)
+    few = tree(picture, runs[:3])
+    assert {"run0", "run1", "run2"} <= set(texts(few))
+
+
+def test_the_largest_chart_is_small_enough_to_be_sent_again_and_again(tmp_path: Path) -> None:
+    base = show_piece()
+    trunk, child = base.stages[:2]
+    many = [replace(child, name=f"lr{n}", parent_iter=trunk.iterations - n, leaves_early=n > 0) for n in range(40)]
+    picture = Picture("sweep", (trunk, *many))
+    text = chart(picture, Unit.EPOCHS, make_scale(picture), [trace(tmp_path, picture, tests=20, share=0.2)])
+    assert len(text) < 600_000
+    assert all(
+        len(places(path)) <= 1500
+        for path in ElementTree.fromstring(text).iter("path")
+        if "line" in path.get("class", "")
+    )
+
+
+# -- from outside
+
+
+def test_names_and_texts_are_never_markup(tmp_path: Path) -> None:
+    picture = small()
+    first = picture.stages[0]
+    stage = replace(first, name=NASTY, augmentation=NASTY, marks=())
+    rest = [replace(s, parent=NASTY if s.parent == first.name else s.parent) for s in picture.stages[1:]]
+    nasty = Picture(NASTY, (stage, *rest))
+    one = trace(tmp_path, picture, NASTY, beside=(NASTY,), restarts=1)
+    stages = tuple(replace(s, name=NASTY) if s.name == first.name else s for s in one.history.stages)
+    marks = (Incident(NASTY, 3, "warning", NASTY),)
+    one = replace(one, history=replace(one.history, stages=stages), now=(NASTY, 3), marks=marks)
+    svg = tree(nasty, [one, replace(one, label="other")], chosen=NASTY, run=NASTY)
+    for element in svg.iter():
+        assert element.tag in {"svg", "g", "path", "rect", "text", "title"}
+        assert not any(name.startswith("on") or name in ("style", "href") for name in element.attrib)
+    assert NASTY in texts(svg) and NASTY in [s["name"] for s in values(svg)["stages"]]
+    assert [e.get("data-stage") for e in svg.iter("g") if e.get("data-stage") == NASTY] == [NASTY]
+
+
+def test_no_colour_and_no_style_is_written_where_a_strict_page_would_drop_it(tmp_path: Path) -> None:
+    text = chart(small(), Unit.EPOCHS, make_scale(small()), [trace(tmp_path, small())])
+    assert "style=" not in text and not re.search(r"#[0-9a-fA-F]{6}", text) and "<script" not in text
+
+
+def test_a_log_with_absurd_numbers_makes_a_chart_all_the_same(tmp_path: Path) -> None:
+    picture, out = (
+        make_picture(made_schedules.steps()),
+        write_log(tmp_path, make_picture(made_schedules.steps()), share=0.5),
+    )
+    name, far = picture.stages[0].name, 1e308
+    with open(out / "log.jsonl", "a") as file:
+        for n, (loss, top1) in enumerate([(far, far), (-far, -1.0), (0.0, 1e300)]):
+            file.write(line(2e9, iterated(name, 82 + n, loss=loss)))
+            file.write(line(2e9, evaluated(name, 82 + n, top1, loss=loss)))
+        file.write(line(2e9, iterated(name, 10**12)))
+        file.write(line(2e9, Note(text="far", warning=True)))
+    follower = Follower(out, 300)
+    one = follower.trace("", follower.read(), alive=True)
+    svg = tree(picture, [replace(one, snapshots=((name, 10**9),))])
+    assert "loss" in texts(svg, "name") and values(svg)["runs"]
+    assert not [e for e in svg.iter("g") if "cursor" in e.get("class", "") or e.findtext("title") == "far"]

@@ -1,0 +1,297 @@
+"""The page of `stagerun view`: what it shows of schedules and runs, who gets it, and that nothing in it runs."""
+
+import asyncio
+import base64
+import hashlib
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from made_up_runs import Story
+from view_help import Markup, ask, asking, changes, hub_of
+
+from stagerun.base.errors import UsageError
+from stagerun.cli import main
+from stagerun.tools.view import page
+from stagerun.tools.view.looking import Looker, asked
+
+SOLVERS = Path(__file__).parents[2] / "solvers"
+EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'`&{}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return Path(shutil.copytree(SOLVERS / "resnet50_72ep", tmp_path / "dir"))
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """A run that was killed and went on, and came to its end."""
+    story = Story(tmp_path / "out")
+    story.begin()
+    story.start("init", None)
+    story.train("init", 1, 4, 0)
+    story.begin()
+    story.start("init", None, 3)
+    story.train("init", 4, 6, 0)
+    story.end("init", None, 0.5)
+    story.start("cyc1", "init")
+    story.train("cyc1", 1, 4, 6)
+    story.end("cyc1", "init", 0.75)
+    return tmp_path / "out"
+
+
+# -- a schedule
+
+
+def test_the_page_has_the_plan_the_picture_and_each_stage(folder: Path) -> None:
+    whole, stage, css, script = asking(hub_of(folder), "", "stage/cyc2", "page.css", "page.js")
+    shown = Markup(whole.body)
+    assert "resnet50_72ep: 5 stages, 22610 iterations, 72.29 epochs" in shown.text
+    assert "0.19 -> 0.07696" in shown.text and "there is no LMDB at /datasets/ilsvrc12_train_lmdb" in shown.text
+    assert '<svg id="chart"' in whole.body and 'data-stage="collapse"' in whole.body
+    assert shown.risks == []
+    said = Markup(stage.body)
+    assert "starts from cyc1" in said.text and "cyc2.prototxt:" in said.text and said.risks == []
+    assert "there is no LMDB" in said.text  # in place of its images
+    assert css.headers["content-type"].startswith("text/css") and script.headers["content-type"].startswith(
+        "text/javascript"
+    )
+
+
+def test_what_differs_from_the_parent_stands_beside_it(folder: Path) -> None:
+    (stage,) = asking(hub_of(folder), "stage/collapse")
+    row = re.search(r"<tr><th scope=\"row\">weight_decay</th>.*?</tr>", stage.body, re.DOTALL)
+    assert (row and Markup(row[0]).text == "weight_decay2e-45e-5collapse.prototxt:13") or "5e-5" in Markup(row[0]).text
+
+
+def test_mistakes_stand_above_the_last_version_without_any(folder: Path) -> None:
+    hub = hub_of(folder)
+    before, file = asking(hub, "")[0].body, folder / "cyc2.prototxt"
+    file.write_text(file.read_text() + "max_itr: 5\nbase_lr: -1\n")
+    after = Markup(asking(hub, "")[0].body).text
+    assert (
+        "2 mistakes" in after and "max_itr" in after and "did you mean `max_iter`?" in after and "stage cyc2" in after
+    )
+    assert "what is below is the last version without any" in after
+    assert "22610 iterations" in Markup(before).text and "22610 iterations" in after
+
+
+def test_a_page_that_starts_with_mistakes_gets_the_plan_once_they_are_mended(folder: Path) -> None:
+    file = folder / "cyc2.prototxt"
+    good = file.read_text()
+    file.write_text(f"{good}\nfoo: 1\n")
+    hub = hub_of(folder)
+
+    async def mended() -> dict[str, str]:
+        first = await ask(hub, "")
+        assert "1 mistake" in Markup(first.body).text and "<svg" not in first.body
+        version = re.search(r'data-version="([^"]+)"', first.body)
+        assert version
+        return await changes(hub, version[1], lambda: file.write_text(good), lambda found: "picture" in found)
+
+    found = asyncio.run(mended())
+    assert found["mistakes"] == "" and "22610 iterations" in found["plan"]
+    assert "report" not in found  # what has not changed isn't sent
+
+
+def test_a_folder_that_vanishes_and_comes_back(folder: Path) -> None:
+    looker = Looker(asked([str(folder)]))
+    looker.look()
+    folder.rename(folder.with_name("away"))
+    assert looker.edited()
+    looker.look()
+    assert looker.error is not None and looker.before is not None
+    folder.with_name("away").rename(folder)
+    assert looker.edited()
+    looker.look()
+    assert looker.error is None and not looker.edited()
+
+
+def test_two_schedules_beside_each_other(folder: Path) -> None:
+    other = shutil.copytree(folder, folder.with_name("other"))
+    (other / "cyc1.prototxt").write_text(
+        (other / "cyc1.prototxt").read_text().replace("max_iter:", "weight_decay: 7e-5\nmax_iter:")
+    )
+    (whole,) = asking(hub_of(folder, other), "")
+    shown = Markup(whole.body)
+    assert "they train different things" in shown.text and "7e-5" in shown.text
+    assert 'data-stage="B cyc1"' in whole.body and shown.risks == []
+
+
+# -- runs
+
+
+def test_a_run_its_events_and_its_tables(out: Path) -> None:
+    (whole,) = asking(hub_of(out), "")
+    shown = Markup(whole.body)
+    assert "init" in shown.text and "75.00 %" in shown.text and "started again" in shown.text
+    assert "killed, or ended without a word" in shown.text and shown.risks == []
+
+
+def test_several_runs_and_one_that_cannot_be_read(out: Path, tmp_path: Path) -> None:
+    shutil.copytree(out, tmp_path / "two")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "log.jsonl").write_text("nonsense\n")
+    shown = Markup(asking(hub_of(out, tmp_path / "two", empty), "")[0].body)
+    assert "1 can't be read" in shown.text and "Ranking" in shown.text
+
+
+def test_a_log_that_is_another_is_read_anew(out: Path) -> None:
+    looker = Looker(asked([str(out)]))
+    looker.look()
+    assert looker.seen[0].run is not None and len(looker.seen[0].run.history.lives) == 2
+    assert not looker.moved()
+    shutil.rmtree(out)
+    assert looker.moved()
+    looker.look()  # nothing there says nothing was run
+    story = Story(out)
+    story.begin()
+    story.start("init", None)
+    story.train("init", 1, 2, 0)
+    assert looker.moved()
+    looker.look()
+    assert looker.seen[0].run is not None and len(looker.seen[0].run.history.lives) == 1
+
+
+def test_nothing_is_written(folder: Path, out: Path) -> None:
+    before = sorted(folder.parent.rglob("*"))
+    asking(hub_of(folder, out), "", "stage/init", "images/init")
+    assert sorted(folder.parent.rglob("*")) == before
+
+
+def test_a_bug_is_said_in_the_page_and_ends_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub = hub_of(folder)
+    asking(hub, "")
+    with monkeypatch.context() as broken:
+        broken.setattr(page, "chart", lambda *_, **__: 1 / 0)
+        assert "this is a bug of stagerun: ZeroDivisionError" in Markup(asking(hub, "")[0].body).text
+    assert "Traceback" in capsys.readouterr().err
+    assert "this is a bug" not in Markup(asking(hub, "")[0].body).text
+
+
+# -- who gets it
+
+
+def test_the_policy_and_its_companions(folder: Path) -> None:
+    for path in ("", "page.js", "stage/nope", "/", "/wrong/"):
+        (answer,) = asking(hub_of(folder), path)
+        assert answer.headers["content-security-policy"] == (
+            "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self' data:; base-uri 'none'; "
+            "form-action 'none'; frame-ancestors 'none'"
+        )
+        assert (
+            answer.headers["x-content-type-options"] == "nosniff" and answer.headers["referrer-policy"] == "no-referrer"
+        )
+        assert answer.headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize("path", ["/", "/x/", "/a-toke/", "/a-tokenn/", "//", "/a-token%2F/", "/../a-token/", "/ä/"])
+def test_without_the_token_there_is_nothing(folder: Path, path: str) -> None:
+    assert asking(hub_of(folder), path)[0].status == 404
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "localhost.evil:80", "[::2]:80"])
+def test_another_name_is_refused(folder: Path, host: str) -> None:
+    assert asking(hub_of(folder), "", host=host)[0].status == 400
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:1", "localhost:9", "LOCALHOST", "[::1]:80"])
+def test_any_port_will_do(folder: Path, host: str) -> None:
+    assert asking(hub_of(folder), "page.js", host=host)[0].status == 200
+
+
+@pytest.mark.parametrize("method", ["HEAD", "POST", "PUT", "DELETE", "OPTIONS"])
+def test_only_get(folder: Path, method: str) -> None:
+    for path in ("", "events", "stage/init"):
+        assert asking(hub_of(folder), path, method=method)[0].status == 405
+
+
+# -- what others have written
+
+
+def test_nothing_runs_that_stands_in_solver_files(folder: Path) -> None:
+    schedule = folder / "schedule.prototxt"
+    text = schedule.read_text()
+    schedule.write_text(text.replace("resnet50_72ep", EVIL.replace('"', '\\"')))
+    file = folder / "cyc2.prototxt"
+    file.write_text(f"# {EVIL}\nfoo: '{EVIL.replace(chr(39), '')}' # {EVIL}\n" + file.read_text())
+    (whole,) = asking(hub_of(folder), "")
+    assert Markup(whole.body).risks == [] and "alert(1)" in Markup(whole.body).text
+    file.write_text(f"# {EVIL}\n" + file.read_text().partition("\n")[2].partition("\n")[2])
+    whole, stage = asking(hub_of(folder), "", "stage/cyc2")
+    assert Markup(whole.body).risks == [] and Markup(stage.body).risks == []
+
+
+def test_nothing_runs_that_stands_in_a_log(out: Path) -> None:
+    log = out / "log.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    for line in lines:
+        if line["event"] == "RunStarted":
+            line |= {
+                "device": EVIL,
+                "version": EVIL,
+                "schedule": EVIL,
+                "hosts": [EVIL, EVIL + "2"],
+                "stages": ["init", "cyc1", EVIL],
+            }
+    lines.append({"time": 9e3, "event": "Note", "text": EVIL, "warning": True})
+    lines.append({**lines[1], "stage": EVIL, "start": EVIL})
+    lines.append({"time": 9e3, "event": "Failed", "code": 70, "text": EVIL})
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (whole,) = asking(hub_of(out), "")
+    assert Markup(whole.body).risks == [] and "alert(1)" in Markup(whole.body).text
+
+
+# -- one file
+
+
+def test_the_saved_page_is_one_file_and_its_policy_names_its_script(folder: Path) -> None:
+    result = CliRunner().invoke(main, ["view", str(folder), "--save", "page.html"])
+    assert result.exit_code == 0, result.output
+    html = Path("page.html").read_text()
+    assert not re.search(r'(?:src|href)="(?!#|data:,)', html)
+    assert 'data-detail="cyc3"' in html and "data-version" not in html
+    scripts, styles = (re.findall(rf"<{kind}>(.*?)</{kind}>", html, re.DOTALL) for kind in ("script", "style"))
+    for kind, found in (("script", scripts), ("style", styles)):
+        assert len(found) == 1
+        digest = base64.b64encode(hashlib.sha256(found[0].encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}'" in html
+    assert "default-src 'none'" in html
+
+
+def test_the_style_and_the_script_ask_for_nothing_from_elsewhere() -> None:
+    assert not re.search(r"url\(|@import|https?:", page.stylesheet())
+    assert not re.search(r"https?:|eval|Function\(|document\.write|insertAdjacentHTML", page.script())
+
+
+# -- the command
+
+
+def test_folders_that_are_neither(tmp_path: Path, folder: Path) -> None:
+    with pytest.raises(UsageError, match="neither a schedule's folder"):
+        asked([str(tmp_path)])
+    with pytest.raises(UsageError, match="two schedules are shown"):
+        asked([str(SOLVERS / name) for name in ("resnet50_72ep", "fashion_base", "fashion_collapse")])
+    with pytest.raises(UsageError, match="are the same folder"):
+        asked([str(folder), f"{folder}/."])
+    with pytest.raises(UsageError, match="--set is for one schedule"):
+        asked([str(folder), str(SOLVERS / "fashion_base")], overrides=("seed=2",))
+
+
+def test_a_port_that_is_taken_and_a_host_that_is_not_here(folder: Path) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        result = CliRunner().invoke(main, ["view", str(folder), "--port", str(port)])
+    assert result.exit_code == 64 and f"--port {port} can't be had" in result.stderr
+    result = CliRunner().invoke(main, ["view", str(folder), "--host", "192.0.2.1"])
+    assert result.exit_code == 64 and "--host 192.0.2.1" in result.stderr

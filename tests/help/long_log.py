@@ -1,0 +1,109 @@
+"""OUT/log.jsonl of a run as long as one likes, written in a moment: the stages of a picture, with numbers that look like training."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from random import Random
+
+from stagerun.base.events import Event, Note, RunStarted, StageFinished, StageStarted, Tested, TestedBeside
+from stagerun.drawing.picture import Picture, StagePicture
+from stagerun.store.layout import snapshot_name
+
+
+def write_log(
+    out: Path,
+    picture: Picture,
+    *,
+    share: float = 1.0,
+    tests: int = 12,
+    seed: int = 1,
+    restarts: int = 0,
+    beside: tuple[str, ...] = (),
+    ema: bool = False,
+) -> Path:
+    """`share` of all iterations is done; `tests` in each stage; `restarts` of the process, evenly; `beside`: further validation sets."""
+    out.mkdir(parents=True, exist_ok=True)
+    stages = [stage for stage in picture.stages if stage.enabled]
+    count = sum(stage.iterations for stage in stages)
+    lives = [round(share * count * n / (restarts + 1)) for n in range(1, restarts + 1)]
+    with open(out / "log.jsonl", "w", encoding="utf-8") as file:
+        for said in _lines(picture, stages, round(share * count), tests, Random(seed), lives, beside, ema):
+            file.write(said)
+    return out
+
+
+def line(time: float, event: Event) -> str:
+    return json.dumps({"time": time, "event": type(event).__name__, **asdict(event)}) + "\n"
+
+
+def _began(picture: Picture, names: tuple[str, ...]) -> RunStarted:
+    return RunStarted(
+        schedule=picture.name, out="out", workers=2, device="cpu", threads=1, stages=names, iterations=1,
+        iterations_left=1, version="0",
+    )  # fmt: skip
+
+
+def _lines(
+    picture: Picture, stages: list[StagePicture], left: int, tests: int, random: Random, lives: list[int],
+    beside: tuple[str, ...], ema: bool,
+) -> Iterator[str]:  # fmt: skip
+    names, clock, done = tuple(stage.name for stage in stages), 1e9, 0
+    yield line(clock, _began(picture, names))
+    for stage in stages:
+        if not left:
+            return
+        start = snapshot_name(stage.parent, stage.parent_iter or 0, 1) if stage.parent else "seed 1"
+
+        def started(iter: int, start: str = start, stage: StagePicture = stage) -> StageStarted:
+            return StageStarted(
+                stage=stage.name, number=1, iter=iter, max_iter=stage.iterations, start=start,
+                batch_size=stage.batch_size, device_batch_size=stage.batch_size,
+            )  # fmt: skip
+
+        yield line(clock, started(0))
+        rates, at = stage.line(), 0
+        every = max(1, stage.iterations // tests) if tests else stage.iterations + 1
+        for i in range(1, min(stage.iterations, left) + 1):
+            clock += 0.25
+            while at + 1 < len(rates) and rates[at + 1][0] <= i - 1:
+                at += 1
+            epoch = (stage.begin_own + i * stage.batch_size) / stage.images
+            fall = math.exp(-epoch / 20)
+            loss = 1.2 + 5.5 * fall + 0.15 * random.random() + 8 * rates[at][1] / (1 + epoch)
+            yield (
+                f'{{"time": {clock!r}, "event": "Iterated", "stage": "{stage.name}", "iter": {i}, "epoch": {epoch!r}, "lr": {rates[at][1]!r}, '
+                f'"momentum": 0.9, "weight_decay": 0.0001, "loss": {loss:.4f}, "images": {stage.batch_size}, "seconds": 0.25, '
+                '"update_seconds": 0.01}\n'
+            )
+            if done + i in lives:
+                yield line(clock, Note(text="a worker is slow", warning=True))
+                yield line(clock + 9, _began(picture, names))
+                yield line(clock + 9, started(i))
+            if i % every == 0 or i == stage.iterations:
+                top1 = 0.78 * (1 - fall) ** 0.5 + 0.01 * random.random() - 0.15 * math.sqrt(rates[at][1] / 20)
+                yield from _tested(clock, stage.name, i, max(0.001, top1), beside, ema)
+        if left >= stage.iterations:
+            yield line(clock, _finished(stage, max(0.001, top1)))
+        left -= min(stage.iterations, left)
+        done += stage.iterations
+
+
+def _tested(clock: float, stage: str, i: int, top1: float, beside: tuple[str, ...], ema: bool) -> Iterator[str]:
+    said = {"stage": stage, "iter": i, "images": 5000, "seconds": 3.0}
+    for averaged in (False, True)[: 1 + ema]:
+        own = {**said, "top1": top1 + 0.004 * averaged, "top5": min(1.0, top1 + 0.15), "loss": 4 * (1 - top1) + 0.6}
+        yield line(clock, Tested(**own, ema=averaged))
+        for n, val in enumerate(beside, 1):
+            other = {**own, "top1": 0.93**n * top1, "loss": own["loss"] * 1.1}
+            yield line(clock, TestedBeside(**other, val=val, ema=averaged))
+
+
+def _finished(stage: StagePicture, top1: float) -> StageFinished:
+    return StageFinished(
+        stage=stage.name, iterations=stage.iterations, epochs=stage.iterations * stage.batch_size / stage.images,
+        first_lr=stage.points[0].lr, last_lr=stage.points[-1].lr, weight_decay=1e-4, augmentation="", loss=1.0, top1=top1,
+        top5=1.0, test_loss=1.0, train_seconds=stage.iterations / 4, images_per_second=100.0,
+        snapshot=snapshot_name(stage.name, stage.iterations, 1),
+    )  # fmt: skip

@@ -1,0 +1,113 @@
+"""A page that follows a real run: killed, started again, and come to its end."""
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import tiny
+
+LIMIT_S = 120.0
+
+
+class Page:
+    """Reads what `stagerun view` sends; `sections` by id, as the page would show them."""
+
+    def __init__(self, *words: str, folder: Path) -> None:
+        command = [sys.executable, "-m", "stagerun", "view", *words]
+        self.process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        found = re.match(r"http://([^/]+)(/[^/]+/)\n", self.process.stdout.readline())
+        assert found, self.process.communicate()
+        self.address, self.path = found[1], found[2]
+        self.sections: dict[str, str] = {}
+        self.open: list[http.client.HTTPConnection | http.client.HTTPResponse] = []
+        self.news = self._get("events?since=")
+
+    def _get(self, path: str) -> http.client.HTTPResponse:
+        connection = http.client.HTTPConnection(self.address, timeout=LIMIT_S)
+        connection.request("GET", self.path + path)
+        answer = connection.getresponse()
+        self.open += [connection, answer]
+        return answer
+
+    def get(self, path: str) -> str:
+        return self._get(path).read().decode()
+
+    def until(self, holds: Callable[[dict[str, str]], bool]) -> None:
+        end = time.monotonic() + LIMIT_S
+        while not (self.sections and holds(self.sections)):
+            assert time.monotonic() < end, self.sections.get("head")
+            line = self.news.readline()
+            assert line, "the server has gone"
+            if line.startswith(b"data: "):
+                self.sections |= json.loads(line[6:])
+
+    def end(self) -> tuple[int, str]:
+        self.process.send_signal(signal.SIGINT)
+        _, said = self.process.communicate(timeout=20)
+        return self.process.returncode, said
+
+
+@pytest.fixture
+def pages() -> Iterator[list[Page]]:
+    found: list[Page] = []
+    yield found
+    for page in found:
+        for one in page.open:
+            one.close()
+        page.process.kill()
+        page.process.communicate()
+
+
+def run(folder: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "stagerun", "run", "dir", "--nproc", "1", "--threads", "1"]
+    return subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+
+
+def test_a_page_follows_a_run_that_is_killed_and_goes_on(tmp_path: Path, pages: list[Page]) -> None:
+    tiny.make_data(tmp_path)
+    (tmp_path / "dir").mkdir()
+    text = tiny.SCHEDULE.format(data=tmp_path, train=tiny.TRAIN_IMAGES, val=tiny.VAL_IMAGES)
+    (tmp_path / "dir" / "schedule.prototxt").write_text(text)
+    for name, solver in tiny.STAGES.items():
+        (tmp_path / "dir" / f"{name}.prototxt").write_text(solver)
+    page = Page("dir", folder=tmp_path)
+    pages.append(page)
+    page.get("")
+    page.until(lambda found: "nothing has been run yet" in found["head"])
+    first = run(tmp_path)
+    page.until(
+        lambda found: "running" in found["head"] and "no iteration" not in found["run"] and "<dd>" in found["run"]
+    )
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    page.until(lambda found: "killed, or ended without a word" in found["head"])
+    second = run(tmp_path)
+    assert second.wait() == 0
+    page.until(lambda found: "finished" in found["head"] and "collapse" in found.get("report", ""))
+    assert "started again" in page.sections["events"] and "done" in page.sections["plan"]
+    code, said = page.end()
+    assert code == 0 and "Traceback" not in said
+
+
+def test_ctrl_c_ends_it_at_once_with_a_page_open(tmp_path: Path, pages: list[Page]) -> None:
+    solvers = Path(__file__).parents[2] / "solvers"
+    page = Page(str(solvers / "resnet50_72ep"), folder=tmp_path)
+    pages.append(page)
+    page.get("")
+    page.until(lambda found: "plan" in found)
+    began = time.monotonic()
+    code, said = page.end()
+    assert code == 0 and "Traceback" not in said and "ssh -N -L" in said
+    assert time.monotonic() - began < 5
+    assert page.news.read() is not None  # the page hears that it is gone
