@@ -28,10 +28,8 @@ def _order_of(data: bytes | memoryview, path: Path, model: Model) -> tuple[str, 
         if caffe_blobs.is_hdf5(data) and model.net is not None:
             return in_history(layers_of(model))
         if caffe_blobs.is_hdf5(data):
-            raise DataError(
-                f"{path} is HDF5, which does not say in which order the history is",
-                "let Caffe write the snapshot with `snapshot_format: BINARYPROTO`",
-            )
+            text = f"{path} is HDF5, which does not say in which order the history is"
+            raise DataError(text, "let Caffe write the snapshot with `snapshot_format: BINARYPROTO`")
         net = caffe_blobs.net_in(data)
         names = here(model, caffe_blobs.shapes(net))
         return tuple(names.get(name, name) for name in caffe_blobs.learnable(net))

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from stagerun.data.scratch import look, stage
 from stagerun.data.scratch.layout import held
 from stagerun.language import load
+from stagerun.language.proto import caffe_pb2
 from stagerun.launch.compare import Finding, differences, odd_ones, troubles, unlike, worst
 from stagerun.launch.facts import (
     Facts,
@@ -275,10 +276,11 @@ def test_where_a_host_has_the_files_that_a_schedule_names_is_no_other_schedule(b
 
 
 def test_another_mean_file_is_another_schedule(base: Path, tmp_path: Path) -> None:
-    facts = {}
-    for host, content in (("node1", b"1"), ("node2", b"1"), ("node3", b"2")):
+    facts, channels = {}, load(base / "schedule").model.channels
+    for host, mean in (("node1", 1), ("node2", 1), ("node3", 2)):
         folder = shutil.copytree(base / "schedule", tmp_path / host)
-        (folder / "mean.binaryproto").write_bytes(content)
+        blob = caffe_pb2.BlobProto(num=1, channels=channels, height=1, width=1, data=[mean] * channels)
+        (folder / "mean.binaryproto").write_bytes(blob.SerializeToString())
         overrides = [
             "solver.test_transform_param.mean_file=mean.binaryproto",
             "solver.test_transform_param.mean_value=[]",

@@ -158,12 +158,8 @@ class _Walk:
         backward = block.entries.get("propagate_down")
         for i, value in enumerate(backward.values if backward else ()):
             if value.value is False and not (type_of(block) in ("SoftmaxWithLoss", "Accuracy") and i == 1):
-                self.fail(
-                    value.span,
-                    name,
-                    "`propagate_down: false` isn't known here",
-                    "write `lr_mult: 0` in the layers below",
-                )
+                message = "`propagate_down: false` isn't known here"
+                self.fail(value.span, name, message, "write `lr_mult: 0` in the layers below")
 
     def _taken(self, block: Block, name: str, at: int, bottom: str) -> Dims | None:
         self.untaken.pop(bottom, None)
@@ -174,21 +170,13 @@ class _Walk:
         if later is not None:
             maker = View(later).text("name") or type_of(later)
             what = "itself" if later is block else f"layer {shown(maker)} in line {later.place.line}"
-            self.fail(
-                place,
-                name,
-                f"bottom {shown(bottom)} comes from {what}, and not from a layer before",
-                "layers stand in their order",
-            )
+            message = f"bottom {shown(bottom)} comes from {what}, and not from a layer before"
+            self.fail(place, name, message, "layers stand in their order")
         elif other is not None:
             there = "training" if self.phase == "TEST" else "testing"
             here = "testing" if self.phase == "TEST" else "training"
-            self.fail(
-                place,
-                name,
-                f"bottom {shown(bottom)} is there in {there} alone, not in {here}",
-                f"see `include` in line {other.place.line}",
-            )
+            message = f"bottom {shown(bottom)} is there in {there} alone, not in {here}"
+            self.fail(place, name, message, f"see `include` in line {other.place.line}")
         else:
             self.fail(
                 place,
@@ -309,9 +297,6 @@ class _Walk:
             return False
         maker = self.makers[logits]
         name = View(maker).text("name") or type_of(maker)
-        self.fail(
-            maker.place,
-            name,
-            f"its top {shown(logits)}, {text(dims)}, is the net's output, and a classifier has one number for each class of an image",
-        )
+        message = f"its top {shown(logits)}, {text(dims)}, is the net's output, and a classifier has one number for each class of an image"
+        self.fail(maker.place, name, message)
         return True

@@ -106,12 +106,8 @@ class Given:
         elif axis == 0:
             self.wrong(view, name, "axis 0 is that of the images, which are computed apart", "give the axis of a map")
         elif not 0 < axis <= len(dims):
-            self.wrong(
-                view,
-                name,
-                f"`{name}: {written}`, and the axes of {text(dims)} are 1 to {len(dims)}",
-                "axis 1: the channels",
-            )
+            message = f"`{name}: {written}`, and the axes of {text(dims)} are 1 to {len(dims)}"
+            self.wrong(view, name, message, "axis 1: the channels")
         else:
             return axis
         return None

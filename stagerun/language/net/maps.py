@@ -24,10 +24,10 @@ def concat(given: Given) -> Made | None:
     at = axis - 1
     for name, dims in known[1:]:
         if len(dims) != len(first) or not alike(dims[:at] + dims[at + 1 :], first[:at] + first[at + 1 :]):
-            given.fail(
-                f"bottom {shown(name)}, {text(dims)}, and {shown(first_name)}, {text(first)}, differ beside axis {axis}",
-                "all axes but that one have to be alike",
+            message = (
+                f"bottom {shown(name)}, {text(dims)}, and {shown(first_name)}, {text(first)}, differ beside axis {axis}"
             )
+            given.fail(message, "all axes but that one have to be alike")
             return None
     sizes = [dims[at] for _, dims in known]
     total = sum(n for n in sizes if n is not None) if None not in sizes else None
@@ -73,10 +73,8 @@ def eltwise(given: Given) -> Made | None:
         given.wrong(view, "coeff", f"{len(coeff)} `coeff` for {len(given.bottoms)} bottoms", "give one for each")
     for name, dims in zip(given.bottoms[1:], given.dims[1:], strict=True):
         if dims is not None and given.first is not None and not alike(dims, given.first):
-            given.fail(
-                f"bottom {shown(name)} is {text(dims)}, and {given.bottom()} is {text(given.first)}",
-                "they have to be alike",
-            )
+            message = f"bottom {shown(name)} is {text(dims)}, and {given.bottom()} is {text(given.first)}"
+            given.fail(message, "they have to be alike")
             return None
     known = next((dims for dims in given.dims if dims is not None and None not in dims), given.first)
     return Made(net.Eltwise(operation=operation, coeff=tuple(given.single(view, "coeff", c) for c in coeff)), (known,))
@@ -143,23 +141,15 @@ def _reshaped(given: Given, view: View, dims: Dims, new: list[Size], settings: n
         if total is None or rest is None:
             inner[at] = None
         elif rest == 0 or total % rest:
-            given.wrong(
-                view,
-                "shape",
-                f"{total} values of {text(dims)} can't be put in `-1` x {rest}",
-                f"the other `dim` have to divide {total}",
-            )
+            message = f"{total} values of {text(dims)} can't be put in `-1` x {rest}"
+            given.wrong(view, "shape", message, f"the other `dim` have to divide {total}")
             return None
         else:
             inner[at] = total // rest
     now = volume(tuple(inner))
     if now is not None and total is not None and now != total:
-        given.wrong(
-            view,
-            "shape",
-            f"{text(tuple(inner))} has {now} values, and bottom {given.bottom()} has {total}",
-            "write `dim: -1` for one of them",
-        )
+        message = f"{text(tuple(inner))} has {now} values, and bottom {given.bottom()} has {total}"
+        given.wrong(view, "shape", message, "write `dim: -1` for one of them")
         return None
     return Made(settings, (tuple(inner),))
 

@@ -38,12 +38,8 @@ class Parameters:
         statistics = 3 if kind == "BatchNorm" else 0
         if len(params) > len(new) + statistics:
             place = block.entries["param"].name
-            self.fail(
-                place,
-                name,
-                f"{len(params)} `param`, and the layer has {len(new) + statistics} parameters",
-                "remove those too many",
-            )
+            message = f"{len(params)} `param`, and the layer has {len(new) + statistics} parameters"
+            self.fail(place, name, message, "remove those too many")
         for param in params[:statistics]:
             if param.text("name"):
                 self.fail(

@@ -165,11 +165,8 @@ def _unknown_layers(layers: tuple[Block, ...], problems: Problems) -> set[Span]:
             problems.add(place, TOO_MANY, "is it a net?")
             break
         if not kind:
-            problems.add(
-                place,
-                f"layer {name} has no `type`" if name else "a layer has no `type`",
-                'write `type: "Convolution"`, or what it is',
-            )
+            message = 'write `type: "Convolution"`, or what it is'
+            problems.add(place, f"layer {name} has no `type`" if name else "a layer has no `type`", message)
         else:
             hint = nearest(kind, LAYERS, 0.8) or "it isn't among the layers of image classifiers that stagerun builds"
             problems.add(place, f"layer {name}: unknown type `{shown(kind)}`", hint)

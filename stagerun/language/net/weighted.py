@@ -59,12 +59,8 @@ def _own_blob(given: Given, view: View) -> tuple[int, Dims] | None:
             a is not None and b is not None and a != b for a, b in zip(dims, other, strict=False)
         ):
             hint = "" if axis == 0 else "write `axis: 0`: the second bottom is of the same images"
-            given.wrong(
-                view,
-                "axis",
-                f"bottom {given.bottom(1)}, {text(other)}, does not fit {given.bottom()}, {text(dims)}",
-                hint,
-            )
+            message = f"bottom {given.bottom(1)}, {text(other)}, does not fit {given.bottom()}, {text(dims)}"
+            given.wrong(view, "axis", message, hint)
             return None
         return 0, ()
     if dims is None:
@@ -73,12 +69,8 @@ def _own_blob(given: Given, view: View) -> tuple[int, Dims] | None:
     if axis_ is None or count is None:
         return None
     if count < -1 or axis_ - 1 + count > len(dims):
-        given.wrong(
-            view,
-            "num_axes",
-            f"`num_axes: {count}` from axis {axis_} on is more than {text(dims)} has",
-            "-1: all from `axis` on",
-        )
+        message = f"`num_axes: {count}` from axis {axis_} on is more than {text(dims)} has"
+        given.wrong(view, "num_axes", message, "-1: all from `axis` on")
         return None
     return axis_, dims[axis_ - 1 :] if count == -1 else dims[axis_ - 1 : axis_ - 1 + count]
 

@@ -94,12 +94,8 @@ def pooling(given: Given) -> Made | None:
     settings = {"method": net.Method(method), "ceil": view.text("round_mode") == "CEIL"}
     if whole:
         if any(view.has(name) for name in ("kernel_size", "kernel_h", "kernel_w")):
-            given.wrong(
-                view,
-                "global_pooling",
-                "`global_pooling` takes the whole map, and a kernel is given",
-                "take one of them out",
-            )
+            message = "`global_pooling` takes the whole map, and a kernel is given"
+            given.wrong(view, "global_pooling", message, "take one of them out")
             return None
         channels = dims[0] if dims is not None else None
         return Made(net.Pooling(kernel=None, **settings), ((channels, 1, 1),))  # type: ignore[arg-type]
@@ -107,12 +103,8 @@ def pooling(given: Given) -> Made | None:
     if window is None:
         return None
     if any(p >= k for p, k in zip(window.pad, window.kernel, strict=True)):
-        given.wrong(
-            view,
-            "pad",
-            f"a pad of {text(window.pad)} is not smaller than the kernel, {text(window.kernel)}",
-            "a window would see no value of the map",
-        )
+        message = f"a pad of {text(window.pad)} is not smaller than the kernel, {text(window.kernel)}"
+        given.wrong(view, "pad", message, "a window would see no value of the map")
         return None
     channels, *sides = dims if dims is not None else (None, None, None)
     made = net.Pooling(kernel=window.kernel, stride=window.stride, pad=window.pad, **settings)  # type: ignore[arg-type]
@@ -154,12 +146,9 @@ def _pair(given: Given, view: View, name: str, short: str, default: int | None) 
         return None
     if given_sides:
         if len(given_sides) == 1 and default is None:
-            given.wrong(
-                view,
-                f"{short}_{given_sides[0]}",
-                f"`{short}_h` and `{short}_w` are given together alone",
-                "give the other one, too",
-            )
+            message = f"{short}_{given_sides[0]}"
+            hint = f"`{short}_h` and `{short}_w` are given together alone"
+            given.wrong(view, message, hint, "give the other one, too")
             return None
         fallback = default or 0
         height, width = (s if s is not None else fallback for s in sides)
@@ -178,10 +167,7 @@ def _pair(given: Given, view: View, name: str, short: str, default: int | None) 
 def _fitting(given: Given, view: View, dims: Dims, sizes: tuple[Size, ...], extent: net.Pair) -> bool:
     if all(n is None or n > 0 for n in sizes):
         return True
-    given.wrong(
-        view,
-        "kernel_size",
-        f"a kernel of {text(extent)} is larger than bottom {given.bottom()}, {text(dims[1:])}, with its pad",
-        "are the images too small, or does a layer before it shrink them too much?",
-    )
+    message = f"a kernel of {text(extent)} is larger than bottom {given.bottom()}, {text(dims[1:])}, with its pad"
+    hint = "are the images too small, or does a layer before it shrink them too much?"
+    given.wrong(view, "kernel_size", message, hint)
     return False

@@ -18,42 +18,20 @@ from stagerun.tools.caffe.whole import Written
 # Fields with the same name and meaning, in the order in which they are written. What makes a stage comes first, and always
 # stands in the stage's own file.
 OF_STAGE = (
-    "base_lr",
-    "lr_policy",
-    "gamma",
-    "power",
-    "stepsize",
-    "stepvalue",
-    "lr_iter",
-    "plateau_winsize",
-    "average_loss",
-    "max_iter",
-    "warmup_iter",
-    "warmup_start_lr",
-)
+    "base_lr", "lr_policy", "gamma", "power", "stepsize", "stepvalue", "lr_iter", "plateau_winsize", "average_loss", "max_iter",
+    "warmup_iter", "warmup_start_lr",
+)  # fmt: skip
 UPDATE = (
-    "momentum",
-    "momentum2",
-    "rms_decay",
-    "delta",
-    "weight_decay",
-    "regularization_type",
-    "local_lr_auto",
-    "local_gw_ratio",
-)
+    "momentum", "momentum2", "rms_decay", "delta", "weight_decay", "regularization_type", "local_lr_auto", "local_gw_ratio",
+)  # fmt: skip
 LOOKING = ("display", "test_interval", "snapshot")
 POLICIES = ("fixed", "step", "exp", "inv", "multistep", "poly", "poly_cyc", "sigmoid", "plateau")
 # Fields that a policy may read, and that are left out where it does not.
 OF_POLICY = ("gamma", "power", "stepsize", "stepvalue", "lr_iter", "plateau_winsize", "average_loss")
 # The values of BVLC's deprecated solver_type.
 TYPES = {
-    "SGD": "SGD",
-    "NESTEROV": "Nesterov",
-    "ADAGRAD": "AdaGrad",
-    "RMSPROP": "RMSProp",
-    "ADADELTA": "AdaDelta",
-    "ADAM": "Adam",
-}
+    "SGD": "SGD", "NESTEROV": "Nesterov", "ADAGRAD": "AdaGrad", "RMSPROP": "RMSProp", "ADADELTA": "AdaDelta", "ADAM": "Adam",
+}  # fmt: skip
 # Fields that are read elsewhere: what they name, the batch, and what is converted.
 ELSEWHERE = (
     *("net", "train_net", "test_net", "net_param", "train_net_param", "test_net_param", "train_state", "test_state"),

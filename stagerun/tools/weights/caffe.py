@@ -40,10 +40,8 @@ def caffemodel(model: Model, weights: Mapping[str, Tensor], double: bool, goes_o
 
     data = net_bytes(model.name, list(zip(_said(model, layers), map(list, map(blobs, layers)), strict=True)))
     if left:
-        raise UsageError(
-            f"the net that `{model.name}` is published as has no blob for `{sorted(left)[0]}`",
-            "export with --safetensors",
-        )
+        text = f"the net that `{model.name}` is published as has no blob for `{sorted(left)[0]}`"
+        raise UsageError(text, "export with --safetensors")
     return data
 
 
@@ -74,19 +72,16 @@ def require_caffes(solver: Solver) -> None:
             f"--solverstate: Caffe has no solver of type `{solver.type}`", f"it has {listing(CAFFES_TYPES, 'and')}"
         )
     if solver.type in ("SGD", "Nesterov") and solver.momentum_form is MomentumForm.TORCH:
-        raise UsageError(
-            "--solverstate: with `momentum_form: TORCH` the solver remembers gradients, and Caffe's steps",
-            "export the weights alone",
-        )
+        text = "--solverstate: with `momentum_form: TORCH` the solver remembers gradients, and Caffe's steps"
+        raise UsageError(text, "export the weights alone")
 
 
 def _layers(model: Model) -> tuple[Written, ...]:
     found = layers_of(model)
     if not found:
-        raise UsageError(
-            f"Caffe has no net of `{model.name}`",
-            f"--caffemodel is for nets of Caffe's (`caffe_net`) and for {listing(NAMED, 'and')}; export with --safetensors",
-        )
+        text = f"Caffe has no net of `{model.name}`"
+        hint = f"--caffemodel is for nets of Caffe's (`caffe_net`) and for {listing(NAMED, 'and')}; export with --safetensors"
+        raise UsageError(text, hint)
     return found
 
 

@@ -126,19 +126,15 @@ def export_snapshot(folder: Path, options: ExportOptions) -> None:
 def _kind(options: ExportOptions) -> str:
     kinds = [kind for kind in SUFFIX if getattr(options, kind)]
     if len(kinds) != 1:
-        raise UsageError(
-            "one format at a time" if kinds else "which format?",
-            "give --safetensors, --torch, --onnx or --caffemodel FILE",
-        )
+        text = "one format at a time" if kinds else "which format?"
+        raise UsageError(text, "give --safetensors, --torch, --onnx or --caffemodel FILE")
     (kind,) = kinds
     if kind != "onnx" and options.size is not None:
         raise UsageError(f"--size is for --onnx: with --{kind} images may have any size", "leave --size out")
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None] if kind == "onnx" else []
     if missing:
-        raise UsageError(
-            f"--onnx needs the package{'s' if len(missing) > 1 else ''} {' and '.join(missing)}",
-            "pip install 'stagerun[onnx]'",
-        )
+        text = f"--onnx needs the package{'s' if len(missing) > 1 else ''} {' and '.join(missing)}"
+        raise UsageError(text, "pip install 'stagerun[onnx]'")
     return kind
 
 

@@ -42,10 +42,8 @@ def export(stored: Stored, wanted: Wanted) -> tuple[bytes, list[str]]:
         )
     side = _side(stored, wanted) if wanted.format is Format.ONNX else None
     if side is not None and transform.mean_file is not None:
-        raise UsageError(
-            "--onnx: the graph normalises with a mean for each channel, and this network has a `mean_file`",
-            "export with --safetensors, and take the mean image off before",
-        )
+        text = "--onnx: the graph normalises with a mean for each channel, and this network has a `mean_file`"
+        raise UsageError(text, "export with --safetensors, and take the mean image off before")
     network = load_network(stored, torch.device("cpu"), wanted.ema)
     weights = saved_weights(stored, wanted.ema)
     pixels = pixels_of(transform, model.channels, wanted.rgb)
@@ -88,10 +86,8 @@ def _side(stored: Stored, wanted: Wanted) -> int:
     model, transform = stored.stage.model, stored.stage.solver.test_transform
     side = wanted.side or transform.crop_size
     if side is None:
-        raise UsageError(
-            "an ONNX graph has images of one size, and the evaluation's transform has no crop_size to take it from",
-            "give --size N, the side of the images in pixels",
-        )
+        text = "an ONNX graph has images of one size, and the evaluation's transform has no crop_size to take it from"
+        raise UsageError(text, "give --size N, the side of the images in pixels")
     if not known_of(model).fits(side, side):
         raise UsageError(
             f"`{model.name}` takes images of {known_of(model).sizes}, not {side} x {side}", "give another --size"

@@ -32,10 +32,9 @@ def choose_snapshot(argument: str, out: str | None) -> Path:
     """The directory of SNAPSHOT: a path to it, or a snapshot's name and the output folder. UsageError."""
     found = _snapshot(argument, out)
     if found is None:
-        raise UsageError(
-            f"{argument} is not a snapshot",
-            "give the directory of one (OUT/snapshots/NAME), or its name with --out; `stagerun snapshots` lists them",
-        )
+        text = f"{argument} is not a snapshot"
+        hint = "give the directory of one (OUT/snapshots/NAME), or its name with --out; `stagerun snapshots` lists them"
+        raise UsageError(text, hint)
     return found
 
 
@@ -46,17 +45,14 @@ def choose(argument: str, overrides: Sequence[str], out: str | None, stage: str 
     """
     found = _snapshot(argument, out)
     if found is None and not os.path.exists(argument):
-        raise UsageError(
-            f"there is no {argument} here",
-            "give a snapshot's directory (OUT/snapshots/NAME), its name with --out, or the schedule's folder",
-        )
+        text = f"there is no {argument} here"
+        hint = "give a snapshot's directory (OUT/snapshots/NAME), its name with --out, or the schedule's folder"
+        raise UsageError(text, hint)
     if found is None:
         return _ends(find_target(argument, overrides, out), stage)
     if overrides or stage is not None:
-        raise UsageError(
-            f"{argument} is a snapshot: --set and --stage belong to a schedule's folder",
-            "leave them out, or give the schedule's folder",
-        )
+        text = f"{argument} is a snapshot: --set and --stage belong to a schedule's folder"
+        raise UsageError(text, "leave them out, or give the schedule's folder")
     return Chosen((found,))
 
 
@@ -67,10 +63,9 @@ def _snapshot(argument: str, out: str | None) -> Path | None:
         real = path.resolve()
         if store.parse_name(real.name) is None:
             if os.path.exists(path / MANIFEST) and not os.path.exists(path / SCHEDULE_FILE):
-                raise UsageError(
-                    f"`{real.name}` is not a snapshot's name, though there is a {MANIFEST} in it",
-                    "a snapshot keeps the name that it was written under; one that was damaged is set aside as .bad-NAME",
-                )
+                text = f"`{real.name}` is not a snapshot's name, though there is a {MANIFEST} in it"
+                hint = "a snapshot keeps the name that it was written under; one that was damaged is set aside as .bad-NAME"
+                raise UsageError(text, hint)
             return None
         if out is not None:
             raise UsageError("--out, but the snapshot is given as a directory", "leave --out out")
@@ -78,10 +73,8 @@ def _snapshot(argument: str, out: str | None) -> Path | None:
     if store.parse_name(argument) is None:
         return None
     if out is None:
-        raise UsageError(
-            f"there is no directory {argument}; it is a snapshot's name, but of which output folder?",
-            "give --out FOLDER, or the path of its directory",
-        )
+        text = f"there is no directory {argument}; it is a snapshot's name, but of which output folder?"
+        raise UsageError(text, "give --out FOLDER, or the path of its directory")
     folder = snapshots_folder(Path(out)) / argument
     if not os.path.isdir(folder):
         names = [ref.name for ref in store.inventory(DISK, Path(out)).snapshots]
