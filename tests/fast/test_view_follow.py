@@ -18,7 +18,7 @@ from stagerun.tools.report import read_log as reading
 from stagerun.tools.report.history import History
 from stagerun.tools.report.read_log import read_log
 from stagerun.tools.report.replay import history
-from stagerun.tools.view.follow import Follower
+from stagerun.tools.view.follow import LITTLE, Follower
 
 MOST = 50
 
@@ -117,9 +117,18 @@ def test_a_long_log_comes_in_parts(whole: bytes, tmp_path: Path, monkeypatch: py
     write(tmp_path, whole[: whole.rindex(b"\n") + 1])
     follower, looks, seen = Follower(tmp_path, MOST), 0, 0
     while looks == 0 or follower.behind:
-        now = sum(stage.trained.updates for stage in follower.read(0).stages if stage.trained)
+        now = sum(stage.trained.updates for stage in follower.read(1e-9).stages if stage.trained)
         looks, seen = looks + 1, max(seen, now)
     assert looks > 5
+    assert follower.read() == fresh(tmp_path)
+
+
+def test_without_time_a_log_is_begun_and_no_more(whole: bytes, tmp_path: Path) -> None:
+    data = whole[: whole.rindex(b"\n") + 1]
+    write(tmp_path, data * (2 * LITTLE // len(data) + 1))
+    follower = Follower(tmp_path, MOST)
+    first = follower.read(0)
+    assert first.lives and follower.behind and follower.read(0) is first
     assert follower.read() == fresh(tmp_path)
 
 

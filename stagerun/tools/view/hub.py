@@ -19,6 +19,7 @@ LOOKS_S = 2.0  # between two looks at a run, and at files that the kernel may sa
 SETTLED_S = 0.03  # an editor may empty a file, fill it and rename it
 SHARE = 0.004  # of a core, that whole looks at runs take at most, and glances too
 FIRST_S = 1.0  # for which logs are read before the page is shown; the rest follows
+LATER_S = 5.0  # for which they are read at each of the looks that follow: rendering a hundred runs takes one
 ALIVE_S = 30.0  # between two lines that only keep a connection open
 AGES_S = 60.0  # between two looks at the clock, for `3 min ago`
 
@@ -61,7 +62,7 @@ class Hub:
         began, now = time.thread_time(), time.time()
         try:
             if whole:
-                self.looker.look(FIRST_S)
+                self.looker.look(LATER_S if self._sections else FIRST_S)
                 found = page.sections(self.looker, self.unit, now, bool(self._narrow))
             else:
                 self.looker.glance()
