@@ -107,6 +107,14 @@ class RunOptions(PlannedOptions):
         multiple=True,
         default=(),
     )
+    notify: tuple[str, ...] = option(
+        "--notify COMMAND",
+        "Run COMMAND when a stage is trained and when the command ends, well or not, with one line of JSON about it on its stdin. No shell reads "
+        "it; after 30 s it is ended. Repeatable.",
+        title=LOGGED,
+        default=(),
+        launcher=True,  # the process that was called says how it ends, whatever becomes of the workers
+    )
     profile: str | None = option(
         "--profile FILE",
         "Write a Chrome trace of some iterations (open it in ui.perfetto.dev): images, forward, backward, each piece of the gradients "

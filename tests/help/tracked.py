@@ -58,7 +58,7 @@ def of_mlflow(base: Path, out: Path, run: str) -> Shown:
     shown: Shown = {}
     with sqlite3.connect(out / "mlflow.db") as store:
         rows = store.execute(
-            "select key, step, value from metrics m join tags t on t.run_uuid = m.run_uuid"
+            "select m.key, m.step, m.value from metrics m join tags t on t.run_uuid = m.run_uuid"
             " where t.key = 'stagerun.id' and t.value = ? order by m.step",
             (run,),
         )

@@ -1,6 +1,6 @@
 """Runs that are killed and go on, as the trackers show them."""
 
-import json
+import os
 import random
 import time
 from pathlib import Path
@@ -40,8 +40,6 @@ def killed_and_resumed(base: Path, out: Path, trackers: list[str], kills: int, r
 
 
 def _env(base: Path) -> dict[str, str]:
-    import os
-
     return {**os.environ, "OMP_NUM_THREADS": "1", **tracked.environment(base)}
 
 

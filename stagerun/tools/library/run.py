@@ -56,7 +56,8 @@ def run(
     for name in options.log:
         if name not in all_logs():
             raise UsageError(
-                f"there is no log `{name}`", nearest(name, all_logs()) or f"the logs are {listing(list(all_logs()), 'and')}"
+                f"there is no log `{name}`",
+                nearest(name, all_logs()) or f"the logs are {listing(list(all_logs()), 'and')}",
             )
     require_packages_of_logs(options.log)
     require_evaluation(options.log, found)

@@ -169,7 +169,9 @@ def require_packages(names: Sequence[str]) -> None:
     for name in names:
         log = all_logs()[name]
         if log.package and importlib.util.find_spec(log.package) is None:
-            raise UsageError(f"`--log {name}` needs the package {log.package}", f"pip install 'stagerun[{log.package}]'")
+            raise UsageError(
+                f"`--log {name}` needs the package {log.package}", f"pip install 'stagerun[{log.package}]'"
+            )
         if log.others:
             try:
                 tracker_of(name)

@@ -77,7 +77,9 @@ class Following:
             self._warn(line.decode(errors="replace"))
 
     def _warn(self, why: str) -> None:
-        self.warn(f"warning: {self.orders.tracker} does not take the run's lines: {why}; training goes on, and they are sent when it does")
+        self.warn(
+            f"warning: {self.orders.tracker} does not take the run's lines: {why}; training goes on, and they are sent when it does"
+        )
 
     def _say(self, what: str) -> None:
         name = self.orders.tracker

@@ -14,7 +14,9 @@ class Trackio:
             project=run.project, name=run.name, resume="allow", config={**run.settings, "workers": run.workers},
             embed=False, auto_log_gpu=False, auto_log_cpu=False,
         )  # fmt: skip
-        return self.run._next_step  # 1 + the largest in its store, which it asks for; nothing else says it of a server's, too
+        return (
+            self.run._next_step
+        )  # 1 + the largest in its store, which it asks for; nothing else says it of a server's, too
 
     def send(self, points: Sequence[Point], texts: Sequence[Text]) -> None:
         for point in points:
