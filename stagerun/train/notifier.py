@@ -10,13 +10,13 @@ import select
 import shlex
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 from stagerun.base.errors import EXIT_MEANINGS, ExitCode
 from stagerun.base.events import Event, Failed, Iterated, RunFinished, StageFinished, StageStarted, Stopped, Tested
@@ -91,8 +91,7 @@ class Notifier:
         found = self._found()
         code, text = words.get("code", found[0]), words.get("text") or found[1]
         event = "finished" if code == ExitCode.DONE else "stopped" if code in _STOPPED else "failed"
-        known = code in EXIT_MEANINGS
-        self._tell(event, text or (EXIT_MEANINGS[ExitCode(code)] if known else _KILLED), code)
+        self._tell(event, text or (EXIT_MEANINGS[ExitCode(code)] if code in set(ExitCode) else _KILLED), code)
 
     def _found(self) -> tuple[int | None, str]:
         """What the log says of the end."""
@@ -129,25 +128,24 @@ class Notifier:
 def run_all(commands: Iterable[str], line: str) -> dict[str, str]:
     """Runs the commands at the same time; by command what went wrong, '' where nothing did."""
     end = time.monotonic() + TIMEOUT_S
-    started: list[tuple[str, subprocess.Popen[bytes] | str, Any]] = []
-    for command in commands:
-        said, given = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - the process has them, too
-        given.write(line.encode())
-        given.seek(0)
-        try:
-            process: subprocess.Popen[bytes] | str = subprocess.Popen(
-                shlex.split(command), stdin=given, stdout=said, stderr=said, start_new_session=True
-            )
-        except OSError as error:
-            process = f"can't be started: {error.strerror}"
-        started.append((command, process, said))
-    return {
-        command: process if isinstance(process, str) else _ended(process, said, end)
-        for command, process, said in started
-    }
+    with ExitStack() as files:
+        ways = {command: _start(command, line, files) for command in commands}
+        return {command: way if isinstance(way, str) else _ended(*way, end) for command, way in ways.items()}
 
 
-def _ended(process: subprocess.Popen[bytes], said: Any, end: float) -> str:
+def _start(command: str, line: str, files: ExitStack) -> tuple[subprocess.Popen[bytes], IO[bytes]] | str:
+    """The process, and the file that it prints to; or why there is none."""
+    said, given = (files.enter_context(TemporaryFile()) for _ in range(2))  # noqa: SIM115 - `files` closes them
+    given.write(line.encode())
+    given.seek(0)
+    try:
+        words = shlex.split(command)
+        return subprocess.Popen(words, stdin=given, stdout=said, stderr=said, start_new_session=True), said
+    except OSError as error:
+        return f"can't be started: {error.strerror}"
+
+
+def _ended(process: subprocess.Popen[bytes], said: IO[bytes], end: float) -> str:
     try:
         code = process.wait(max(0.0, end - time.monotonic()))
     except subprocess.TimeoutExpired:

@@ -28,7 +28,7 @@ def check_commands(commands: Sequence[str]) -> None:
         try:
             words = shlex.split(command)
         except ValueError as error:
-            raise UsageError(f"--notify {command}: {error}", "it is split into words as a shell does it") from error
+            raise UsageError(f"--notify {command!r}: {error}", "it is split into words as a shell does it") from error
         if not words or shutil.which(words[0]) is None:
             hint = "no shell reads it: where you need one, write --notify \"sh -c '...'\""
             raise UsageError(f"--notify {command!r}: there is no such program", hint)

@@ -1,8 +1,10 @@
 """What the process of a tracker sends, whatever is killed, lost or undone in between; and trackers of other packages."""
 
+import itertools
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from log_help import evaluated, finished, iterated, stage_started
 
 from stagerun.base.errors import UsageError
 from stagerun.base.events import EnsembleTested, Event, Note, RunFinished, SnapshotWritten
+from stagerun.system.files import write_whole
 from stagerun.train.log_file import JsonLines
 from stagerun.train.logs import table
 from stagerun.train.logs.trackers import follower
@@ -31,8 +34,8 @@ class Shelf:
     known = True
 
     def begin(self, run: TrackedRun) -> int | None:
-        self.id = run.id
-        return len(self.runs.setdefault(run.id, [])) if self.known else None
+        self.id, there = run.id, self.runs.setdefault(run.id, [])
+        return len(there) if self.known else None
 
     def send(self, points: Sequence[Point], texts: Sequence[Text]) -> None:
         for point in points:
@@ -48,11 +51,12 @@ class Shelf:
 def shelf(monkeypatch: pytest.MonkeyPatch) -> type[Shelf]:
     clear()
     monkeypatch.setattr(follower, "tracker_of", lambda name: Shelf)
+    monkeypatch.setattr(follower, "write_whole", partial(write_whole, sync=False))
     return Shelf
 
 
 def clear() -> None:
-    Shelf.runs, Shelf.texts, Shelf.ends = {}, {}, []
+    Shelf.runs, Shelf.texts, Shelf.ends, Shelf.known = {}, {}, [], True
 
 
 def life(out: Path, goes_on: dict[str, int]) -> Follower:
@@ -70,7 +74,7 @@ def life(out: Path, goes_on: dict[str, int]) -> Follower:
             before=BEFORE,
             settings={},
             workers=1,
-        )  # fmt: skip
+        )
     )
 
 
@@ -129,12 +133,13 @@ def test_a_whole_run(tmp_path: Path) -> None:
 
 
 @given(data=st.data())
-@examples(300)
+@examples(100, deadline=None)
 def test_each_iteration_once_whatever_is_killed(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Lives of a stage of 60 iterations; each ends somewhere, between any two lines. The tracker may lose what it was sent last, and the note of
     how far it got may be an older one."""
     clear()
     Shelf.known = data.draw(st.booleans())
+    numbers = itertools.count()
     out, newest, notes = tmp_path_factory.mktemp("out"), 0, [b""]
     note = out / "trackers" / "shelf.json"
     for _ in range(20):
@@ -142,7 +147,7 @@ def test_each_iteration_once_whatever_is_killed(tmp_path_factory: pytest.TempPat
         write(out, stage_started("trunk", newest))
         for _ in range(data.draw(st.integers(0, 30))):
             at += 1
-            write(out, iterated("trunk", at, loss=data.draw(st.floats(0, 1))))
+            write(out, iterated("trunk", at, loss=float(next(numbers))))
             if at % 5 == 0:
                 due = at
             if due and data.draw(st.booleans()):
@@ -225,7 +230,7 @@ def test_an_evaluation_that_is_made_again_alike_is_shown_once(tmp_path: Path) ->
 
 def test_a_note_of_a_log_that_was_removed_does_not_count(tmp_path: Path) -> None:
     write(tmp_path, stage_started("trunk"), *(iterated("trunk", i) for i in (1, 2, 3)), saved("trunk", 3))
-    life(tmp_path, {"trunk": 0}).follow()
+    life(tmp_path, {"trunk": 3}).follow()
     (tmp_path / "log.jsonl").unlink()
     here = life(tmp_path, {"trunk": 0})
     write(tmp_path, stage_started("trunk"), iterated("trunk", 1, loss=7.0), saved("trunk", 1))

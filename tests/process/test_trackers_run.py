@@ -11,6 +11,8 @@ import small
 import tiny
 import tracked
 
+from stagerun import manual
+
 BEFORE = {"init": 0, "cyc1": 60, "collapse": 65, "early": 60}
 INIT = 'base_lr: 0.1 lr_policy: "poly" power: 1 max_iter: 60 test_interval: 7 snapshot: 10'
 
@@ -58,3 +60,60 @@ def test_runs_killed_at_random_are_shown_once(folder: Path, tmp_path: Path, seed
     killed_and_resumed(folder, tmp_path / "out", names, 5, random.Random(seed))
     for name in names:
         assert tracked.require_each_once(folder, tmp_path / "out", name, BEFORE) == 71
+
+
+# -- of another package
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> dict[str, str]:
+    """An environment in which one is installed: the manual's example, and two that fail."""
+    info = tmp_path / "site" / "lab_notes-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lab-notes\nVersion: 1.0\n")
+    names = {"notes": "Notes", "hanging": "Hanging", "raising": "Raising"}
+    rows = "".join(f"{name} = lab_notes:{kind}\n" for name, kind in names.items())
+    (info / "entry_points.txt").write_text(f"[stagerun.logs]\n{rows}")
+    page = (Path(manual.__file__).parent / "trackers.md").read_text()
+    example = page.partition("```python\n")[2].partition("```")[0]
+    (tmp_path / "site" / "lab_notes.py").write_text(example + FAILING)
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path / "site")}
+
+
+FAILING = """
+
+import time
+
+
+class Hanging(Notes):
+    def send(self, points, texts):
+        time.sleep(1000)
+
+
+class Raising(Notes):
+    def begin(self, run):
+        raise ConnectionError("no route to the server")
+"""
+
+
+def test_the_manuals_example(folder: Path, tmp_path: Path, other: dict[str, str]) -> None:
+    assert "notes: of the package lab-notes." in " ".join(small.stagerun("run", "--help", env=other).stdout.split())
+    done = small.run(folder / "schedule", tmp_path / "out", "--log", "notes", nproc=2, env=other)
+    assert done.returncode == 0, done.stderr
+    (path,) = (tmp_path / "out").glob("notes-*.csv")
+    rows = [line.split(",") for line in path.read_text().splitlines()]
+    shown = [(name, int(iteration), float(value)) for _, iteration, name, value in rows]
+    for name, points in tracked.logged(tmp_path / "out", BEFORE).items():
+        assert [(iteration, value) for one, iteration, value in shown if one == name] == points
+    assert (tmp_path / "out" / "trackers" / "notes.txt").read_text() == "finished\n"
+
+
+def test_one_that_hangs_or_raises_costs_a_warning(folder: Path, tmp_path: Path, other: dict[str, str]) -> None:
+    words = ["--grace", "8s", "--log", "hanging", "--log", "raising"]
+    run = small.start(folder / "schedule", tmp_path / "out", *words, environment=other)
+    code, said = run.wait(120)
+    assert code == 0, said
+    assert run.gone(5)
+    assert said.count("warning: raising does not take the run's lines: ConnectionError: no route to the server") == 1
+    assert said.count("warning: hanging has not taken all lines within 2 s of the run's end") == 1
+    assert "Traceback" not in said

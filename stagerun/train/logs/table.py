@@ -110,6 +110,16 @@ def _tracker(name: str, opened: Opened) -> Sink:
     return Following(orders, opened.warn, opened.patience)
 
 
+def send_rest(names: Sequence[str], opened: Opened) -> None:
+    """What trackers lack of a run that is over."""
+    from stagerun.train.logs.trackers.follower import lacks
+
+    for name in dict.fromkeys(names):
+        if all_logs()[name].tracker and lacks(opened.out, name):
+            with all_logs()[name].make(opened):
+                pass
+
+
 def _plain(value: str) -> Any:
     """A number or a text, of what is written in a schedule."""
     try:

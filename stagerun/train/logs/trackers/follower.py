@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from stagerun.base.events import Event, RunFinished, Stopped
+from stagerun.base.events import RunFinished, Stopped
 from stagerun.store.logged import event_of
 from stagerun.system.files import write_whole
 from stagerun.train.logs.table import tracker_of
@@ -35,6 +35,7 @@ END_S = 30.0  # from the run's end to this process's
 _AGAIN_S = 10.0  # between two attempts to reach a tracker
 _BATCH = 500
 _LOOK_S = 2.0
+_STATUS: dict[type | None, str] = {RunFinished: "finished", Stopped: "stopped"}
 _QUIET = tuple(f'"event": "{name}"'.encode() for name in ("Retraced", "Compressed", "Synchronised", "Indexed"))
 
 
@@ -58,10 +59,10 @@ class Follower:
 
     def __init__(self, orders: Orders) -> None:
         self.orders, self.out = orders, Path(orders.out)
-        self.file = self.out / "trackers" / f"{orders.tracker}.json"
+        self.file = _note_of(self.out, orders.tracker)
         self.tracker: Tracker | None = None
         self.there = self.noted = 0
-        self.last: type = Event
+        self.last: type | None = None
         self.run, self.number = uuid.uuid4().hex[:8], 1
         self._begin_at(Settling())
         with suppress(FileNotFoundError):
@@ -185,14 +186,28 @@ class Follower:
 
     def end(self) -> None:
         if self.tracker is not None:
-            self.tracker.end({RunFinished: "finished", Stopped: "stopped"}.get(self.last, "failed"))
+            self.tracker.end(_STATUS.get(self.last, "failed"))
+            self._note()
+
+
+def lacks(out: Path, tracker: str) -> bool:
+    """Whether a tracker has not been sent all of the log."""
+    try:
+        note = json.loads(_note_of(out, tracker).read_bytes())
+        return note["settling"]["at"] < (out / "log.jsonl").stat().st_size
+    except FileNotFoundError:
+        return (out / "log.jsonl").exists()
+    except (ValueError, KeyError, TypeError):  # it says so itself
+        return True
+
+
+def _note_of(out: Path, tracker: str) -> Path:
+    return out / "trackers" / f"{tracker}.json"
 
 
 def _settling(note: dict[str, Any]) -> Settling:
-    waiting, restarts = (
-        [kind(**one) for one in note.pop(name)] for name, kind in (("waiting", Line), ("restarts", Restart))
-    )
-    return Settling(**note, waiting=waiting, restarts=restarts)
+    waiting, restarts = [Line(**one) for one in note["waiting"]], [Restart(**one) for one in note["restarts"]]
+    return Settling(**{**note, "waiting": waiting, "restarts": restarts})
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ class MLflow:
         known = self.client.get_experiment_by_name(experiment)
         self.experiment = known.experiment_id if known else self.client.create_experiment(experiment)
         found = self.client.search_runs([self.experiment], f"tags.`{_ID}` = '{run.id}'")
-        self.known: dict[str, set[int]] | None = {}
+        self.known: dict[str, set[tuple[int, int]]] | None = {}
         if found:
             self.run = found[0].info.run_id
             self.client.update_run(self.run, "RUNNING")

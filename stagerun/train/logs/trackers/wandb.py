@@ -51,7 +51,7 @@ def rows(folder: Path, run: str) -> int:
 def history(path: Path) -> Iterator[Any]:
     """The rows of one file, up to where a kill cut it short."""
     for data in _records(path.read_bytes()):
-        record = wandb_internal_pb2.Record.FromString(data)
+        record = wandb_internal_pb2.Record.FromString(data)  # type: ignore[attr-defined]
         if record.WhichOneof("record_type") == "history":
             yield record.history
 
