@@ -96,15 +96,19 @@ class Raising(Notes):
 """
 
 
+def require_notes(out: Path) -> None:
+    (path,) = out.glob("notes-*.csv")
+    rows = [line.split(",") for line in path.read_text().splitlines()]
+    shown = [(name, int(iteration), float(value)) for _, iteration, name, value in rows]
+    for name, points in tracked.logged(out, BEFORE).items():
+        assert [(iteration, value) for one, iteration, value in shown if one == name] == points
+
+
 def test_the_manuals_example(folder: Path, tmp_path: Path, other: dict[str, str]) -> None:
     assert "notes: of the package lab-notes." in " ".join(small.stagerun("run", "--help", env=other).stdout.split())
     done = small.run(folder / "schedule", tmp_path / "out", "--log", "notes", nproc=2, env=other)
     assert done.returncode == 0, done.stderr
-    (path,) = (tmp_path / "out").glob("notes-*.csv")
-    rows = [line.split(",") for line in path.read_text().splitlines()]
-    shown = [(name, int(iteration), float(value)) for _, iteration, name, value in rows]
-    for name, points in tracked.logged(tmp_path / "out", BEFORE).items():
-        assert [(iteration, value) for one, iteration, value in shown if one == name] == points
+    require_notes(tmp_path / "out")
     assert (tmp_path / "out" / "trackers" / "notes.txt").read_text() == "finished\n"
 
 
@@ -117,3 +121,7 @@ def test_one_that_hangs_or_raises_costs_a_warning(folder: Path, tmp_path: Path, 
     assert said.count("warning: raising does not take the run's lines: ConnectionError: no route to the server") == 1
     assert said.count("warning: hanging has not taken all lines within 2 s of the run's end") == 1
     assert "Traceback" not in said
+    # The run is over, and a tracker that is named now gets all of it.
+    done = small.run(folder / "schedule", tmp_path / "out", "--log", "notes", env=other)
+    assert done.returncode == 0 and "nothing to do" in done.stdout, done.stdout
+    require_notes(tmp_path / "out")
