@@ -19,6 +19,7 @@ PAGES = {
     "asynchronous": "workers that push gradients and don't wait: staleness, what is recorded, how a run is replayed",
     "losses": "binary and distilled losses, your own, several labels, early stopping, FixRes",
     "reports": "tables, curves, evaluation, predictions, export",
+    "trackers": "wandb, MLflow, Trackio, a tracker of your own; a command when a stage or the run ends",
     "editor": "mistakes as you type, the manual under the cursor, one style for files; VS Code, Neovim, Helix, Emacs",
     "library": "`import stagerun`: load, plan, run, report and snapshots in scripts and notebooks",
     "caffe": "what is Caffe's here, and how its solver files are imported",

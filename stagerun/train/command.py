@@ -23,6 +23,7 @@ from stagerun.system import signals
 from stagerun.system.world import World, rank_said
 from stagerun.train.first_look import look_first
 from stagerun.train.logs.table import require_evaluation, require_packages
+from stagerun.train.notify import Notified, check_commands
 from stagerun.train.options import Cut, RunOptions
 
 
@@ -34,13 +35,16 @@ def run(options: RunOptions, hosts: HostOptions) -> int:
     RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, each process joins as one worker.
     """
     others = chosen_hosts(hosts, options.nproc)
-    with stopped_after(options.stop_after):
+    check_commands(options.notify)
+    with stopped_after(options.stop_after), Notified(options) as notified:
         over_live_line()
         _check(options)
         if others is not None:
-            return _on_hosts(options, others)
+            return notified.ended(_on_hosts(options, others))
         job = job_of(options)
-        return work(job, options.orders) if joined(options.nproc) else _start(job, options)
+        if joined(options.nproc):
+            return notified.ended(work(notified.around(job), options.orders))
+        return notified.ended(_start(job, options))
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from stagerun.system import signals
 from stagerun.train import results
 from stagerun.train.hours import find_hours
 from stagerun.train.logs.results import ensembles_table, finished_line, results_table
-from stagerun.train.logs.table import in_format, parents, require_evaluation
+from stagerun.train.logs.table import Opened, in_format, parents, require_evaluation, send_rest
 from stagerun.train.options import RunOptions
 from stagerun.train.output import DISK
 from stagerun.train.recorded import recorded
@@ -47,6 +47,7 @@ def look_first(options: RunOptions, schedule: Schedule, size: int) -> ExitCode |
         finished = RunFinished(trained=False, seconds=0.0, not_chosen=left)
         say(in_format(options.log_format, finished_line(finished)))
         say(in_format(options.log_format, _table(plan, out)))
+        send_rest(options.log, Opened(plan, out, (), say))
         return ExitCode.DONE
     if not options.retry:
         require_progress(DISK, out, standing(DISK, out, schedule, found))

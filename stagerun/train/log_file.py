@@ -61,10 +61,10 @@ class Life:
 
 
 class Tail:
-    """The events of a log that a run appends to, each once."""
+    """The events of a log that a run appends to, each once. `at`: the byte from which on."""
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._at, self._rest = path, 0, b""
+    def __init__(self, path: Path, at: int = 0) -> None:
+        self._path, self._at, self._rest = path, at, b""
 
     def __call__(self) -> list[tuple[float, Event]]:
         """What has come since the last call. A line that a kill cut short is left out."""

@@ -26,7 +26,7 @@ from stagerun.launch import GRACE_S
 from stagerun.launch.sharing import Wish
 from stagerun.launch.start import Orders
 from stagerun.train.keeper import Selection
-from stagerun.train.logs.table import LOGS, SCREENS
+from stagerun.train.logs.table import SCREENS, all_logs
 from stagerun.train.recorded import SUFFIX
 
 STOPPING = "Stopping and going on"
@@ -101,11 +101,19 @@ class RunOptions(PlannedOptions):
     )
     log: tuple[str, ...] = option(
         "--log",
-        f"Write a log into the output folder as well. {' '.join(f'{name}: {log.about}' for name, log in LOGS.items())} Repeatable.",
+        f"Write a log into the output folder as well, or send it to a tracker. {' '.join(f'{name}: {log.about}' for name, log in all_logs().items())} Repeatable.",
         title=LOGGED,
-        type=click.Choice(list(LOGS)),
+        type=click.Choice(list(all_logs())),
         multiple=True,
         default=(),
+    )
+    notify: tuple[str, ...] = option(
+        "--notify COMMAND",
+        "Run COMMAND when a stage is trained and when the command ends, well or not, with one line of JSON about it on its stdin. No shell reads "
+        "it; after 30 s it is ended. Repeatable.",
+        title=LOGGED,
+        default=(),
+        launcher=True,  # the process that was called says how it ends, whatever becomes of the workers
     )
     profile: str | None = option(
         "--profile FILE",

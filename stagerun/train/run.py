@@ -25,7 +25,7 @@ from stagerun.train.agreement import rank0
 from stagerun.train.join import join, load_everywhere, place
 from stagerun.train.keeper import Keeper
 from stagerun.train.log_file import JsonLines
-from stagerun.train.logs.table import LOGS, SCREENS, Opened, Screen, Sink, require_evaluation
+from stagerun.train.logs.table import SCREENS, Opened, Screen, Sink, all_logs, require_evaluation
 from stagerun.train.options import Cut, RunOptions
 from stagerun.train.profiling import Profile
 from stagerun.train.walk import run
@@ -134,9 +134,9 @@ class Output:
         stack.callback(self.comm.pulse.prints, True)  # its end prints, too
         self._sinks.append(stack.enter_context(JsonLines(log, screen.say)))
         require_evaluation(options.log, plan.schedule)
-        opened = Opened(plan, keeper.out, before, screen.say)
+        opened = Opened(plan, keeper.out, before, screen.say, self.comm.size, min(30.0, options.grace_s / 4))
         for name in dict.fromkeys(options.log):
-            self._sinks.append(stack.enter_context(LOGS[name].make(opened)))
+            self._sinks.append(stack.enter_context(all_logs()[name].make(opened)))
 
     def show(self, event: Event) -> None:
         """A monitor's word is the last that the user sees. What is still trained after it may be saved, so it is logged."""

@@ -253,6 +253,7 @@ def test_every_option_is_a_decision() -> None:
             "--log-format",
             "--max-restarts",
             "--min-nodes",
+            "--notify",
             "--nproc",
             "--only",
             "--out",

@@ -123,7 +123,7 @@ def test_a_function_may_be_defined_in_any_way(text: str) -> None:
 
 
 def test_a_package_has_its_version_without_an_import() -> None:
-    assert language.version("google") == language.metadata.version("protobuf")
+    assert language.version("PIL") == language.metadata.version("pillow")
     assert language.version("click") == language.metadata.version("click")
     assert language.version("json") == "unknown"
     assert language.version("no_such_package") == language.ABSENT

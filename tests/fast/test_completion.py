@@ -42,7 +42,7 @@ def test_zsh_and_fish_get_the_line_of_help_too() -> None:
     [
         ("run", "--re", ["--redo", "--replay", "--retry", "--require-bit-exact", "--remote-python"]),
         ("run d", "--stop", ["--stop-after"]),
-        ("run d --log", "", ["tensorboard", "dawnbench", "mllog", "csv"]),
+        ("run d --log", "", ["tensorboard", "dawnbench", "mllog", "csv", "wandb", "mlflow", "trackio"]),
         ("data import", "--syn", ["--synsets"]),
         ("import caffe", "--train", ["--train-source"]),
         ("bench", "sca", ["scaling"]),

@@ -19,7 +19,7 @@ from stagerun.system.world import launched, started_by
 from stagerun.tools.library.common import Folder, Names, names_of, schedule_of
 from stagerun.tools.library.lockstep import Lockstep
 from stagerun.train.first_look import require_packages
-from stagerun.train.logs.table import LOGS, require_evaluation
+from stagerun.train.logs.table import all_logs, require_evaluation
 from stagerun.train.logs.table import require_packages as require_packages_of_logs
 from stagerun.train.options import RunOptions
 
@@ -54,9 +54,10 @@ def run(
         redo=names_of(redo), keep=names_of(keep), only=names_of(only), log=names_of(log),
     )  # fmt: skip
     for name in options.log:
-        if name not in LOGS:
+        if name not in all_logs():
             raise UsageError(
-                f"there is no log `{name}`", nearest(name, LOGS) or f"the logs are {listing(list(LOGS), 'and')}"
+                f"there is no log `{name}`",
+                nearest(name, all_logs()) or f"the logs are {listing(list(all_logs()), 'and')}",
             )
     require_packages_of_logs(options.log)
     require_evaluation(options.log, found)
