@@ -10,13 +10,13 @@ import select
 import shlex
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import IO, Any
+from typing import Any
 
 from stagerun.base.errors import EXIT_MEANINGS, ExitCode
 from stagerun.base.events import Event, Failed, Iterated, RunFinished, StageFinished, StageStarted, Stopped, Tested
@@ -26,6 +26,7 @@ from stagerun.train.log_file import Tail
 
 TIMEOUT_S = 30.0
 _LOOK_S = 1.0
+_KEPT = 1 << 12  # bytes of what a command prints
 _STOPPED = (ExitCode.SAVED, ExitCode.INTERRUPTED)
 _KILLED = "the command was killed, or ended at once"
 
@@ -128,34 +129,61 @@ class Notifier:
 def run_all(commands: Iterable[str], line: str) -> dict[str, str]:
     """Runs the commands at the same time; by command what went wrong, '' where nothing did."""
     end = time.monotonic() + TIMEOUT_S
-    with ExitStack() as files:
-        ways = {command: _start(command, line, files) for command in commands}
-        return {command: way if isinstance(way, str) else _ended(*way, end) for command, way in ways.items()}
+    ways = {command: _start(command, line) for command in commands}
+    return {command: way if isinstance(way, str) else way.ended(end) for command, way in ways.items()}
 
 
-def _start(command: str, line: str, files: ExitStack) -> tuple[subprocess.Popen[bytes], IO[bytes]] | str:
-    """The process, and the file that it prints to; or why there is none."""
-    said, given = (files.enter_context(TemporaryFile()) for _ in range(2))  # noqa: SIM115 - `files` closes them
-    given.write(line.encode())
-    given.seek(0)
+def _start(command: str, line: str) -> "_Started | str":
+    """Or why it can't be."""
     try:
-        words = shlex.split(command)
-        return subprocess.Popen(words, stdin=given, stdout=said, stderr=said, start_new_session=True), said
+        return _Started(command, line)
     except OSError as error:
         return f"can't be started: {error.strerror}"
 
 
-def _ended(process: subprocess.Popen[bytes], said: IO[bytes], end: float) -> str:
-    try:
-        code = process.wait(max(0.0, end - time.monotonic()))
-    except subprocess.TimeoutExpired:
+class _Started:
+    """A command's process, fed and read by threads: no file is written, since a full disk may be what there is to tell."""
+
+    def __init__(self, command: str, line: str) -> None:
+        self._process = subprocess.Popen(
+            shlex.split(command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self._said = b""  # the last of it
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        threading.Thread(target=self._feed, args=(line.encode(),), daemon=True).start()
+
+    def _feed(self, line: bytes) -> None:
+        assert self._process.stdin is not None
+        with suppress(OSError):  # it need not read
+            self._process.stdin.write(line)
         with suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)  # with all that it has started
-        process.wait()
-        return f"took longer than {TIMEOUT_S:.0f} s, and was ended"
-    said.seek(0)
-    words = said.read(1 << 16).decode(errors="replace").strip().splitlines()
-    return f"ended with code {code}" + (f": {words[-1]}" if words else "") if code else ""
+            self._process.stdin.close()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as printed:
+            while new := os.read(printed.fileno(), 1 << 16):
+                self._said = (self._said + new)[-_KEPT:]
+
+    def ended(self, end: float) -> str:
+        """What went wrong; '' if nothing did."""
+        process = self._process
+        try:
+            code = process.wait(max(0.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            with suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)  # with all that it has started
+            process.wait()
+            self._reader.join(1)
+            return f"took longer than {TIMEOUT_S:.0f} s, and was ended"
+        self._reader.join(1)  # what it has left behind may print on
+        words = self._said.decode(errors="replace").strip().splitlines()
+        return f"ended with code {code}" + (f": {words[-1]}" if words else "") if code else ""
 
 
 def main() -> None:
@@ -175,6 +203,8 @@ def main() -> None:
             if lines and notifier is None:
                 orders = json.loads(lines[0])
                 notifier = Notifier(Orders(**{**orders, "commands": tuple(orders["commands"])}))
+            if len(lines) > 1:
+                break
         if notifier is not None:
             notifier.look()
     if notifier is not None:

@@ -1,6 +1,7 @@
 """`run --notify COMMAND`, in the process that the user called: it starts the notifier, and says how the run ended."""
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from stagerun.language import load
 from stagerun.launch import StopRequest
 from stagerun.launch.start import Job
 from stagerun.launch.watch.worker import Monitored
+from stagerun.system import signals
 from stagerun.system.process import program
 from stagerun.system.world import World, rank_said
 from stagerun.train.notifier import TIMEOUT_S, Orders
@@ -42,7 +44,7 @@ class Notified:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "Notified":
-        if self._options.notify and rank_said() == 0:
+        if self._options.notify and rank_said() == 0 and self._process is None:  # `around` enters it once more
             try:
                 self._start()
             except OSError as error:
@@ -63,6 +65,14 @@ class Notified:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(asdict(orders)).encode() + b"\n")
         self._process.stdin.flush()
+        signals.last_words.append(self._last_words)
+
+    def _last_words(self, code: int, text: str) -> None:
+        """From a handler, so that no buffer is touched. The notifier needs no one who waits for it."""
+        process, self._process = self._process, None
+        if process is not None and process.stdin is not None:
+            with suppress(OSError):
+                os.write(process.stdin.fileno(), _end(code, text))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -83,7 +93,7 @@ class Notified:
         process, self._process = self._process, None
         if process is not None and process.stdin is not None:
             with suppress(OSError):
-                process.stdin.write(json.dumps({"code": int(code), "text": text}).encode() + b"\n")
+                process.stdin.write(_end(code, text))
                 process.stdin.close()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(2 * TIMEOUT_S + 5)  # a stage may just have ended, too
@@ -97,3 +107,7 @@ class Notified:
                 return self.ended(job(world, stop, watch))
 
         return noticed
+
+
+def _end(code: int, text: str) -> bytes:
+    return json.dumps({"code": int(code), "text": text}).encode() + b"\n"

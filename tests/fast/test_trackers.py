@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -238,6 +239,37 @@ def test_a_note_of_a_log_that_was_removed_does_not_count(tmp_path: Path) -> None
     assert [losses(run)[-1] for run in Shelf.runs.values()] == [(3, 2.03), (1, 7.0)]
 
 
+def one_stage(out: Path, upto: int = 2) -> None:
+    write(out, stage_started("trunk"), *(iterated("trunk", i) for i in range(1, upto + 1)), saved("trunk", upto))
+
+
+def test_a_tracker_that_was_not_waited_for_is_asked_again(tmp_path: Path) -> None:
+    here = life(tmp_path, {"trunk": 0})
+    one_stage(tmp_path)
+    write(tmp_path, RunFinished(trained=True, seconds=1.0), saved("trunk", 2))  # so that the note counts the end, too
+    here.follow()
+    here._note()
+    assert follower.lacks(tmp_path, "shelf")
+    again = life(tmp_path, {})
+    again.follow()
+    again.end()
+    assert not follower.lacks(tmp_path, "shelf") and [status for _, status in Shelf.ends] == ["finished"]
+
+
+def test_a_copy_of_the_folder_is_another_run_and_a_moved_one_is_not(tmp_path: Path) -> None:
+    first = tmp_path / "first"
+    first.mkdir()
+    here = life(first, {"trunk": 0})
+    one_stage(first)
+    here.follow()
+    shutil.copytree(first, tmp_path / "copy")
+    life(tmp_path / "copy", {"trunk": 2}).follow()
+    assert [losses(run) for run in Shelf.runs.values()] == [[(1, 2.01), (2, 2.02)]] * 2
+    first.rename(tmp_path / "moved")
+    life(tmp_path / "moved", {"trunk": 2}).follow()
+    assert len(Shelf.runs) == 2
+
+
 # -- of other packages
 
 
@@ -255,7 +287,10 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     sys.modules.pop("lab_notes", None)
 
 
-def test_an_entry_point_adds_a_tracker(installed: Path) -> None:
+@pytest.mark.parametrize("extra", ["", " [cloud]"])
+def test_an_entry_point_adds_a_tracker(installed: Path, extra: str) -> None:
+    points = installed / "lab_notes-1.0.dist-info" / "entry_points.txt"
+    points.write_text(f"[stagerun.logs]\nnotes = lab_notes:Notes{extra}\n")
     (installed / "lab_notes.py").write_text("class Notes:\n    pass\n")
     assert table.all_logs()["notes"].about == "of the package lab-notes."
     table.require_packages(["notes"])
@@ -263,7 +298,8 @@ def test_an_entry_point_adds_a_tracker(installed: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["import nothing_of_that_name", "x =", "raise SystemError('broken')", "class Other: pass"]
+    "text",
+    ["import nothing_of_that_name", "x =", "raise SystemError('broken')", "raise SystemExit", "class Other: pass"],
 )
 def test_one_that_cant_be_imported_is_one_message(installed: Path, text: str) -> None:
     (installed / "lab_notes.py").write_text(text)

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -109,3 +110,35 @@ def test_a_command_that_hangs_is_ended_with_what_it_started(tmp_path: Path, monk
     pid = int((tmp_path / "pid").read_text())
     state = Path(f"/proc/{pid}/stat")
     assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_what_a_command_prints_goes_to_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))  # as where the disk is full
+    chatty = f"{sys.executable} -c \"import sys; print('x' * 10**7); print('the last word'); sys.exit(3)\""
+    found = notifier.run_all([chatty, "cat"], json.dumps("y" * 10**6) + "\n")
+    assert list(found.values()) == ["ended with code 3: the last word", ""]
+
+
+@pytest.mark.parametrize("ranks", ["launcher", "mpirun"])
+def test_an_end_at_once_is_one_end(base: Path, tmp_path: Path, ranks: str) -> None:
+    """Within the first imports and plans a signal ends the process at once."""
+    told = tmp_path / "told"
+    world = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517"}
+    text = f"""
+import os, signal, sys
+from stagerun.system import signals
+from stagerun.train.notify import Notified
+from stagerun.train.options import RunOptions
+signals.leave(75, "nothing was started")
+commands = ({to(told)[1]!r},)
+with Notified(RunOptions(folder={str(base / "schedule")!r}, out={str(tmp_path / "out")!r}, notify=commands)) as notified:
+    job = notified.around(lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    job(None, None, None)
+"""
+    done = subprocess.run([sys.executable, "-c", text], env=os.environ | (world if ranks == "mpirun" else {}))
+    assert done.returncode == 75
+    end = time.monotonic() + 30
+    while not told.exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    time.sleep(1)
+    assert [(one["event"], one["exit_code"]) for one in notices(told)] == [("stopped", 75)]

@@ -1,6 +1,5 @@
 """The logs of a run that tools of others read, by the name that `--log` has for them, and what can be printed."""
 
-import importlib
 import importlib.metadata
 import importlib.util
 import json
@@ -170,8 +169,7 @@ def all_logs() -> dict[str, Log]:
 
 def tracker_of(name: str) -> "Callable[[], Tracker]":
     """Whatever its package raises."""
-    module, _, kind = all_logs()[name].tracker.partition(":")
-    return getattr(importlib.import_module(module), kind)
+    return importlib.metadata.EntryPoint(name, all_logs()[name].tracker, GROUP).load()
 
 
 def require_packages(names: Sequence[str]) -> None:
@@ -185,7 +183,7 @@ def require_packages(names: Sequence[str]) -> None:
         if log.others:
             try:
                 tracker_of(name)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise UsageError(
                     f"`--log {name}`: {log.tracker} of the package {log.others} can't be imported: {type(error).__name__}: {error}",
                     f"mend or uninstall {log.others}; stagerun itself has {listing(list(LOGS), 'and')}",

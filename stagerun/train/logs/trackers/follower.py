@@ -7,6 +7,7 @@ How far it got stands in OUT/trackers/NAME.json. Each of the cases in which that
   read from the log again; from its beginning, if the tracker has less than was noted.
 - It is killed after the tracker has stored lines and before that is noted: the tracker has more than was noted, and these are not sent.
 - The log was killed before it said that a snapshot is there: the next StageStarted says so.
+- It is killed while the tracker takes its time at the end: the note doesn't say `ended`, and the next command asks the tracker what it has.
 - The last life's process still sends while the next one starts: they take turns by a lock.
 """
 
@@ -24,7 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from stagerun.base.events import RunFinished, Stopped
+from stagerun.base.events import RunFinished, RunStarted, Stopped
 from stagerun.store.logged import event_of
 from stagerun.system.files import write_whole
 from stagerun.train.logs.table import tracker_of
@@ -35,7 +36,7 @@ END_S = 30.0  # from the run's end to this process's
 _AGAIN_S = 10.0  # between two attempts to reach a tracker
 _BATCH = 500
 _LOOK_S = 2.0
-_STATUS: dict[type | None, str] = {RunFinished: "finished", Stopped: "stopped"}
+_STATUS: dict[type, str] = {RunStarted: "failed", RunFinished: "finished", Stopped: "stopped"}  # until the next of them
 _QUIET = tuple(f'"event": "{name}"'.encode() for name in ("Retraced", "Compressed", "Synchronised", "Indexed"))
 
 
@@ -62,15 +63,25 @@ class Follower:
         self.file = _note_of(self.out, orders.tracker)
         self.tracker: Tracker | None = None
         self.there = self.noted = 0
-        self.last: type | None = None
+        self.status = "failed"  # what the log says of the run's end
         self.run, self.number = uuid.uuid4().hex[:8], 1
         self._begin_at(Settling())
         with suppress(FileNotFoundError):
             note = json.loads(self.file.read_bytes())
             settling = _settling(note["settling"])
-            if settling.at <= orders.size:  # else it is of another log, which someone has removed
+            another_log = settling.at > orders.size  # someone has removed the one that it is of
+            if not another_log and not self._copied(note):
                 self.run, self.number, self.noted = note["run"], note["number"], settling.count
+                self.status = note["status"]
                 self._begin_at(settling)
+
+    def _copied(self, note: dict[str, Any]) -> bool:
+        """Whether this folder is a copy of another one, to which the run there belongs; one that was moved isn't."""
+        there = Path(note["out"])
+        with suppress(OSError, ValueError, KeyError):
+            same = there.samefile(self.out)
+            return not same and json.loads(_note_of(there, self.orders.tracker).read_bytes())["run"] == note["run"]
+        return False
 
     def follow(self) -> None:
         """Sends what has settled. Raises what the tracker does: then this object is of no use any more."""
@@ -164,7 +175,7 @@ class Follower:
                 if not any(name in line for name in _QUIET):
                     with suppress(ValueError):  # a line that a kill cut short
                         if (found := event_of(line)) is not None:
-                            self.last = type(found[1])
+                            self.status = _STATUS.get(type(found[1]), self.status)
                             yield from settling.read(at, settling.at, *found)
 
     def _tracked(self) -> TrackedRun:
@@ -179,22 +190,29 @@ class Follower:
             workers=self.orders.workers,
         )
 
-    def _note(self) -> None:
-        note = {"run": self.run, "number": self.number, "settling": asdict(self.settling)}
+    def _note(self, ended: bool = False) -> None:
+        note = {
+            "run": self.run,
+            "number": self.number,
+            "out": self.orders.out,
+            "status": self.status,
+            "ended": ended,
+            "settling": asdict(self.settling),
+        }
         write_whole(self.file, json.dumps(note).encode())
         self.noted = self.settling.count
 
     def end(self) -> None:
         if self.tracker is not None:
-            self.tracker.end(_STATUS.get(self.last, "failed"))
-            self._note()
+            self.tracker.end(self.status)
+            self._note(ended=True)
 
 
 def lacks(out: Path, tracker: str) -> bool:
-    """Whether a tracker has not been sent all of the log."""
+    """Whether a tracker has not been sent all of the log, or not been waited for."""
     try:
         note = json.loads(_note_of(out, tracker).read_bytes())
-        return note["settling"]["at"] < (out / "log.jsonl").stat().st_size
+        return not note["ended"] or note["settling"]["at"] < (out / "log.jsonl").stat().st_size
     except FileNotFoundError:
         return (out / "log.jsonl").exists()
     except (ValueError, KeyError, TypeError):  # it says so itself
@@ -238,9 +256,10 @@ def _followed(orders: Orders, over: threading.Event, said: TextIO) -> int:
             if ended:
                 follower.end()
             failed = ""
-        except Exception as error:  # a tracker may raise anything
+        except BaseException as error:  # a tracker may raise anything, SystemExit too
             follower, why = None, f"{type(error).__name__}: {error}".partition("\n")[0]
-            traceback.print_exc()
+            if why != failed:  # it may be away for days
+                traceback.print_exc()
             if not failed:
                 with suppress(OSError):
                     said.write(f"{why}\n")
