@@ -9,6 +9,7 @@ import re
 import shutil
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from view_help import Markup, ask, asking, changes, hub_of
 
 from stagerun.base.errors import UsageError
 from stagerun.cli import main
-from stagerun.tools.view import command, page
+from stagerun.tools.view import before, command, page
 from stagerun.tools.view.app import hosts_of
 from stagerun.tools.view.looking import Looker, asked
 
@@ -135,6 +136,15 @@ def test_a_run_its_events_and_its_tables(out: Path) -> None:
     shown = Markup(whole.body)
     assert "init" in shown.text and "75.00 %" in shown.text and "started again" in shown.text
     assert "killed, or ended without a word" in shown.text and shown.risks == []
+
+
+def test_the_plan_of_a_run_does_not_say_that_it_is_to_do(folder: Path) -> None:
+    looker = Looker(asked([str(folder)]))
+    looker.look()
+    assert looker.before is not None
+    assert "fresh" in before.plan(looker.before) and "nothing was measured" in before.plan(looker.before)
+    stored = Markup(before.plan(replace(looker.before, stored=True))).text
+    assert "cyc2" in stored and "fresh" not in stored and "to do" not in stored and "measured" not in stored
 
 
 def test_several_runs_and_one_that_cannot_be_read(out: Path, tmp_path: Path) -> None:
