@@ -1,7 +1,9 @@
 """Following a log: what has been read bit by bit is what one reading finds."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import made_schedules
 import pytest
@@ -18,6 +20,7 @@ from stagerun.tools.report import read_log as reading
 from stagerun.tools.report.history import History
 from stagerun.tools.report.read_log import read_log
 from stagerun.tools.report.replay import history
+from stagerun.tools.view import follow
 from stagerun.tools.view.follow import LITTLE, Follower
 
 MOST = 50
@@ -97,6 +100,24 @@ def test_another_log_is_read_from_its_start(how: str, whole: bytes, tmp_path: Pa
     assert follower.read() == fresh(tmp_path)
 
 
+def test_a_log_that_is_cut_short_while_it_is_read(
+    whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half = whole[: whole.index(b"\n", len(whole) // 2) + 1]
+    write(tmp_path, half)
+    follower, log = Follower(tmp_path, MOST), tmp_path / "log.jsonl"
+
+    def cut(*how: Any) -> Iterator[list[Any]]:
+        yield from reading.whole_lines(*how)
+        os.truncate(log, 0)
+
+    with monkeypatch.context() as changed:
+        changed.setattr(follow, "whole_lines", cut)
+        follower.read()
+    write(tmp_path, whole[: whole.rindex(b"\n") + 1].replace(b'"loss": ', b'"loss": 1'))
+    assert follower.read() == fresh(tmp_path)
+
+
 def test_a_log_that_is_gone_or_holds_nothing_is_said(tmp_path: Path, whole: bytes) -> None:
     follower = Follower(tmp_path, MOST)
     with pytest.raises(UsageError, match=r"has no log\.jsonl"):
@@ -130,6 +151,20 @@ def test_without_time_a_log_is_begun_and_no_more(whole: bytes, tmp_path: Path) -
     first = follower.read(0)
     assert first.lives and follower.behind and follower.read(0) is first
     assert follower.read() == fresh(tmp_path)
+
+
+def test_a_line_without_an_end_is_not_kept(whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_BLOCK", 1000)
+    monkeypatch.setattr(reading, "_LONGEST", 4000)
+    first = whole[: whole.index(b"\n", 1000) + 1]
+    write(tmp_path, first + 100_000 * b"x")
+    log = reading.Log()
+    with reading.opened(tmp_path) as file:
+        kept = max(file.tell() - log.read for _ in reading.whole_lines(file, log))
+    assert kept < 10_000 and log.damaged > 0
+    write(tmp_path, b"\n" + first)
+    follower = Follower(tmp_path, MOST)
+    assert follower.read().stages and follower.read().damaged > 0
 
 
 def marks(out: Path, *more: Event) -> list[tuple[str, str, int]]:

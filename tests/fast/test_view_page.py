@@ -2,10 +2,14 @@
 
 import asyncio
 import base64
+import getpass
 import hashlib
 import json
 import re
 import shutil
+import socket
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +19,8 @@ from view_help import Markup, ask, asking, changes, hub_of
 
 from stagerun.base.errors import UsageError
 from stagerun.cli import main
-from stagerun.tools.view import page
+from stagerun.tools.view import before, command, page
+from stagerun.tools.view.app import hosts_of
 from stagerun.tools.view.looking import Looker, asked
 
 SOLVERS = Path(__file__).parents[2] / "solvers"
@@ -133,6 +138,15 @@ def test_a_run_its_events_and_its_tables(out: Path) -> None:
     assert "killed, or ended without a word" in shown.text and shown.risks == []
 
 
+def test_the_plan_of_a_run_does_not_say_that_it_is_to_do(folder: Path) -> None:
+    looker = Looker(asked([str(folder)]))
+    looker.look()
+    assert looker.before is not None
+    assert "fresh" in before.plan(looker.before) and "nothing was measured" in before.plan(looker.before)
+    stored = Markup(before.plan(replace(looker.before, stored=True))).text
+    assert "cyc2" in stored and "fresh" not in stored and "to do" not in stored and "measured" not in stored
+
+
 def test_several_runs_and_one_that_cannot_be_read(out: Path, tmp_path: Path) -> None:
     shutil.copytree(out, tmp_path / "two")
     empty = tmp_path / "empty"
@@ -177,6 +191,58 @@ def test_a_bug_is_said_in_the_page_and_ends_nothing(
     assert "this is a bug" not in Markup(asking(hub, "")[0].body).text
 
 
+def test_a_look_that_nobody_waits_for_any_more_is_not_joined_by_another(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub, looking, most = hub_of(folder), 0, 0
+
+    def look(_: float) -> None:
+        nonlocal looking, most
+        looking += 1
+        most = max(most, looking)
+        time.sleep(0.2)
+        looking -= 1
+
+    async def leave_and_come_back() -> None:
+        first = asyncio.create_task(hub.look())
+        await asyncio.sleep(0.05)
+        first.cancel()
+        await hub.look()
+
+    monkeypatch.setattr(hub.looker, "look", look)
+    asyncio.run(leave_and_come_back())
+    assert most == 1
+
+
+def test_a_file_that_is_written_to_all_the_time_hides_no_change(folder: Path) -> None:
+    hub, file = hub_of(folder), folder / "cyc2.prototxt"
+
+    async def noise() -> None:
+        while True:
+            (folder / "run.log").write_text("x")
+            await asyncio.sleep(0.005)
+
+    async def edited() -> dict[str, str]:
+        await ask(hub, "")
+        noisy = asyncio.create_task(noise())
+        try:
+            mistake = changes(
+                hub, hub.version, lambda: file.write_text("foo: 1\n"), lambda found: "foo" in found.get("mistakes", "")
+            )
+            return await asyncio.wait_for(mistake, 10)
+        finally:
+            noisy.cancel()
+
+    assert "Solver has no field" in asyncio.run(edited())["mistakes"]
+
+
+def test_images_at_a_place_that_cannot_be_asked_for(folder: Path) -> None:
+    schedule = folder / "schedule.prototxt"
+    schedule.write_text(schedule.read_text().replace("/datasets/ilsvrc12_train_lmdb", "/" + 300 * "x"))
+    (stage,) = asking(hub_of(folder), "stage/init")
+    assert stage.status == 200 and "there is no LMDB at /xxx" in Markup(stage.body).text
+
+
 # -- who gets it
 
 
@@ -206,6 +272,13 @@ def test_another_name_is_refused(folder: Path, host: str) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1:1", "localhost:9", "LOCALHOST", "[::1]:80"])
 def test_any_port_will_do(folder: Path, host: str) -> None:
     assert asking(hub_of(folder), "page.js", host=host)[0].status == 200
+
+
+def test_the_address_that_was_connected_to_is_a_name_of_the_server(folder: Path) -> None:
+    hub, own = hub_of(folder), "192.0.2.7"
+    assert asking(hub, "page.js", host=f"{own}:80", server=own)[0].status == 200
+    assert asking(hub, "page.js", host="evil.example", server=own)[0].status == 400
+    assert asking(hub, "page.js", host=own)[0].status == 400
 
 
 @pytest.mark.parametrize("method", ["HEAD", "POST", "PUT", "DELETE", "OPTIONS"])
@@ -287,11 +360,26 @@ def test_folders_that_are_neither(tmp_path: Path, folder: Path) -> None:
 
 
 def test_a_port_that_is_taken_and_a_host_that_is_not_here(folder: Path) -> None:
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         result = CliRunner().invoke(main, ["view", str(folder), "--port", str(port)])
     assert result.exit_code == 64 and f"--port {port} can't be had" in result.stderr
     result = CliRunner().invoke(main, ["view", str(folder), "--host", "192.0.2.1"])
     assert result.exit_code == 64 and "--host 192.0.2.1" in result.stderr
+    result = CliRunner().invoke(main, ["view", str(folder), "--host", "a..b"])
+    assert result.exit_code == 64 and "--host a..b is not a name of a machine" in result.stderr
+
+
+def test_all_addresses_are_no_address_to_type(capsys: pytest.CaptureFixture[str]) -> None:
+    command._say_where("0.0.0.0", 80, "token")
+    assert capsys.readouterr().out == f"http://{socket.gethostname()}:80/token/\n"
+    assert socket.gethostname().lower() in hosts_of("0.0.0.0")
+
+
+def test_a_user_without_a_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def nameless() -> str:
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.setattr(getpass, "getuser", nameless)
+    command._say_where("127.0.0.1", 80, "token")
+    assert f"ssh -N -L 80:127.0.0.1:80 {socket.gethostname()}," in capsys.readouterr().err

@@ -24,8 +24,10 @@ def hub_of(*paths: object, **options: object) -> Hub:
     return Hub(Looker(asked([str(path) for path in paths], **options)), Unit.EPOCHS)
 
 
-async def ask(hub: Hub, path: str, method: str = "GET", host: str = "127.0.0.1:8000") -> Answer:
-    """`path`: below the token, or with a `/` of its own."""
+async def ask(
+    hub: Hub, path: str, method: str = "GET", host: str = "127.0.0.1:8000", server: str = "127.0.0.1"
+) -> Answer:
+    """`path`: below the token, or with a `/` of its own. `server`: the address that was connected to."""
     app = make_app(hub, TOKEN, hosts_of("127.0.0.1"))
     whole, _, query = (path if path.startswith("/") else f"/{TOKEN}/{path}").partition("?")
     sent: list[dict[str, Any]] = []
@@ -43,7 +45,7 @@ async def ask(hub: Hub, path: str, method: str = "GET", host: str = "127.0.0.1:8
     headers = [(b"host", host.encode())] if host else []
     scope = {
         "type": "http", "method": method, "path": whole, "raw_path": whole.encode(), "query_string": query.encode(), "root_path": "",
-        "headers": headers, "scheme": "http", "server": ("127.0.0.1", 8000), "client": ("127.0.0.1", 1), "http_version": "1.1",
+        "headers": headers, "scheme": "http", "server": (server, 8000), "client": ("127.0.0.1", 1), "http_version": "1.1",
         "asgi": {"version": "3.0", "spec_version": "2.4"},
     }  # fmt: skip
     await app(scope, receive, send)

@@ -219,6 +219,7 @@ def _stretches(count: int, value: Callable[[int], int]) -> Iterator[tuple[int, i
 
 LOG = "log.jsonl"
 _BLOCK = 1 << 20  # bytes read at a time
+_LONGEST = 1 << 25  # bytes of a line without an end that are kept; no run writes a thousandth of that
 
 # An Iterated as `jsonl` writes it, which nearly all lines are: a fifth of what a JSON parser takes. What is written in any other
 # way is left to that parser, as are all other lines.
@@ -294,6 +295,8 @@ def whole_lines(file: BinaryIO, log: Log, block: int | None = None) -> Iterator[
     ):  # a line without an end is not copied more than once or twice
         whole, end, rest = (rest + data).rpartition(b"\n")
         log.read += len(whole) + len(end)
+        if len(rest) > _LONGEST:  # it is no line of a run, and must not fill the memory
+            log.read, log.damaged, rest = log.read + len(rest), log.damaged + 1, b""
         yield list(_parsed(_text(whole + end), log))
 
 

@@ -51,7 +51,8 @@ class Guard:
         await (refused or self._app)(scope, receive, with_headers)  # type: ignore[arg-type]
 
     def _refused(self, scope: Scope) -> Response | None:
-        if host_of(Request(scope).headers.get("host", "")) not in self._hosts:
+        # The address that was connected to is no name that someone else could point here.
+        if host_of(Request(scope).headers.get("host", "")) not in {*self._hosts, scope["server"][0]}:
             return PlainTextResponse("this server has another name\n", 400)
         first = str(scope["path"]).removeprefix("/").partition("/")[0]
         if not hmac.compare_digest(first.encode(errors="replace"), self._token):
@@ -78,15 +79,7 @@ def hosts_of(host: str) -> frozenset[str]:
     with suppress(ValueError):
         if ipaddress.ip_address(host).is_unspecified:  # all of this machine's addresses
             names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
-            names |= {str(info[4][0]) for info in _addresses(socket.gethostname())}
     return frozenset(names)
-
-
-def _addresses(name: str) -> list:  # type: ignore[type-arg]
-    try:
-        return socket.getaddrinfo(name, None)
-    except OSError:
-        return []
 
 
 def make_app(hub: Hub, token: str, hosts: frozenset[str]) -> ASGIApp:

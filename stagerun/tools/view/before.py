@@ -95,7 +95,11 @@ def plan(before: Before | None) -> str:
     parts = {**left(before.plan, before.hours), **(before.together or {})} if before.hours else {}
     heads = [*head[:-1], *["time left"] * bool(parts), head[-1]]
     made = [_plan_row(row, parts, before) for row in rows]
-    lead = [f"<p>{text(title(before.plan))}</p>", _time(before, parts)]
+    lead = [f"<p>{text(title(before.plan))}</p>"]
+    if before.stored:  # what runs have done of it stands in their report
+        heads, made = heads[:-1], [cells[:-1] for cells in made]
+    else:
+        lead.append(_time(before, parts))
     foot = [f"<pre>{text(block)}</pre>" for block in before.blocks if block]
     if before.hours is not None:
         counted = [f"not counted: {', '.join(before.hours.left_out)}"] if before.hours.left_out else []

@@ -106,6 +106,8 @@ def _listen(host: str, port: int) -> socket.socket:
                 "name another, or leave --port out for one that is free",
             ) from None
         raise UsageError(f"--host {host}: {error.strerror}", "name an address of this machine") from None
+    except UnicodeError:
+        raise UsageError(f"--host {host} is not a name of a machine", "name an address of this machine") from None
 
 
 def _say_where(host: str, port: int, token: str) -> None:
@@ -113,10 +115,19 @@ def _say_where(host: str, port: int, token: str) -> None:
         tell(
             f"warning: --host {host}: whoever on the network learns the address sees the page, and it is sent unencrypted"
         )
-    name = f"[{host}]" if ":" in host else host
+    everywhere = host in ("0.0.0.0", "::")  # which is no address that another machine can ask
+    name = socket.gethostname() if everywhere else f"[{host}]" if ":" in host else host
     show(f"http://{name}:{port}/{token}/")
     if host == HERE:
-        there = f"{getpass.getuser()}@{socket.gethostname()}"
+        there = f"{_user()}{socket.gethostname()}"
         tell(
             f"from another machine: ssh -N -L {port}:{HERE}:{port} {there}, and the same address there\nCtrl-C ends it"
         )
+
+
+def _user() -> str:
+    """`me@`; '' where the user has no name, as in a container that runs as any number."""
+    try:
+        return f"{getpass.getuser()}@"
+    except (KeyError, OSError):
+        return ""

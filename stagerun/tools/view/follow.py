@@ -66,6 +66,8 @@ class Follower:
         begin = max(0, self._log.read - TAIL)
         file.seek(begin)
         self._file, self._tail = _identity(file), file.read(self._log.read - begin)
+        if begin + len(self._tail) < self._log.read:  # it was cut short meanwhile
+            self._file = 0, 0
 
     def trace(self, label: str, past: History, alive: bool) -> Trace:
         """What `read` has found, as it is drawn. `past`: that, or with results from elsewhere."""

@@ -17,6 +17,7 @@ from stagerun.tools.view.sheet import refusal
 
 LOOKS_S = 2.0  # between two looks at a run, and at files that the kernel may say nothing of
 SETTLED_S = 0.03  # an editor may empty a file, fill it and rename it
+RESTLESS = 5  # times that much is waited for quiet: a log in the same folder may be written to all the time
 SHARE = 0.004  # of a core, that whole looks at runs take at most, and glances too
 FIRST_S = 1.0  # for which logs are read before the page is shown; the rest follows
 LATER_S = 5.0  # for which they are read at each of the looks that follow: rendering a hundred runs takes one
@@ -47,7 +48,11 @@ class Hub:
         return {id: html for id, (_, html) in self._sections.items()}
 
     async def look(self, whole: bool = True) -> None:
-        """Reads what has changed, and renders it; else only what costs little."""
+        """Reads what has changed, and renders it; else only what costs little. Who asked may go away meanwhile: the thread can't be
+        stopped, and until it is done no other may look."""
+        await asyncio.shield(self._look(whole))
+
+    async def _look(self, whole: bool) -> None:
         async with self._turn:
             found, self._cost[whole] = await asyncio.to_thread(self._rendered, whole)
         changed = {id: html for id, html in found.items() if self._sections.get(id, (0, None))[1] != html}
@@ -107,7 +112,8 @@ class Hub:
                     continue
                 try:
                     async with self._news:
-                        await asyncio.wait_for(self._news.wait(), ALIVE_S)
+                        if seen == self._version and not self.closed:  # the lock may have been waited for
+                            await asyncio.wait_for(self._news.wait(), ALIVE_S)
                 except asyncio.TimeoutError:
                     yield b":\n\n"
         finally:
@@ -160,7 +166,9 @@ class Hub:
             if not self.looker.behind:
                 with suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(heard.wait(), LOOKS_S)
-            while heard.is_set():  # until it is quiet
+            for _ in range(RESTLESS):
+                if not heard.is_set():
+                    break
                 heard.clear()
                 await asyncio.sleep(SETTLED_S)
             now = time.monotonic()

@@ -4,7 +4,7 @@
 (function () {
   const detail = document.getElementById("detail"), shown = detail.querySelector("div"), byId = id => document.getElementById(id);
   const sorted = new Map(); // by the id of a table: column, and whether it falls
-  let chosen = "", before = null, told = "";
+  let chosen = "", before = null, told = "", asked = 0;
 
   // -- sections, as the server sends them
 
@@ -59,11 +59,13 @@
 
   async function choose(name, again) {
     const kept = [...document.querySelectorAll("[data-detail]")].find(e => e.dataset.detail === name);
+    const turn = ++asked;
     let html = kept ? kept.innerHTML : "";
     if (!kept && document.body.dataset.version) {
       const answer = await fetch("stage/" + encodeURIComponent(name)).catch(() => null);
-      if (!answer || !answer.ok) { if (!again) close(); return; }
-      html = await answer.text();
+      html = answer && answer.ok ? await answer.text() : "";
+      if (turn !== asked) return; // another was chosen meanwhile, or none
+      if (!html) { if (!again) close(); return; }
     } else if (!kept) return;
     if (!again) before = document.activeElement;
     chosen = name;
@@ -77,6 +79,7 @@
   }
 
   function close() {
+    asked += 1;
     if (detail.hidden) return;
     detail.hidden = true;
     chosen = "";

@@ -1,6 +1,6 @@
 """Some of the images of a stage as its network gets them. Read when they are asked for."""
 
-from pathlib import Path
+import os
 
 from stagerun.base.errors import StagerunError
 from stagerun.command.shared import output_folder
@@ -23,7 +23,7 @@ def refusal(asked: Asked, before: Before | None, name: str) -> str:
     made = with_imports(before.schedule, output_folder(before.schedule.name, None)).imports.get(stage.data.train.path)
     if made is not None and not is_there(made):
         return "its images are a folder that has not been imported yet, which `run` does"
-    if made is None and not Path(stage.data.train.path).exists():
+    if made is None and not os.path.exists(stage.data.train.path):  # False, too, where that may not be asked
         return f"there is no LMDB at {stage.data.train.path} on this machine"
     return ""
 
