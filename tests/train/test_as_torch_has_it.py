@@ -25,7 +25,7 @@ from stagerun.system import host
 from stagerun.system.host import Roots, whole_memory
 from stagerun.tools.caffe.net import recognise, shapes, text_of
 from stagerun.tools.caffe.text import NET, Findings, read_text
-from stagerun.tools.data.show import _show
+from stagerun.tools.data.show import shown_of
 from stagerun.tools.data.sources import open_source
 from stagerun.tools.rehearse.command import room
 
@@ -92,5 +92,5 @@ def test_what_may_be_had_in_all_is_the_least_limit(
 def test_colours_are_changed_as_in_training(lmdb: Path, tmp_path: Path) -> None:
     plain = make_schedule(tmp_path / "plain", lmdb)
     lively = make_schedule(tmp_path / "lively", lmdb, "color_jitter_param { brightness: 0.9 hue: 0.5 }")
-    pictures = [[tile.picture for tile in _show(options(folder, stage="one")).tiles] for folder in (plain, lively)]
+    pictures = [[tile.picture for tile in shown_of(options(folder, stage="one")).tiles] for folder in (plain, lively)]
     assert not any(np.array_equal(a, b) for a, b in zip(*pictures, strict=True))
