@@ -122,8 +122,10 @@ def test_two_schedules_beside_each_other(folder: Path) -> None:
     (other / "cyc1.prototxt").write_text(
         (other / "cyc1.prototxt").read_text().replace("max_iter:", "weight_decay: 7e-5\nmax_iter:")
     )
-    (whole,) = asking(hub_of(folder, other), "")
+    whole, first, second, none = asking(hub_of(folder, other), "", "stage/A cyc1", "stage/B cyc1", "stage/C cyc9")
     shown = Markup(whole.body)
+    assert "7e-5" in Markup(second.body).text and "7e-5" not in Markup(first.body).text, "a click on each one's stage"
+    assert none.status == 404
     assert "they train different things" in shown.text and "7e-5" in shown.text
     assert 'data-stage="B cyc1"' in whole.body and shown.risks == []
 

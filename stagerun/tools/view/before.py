@@ -2,13 +2,14 @@
 
 import posixpath
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stagerun.base.errors import Problem, RecipeError, Span, StagerunError
 from stagerun.base.recipe import Schedule
+from stagerun.base.snapshots import Inventory
 from stagerun.base.text import count, duration
 from stagerun.drawing.picture import Picture
-from stagerun.plan import Plan, State
+from stagerun.plan import Plan, State, make_plan
 from stagerun.plan.hours import Hours, Spent, left
 from stagerun.plan.render import details, table_rows, title
 from stagerun.tools.diff.command import Difference, FieldDifference, Found, rate_text, value_text, verdict
@@ -128,6 +129,17 @@ def _plan_row(row: Sequence[str], parts: Mapping[str, Spent | None], before: Bef
 
 
 # -- a stage
+
+
+def meant(before: Before, name: str) -> tuple[Before, str] | None:
+    """The schedule and the stage that a name in the picture means: of two schedules, `B cyc1` is the second's. None where there is no such stage."""
+    side, _, own = name.rpartition(" ")
+    if side and before.compared is not None:
+        name = own
+        if side == "B":
+            schedule = before.compared.b.schedule
+            before = replace(before, schedule=schedule, plan=make_plan(schedule, Inventory()), stored=False)
+    return (before, name) if name in before.stages else None
 
 
 def detail(before: Before, name: str) -> str:

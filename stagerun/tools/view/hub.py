@@ -86,9 +86,11 @@ class Hub:
     def detail(self, stage: str) -> str | None:
         """None where there is no such stage."""
         before = self.looker.before
-        if before is None or stage not in before.stages:
+        found = planned.meant(before, stage) if before is not None else None
+        if before is None or found is None:
             return None
-        return planned.detail(before, stage) + planned.images(stage, refusal(self.looker.asked, before, stage))
+        refused = refusal(self.looker.asked, before, found[1])
+        return planned.detail(*found) + planned.images(found[1], refused)
 
     # -- pages
 

@@ -143,5 +143,8 @@ def _document(name: str, links: str, found: Mapping[str, str], attributes: str, 
 
 
 def details(before: Before | None) -> dict[str, str]:
-    """Of all stages."""
-    return {name: planned.detail(before, name) for name in before.stages} if before is not None else {}
+    """Of all stages, under their names in the picture and in the table."""
+    if before is None:
+        return {}
+    names = dict.fromkeys((*before.stages, *(stage.name for stage in before.picture.stages)))
+    return {name: planned.detail(*found) for name in names if (found := planned.meant(before, name)) is not None}
