@@ -309,7 +309,11 @@ def stands_still(obj: Any, name: str, number: int, hubs: dict[int, Any], went_on
         calls[0] += 1
         if calls[0] == number + 1:
             before = hubs[0]._tickets.claims
-            time.sleep(1)
+            began = time.monotonic()
+            while (waited := time.monotonic() - began) < 30:  # a loaded machine may need longer than a second
+                time.sleep(0.05)
+                if waited > 1 and hubs[0]._tickets.claims - before > 3:
+                    break
             went_on.append(hubs[0]._tickets.claims - before)
         return honest(*arguments)
 
