@@ -2,8 +2,8 @@
 
 The folders of solvers/ and tests/golden/spec are mutated: bytes flipped, lines and words deleted, doubled and transposed, numbers swapped
 and replaced by extreme ones, letters of other scripts put in, lines of other files, fields with values that may suit them. What loads is
-planned, rendered as text, JSON and CSV, and linted. A file that can be read is formatted: formatted again it stays as it is, and the folder's
-canonical form is the same. An editor that holds the files gets the mistakes and findings of `check --lint`. A folder that takes more than 20 seconds, more than 2 GB, or meets an exception
+planned, rendered as text, JSON and CSV, and linted. A file that can be read is formatted: formatted again it stays as it is. The folder then has
+the same canonical form, or, where all of its files can be read, the same mistakes. An editor that holds the files gets the mistakes and findings of `check --lint`. A folder that takes more than 20 seconds, more than 2 GB, or meets an exception
 other than RecipeError is named with its number, which `--first` makes again (`--show` prints its files). Exit code 1 then.
 """
 
@@ -242,11 +242,10 @@ def folder_of(whole: Whole, seed: int, number: int) -> Texts:
 
 
 def tried(folder: Path, texts: Mapping[str, bytes]) -> str:
-    """`schedule` or `mistakes`. AssertionError where a mistake has no place; any other exception is a bug."""
+    """`schedule`; `parsed` with mistakes, though each of its files can be read; or `mistakes`. AssertionError where a mistake has no place; any other exception is a bug."""
     for path in folder.iterdir():
         path.unlink()
-    for name, data in texts.items():
-        (folder / name).write_bytes(data)
+    write(folder, texts)
     styled = {name: again for name, data in texts.items() if (again := restyled(name, data)) is not None}
     try:
         schedule = load(folder)
@@ -256,12 +255,18 @@ def tried(folder: Path, texts: Mapping[str, bytes]) -> str:
             check_place(problem, folder)
         error.render()
         check_editor(folder, texts, error.problems)
-        return "mistakes"
-    for name, data in styled.items():
-        (folder / name).write_bytes(data)
+        if len(styled) < len(texts):
+            return "mistakes"
+        write(folder, styled)
+        try:
+            load(folder)
+        except RecipeError as again:
+            assert said(again) == said(error), f"formatted, it has other mistakes: {said(again) ^ said(error)}"
+            return "parsed"
+        raise AssertionError("formatted, it has no mistakes") from None
+    write(folder, styled)
     assert canonical(load(folder)) == canonical(schedule), "formatted, it is another schedule"
-    for name, data in texts.items():
-        (folder / name).write_bytes(data)
+    write(folder, texts)
     plan = make_plan(schedule, Inventory())
     render_text(plan)
     json.loads(render_json(plan))
@@ -277,6 +282,16 @@ def tried(folder: Path, texts: Mapping[str, bytes]) -> str:
         finding.render()
     check_editor(folder, texts, findings)
     return "schedule"
+
+
+def write(folder: Path, texts: Mapping[str, bytes]) -> None:
+    for name, data in texts.items():
+        (folder / name).write_bytes(data)
+
+
+def said(error: RecipeError) -> set[str]:
+    """Its mistakes without their places, and without the lines that messages name: formatting moves them."""
+    return {re.sub(r"(?<=[: ])\d+(?=:\d)|(?<=line )\d+", "N", problem.message) for problem in error.problems}
 
 
 def check_editor(folder: Path, texts: Mapping[str, bytes], found: Sequence[Problem]) -> None:
@@ -359,7 +374,8 @@ def main() -> None:
         return
     counts, failures = fuzz_children.try_all(__file__, "folder", options.seed, options.first, options.count, 1000)
     print(
-        f"{options.count} folders: {counts['schedule']} schedules, {counts['mistakes']} with mistakes, {failures} failures"
+        f"{options.count} folders: {counts['schedule']} schedules, {counts['parsed'] + counts['mistakes']} with mistakes, {failures} failures; "
+        f"{counts['schedule'] + counts['parsed']} were formatted whole"
     )
     sys.exit(1 if failures else 0)
 

@@ -25,7 +25,9 @@ def tried(seed: int, folders: int = FOLDERS) -> Trial:
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         counts, failures = fuzz_children.try_all(str(SCRIPTS / "fuzz_solvers.py"), "folder", seed, 0, folders, folders)
-    words = Counter({"schedules": counts["schedule"], "with mistakes": counts["mistakes"], "failures": failures})
+    words = Counter(
+        {"schedules": counts["schedule"], "with mistakes": counts["parsed"] + counts["mistakes"], "failures": failures}
+    )
     return Trial(folders, words, wrong=said.getvalue().strip())
 
 
