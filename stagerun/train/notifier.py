@@ -189,9 +189,8 @@ class _Started:
 def main() -> None:
     """stdin: a line of Orders, and a line with the words at the end."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(
-            number, lambda *_: None
-        )  # the run answers them; what is ignored here the commands would ignore, too
+        # The run answers them. SIG_IGN would have the commands ignore them, too.
+        signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
     read, notifier, lines = b"", None, []
     while True:

@@ -28,7 +28,7 @@ LAYER = 'layer { name: "c" type: "TYPE" bottom: "data" top: "last"\n  INSIDE }'
         ),
         ("kernel_size: 3", ["3:3 layer c: `num_output` must be at least 1"]),
         ("num_output: 4", ["3:3 layer c: `kernel_size` is missing"]),
-        ("num_output: 4 kernel_h: 3", ["3:47 layer c: `kernel_h` and `kernel_w` are given together alone"]),
+        ("num_output: 4 kernel_h: 3", ["3:47 layer c: `kernel_h` and `kernel_w` are given together or not at all"]),
         (
             "num_output: 4 kernel_size: 3 kernel_h: 3 kernel_w: 3",
             ["3:50 layer c: both `kernel_size` and `kernel_h` are given"],

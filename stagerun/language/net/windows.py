@@ -146,9 +146,8 @@ def _pair(given: Given, view: View, name: str, short: str, default: int | None) 
         return None
     if given_sides:
         if len(given_sides) == 1 and default is None:
-            message = f"{short}_{given_sides[0]}"
-            hint = f"`{short}_h` and `{short}_w` are given together alone"
-            given.wrong(view, message, hint, "give the other one, too")
+            message = f"`{short}_h` and `{short}_w` are given together or not at all"
+            given.wrong(view, f"{short}_{given_sides[0]}", message, "give the other one, too")
             return None
         fallback = default or 0
         height, width = (s if s is not None else fallback for s in sides)

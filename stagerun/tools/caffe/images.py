@@ -97,7 +97,7 @@ def _images(layer: Block, phase: str, found: Findings, folder: CaffeFolder) -> I
     grey = moved.flag("force_gray") or (is_list and not settings.flag("is_color"))
 
     def channels() -> int | None:
-        """Of the records."""
+        """How many channels the records have; None where that is not known."""
         there = None if grey or is_list else folder.images(source, False)
         return 1 if grey else 3 if is_list else there[2] if there else None
 

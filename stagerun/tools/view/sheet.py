@@ -12,7 +12,7 @@ NUMBER, SIZE = 24, 112
 
 
 def refusal(asked: Asked, before: Before | None, name: str) -> str:
-    """Why there is no sheet of a stage; '' where there is one. A page writes nothing, and runs nothing that a schedule names."""
+    """Why a stage has no sheet; '' if it has one. The page writes no file, and runs no code that a schedule names."""
     if before is None or name not in before.stages or before.compared is not None or not asked.folders:
         return "images can be shown where the page is about one schedule's folder"
     stage = before.schedule.stage(name)
