@@ -4,18 +4,23 @@ the share of a core while nothing happens and while a run goes on.
 scripts/bench view [WHAT...]    draw open save idle follow; by default all, which takes five minutes
 """
 
+import contextlib
+import json
 import shutil
 import statistics
 import sys
 import tempfile
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from stagerun.base.events import Iterated
+from stagerun.base.events import Iterated, RunStarted, StageStarted
 from stagerun.drawing.picture import Picture, Unit, make_picture
 from stagerun.drawing.scale import make_scale
 from stagerun.language import load
+from stagerun.store.lock import Lock
 from stagerun.tools.view.chart import chart
 from stagerun.tools.view.follow import Follower
 from stagerun.tools.view.trace import Trace
@@ -96,7 +101,7 @@ def measure_open(name: str, folder: Path, outs: list[Path], where: Path) -> None
     last, used = began, -1.0
     while (now := seconds(page.process.pid)) != used:  # until it rests
         used, last = now, time.perf_counter()
-        time.sleep(1.0)
+        time.sleep(2.5)  # the page looks every two seconds
     most = next(s for s in Path(f"/proc/{page.process.pid}/status").read_text().splitlines() if s.startswith("VmHWM"))
     print(
         f"open {name}: {there:.1f} s, {len(html) / 1000:.0f} kB; all is read after {last - began:.1f} s; {used:.1f} s of processor time; "
@@ -131,9 +136,9 @@ def saved(where: Path) -> None:
     done(page)
 
 
-def share(page: Page, work: Callable[[], None]) -> float:
+def share(page: Page, work: Callable[[], None], time_s: float = MINUTE) -> float:
     began, used = time.perf_counter(), seconds(page.process.pid)
-    while time.perf_counter() - began < MINUTE:
+    while time.perf_counter() - began < time_s:
         work()
         time.sleep(EACH)
     return (seconds(page.process.pid) - used) / (time.perf_counter() - began)
@@ -151,20 +156,44 @@ def followed(where: Path) -> None:
     folder = made(where / "followed", 40, 200_000)
     picture = make_picture(load(folder))
     out = write_log(where / "following", picture, share=0.5)
-    page = Page(str(folder), str(out), folder=where)
-    page.until(lambda found: "loss" in found.get("picture", ""))
-    time.sleep(10)
-    at = [0]
+    with Lock(out), open(out / "log.jsonl", "a") as file:  # as a run holds it
+        file.write(line(time.time(), RunStarted(
+            schedule=picture.name, out=str(out), workers=1, device="cpu", threads=1, stages=tuple(s.name for s in picture.stages),
+            iterations=200_000, iterations_left=100_000, version="0",
+        )) + line(time.time(), StageStarted(
+            stage="s20", number=21, iter=0, max_iter=5000, start="s19-00005000-a0001", batch_size=256, device_batch_size=256,
+        )))  # fmt: skip
+        file.flush()
+        page = Page(str(folder), str(out), folder=where)
+        page.until(lambda found: "loss" in found.get("picture", "") and "running" in found["head"])
+        threading.Thread(target=count_drawn, args=(page, drawn := Counter()), daemon=True).start()
+        time.sleep(10)
+        at = [0]
 
-    def iterate() -> None:
-        at[0] += 1
-        with open(out / "log.jsonl", "a") as file:
-            file.write(line(2e9 + at[0], Iterated(
+        def iterate() -> None:
+            at[0] += 1
+            file.write(line(time.time(), Iterated(
                 stage="s20", iter=at[0], epoch=512.0, lr=0.1, momentum=0.9, weight_decay=1e-4, loss=2.0, images=256, seconds=EACH,
             )))  # fmt: skip
+            file.flush()
 
-    print(f"following a run of 200,000 iterations at its half: {100 * share(page, iterate):.2f} % of a core")
+        drawn.clear()
+        used = 100 * share(page, iterate, 2 * MINUTE)
+    often = ", ".join(f"{name} {drawn[name]} times" for name in ("run", "picture"))
+    print(
+        f"following a run of 200,000 iterations at its half: {used:.2f} % of a core; drawn anew in two minutes: {often}"
+    )
+    if not (drawn["run"] and drawn["picture"]):
+        sys.exit("the page did not follow the run")
     done(page)
+
+
+def count_drawn(page: Page, drawn: Counter[str]) -> None:
+    """By section, how often the page is sent it anew, until the server goes."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # the connection is closed under it
+        while said := page.news.readline():
+            if said.startswith(b"data: "):
+                drawn.update(json.loads(said[6:]).keys())
 
 
 WORK = {"draw": drawn, "open": opened, "save": saved, "idle": idle, "follow": followed}

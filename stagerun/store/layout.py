@@ -2,6 +2,7 @@
 
 import os
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -75,6 +76,7 @@ def snapshot_name(stage: str, iter: int, attempt: int) -> str:
     return f"{stage}-{iter:08d}-a{attempt:04d}"
 
 
+@lru_cache(1 << 14)  # a tree of many stages asks again and again
 def parse_name(name: str) -> Place | None:
     """The inverse of `snapshot_name`; None for a name it doesn't give.
 

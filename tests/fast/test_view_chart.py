@@ -198,13 +198,13 @@ def _nothing() -> Any:
     return History(schedule="", stages=(), lives=(), complete=False, damaged=0, unknown=0)
 
 
-def test_many_runs_are_faint_but_for_the_chosen(tmp_path: Path) -> None:
+def test_many_runs_are_faint_and_each_can_be_found(tmp_path: Path) -> None:
     picture = small()
     runs = [trace(tmp_path / str(n), picture, f"run{n}", seed=n, tests=3) for n in range(20)]
-    svg = tree(picture, runs, run="run7")
-    lines = [path.get("class", "") for path in svg.iter("path") if "thin" in path.get("class", "")]
-    assert lines and all("bold" in line for line in lines)
-    assert list(values(svg)["runs"]) == ["run7"] and "run7" in texts(svg) and "run8" not in texts(svg)
+    svg = tree(picture, runs)
+    lines = [path for path in svg.iter("path") if "faint" in path.get("class", "")]
+    assert {line.get("data-run") for line in lines} == {f"run{n}" for n in range(20)}
+    assert values(svg)["runs"] == {} and "run7" not in texts(svg)
     few = tree(picture, runs[:3])
     assert {"run0", "run1", "run2"} <= set(texts(few))
 
@@ -236,7 +236,7 @@ def test_names_and_texts_are_never_markup(tmp_path: Path) -> None:
     stages = tuple(replace(s, name=NASTY) if s.name == first.name else s for s in one.history.stages)
     marks = (Incident(NASTY, 3, "warning", NASTY),)
     one = replace(one, history=replace(one.history, stages=stages), now=(NASTY, 3), marks=marks)
-    svg = tree(nasty, [one, replace(one, label="other")], chosen=NASTY, run=NASTY)
+    svg = tree(nasty, [one, replace(one, label="other")], chosen=NASTY)
     for element in svg.iter():
         assert element.tag in {"svg", "g", "path", "rect", "text", "title"}
         assert not any(name.startswith("on") or name in ("style", "href") for name in element.attrib)

@@ -131,6 +131,10 @@ def test_a_log_that_is_gone_or_holds_nothing_is_said(tmp_path: Path, whole: byte
     (tmp_path / "log.jsonl").mkdir()
     with pytest.raises(StorageError):
         follower.read()
+    (tmp_path / "log.jsonl").rmdir()
+    os.mkfifo(tmp_path / "log.jsonl")  # which no one writes to
+    with pytest.raises(UsageError, match="is a FIFO"):
+        follower.read()
 
 
 def test_a_long_log_comes_in_parts(whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

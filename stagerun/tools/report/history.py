@@ -165,9 +165,13 @@ class History:
     ensembles: tuple[EnsembleTested, ...] = ()
     planned_ensembles: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
+    _named: Mapping[str, StageHistory] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_named", {stage.name: stage for stage in reversed(self.stages)})
 
     def stage(self, name: str) -> StageHistory | None:
-        return next((s for s in self.stages if s.name == name), None)
+        return self._named.get(name)
 
     def follows(self, stage: StageHistory) -> StageHistory | None:
         """The stage at whose end it started; None for one that started from the seed or from the midst of another."""
@@ -204,10 +208,10 @@ class Run:
 
     def path(self, stage: StageHistory) -> list[StageHistory]:
         """The stage and its ancestors, itself first."""
-        found = [stage]
-        while (name := found[-1].parent) and (parent := self.history.stage(name)) and parent not in found:
-            found.append(parent)
-        return found
+        found = {stage.name: stage}  # a damaged log may lead in a circle
+        while stage.parent and (parent := self.history.stage(stage.parent)) and parent.name not in found:
+            found[parent.name] = stage = parent
+        return [*found.values()]
 
     def seed(self, stage: StageHistory) -> str:
         """The seeds that the stage and its ancestors drew from, oldest first, `3` or `3, 7`; '' if nothing says."""

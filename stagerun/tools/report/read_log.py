@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import stat
 import statistics
 from array import array
 from bisect import bisect_right
@@ -271,6 +272,8 @@ def opened(out: Path) -> Iterator[BinaryIO]:
     """The log of an output folder, to be read. UsageError if there is none, PermissionDenied or StorageError if it can't be read."""
     path = out / LOG
     try:
+        if stat.S_ISFIFO(os.stat(path).st_mode):  # opening it would wait for a writer
+            raise UsageError(f"{path} is a FIFO, not a file", "name the output folder of a run")
         with open(path, "rb") as file:
             yield file
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -295,7 +298,7 @@ def whole_lines(file: BinaryIO, log: Log, block: int | None = None) -> Iterator[
     ):  # a line without an end is not copied more than once or twice
         whole, end, rest = (rest + data).rpartition(b"\n")
         log.read += len(whole) + len(end)
-        if len(rest) > _LONGEST:  # it is no line of a run, and must not fill the memory
+        if len(rest) > _LONGEST:  # no run writes such a line; it must not fill the memory
             log.read, log.damaged, rest = log.read + len(rest), log.damaged + 1, b""
         yield list(_parsed(_text(whole + end), log))
 

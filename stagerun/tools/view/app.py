@@ -51,7 +51,7 @@ class Guard:
         await (refused or self._app)(scope, receive, with_headers)  # type: ignore[arg-type]
 
     def _refused(self, scope: Scope) -> Response | None:
-        # The address that was connected to is no name that someone else could point here.
+        # No one else can make the address itself, which was connected to, point here: it is not a name.
         if host_of(Request(scope).headers.get("host", "")) not in {*self._hosts, scope["server"][0]}:
             return PlainTextResponse("this server has another name\n", 400)
         first = str(scope["path"]).removeprefix("/").partition("/")[0]

@@ -1,7 +1,8 @@
 """What the page shows of a schedule before it is trained: mistakes and findings, the plan, a stage and its settings. Pure."""
 
+import math
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stagerun.base.errors import Problem, RecipeError, Span, StagerunError
@@ -47,7 +48,8 @@ def wrong(error: StagerunError | None, last: Schedule | None) -> str:
     if error is None:
         return ""
     found = error.problems if isinstance(error, RecipeError) else ()
-    items = [problem(one, stage_at(last, one.span)) for one in found]
+    at = stages_at(last)
+    items = [problem(one, at(one.span)) for one in found]
     if not items:
         hint = f'<p class="hint">hint: {text(error.hint)}</p>' if error.hint else ""
         items = [f'<article class="mistake"><p><strong>{text(error.message)}</strong></p>{hint}</article>']
@@ -59,7 +61,8 @@ def findings(before: Before | None) -> str:
     """What is legal and looks wrong, and what is worth knowing."""
     if before is None:
         return ""
-    items = [problem(one, stage_at(before.schedule, one.span), "finding") for one in before.findings]
+    at = stages_at(before.schedule)
+    items = [problem(one, at(one.span), "finding") for one in before.findings]
     items += [f'<article class="remark"><p>note: {text(note)}</p></article>' for note in before.notes]
     if not items:
         return ""
@@ -73,16 +76,21 @@ def _summary(words: str) -> str:
     return f"<summary>{text(words)}</summary>"
 
 
-def stage_at(schedule: Schedule | None, span: Span) -> str:
-    """The stage that a place in the files belongs to; '' where that is several or none of them."""
-    if schedule is None:
-        return ""
-    written = ((stage, one.span) for stage in schedule.stages for one in stage.origins.values())
-    own = {stage.name for stage, where in written if where is not None and where.path == span.path != stage.span.path}
-    if own:
-        return own.pop() if len(own) == 1 else ""  # a file may be that of several
-    above = [s for s in schedule.stages if s.span.path == span.path and s.span.line <= span.line]
-    return above[-1].name if above else ""
+def stages_at(schedule: Schedule | None) -> Callable[[Span], str]:
+    """Says which stage a place in the files belongs to; '' where that is several or none of them."""
+    stages = schedule.stages if schedule is not None else ()
+    users: dict[str, set[str]] = {}  # of a file, other than the one that the stage itself stands in
+    for stage in stages:
+        for path in {one.span.path for one in stage.origins.values() if one.span is not None} - {stage.span.path}:
+            users.setdefault(path, set()).add(stage.name)
+
+    def at(span: Span) -> str:
+        if names := users.get(span.path):
+            return next(iter(names)) if len(names) == 1 else ""  # a file may be that of several
+        above = [s for s in stages if s.span.path == span.path and s.span.line <= span.line]
+        return above[-1].name if above else ""
+
+    return at
 
 
 # -- the plan
@@ -115,13 +123,15 @@ def _time(before: Before, parts: Mapping[str, Spent | None]) -> str:
         nothing = before.hours is None and any(s.state is not State.DONE for s in before.plan.stages)
         return paragraphs(["how long it takes is not known: nothing was measured here"] if nothing else [])
     whole = sum(known, Spent(start=before.hours.opening))
+    if not math.isfinite(whole.total):
+        return paragraphs(["how long it takes is not known: the log says nothing sensible"])
     return f"<p>about <strong>{text(duration(whole.total))}</strong> left {text(before.hours.source)}</p>"
 
 
 def _plan_row(row: Sequence[str], parts: Mapping[str, Spent | None], before: Before) -> list[Cell]:
     name, *words, state = row
     known = [part for part in parts.values() if part is not None] if name == "total" else [parts.get(name)]
-    seconds = [part.total for part in known if part is not None]
+    seconds = [part.total for part in known if part is not None and math.isfinite(part.total)]  # a log may say anything
     cells = [Cell(stage_link(name)) if name in before.stages else cell(name)]
     cells += [cell(word, number=n in (1, 2)) for n, word in enumerate(words)]
     cells += [cell(duration(sum(seconds)) if seconds else "", number=True)] * bool(parts)

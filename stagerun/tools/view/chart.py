@@ -51,8 +51,9 @@ STYLE = """
 #chart .line { stroke: var(--hue); stroke-width: 1.7; stroke-linejoin: round; }
 #chart .leap { stroke: var(--hue); stroke-width: 0.9; stroke-dasharray: 1 1.5; }
 #chart .thin { stroke: var(--hue); stroke-width: 1.1; stroke-linejoin: round; }
-#chart .bold { stroke-width: 2; }
 #chart .faint { stroke: var(--soft); stroke-width: 0.6; stroke-opacity: 0.3; }
+#chart path[data-run].picked { stroke-width: 2.5; stroke-opacity: 1; }
+#chart .faint.picked { stroke: var(--c0072b2); }
 #chart .ahead { stroke-opacity: 0.38; }
 #chart .done { fill: var(--hue); fill-opacity: 0.1; }
 #chart .dot { fill: var(--hue); stroke: none; }
@@ -85,22 +86,21 @@ def chart(
     traces: Sequence[Trace] = (),
     *,
     chosen: str = "",
-    run: str = "",
     width: int = 1100,
 ) -> str:
-    """`chosen`: a stage that is brought out; `run`: the label of a trace that is. ValueError for hours that are not known."""
+    """`chosen`: a stage that is brought out. ValueError for hours that are not known."""
     axis = Axis.of(picture, unit, LEFT, width - RIGHT, grey=len(traces) > 1)
     rows, left_out = _label_rows(axis, width)
     top = 10.0 + LABELS * max(1, len(rows))
     rate = Panel("learning rate", axis, top, RATE_ABOVE_RESULTS if traces else RATE, scale)
-    drawn = courses(axis, traces, run)
+    drawn = courses(axis, traces)
     others = panels(axis, rate.bottom, traces, drawn)
     bottom = max(panel.bottom for panel in (rate, *others))
     parts = [_across(axis, rate.top, bottom, chosen), *(panel.frame() for panel in (rate, *others))]
     parts += [
         _labels(axis, rows, rate.top),
         *_rates(rate, traces, chosen),
-        results(others, traces, drawn, run),
+        results(others, traces, drawn),
         _ticks(axis, bottom),
     ]
     top = bottom + TICKS
@@ -119,10 +119,10 @@ def chart(
         top += len(band.lanes) * high + GAP
         shown.append(band)
     said = [*map(_in_words, (band for band in found if not _shown(band)))]
-    said += [*captions(picture, scale, shown, left_out), *remarks(others, traces, drawn, run)]
+    said += [*captions(picture, scale, shown, left_out), *remarks(others, traces, drawn)]
     foot = [line for text in said for line in textwrap.wrap(text, int(width / 6.2))]
     parts += [words(line, LEFT, top + CAPTION * n, "caption") for n, line in enumerate(foot, 1)]
-    data = values((rate, *others), lanes, (rate.top, top - GAP), traces, drawn, run)
+    data = values((rate, *others), lanes, (rate.top, top - GAP), traces, drawn)
     return element(
         "svg", *parts, id="chart", viewBox=f"0 0 {width} {number(top + CAPTION * (len(foot) + 0.5))}", role="group",
         aria_label=f"{picture.name}: learning rate and stages", data_values=json.dumps(data, separators=(",", ":"), allow_nan=False),

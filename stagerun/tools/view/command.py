@@ -111,11 +111,11 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _say_where(host: str, port: int, token: str) -> None:
-    if host != HERE:
+    if host not in (HERE, "localhost", "::1"):
         tell(
             f"warning: --host {host}: whoever on the network learns the address sees the page, and it is sent unencrypted"
         )
-    everywhere = host in ("0.0.0.0", "::")  # which is no address that another machine can ask
+    everywhere = host in ("0.0.0.0", "::")  # another machine can't connect to that
     name = socket.gethostname() if everywhere else f"[{host}]" if ":" in host else host
     show(f"http://{name}:{port}/{token}/")
     if host == HERE:

@@ -176,7 +176,7 @@ def events(seen: Sequence[Seen]) -> str:
     if not rows:
         return ""
     more = f"and {len(found) - MOST_EVENTS} older ones" if len(found) > MOST_EVENTS else ""
-    head = ["when", *["run"] * several, "what", ""]
+    head = ["when", *["run"] * several, "what", "details"]
     return section("Events", table("happened", "What has happened, newest first", head, rows) + paragraphs([more]))
 
 

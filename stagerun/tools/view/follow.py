@@ -34,8 +34,8 @@ class Follower:
         self._history: tuple[int, History] | None = None
 
     def read(self, seconds: float = float("inf")) -> History:
-        """As far as it comes in so many seconds: without any, only the beginning of a log that no look has seen yet. A log that is another, or has become shorter, is read from its start. Raises what
-        `read_log` does; what was read stays."""
+        """Reads on for so many seconds; with 0 it reads only the beginning of a log that no look has seen yet. A log that was replaced or cut
+        is read from its start. Raises what `read_log` does; what was read stays."""
         if seconds <= 0 and self._history is not None:
             self.behind = True
             return self._history[1]

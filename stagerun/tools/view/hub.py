@@ -19,7 +19,7 @@ LOOKS_S = 2.0  # between two looks at a run, and at files that the kernel may sa
 SETTLED_S = 0.03  # an editor may empty a file, fill it and rename it
 RESTLESS = 5  # times that much is waited for quiet: a log in the same folder may be written to all the time
 SHARE = 0.004  # of a core, that whole looks at runs take at most, and glances too
-FIRST_S = 1.0  # for which logs are read before the page is shown; the rest follows
+FIRST_S = 0.25  # for which logs are read before the page is shown; the rest follows
 LATER_S = 5.0  # for which they are read at each of the looks that follow: rendering a hundred runs takes one
 ALIVE_S = 30.0  # between two lines that only keep a connection open
 AGES_S = 60.0  # between two looks at the clock, for `3 min ago`
@@ -33,10 +33,12 @@ class Hub:
         self.closed = False
         self._sections: dict[str, tuple[int, str]] = {}
         self._version, self._boot = 0, secrets.token_hex(4)
-        self._news = asyncio.Condition()
+        # One of each open page. A Condition would not do: who waits for it may be cancelled twice, and then its lock is another's.
+        self._news: set[asyncio.Event] = set()
         self._turn = asyncio.Lock()  # one look at a time
         self._pages = self._narrow = 0
         self._watcher: asyncio.Task[None] | None = None
+        self._looked = self._glanced = 0.0  # when, by the clock that only rises
         self._cost = {True: 0.0, False: 0.0}  # seconds of processor time of the last whole look, and of the last glance
 
     @property
@@ -59,12 +61,15 @@ class Hub:
         if changed:
             self._version += 1
             self._sections |= {id: (self._version, html) for id, html in changed.items()}
-            async with self._news:
-                self._news.notify_all()
+            self._tell()
+
+    def _tell(self) -> None:
+        for news in self._news:
+            news.set()
 
     def _rendered(self, whole: bool) -> tuple[dict[str, str], float]:
         """And the seconds of processor time that it took."""
-        began, now = time.thread_time(), time.time()
+        first, began, now = not self._sections, time.thread_time(), time.time()
         try:
             if whole:
                 self.looker.look(LATER_S if self._sections else FIRST_S)
@@ -75,7 +80,8 @@ class Hub:
         except Exception as error:  # the page goes on, and says it
             traceback.print_exc()
             found = {"mistakes": page.bug(error)}
-        return found, time.thread_time() - began
+        # The first look reads all that there is, and imports what it needs: no later one costs as much.
+        return found, 0.0 if first else time.thread_time() - began
 
     async def seen(self) -> Looker:
         """Once it has looked."""
@@ -100,6 +106,7 @@ class Hub:
         seen = int(number) if boot == self._boot and number.isascii() and number.isdigit() else -1
         self._pages += 1
         self._narrow += narrow
+        self._news.add(news := asyncio.Event())
         if self._watcher is None:
             self._watcher = asyncio.create_task(self._watch())
         try:
@@ -107,18 +114,18 @@ class Hub:
             if narrow and page.NARROW_PICTURE not in self._sections:
                 await self.look()
             while not self.closed:
+                news.clear()
                 new = self._after(seen, narrow)
                 seen = self._version
                 if new:
                     yield f"event: sections\nid: {self.version}\ndata: {json.dumps(new)}\n\n".encode()
                     continue
                 try:
-                    async with self._news:
-                        if seen == self._version and not self.closed:  # the lock may have been waited for
-                            await asyncio.wait_for(self._news.wait(), ALIVE_S)
+                    await asyncio.wait_for(news.wait(), ALIVE_S)
                 except asyncio.TimeoutError:
                     yield b":\n\n"
         finally:
+            self._news.discard(news)
             self._pages -= 1
             self._narrow -= narrow
             if not self._narrow:
@@ -138,8 +145,7 @@ class Hub:
         self.closed = True
         if self._watcher is not None:
             self._watcher.cancel()
-        async with self._news:
-            self._news.notify_all()
+        self._tell()
 
     # -- watching
 
@@ -161,23 +167,36 @@ class Hub:
             kernel.close()
 
     async def _watch_for(self, heard: asyncio.Event, kernel: Inotify) -> None:
-        looked = glanced = time.monotonic()
+        self._looked = self._glanced = time.monotonic()
         while True:
-            for folder in self.looker.watched:
-                kernel.add(folder)
-            if not self.looker.behind:
-                with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(heard.wait(), LOOKS_S)
-            for _ in range(RESTLESS):
-                if not heard.is_set():
-                    break
-                heard.clear()
-                await asyncio.sleep(SETTLED_S)
-            now = time.monotonic()
-            due = now - looked >= max(LOOKS_S, self._cost[True] / SHARE)
-            if self.looker.behind or self.looker.edited() or (due and self.looker.moved()):
-                await self.look()
-                looked = glanced = time.monotonic()
-            elif now - glanced >= (max(LOOKS_S, self._cost[False] / SHARE) if self.looker.alive else AGES_S):
-                await self.look(whole=False)
-                glanced = time.monotonic()
+            try:
+                for folder in self.looker.watched:
+                    kernel.add(folder)
+                if not self.looker.behind:
+                    with suppress(asyncio.TimeoutError):
+                        await asyncio.wait_for(heard.wait(), LOOKS_S)
+                for _ in range(RESTLESS):
+                    if not heard.is_set():
+                        break
+                    heard.clear()
+                    await asyncio.sleep(SETTLED_S)
+                await self._look_where_due()
+            except Exception:  # the next look may succeed, and a page that nothing follows would not say so
+                traceback.print_exc()
+                await asyncio.sleep(LOOKS_S)
+
+    async def _look_where_due(self) -> None:
+        now, alive = time.monotonic(), self.looker.alive
+        # What changes in the folder of a run that doesn't go on is rare, and worth a look: it may be starting.
+        due = now - self._looked >= (max(LOOKS_S, self._cost[True] / SHARE) if alive else LOOKS_S)
+        if self.looker.behind or self.looker.edited() or (due and self.looker.moved()):
+            await self._look_whole()
+        elif now - self._glanced >= (max(LOOKS_S, self._cost[False] / SHARE) if alive else AGES_S):
+            await self.look(whole=False)
+            self._glanced = time.monotonic()
+            if alive and not self.looker.alive:  # it has ended, and has results
+                await self._look_whole()
+
+    async def _look_whole(self) -> None:
+        await self.look()
+        self._looked = self._glanced = time.monotonic()

@@ -35,15 +35,14 @@ from stagerun.train.status import Status, look
 
 MOST = 1200  # points of all runs' curves together
 
-Sign = tuple[
-    tuple[str, int, int, int], ...
-]  # a file's name, time of change, size and number; equal as long as nothing has changed
+# The name, time of change, size and number of each file: equal as long as nothing has changed.
+Sign = tuple[tuple[str, int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """`folders` hold a schedule: none, one, or two that are compared. `outs` are output folders; none for that which one schedule has
-    by default."""
+    """`folders`: none, one, or two schedules that are compared. `outs`: output folders; if there are none, that of the schedule by
+    default."""
 
     folders: tuple[str, ...]
     outs: tuple[Path, ...]

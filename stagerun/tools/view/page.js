@@ -10,6 +10,7 @@
 
   function put(id, html) {
     const place = byId(id), held = place.contains(document.activeElement) ? document.activeElement : null;
+    const heading = held && held.closest("th"), column = heading && held.tagName === "BUTTON" && [heading.closest("table").id, heading.cellIndex];
     const stage = held && held.dataset.stage, open = new Map([...place.querySelectorAll("details[id]")].map(d => [d.id, d.open]));
     const scrolls = new Map([...place.querySelectorAll("table")].map(t => [t.id, t.parentNode.scrollTop]));
     place.innerHTML = html;
@@ -18,6 +19,7 @@
     for (const [name, top] of scrolls) if (byId(name)) byId(name).parentNode.scrollTop = top;
     place.querySelectorAll("table").forEach(resort);
     mark();
+    if (column) byId(column[0])?.tHead.rows[0].cells[column[1]]?.querySelector("button")?.focus({preventScroll: true});
     if (stage) [...place.querySelectorAll("[data-stage]")].find(e => e.dataset.stage === stage)?.focus({preventScroll: true});
   }
 
@@ -83,14 +85,14 @@
     if (detail.hidden) return;
     detail.hidden = true;
     chosen = "";
-    history.replaceState(null, "", location.pathname + location.search);
+    if (location.hash.startsWith("#stage=")) history.replaceState(null, "", location.pathname + location.search);
     mark();
     if (before && before.isConnected) before.focus();
   }
 
   function hash() {
     const found = /^#stage=(.+)$/.exec(location.hash);
-    if (found) choose(decodeURIComponent(found[1]), false);
+    if (found) choose(decodeURIComponent(found[1]), false); else close();
   }
 
   function activate(stage) {
@@ -149,6 +151,21 @@
     rows.sort(([a], [b]) => (a === "") - (b === "") || (how.falls ? compare(b, a) : compare(a, b)));
     table.tBodies[0].append(...rows.map(([, row]) => row));
   }
+
+  // -- runs: a row of a table brings out the lines of those that it names
+
+  function bringOut(event) {
+    const row = event.target.closest("#ranking tr, #report tr, #events tr");
+    const named = new Set(row ? [...row.cells].flatMap(cell => [cell.textContent, ...cell.textContent.split(", ")]) : []);
+    for (const line of document.querySelectorAll("#chart path[data-run]")) {
+      const is = named.has(line.dataset.run);
+      if (is && !line.classList.contains("picked")) line.parentNode.append(line); // on top of the others
+      line.classList.toggle("picked", is);
+    }
+  }
+
+  document.addEventListener("pointerover", bringOut);
+  document.addEventListener("focusin", bringOut);
 
   // -- what the pointer is on: numbers of the chart, as text
 

@@ -143,7 +143,7 @@ def _document(name: str, links: str, found: Mapping[str, str], attributes: str, 
 
 
 def details(before: Before | None) -> dict[str, str]:
-    """Of all stages, under their names in the picture and in the table."""
+    """What a click on each stage shows, by its name in the picture and in the table."""
     if before is None:
         return {}
     names = dict.fromkeys((*before.stages, *(stage.name for stage in before.picture.stages)))

@@ -44,20 +44,15 @@ class Course:
     beyond: bool
 
 
-def courses(axis: Axis, traces: Sequence[Trace], run: str) -> list[Course]:
-    """Of several runs those of the first validation set alone, apart from the chosen run."""
-    sets = val_sets(traces)
+def courses(axis: Axis, traces: Sequence[Trace]) -> list[Course]:
+    """The course of each stage. Several runs show their first validation set alone."""
+    sets = val_sets(traces)[: None if len(traces) == 1 else 1]
     return [
-        _course(trace, past, axis.stages[past.name].iterations, sets if alone(trace, traces, run) else sets[:1])
+        _course(trace, past, axis.stages[past.name].iterations, sets)
         for trace in traces
         for past in trace.history.stages
         if past.name in axis.stages
     ]
-
-
-def alone(trace: Trace, traces: Sequence[Trace], run: str) -> bool:
-    """Whether all is drawn that it has."""
-    return len(traces) == 1 or trace.label == run
 
 
 def val_sets(traces: Sequence[Trace]) -> list[str]:
@@ -101,23 +96,26 @@ def panels(axis: Axis, top: float, traces: Sequence[Trace], drawn: Sequence[Cour
     return found
 
 
-def results(panels: Sequence[Panel], traces: Sequence[Trace], drawn: Sequence[Course], run: str) -> str:
-    """The lines and dots of all runs; those of the chosen run lie on top."""
+def results(panels: Sequence[Panel], traces: Sequence[Trace], drawn: Sequence[Course]) -> str:
+    """The lines and dots of all runs. Of many, one is brought out by the page's script."""
     if not panels:
         return ""
     axis = panels[0].axis
-    order = sorted(drawn, key=lambda course: course.trace.label == run)
-    found = [_names(panels[0], traces, drawn, run)]
+    found = [_names(panels[0], traces, drawn)]
     for panel in panels:
         last: Ends = {}
         lines, dots = [], []
-        for course in order:
-            stroke, kind = look(axis, course, traces, run)
+        for course in drawn:
+            stroke, kind = look(axis, course, traces)
             if panel.name == LOSS and course.losses:
                 own = axis.stages[course.past.name]
                 line = panel.line((own.x(i, axis.unit), loss) for i, loss in course.losses)
                 d = path([_after(course, 0, last, line)])
-                lines.append(element("path", d=d, class_=kind, stroke_dasharray=dash(stroke)))
+                lines.append(
+                    element(
+                        "path", d=d, class_=kind, stroke_dasharray=dash(stroke), data_run=course.trace.label or None
+                    )
+                )
             elif panel.name == TOP1:
                 lines += _joined(panel, course, last, kind, stroke)
             if "faint" not in kind:
@@ -126,21 +124,20 @@ def results(panels: Sequence[Panel], traces: Sequence[Trace], drawn: Sequence[Co
     return "".join(found)
 
 
-def look(axis: Axis, course: Course, traces: Sequence[Trace], run: str) -> tuple[Stroke, str]:
+def look(axis: Axis, course: Course, traces: Sequence[Trace]) -> tuple[Stroke, str]:
     """How it is drawn, and its classes: one run in the colours of its branches, several each in its own."""
     if len(traces) == 1:
         stroke = axis.strokes[course.past.name]
         return stroke, f"thin {hue(stroke)}"
-    return look_of(course.trace, traces, run)
+    return look_of(course.trace, traces)
 
 
-def look_of(trace: Trace, traces: Sequence[Trace], run: str) -> tuple[Stroke, str]:
-    """One of several; of many all are faint but the chosen."""
-    many = len(traces) > MOST_NAMED
-    if many and trace.label != run:
+def look_of(trace: Trace, traces: Sequence[Trace]) -> tuple[Stroke, str]:
+    """One of several; many are all faint."""
+    if len(traces) > MOST_NAMED:
         return Stroke(SOFT, "solid"), "faint"
-    stroke = Stroke(*colour(0 if many else traces.index(trace)))
-    return stroke, f"thin {hue(stroke)}" + (" bold" if trace.label == run else "")
+    stroke = Stroke(*colour(traces.index(trace)))
+    return stroke, f"thin {hue(stroke)}"
 
 
 Ends = dict[tuple[str, str, int], Place]  # by run, stage and kind, where a line ends
@@ -161,7 +158,7 @@ def _joined(panel: Panel, course: Course, ends: Ends, look: str, stroke: Stroke)
             (panel.axis.place(course.past.name, e.iter), panel.y(e.top1)) for e in course.evaluations if e.kind == kind
         ]
         d = path([_after(course, kind, ends, places)])
-        yield element("path", d=d, class_=look, stroke_dasharray=dash(stroke))
+        yield element("path", d=d, class_=look, stroke_dasharray=dash(stroke), data_run=course.trace.label or None)
 
 
 def _dots(panel: Panel, course: Course, stroke: Stroke) -> str:
@@ -189,12 +186,12 @@ def _shapes(kind: int, size: float, places: Sequence[Place], hue: str) -> str:
     return element("path", d=found, class_=f"{'ring' if kind % 2 else 'dot'} {hue}")
 
 
-def _names(panel: Panel, traces: Sequence[Trace], drawn: Sequence[Course], run: str) -> str:
+def _names(panel: Panel, traces: Sequence[Trace], drawn: Sequence[Course]) -> str:
     """Which shape and which colour is what, above the first panel from the right."""
     found: list[tuple[str, str]] = []
-    if len(traces) > 1:
-        for trace in traces if len(traces) <= MOST_NAMED else [one for one in traces if one.label == run]:
-            stroke, kind = look_of(trace, traces, run)
+    if 1 < len(traces) <= MOST_NAMED:
+        for trace in traces:
+            stroke, kind = look_of(trace, traces)
             sign = element("path", d="M-8,-4h14", class_=kind, stroke_dasharray=dash(stroke))
             found.append((sign, trace.label))
     kinds = {e.kind for course in drawn for e in course.evaluations}
@@ -214,7 +211,7 @@ def _names(panel: Panel, traces: Sequence[Trace], drawn: Sequence[Course], run: 
     return "".join(parts)
 
 
-def remarks(panels: Sequence[Panel], traces: Sequence[Trace], drawn: Sequence[Course], run: str) -> list[str]:
+def remarks(panels: Sequence[Panel], traces: Sequence[Trace], drawn: Sequence[Course]) -> list[str]:
     """What is not drawn, and what the dots are."""
     found = []
     if any(panel.name == LOSS for panel in panels):
@@ -227,7 +224,7 @@ def remarks(panels: Sequence[Panel], traces: Sequence[Trace], drawn: Sequence[Co
         found.append(f"trained further than the schedule goes now, which is not drawn: {', '.join(beyond)}")
     more = any(test.ema for trace in traces for past in trace.history.stages for _, test in past.tests)
     if len(traces) > 1 and (more or len(val_sets(traces)) > 1):
-        found.append("of several runs: the first validation set, without averaged weights, but for the chosen run")
+        found.append("of several runs: the first validation set, without averaged weights")
     return found
 
 
@@ -257,7 +254,7 @@ def now(axis: Axis, top: float, bottom: float, traces: Sequence[Trace]) -> str:
             continue
         stage, iter = trace.now
         x, alone = number(axis.place(stage, iter)), len(traces) == 1
-        kind = "ink" if alone else hue(look_of(trace, traces, "")[0])
+        kind = "ink" if alone else hue(look_of(trace, traces)[0])
         parts = [element("path", d=f"M{x},{number(top)}l-4.5,-7h9z", class_=f"head {kind}")]
         parts += [element("path", d=f"M{x},{number(top)}V{number(bottom)}", class_="now")] if alone else []
         said = f"{trace.label + ': ' if trace.label else ''}{stage} {iter}"

@@ -17,7 +17,6 @@ def values(
     extent: tuple[float, float],
     traces: Sequence[Trace],
     drawn: Sequence[Course],
-    run: str,
 ) -> dict[str, object]:
     """A JSON value. `y`: from where to where the pointer counts. `panels`: name, top and bottom, the ends of the scale, whether it is
     logarithmic. `rows`: lane (None for all), top and bottom of each line of a band. Places of a stage are `x[0] + (x[1] - x[0]) * iter / n`; its
@@ -25,12 +24,11 @@ def values(
     are so. `runs`: label, class, and of stages the iterations and losses, and [iteration, top-1, loss, kind] of evaluations."""
     axis = panels[0].axis
     most = max(16, MOST // len(axis.picture.stages))
-    shown = [c for c in drawn if len(traces) <= MOST_NAMED or c.trace.label == run]
     runs: dict[str, dict[str, object]] = {}
-    for course in shown:
+    for course in drawn if len(traces) <= MOST_NAMED else ():
         stages = runs.setdefault(course.trace.label, {})
         stages[course.past.name] = {
-            "c": hue(look(axis, course, traces, run)[0]),
+            "c": hue(look(axis, course, traces)[0]),
             "loss": [[round(i) for i, _ in course.losses], [_short(loss) for _, loss in course.losses]],
             "tests": [[e.iter, round(e.top1, 2), _short(e.loss), e.kind] for e in course.evaluations],
         }
