@@ -3,7 +3,7 @@
 import select
 from pathlib import Path
 
-from stagerun.system.inotify import Inotify
+from stagerun.tools.view.inotify import Inotify
 
 
 def heard(kernel: Inotify) -> bool:
