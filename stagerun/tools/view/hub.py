@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 
 from stagerun.drawing.picture import Unit
-from stagerun.tools.view.inotify import Inotify
 from stagerun.tools.view import before as planned
 from stagerun.tools.view import page
+from stagerun.tools.view.inotify import Inotify
 from stagerun.tools.view.looking import Looker
 from stagerun.tools.view.sheet import refusal
 
