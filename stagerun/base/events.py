@@ -274,7 +274,7 @@ class StageFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnsembleTested:
-    """Several stages' last weights were evaluated together. Also the content of OUT/results/ensembles/NAME.json.
+    """Several snapshots' weights were evaluated together: stages' last, or `trunk@6000`. Also the content of OUT/results/ensembles/NAME.json.
 
     `snapshots`, `rule`, `batch_norm_iter`, `tested_on` and `tested_set` are what it was made from: while these are the same, it counts. `attempt`,
     `serial`: of the newest snapshot that this process life had written by then, or could have (0 of an older version): what comes
@@ -298,6 +298,15 @@ class EnsembleTested:
     attempt: int = 0
     serial: int = 0
     tested_set: str = ""
+    shape: str | None = None  # of the decay that an average of weights imitates
+    hold_out: str | None = None  # the validation set by which GREEDY_SOUP took members
+    taken: tuple[str, ...] = ()  # and those, the best first
+    alone: tuple[float, ...] = ()  # top-1 of each member by itself; () of an older version
+
+    @property
+    def stages(self) -> frozenset[str]:
+        """The stages of the members."""
+        return frozenset(member.partition("@")[0] for member in self.members)
 
     @property
     def gain(self) -> float:

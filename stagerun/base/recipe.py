@@ -71,6 +71,12 @@ class EnsembleRule(enum.Enum):
     MEAN_PROBABILITY = "MEAN_PROBABILITY"
     MEAN_LOGIT = "MEAN_LOGIT"
     WEIGHT_AVERAGE = "WEIGHT_AVERAGE"
+    GREEDY_SOUP = "GREEDY_SOUP"
+
+    @property
+    def averages(self) -> bool:
+        """Whether it makes one network of the members' weights."""
+        return self in (EnsembleRule.WEIGHT_AVERAGE, EnsembleRule.GREEDY_SOUP)
 
 
 class Cache(enum.Enum):
@@ -635,6 +641,10 @@ class Origin:
 
 # The key in a stage's identity of the iteration of its parent that it starts from. Not there where that is the parent's end.
 FROM_ITER = "from_iter"
+# What the keys there begin with of the average of snapshots that a stage starts from: its rule, shape and `batch_norm_iter`, the members'
+# iterations, and, in a plan alone, their ids.
+AVERAGE = "average."
+AVERAGE_OF = "average.of"
 # The key of the digest of what `Solver.start` names, and of what `Loss.teacher_weights` does. It is in `origins` of every stage that
 # has them, and in its identity as far as someone has looked: a file that is gone makes nothing stale. Of a .solverstate:
 # `ITER DIGEST DIGEST`, of the state and of the weights.
@@ -664,7 +674,8 @@ FLOAT_DATA = "float_data"  # in place of the name of a file with labels: the Dat
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """One node of the tree. `parent` is None for a stage that starts from the seed; `parent_iter` is the iteration of the
-    parent that it starts from, None for the parent's end. `group` is the stage in schedule.prototxt that several were made of.
+    parent that it starts from, None for the parent's end. `average` names the ensemble whose averaged weights it starts with; `parent` is then
+    the member named last, behind which it goes on in the images. `group` is the stage in schedule.prototxt that several were made of.
     A stage below one that is not enabled is not enabled either. `data` is the schedule's, with the images that this stage trains on and
     is evaluated on.
 
@@ -678,6 +689,7 @@ class Stage:
     name: str
     parent: str | None
     parent_iter: int | None = None
+    average: str | None = None
     enabled: bool = True
     group: str | None = None
     model: Model
@@ -686,6 +698,12 @@ class Stage:
     identity: Mapping[str, str]
     origins: Mapping[str, Origin]
     span: Span
+
+    @property
+    def starts_from(self) -> str:
+        """As `from` has it: `main`, `main@7638`, an ensemble, '' for the seed."""
+        at = f"@{self.parent_iter}" if self.parent_iter is not None else ""
+        return self.average or f"{self.parent or ''}{at}"
 
     @property
     def begins(self) -> int:
@@ -701,13 +719,32 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ensemble:
-    """`members` are names of stages, groups resolved, in the order of the schedule."""
+    """`members`, groups and ranges resolved, in the order of the schedule: `trunk` for a stage's end, `trunk@6000` for a place before it.
+    `shape`: of the decay that the average imitates (`schedule.averages`); None for the plain mean. `hold_out` names the validation set that
+    GREEDY_SOUP takes members by."""
 
     name: str
     members: tuple[str, ...]
     rule: EnsembleRule = EnsembleRule.MEAN_PROBABILITY
     batch_norm_iter: int = 100
+    shape: str | None = None
+    hold_out: str | None = None
     span: Span = field(default_factory=lambda: Span("", 1, 1))
+
+    @property
+    def points(self) -> tuple[tuple[str, int | None], ...]:
+        """The members as stage and iteration, None for its end."""
+        return tuple(point(member) for member in self.members)
+
+
+def point(member: str) -> tuple[str, int | None]:
+    """The stage and the iteration, None for its end, of a member as `Ensemble.members` has it. ValueError for other texts.
+
+    >>> point("trunk@6000"), point("trunk")
+    (('trunk', 6000), ('trunk', None))
+    """
+    stage, mark, iter = member.partition("@")
+    return stage, int(iter) if mark else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -756,6 +793,13 @@ class Schedule:
             return (stage.solver.model is not None) + own_images
 
         return min(self.stages, key=shares).origins
+
+    def ensemble(self, name: str) -> Ensemble:
+        """The ensemble of that name. KeyError if there is none."""
+        for ensemble in self.ensembles:
+            if ensemble.name == name:
+                return ensemble
+        raise KeyError(name)
 
     def stage(self, name: str) -> Stage:
         """The stage of that name. KeyError if there is none."""
@@ -806,7 +850,8 @@ class Schedule:
         return self.stage(stage.parent).solver.max_iter if stage.parent_iter is None else stage.parent_iter
 
     def branch_points(self, name: str) -> tuple[int, ...]:
-        """The iterations of a stage, before its end, at which another one starts: growing."""
+        """The iterations of a stage, before its end, at which another one starts, or that an ensemble has: growing."""
         last = self.stage(name).solver.max_iter
-        points = {s.parent_iter for s in self.stages if s.parent == name and s.parent_iter is not None}
-        return tuple(sorted(p for p in points if p < last))
+        points = {(s.parent, s.parent_iter) for s in self.stages}
+        points |= {point for ensemble in self.ensembles for point in ensemble.points}
+        return tuple(sorted(iter for stage, iter in points if stage == name and iter is not None and iter < last))

@@ -65,29 +65,31 @@ def batch_norm_names(model: nn.Module) -> frozenset[str]:
 
 
 class WeightMean:
-    """The mean of several networks' weights, added up in float64 in the order in which they come; one of them is in memory
-    at a time, besides the sum."""
+    """The mean of several networks' weights, plain or weighted, added up in float64 in the order in which they come; one of them is in
+    memory at a time, besides the sum."""
 
     def __init__(self, model: nn.Module) -> None:
         """`model`: any network of the kind."""
         self._statistics = batch_norm_names(model)
         self._sums: dict[str, Tensor] = {}
-        self._count = 0
+        self._whole = 0.0
 
-    def add(self, weights: Mapping[str, Tensor]) -> None:
-        """Parameters and buffers by name. ValueError naming a buffer of whole numbers that is not the same in all."""
-        self._count += 1
+    def add(self, weights: Mapping[str, Tensor], share: float | None = None) -> None:
+        """Parameters and buffers by name. `share`: what they count for, of 1 in all; None: as much as each other one. ValueError naming a
+        buffer of whole numbers that is not the same in all."""
+        self._whole = 1.0 if share is not None else self._whole + 1
         for name, tensor in weights.items():
-            if name not in self._sums:
-                self._sums[name] = tensor.double() if tensor.is_floating_point() else tensor.clone()
-            elif tensor.is_floating_point():
-                self._sums[name] += tensor
+            if tensor.is_floating_point():
+                part = tensor.double() if share is None else tensor.double() * share
+                self._sums[name] = self._sums[name].add_(part) if name in self._sums else part.clone()
+            elif name not in self._sums:
+                self._sums[name] = tensor.clone()
             elif name not in self._statistics and not torch.equal(self._sums[name], tensor):
                 raise ValueError(f"`{name}` holds whole numbers, which have no mean, and differs")
 
     def mean(self) -> dict[str, Tensor]:
         """float64, but for whole numbers. BatchNorm's statistics are the mean of statistics, not those of the mean."""
-        return {k: t / self._count if t.is_floating_point() else t for k, t in self._sums.items()}
+        return {k: t / self._whole if t.is_floating_point() else t for k, t in self._sums.items()}
 
 
 @torch.no_grad()

@@ -63,13 +63,26 @@ def check_carry(stage: str, view: View, parent: str, before: View, problems: Pro
         problems.add(place.place("momentum"), message, f"write `carry {{ momentum: ZERO }}`, or {hint}")
 
 
+def check_from_average(stage: str, view: View, average: str, problems: Problems) -> None:
+    """An average of snapshots has weights alone."""
+    with contextlib.suppress(Doubtful):
+        for field in ("momentum", "residual"):
+            if view.inside("carry").text(field) == "KEEP":
+                what = "momentum" if field == "momentum" else "residuals"
+                message = f"stage `{stage}` keeps the {what} of ensemble `{average}`, which has weights alone"
+                problems.add((view.view("carry") or view).place(field), message, f"write `carry {{ {field}: ZERO }}`")
+        if view.has("solverstate"):
+            text = f"`solverstate` in stage `{stage}`, which starts from ensemble `{average}`"
+            problems.add(view.place("solverstate"), text, 'write `from: ""`: all that it begins with is in the file')
+
+
 def _type(view: View) -> tuple[str, MomentumForm]:
     kind = view.text("type")
     assert kind is not None
     return kind, MomentumForm(view.text("momentum_form"))
 
 
-__all__ = ["Shared", "check_carry", "check_data", "check_required", "check_stage"]
+__all__ = ["Shared", "check_carry", "check_data", "check_from_average", "check_required", "check_stage"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ def check_members(
         if found.num_classes != theirs.num_classes:
             message = f"`{stage}` has {found.num_classes} classes, and `{other}` {theirs.num_classes}"
             problems.add(value.span, message, "an ensemble needs members with the same classes")
-        elif rule == recipe.EnsembleRule.WEIGHT_AVERAGE.value and found != theirs:
+        elif rule is not None and recipe.EnsembleRule(rule).averages and found != theirs:
             name, one, two = next(differing(theirs, found, "model"))
             message = f"`{stage}` is not the network of `{other}`: {name} {text(two)} (`{other}`: {text(one)})"
             problems.add(

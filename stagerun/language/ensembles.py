@@ -3,38 +3,60 @@
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from stagerun.base import recipe
 from stagerun.base.errors import Problems, listing, nearest
+from stagerun.language import members
 from stagerun.language.build import evaluation_transform
 from stagerun.language.check import check_required
 from stagerun.language.check_weights import check_members
 from stagerun.language.lexer import shown
-from stagerun.language.stages import Node
+from stagerun.language.stages import Node, some, stages_of
 from stagerun.language.tree import Block, Value
 from stagerun.language.values import layout
 from stagerun.language.view import Doubtful, View
 
 
-def build(schedule: Block, order: Sequence[Node]) -> tuple[recipe.Ensemble, ...]:
-    """The ensembles of a valid schedule; `order` holds its stages in running order."""
-    return tuple(_build(View(block), order) for block in schedule.blocks("ensemble"))
+def build(schedule: Block, order: Sequence[Node], lengths: Mapping[str, int]) -> tuple[recipe.Ensemble, ...]:
+    """The ensembles of a valid schedule; `order` holds its stages in running order, `lengths` their iterations."""
+    return tuple(_build(View(block), order, lengths) for block in schedule.blocks("ensemble"))
 
 
-def _build(view: View, order: Sequence[Node]) -> recipe.Ensemble:
+def _build(view: View, order: Sequence[Node], lengths: Mapping[str, int]) -> recipe.Ensemble:
     name, count = view.text("name"), view.whole("batch_norm_iter")
     assert name is not None and count is not None
-    meant = {stage for value in _members(view.block) for stage in _stages(str(value.value), order)}
+    meant: dict[str, set[int]] = {}
+    for value in _members(view.block):
+        named, iters = members.read(str(value.value))
+        for stage in stages_of(named, order):
+            meant.setdefault(stage, set()).update(iter or lengths[stage] for iter in iters)
     return recipe.Ensemble(
         name=name,
-        members=tuple(node.name for node in order if node.name in meant),
+        members=tuple(
+            stage.name if iter == lengths[stage.name] else f"{stage.name}@{iter}"
+            for stage in order
+            for iter in sorted(meant.get(stage.name, ()))
+        ),
         rule=recipe.EnsembleRule(view.text("rule")),
         batch_norm_iter=count,
+        shape=view.text("shape"),
+        hold_out=view.text("hold_out"),
         span=view.place("name"),
     )
 
 
-def check(schedule: Block, found: Sequence[Node], settings: Mapping[str, Block], problems: Problems) -> None:
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Of the stages whose length is known: their iterations, and those that `early_stop` leaves in any case."""
+
+    length: Mapping[str, int]
+    sure: Mapping[str, int]
+
+
+def check(
+    schedule: Block, found: Sequence[Node], settings: Mapping[str, Block], ends: Ends, problems: Problems
+) -> None:
     """`settings` are those of each stage, by name. Fields missing from an ensemble are reported elsewhere."""
     taken: dict[str, int] = {}
     for block in schedule.blocks("ensemble"):
@@ -48,20 +70,66 @@ def check(schedule: Block, found: Sequence[Node], settings: Mapping[str, Block],
                 hint = "write `val { source: ... images: ... }` in `data`, or remove the ensemble"
                 problems.add(view.place("name"), f"ensemble `{name}` without `data.val`: nothing to evaluate", hint)
         with suppress(Doubtful):
-            if view.has("batch_norm_iter") and view.text("rule") != "WEIGHT_AVERAGE":
-                message = f"`batch_norm_iter` means nothing for rule {view.text('rule')}"
-                hint = "BatchNorm statistics are taken anew where weights are averaged: write `rule: WEIGHT_AVERAGE`, or remove it"
-                problems.add(view.place("batch_norm_iter"), message, hint)
+            _of_averages(view, problems)
         label = f"ensemble `{name}`" if name else "an ensemble"
-        members = list(_meant(label, block, found, _all_named(schedule), problems))
-        _same_pictures(members, schedule, settings, problems)
+        meant = list(_meant(label, block, found, ends, _all_named(schedule), problems))
+        stages = list(dict(reversed(meant)).items())[::-1]
         with suppress(Doubtful):
-            check_members(schedule, view.text("rule"), members, settings, problems)
+            if view.has("shape") and len(stages) > 1:
+                message = (
+                    f"`shape` of {label}, whose members are of {len(stages)} stages: {some([s for s, _ in stages])}"
+                )
+                problems.add(view.place("shape"), message, "it imitates a decay along one stage: name snapshots of one")
+        with suppress(Doubtful):
+            _held_out(
+                label,
+                view,
+                [View(settings[stage]) for stage, _ in stages[:1] if stage in settings],
+                View(schedule),
+                problems,
+            )
+        _same_pictures(stages, schedule, settings, problems)
+        with suppress(Doubtful):
+            check_members(schedule, view.text("rule"), stages, settings, problems)
+
+
+def _of_averages(view: View, problems: Problems) -> None:
+    """Reports what only averages of weights read, beside another rule."""
+    if view.has("batch_norm_iter") and not recipe.EnsembleRule(view.text("rule")).averages:
+        message = f"`batch_norm_iter` means nothing for rule {view.text('rule')}"
+        hint = (
+            "BatchNorm statistics are taken anew where weights are averaged: write `rule: WEIGHT_AVERAGE`, or remove it"
+        )
+        problems.add(view.place("batch_norm_iter"), message, hint)
+    if view.has("shape") and view.text("rule") != "WEIGHT_AVERAGE":
+        message = f"`shape` means nothing for rule {view.text('rule')}"
+        hint = "it weighs what is averaged: write `rule: WEIGHT_AVERAGE`, or remove it"
+        problems.add(view.place("shape"), message, hint)
+
+
+def _held_out(label: str, view: View, first: Sequence[View], schedule: View, problems: Problems) -> None:
+    """Reports a missing `hold_out`, one that no validation set has as its name, and one that no one reads. `first`: the first member."""
+    soup, name = view.text("rule") == "GREEDY_SOUP", view.text("hold_out")
+    if name is not None and not soup:
+        hint = "members are taken by it: write `rule: GREEDY_SOUP`, or remove it"
+        problems.add(view.place("hold_out"), f"`hold_out` means nothing for rule {view.text('rule')}", hint)
+    if not soup or not first:
+        return
+    own = first[0].inside("data")
+    sets = [val.text("name") for val in (own if own.has("val") else schedule.inside("data")).views("val")][1:]
+    hint = 'write `val { source: ... images: ... name: "held" }` behind the first in `data`, with images that no member is trained on'
+    known = [one for one in sets if one]
+    if name is None:
+        hint = f'write `hold_out: "{known[0]}"`' if known else f'{hint}, and `hold_out: "held"`'
+        problems.add(view.place("rule"), f"{label} lacks `hold_out`, by which GREEDY_SOUP takes members", hint)
+    elif name not in known:
+        message = f"`{shown(name)}` is not a validation set behind the first"
+        problems.add(view.place("hold_out"), message, nearest(name, known) or hint)
 
 
 def _all_have_val(block: Block, found: Sequence[Node], settings: Mapping[str, Block]) -> bool:
     """Whether every member has validation images of its own."""
-    names = [name for value in _members(block) for name in _stages(str(value.value), found)]
+    names = [name for value in _members(block) for name in stages_of(str(value.value).partition("@")[0], found)]
     return bool(names) and all(View(settings[name]).inside("data").has("val") for name in names if name in settings)
 
 
@@ -83,14 +151,19 @@ def _all_named(schedule: Block) -> bool:
 
 
 def _meant(
-    label: str, block: Block, found: Sequence[Node], complete: bool, problems: Problems
+    label: str, block: Block, found: Sequence[Node], ends: Ends, complete: bool, problems: Problems
 ) -> Iterator[tuple[str, Value]]:
-    """Each member stage once, and where it is named."""
-    where: dict[str, Value] = {}
+    """The stage of each member, and where it is named."""
+    where: dict[tuple[str, int | None], Value] = {}
     unknown = "members" in block.doubtful or block.broken
     for value in _members(block):
-        name = str(value.value)
-        stages = _stages(name, found)
+        try:
+            name, iters = members.read(str(value.value))
+        except members.WrongMember as error:
+            unknown = True
+            problems.add(value.span, *error.args)
+            continue
+        stages = stages_of(name, found)
         if not stages:
             unknown = True
             known = list(dict.fromkeys([*(n.name for n in found), *(n.group for n in found if n.group)]))
@@ -98,34 +171,53 @@ def _meant(
             if complete:
                 problems.add(value.span, f"member `{shown(name)}` of {label} is not a stage", hint)
         for stage in stages:
-            if stage in where:
-                group = next((g for g in (name, str(where[stage].value)) if g != stage), None)
-                message = f"{label} has member `{stage}` twice" + (f": it is one of `{group}`" if group else "")
-                problems.add(value.span, message, "each stage counts once: remove one of them")
-                unknown = True
-            where.setdefault(stage, value)
+            unknown |= _missed(label, stage, iters, ends, value, problems)
+            for iter in iters:
+                place = stage, None if iter == ends.length.get(stage) else iter
+                if place in where:
+                    group = next((g for g in (name, str(where[place].value)) if g != stage and "@" not in g), None)
+                    message = f"{label} has member `{_label(*place)}` twice" + (
+                        f": it is one of `{group}`" if group else ""
+                    )
+                    problems.add(value.span, message, "each counts once: remove one of them")
+                    unknown = True
+                where.setdefault(place, value)
     if len(where) == 1 and not unknown:
-        ((stage, value),) = where.items()
-        message = f"{label} has one member only, stage `{stage}`"
-        problems.add(value.span, message, "name two stages or more, one `members` each")
-    yield from where.items()
+        ((place, value),) = where.items()
+        message = f"{label} has one member only, {'snapshot' if place[1] else 'stage'} `{_label(*place)}`"
+        problems.add(value.span, message, "name two or more, one `members` each, or a range as `trunk@6000..8000/500`")
+    yield from ((stage, value) for (stage, _), value in where.items())
+
+
+def _missed(label: str, stage: str, iters: Sequence[int | None], ends: Ends, value: Value, problems: Problems) -> bool:
+    """Reports an iteration that the stage doesn't have, or may not come to."""
+    last, length = iters[-1], ends.length.get(stage)
+    if last is None or length is None:
+        return False
+    reached = ends.sure.get(stage, length)
+    if last > length:
+        message = f"{label} has iteration {last} of `{stage}`, which has {length}"
+        problems.add(value.span, message, f"an iteration up to {length}, which is its end")
+    elif last > reached:
+        message = f"{label} has iteration {last} of `{stage}`, which `early_stop` may end at {reached}"
+        problems.add(value.span, message, f"an iteration up to {reached}, or `{stage}` for its end")
+    return last > min(length, reached)
+
+
+def _label(stage: str, iter: int | None) -> str:
+    return stage if iter is None else f"{stage}@{iter}"
 
 
 def _members(block: Block) -> Sequence[Value]:
     return block.entries["members"].values if "members" in block.entries else ()
 
 
-def _stages(member: str, nodes: Sequence[Node]) -> list[str]:
-    """The stage of that name, or those that the block of that name makes."""
-    return [n.name for n in nodes if n.group == member] or [n.name for n in nodes if n.name == member]
-
-
 def _same_pictures(
-    members: Sequence[tuple[str, Value]], schedule: Block, settings: Mapping[str, Block], problems: Problems
+    stages: Sequence[tuple[str, Value]], schedule: Block, settings: Mapping[str, Block], problems: Problems
 ) -> None:
     """One pass over the images serves all members, so each must look at them in the same way."""
     first: tuple[str, dict[str, object]] | None = None
-    for stage, value in members:
+    for stage, value in stages:
         block = settings.get(stage)
         seen = _seen(block, schedule) if block is not None else None
         if seen is None:

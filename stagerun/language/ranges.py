@@ -14,6 +14,7 @@ from stagerun.language.networks import FILLER_FIELDS, NETWORKS, TIMM, is_foreign
 from stagerun.language.proto import stagerun_pb2
 from stagerun.language.tree import SCHEDULE, SOURCE, Block, Entry, Scalar, Value
 from stagerun.schedule import CURVES, POLICIES, SOLVER_TYPES
+from stagerun.schedule.averages import DECAYS
 
 # The options of the .proto that bound a number; their names are the words of the message.
 _BOUNDS = (
@@ -47,6 +48,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "Solver.regularization_type": ("L2", "L1"),
     "FillerParameter.type": tuple(FILLER_FIELDS),
     "OuterParameter.type": ("Nesterov", "SGD"),
+    "Ensemble.shape": tuple(DECAYS),
 }
 
 _SCHEDULE_NAME = re.compile(r"(?!\.\.?$)[A-Za-z0-9_.-]+", re.ASCII)

@@ -81,10 +81,12 @@ def read(
     if isinstance(text, Unreadable):
         hint = "a schedule is a folder with a schedule.prototxt and a file per stage"
         raise RecipeError([Problem(text.reason, Span(path, 1, 1), hint)])
-    schedule = ranges.sound(parse(path, text, SCHEDULE, problems), problems)
+    schedule = written = ranges.sound(parse(path, text, SCHEDULE, problems), problems)
     found = stages.nodes(schedule, problems)
     schedule, settings = _merged(schedule, found, texts, root, shown, overrides, Count(root, records, problems), caffe)
     found = _check_tree(found, settings, problems)
+    if list(schedule.blocks("ensemble")) != list(written.blocks("ensemble")):
+        _require_as_written(found, problems)
     order = stages.in_running_order(found, problems)
     _check(schedule, settings, posixpath.basename(root), problems)
     for block in settings.values():
@@ -93,7 +95,9 @@ def read(
         caffe.check_means(block, channels, functools.partial(build.path_of, root))
     classes = _known(schedule, lambda view: view.inside("model").whole("num_classes"))
     weights = sampling.read_weights(settings, classes, local.read, shown, problems)
-    ensembles.check(schedule, found, settings, problems)
+    lengths = _numbers(settings, lambda view: view.whole("max_iter"))
+    ends = ensembles.Ends(lengths, _numbers(settings, build.earliest_end))
+    ensembles.check(schedule, found, settings, ends, problems)
     images = functools.partial(_images_of, schedule, root)
     teachers.check_teachers(found, schedule, settings, caffe, images, problems)
     beside = functools.partial(posixpath.join, shown)
@@ -141,9 +145,19 @@ def _check_tree(found: Sequence[Node], settings: Mapping[str, Block], problems: 
     return teachers.with_teachers(found, settings, problems)
 
 
+def _require_as_written(found: Sequence[Node], problems: Problems) -> None:
+    """Reports stages that start from an ensemble, where `--set` changes those: the tree is that of the file."""
+    for node in found:
+        if node.average is not None and node.parent_place is not None:
+            message = f"--set changes ensembles, and `{node.name}` starts from `{node.average}`"
+            problems.add(node.parent_place, message, "write the ensemble in schedule.prototxt")
+
+
 def _check_handed_on(found: Sequence[Node], settings: dict[str, Block], problems: Problems) -> None:
     for node in found:
-        if node.parent in settings:
+        if node.average is not None and node.parent in settings:
+            check.check_from_average(node.name, View(settings[node.name]), node.average, problems)
+        elif node.parent in settings:
             parent, own = View(settings[node.parent]), View(settings[node.name])
             check.check_carry(node.name, own, node.parent, parent, problems)
             check_residual(node.name, own, node.parent, parent, problems)
@@ -416,9 +430,11 @@ def _build(
     derived = {"name": tree.quoted(name), **_derived_of(model)}
     shared = list(build.facts(SCHEDULE, schedule, "", derived, path))
     data = build.data(view.inside("data"), root, given.labels)
+    found = ensembles.build(schedule, order, _numbers(settings, lambda view: view.whole("max_iter")))
+    averages = {one.name: (one, block) for one, block in zip(found, schedule.blocks("ensemble"), strict=True)}
     made: dict[str, recipe.Stage] = {}
     for node in order:
-        facts = [*shared, *code[node.name]]
+        facts = [*shared, *code[node.name], *(_average(*averages[node.average]) if node.average is not None else ())]
         made[node.name] = _stage(node, settings[node.name], model, seed, data, made, facts, path, root, given)
     return recipe.Schedule(
         name=name,
@@ -429,7 +445,7 @@ def _build(
         determinism=recipe.Determinism(view.text("determinism")),
         keep_snapshots=keep,
         files=files,
-        ensembles=ensembles.build(schedule, order),
+        ensembles=found,
     )
 
 
@@ -485,6 +501,7 @@ def _stage(
         origins={f.key: _in_layer(f.origin, block, given) for f in found},
         span=node.place,
         parent_iter=node.parent_iter,
+        average=node.average,
         enabled=node.enabled,
         group=node.group,
     )
@@ -589,6 +606,18 @@ def _net(model: recipe.Model, facts: Sequence[build.Fact]) -> Iterator[build.Fac
     if model.net is not None:
         origin = next(fact.origin for fact in facts if fact.key == "model.caffe_net")
         yield build.Fact(recipe.NET, values.net_digest(model.net), True, origin)
+
+
+def _average(ensemble: recipe.Ensemble, block: Block) -> Iterator[build.Fact]:
+    """What the average of snapshots that a stage starts from depends on, but for the snapshots: these a plan puts into the identity."""
+    at = ["end" if iter is None else str(iter) for _, iter in ensemble.points]
+    texts = {"rule": ensemble.rule.value, "shape": ensemble.shape or values.NONE, "members": " ".join(at)}
+    texts["batch_norm_iter"] = str(ensemble.batch_norm_iter)
+    for name, text in texts.items():
+        entry = block.entries.get(name)
+        origin = recipe.Origin(text, "schedule" if entry else "default", entry.values[0].span if entry else None)
+        yield build.Fact(f"{recipe.AVERAGE}{name}", text, True, origin)
+    yield build.Fact(recipe.AVERAGE_OF, "", False, recipe.Origin(ensemble.name, "schedule", ensemble.span))
 
 
 def _lesson(node: Node) -> Iterator[build.Fact]:

@@ -9,7 +9,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stagerun.base.errors import Problems, Span, listing, nearest
-from stagerun.language import ranges
+from stagerun.language import members, ranges
 from stagerun.language.lexer import shown
 from stagerun.language.tree import SCHEDULE, Block, Entry, Value
 
@@ -42,11 +42,13 @@ class Node:
     filled: bool = False
     teacher: str | None = None  # `teachers` finds it, in the stage's settings
     teacher_place: Span | None = None
+    average: str | None = None  # the ensemble whose averaged weights it starts with; `parent` is the member named last
+    averaged: tuple[str, ...] = ()  # the stages that this is of
 
     @property
     def after(self) -> tuple[str, ...]:
         """The stages that are trained before this one."""
-        return tuple(name for name in (self.parent, self.teacher) if name is not None)
+        return tuple(dict.fromkeys(n for n in (self.parent, self.teacher, *self.averaged) if n is not None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,8 @@ def nodes(schedule: Block, problems: Problems) -> list[Node]:
     _report_doubles(found, problems)
     if complete:
         known = {node.name for node in found}
-        found = [_resolved(node, found, known, problems) for node in found]
+        ensembles = {_text(b, "name"): b for b in schedule.blocks("ensemble") if "name" in b.entries}
+        found = [_resolved(node, found, known, ensembles, problems) for node in found]
     return with_disabled(found)
 
 
@@ -160,9 +163,9 @@ def _starts(block: Block, name: str, above: Sequence[Node], problems: Problems, 
     if entry is not None and entry.values:
         return [_start(value, name, problems) for value in _once(entry, name, problems)]
     if len(above) > 1 and not unused:
-        members = [node.name for node in above]
-        message = f"stage `{name}` follows on `{above[0].group}`, which stands for {some(members)}"
-        hint = f'write which of them it starts from: `from: "{members[0]}"`'
+        those = [node.name for node in above]
+        message = f"stage `{name}` follows on `{above[0].group}`, which stands for {some(those)}"
+        hint = f'write which of them it starts from: `from: "{those[0]}"`'
         problems.add(block.entries["name"].place, message, hint)
     return [_Start(above[0].name if len(above) == 1 else None)]
 
@@ -241,19 +244,64 @@ def _report_doubles(found: Sequence[Node], problems: Problems) -> None:
             problems.add(node.place, f"stage `{node.name}` has the name of a stage that makes several", hint)
 
 
-def _resolved(node: Node, found: Sequence[Node], names: Container[str], problems: Problems) -> Node:
-    """The node, after its parent was looked up among the `names`."""
+def _resolved(
+    node: Node,
+    found: Sequence[Node],
+    names: Container[str],
+    ensembles: Mapping[str | None, Block],
+    problems: Problems,
+) -> Node:
+    """The node, after its parent was looked up among the `names`, and among the ensembles."""
     if node.parent is None or node.parent_place is None or node.parent in names:
         return node
-    members = groups(found).get(node.parent)
-    if members:
-        message = f"stage `{node.group or node.name}` starts from `{node.parent}`, which stands for {some(members)}"
-        problems.add(node.parent_place, message, f'name one of them, `from: "{members[0]}"`, or several')
+    if node.parent in ensembles and node.parent not in groups(found):
+        return _from_average(node, found, ensembles[node.parent], problems)
+    those = groups(found).get(node.parent)
+    if those:
+        message = f"stage `{node.group or node.name}` starts from `{node.parent}`, which stands for {some(those)}"
+        problems.add(node.parent_place, message, f'name one of them, `from: "{those[0]}"`, or several')
         return replace(node, parent=None)
-    hint = nearest(node.parent, [other.name for other in found]) or _FRESH
+    averages = [name for name in ensembles if name is not None]
+    hint = nearest(node.parent, [*(other.name for other in found), *averages]) or _FRESH
     message = f"stage `{node.group or node.name}` starts from `{shown(node.parent)}`, which is not a stage"
     problems.add(node.parent_place, message, hint)
     return node
+
+
+def _from_average(node: Node, found: Sequence[Node], block: Block, problems: Problems) -> Node:
+    """The node that starts with an ensemble's averaged weights. What is wrong with the ensemble is reported elsewhere."""
+    name, place = node.parent, node.parent_place
+    assert name is not None and place is not None
+    nowhere = replace(node, parent=None, parent_iter=None)
+    if node.parent_iter is not None:
+        message = f"stage `{node.name}` starts from iteration {node.parent_iter} of `{name}`, which is an ensemble"
+        problems.add(place, message, f'an ensemble has no iterations: write `from: "{name}"`')
+        return nowhere
+    if _text(block, "rule") != "WEIGHT_AVERAGE":
+        if "rule" not in block.doubtful:
+            why = "whose members are not known yet" if "SOUP" in str(_text(block, "rule")) else "which has no weights"
+            message = f"stage `{node.group or node.name}` starts from ensemble `{name}`, {why}"
+            problems.add(place, message, "write `rule: WEIGHT_AVERAGE` there, or start from one of its members")
+        return nowhere
+    last: tuple[str, int | None] | None = None
+    averaged: list[str] = []
+    for value in block.entries["members"].values if "members" in block.entries else ():
+        try:
+            stage, iters = members.read(str(value.value))
+        except members.WrongMember:
+            return nowhere
+        for member in stages_of(stage, found):
+            averaged.append(member)
+            last = member, iters[-1]
+    if last is None:
+        return nowhere
+    averaged = list(dict.fromkeys(averaged))
+    return replace(node, parent=last[0], parent_iter=last[1], average=name, averaged=tuple(averaged))
+
+
+def stages_of(name: str, found: Sequence[Node]) -> list[str]:
+    """The stage of that name, or those that the block of that name makes."""
+    return [n.name for n in found if n.group == name] or [n.name for n in found if n.name == name]
 
 
 def some(names: Sequence[str]) -> str:
@@ -291,7 +339,9 @@ def check_branches(
         length = lengths.get(node.parent or "")
         if node.parent_iter is None or length is None:
             return node
-        if node.parent_iter > length:
+        if node.average is not None:
+            pass  # reported of the ensemble
+        elif node.parent_iter > length:
             assert node.parent_place is not None
             message = (
                 f"stage `{node.name}` starts from iteration {node.parent_iter} of `{node.parent}`, which has {length}"
@@ -312,7 +362,13 @@ def _report_twice(found: Sequence[Node], problems: Problems) -> None:
     """Members of a group that start from the same place, with the same entry of `sweep`, whose place is then theirs."""
     seen: set[object] = set()
     for node in found:
-        start = (node.group, node.parent, node.parent_iter, None if node.place == node.parent_place else node.place)
+        start = (
+            node.group,
+            node.parent,
+            node.parent_iter,
+            node.average,
+            None if node.place == node.parent_place else node.place,
+        )
         if start in seen and node.group is not None and node.parent is not None and node.parent_place is not None:
             where = (
                 f"`{node.parent}@{node.parent_iter}`" if node.parent_iter is not None else f"the end of `{node.parent}`"
@@ -349,7 +405,9 @@ def in_running_order(found: Sequence[Node], problems: Problems) -> list[Node]:
 
 def _report_cycle(cycle: Sequence[Node], found: Sequence[Node], problems: Problems) -> None:
     """Each of the cycle waits for the next. Points at the first `from`; there is one, since the stage above alone makes none."""
-    if any(node.parent != after.name for node, after in zip(cycle, [*cycle[1:], cycle[0]], strict=True)):
+    if any(
+        node.parent != after.name or node.average for node, after in zip(cycle, [*cycle[1:], cycle[0]], strict=True)
+    ):
         _report_lessons(cycle, problems)
         return
     first = next(n for n in found if n in cycle and n.parent_place is not None)
@@ -364,18 +422,26 @@ def _report_cycle(cycle: Sequence[Node], found: Sequence[Node], problems: Proble
 
 
 def _report_lessons(cycle: Sequence[Node], problems: Problems) -> None:
-    """A cycle with a teacher in it: points at the first."""
+    """A cycle with a teacher or an ensemble in it: points at the first."""
     pairs = list(zip(cycle, [*cycle[1:], cycle[0]], strict=True))
-    at = next(i for i, (node, after) in enumerate(pairs) if node.parent != after.name)
-    first = cycle[at]
-    assert first.teacher_place is not None
-    if len(cycle) == 1:
+    at = next(i for i, (node, after) in enumerate(pairs) if node.parent != after.name or node.average)
+    first, place = cycle[at], cycle[at].teacher_place
+    if first.teacher != pairs[at][1].name:
+        place = first.parent_place
+    assert place is not None
+    if len(cycle) == 1 and place is first.teacher_place:
         hint = "name another stage; what stands in `Schedule.solver` is for all stages, the teacher too"
-        problems.add(first.teacher_place, f"stage `{first.name}` is its own teacher", hint)
+        problems.add(place, f"stage `{first.name}` is its own teacher", hint)
         return
-    words = [
-        f"{'starts from' if node.parent == after.name else 'is taught by'} `{after.name}`"
-        for node, after in [*pairs[at:], *pairs[:at]]
-    ]
+    words = [_waits(node, after) for node, after in [*pairs[at:], *pairs[:at]]]
     hint = "a teacher is trained before: take another one, or let it start elsewhere"
-    problems.add(first.teacher_place, f"stage `{first.name}` {', which '.join(words)}", hint)
+    if place is not first.teacher_place:
+        hint = "members are trained before: take others, or start elsewhere"
+    problems.add(place, f"stage `{first.name}` {', which '.join(words)}", hint)
+
+
+def _waits(node: Node, after: Node) -> str:
+    """Why one stage waits for another, in words."""
+    if after.name in node.averaged:
+        return f"starts from ensemble `{node.average}` of `{after.name}`"
+    return f"{'starts from' if node.parent == after.name else 'is taught by'} `{after.name}`"

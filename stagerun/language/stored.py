@@ -57,7 +57,13 @@ def read_foreign(text: str) -> recipe.Schedule:
     for name, least in counts.items():
         if least < 1:
             raise ValueError(f"`{name}` must be 1 or more")
+    stages, ensembles = {stage.name for stage in schedule.stages}, {one.name for one in schedule.ensembles}
+    for name, iter in (place for ensemble in schedule.ensembles for place in ensemble.points):
+        if name not in stages or (iter is not None and iter < 1):
+            raise ValueError(f"an ensemble has a member `{lexer.shown(name)}` that is no place in a stage")
     for stage in schedule.stages:
+        if stage.average is not None and stage.average not in ensembles:
+            raise ValueError(f"stage `{stage.name}` starts from the average of no ensemble")
         _require_in_range(stage.solver.transform)
         sync = stage.solver.sync
         if sync is not None and sync.period is None and not stage.solver.asynchronous:

@@ -403,6 +403,7 @@ def digest(schedule: recipe.Schedule) -> str:
             None if stage.parent is None else place[stage.parent],
             sorted(stage.identity.items()),  # has the iteration
             *([place[stage.solver.teacher]] if stage.solver.teacher is not None else []),
+            *([place[s] for s, _ in schedule.ensemble(stage.average).points] if stage.average is not None else []),
         ]
         for stage in schedule.stages
     ]

@@ -1,9 +1,19 @@
 """Which snapshots of a stage count for what it is now, and why others don't; renamed stages, and rollbacks. Pure."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stagerun.base.recipe import ABSENT, FILES, FROM_ITER, LAST_USED, TEACHER, TESTED_LABELS, Schedule, Stage
+from stagerun.base.recipe import (
+    ABSENT,
+    AVERAGE_OF,
+    FILES,
+    FROM_ITER,
+    LAST_USED,
+    TEACHER,
+    TESTED_LABELS,
+    Schedule,
+    Stage,
+)
 from stagerun.base.snapshots import TRAINING_SET, Inventory, SnapshotRef, how_far, same_set
 from stagerun.language.values import unsaid
 from stagerun.plan.planned import Change, PlannedStage, State, label
@@ -36,6 +46,28 @@ def source_of(stage: Stage, parent: PlannedStage, usable: tuple[SnapshotRef, ...
         return Source(parent, (parent.end,) if parent.end is not None else (), since)
     at = [ref for ref in usable if ref.iter == stage.parent_iter]
     return Source(parent, tuple(sorted(at, key=lambda ref: ref.attempt)), since)
+
+
+def points_of(schedule: Schedule, usable: Mapping[str, tuple[SnapshotRef, ...]]) -> dict[tuple[str, int], SnapshotRef]:
+    """The snapshots before a stage's end that ensembles are made from, the oldest as in `source_of`. `usable`: by stage, what counts."""
+    wanted = {point for ensemble in schedule.ensembles for point in ensemble.points}
+    found = {(stage, iter): oldest_at(iter, usable[stage]) for stage, iter in wanted if iter is not None}
+    return {point: ref for point, ref in found.items() if ref is not None}
+
+
+def oldest_at(iter: int, usable: tuple[SnapshotRef, ...]) -> SnapshotRef | None:
+    """Of the snapshots of a stage that count the one to take at an iteration."""
+    return min((ref for ref in usable if ref.iter == iter), key=lambda ref: ref.attempt, default=None)
+
+
+def points_averaged(schedule: Schedule, stage: Stage) -> tuple[tuple[str, int | None], ...]:
+    """The stages and iterations of them that the stage's start is averaged from; () for another stage."""
+    return schedule.ensemble(stage.average).points if stage.average is not None else ()
+
+
+def at(iter: int | None, planned: PlannedStage, usable: tuple[SnapshotRef, ...]) -> SnapshotRef | None:
+    """The snapshot of a stage at an iteration, None for its end, as far as it is there."""
+    return planned.end if iter is None else oldest_at(iter, usable)
 
 
 def left_off(stage: Stage, sources: Mapping[str, Source | None]) -> tuple[int, int, bool]:
@@ -74,6 +106,23 @@ def taught_by(stage: Stage, teacher: PlannedStage, inventory: Inventory) -> Stag
         before = own[-1].identity.get(TEACHER, "")
         found = before if all(ref.id != before for ref in inventory.snapshots) else ""
     return replace(stage, identity={**stage.identity, TEACHER: found})
+
+
+def averaged_from(
+    stage: Stage,
+    members: Sequence[tuple[PlannedStage, SnapshotRef | None]],
+    inventory: Inventory,
+) -> Stage:
+    """The stage with the ids of the snapshots that it is averaged from in its identity, as `taught_by`; '' where one is not known."""
+    own = inventory.of(stage.name)
+    before = own[-1].identity.get(AVERAGE_OF, "").split() if own else []
+    before = before if len(before) == len(members) else [""] * len(members)
+    there = {ref.id for ref in inventory.snapshots}
+    ids = []
+    for (planned, ref), id in zip(members, before, strict=True):
+        comes_again = planned.state is not State.STALE and not planned.again and id not in there
+        ids.append(ref.id if ref is not None else id if comes_again else "")
+    return replace(stage, identity={**stage.identity, AVERAGE_OF: " ".join(ids) if all(ids) else ""})
 
 
 def counts(ref: SnapshotRef, stage: Stage, source: Source | None, inventory: Inventory) -> bool:
@@ -139,7 +188,7 @@ def why_stale(
     """The reason in words, and the fields that differ. `own` are the stage's snapshots, none of which counts."""
     newest = max(own, key=lambda ref: (ref.attempt, ref.iter))
     changed = changed_fields(newest, stage)
-    changes = tuple(_change(field, newest, stage) for field in changed if field not in (FROM_ITER, TEACHER))
+    changes = tuple(_change(field, newest, stage) for field in changed if field not in (FROM_ITER, TEACHER, AVERAGE_OF))
     images = _other_images(newest, stage, schedule)
     if changes:
         return (
@@ -150,9 +199,11 @@ def why_stale(
         return "the training images have changed since it was trained", images
     if TEACHER in changed:
         return _other_teacher(newest, stage, inventory), ()
+    if AVERAGE_OF in changed:
+        return _other_average(newest, stage), ()
     if source is None:
         return "it was trained from another stage, and now starts from the seed", ()
-    now = label(source.parent.stage.name, stage.parent_iter)
+    now = stage.starts_from
     if newest.parent == "":
         return f"it was trained from the seed, and now starts from `{now}`", ()
     before = next((ref.stage for ref in inventory.snapshots if ref.id == newest.parent), source.parent.stage.name)
@@ -179,6 +230,16 @@ def _other_teacher(ref: SnapshotRef, stage: Stage, inventory: Inventory) -> str:
         if now
         else f"its teacher `{teacher}` is stale, or to be trained again"
     )
+
+
+def _other_average(ref: SnapshotRef, stage: Stage) -> str:
+    if stage.average is None:
+        return f"it was trained from an average of snapshots, and now starts from `{stage.starts_from or 'the seed'}`"
+    if AVERAGE_OF not in ref.identity:
+        return f"it was not trained from an average, and now starts from `{stage.average}`"
+    if stage.identity.get(AVERAGE_OF):
+        return f"it was trained from an average `{stage.average}` of other snapshots"
+    return f"snapshots that `{stage.average}` is averaged from are stale, or to be trained again"
 
 
 def _other_images(ref: SnapshotRef, stage: Stage, schedule: Schedule) -> tuple[Change, ...]:

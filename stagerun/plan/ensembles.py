@@ -3,15 +3,16 @@
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from stagerun.base.events import EnsembleTested
-from stagerun.base.recipe import Ensemble, EnsembleRule, Schedule
+from stagerun.base.recipe import Ensemble, EnsembleRule, Schedule, point
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.base.text import columns, count, listed
 from stagerun.plan.counting import other_set, tested_on
 from stagerun.plan.hours import EVALUATION_SHARE, Speed, Spent
-from stagerun.plan.plan import Plan, State
+from stagerun.plan.plan import Plan
 
 
 class EnsembleState(enum.Enum):
@@ -23,7 +24,7 @@ class EnsembleState(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedEnsemble:
-    """`members` are the ends of the members' stages (READY, DONE). `result` is there if DONE."""
+    """`members` are the snapshots that it is made from (READY, DONE). `result` is there if DONE."""
 
     ensemble: Ensemble
     state: EnsembleState
@@ -38,19 +39,34 @@ def plan_ensembles(plan: Plan, results: Mapping[str, EnsembleTested]) -> tuple[P
 
 
 def _plan_ensemble(plan: Plan, ensemble: Ensemble, result: EnsembleTested | None) -> PlannedEnsemble:
-    stages = [s for name in ensemble.members for s in plan.stages if s.stage.name == name]
+    by_name = {s.stage.name: s for s in plan.stages}
+    stages = [by_name[name] for name in dict.fromkeys(name for name, _ in ensemble.points)]
     if off := [s.stage.name for s in stages if not s.stage.enabled]:
         why = f"{listed(off)} {'is' if len(off) == 1 else 'are'} not enabled"
         return PlannedEnsemble(ensemble=ensemble, state=EnsembleState.OFF, why=why)
-    if left := [s.stage.name for s in stages if s.state is not State.DONE]:
-        return PlannedEnsemble(ensemble=ensemble, state=EnsembleState.WAITING, why=f"for {listed(left)}")
-    members = tuple(s.end for s in stages if s.end is not None)
+    members = snapshots_of(plan, ensemble)
+    if left := [member for member in ensemble.members if member not in members]:
+        return PlannedEnsemble(ensemble=ensemble, state=EnsembleState.WAITING, why=f"for {listed(in_words(left))}")
+    return _with_result(plan, ensemble, tuple(members.values()), result)
+
+
+def snapshots_of(plan: Plan, ensemble: Ensemble) -> dict[str, SnapshotRef]:
+    """What the ensemble is made from, by member, as far as it is there."""
+    ends = {s.stage.name: s.end for s in plan.stages}
+    found = (ends[stage] if iter is None else plan.points.get((stage, iter)) for stage, iter in ensemble.points)
+    return {member: ref for member, ref in zip(ensemble.members, found, strict=True) if ref is not None}
+
+
+def _with_result(
+    plan: Plan, ensemble: Ensemble, members: tuple[SnapshotRef, ...], result: EnsembleTested | None
+) -> PlannedEnsemble:
     if result is None:
         return PlannedEnsemble(ensemble=ensemble, state=EnsembleState.READY, members=members)
     now = made_from(plan.schedule, ensemble, members)
     result = _with_names(result, ensemble) if result.snapshots == now["snapshots"] else result
     changed = [name for name, value in now.items() if getattr(result, name) != value]
-    if other_set(plan.schedule, stages[0].stage, result.tested_set) and "tested_on" not in changed:
+    first = plan.schedule.stage(ensemble.points[0][0])
+    if other_set(plan.schedule, first, result.tested_set) and "tested_on" not in changed:
         changed.append("tested_on")
     if changed:
         why = f"evaluated with {listed([_WORDS[name] for name in changed])}"
@@ -69,20 +85,24 @@ _WORDS = {
     "members": "other members",
     "rule": "another rule",
     "batch_norm_iter": "another batch_norm_iter",
+    "shape": "another shape",
+    "hold_out": "another hold_out",
     "tested_on": "other images or another transform",
 }
 
 
 def made_from(schedule: Schedule, ensemble: Ensemble, members: Sequence[SnapshotRef]) -> dict[str, Any]:
     """The fields of an EnsembleTested that say what it was made from, of one that is made now."""
-    averaged = ensemble.rule is EnsembleRule.WEIGHT_AVERAGE
+    averaged = ensemble.rule.averages
     return {
         "members": ensemble.members,
         "snapshots": tuple(ref.id for ref in members),
         "rule": ensemble.rule.value,
         "batch_norm_iter": ensemble.batch_norm_iter if averaged else 0,
+        "shape": ensemble.shape,
+        "hold_out": ensemble.hold_out,
         # The members' transforms are the same: `check` sees to that.
-        "tested_on": tested_on(schedule.stage(ensemble.members[0])),
+        "tested_on": tested_on(schedule.stage(ensemble.points[0][0])),
     }
 
 
@@ -98,16 +118,19 @@ def ensembles_left(
 
 
 def _left(schedule: Schedule, ensemble: Ensemble, speeds: Mapping[str, Speed]) -> Spent | None:
-    """As if each member were evaluated by itself, which is too much where making the images takes the time."""
-    found = [(schedule.stage(name).solver, speeds.get(name)) for name in ensemble.members]
+    """As if each member were evaluated by itself, which is too much where making the images takes the time; those from before a stage's
+    end are, besides."""
+    found = [(schedule.stage(name).solver, speeds.get(name)) for name, _ in ensemble.points]
     # With averaged weights, `test` covers two evaluations.
     tests = [speed.test / (1 if solver.ema_decay is None else 2) for solver, speed in found if speed is not None]
     if len(tests) < len(found):
         return None
-    if ensemble.rule is EnsembleRule.WEIGHT_AVERAGE:
-        forward = ensemble.batch_norm_iter * speeds[ensemble.members[0]].iteration * EVALUATION_SHARE
-        return Spent(tests=tests[0] + forward)
-    return Spent(tests=sum(tests))
+    alone = sum(test for test, (_, iter) in zip(tests, ensemble.points, strict=True) if iter is not None)
+    if ensemble.rule.averages:
+        forward = ensemble.batch_norm_iter * speeds[ensemble.points[0][0]].iteration * EVALUATION_SHARE
+        soup = ensemble.rule is EnsembleRule.GREEDY_SOUP  # `hold_out` is taken to be as large as the first set
+        return Spent(tests=alone + (2 * sum(tests) + len(tests) * forward if soup else forward) + tests[0])
+    return Spent(tests=sum(tests) + alone)
 
 
 # -- what is shown
@@ -119,7 +142,8 @@ def ensembles_text(ensembles: Sequence[PlannedEnsemble]) -> str:
         return ""
     rows: list[Sequence[str]] = [("ensemble", "rule", "members", "state")]
     rows += [
-        (e.ensemble.name, e.ensemble.rule.value, ", ".join(e.ensemble.members), _state_in_words(e)) for e in ensembles
+        (e.ensemble.name, _rule(e.ensemble), ", ".join(in_words(e.ensemble.members)), _state_in_words(e))
+        for e in ensembles
     ]
     lines = columns(rows)
     for e in ensembles:
@@ -128,12 +152,35 @@ def ensembles_text(ensembles: Sequence[PlannedEnsemble]) -> str:
     return "\n".join(lines)
 
 
+def _rule(ensemble: Ensemble) -> str:
+    return ensemble.rule.value + (f", {kind}" if (kind := ensemble.shape or ensemble.hold_out) else "")
+
+
+def in_words(members: Sequence[str]) -> list[str]:
+    """The members, many snapshots of a stage as one.
+
+    >>> in_words(["a", "trunk@100", "trunk@200", "trunk@300", "trunk"])
+    ['a', 'trunk@100..300 (3 snapshots)', 'trunk']
+    """
+    found: list[str] = []
+    for stage, points in groupby((point(member) for member in members), key=lambda place: place[0]):
+        places = list(points)
+        iters = [iter for _, iter in places if iter is not None]
+        many = len(iters) > 2
+        found += (
+            [f"{stage}@{iters[0]}..{iters[-1]} ({len(iters)} snapshots)"] if many else [f"{stage}@{i}" for i in iters]
+        )
+        found += [stage] * (len(places) > len(iters))
+    return found
+
+
 def at_once(ensemble: Ensemble) -> str:
     """What an evaluation has in memory, in words."""
-    if ensemble.rule is EnsembleRule.WEIGHT_AVERAGE:
+    if ensemble.rule.averages:
+        soup = f"{len(ensemble.members)} averages, each evaluated on {ensemble.hold_out}: "
         return (
-            "one network of averaged weights, its BatchNorm statistics taken anew over "
-            f"{count(ensemble.batch_norm_iter, 'iteration')} of {ensemble.members[0]}'s images"
+            f"{soup * (ensemble.rule is EnsembleRule.GREEDY_SOUP)}one network of averaged weights, its BatchNorm statistics taken anew over "
+            f"{count(ensemble.batch_norm_iter, 'iteration')} of {ensemble.points[0][0]}'s images"
         )
     return f"the weights of {count(len(ensemble.members), 'network')} are in each worker's memory at a time, one pass over the images"
 
@@ -158,7 +205,8 @@ def ensembles_record(ensembles: Sequence[PlannedEnsemble]) -> list[dict[str, obj
             "name": e.ensemble.name,
             "rule": e.ensemble.rule.value,
             "members": list(e.ensemble.members),
-            "batch_norm_iter": e.ensemble.batch_norm_iter if e.ensemble.rule is EnsembleRule.WEIGHT_AVERAGE else None,
+            "batch_norm_iter": e.ensemble.batch_norm_iter if e.ensemble.rule.averages else None,
+            **({"shape": e.ensemble.shape} if e.ensemble.shape else {}),
             "state": e.state.value,
             "why": e.why,
             **{name: getattr(e.result, name, None) for name in _FIGURES},

@@ -5,7 +5,7 @@ has passed that place already: then it is trained again from the newest of its s
 there and no further. Its other snapshots and its end stay as they are.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from stagerun.base.snapshots import SnapshotRef, how_far
@@ -17,9 +17,14 @@ def pieces(
     planned: Mapping[str, PlannedStage],
     usable: Mapping[str, tuple[SnapshotRef, ...]],
     sources: Mapping[str, Source | None],
+    missing: Iterable[tuple[str, str, int]] = (),
 ) -> tuple[PlannedStage, ...]:
-    """In running order. `planned` has all stages, in that order; `usable` and `sources` are by stage."""
+    """In running order. `planned` has all stages, in that order; `usable` and `sources` are by stage. `missing`: ensemble, stage and
+    iteration of each snapshot that an ensemble lacks."""
     wanted: dict[str, dict[int, list[str]]] = {}  # by stage and iteration, who starts there
+    for ensemble, above, iter in missing:
+        if has_passed(planned[above], iter) and not planned[above].kept:  # a kept one would go on by another definition
+            wanted.setdefault(above, {}).setdefault(iter, []).append(ensemble)
     found: list[PlannedStage] = []
     # Children first: a piece from a stage's start may need a piece of the stage above.
     for stage in reversed(list(planned.values())):
@@ -29,10 +34,10 @@ def pieces(
             made = _of(stage, wanted[name], usable[name], sources[name])
             begins = begins or made[0].state is State.FRESH
             found = [*made, *found]
-        parent, iter, source = stage.stage.parent, stage.stage.parent_iter, sources[name]
+        parent, leaves, source = stage.stage.parent, stage.stage.parent_iter, sources[name]
         waits = begins and source is not None and not source.at
-        if waits and parent is not None and iter is not None and has_passed(planned[parent], iter):
-            wanted.setdefault(parent, {}).setdefault(iter, []).insert(0, name)
+        if waits and parent is not None and leaves is not None and has_passed(planned[parent], leaves):
+            wanted.setdefault(parent, {}).setdefault(leaves, []).insert(0, name)
     return tuple(found)
 
 
@@ -66,6 +71,7 @@ def _of(
                 children=children,
                 like=_first_behind(point, usable),
                 teacher=stage.teacher,
+                averaged=stage.averaged,
             )
         )
     return made
@@ -92,14 +98,17 @@ def lost_points(
     usable: Mapping[str, tuple[SnapshotRef, ...]],
     sources: Mapping[str, Source | None],
     named: Collection[str],
+    lacking: Mapping[str, Sequence[tuple[str, int | None]]],
 ) -> tuple[Lost, ...]:
     """Those that this plan trains again, on a stage's own way or in a piece of it. `planned` has all stages, in running order;
-    `usable` and `sources` are by stage."""
+    `usable` and `sources` are by stage, and so is `lacking`: what is gone of the snapshots that it is averaged from."""
     children: dict[tuple[str, int | None], list[str]] = {}
     for name, child in planned.items():
         source = sources[name]
-        if source is not None and not source.at and usable[name] and child.state is not State.DISABLED:
-            children.setdefault((source.parent.stage.name, child.stage.parent_iter), []).append(name)
+        gone = [(source.parent.stage.name, child.stage.parent_iter)] if source is not None and not source.at else []
+        if usable[name] and child.state is not State.DISABLED:
+            for place in dict.fromkeys([*gone, *lacking[name]]):
+                children.setdefault(place, []).append(name)
     work = [w for w in (*pieces, *planned.values()) if w.iterations_left]
     found: list[Lost] = []
     for (name, parent_iter), names in children.items():

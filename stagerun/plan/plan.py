@@ -5,7 +5,7 @@ its parent ends in now. So a changed stage makes itself and its descendants stal
 not matter (`counting.taken_over`).
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stagerun.base.errors import Problem, Problems, RecipeError, ResumeRefused, Span, UsageError, listing, nearest
@@ -15,10 +15,14 @@ from stagerun.language.build import completed
 from stagerun.plan.counting import (
     IMAGES,
     Source,
+    at,
+    averaged_from,
     changed_fields,
     counts,
     left_off,
     of_these_images,
+    points_averaged,
+    points_of,
     source_of,
     taken_over,
     taught_by,
@@ -78,6 +82,9 @@ def require_starts(plan: Plan, chosen: Collection[str]) -> None:
             missing[stage.name] = None
         if planned.state is not State.FRESH or planned.start is not None or above is None:
             continue
+        if stage.average is not None:
+            missing |= dict.fromkeys(_not_averaged(plan, planned, by_name))
+            continue
         if not any(piece.stage.name == above for piece in plan.pieces):
             missing |= dict.fromkeys(_not_chosen(by_name, above))
     fresh = [s for s in plan.stages if s.state is State.FRESH and s.start is None]
@@ -92,6 +99,24 @@ def require_starts(plan: Plan, chosen: Collection[str]) -> None:
             "that counts, and which is left out",
             f"`{words}` trains {_what(plan, missing)} first",
         )
+
+
+def _not_averaged(plan: Plan, planned: PlannedStage, by_name: Mapping[str, PlannedStage]) -> Iterator[str]:
+    """The stages to be chosen for the snapshots that a stage is averaged from, as far as these are missing. UsageError for one that
+    can't be trained again."""
+    stage = planned.stage
+    for name, iter in points_averaged(plan.schedule, stage):
+        member, piece = by_name[name], any(piece.stage.name == name for piece in plan.pieces)
+        passed = iter is not None and has_passed(member, iter)
+        if (name, iter) in plan.points or (iter is None and member.end is not None) or piece:
+            continue
+        if member.state is State.NOT_CHOSEN:
+            yield from _not_chosen(by_name, name)
+        elif passed:
+            raise UsageError(
+                f"stage `{stage.name}` starts from ensemble `{stage.average}`, whose `{label(name, iter)}` is gone, and `{name}` is kept as it is",
+                f"`--redo {name}` trains it again, or take other members",
+            )
 
 
 def require_teachers(plan: Plan) -> None:
@@ -183,6 +208,7 @@ def make_plan(
     planned: dict[str, PlannedStage] = {}
     usable: dict[str, tuple[SnapshotRef, ...]] = {}
     sources: dict[str, Source | None] = {}
+    lacking: dict[str, list[tuple[str, int | None]]] = {}
     known = {stage.name for stage in schedule.stages}
     below = set(asked.redo)  # the stages named by `redo`, and what follows from them
     _require_rest(schedule)
@@ -192,17 +218,25 @@ def make_plan(
         if above is not None:
             _require_later(schedule, stage, planned[above].stage)
         teacher = planned[stage.solver.teacher] if stage.solver.teacher is not None else None
-        if not below.isdisjoint((above, stage.solver.teacher)) and name not in asked.keep:
+        averaged = [(planned[of], at(iter, planned[of], usable[of])) for of, iter in points_averaged(schedule, stage)]
+        needs = tuple({id(one): one for one in (teacher, *(one for one, _ in averaged)) if one is not None}.values())
+        if not below.isdisjoint((above, *(one.stage.name for one in needs))) and name not in asked.keep:
             below.add(name)
         if teacher is not None:
             stage = taught_by(stage, teacher, inventory)
+        if averaged:
+            stage = averaged_from(stage, averaged, inventory)
         sources[name] = source
         inventory = taken_over(stage, source, inventory, known)
-        usable[name], planned[name] = _plan_stage(schedule, stage, sources, teacher, inventory, name in below, asked)
+        usable[name], found = _plan_stage(schedule, stage, sources, needs, inventory, name in below, asked)
+        planned[name] = _with_average(found, [ref for _, ref in averaged], teacher)
+        there = zip(points_averaged(schedule, stage), averaged, strict=True)
+        lacking[name] = [point for point, (_, ref) in there if ref is None]
     planned = {name: _left_out(stage, name in asked.chosen, planned) for name, stage in planned.items()}
-    again = pieces(planned, usable, sources)
-    lost = lost_points(planned, again, usable, sources, asked.keep | below)
-    plan = Plan(schedule, tuple(planned.values()), again, lost, inventory=inventory)
+    points = points_of(schedule, usable)
+    again = pieces(planned, usable, sources, _missing(schedule, points, asked.chosen, planned))
+    lost = lost_points(planned, again, usable, sources, asked.keep | below, lacking)
+    plan = Plan(schedule, tuple(planned.values()), again, lost, inventory, points)
     require_starts(plan, asked.chosen)
     require_teachers(plan)
     return plan
@@ -220,9 +254,34 @@ def _require_later(schedule: Schedule, stage: Stage, parent: Stage) -> None:
     raise RecipeError(problems.all())
 
 
+def _missing(
+    schedule: Schedule,
+    points: Mapping[tuple[str, int], SnapshotRef],
+    chosen: Collection[str],
+    planned: Mapping[str, PlannedStage],
+) -> Iterator[tuple[str, str, int]]:
+    """Ensemble, stage and iteration of each snapshot before a stage's end that isn't there, of ensembles that can be evaluated, or that
+    a stage is to start from."""
+    enabled = {stage.name for stage in schedule.stages if stage.enabled}
+    started = {s.stage.average for s in planned.values() if s.state is State.FRESH}
+    for ensemble in schedule.ensembles:
+        can = all(stage in enabled and stage in chosen for stage, _ in ensemble.points)
+        if can or ensemble.name in started:
+            for stage, iter in ensemble.points:
+                if iter is not None and (stage, iter) not in points:
+                    yield ensemble.name, stage, iter
+
+
 def _require_rest(schedule: Schedule) -> None:
-    """RecipeError for stages that would end before they begin, with a .solverstate from there or later."""
+    """RecipeError for stages that would end before they begin, with a .solverstate from there or later, and for ensembles of what lies
+    before that."""
     problems = Problems(schedule.files)
+    for ensemble in schedule.ensembles:
+        for name, iter in ensemble.points:
+            if iter is not None and iter <= (begins := schedule.stage(name).begins):
+                text = f"ensemble `{ensemble.name}` has `{label(name, iter)}`, and `{name}` begins at {begins}"
+                hint = f"write iterations above {begins}: that is where its `solverstate` was written"
+                problems.add(ensemble.span, text, hint)
     for stage in schedule.stages:
         solver = stage.solver
         if stage.enabled and stage.begins >= solver.max_iter and stage.begins:
@@ -267,16 +326,28 @@ def _needs(stage: Stage) -> tuple[str, ...]:
     return tuple(name for name in (stage.parent, stage.solver.teacher) if name is not None)
 
 
+def _with_average(
+    planned: PlannedStage, averaged: Sequence[SnapshotRef | None], teacher: PlannedStage | None
+) -> PlannedStage:
+    """With its teacher's snapshot, and those that it is averaged from: as long as one is missing, it has nothing to start from."""
+    planned = replace(planned, teacher=teacher.end if teacher is not None else None)
+    there = tuple(ref for ref in averaged if ref is not None)
+    if len(there) < len(averaged):
+        return replace(planned, start=None) if planned.state is State.FRESH else planned
+    return replace(planned, averaged=there)
+
+
 def _plan_stage(
     schedule: Schedule,
     stage: Stage,
     sources: Mapping[str, Source | None],
-    teacher: PlannedStage | None,
+    needs: Sequence[PlannedStage],
     inventory: Inventory,
     redo: bool,
     asked: Choice,
 ) -> tuple[tuple[SnapshotRef, ...], PlannedStage]:
-    """The snapshots that count, and what is to be done. `redo`: the stage is named by --redo, or follows from one that is."""
+    """The snapshots that count, and what is to be done. `needs`: the stages that come before it, but for its parent. `redo`: the stage is
+    named by --redo, or follows from one that is."""
     own, source = inventory.of(stage.name), sources[stage.name]
     usable = tuple(ref for ref in own if counts(ref, stage, source, inventory))
     usable = of_these_images(usable, stage, schedule)
@@ -289,7 +360,6 @@ def _plan_stage(
         at_most=at_most,
         skipped=skipped,
         skipped_before=skipped,
-        teacher=teacher.end if teacher is not None else None,
     )
     if usable:
         # An end is an end, even if a stretch was trained once more elsewhere and left out images there.
@@ -312,10 +382,10 @@ def _plan_stage(
         redo
         and stage.name not in asked.redo
         and any(c.field != IMAGES for c in changes)
-        and not any(needed is not None and needed.again for needed in (parent, teacher))
+        and not any(needed is not None and needed.again for needed in (parent, *needs))
     ):
         redo = False
-    if lost or any(needed is not None and needed.state is State.STALE for needed in (parent, teacher)):
+    if lost or any(needed is not None and needed.state is State.STALE for needed in (parent, *needs)):
         redo = False  # there is nothing to start from, or to learn from
     return (), replace(
         planned,

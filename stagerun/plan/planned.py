@@ -1,6 +1,7 @@
 """A Plan as values."""
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stagerun.base.errors import Span
@@ -42,10 +43,11 @@ class PlannedStage:
     `start` is the snapshot that training goes on from: its own (RESUME), the one of its parent that it starts from (FRESH), or
     None: the seed, or a snapshot that is yet to be made. `end` is the finished stage's snapshot (DONE), and `teacher` that of the stage
     which teaches this one. A stage with a `solverstate` begins at the iteration of that, and `position` is as if it had come there from 0
-    with the images before: below 0, as a rule. With a teacher the identity of `stage` has its id.
+    with the images before: below 0, as a rule. With a teacher the identity of `stage` has its id, and with an
+    `average` those of the members, which are `averaged` where all are there; `start` is then the member named last.
 
     A piece (`Plan.pieces`) is a stretch of a stage that is trained once more, FRESH or RESUME, up to the iteration `until`, for
-    the sake of a snapshot there; `children` are the stages that start from it, and `like` is the snapshot that shows in what
+    the sake of a snapshot there; `children` are the stages that start from it, and ensembles made from it; `like` is the snapshot that shows in what
     environment the stage was trained there before.
     """
 
@@ -67,6 +69,7 @@ class PlannedStage:
     skipped: int = 0
     skipped_before: int = 0
     teacher: SnapshotRef | None = None
+    averaged: tuple[SnapshotRef, ...] = ()
 
     @property
     def begins_at(self) -> int:
@@ -150,13 +153,15 @@ class Lost:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """`pieces` are in running order, each before the first stage that waits for it. `lost` is in that of the stages. `inventory` is
-    what the plan was made from, with each snapshot under the name that its stage has now."""
+    what the plan was made from, with each snapshot under the name that its stage has now. `points` has the snapshots before a stage's end
+    that ensembles are made from, as far as they are there, by stage and iteration."""
 
     schedule: Schedule
     stages: tuple[PlannedStage, ...]
     pieces: tuple[PlannedStage, ...] = ()
     lost: tuple[Lost, ...] = ()
     inventory: Inventory = field(default_factory=Inventory)
+    points: Mapping[tuple[str, int], SnapshotRef] = field(default_factory=dict)
 
     @property
     def stale(self) -> tuple[PlannedStage, ...]:
@@ -164,16 +169,16 @@ class Plan:
 
     @property
     def work(self) -> tuple[PlannedStage, ...]:
-        """Stages and pieces with something to train, stale ones too, in running order."""
+        """Stages and pieces with something to train, stale ones too, in running order; pieces that only ensembles wait for come last."""
         found: list[PlannedStage] = []
         for planned in self.stages:
             if not planned.iterations_left:
                 continue
             if planned.start is None and self.pieces:
-                path = {planned.stage.name, *self._above(planned.stage)}
+                path = {planned.stage.name, planned.stage.average, *self._above(planned.stage)}
                 found += [p for p in self.pieces if p not in found and not path.isdisjoint(p.children)]
             found.append(planned)
-        return tuple(found)
+        return (*found, *(piece for piece in self.pieces if piece not in found))
 
     @property
     def next(self) -> PlannedStage | None:

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 
-from stagerun.base.recipe import Data, Model, Sampling, Schedule, Source, Stage, SyncStart, Transform
+from stagerun.base.recipe import Data, Ensemble, Model, Sampling, Schedule, Source, Stage, SyncStart, Transform
 from stagerun.language.code import digest
 from stagerun.language.networks import known_of
 from stagerun.schedule.image_size import at_largest, largest_crop_size
@@ -92,9 +92,20 @@ def rehearsal(
     return replace(
         short,
         stages=tuple(cut(s) for s in short.stages),
-        ensembles=tuple(replace(e, batch_norm_iter=min(iters, e.batch_norm_iter)) for e in schedule.ensembles),
+        ensembles=tuple(_ensemble_cut(e, schedule, iters) for e in schedule.ensembles),
         keep_snapshots=1,
     )
+
+
+def _ensemble_cut(ensemble: Ensemble, schedule: Schedule, iters: int) -> Ensemble:
+    """Snapshots from before a stage's end are from its middle now, one for all of them; one iteration has no middle: it is its end."""
+
+    def cut(stage: str, iter: int | None) -> str:
+        middle = min(iters, schedule.stage(stage).solver.max_iter) // 2
+        return stage if iter is None or not middle else f"{stage}@{min(iter, middle)}"
+
+    members = tuple(dict.fromkeys(cut(*point) for point in ensemble.points))
+    return replace(ensemble, members=members, batch_norm_iter=min(iters, ensemble.batch_norm_iter))
 
 
 def interruptible(schedule: Schedule, iters: int, logical_workers: int, device_batch: int | None) -> Schedule:
@@ -209,5 +220,7 @@ def for_speed(schedule: Schedule, name: str, iters: int) -> Schedule:
         test_interval=0,
         solverstate=None,
     )
-    alone = replace(schedule, stages=(replace(stage, solver=still, parent=None, parent_iter=None),), ensembles=())
+    alone = replace(
+        schedule, stages=(replace(stage, solver=still, parent=None, parent_iter=None, average=None),), ensembles=()
+    )
     return alone.with_data(lambda data: replace(data, scratch=None, val=()))

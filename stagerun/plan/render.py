@@ -103,17 +103,27 @@ def going_on(plan: Plan) -> str:
 
 
 def _kept_at(schedule: Schedule, stage: Stage) -> Iterator[str]:
-    """Each iteration before its end that others start from, and which do."""
+    """The iterations before its end that others start from, or that ensembles are made from, and which are; those for the same ones
+    together."""
+    found: dict[tuple[str, ...], list[int]] = {}
     for point in schedule.branch_points(stage.name):
-        here = [s for s in schedule.stages if (s.parent, s.parent_iter) == (stage.name, point)]
-        yield f"{point}, for {', '.join(dict.fromkeys(s.group or s.name for s in here))}"
+        found.setdefault(needing(schedule, stage.name, point), []).append(point)
+    for names, points in found.items():
+        places = ", ".join(map(str, points)) if len(points) < 6 else f"{points[0]}, {points[1]}, ... {points[-1]}"
+        yield f"{places}, for {', '.join(names)}"
+
+
+def needing(schedule: Schedule, stage: str, iter: int) -> tuple[str, ...]:
+    """The stages, or blocks of several, that start from an iteration of a stage before its end, and ensembles that it is a member of."""
+    found = [s.group or s.name for s in schedule.stages if (s.parent, s.parent_iter) == (stage, iter)]
+    return tuple(dict.fromkeys(found + [e.name for e in schedule.ensembles if (stage, iter) in e.points]))
 
 
 def starts_from(stage: Stage) -> str:
     """`main@7638`, `main`, `seed`, `lenet.caffemodel`, `lenet_iter_5000.solverstate`."""
     if stage.parent is None:
         return weights_name(stage) or "seed"
-    return label(stage.parent, stage.parent_iter)
+    return stage.starts_from
 
 
 def weights_name(stage: Stage) -> str:
@@ -245,7 +255,10 @@ def _ends(planned: PlannedStage) -> str:
 def carried_over(planned: PlannedStage) -> str:
     """What the stage takes from its parent, in words."""
     solver = planned.stage.solver
-    parts = ["weights", "BatchNorm statistics", "momentum" if solver.carry_momentum else "momentum from zero"]
+    parts = ["weights", "BatchNorm statistics"]
+    if planned.stage.average is not None:
+        parts = ["averaged weights", "BatchNorm statistics taken anew"]
+    parts.append("momentum" if solver.carry_momentum else "momentum from zero")
     if solver.compress is not None and solver.compress.memory is Memory.RESIDUAL:
         parts.append("residual kept" if solver.carry_residual else "residual from zero")
     place = f"image {planned.begins_at}" + (" at most" if planned.at_most else "")
@@ -279,6 +292,7 @@ def render_json(plan: Plan, remarks: Iterable[str] = (), beside: Mapping[str, ob
                 "name": stage.name,
                 "from": stage.parent,
                 "from_iter": stage.parent_iter,
+                **({} if stage.average is None else {"average": stage.average}),
                 "group": stage.group,
                 "iterations": planned.length[1] - stage.begins,
                 "epochs": _epochs(stage, planned.length[1] - stage.begins),

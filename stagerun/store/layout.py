@@ -42,6 +42,11 @@ def results_folder(out: Path) -> Path:
     return out / "results"
 
 
+def averages_folder(out: Path) -> Path:
+    """Of ensembles that make one network: a folder for each, with a `snapshots` in it as `out` has."""
+    return out / "averages"
+
+
 def choices_folder(out: Path) -> Path:
     return out / "choices"
 

@@ -7,15 +7,15 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stagerun.base.errors import ResumeRefused
 from stagerun.base.events import EnsembleTested, Event, Note, StageFinished, Stopped
-from stagerun.base.recipe import Ensemble, EnsembleRule, Stage
+from stagerun.base.recipe import Ensemble, EnsembleRule, Source, Stage
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.comm import runs_of
 from stagerun.engine.averages import BatchStatistics
-from stagerun.engine.codec import decode
+from stagerun.engine.codec import decode, encode
 from stagerun.engine.device import dtype_of
 from stagerun.engine.ensemble import Member, WeightMean, take_statistics, together
 from stagerun.engine.evaluate import Score, score
@@ -27,23 +27,26 @@ from stagerun.language.nets import ignored_in
 from stagerun.models import build
 from stagerun.plan.counting import tested_set
 from stagerun.plan.ensembles import made_from
+from stagerun.schedule.averages import weights
 from stagerun.store.logged import ensemble_of
 from stagerun.system.pulse import Section, beating
 from stagerun.train.agreement import hand_out, rank0
+from stagerun.train.environment import environment_of
 from stagerun.train.finish import finite
 from stagerun.train.images import evaluated
+from stagerun.train.progress import STATE, WEIGHTS
 from stagerun.train.results import write_ensemble
 from stagerun.train.stage_start import arithmetic_of, normalise_for
-from stagerun.train.worker import Worker
+from stagerun.train.stored import most_bytes
+from stagerun.train.worker import StageRun, Worker
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A member as rank 0 has it: the end of its stage, the bytes of its weights, and how it does by itself."""
+    """A member as rank 0 has it: the snapshot, which was verified, and how it does by itself, where its stage ends with it."""
 
     ref: SnapshotRef
-    weights: bytes
-    result: StageFinished
+    result: StageFinished | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ class EnsembleRun:
 
     @property
     def stages(self) -> list[Stage]:
-        return [self.worker.schedule.stage(name) for name in self.ensemble.members]
+        return [self.worker.schedule.stage(name) for name, _ in self.ensemble.points]
 
 
 def test_ensemble(run: EnsembleRun) -> Iterator[Event]:
@@ -67,20 +70,69 @@ def test_ensemble(run: EnsembleRun) -> Iterator[Event]:
     began = time.monotonic()
     size = min(stage.solver.test_batch_size for stage in run.stages)
     found: Score | None = None
+    members: list[Member] = []
+    taken: tuple[int, ...] = ()
     with explained(size, "test_batch_size"):
-        if run.ensemble.rule is EnsembleRule.WEIGHT_AVERAGE:
-            average = yield from _weight_average(run)
+        alone = _alone(run, size)
+        if alone is None:
+            pass  # asked to stop
+        elif run.ensemble.rule is EnsembleRule.WEIGHT_AVERAGE:
+            average = yield from _weight_average(run, range(len(run.stages)))
             members = [average] if average is not None else []
+        elif run.ensemble.rule is EnsembleRule.GREEDY_SOUP:
+            soup = yield from _greedy_soup(run, size)
+            taken, members = (soup[0], [soup[1]]) if soup is not None else ((), [])
         else:
             members = [_member(run, number) for number in range(len(run.stages))]
         if members:
             found = _score(run, members, size)
-    if found is None:
+    if found is None or alone is None:
         last = run.stages[-1]
         reason = f"asked to stop; ensemble `{run.ensemble.name}` is left out"
         yield Stopped(stage=last.name, iter=last.solver.max_iter, reason=reason)
         return
-    yield _result(run, found, time.monotonic() - began)
+    if run.ensemble.rule.averages:
+        rank0(run.worker.comm, lambda: _keep(run, members[0].model))
+    said = tuple(run.ensemble.members[number] for number in taken)
+    yield _result(run, found, alone, said, time.monotonic() - began)
+
+
+def _alone(run: EnsembleRun, size: int) -> dict[str, float] | None:
+    """The top-1 of members that no stage ends with, by member: no one has evaluated them yet. Collective; None if asked to stop."""
+    found: dict[str, float] = {}
+    for number, (_, iter) in enumerate(run.ensemble.points):
+        if iter is not None:
+            score = _score(run, [_member(run, number)], size)
+            if score is None:
+                return None
+            found[run.ensemble.members[number]] = score.top1
+    return found
+
+
+def _greedy_soup(run: EnsembleRun, size: int) -> Generator[Event, None, tuple[tuple[int, ...], Member] | None]:
+    """The numbers of the members that are taken, and their average. Collective; None if asked to stop.
+
+    Wortsman et al., Model soups (arXiv:2203.05482), recipe 1: from the best by itself to the worst, the first in running order of equal
+    ones, each is taken with which the average is right on no fewer images of `hold_out`. Two networks are in memory at a time.
+    """
+    held = next(val for val in run.stages[0].data.val if val.name == run.ensemble.hold_out)
+    alone: list[float] = []
+    for number in range(len(run.stages)):
+        found = _score(run, [_member(run, number)], size, held)
+        if found is None:
+            return None
+        alone.append(found.top1)
+    taken: tuple[int, ...] = ()
+    best, soup = -1.0, None
+    for number in sorted(range(len(alone)), key=lambda number: -alone[number]):
+        tried = yield from _weight_average(run, (*taken, number), say=not taken)
+        found = _score(run, [tried], size, held) if tried is not None else None
+        if tried is None or found is None:
+            return None
+        if found.top1 >= best:
+            best, soup, taken = found.top1, tried, (*taken, number)
+    assert soup is not None
+    return taken, soup
 
 
 def _member(run: EnsembleRun, number: int) -> Member:
@@ -91,11 +143,45 @@ def _member(run: EnsembleRun, number: int) -> Member:
     def fill() -> None:
         trained = run.trained[number]
         with _of_this_network(trained):
-            restore(dict(model.state_dict()), decode(trained.weights))
+            restore(dict(model.state_dict()), _weights(run, trained))
 
     rank0(run.worker.comm, fill)
     hand_out(run.worker.comm, model.state_dict().values())
     return _as_member(run, model, stage)
+
+
+def _weights(run: EnsembleRun, trained: Trained) -> dict[str, Tensor]:
+    """Read when it is its turn, so that rank 0 holds those of one member at a time. ResumeRefused for one damaged since it was verified."""
+    keeper, ref = run.worker.keeper, trained.ref
+    assert keeper is not None
+    files = keeper.read(ref, most_bytes(run.worker.schedule.stage(ref.stage).model))
+    if files is None:
+        raise ResumeRefused(
+            f"snapshot {ref.name} was damaged meanwhile", "type the same command again: it is made anew"
+        )
+    return decode(files.get(WEIGHTS, b""))
+
+
+def averaged_start(run: StageRun) -> Generator[Event, None, dict[str, bytes] | None]:
+    """The files that a stage which starts from an average starts with, on rank 0: its weights, and what the member named last knew of the
+    images; empty on the others. Collective; None
+    after a Stopped: what was computed is lost, and computed anew."""
+    worker, name = run.worker, run.stage.average
+    assert name is not None
+    trained = [Trained(ref) for ref in run.planned.averaged]
+    of = EnsembleRun(worker, worker.schedule.ensemble(name), trained)
+    average = yield from _weight_average(of, range(len(of.stages)))
+    if average is None:
+        reason = f"asked to stop; ensemble `{name}` is averaged anew"
+        yield Stopped(stage=run.stage.name, iter=run.planned.iter, reason=reason)
+        return None
+    if worker.comm.rank != 0:
+        return {}
+    return {**_of_images(run), WEIGHTS: encode(average.model.state_dict())}
+
+
+def _of_images(run: StageRun) -> dict[str, bytes]:
+    return {STATE: run.step.files[STATE]} if run.step.files is not None else {}
 
 
 def _as_member(run: EnsembleRun, model: nn.Module, stage: Stage) -> Member:
@@ -104,19 +190,25 @@ def _as_member(run: EnsembleRun, model: nn.Module, stage: Stage) -> Member:
     return Member(model, normalise, solver.precision)
 
 
-def _weight_average(run: EnsembleRun) -> Generator[Event, None, Member | None]:
-    """The network with the mean of the weights and its own BatchNorm statistics, the same on every rank; None if asked to stop.
-    Collective. It computes as the first member does."""
+def _weight_average(
+    run: EnsembleRun, numbers: Sequence[int], say: bool = True
+) -> Generator[Event, None, Member | None]:
+    """The network with the mean of the weights of members, by number, and its own BatchNorm statistics, the same on every rank; None if
+    asked to stop. Collective. It computes as the first of all members does."""
     stage = run.stages[0]
     model = _network(run, stage)
     frozen = frozen_norms(model, stage.solver.freeze)
     statistics = BatchStatistics(model, frozen)
 
     def fill() -> None:
-        mean = WeightMean(model)
-        for trained in run.trained:
+        if len(run.trained) < len(run.ensemble.members):
+            raise ResumeRefused(f"not all snapshots that ensemble `{run.ensemble.name}` is averaged from are there")
+        mean, shape = WeightMean(model), run.ensemble.shape
+        those = [run.trained[number] for number in numbers]
+        shares = weights(shape, [trained.ref.iter for trained in those])
+        for trained, share in zip(those, shares, strict=True):
             with _of_this_network(trained):
-                mean.add(decode(trained.weights))
+                mean.add(_weights(run, trained), None if shape is None else share)
         with _of_this_network(run.trained[0]):
             restore(dict(model.state_dict()), mean.mean())
 
@@ -124,9 +216,9 @@ def _weight_average(run: EnsembleRun) -> Generator[Event, None, Member | None]:
     hand_out(run.worker.comm, model.state_dict().values())
     if statistics.layers:
         images = run.ensemble.batch_norm_iter * stage.solver.batch_size
-        yield Note(
-            text=f"ensemble {run.ensemble.name}: BatchNorm statistics of the averaged network, over {images} images"
-        )
+        text = f"ensemble {run.ensemble.name}: BatchNorm statistics of the averaged network, over {images} images"
+        if say:
+            yield Note(text=text)
         if not _take_statistics(run, model, statistics, frozen):
             return None
     yield from run.worker.images.replacing(stage).news_of_all(run.worker.comm)
@@ -152,11 +244,11 @@ def _take_statistics(
         )
 
 
-def _score(run: EnsembleRun, members: Sequence[Member], size: int) -> Score | None:
-    """All images, `size` at a time. Collective; None if asked to stop."""
+def _score(run: EnsembleRun, members: Sequence[Member], size: int, val: Source | None = None) -> Score | None:
+    """All images of a validation set, the first unless one is given, `size` at a time. Collective; None if asked to stop."""
     first = run.stages[0]
     stage = replace(first, solver=replace(first.solver, test_batch_size=size))
-    loader = run.worker.images.test_loader(stage, stage.data.val[0])  # `check` wants one
+    loader = run.worker.images.test_loader(stage, val or stage.data.val[0])  # `check` wants one
     images = len(loader.records)
     numbers = evaluated(stage, -(-images // size), run.worker.final_test_iter)
     mine = runs_of(len(numbers), run.worker.comm.size)[run.worker.comm.rank]
@@ -197,12 +289,26 @@ def _of_this_network(trained: Trained) -> Iterator[None]:
         ) from error
 
 
-def _result(run: EnsembleRun, found: Score, seconds: float) -> EnsembleTested:
-    """Written to disk by rank 0, the same on every rank."""
+def _keep(run: EnsembleRun, model: nn.Module) -> None:
+    """Rank 0's: the averaged network is saved before its result is, for `eval`, `predict` and `export`."""
+    keeper, worker, stage = run.worker.keeper, run.worker, run.stages[0]
+    assert keeper is not None
+    iter = max(trained.ref.iter for trained in run.trained if trained.ref.stage == stage.name)
+    bits = environment_of(worker.schedule, stage, worker.device, worker.comm.size, worker.others)
+    keeper.commit_average(run.ensemble.name, stage, iter, encode(model.state_dict()), bits)
+
+
+def _result(
+    run: EnsembleRun, found: Score, before: dict[str, float], taken: tuple[str, ...], seconds: float
+) -> EnsembleTested:
+    """Written to disk by rank 0, the same on every rank. `before`: top-1 of members from before a stage's end. `taken`: by GREEDY_SOUP."""
 
     def result() -> dict[str, object]:
         assert run.worker.keeper is not None
-        alone = {t.result.stage: t.result.top1 for t in run.trained if t.result.top1 is not None}
+        ends = {
+            t.result.stage: t.result.top1 for t in run.trained if t.result is not None and t.result.top1 is not None
+        }
+        alone = {name: top1 for name in run.ensemble.members if (top1 := (before | ends).get(name)) is not None}
         best = max(alone, key=lambda name: alone[name])
         tested = EnsembleTested(
             name=run.ensemble.name,
@@ -216,6 +322,8 @@ def _result(run: EnsembleRun, found: Score, seconds: float) -> EnsembleTested:
             mean_top1=sum(alone.values()) / len(alone),
             attempt=run.worker.keeper.attempt,
             serial=run.worker.keeper.serial,
+            taken=taken,
+            alone=tuple(alone[name] for name in run.ensemble.members if name in alone),
             tested_set=tested_set(run.worker.schedule, run.stages[0]),
             **made_from(run.worker.schedule, run.ensemble, [t.ref for t in run.trained]),
         )

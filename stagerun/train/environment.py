@@ -8,7 +8,7 @@ import torch
 import stagerun
 from stagerun.base.errors import ResumeRefused
 from stagerun.base.events import Note
-from stagerun.base.recipe import Determinism, Ensemble, EnsembleRule, Schedule, Stage
+from stagerun.base.recipe import Determinism, Ensemble, Schedule, Stage
 from stagerun.base.snapshots import TRAINING_SET, SnapshotRef, same_set
 from stagerun.base.text import count
 from stagerun.comm import Comm, gather_json, layout_of
@@ -100,9 +100,9 @@ def promise_of_ensemble(
 ) -> Note | None:
     """EQUIVALENT and why, where a member was trained in another environment than the ensemble is evaluated in."""
     changed: dict[str, None] = {}
-    for name, ref in zip(ensemble.members, members, strict=True):
+    for (name, _), ref in zip(ensemble.points, members, strict=True):
         now = environment_of(schedule, schedule.stage(name), device, workers, others)
-        evaluated = ensemble.rule is not EnsembleRule.WEIGHT_AVERAGE  # else its statistics are of the training images
+        evaluated = not ensemble.rule.averages  # else its statistics are of the training images
         changed |= dict.fromkeys(_changed(schedule, ref, now, evaluated))
     if not changed:
         return None

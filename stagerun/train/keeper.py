@@ -15,7 +15,8 @@ from stagerun.language import canonical
 from stagerun.plan import Plan, State, changed_fields, make_plan, require_fresh
 from stagerun.plan.counting import names_of, targets, under
 from stagerun.store.given import looked_at
-from stagerun.train.progress import ARRIVALS, CODE, RECIPE, STATE, Progress, progress_of
+from stagerun.store.layout import averages_folder
+from stagerun.train.progress import ARRIVALS, CODE, RECIPE, STATE, WEIGHTS, Progress, progress_of
 from stagerun.train.results import require_progress, standing
 
 
@@ -224,8 +225,36 @@ class Keeper:
             require_held=self.require_held,
         )
 
+    def commit_average(
+        self, name: str, stage: Stage, iter: int, weights: bytes, environment: Mapping[str, str]
+    ) -> None:
+        """Writes the network that an ensemble makes, as a snapshot of the stage that it computes as, and drops the one before. It lies apart:
+        no stage goes on from it. StorageError, PermissionDenied, FolderInUseError."""
+        root, place = averages_folder(self.out) / name, store.Place(stage.name, iter, self.attempt)
+        store.prepare(self.disk, root)
+        store.sweep(self.disk, root)
+        old = store.inventory(self.disk, root)
+        made = store.snapshot_name(*place)
+        self.require_held()
+        if made in (*(ref.name for ref in old.snapshots), *old.damaged):
+            store.discard(self.disk, root, made)
+        store.commit(
+            self.disk,
+            root,
+            store.Metadata(place=place, parent="", identity=stage.identity, environment=environment),
+            files={WEIGHTS: weights, **self._recipe()},
+            content=(WEIGHTS,),
+            require_held=self.require_held,
+        )
+        for ref in old.snapshots:
+            if ref.name != made:
+                store.drop(self.disk, root, ref)
+
     def _texts(self, progress: Progress) -> dict[str, bytes]:
-        texts = {STATE: json.dumps(progress.record()).encode(), RECIPE: canonical(self.schedule).encode()}
+        return {STATE: json.dumps(progress.record()).encode(), **self._recipe()}
+
+    def _recipe(self) -> dict[str, bytes]:
+        texts = {RECIPE: canonical(self.schedule).encode()}
         if code := dict(self.schedule.python.files):
             texts[CODE] = json.dumps(code).encode()
         return texts

@@ -119,7 +119,7 @@ def ready_ensembles(plan: Plan, out: Path) -> list[PlannedEnsemble]:
     """Those whose members are all trained and evaluated, and that are not."""
     waiting = {s.stage.name for s in unfinished(plan, out)}
     planned = planned_ensembles(plan, out)
-    return [e for e in planned if e.state is EnsembleState.READY and not waiting & set(e.ensemble.members)]
+    return [e for e in planned if e.state is EnsembleState.READY and waiting.isdisjoint(e.ensemble.members)]
 
 
 # -- what a rehearsal measured

@@ -51,6 +51,7 @@ from stagerun.system.pulse import Section, beating
 from stagerun.train.agreement import ToldByAnother, compare, rank0
 from stagerun.train.choosing import resolved
 from stagerun.train.early_stop import decide
+from stagerun.train.ensembling import averaged_start
 from stagerun.train.environment import environment_of, promise
 from stagerun.train.finish import finish_stage, test
 from stagerun.train.foreign import look_at
@@ -80,6 +81,11 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
     comm.pulse.enter(Section.START)
     for text in look_at(run):
         yield Note(text=text)
+    if run.stage.average is not None and run.planned.state is State.FRESH:
+        files = yield from averaged_start(run)
+        if files is None:
+            return None
+        run.step = replace(run.step, files=files or None)
     state = restored(run)
     if run.rollbacks is None:
         _recall(run)
@@ -276,8 +282,15 @@ def _started(run: StageRun, dense: int) -> StageStarted | PieceStarted:
         dense_bytes=dense,
         gradients=sending(solver, run.stage.data.train.images),
         begins=run.stage.begins,
-        weights="" if planned.start or run.stage.parent else weights_name(run.stage),
+        weights=_weights_from(run),
     )
+
+
+def _weights_from(run: StageRun) -> str:
+    """The ensemble whose averaged weights the stage starts with, or the file; '' of another, and where it goes on."""
+    if run.planned.state is State.FRESH and run.stage.average is not None:
+        return run.stage.average
+    return "" if run.planned.start or run.stage.parent else weights_name(run.stage)
 
 
 def make_loop(run: StageRun, loss: Loss | None = None) -> StageLoop:

@@ -40,7 +40,6 @@ from stagerun.train.finish import finish_stage
 from stagerun.train.images import Images
 from stagerun.train.keeper import Keeper
 from stagerun.train.profiling import Profile
-from stagerun.train.progress import WEIGHTS
 from stagerun.train.replay import Replay
 from stagerun.train.rollback import aside
 from stagerun.train.stage import train_stage
@@ -234,8 +233,8 @@ def _place(schedule: Schedule, step: Step | EnsembleRun) -> tuple[str, int]:
     """Stage and iteration at which a step begins: of an ensemble the end of its last member."""
     if isinstance(step, Step):
         return step.planned.stage.name, step.planned.iter
-    last = schedule.stage(step.ensemble.members[-1])
-    return last.name, last.solver.max_iter
+    name, iter = step.ensemble.points[-1]
+    return name, schedule.stage(name).solver.max_iter if iter is None else iter
 
 
 # Of a PlannedStage, what the other ranks need beside its stage, its state, and the identity, for which rank 0 alone looks at files.
@@ -308,6 +307,8 @@ def _decide(worker: Worker, notes: list[Note]) -> Step | EnsembleRun | None:
         lesson = planned.teacher if planned.state is not State.DONE else None
         teacher = keeper.read(lesson, most_bytes(_model(keeper, lesson))) if lesson is not None else None
         damaged = [ref for ref, got in ((source, files), (lesson, teacher)) if ref is not None and got is None]
+        if planned.state is State.FRESH:
+            damaged += [ref for ref in planned.averaged if keeper.read(ref, most_bytes(_model(keeper, ref))) is None]
         if not damaged:
             enabled = [s.stage.name for s in plan.stages if s.state is not State.DISABLED]
             number, ends = enabled.index(planned.stage.name) + 1, replay.ends(planned) if replay is not None else None
@@ -323,12 +324,12 @@ def _members(keeper: Keeper, planned: PlannedEnsemble, notes: list[Note]) -> tup
     """What an ensemble is made from, each snapshot verified. None if there is something to do before: one was damaged, and is set
     aside now, or its result is gone."""
     found = []
-    for ref in planned.members:
+    for ref, (_, iter) in zip(planned.members, planned.ensemble.points, strict=True):
         files = keeper.read(ref, most_bytes(_model(keeper, ref)))
-        result = results.read_result(keeper.out, ref)
+        result = results.read_result(keeper.out, ref) if iter is None else None
         if files is None:
             notes.append(aside(ref.name, f".bad-{ref.name}"))
-        if files is None or result is None:
+        if files is None or (iter is None and result is None):
             return None
-        found.append(Trained(ref, files.get(WEIGHTS, b""), result))
+        found.append(Trained(ref, result))
     return tuple(found)

@@ -297,6 +297,8 @@ def test_ensembles(folder: str) -> None:
         "members": '["cool_low", "cool_high"] s/schedule.prototxt:17',
         "rule": "MEAN_LOGIT s/schedule.prototxt:17",
         "batch_norm_iter": "100 default",
+        "shape": "none default",
+        "hold_out": "none default",
     }
     given = ('ensemble=[{ name: "all" members: "cool" }]',)
     assert "--set:1:34: set on the command line" in explained(folder, "all.members", *given)

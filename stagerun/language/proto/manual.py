@@ -58,7 +58,8 @@ COMMENTS: dict[str, str] = {
         "The stage this one starts from. Default: the stage above; of the first stage, and with `from: \"\"`, freshly drawn weights.\n"
         "`from: \"main@7638\"` starts from `main` as it is after 7638 of its iterations (never epochs): a snapshot is then taken there and\n"
         "kept, for a stage that is not enabled too. Several make a stage for each, named NAME_PARENT: `collapse_cyc1` and `collapse_cyc2`,\n"
-        "`collapse_main_7638`. New in stagerun (the part of Caffe's `--weights`)."
+        "`collapse_main_7638`. The name of an ensemble with `rule: WEIGHT_AVERAGE` stands for its averaged weights: momentum is then zero, and\n"
+        "images go on behind the member named last. New in stagerun (the part of Caffe's `--weights`)."
     ),
     "StageEntry.enabled": (
         "false: neither this stage nor what starts from it is trained; both are still checked. New in stagerun."
@@ -91,15 +92,26 @@ COMMENTS: dict[str, str] = {
     ),
     "Ensemble.members": (
         "The stages, by name, at their ends; the name of a stage that makes several (`sweep`, several `from`) stands for all of them.\n"
-        "Two stages or more, with the same images in an evaluation. It is their trained weights that count, not those that\n"
+        "`trunk@6000` is `trunk` after 6000 of its iterations, and `trunk@6000..8000/500` after 6000, 6500, ... 8000: snapshots are taken\n"
+        "there and kept. Two members or more, with the same images in an evaluation. It is their trained weights that count, not those that\n"
         "`ema_decay` averages. Required."
     ),
     "Ensemble.rule": (
         "How the members become one. Default: MEAN_PROBABILITY."
     ),
     "Ensemble.batch_norm_iter": (
-        "Of WEIGHT_AVERAGE: iterations (not epochs) of the first member's training images, from the start of its epoch 0, over which\n"
+        "Of WEIGHT_AVERAGE and GREEDY_SOUP: iterations (not epochs) of the first member's training images, from the start of its epoch 0, over which\n"
         "the BatchNorm statistics of the averaged network are taken anew. 1 or more."
+    ),
+    "Ensemble.shape": (
+        "Of WEIGHT_AVERAGE, whose members are then of one stage: the decay that the average imitates, `linear`, `cosine` or `one_minus_sqrt`.\n"
+        "With members after t_0, ... t_n iterations and a decay s that falls from 1 at t_0 to 0 one mean step behind t_n, member j weighs\n"
+        "s(t_j) - s(t_j+1) (Tian et al., arXiv:2507.17634): what training at a constant rate added before t_j then counts s(t_j)-fold. `linear`\n"
+        "over even steps is the plain mean (LAWA, arXiv:2209.14981). Default: the plain mean."
+    ),
+    "Ensemble.hold_out": (
+        "Of GREEDY_SOUP, which needs it: the `name` of a validation set behind the first, by which members are taken. Its images should be ones\n"
+        "that no member was trained on, such as a part of the training set that was put aside; those of the first set would flatter the result."
     ),
     "EnsembleRule.MEAN_PROBABILITY": (
         "The mean of the members' softmax probabilities."
@@ -109,6 +121,10 @@ COMMENTS: dict[str, str] = {
     ),
     "EnsembleRule.WEIGHT_AVERAGE": (
         "One network with the mean of the members' weights, and BatchNorm statistics taken anew."
+    ),
+    "EnsembleRule.GREEDY_SOUP": (
+        "The same of some of them: from the best on `hold_out` to the worst, each is taken that makes the average no worse there\n"
+        "(Wortsman et al., arXiv:2203.05482). As many averages as members are made and evaluated."
     ),
     "Model": (
         "The network."

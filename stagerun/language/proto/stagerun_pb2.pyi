@@ -18,6 +18,7 @@ class EnsembleRule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MEAN_PROBABILITY: _ClassVar[EnsembleRule]
     MEAN_LOGIT: _ClassVar[EnsembleRule]
     WEIGHT_AVERAGE: _ClassVar[EnsembleRule]
+    GREEDY_SOUP: _ClassVar[EnsembleRule]
 
 class ZeroGamma(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -82,6 +83,7 @@ ELASTIC: Determinism
 MEAN_PROBABILITY: EnsembleRule
 MEAN_LOGIT: EnsembleRule
 WEIGHT_AVERAGE: EnsembleRule
+GREEDY_SOUP: EnsembleRule
 AS_PUBLISHED: ZeroGamma
 NONE: ZeroGamma
 LAST: ZeroGamma
@@ -177,16 +179,20 @@ class Sweep(_message.Message):
     def __init__(self, name: _Optional[str] = ..., solver: _Optional[_Union[Solver, _Mapping]] = ..., **kwargs) -> None: ...
 
 class Ensemble(_message.Message):
-    __slots__ = ("name", "members", "rule", "batch_norm_iter")
+    __slots__ = ("name", "members", "rule", "batch_norm_iter", "shape", "hold_out")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     RULE_FIELD_NUMBER: _ClassVar[int]
     BATCH_NORM_ITER_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    HOLD_OUT_FIELD_NUMBER: _ClassVar[int]
     name: str
     members: _containers.RepeatedScalarFieldContainer[str]
     rule: EnsembleRule
     batch_norm_iter: int
-    def __init__(self, name: _Optional[str] = ..., members: _Optional[_Iterable[str]] = ..., rule: _Optional[_Union[EnsembleRule, str]] = ..., batch_norm_iter: _Optional[int] = ...) -> None: ...
+    shape: str
+    hold_out: str
+    def __init__(self, name: _Optional[str] = ..., members: _Optional[_Iterable[str]] = ..., rule: _Optional[_Union[EnsembleRule, str]] = ..., batch_norm_iter: _Optional[int] = ..., shape: _Optional[str] = ..., hold_out: _Optional[str] = ...) -> None: ...
 
 class Model(_message.Message):
     __slots__ = ("name", "num_classes", "channels", "batch_norm_param", "zero_gamma", "fc_weight_filler", "fc_bias_filler", "blur_pool", "spare_classes", "args", "caffe_net")

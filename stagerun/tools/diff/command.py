@@ -116,6 +116,7 @@ def _trained(schedule: Schedule) -> tuple[object, ...]:
         (
             number.get(s.parent or "", -1),
             s.parent_iter,
+            _averaged(schedule, s, number),
             sets.index((s.data.train.path, s.data.train.images)),
             number.get(s.solver.teacher or "", -1),
             s.data.train.labels_digest,
@@ -179,13 +180,22 @@ def _paths(a: Schedule, b: Schedule) -> Iterator[FieldDifference]:
             yield FieldDifference("", f"{name}, found at", here, there, False)
 
 
+def _averaged(schedule: Schedule, stage: Stage, number: Mapping[str, int]) -> tuple[object, ...]:
+    """What the average that a stage starts from is made of."""
+    if stage.average is None:
+        return ()
+    found = schedule.ensemble(stage.average)
+    points = [(number[name], iter) for name, iter in found.points]
+    return found.rule, found.shape, found.batch_norm_iter, *points
+
+
 def _origins(schedule: Schedule) -> Mapping[str, Origin]:
     return schedule.origins
 
 
 def _stage(a: Schedule, b: Schedule, one: Stage, other: Stage) -> Iterator[FieldDifference]:
-    if (one.parent, one.parent_iter) != (other.parent, other.parent_iter):
-        old, new = (Value(_start(s) or "the seed", "", _at(s), value=_start(s)) for s in (one, other))
+    if one.starts_from != other.starts_from:
+        old, new = (Value(s.starts_from or "the seed", "", _at(s), value=s.starts_from) for s in (one, other))
         yield FieldDifference(one.name, "from", old, new, True)
     if one.enabled != other.enabled:
         old, new = (_held(s.enabled, _at(s)) for s in (one, other))
@@ -212,11 +222,6 @@ def _reworded(one: Stage, other: Stage) -> Iterator[str]:
         shown_already = any(name == key or name.startswith(f"{key}.") or key.startswith(f"{name}.") for name in differ)
         if key.startswith("solver.") and one.identity.get(key) != other.identity.get(key) and not shown_already:
             yield key.removeprefix("solver.")
-
-
-def _start(stage: Stage) -> str:
-    """As `from` has it: '' for the seed."""
-    return (stage.parent or "") + (f"@{stage.parent_iter}" if stage.parent_iter is not None else "")
 
 
 def _at(stage: Stage) -> str:

@@ -277,7 +277,9 @@ def _stage_table(schedule: Schedule, stage: Stage) -> str:
 def start_text(stage: Stage) -> str:
     """What it starts from, and where it stands."""
     start = stage.parent or "the seed"
-    if stage.parent_iter is not None:
+    if stage.average is not None:
+        start = f"the average of ensemble {stage.average}"
+    elif stage.parent_iter is not None:
         start += f" at iteration {stage.parent_iter}"
     off = "" if stage.enabled else ", not enabled"
     return f"{stage.name}: starts from {start}{off} ({stage.span.path}:{stage.span.line})"
@@ -322,8 +324,7 @@ def of_entries(schedule: Schedule, stages: Sequence[Stage], field: FieldDescript
 
 def _entry(stage: Stage, name: str, said: Said | None) -> str:
     if name == "from":
-        start = (stage.parent or "") + (f"@{stage.parent_iter}" if stage.parent_iter is not None else "")
-        return quoted(start) + ("" if stage.parent else " (fresh weights)")
+        return quoted(stage.starts_from) + ("" if stage.parent else " (fresh weights)")
     if name == "enabled":
         return text(stage.enabled)
     if name == "solver" and said is None:

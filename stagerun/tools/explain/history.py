@@ -80,7 +80,7 @@ def of_stage_entry(schedule: recipe.Schedule, stage: str, field: str) -> Said | 
     if field == "name":
         return said(quoted(node.name), node.place)
     if field == "from" and node.parent_place is not None:
-        start = (node.parent or "") + (f"@{node.parent_iter}" if node.parent_iter is not None else "")
+        start = node.average or (node.parent or "") + (f"@{node.parent_iter}" if node.parent_iter is not None else "")
         return said(quoted(start), node.parent_place)
     if field in ("solver", "solver_param") and node.solver is not None:
         text = _block(node.solver) if field == "solver_param" else "none"

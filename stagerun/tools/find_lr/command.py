@@ -121,6 +121,11 @@ def start_of(plan: Plan, name: str, out: str) -> PlannedStage:
     again = make_plan(plan.schedule, replace(plan.inventory, snapshots=others))
     planned = next(planned for planned in again.stages if planned.stage.name == name)
     stage = planned.stage
+    if stage.average is not None:
+        raise UsageError(
+            f"stage `{name}` starts from ensemble `{stage.average}`, and a sweep starts from one snapshot",
+            f'sweep from a member: `from: "{label(stage.parent or "", stage.parent_iter)}"`',
+        )
     if stage.parent is not None and (planned.start is None or planned.state is not State.FRESH):
         raise UsageError(
             f"stage `{name}` starts from `{label(stage.parent, stage.parent_iter)}`, and {out} has no usable snapshot of that",

@@ -117,7 +117,7 @@ def swept(schedule: Schedule, name: str, iterations: int) -> tuple[Schedule, tup
         solver = replace(solver, loss=None)
     # One iteration more than are run, so that the last one isn't the stage's end.
     cut = replace(solver, sync=None, early_stop=None, max_iter=iterations + 1, display=0, snapshot=0, test_interval=0)
-    alone = replace(stage, solver=cut, parent=None, parent_iter=None)
+    alone = replace(stage, solver=cut, parent=None, parent_iter=None, average=None)
     left = replace(schedule, stages=(alone,), ensembles=())
     return left.with_data(lambda data: replace(data, scratch=None, val=())), tuple(left_out)
 

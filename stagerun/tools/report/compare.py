@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stagerun.base.events import EnsembleTested
-from stagerun.base.recipe import FROM_ITER
+from stagerun.base.recipe import FROM_ITER, point
 from stagerun.tools.report.history import Life, Run, Span, StageHistory, lived_on, start_in_words
 from stagerun.tools.report.table import Cells, Column, Table, Value, table_of
 
@@ -95,11 +95,13 @@ def ensemble_groups(runs: Sequence[Run]) -> list[list[tuple[Run, EnsembleTested]
 def _made_from(run: Run, tested: EnsembleTested) -> tuple[object, ...]:
     """What must be equal for runs to have evaluated the same ensemble. Where that can't be known, it is like no other: it was made
     from snapshots that its stages didn't end with, or that are gone."""
-    stages = [run.history.stage(name) for name in tested.members]
+    stages = [run.history.stage(name) for name, _ in map(point, tested.members)]
     recipes = [None if stage is None else recipe_but_seeds(run, stage) for stage in stages]
-    if None in recipes or None in run.alone(tested) or run.earlier(tested):
+    places = [iter for _, iter in map(point, tested.members)]
+    ends = [result for result, iter in zip(run.alone(tested), places, strict=True) if iter is None]
+    if None in recipes or None in ends or run.earlier(tested):
         return tested.name, run.label
-    return tested.name, tested.rule, tested.batch_norm_iter, *recipes
+    return tested.name, tested.rule, tested.batch_norm_iter, tested.shape, tested.hold_out, *places, *recipes
 
 
 def recipe_but_seeds(run: Run, stage: StageHistory) -> tuple[object, ...]:

@@ -72,7 +72,7 @@ def lines(runs: Sequence[Run]) -> list[tuple[Run, StageHistory, str, str]]:
 def ensembles(run: Run) -> list[tuple[EnsembleTested, float]]:
     """With the epoch at which the last of the members ends."""
     ends = {stage.name: stage.begin + stage.epochs for stage in run.history.stages}
-    return [(tested, max(ends.get(name, 0.0) for name in tested.members)) for tested in run.history.ensembles]
+    return [(tested, max(ends.get(name, 0.0) for name in tested.stages)) for tested in run.history.ensembles]
 
 
 def hidden(histories: Iterable[History]) -> float | None:

@@ -240,7 +240,7 @@ class Run:
         found = [self.results.get(ids.get(name, "")) for name in tested.members]
         if any(found):
             return found
-        stages = [self.history.stage(name) for name in tested.members]
+        stages = [self.history.stage(name) if "@" not in name else None for name in tested.members]
         logged = [stage.finished if stage else None for stage in stages]
         top1 = [result.top1 for result in logged if result is not None and result.top1 is not None]
         same = len(top1) == len(logged) > 0 and (max(top1), sum(top1) / len(top1)) == (
@@ -309,7 +309,7 @@ def start_in_words(run: Run, stage: StageHistory) -> str:
     if stage.parent is None:
         return stage.weights or "seed"
     midst = run.history.stage(stage.parent) is not None and run.history.follows(stage) is None
-    return f"{stage.parent}@{stage.parent_iter}" if midst else stage.parent
+    return stage.weights or (f"{stage.parent}@{stage.parent_iter}" if midst else stage.parent)
 
 
 def _alike(one: StageFinished, other: StageFinished | None) -> bool:

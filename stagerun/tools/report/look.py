@@ -137,7 +137,7 @@ def _ensembles(out: Path, past: History, inventory: Inventory) -> Iterator[Ensem
     finished = {stage.name for stage in past.stages if stage.finished and not stage.left_out}
     for name in past.planned_ensembles:
         tested = logged.get(name) or ensemble_on_disk(out, name, inventory)
-        if tested is not None and finished.issuperset(tested.members):
+        if tested is not None and tested.stages <= finished:
             yield tested
 
 

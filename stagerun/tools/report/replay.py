@@ -243,7 +243,7 @@ class Replay:
             return
         if event.iter == event.begins:
             stage.rollbacks = 0
-        self.ensembles = {k: e for k, e in self.ensembles.items() if event.stage not in e.members}
+        self.ensembles = {k: e for k, e in self.ensembles.items() if event.stage not in e.stages}
         life.start = life.start or f"{event.stage} {event.iter}"
         if event.iter == event.begins:
             place, now = parse_name(event.start), self.names.get(event.start)
@@ -282,8 +282,8 @@ class Replay:
             if place is not None and place.stage == old:
                 child.start = snapshot_name(*place._replace(stage=name))
         for key, tested in self.ensembles.items():
-            members = tuple(name if member == old else member for member in tested.members)
-            best = name if tested.best == old else tested.best
+            members = tuple(_renamed(member, old, name) for member in tested.members)
+            best = _renamed(tested.best, old, name)
             self.ensembles[key] = replace(tested, members=members, best=best)
 
     def _updates(self, life: _Life, updates: Updates) -> None:
@@ -330,3 +330,9 @@ def _epoch_images(stages: Sequence[_Stage]) -> int | None:
         elif iter and parse_name(stage.start) is None and epoch[0] > 0:
             return round(images[0] * iter[0] / epoch[0]) or None
     return None
+
+
+def _renamed(member: str, old: str, name: str) -> str:
+    """A member of an ensemble, `old` or `old@6000`, under the name that its stage has now."""
+    stage, mark, iter = member.partition("@")
+    return f"{name}{mark}{iter}" if stage == old else member

@@ -304,11 +304,13 @@ def ensembles_table(runs: Sequence[Run]) -> Table:
 
 
 def _ensemble_rows(run: Run, tested: EnsembleTested) -> Iterator[tuple[Value, ...]]:
+    known = dict(zip(tested.members, tested.alone, strict=False))
     for name, result in zip(tested.members, run.alone(tested), strict=True):
-        top1, top5, loss = (result.top1, result.top5, result.test_loss) if result else (None, None, None)
+        top1, top5, loss = (result.top1, result.top5, result.test_loss) if result else (known.get(name), None, None)
         yield run.label, tested.name, name, "", top1, None, None, top5, loss, None
     gains = tested.gain, tested.gain_over_mean
-    yield run.label, tested.name, "", tested.rule, tested.top1, *gains, tested.top5, tested.loss, tested.seconds
+    rule = tested.rule + (f", {kind}" if (kind := tested.shape or ", ".join(tested.taken)) else "")
+    yield run.label, tested.name, "", rule, tested.top1, *gains, tested.top5, tested.loss, tested.seconds
 
 
 # -- by epochs

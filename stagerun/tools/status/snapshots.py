@@ -115,7 +115,11 @@ def list_snapshots(out: Path, verify: bool = False, schedule: Schedule | None = 
         return order.get(stage, len(order))
 
     def kept_for(f: Found) -> tuple[str, ...]:
-        return tuple(s.name for s in stages if (s.parent, s.parent_iter) == (f.stage, f.iter) and f.state == "complete")
+        if f.state != "complete":
+            return ()
+        ensembles = schedule.ensembles if schedule is not None else ()
+        starts = [s.name for s in stages if (s.parent, s.parent_iter) == (f.stage, f.iter)]
+        return (*starts, *(e.name for e in ensembles if (f.stage, f.iter) in e.points))
 
     found = [
         replace(f, kept_for=kept_for(f), started=tuple(sorted(f.started, key=place)), pinned=f.name in pins)
@@ -390,7 +394,13 @@ def _branches_lost(before: Plan, after: Plan, drop: Collection[str]) -> list[str
             there = [ref for ref in _counting(before, stage.name, iter) if ref.name in drop]
             if there and not _counting(after, stage.name, iter):
                 children = [s.name for s in before.schedule.stages if (s.parent, s.parent_iter) == (stage.name, iter)]
-                reasons.append(f"{there[0].name} is what {_stages(children)} {_starts(children)} from")
+                made = [f"`{e.name}`" for e in before.schedule.ensembles if (stage.name, iter) in e.points]
+                of = f"ensemble{'s' * (len(made) > 1)} {', '.join(made)} {'are' if len(made) > 1 else 'is'} made of"
+                reasons.append(
+                    f"{there[0].name} is what {_stages(children)} {_starts(children)} from"
+                    if children
+                    else f"{there[0].name} is what {of}"
+                )
     return reasons
 
 

@@ -11,7 +11,7 @@ from stagerun.base.recipe import Schedule
 from stagerun.base.snapshots import Inventory, SnapshotRef
 from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.plan import PlannedStage, State, make_plan
-from stagerun.store.layout import MANIFEST, snapshots_folder
+from stagerun.store.layout import MANIFEST, averages_folder, snapshots_folder
 from stagerun.train.output import DISK, Target, find_target, stage_order
 
 SETS = "if `stagerun run` had --set, give the same here"
@@ -29,7 +29,7 @@ class Chosen:
 
 
 def choose_snapshot(argument: str, out: str | None) -> Path:
-    """The directory of SNAPSHOT: a path to it, or a snapshot's name and the output folder. UsageError."""
+    """The directory of SNAPSHOT: a path to it, or the name of a snapshot or of an averaged ensemble, and the output folder. UsageError."""
     found = _snapshot(argument, out)
     if found is None:
         text = f"{argument} is not a snapshot"
@@ -46,7 +46,10 @@ def choose(argument: str, overrides: Sequence[str], out: str | None, stage: str 
     found = _snapshot(argument, out)
     if found is None and not os.path.exists(argument):
         text = f"there is no {argument} here"
-        hint = "give a snapshot's directory (OUT/snapshots/NAME), its name with --out, or the schedule's folder"
+        hint = (
+            "give a snapshot's directory (OUT/snapshots/NAME), its name with --out, that of an ensemble with averaged weights, or the "
+            "schedule's folder"
+        )
         raise UsageError(text, hint)
     if found is None:
         return _ends(find_target(argument, overrides, out), stage)
@@ -57,8 +60,13 @@ def choose(argument: str, overrides: Sequence[str], out: str | None, stage: str 
 
 
 def _snapshot(argument: str, out: str | None) -> Path | None:
-    """None if the argument is not a snapshot."""
+    """None if the argument is not a snapshot, nor an ensemble's network."""
     path = Path(argument)
+    average = averages_folder(Path(out)) / argument if out is not None else path
+    if average.parent.name == averages_folder(Path()).name and os.path.isdir(snapshots_folder(average)):
+        found = store.inventory(DISK, average).snapshots
+        if found:
+            return snapshots_folder(average).resolve() / found[-1].name
     if os.path.isdir(path):
         real = path.resolve()
         if store.parse_name(real.name) is None:

@@ -84,7 +84,7 @@ class CaffeLog:
                 )
                 self._print(f"Solving {event.schedule}", "I", SOLVING)
             case events.StageStarted():
-                self.ensembles = {k: e for k, e in self.ensembles.items() if event.stage not in e.members}
+                self.ensembles = {k: e for k, e in self.ensembles.items() if event.stage not in e.stages}
                 leg = self.legs[event.stage]
                 self.say(
                     f"stage {event.stage}: {event.iter} of {event.max_iter} iterations done, batch {event.batch_size}, "

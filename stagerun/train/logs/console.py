@@ -128,7 +128,7 @@ class Console:
                 self.met = event
             case events.StageStarted():
                 self.stage, self.met = event, None
-                self.ensembles = {k: e for k, e in self.ensembles.items() if event.stage not in e.members}
+                self.ensembles = {k: e for k, e in self.ensembles.items() if event.stage not in e.stages}
                 self.left = event.iterations_left or self.left  # a damaged snapshot may have added to it
                 self.window.clear()
                 self.pushes.clear()

@@ -13,6 +13,7 @@ from stagerun.base.events import (
 )
 from stagerun.base.recipe import OnNan
 from stagerun.base.text import columns, count, duration
+from stagerun.plan.ensembles import in_words as members_in_words
 from stagerun.train.choices import DENSE, in_words
 
 HEADER = (
@@ -125,8 +126,8 @@ def ensembles_table(results: Sequence[EnsembleTested]) -> str:
         rows.append(
             (
                 r.name,
-                ", ".join(r.members),
-                r.rule,
+                ", ".join(members_in_words(r.members)),
+                r.rule + (f", {kind}" if (kind := r.shape or ", ".join(r.taken)) else ""),
                 f"{100 * r.top1:.2f} %",
                 f"{100 * r.gain:+.2f} ({r.best})",
                 f"{100 * r.gain_over_mean:+.2f}",
@@ -175,8 +176,9 @@ def finished_line(event: RunFinished) -> str:
 
 def ensemble_line(event: EnsembleTested) -> str:
     loss = "" if event.loss is None else f", loss {event.loss:.4f}"
+    of = f"{len(event.taken)} ({', '.join(event.taken)}) of " if event.taken else ""
     return (
-        f"ensemble {event.name}: {event.rule} of {len(event.members)} stages, top-1 {100 * event.top1:.2f} % "
+        f"ensemble {event.name}: {event.rule} of {of}{len(event.members)} {'snapshots' if '@' in ''.join(event.members) else 'stages'}, top-1 {100 * event.top1:.2f} % "
         f"({100 * event.gain:+.2f} against {event.best}), top-5 {100 * event.top5:.2f} %{loss} on {event.images} images in "
         f"{duration(event.seconds)}"
     )

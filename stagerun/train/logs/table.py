@@ -90,7 +90,8 @@ def _tracker(name: str, opened: Opened) -> Sink:
     plan, legs = opened.plan, course(opened.plan)
     before = {stage: leg.iterations_before for stage, leg in legs.items()}
     for ensemble in plan.schedule.ensembles:
-        ends = [legs[name].iterations_before + legs[name].iterations for name in ensemble.members if name in legs]
+        places = [(legs[name], iter) for name, iter in ensemble.points if name in legs]
+        ends = [leg.iterations_before + (leg.iterations if iter is None else iter) for leg, iter in places]
         before[ensemble.name] = max(ends, default=0)
     to_train = [one for one in plan.stages if one.state in (State.FRESH, State.RESUME) and one.until is None]
     orders = Orders(

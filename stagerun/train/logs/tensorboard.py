@@ -19,6 +19,7 @@ from typing import Any
 
 from stagerun.base.errors import PermissionDenied, StorageError, UsageError
 from stagerun.base.events import EnsembleTested, Event, Iterated, StageStarted, Tested, TestedBeside
+from stagerun.base.recipe import point
 from stagerun.system.host import host_name
 from stagerun.train.logs.course import Leg
 
@@ -133,7 +134,8 @@ class TensorBoard:
 
     def _ensemble(self, event: EnsembleTested) -> None:
         """A new file, whose mark of a restart takes away the point of an earlier evaluation."""
-        step = max(self._step(member, self.legs[member].iterations) for member in event.members)
+        places = map(point, event.members)
+        step = max(self._step(s, self.legs[s].iterations if iter is None else iter) for s, iter in places)
         self.restarts[event.name] = 0
         if event.name in self.files:
             self.files.pop(event.name).file.close()

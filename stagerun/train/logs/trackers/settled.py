@@ -79,7 +79,7 @@ class Settling:
                 return [*self._settle(event.stage, event.iter), Text(f"{event.stage}/snapshot", event.name)]
             case StageFinished():
                 return [*self._settle(event.stage, event.iterations)]
-            case EnsembleTested() if not any(r.at > at and r.stage in event.members for r in self.restarts):
+            case EnsembleTested() if not any(r.at > at and r.stage in event.stages for r in self.restarts):
                 figures = {"test_top1": event.top1, "test_top5": event.top5}
                 figures |= {} if event.loss is None else {"test_loss": event.loss}
                 self.count += 1

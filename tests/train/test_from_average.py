@@ -1,0 +1,255 @@
+"""Averages along a trunk: their weights against a computation by hand, a stage that starts from one, what it depends on, kills."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import nan_help
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from stagerun import store
+from stagerun.base.events import EnsembleTested, Event, Iterated, PieceStarted, StageStarted, Stopped
+from stagerun.cli import main
+from stagerun.engine.codec import decode
+from stagerun.language import load
+from stagerun.plan import State, make_plan
+from stagerun.train import ensembling
+from stagerun.train import stage as train_stage
+from stagerun.train.progress import WEIGHTS
+
+SCHEDULE = """
+name: "along" keep_snapshots: 1 {shared}
+model {{ name: "resnet_small" num_classes: 10 channels: 1 }}
+data {{ train {{ source: "{data}" images: 64 }} val {{ source: "{data}" images: 64 }} }}
+solver {{
+  batch_size: 8 device_batch_size: 2 momentum: 0.9 base_lr: 0.05 lr_policy: "fixed" display: 1 snapshot: 2 precision: FP64
+  transform_param {{ crop_size: 12 scale: 0.01 mirror: true }}
+}}
+stage {{ name: "trunk" solver_param {{ max_iter: 8 }} }}
+"""
+ALONG = (
+    'ensemble { name: "all" members: "trunk@3..7/2" rule: WEIGHT_AVERAGE shape: "one_minus_sqrt" batch_norm_iter: 3 }\n'
+)
+FINE = 'stage { name: "fine" from: "all" solver_param { base_lr: 0.02 max_iter: 5 } }\n'
+TRUNK, FINES = 8, 5  # iterations
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return nan_help.make_data(tmp_path_factory.mktemp("along") / "data")
+
+
+def made(folder: Path, data: Path, *blocks: str, shared: str = "") -> Path:
+    folder.mkdir(exist_ok=True)
+    text = SCHEDULE.format(data=data, shared=shared) + "".join(blocks)
+    (folder / "schedule.prototxt").write_text(text)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
+    """s/, and out/ of a run that nothing interrupted."""
+    base = tmp_path_factory.mktemp("base")
+    nan_help.lives(made(base / "s", data, ALONG, FINE), base / "out")
+    return base
+
+
+def weights(out: Path, stage: str, iter: int) -> dict[str, Any]:
+    found = [ref for ref in store.inventory(store.LocalDisk(), out).of(stage) if ref.iter == iter]
+    files = store.read(store.LocalDisk(), out, found[-1])
+    return {name: tensor.numpy() for name, tensor in decode(files[WEIGHTS]).items()}
+
+
+def of(events: list[Event], kind: type) -> list[Any]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+def states(folder: Path, out: Path, *options: str) -> dict[str, State]:
+    plan = make_plan(load(str(folder), options), store.inventory(store.LocalDisk(), out))
+    return {planned.stage.name: planned.state for planned in plan.stages}
+
+
+def test_the_start_is_what_the_decay_comes_to(
+    base: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float64 from snapshots to the first update. The decay reaches 0 at iteration 9, one step behind the last member."""
+    started: list[dict[str, Any]] = []
+    restored = train_stage.restored
+
+    def look(run: Any) -> Any:
+        state = restored(run)
+        if run.stage.name == "fine":
+            started.append({name: tensor.clone().numpy() for name, tensor in state.model.state_dict().items()})
+        return state
+
+    monkeypatch.setattr(train_stage, "restored", look)
+    nan_help.lives(base / "s", tmp_path / "out")
+    three, five, seven = (weights(tmp_path / "out", "trunk", iter) for iter in (3, 5, 7))
+    checked = 0
+    for name, value in three.items():
+        if "running" in name or "num_batches" in name:
+            continue
+        at = [1 - math.sqrt(gone / 6) for gone in (2, 4)]
+        expected = value + at[0] * (five[name] - value) + at[1] * (seven[name] - five[name])
+        assert np.abs(started[0][name] - expected).max() < 1e-12, name
+        assert not np.array_equal(expected, seven[name])
+        checked += 1
+    assert checked > 10
+    assert {int(value) for name, value in started[0].items() if "num_batches" in name} == {3}
+
+
+def test_what_members_need_is_kept_and_nothing_else(base: Path) -> None:
+    there = [ref.iter for ref in store.inventory(store.LocalDisk(), base / "out").of("trunk")]
+    assert there == [3, 5, 7, 8], "keep_snapshots is 1"
+
+
+@pytest.mark.parametrize("workers, determinism", [(1, "FIXED"), (2, "ELASTIC")])
+def test_killed_and_stopped_anywhere_it_ends_in_the_same_bits(
+    base: Path, data: Path, tmp_path: Path, workers: int, determinism: str
+) -> None:
+    """Killed before the stage's first snapshot, and after it; stopped in between."""
+    folder = made(tmp_path / "s", data, ALONG, FINE, shared=f"determinism: {determinism}")
+    nan_help.lives(folder, tmp_path / "whole")
+    out = tmp_path / "out"
+    nan_help.lives(folder, out, workers, kill_after=TRUNK)
+    nan_help.lives(folder, out, workers, kill_after=1)
+    nan_help.lives(folder, out, workers, kill_after=3)
+    nan_help.lives(folder, out, workers, stop_after=1)
+    nan_help.lives(folder, out, workers)
+    whole, found = (weights(place, "fine", FINES) for place in (tmp_path / "whole", out))
+    assert all(np.array_equal(found[name], value) for name, value in whole.items())
+
+
+def test_a_stop_in_the_averaging_is_heard_and_leaves_nothing(
+    base: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    nan_help.lives(base / "s", out, kill_after=TRUNK + 1)
+    monkeypatch.setattr(ensembling, "_take_statistics", lambda *_: False)
+    (stopped,) = of(nan_help.lives(base / "s", out), Stopped)
+    assert (stopped.stage, stopped.iter) == ("fine", 0) and "averaged anew" in stopped.reason
+    monkeypatch.undo()
+    nan_help.lives(base / "s", out)
+    whole, found = (weights(place, "fine", FINES) for place in (base / "out", out))
+    assert all(np.array_equal(found[name], value) for name, value in whole.items())
+
+
+def test_it_goes_on_behind_the_member_named_last_with_no_momentum(base: Path) -> None:
+    plan = make_plan(load(str(base / "s")), store.inventory(store.LocalDisk(), base / "out"))
+    (fine,) = (planned for planned in plan.stages if planned.stage.name == "fine")
+    assert (fine.stage.parent, fine.stage.parent_iter, fine.position) == ("trunk", 7, 7 * 8)
+    assert fine.state is State.DONE and len(fine.end.identity["average.of"].split()) == 3  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        ("one_minus_sqrt", "linear"),
+        (' shape: "one_minus_sqrt"', ""),
+        ("batch_norm_iter: 3", "batch_norm_iter: 4"),
+        ("3..7/2", "5..7/2"),
+        ("3..7/2", "3..7/4"),
+    ],
+    ids=lambda edit: edit[1] or "plain",
+)
+def test_another_average_makes_the_stage_stale_and_no_other(
+    base: Path, data: Path, tmp_path: Path, edit: tuple[str, str]
+) -> None:
+    folder = made(tmp_path / "s", data, ALONG.replace(*edit), FINE)
+    assert states(folder, base / "out") == {"trunk": State.DONE, "fine": State.STALE}
+
+
+def test_another_name_of_the_ensemble_changes_nothing(base: Path, data: Path, tmp_path: Path) -> None:
+    folder = made(tmp_path / "s", data, ALONG.replace('"all"', '"mean"'), FINE.replace('"all"', '"mean"'))
+    assert states(folder, base / "out") == {"trunk": State.DONE, "fine": State.DONE}
+
+
+def test_members_thought_of_later_are_trained_again_up_to_there(data: Path, tmp_path: Path) -> None:
+    """In pieces of the trunk, before the stage that starts from them; with the bits that they would have had."""
+    folder, out = tmp_path / "s", tmp_path / "out"
+    nan_help.lives(made(folder, data), out)
+    events = nan_help.lives(made(folder, data, ALONG, FINE), out)
+    pieces, started = of(events, PieceStarted), of(events, StageStarted)
+    assert [(piece.until, piece.children) for piece in pieces] and [stage.stage for stage in started] == ["fine"]
+    assert events.index(pieces[-1]) < events.index(started[0])
+    nan_help.lives(folder, tmp_path / "whole")
+    whole, found = (weights(place, "fine", FINES) for place in (tmp_path / "whole", out))
+    assert all(np.array_equal(found[name], value) for name, value in whole.items())
+
+
+def test_a_damaged_member_is_set_aside_and_made_anew(base: Path, data: Path, tmp_path: Path) -> None:
+    folder, out = made(tmp_path / "s", data, ALONG), tmp_path / "out"
+    nan_help.lives(folder, out)
+    (snapshot,) = (out / "snapshots").glob("trunk-00000005-*")
+    file = snapshot / WEIGHTS
+    file.write_bytes(file.read_bytes()[:-1] + b"\0")
+    events = nan_help.lives(made(folder, data, ALONG, FINE), out)
+    assert of(events, PieceStarted) and of(events, Iterated)[-1].iter == FINES
+    expected, found = (weights(place, "fine", FINES) for place in (base / "out", out))
+    assert all(np.array_equal(found[name], value) for name, value in expected.items())
+
+
+def test_the_ensemble_is_evaluated_beside_its_members(base: Path) -> None:
+    (tested,) = [event for event in nan_help.lives(base / "s", base / "again") if isinstance(event, EnsembleTested)]
+    assert tested.members == ("trunk@3", "trunk@5", "trunk@7") and tested.best in tested.members
+    assert tested.shape == "one_minus_sqrt"
+
+
+HELD = ' val {{ source: "{data}" images: 64 name: "held" }} }}\nsolver'
+SOUP = 'ensemble { name: "soup" members: "trunk@3..7/2" rule: GREEDY_SOUP hold_out: "held" batch_norm_iter: 3 }\n'
+
+
+def test_a_soup_takes_the_best_first_and_what_makes_it_no_worse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a table: 2 is best alone, 0 makes it worse, 3 leaves it as it is, and 1 makes it better. 0 and 3 are equal alone."""
+    alone = {(0,): 0.6, (1,): 0.5, (2,): 0.8, (3,): 0.6}
+    scores = alone | {(2, 0): 0.79, (2, 3): 0.8, (2, 3, 1): 0.81}
+    asked: list[tuple[int, ...]] = []
+
+    def average(run: Any, numbers: tuple[int, ...], say: bool) -> Any:
+        asked.append(numbers)
+        return numbers
+        yield
+
+    val = SimpleNamespace(name="held")
+    run: Any = SimpleNamespace(
+        stages=[SimpleNamespace(data=SimpleNamespace(val=[val]))] * 4, ensemble=SimpleNamespace(hold_out="held")
+    )
+    monkeypatch.setattr(ensembling, "_member", lambda run, number: (number,))
+    monkeypatch.setattr(ensembling, "_weight_average", average)
+    monkeypatch.setattr(ensembling, "_score", lambda run, nets, size, val: SimpleNamespace(top1=scores[nets[0]]))
+    with pytest.raises(StopIteration) as ended:
+        next(ensembling._greedy_soup(run, 8))
+    assert ended.value.value == ((2, 3, 1), (2, 3, 1))
+    assert asked == [(2,), (2, 0), (2, 3), (2, 3, 1)]
+
+
+def test_a_soup_in_a_run_names_what_it_took(data: Path, tmp_path: Path) -> None:
+    folder = made(tmp_path / "s", data, SOUP)
+    file = folder / "schedule.prototxt"
+    text = file.read_text().replace("images: 64 } }", 'images: 64 name: "first" }')
+    file.write_text(text.replace("\nsolver", HELD.format(data=data), 1))
+    (tested,) = of(nan_help.lives(folder, tmp_path / "out"), EnsembleTested)
+    assert tested.taken and set(tested.taken) <= set(tested.members) and tested.hold_out == "held"
+    assert not of(nan_help.lives(folder, tmp_path / "out"), EnsembleTested), "its result counts"
+
+
+def test_the_averaged_network_is_evaluated_and_exported_by_the_ensembles_name(base: Path, tmp_path: Path) -> None:
+    """A result that does not count replaces the network, too; nothing else stays beside it."""
+    out = tmp_path / "out"
+    shutil.copytree(base / "out", out)
+    (out / "results" / "ensembles" / "all.json").unlink()
+    (tested,) = of(nan_help.lives(base / "s", out), EnsembleTested)
+    assert len(list((out / "averages" / "all" / "snapshots").iterdir())) == 1
+    shown = CliRunner().invoke(main, ["eval", "all", "--out", str(out), "--json"])
+    assert shown.exit_code == 0, shown.output
+    assert json.loads(shown.stdout)["evaluations"][0]["top1"] == tested.top1
+    file = tmp_path / "all.pth"
+    done = CliRunner().invoke(main, ["export", "all", str(file), "--out", str(out), "--torch"])
+    assert done.exit_code == 0, done.output
+    assert torch.load(file, weights_only=True)["fc.weight"].dtype is torch.float64
