@@ -16,6 +16,7 @@ PAGES = {
     "running-and-resuming": "workers, signals, snapshots, exit codes; what happens after a kill or an edit",
     "many-machines": "ssh, MPI, Slurm, Kubernetes; preflight, cores, scratch disks",
     "compression": "gradients in fewer bytes: methods, memory, when it pays, what was measured",
+    "atlas": "what a collapse gains, by shape, length, augmentation and decay: hundreds of them on real images",
     "asynchronous": "workers that push gradients and don't wait: staleness, what is recorded, how a run is replayed",
     "losses": "binary and distilled losses, your own, several labels, early stopping, FixRes",
     "reports": "tables, curves, evaluation, predictions, export",

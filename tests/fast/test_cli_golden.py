@@ -241,7 +241,7 @@ def test_every_option_is_a_decision() -> None:
             "--threads",
             "--workers",
         ],
-        "report": ["--by", "--diff", "--format", "--op", "--output"],
+        "report": ["--across", "--against", "--by", "--diff", "--effect", "--format", "--op", "--output", "--paired"],
         "retry": ["--max-restarts", "--out", "--schedule"],
         "run": [
             "--bind",

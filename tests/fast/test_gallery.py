@@ -89,6 +89,16 @@ def cooldown(i: int) -> float:
     return 0.8 * (1 - math.sqrt(i / 7500))
 
 
+def collapses(base: float, length: int) -> dict[str, Rate]:
+    return {
+        "fixed": constant(base),
+        "linear": poly(base, length, 1),
+        "poly2": poly(base, length, 2),
+        "cosine": lambda i: base * (1 + math.cos(math.pi * i / length)) / 2,
+        "sqrt": lambda i: base * (1 - math.sqrt(i / length)),
+    }
+
+
 # Of arXiv:1911.08250's released code, without Random-k and Threshold-v, which it trains for longer; and the methods that there are.
 BRIEF = ("dense", *(name + scope for name in ("top_k", "adaptive", "terngrad", "qsgd") for scope in ("", "_whole")))
 LONG = tuple(name + scope for name in ("random_k", "threshold") for scope in ("", "_whole"))
@@ -163,6 +173,26 @@ RECIPES: dict[str, dict[str, Row]] = {
         "cooldown_trunk_30000": (7500, 2048, 32, 5e-5, cooldown),
         "cooldown_trunk": (7500, 2048, 32, 5e-5, cooldown),
     },
+    "collapse_atlas": {
+        "trunk": (1440, 256, 256, 5e-4, warmed(0.2, 0.02, 120, constant(0.2))),
+        **{
+            f"{kind}_{start}_{shape}_{length}": (length, 256, 256, 2e-3 if kind.endswith("wd4") else 5e-4, rate)
+            for kind in ("aug", "aug_wd4", "plain", "plain_wd4")
+            for start in ("trunk_480", "trunk_960", "trunk")
+            for length in (30, 60, 120, 240, 480)
+            for shape, rate in collapses(0.2, length).items()
+        },
+        "cosine_whole": (1920, 256, 256, 5e-4, warmed(0.2, 0.02, 120, collapses(0.2, 1920)["cosine"])),
+        "linear_whole": (1920, 256, 256, 5e-4, warmed(0.2, 0.02, 120, poly(0.2, 1920, 1))),
+        "init": (640, 256, 256, 5e-4, warmed(0.2, 0.02, 120, poly(0.2, 1280, 1))),
+        "cyc1": (400, 256, 256, 5e-4, warmed(0.15, 0.1, 40, poly(0.15, 800, 2))),
+        "cyc2": (400, 256, 256, 5e-4, warmed(0.11, 0.0375, 40, poly(0.11, 800, 2))),
+        **{
+            f"{name}_{kind}": (length, 256, 256, 2e-3 if kind.endswith("wd4") else 5e-4, poly(base, length, 2))
+            for name, length, base in (("cycles", 480, 0.0275), ("single", 720, 0.2))
+            for kind in ("aug", "aug_wd4", "plain", "plain_wd4")
+        },
+    },
     "fashion_losses": {
         "teacher": (660, 128, 64, 5e-4, poly(0.12, 660, 1)),
         **{name: (200, 128, 64, 5e-4, poly(0.12, 200, 1)) for name in ("labels", "distilled", "binary")},
@@ -207,6 +237,7 @@ EPOCHS = {
     "resnet50_ffcv_16ep": 16.00,
     "resnet50_ffcv_88ep": 88.00,
     "wsd_branches": 107.90,
+    "collapse_atlas": 287.23,
     "fashion_base": 1.00,
     "fashion_finetune": 72.00,
     "fashion_collapse": 8.00,

@@ -1,5 +1,6 @@
 """`stagerun new`: a schedule of the gallery, or of a folder, made to fit other images."""
 
+import math
 import os
 import re
 import shlex
@@ -222,7 +223,7 @@ def _size(size: tuple[int, int]) -> str:
 
 # Not the updates that a rate is ahead by, however long the stage.
 _EPOCHS = {iterations: epochs for iterations, epochs in DURATIONS if iterations != "policy_start_iter"}
-_START = re.compile(r'"([\w-]+)@(\d+)"')
+_START = re.compile(r'"([\w-]+)@(\d+)(?:\.\.(\d+)/(\d+))?"')  # "trunk@15000", or the members "trunk@6000..8000/500"
 _LENGTH = re.compile(r"[:,;][^:,;]*\d[\d,.]* updates?\b.*")  # `: 7800 updates, 25 epochs`
 
 
@@ -256,10 +257,7 @@ def fitted(
     """
     texts = {file: text.removeprefix("\N{BYTE ORDER MARK}") for file, text in texts.items()}
     first = texts[SCHEDULE_FILE]
-    for match in _START.finditer(first):
-        moved = max(1, round(int(match[2]) * images.train[1] / schedule.data.train.images))
-        for mark in "@_":  # `trunk@15000`, and the stage `cooldown_trunk_15000` that it makes
-            first = first.replace(f"{match[1]}{mark}{match[2]}", f"{match[1]}{mark}{moved}")
+    first = _moved_points(first, images.train[1] / schedule.data.train.images)
     batches = {stage.group or stage.name: stage.solver.batch_size for stage in schedule.stages}
 
     def edited(source: str, root: Block, about: Sequence[str], batch: int) -> str:
@@ -273,6 +271,24 @@ def fitted(
             block = parse(node.file, source, SOLVER, Problems())
             result[node.file] = edited(source, block, description(source), batches[node.group or node.name])
     return result | {file: text for file, text in texts.items() if file.endswith(".py")}
+
+
+def _moved_points(text: str, factor: float) -> str:
+    """The text with each point of a stage, and each stage that is called after one, at `factor` times its iteration."""
+
+    def moved(match: re.Match[str]) -> str:
+        stage, first, last, step = match.groups()
+        if last is None:
+            return f'"{stage}@{max(1, round(int(first) * factor))}"'
+        # Below the factor, for lengths in epochs have three digits: the last one is never behind the stage's end.
+        begin, every = (max(1, math.floor(int(number) * factor * 0.995)) for number in (first, step))
+        return f'"{stage}@{begin}..{begin + (int(last) - int(first)) // int(step) * every}/{every}"'
+
+    for stage, first, last, _ in dict.fromkeys(_START.findall(text)):
+        if not last:  # `trunk@15000` makes the stage `cooldown_trunk_15000`
+            called = rf"{re.escape(stage)}_{first}(?!\d)"
+            text = re.sub(called, f"{stage}_{max(1, round(int(first) * factor))}", text)
+    return _START.sub(moved, text)
 
 
 def description(text: str) -> list[str]:

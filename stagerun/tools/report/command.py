@@ -21,6 +21,7 @@ from stagerun.tools.report.compare import (
     title,
     workers_table,
 )
+from stagerun.tools.report.effects import effect_table, paired_table
 from stagerun.tools.report.history import Run, notes
 from stagerun.tools.report.look import look_at_all
 from stagerun.tools.report.table import Table, document, separated
@@ -59,6 +60,20 @@ class ReportOptions:
         "--op",
         "With --by epoch: one row per epoch over all runs, the mean or the largest of each number.",
         type=click.Choice(("mean", "max")),
+    )
+    effect: str | None = option(
+        "--effect SETTING",
+        "What a setting does to top-1: lr_policy, max_iter, weight_decay, augmentation, from, or any other field. Stages of a run "
+        "that are alike in all else are matched; the 95 % interval is over runs (seeds).",
+    )
+    across: str | None = option("--across SETTING", "With --effect: for each value of another setting.")
+    against: str | None = option(
+        "--against VALUE", "With --effect: what the others are compared with.  [default: the first stage's]"
+    )
+    paired: tuple[str, ...] = option(
+        "--paired A:B",
+        "Top-1 of a stage or ensemble against another, run by run, with the 95 % interval over runs. Repeatable.",
+        multiple=True,
     )
     diff: bool = flag("--diff", "Name what differed between the runs, per stage; in csv and tsv, that alone.")
 
@@ -107,6 +122,16 @@ def _check(options: ReportOptions, form: str, runs: int) -> None:
         raise UsageError("--op is for --by epoch", "add --by epoch, or leave --op out")
     if options.diff and options.by is not None and form in DELIMITERS:
         raise UsageError(f"--diff and --by are two tables, and {form} holds one", "leave one of them out")
+    if options.effect is None and (options.across or options.against) is not None:
+        raise UsageError("--across and --against are for --effect", "add --effect SETTING")
+    asked = [name for name in ("by", "effect", "paired", "diff") if getattr(options, name)]
+    if len(asked) > 1 and {"effect", "paired"} & {*asked}:
+        raise UsageError(
+            f"{' and '.join(f'--{name}' for name in asked)} are tables of their own", "leave one of them out"
+        )
+    for pair in options.paired:
+        if pair.count(":") != 1:
+            raise UsageError(f"--paired {pair}: two names with a colon between them", "write --paired collapse:cyc3")
     if options.diff and runs == 1:
         raise UsageError("--diff needs two runs or more", "name another output folder")
 
@@ -115,6 +140,8 @@ def _check(options: ReportOptions, form: str, runs: int) -> None:
 
 
 def _written(runs: Sequence[Run], options: ReportOptions, form: str) -> str:
+    if (comparison := _comparison(runs, options)) is not None:
+        return _alone(comparison, runs, options, form)
     if form in DELIMITERS:
         table = differences_table(runs) if options.diff else _table(runs, options.by or "stage", options.op)
         return separated(table, DELIMITERS[form])
@@ -128,6 +155,27 @@ def _written(runs: Sequence[Run], options: ReportOptions, form: str) -> str:
     return document(
         title(runs), lead(runs), [*summary, *details], notes(runs), None if options.output else text.terminal()
     )
+
+
+def _comparison(runs: Sequence[Run], options: ReportOptions) -> Table | None:
+    if options.effect is not None:
+        return effect_table(runs, options.effect, options.across, options.against)
+    return (
+        paired_table(runs, [(a, b) for a, _, b in (p.partition(":") for p in options.paired)])
+        if options.paired
+        else None
+    )
+
+
+def _alone(table: Table, runs: Sequence[Run], options: ReportOptions, form: str) -> str:
+    """One table without what is said of each stage: hundreds of them may have been compared."""
+    if form in DELIMITERS:
+        return separated(table, DELIMITERS[form])
+    if form == "html":
+        from stagerun.tools.report.page import page
+
+        return page(title(runs), [], runs, None, [table], [], notes(runs))
+    return document(title(runs), [], [table], notes(runs), None if options.output else text.terminal())
 
 
 def _table(runs: Sequence[Run], by: str, op: str | None) -> Table:

@@ -166,19 +166,20 @@ def differences(runs: Sequence[Run]) -> list[Difference]:
     return sorted(found, key=lambda d: order.index(d.kind))
 
 
+def settings(run: Run, stage: StageHistory) -> dict[str, str]:
+    """The fields of a stage's recipe that are set, and `from`; empty where its snapshots are gone."""
+    identity = run.identities.get(stage.name)
+    if identity is None:
+        return {}
+    fields = {field.removeprefix("solver."): value for field, value in sorted(identity.items()) if field != FROM_ITER}
+    return fields | {"from": start_in_words(run, stage)}
+
+
 def _facts(run: Run, stage: StageHistory | None) -> dict[tuple[str, str], str]:
     """(kind, field) -> value for one stage of one run."""
     if stage is None:
         return {}
-    facts = {}
-    identity = run.identities.get(stage.name)
-    if identity is not None:
-        facts = {
-            ("recipe", field.removeprefix("solver.")): value
-            for field, value in sorted(identity.items())
-            if field != FROM_ITER
-        }
-        facts["recipe", "from"] = start_in_words(run, stage)
+    facts = {("recipe", field): value for field, value in settings(run, stage).items()}
     facts |= {("environment", field): value for field, value in run.environments.get(stage.name, {}).items()}
     if stage.trained:
         facts |= {("environment", field): lived_on(run, stage, of) for field, of in _OF_LIVES.items()}

@@ -95,7 +95,7 @@ def page(
     title: str,
     lead: Sequence[str],
     runs: Sequence[Run],
-    ranking: Table,
+    ranking: Table | None,
     summary: Sequence[Table],
     details: Sequence[Table],
     notes: Sequence[str],
@@ -104,7 +104,7 @@ def page(
     parts = [
         f"<h1>{escape(title)}</h1>",
         '<div class="lead">' + "".join(f"<p>{escape(line)}</p>" for line in lead) + "</div>",
-        *([_table(ranking)] if ranking.rows else []),
+        *([_table(ranking)] if ranking and ranking.rows else []),
         _states(runs),
         _curves(runs, title),
         *_by_run("Compressed gradients", kept.CAPTION, runs, _kept),

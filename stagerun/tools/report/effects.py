@@ -1,0 +1,192 @@
+"""What a setting does: differences between stages of a run that are alike but for it, with intervals over runs. Pure."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from stagerun.base.errors import UsageError
+from stagerun.tools.report.compare import recipe_but_seeds, settings
+from stagerun.tools.report.history import Run, StageHistory
+from stagerun.tools.report.table import Column, Table, Value
+
+# Student's t, 97.5 %, by degrees of freedom from 1 on.
+_T95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
+
+# What changes together with a setting, so that stages that differ in these as well are still alike but for it.
+_WITH = {
+    "lr_policy": ("power", "gamma", "stepsize", "stepvalue", "lr_iter"),
+    "from": ("ancestors",),
+}
+
+
+def t95(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t. Beyond the table: Abramowitz and Stegun 26.7.5, off by less than 0.001."""
+    if freedom <= len(_T95):
+        return _T95[freedom - 1]
+    z, n = 1.9599640, freedom
+    return (
+        z
+        + (z**3 + z) / (4 * n)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean over runs with its 95 % interval; without one for a single run."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    runs: int
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Student's t interval of the mean. `values`: one for each run, at least one."""
+    n = len(values)
+    mean = math.fsum(values) / n
+    if n == 1:
+        return Interval(mean, None, None, 1)
+    half = t95(n - 1) * math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1) / n)
+    return Interval(mean, mean - half, mean + half, n)
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """A finished stage: what it was made with, and top-1."""
+
+    facts: Mapping[str, str]
+    top1: float
+
+
+def _ends(run: Run) -> Iterator[_End]:
+    for stage in run.history.stages:
+        if stage.finished and stage.finished.top1 is not None and not stage.left_out and stage.name not in run.stale:
+            yield _End(_facts(run, stage), stage.finished.top1)
+
+
+def _facts(run: Run, stage: StageHistory) -> dict[str, str]:
+    assert stage.finished
+    path = run.path(stage)
+    above = repr(recipe_but_seeds(run, path[1])) if len(path) > 1 else ""
+    made = {field: value.strip('"') for field, value in settings(run, stage).items()}
+    return made | {"ancestors": above, "augmentation": stage.finished.augmentation}
+
+
+def _belongs(field: str, setting: str) -> bool:
+    """Whether a field says part of what `setting` says, or goes with it."""
+    if setting == "augmentation":
+        return field == setting or field.startswith("transform_param")
+    return field == setting or field in _WITH.get(setting, ()) or (field == "augmentation" and "transform" in setting)
+
+
+def _in_order(values: Sequence[str]) -> list[str]:
+    """By size where all are numbers, else as they first came."""
+    found = list(dict.fromkeys(values))
+    try:
+        return sorted(found, key=float)
+    except ValueError:
+        return found
+
+
+def effect_table(runs: Sequence[Run], setting: str, across: str | None = None, against: str | None = None) -> Table:
+    """A row for each value of `setting` but the one it is compared with, and for each value of `across`.
+
+    Within a run, stages that are alike in all else are matched; the mean of their differences is the run's number, and the
+    interval is over runs. Raises UsageError where no two stages differ in `setting` alone.
+    """
+    ends = [list(_ends(run)) for run in runs]
+    of_runs = [_matched(found, setting, across) for found in ends]
+    values = [value for matched in of_runs for _, group in matched if len(group) > 1 for value in group]
+    base = against if against is not None else next(iter(values), "")
+    rows: list[tuple[Value, ...]] = []
+    for place in _in_order([place for matched in of_runs for place, _ in matched]):
+        for value in _in_order(values):
+            pairs = [
+                [
+                    (group[value], group[base])
+                    for at, group in matched
+                    if at == place and value in group and base in group
+                ]
+                for matched in of_runs
+            ]
+            pairs = [found for found in pairs if found]
+            if value == base or not pairs:
+                continue
+            found = interval([math.fsum(a - b for a, b in of_run) / len(of_run) for of_run in pairs])
+            level = math.fsum(math.fsum(a for a, _ in of_run) / len(of_run) for of_run in pairs) / len(pairs)
+            count = sum(len(of_run) for of_run in pairs)
+            rows.append((place, value, level, found.mean, found.low, found.high, count, found.runs))
+    if not rows:
+        every = [end.facts for found in ends for end in found]
+        known = sorted({field for facts in every for field in facts} - {"ancestors"})
+        varied = [field for field in known if len({facts.get(field) for facts in every}) > 1]
+        raise UsageError(
+            f"no two finished stages of a run differ in {setting} alone"
+            + (f", one of them with {against}" if against is not None else ""),
+            f"settings that differ between stages: {', '.join(varied) or 'none'}",
+        )
+    note = (
+        f"difference: top-1 against {setting} {base}, in percentage points, between stages of the same run that are alike in all else; "
+        "95 %: Student's t over the runs' means"
+    )
+    return Table(f"Effect of {setting}", _columns(across or "", setting), tuple(rows), (note,))
+
+
+def _columns(across: str, setting: str) -> tuple[Column, ...]:
+    return (
+        Column("across", across, "text"),
+        Column("value", setting, "text"),
+        Column("top1", "top-1", "percent"),
+        *_DIFFERENCE,
+    )
+
+
+_DIFFERENCE = (
+    Column("difference", "difference", "points"),
+    Column("low", "95 % from", "points"),
+    Column("high", "to", "points"),
+    Column("pairs", "pairs", "count"),
+    Column("runs", "runs", "count"),
+)
+
+
+def _matched(ends: Sequence[_End], setting: str, across: str | None) -> list[tuple[str, dict[str, float]]]:
+    """Groups of stages that are alike but for `setting`: the value of `across`, and top-1 by the value of `setting`."""
+    groups: dict[frozenset[tuple[str, str]], tuple[str, dict[str, float]]] = {}
+    for end in ends:
+        alike = frozenset((field, value) for field, value in end.facts.items() if not _belongs(field, setting))
+        place = end.facts.get(across, "(none)") if across else ""
+        groups.setdefault(alike, (place, {}))[1][end.facts.get(setting, "(none)")] = end.top1
+    return list(groups.values())
+
+
+def paired_table(runs: Sequence[Run], pairs: Sequence[tuple[str, str]]) -> Table:
+    """A row for each pair of names, of stages or ensembles: top-1 of the first against the second, run by run.
+
+    Raises UsageError where no run has both.
+    """
+    rows: list[tuple[Value, ...]] = []
+    for one, other in pairs:
+        both = [(a, b) for run in runs if (a := _top1(run, one)) is not None and (b := _top1(run, other)) is not None]
+        if not both:
+            raise UsageError(f"no run has finished both {one} and {other}", "stages and ensembles are meant")
+        found = interval([a - b for a, b in both])
+        firsts, seconds = (math.fsum(column) / len(both) for column in zip(*both, strict=True))
+        rows.append((one, other, firsts, seconds, found.mean, found.low, found.high, None, found.runs))
+    columns = (
+        Column("one", "stage or ensemble", "text"),
+        Column("other", "against", "text"),
+        Column("top1", "top-1", "percent"),
+        Column("other_top1", "of the other", "percent"),
+        *_DIFFERENCE,
+    )
+    return Table("Pairs", columns, tuple(rows), ("95 %: Student's t over the runs' differences",))
+
+
+def _top1(run: Run, name: str) -> float | None:
+    stage = run.history.stage(name)
+    if stage is not None and stage.finished is not None:
+        return None if name in run.stale else stage.finished.top1
+    return next((tested.top1 for tested in run.history.ensembles if tested.name == name), None)
