@@ -175,6 +175,17 @@ class Synchronised:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """The state of a stage after `iter` updates (`audit_param { proof_iter }`). Rank 0 knows. Where the run comes by there once more, after a
+    kill or a rollback, it says the same once more."""
+
+    stage: str
+    iter: int
+    state: str  # the digest of the state, 16 hexadecimal digits
+    chain: str  # of that, of `iter` and of the chain before (`schedule.audits.chained`); 32 hexadecimal digits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotDue:
     stage: str
     iter: int
@@ -345,7 +356,7 @@ class RunFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Indexed:
-    """In log.jsonl alone, every few thousand lines: from byte `since` to this line all lines are Iterated, Retraced, Compressed or
+    """In log.jsonl alone, every few thousand lines: from byte `since` to this line all lines are Iterated, Retraced, Compressed, Proof or
     Synchronised, except for those that begin at `lines`. A reader that needs few lines of a long log skips the rest."""
 
     since: int
@@ -364,6 +375,7 @@ Event = (
     | Retraced
     | Compressed
     | Synchronised
+    | Proof
     | SnapshotDue
     | SnapshotWritten
     | SnapshotFailed

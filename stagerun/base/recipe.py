@@ -91,6 +91,11 @@ class OnBadRecord(enum.Enum):
     REPLACE = "REPLACE"
 
 
+class OnDifference(enum.Enum):
+    STOP = "STOP"
+    ROLLBACK = "ROLLBACK"
+
+
 class OnNan(enum.Enum):
     STOP = "STOP"
     SKIP = "SKIP"
@@ -470,6 +475,16 @@ class EarlyStop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """AuditParameter."""
+
+    compare_iter: int = 200
+    replay_iter: int = 200
+    proof_iter: int = 100
+    on_difference: OnDifference = OnDifference.STOP
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Knot:
     iter: float  # of the policy; a knot that was written in epochs need not be a whole one
     factor: float
@@ -558,6 +573,7 @@ class Solver:
     compile: bool = False
     on_nan: OnNan = OnNan.STOP
     max_nan: int = 3
+    audit: Audit | None = None
     display: int = 100
     test_interval: int = 0
     test_iter: int | None = None

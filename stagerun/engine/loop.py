@@ -91,13 +91,11 @@ def train(
             if outcome.met is not None:
                 yield Synchronised(stage=loop.stage, iter=state.iter, bytes=outcome.met, iterations=0, sent_bytes=0)
             # A test may end the stage, and then is followed by its last snapshot.
-            saves = _saves(loop, state.iter) or (
-                loop.tests_first and due(state.iter, loop.test_interval, loop.max_iter)
-            )
-            if loop.on_nan is OnNan.ROLLBACK and (saves or outcome.stop) and not finite(state):
+            ends = saves(loop, state.iter)
+            if loop.on_nan is OnNan.ROLLBACK and (ends or outcome.stop) and not finite(state):
                 # The update overflowed. Where a snapshot is due it has failed; elsewhere the next loss will show it, as it does in a
                 # run that no one stops: this one stops after that.
-                if not saves:
+                if not ends:
                     continue
                 failed = _failed(loop, state, _OVERFLOWED, knobs, seconds, state.iter - 1)
         elif failed.done == OnNan.SKIP.value:
@@ -124,7 +122,7 @@ def whats_due(loop: StageLoop, state: TrainState) -> Iterator[SnapshotDue | Test
         yield TestDue(stage=loop.stage, iter=state.iter)
         if state.best.ended:
             return
-    if _saves(loop, state.iter) and state.iter != loop.max_iter:
+    if _due(loop, state.iter) and state.iter != loop.max_iter:
         yield SnapshotDue(stage=loop.stage, iter=state.iter)
     if tests and not loop.tests_first:
         yield TestDue(stage=loop.stage, iter=state.iter)
@@ -152,7 +150,13 @@ def iterated(loop: StageLoop, iter: int, outcome: Outcome, knobs: Knobs, seconds
     )
 
 
-def _saves(loop: StageLoop, iter: int) -> bool:
+def saves(loop: StageLoop, iter: int) -> bool:
+    """Whether there may be a snapshot after `iter` updates that no stop makes: where one is due, and after an evaluation that may end the
+    stage."""
+    return _due(loop, iter) or (loop.tests_first and due(iter, loop.test_interval, loop.max_iter))
+
+
+def _due(loop: StageLoop, iter: int) -> bool:
     """Whether a snapshot is due after `iter` updates, that of the stage's end included."""
     return iter in loop.branch_points or iter == loop.max_iter or due(iter, loop.snapshot, loop.max_iter)
 

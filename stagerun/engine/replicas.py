@@ -180,6 +180,12 @@ class Replicas:
         for name, change in changes.add_up(iter, fill).items():
             torch.add(self.common[name], change, out=self.trained[name])
 
+    # -- audits
+
+    def held_here(self) -> dict[int, Tensors]:
+        """By replica, the live tensors of those that this rank holds, which have parted."""
+        return {r: self.live if r == self.held else self.kept[r] for r in self.own}
+
     # -- snapshots
 
     def differ(self, iter: int) -> bool:

@@ -169,6 +169,20 @@ def digests(state: TrainState) -> tuple[dict[str, int], bool]:
     return found, good
 
 
+def tensors(state: TrainState) -> dict[str, Tensor]:
+    """The live tensors, by the names that `digests` has."""
+    return {_called(part, name): tensor for part in PARTS for name, tensor in part(state).items()}
+
+
+def digests_held(state: TrainState) -> dict[str, int]:
+    """The digests of all that other ranks hold, too: `digests`, and while replicas have parted `REPLICA/NAME` of those that this rank has a part
+    in. Leaves the network as it is."""
+    if state.replicas is None or not state.replicas.parted:
+        return digests(state)[0]
+    held = state.replicas.held_here()
+    return {f"{r}/{name}": digest(t) for r, its in held.items() for name, t in its.items()} | _remembered(state)
+
+
 def _remembered(state: TrainState) -> dict[str, int]:
     kept = (state.iter, state.plateau, state.best, state.skips, state.skips_in_all, state.rollbacks)
     return {"counters": digest(torch.frombuffer(bytearray(repr(kept).encode()), dtype=torch.uint8))}

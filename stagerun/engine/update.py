@@ -120,7 +120,7 @@ def summed(
             tail.zero_()[-1] = BROKEN_OFF
             reducer.break_off(tail)
             break
-        loss = _loss(state, batch, how)
+        loss = loss_of(state, batch, how)
         tail[: statistics.n].copy_(statistics.share_of(worker, how.logical_workers))
         tail[-2].copy_(loss.detach())
         tail[-1].fill_(last and stop())
@@ -174,7 +174,7 @@ def not_finite(loss: float, norm: float, gradients: dict[str, Tensor], moved: fl
     return "" if math.isfinite(moved) else f"BatchNorm's statistics are not finite (the loss is {loss:.4g})"
 
 
-def _loss(state: TrainState, batch: Batch, how: Arithmetic) -> Tensor:
+def loss_of(state: TrainState, batch: Batch, how: Arithmetic) -> Tensor:
     """The loss of one device batch, after the forward pass."""
     answers, mixed, images = forward(state.model, batch, how)
     labels, dtype = how.normalise.labels(batch.labels), how.normalise.dtype

@@ -93,6 +93,11 @@ def _asynchronous(stage: str, view: View, message: View, problems: Problems) -> 
     if view.has("ema_decay"):
         text = "`method: ASYNC` with `ema_decay`: servers hold the weights, and no average of them"
         problems.add(view.place("ema_decay"), text, "remove one of them")
+    if view.has("audit_param"):
+        text = "`audit_param` with `method: ASYNC`: no two replicas compute the same, and between boundaries there is no one state"
+        problems.add(
+            view.place("audit_param"), text, 'remove it, or leave it out of this stage: `clear: "audit_param"`'
+        )
     if view.text("on_nan") == "ROLLBACK":
         text = "`on_nan: ROLLBACK` with `method: ASYNC`: pushes after the one that failed are applied already"
         problems.add(view.place("on_nan"), text, "write `on_nan: SKIP` or `on_nan: STOP`")

@@ -41,6 +41,7 @@ _RENAMED = {
     "crop_size_ramp": "crop_size_ramp_param",
     "compress": "compress_param",
     "sync": "sync_param",
+    "audit": "audit_param",
     "from_": "from",
 }
 # Fields that the language has inside a message that the recipe doesn't have.

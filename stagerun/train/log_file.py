@@ -17,6 +17,7 @@ from stagerun.base.events import (
     Indexed,
     Iterated,
     PieceStarted,
+    Proof,
     Renamed,
     Retraced,
     RunStarted,
@@ -29,8 +30,9 @@ from stagerun.store.errors import reporting
 from stagerun.store.logged import Backwards, event_of
 
 # As JsonLines writes them. Inside a text the quotes would have backslashes.
-_STARTED, _ITERATED, _RETRACED, _COMPRESSED, _SYNCHRONISED = (
-    b'"event": "%b"' % name for name in (b"RunStarted", b"Iterated", b"Retraced", b"Compressed", b"Synchronised")
+_STARTED, _ITERATED, _RETRACED, _COMPRESSED, _SYNCHRONISED, _PROOF = (
+    b'"event": "%b"' % name
+    for name in (b"RunStarted", b"Iterated", b"Retraced", b"Compressed", b"Synchronised", b"Proof")
 )
 # Fields that a line has only where they say something: of some 0 says nothing, of others None.
 _QUIET, _OPTIONAL = ("sent_bytes", "dense_bytes", "gradients"), ("staleness", "replica")
@@ -43,7 +45,7 @@ _TESTS = re.compile(rb'"event": "(?:Tested|StageStarted)"')
 class Life:
     """From the last RunStarted on: (seconds since the epoch, event), in order.
 
-    `seen` has every event but Iterated, Retraced, Compressed and Synchronised, of which a life may have millions; `window` the last
+    `seen` has every event but Iterated, Retraced, Compressed, Proof and Synchronised, of which a life may have millions; `window` the last
     iterations of the last stage, `retraced` those of a piece that came after it, WINDOW at most of either; `met` the last stage's newest
     Synchronised. `last` is the newest line. `unreadable`
     counts lines that are not whole, but for one at the end, which may be in the writing.
@@ -101,7 +103,12 @@ def _last_life(lines: Backwards) -> Life | None:
         window_full = stage_seen or len(window) == WINDOW
         retraced_full = piece_seen or len(retraced) == WINDOW
         lines.skipping = window_full or len(retraced) == WINDOW
-        if (window_full and _ITERATED in line) or (retraced_full and _RETRACED in line) or _COMPRESSED in line:
+        if (
+            (window_full and _ITERATED in line)
+            or (retraced_full and _RETRACED in line)
+            or _COMPRESSED in line
+            or _PROOF in line
+        ):
             continue
         if (met is not None or stage_seen) and _SYNCHRONISED in line:
             continue
@@ -211,7 +218,7 @@ class JsonLines:
         if isinstance(event, Synchronised):
             self._met = self._file.seek(0, os.SEEK_END) + self._torn
             return b""
-        if not isinstance(event, Iterated | Retraced | Compressed):
+        if not isinstance(event, Iterated | Retraced | Compressed | Proof):
             self._others[self._file.seek(0, os.SEEK_END) + self._torn] = True
             return b""
         self._iterations += 1

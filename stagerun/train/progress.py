@@ -26,7 +26,8 @@ class Progress:
     `bad_beside`: the same of training sets other than the stage's, by their paths, for a stage that returns to one.
     `plateau`: what lr_policy `plateau` goes on from; None of a stage with another policy. `skips`,
     `skips_in_all` and `rollbacks`: those of TrainState; the limit `max_nan` goes by them. `choice`: what `method: AUTO` chose; `weights`: of
-    each tensor where it came from when the stage started (`given.record`); `best`: what `early_stop` goes by. These are left out of
+    each tensor where it came from when the stage started (`given.record`); `best`: what `early_stop` goes by; `proof`: the newest link of the
+    chain of proofs (`audit_param`). These are left out of
     the file where there is none.
     """
 
@@ -42,10 +43,11 @@ class Progress:
     weights: dict[str, dict[str, str]] = field(default_factory=dict)
     best: BestSoFar | None = None
     bad_beside: dict[str, list[tuple[int, int, str]]] = field(default_factory=dict)
+    proof: str = ""
 
     def record(self) -> dict[str, object]:
         found = asdict(self)
-        for name in ("choice", "weights", "best", "bad_beside"):
+        for name in ("choice", "weights", "best", "bad_beside", "proof"):
             if not found[name]:
                 del found[name]
         return found

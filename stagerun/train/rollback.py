@@ -1,4 +1,5 @@
-"""`on_nan: ROLLBACK`: from an iteration that failed back to a snapshot, and on with other images; and which images those were.
+"""`on_nan: ROLLBACK`: from an iteration that failed back to a snapshot, and on with other images; and which images those were. Likewise where
+workers differ (`audit_param`), with the same images.
 
 What is known at the iteration that failed (how often it came to that, which images are left out) is in no snapshot before the
 next one. A run that is killed in between does the iterations before it once more, fails there once more, and comes to the same.
@@ -9,12 +10,13 @@ writes the lost one anew when it comes by, fails once more, and then goes back t
 
 from collections import deque
 from collections.abc import Generator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stagerun import store
-from stagerun.base.errors import Diverged
+from stagerun.base.errors import Diverged, ExitCode, StagerunError
 from stagerun.base.events import Event, Note, NotFinite
+from stagerun.base.recipe import OnDifference
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.data.lmdb_offsets import printable
 from stagerun.data.sampling import order_of
@@ -26,6 +28,9 @@ from stagerun.train.progress import progress_of
 from stagerun.train.stage_start import parent_id
 from stagerun.train.stored import most_for
 from stagerun.train.worker import LOSS_WINDOW, StageRun
+
+# How often a process life goes back because workers differ.
+MOST_RETURNS = 3
 
 
 def keys_of(run: StageRun, failed: NotFinite) -> tuple[str, ...]:
@@ -44,20 +49,8 @@ def gone_back(run: StageRun, failed: NotFinite) -> Generator[Event, None, StageR
     time, that one is gone back to, which makes a run that is EQUIVALENT only. Diverged if either leads to the stage's start, and
     the snapshot that it was is gone or damaged.
     """
-    run.worker.comm.pulse.enter(Section.START)  # for the others: rank 0 reads and verifies
-    found: list[tuple[SnapshotRef | None, dict[str, bytes] | None]] = []
-    notes: list[Note] = []
-
-    def choose() -> dict[str, Any]:
-        ref, files, own = _choose(run, failed, notes)
-        found.append((ref, files))
-        if ref is None or files is None or not own:
-            return {"own": False, "iter": run.stage.begins, "skipped": run.planned.skipped_before, "rollbacks": 0}
-        return {"own": True, "iter": ref.iter, "skipped": ref.skipped, "rollbacks": progress_of(files).rollbacks}
-
-    answer = rank0(run.worker.comm, choose)
-    planned, solver, back_to = run.planned, run.stage.solver, answer["iter"]
-    ref, files = found[0] if found else (None, None)
+    target, notes = _target(run, failed.iter, failed.what)
+    planned, solver, back_to, ref = run.planned, run.stage.solver, target.iter, target.ref
     yield from notes
     start = ref.name if ref is not None else f"seed {solver.random_seed}"
     wanted = max(
@@ -67,40 +60,96 @@ def gone_back(run: StageRun, failed: NotFinite) -> Generator[Event, None, StageR
     where = f"{run.stage.name}: {failed.what} at iteration {failed.iter}; the snapshot to go back to, of {wanted}, is damaged or gone"
     if again:
         yield Note(text=f"{where}: on from {back_to} ({start}), to make it anew and come there once more", warning=True)
-        skipped, rollbacks = answer["skipped"], answer["rollbacks"]
+        skipped, rollbacks = target.skipped, target.rollbacks
     else:
         if back_to != wanted:
             text = f"{where} a second time: what follows is EQUIVALENT, not BIT-EXACT, to a run in which it is there"
             yield Note(text=text, warning=True)
         yield replace(failed, keys=keys_of(run, failed), back_to=back_to, snapshot=start, until=planned.until)
         skipped, rollbacks = planned.skipped + (failed.iter + 1 - back_to) * solver.batch_size, failed.number
+    return replace(_from(run, target, skipped, rollbacks), again=run.again | {failed.position} if again else run.again)
+
+
+def trained_again(run: StageRun, error: StagerunError) -> Generator[Event, None, StageRun]:
+    """The stage's run as it goes on from before `error`, by which ranks differ, with the same images. Collective; raises the error where it is
+    another, where `audit_param` has it that the run ends, and where going back has not helped before."""
+    audits, how = run.audits, run.stage.solver.audit
+    differed = audits.differed if audits is not None else None
+    if differed is None or how is None or error.exit_code != ExitCode.RANKS_DIFFER:
+        raise error
+    iter, found = differed
+    seeks = how.on_difference is OnDifference.STOP and bool(found.held)
+    if how.on_difference is OnDifference.STOP and not seeks:
+        raise error
+    if iter in run.differed or len(run.differed) == MOST_RETURNS:
+        raise error
+    target, notes = _target(run, iter, "workers differed")
+    yield from notes
+    start = target.ref.name if target.ref is not None else f"seed {run.stage.solver.random_seed}"
+    why = "to find out which is wrong" if seeks else "and on with the same images"
+    yield Note(text=f"{found.error.message}: back to iteration {target.iter} ({start}), {why}", warning=True)
+    again = _from(run, target, target.skipped, target.rollbacks)
+    return replace(again, differed={**run.differed, iter: found})
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """Where training goes back to. `ref` (None: the seed) and its verified `files` are rank 0's; `own`: of the stage itself."""
+
+    ref: SnapshotRef | None
+    files: dict[str, bytes] | None
+    own: bool
+    iter: int
+    skipped: int
+    rollbacks: int
+
+
+def _target(run: StageRun, iter: int, what: str) -> tuple[_Target, list[Note]]:
+    """Collective; errors as of `gone_back`."""
+    run.worker.comm.pulse.enter(Section.START)  # for the others: rank 0 reads and verifies
+    found: list[tuple[SnapshotRef | None, dict[str, bytes] | None]] = []
+    notes: list[Note] = []
+
+    def choose() -> dict[str, Any]:
+        ref, files, own = _choose(run, iter, what, notes)
+        found.append((ref, files))
+        if ref is None or files is None or not own:
+            return {"own": False, "iter": run.stage.begins, "skipped": run.planned.skipped_before, "rollbacks": 0}
+        return {"own": True, "iter": ref.iter, "skipped": ref.skipped, "rollbacks": progress_of(files).rollbacks}
+
+    answer = rank0(run.worker.comm, choose)
+    ref, files = found[0] if found else (None, None)
+    return _Target(ref, files, **answer), notes
+
+
+def _from(run: StageRun, target: _Target, skipped: int, rollbacks: int) -> StageRun:
+    planned = run.planned
     return replace(
         run,
         step=replace(
             run.step,
             planned=replace(
                 planned,
-                state=State.RESUME if answer["own"] else State.FRESH,
-                iter=back_to,
-                start=ref,
+                state=State.RESUME if target.own else State.FRESH,
+                iter=target.iter,
+                start=target.ref,
                 skipped=skipped,
                 # The ids of a stage that was renamed go on with its first name, also from its start.
                 like=planned.like or (planned.start if planned.state is State.RESUME else None),
             ),
-            files=files,
-            iterations_left=run.step.iterations_left + planned.iter - back_to,
+            files=target.files,
+            iterations_left=run.step.iterations_left + planned.iter - target.iter,
         ),
         losses=deque(maxlen=LOSS_WINDOW),
         seconds=0.0,
         # It is on disk, and under its name there can be no other of this life.
-        saved=back_to if answer["own"] else -1,
+        saved=target.iter if target.own else -1,
         rollbacks=rollbacks,
-        again=run.again | {failed.position} if again else run.again,
     )
 
 
 def _choose(
-    run: StageRun, failed: NotFinite, notes: list[Note]
+    run: StageRun, iter: int, what: str, notes: list[Note]
 ) -> tuple[SnapshotRef | None, dict[str, bytes] | None, bool]:
     """Rank 0's: the snapshot (None: the seed), its verified files, and whether it is one of the stage itself."""
     keeper, planned, stage = run.worker.keeper, run.planned, run.stage
@@ -115,11 +164,11 @@ def _choose(
             notes.append(aside(name, store.set_aside(keeper.disk, keeper.out, name)))
     while True:
         known = keeper.inventory()
-        own = targets(known, stage, branches, parent, planned.skipped, failed.iter, like)
+        own = targets(known, stage, branches, parent, planned.skipped, iter, like)
         start = next((ref for ref in known.snapshots if ref.id == parent), None)
         if not own and parent and start is None:
             raise Diverged(
-                f"in stage `{stage.name}` {failed.what} at iteration {failed.iter}, and there is nothing to go back to: the "
+                f"in stage `{stage.name}` {what} at iteration {iter}, and there is nothing to go back to: the "
                 "snapshot that the stage started from is gone",
                 "train the stage before it again, or write `on_nan: SKIP`",
             )

@@ -10,6 +10,7 @@ from stagerun.base.errors import (
     ExitCode,
     PeerError,
     PermissionDenied,
+    RanksDiffer,
     StagerunError,
     StorageError,
     UsageError,
@@ -48,7 +49,8 @@ from stagerun.plan.gradients import sending
 from stagerun.plan.render import carried_over, weights_name
 from stagerun.schedule import make_knobs, parting
 from stagerun.system.pulse import Section, beating
-from stagerun.train.agreement import ToldByAnother, compare, rank0
+from stagerun.train.agreement import ToldByAnother, rank0
+from stagerun.train.auditing import Audits, agree
 from stagerun.train.choosing import resolved
 from stagerun.train.early_stop import decide
 from stagerun.train.ensembling import averaged_start
@@ -60,7 +62,7 @@ from stagerun.train.objective import objective
 from stagerun.train.progress import Progress, progress_of
 from stagerun.train.pushing import asynchronous
 from stagerun.train.resident import keep, training_batches
-from stagerun.train.rollback import gone_back, keys_of
+from stagerun.train.rollback import gone_back, keys_of, trained_again
 from stagerun.train.snapshotter import Snapshotter
 from stagerun.train.stage_start import arithmetic_of, parent_id, restored, take_up_residual
 from stagerun.train.worker import StageRun
@@ -69,10 +71,15 @@ from stagerun.train.worker import StageRun
 def train_stage(run: StageRun) -> Iterator[Event]:
     """Trains what is left of the stage, and evaluates it; of a piece, the stretch that is asked for, and no evaluation.
     Collective; ends early after a Stopped."""
-    failed = yield from _train(run)
-    while failed is not None:  # `on_nan: ROLLBACK`
-        run = yield from gone_back(run, failed)
-        failed = yield from _train(run)
+    while True:
+        try:
+            failed = yield from _train(run)
+        except (RanksDiffer, ToldByAnother) as error:
+            run = yield from trained_again(run, error)
+            continue
+        if failed is None:
+            return
+        run = yield from gone_back(run, failed)  # `on_nan: ROLLBACK`
 
 
 def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
@@ -94,6 +101,8 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
     if run.weights_table:
         yield Note(text=run.weights_table)
     loop = make_loop(run, objective(run))
+    how = run.stage.solver.audit
+    run.audits = Audits(run, state, loop, how) if how is not None else None
     kept = Kept(solver.display if comm.rank == 0 else 0)
     way = asynchronous(run, loop, state) if solver.asynchronous else (yield from _reducer(run, state, kept))
     if way is None:
@@ -171,14 +180,20 @@ def _iterate(
     solver, comm, replacing = run.stage.solver, run.worker.comm, run.worker.images.replacing(run.stage)
     pushing = way if isinstance(way, Asynchronous) else None
     size = solver.device_batch_size
-    asked = requests(loop, state.iter, size) if pushing is None else pushing.requests(size)
+    beside = run.audits.place if run.audits is not None else lambda i: None
+    asked = requests(loop, state.iter, size, beside) if pushing is None else pushing.requests(size)
     resident = yield from keep(run)
     comm.pulse.stage(run.stage.name, state.iter, solver.compile)
 
     read = partial(training_batches, run, resident)
+    if run.audits is not None:
+        yield from run.audits.begins()
     alone = parting(solver) if solver.sync is not None and pushing is None else 0
     with read(asked) as fed:
-        events = _events(run, loop, state, way, beating(fed, comm.pulse), read)
+        batches = beating(fed, comm.pulse)
+        if run.audits is not None and not isinstance(way, Asynchronous):
+            way = run.audits.around(way, read, batches)
+        events = _events(run, loop, state, way, batches, read)
         for event in _counting(events, comm.traffic, alone):
             stopped = yield from _handle(run, state, snapshotter, event, pushing)
             if isinstance(event, Iterated) and (items := kept.take()):
@@ -332,11 +347,16 @@ def _own(run: StageRun) -> range:
     return runs_of(solver.logical_workers, run.worker.comm.size)[run.worker.comm.rank]
 
 
-def requests(loop: StageLoop, iter: int, device_batch_size: int) -> Iterator[tuple[int, int]]:
-    """(position, count) of each device batch of this rank, from iteration `iter` of the stage on."""
+def requests(
+    loop: StageLoop, iter: int, device_batch_size: int, beside: Callable[[int], int | None] = lambda i: None
+) -> Iterator[tuple[int, int]]:
+    """(position, count) of each device batch of this rank, from iteration `iter` of the stage on. `beside` has the position of one that an
+    iteration needs behind its own."""
     for i in range(iter, loop.max_iter):
         for worker in loop.run:
             yield loop.start_position + i * loop.batch_size + worker * device_batch_size, device_batch_size
+        if (position := beside(i)) is not None:
+            yield position, device_batch_size
 
 
 def _recall(run: StageRun) -> None:
@@ -365,6 +385,7 @@ def _handle(
             run.losses.append(event.loss)
             yield from _counted(run, event.iter, event.seconds)
             yield _retraced(event, run.planned.until) if run.planned.until is not None else event
+            yield from run.audits.after() if run.audits is not None else ()
             if snapshotter is not None:
                 yield from snapshotter.finished()
                 yield from _warned(run, snapshotter, event.seconds, pushing)
@@ -372,6 +393,7 @@ def _handle(
         case NotFinite():
             if event.done == OnNan.SKIP.value:
                 yield from _counted(run, state.iter, event.seconds)
+                yield from run.audits.after() if run.audits is not None else ()
                 if snapshotter is not None:
                     snapshotter.keeper.require_not_lost()
             if event.done != OnNan.ROLLBACK.value:  # then it is reported with what it goes back to
@@ -458,7 +480,7 @@ def _begin_snapshot(
 
             def agreeing(found: Mapping[str, int]) -> bool:
                 # What the others look at is what rank 0 has, unless their states may differ.
-                return _agree(
+                return agree(
                     run,
                     state.iter,
                     notes,
@@ -474,9 +496,9 @@ def _begin_snapshot(
                 if state.replicas is not None:
                     snapshotter.capture.take_replicas(state.replicas, state.iter)
 
-            agree = None if alone or run.worker.comm.size == 1 else agreeing
+            compared = None if alone or run.worker.comm.size == 1 else agreeing
             try:
-                yield from snapshotter.start(state.iter, _progress(run, state), agree, gather)
+                yield from snapshotter.start(state.iter, _progress(run, state), compared, gather)
             except StagerunError:
                 yield from snapshotter.wait()
                 raise
@@ -486,7 +508,7 @@ def _begin_snapshot(
             if state.replicas is not None and state.replicas.differ(state.iter):
                 state.replicas.gather(None)
             found, good = digests(state)
-            if not _agree(run, state.iter, notes, {**found, **_of_replicas(state)}, good):
+            if not agree(run, state.iter, notes, {**found, **_of_replicas(state)}, good):
                 raise ToldByAnother(ExitCode.DIVERGED)
     run.said_ended = state.best.ended
     run.saved = state.iter  # not before: what a peer's death keeps from being compared is still to be saved
@@ -495,25 +517,6 @@ def _begin_snapshot(
 
 def _of_replicas(state: TrainState) -> dict[str, int]:
     return state.replicas.digests if state.replicas is not None and state.replicas.differ(state.iter) else {}
-
-
-def _agree(run: StageRun, iter: int, notes: list[Note], found: Mapping[str, int], finite: bool = True) -> bool:
-    """Whether the state, of which `found` are this rank's digests, is finite. The others look, which need no copy: so rank 0 stands
-    still no longer than it would without digests. Collective; RanksDiffer if not all have the same.
-
-    Ranks that don't compute alike may round differently when they apply an update, and are only warned of.
-    """
-    where = f"after iteration {iter} of stage `{run.stage.name}`"
-    good, error = compare(run.worker.comm, where, found, finite)
-    if error is None:
-        return good
-    if not run.worker.others:
-        raise error if run.worker.comm.rank == 0 else ToldByAnother(error.exit_code)
-    if not run.drifted:
-        text = f"{error.message}; they don't compute alike ({run.worker.others}), so it may be rounding; snapshots hold what rank 0 has"
-        notes.append(Note(text=text, warning=True))
-    run.drifted = True
-    return good
 
 
 def _progress(run: StageRun, state: TrainState) -> Progress:
@@ -531,6 +534,7 @@ def _progress(run: StageRun, state: TrainState) -> Progress:
         weights=run.weights,
         best=state.best if solver.early_stop is not None else None,
         bad_beside=run.worker.images.bad_beside(run.stage),
+        proof=run.proof,
     )
 
 

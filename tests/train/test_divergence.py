@@ -20,7 +20,7 @@ from stagerun.base.recipe import Precision
 from stagerun.comm import SoloComm
 from stagerun.engine.codec import digest, digest_and_look
 from stagerun.engine.state import Capture, TrainState, average, digests, make_state, momentum, weights
-from stagerun.train import stage, walk
+from stagerun.train import auditing, stage, walk
 from stagerun.train.agreement import different
 
 SOLVER_TEXT = "snapshot: 3 ema_decay: 0.9"
@@ -105,7 +105,7 @@ def corrupted(
 ) -> dict[str, str]:
     """`harm` is done to the state of `ranks` after `iter` iterations. What the comparisons find is added to the answer, once for all
     ranks: which of them comes to it here, before another has raised an error, is not known."""
-    inner, compare, found = stage._events, stage.compare, dict[str, str]()
+    inner, compare, found = stage._events, auditing.compare, dict[str, str]()
 
     def events(run: stage.StageRun, loop: object, state: TrainState, *rest: object) -> Iterator[Event]:
         for event in inner(run, loop, state, *rest):  # type: ignore[arg-type]
@@ -119,7 +119,7 @@ def corrupted(
         return good, error
 
     monkeypatch.setattr(stage, "_events", events)
-    monkeypatch.setattr(stage, "compare", comparing)
+    monkeypatch.setattr(auditing, "compare", comparing)
     return found
 
 
@@ -245,7 +245,7 @@ def test_what_a_lost_peer_keeps_from_being_compared_is_saved(
     def gone(*rest: object) -> object:
         raise PeerError("gone")
 
-    monkeypatch.setattr(stage, "compare", gone)
+    monkeypatch.setattr(auditing, "compare", gone)
     with pytest.raises(PeerError):
         lives(make_schedule(tmp_path / "s", data, SOLVER_TEXT), tmp_path / "out", 2)
     assert saved(tmp_path / "out") == [3]
@@ -322,5 +322,5 @@ def test_a_state_that_is_known_to_differ_is_not_saved_because_a_peer_is_lost() -
         def gather_bytes(self, mine: bytes) -> list[bytes]:
             raise PeerError("rank 1 is gone")
 
-    _, error = stage.compare(Alone(), "after iteration 3", {"w": 1})
+    _, error = auditing.compare(Alone(), "after iteration 3", {"w": 1})
     assert error is not None and "rank 1 is gone" in error.message and "not saved" in (error.hint or "")

@@ -696,6 +696,10 @@ COMMENTS: dict[str, str] = {
         "the stage's start, and goes on from there with other images: those from there up to and with the iteration that failed\n"
         "are left out. A snapshot that a stop made is passed over, so that a run that was interrupted goes back to the same place."
     ),
+    "Solver.audit_param": (
+        "Looks for a worker that computes something else: a bit that flipped, a processor that errs. `audit_param { }` turns all of it on.\n"
+        "It changes no bit of training. Default: workers are compared at each snapshot alone. New in stagerun."
+    ),
     "Solver.compile": (
         "Has torch.compile make the network's code. The first iteration of every process then takes a minute or more; on GPUs the\n"
         "others are faster, on CPUs seldom. New in stagerun."
@@ -815,6 +819,33 @@ COMMENTS: dict[str, str] = {
     ),
     "EarlyStopParameter.Metric.MAP": (
         "Mean average precision, in per cent, of images with several `labels`. Higher is better."
+    ),
+    "AuditParameter": (
+        "Audits of a stage's workers, and proofs for those who want to check a run. `on_nan` sees one case in a hundred of what silent corruption\n"
+        "of data does (arXiv:2605.04213). Not with `sync_param { method: ASYNC }`, which is to be without it: `clear: \"audit_param\"`."
+    ),
+    "AuditParameter.compare_iter": (
+        "Iterations between two comparisons of all that is equal on the workers: weights, momentum, averaged weights, BatchNorm statistics. 0: at\n"
+        "snapshots alone."
+    ),
+    "AuditParameter.replay_iter": (
+        "Iterations between two audits of arithmetic: the gradient of one device batch of each worker is computed again by another, and\n"
+        "compared. The pairs rotate; a third worker decides. A worker that is alone computes its own again. 0: none."
+    ),
+    "AuditParameter.proof_iter": (
+        "Iterations between two digests of the state in the log, each chained to the one before; `stagerun verify-run` trains up to some of\n"
+        "them again. There is one at each snapshot and at both ends of the stage, too. 0: none."
+    ),
+    "AuditParameter.on_difference": (
+        "What is done where workers differ. Default: STOP."
+    ),
+    "AuditParameter.OnDifference.STOP": (
+        "The run ends (exit code 80), and nothing of it is written. Where most workers don't say which is wrong, what came since the\n"
+        "last snapshot is trained once more, up to there, to find it out."
+    ),
+    "AuditParameter.OnDifference.ROLLBACK": (
+        "Training goes back to the stage's newest snapshot, or its start, and on with the same images: to the same bits as if nothing had been.\n"
+        "At the same iteration a second time, or more than 3 times in a life, the run ends."
     ),
     "Sampling.UNIFORM": (
         "Each epoch has every image once. All classes come as often as there are images of them."

@@ -1,0 +1,251 @@
+"""`audit_param`: it changes no bit, finds what is wrong and who, and its proofs are those of an uninterrupted run."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from nan_help import lives, make_data, make_schedule, same, told_of
+from processes import content
+
+from stagerun.base.errors import ExitCode, RanksDiffer, StagerunError
+from stagerun.base.events import Event, Iterated, Note, Proof, RunFinished
+from stagerun.engine import audit, update
+from stagerun.engine.state import TrainState, weights
+from stagerun.schedule.audits import broken_link
+from stagerun.train import auditing, stage
+
+ALL = "audit_param { compare_iter: 2 replay_iter: 1 proof_iter: 3 }"
+SYNC = "sync_param { method: LOCAL replicas: 2 period: 5 start: ITER_0 }"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_data(tmp_path_factory.mktemp("data") / "lmdb")
+
+
+def proofs(events: list[Event]) -> list[tuple[str, int, str, str]]:
+    return [(e.stage, e.iter, e.state, e.chain) for e in events if isinstance(e, Proof)]
+
+
+# -- nothing is changed
+
+
+@pytest.mark.parametrize(
+    ("workers", "solver", "shared"),
+    [
+        (1, "snapshot: 5", ""),
+        (2, "snapshot: 5 ema_decay: 0.9", ""),
+        (3, "snapshot: 5", ""),
+        (3, "snapshot: 5 mixup_alpha: 0.3", "determinism: ELASTIC"),
+        (4, "snapshot: 4 sync_param { method: LOCAL replicas: 2 period: 5 }", ""),
+        (2, "snapshot: 4 sync_param { method: DILOCO replicas: 4 period: 3 }", ""),
+        (2, "snapshot: 5 compress_param { method: TOP_K ratio: 0.1 }", ""),
+    ],
+    ids=["alone", "two", "three", "elastic", "local", "diloco", "compressed"],
+)
+def test_audits_change_no_bit_and_raise_no_false_alarm(
+    data: Path, tmp_path: Path, workers: int, solver: str, shared: str
+) -> None:
+    plain = lives(make_schedule(tmp_path / "a", data, solver, shared=shared), tmp_path / "plain", workers)
+    audited = lives(make_schedule(tmp_path / "b", data, f"{solver} {ALL}", shared=shared), tmp_path / "out", workers)
+    assert [told_of(e) for e in same(plain)] == [told_of(e) for e in same(audited)]
+    assert content(tmp_path / "plain") == content(tmp_path / "out")
+    found = proofs(audited)
+    assert broken_link("", [p[1:] for p in found]) is None and not proofs(plain)
+    assert found[0][1] == 0 and found[-1][1] == 12 and len({p[2] for p in found}) == len(found)
+
+
+def test_proofs_of_an_interrupted_run_are_those_of_an_uninterrupted_one(data: Path, tmp_path: Path) -> None:
+    solver = "snapshot: 5 audit_param { proof_iter: 3 }"
+    schedule = make_schedule(tmp_path / "s", data, solver, a="max_iter: 12", b="max_iter: 7")
+    straight = proofs(lives(schedule, tmp_path / "straight", 2))
+    events = lives(schedule, tmp_path / "out", 2, kill_after=8)
+    events += lives(schedule, tmp_path / "out", 2, stop_after=3)
+    events += lives(schedule, tmp_path / "out", 2)
+    again = proofs(events)
+    assert len(again) > len(straight) and set(again) == set(straight)
+    first = [p for p in straight if p[0] == "a"]
+    assert broken_link("", [p[1:] for p in first]) is None
+    assert broken_link(first[-1][3], [p[1:] for p in straight if p[0] == "b"]) is None
+    assert broken_link("", [p[1:] for p in straight if p[0] == "b"]) == 0
+
+
+# -- something is wrong
+
+
+def harmed(
+    monkeypatch: pytest.MonkeyPatch, harm: Callable[[TrainState], None], ranks: set[int], iter: int
+) -> list[int]:
+    """`harm` is done once to the state of each of `ranks` after `iter` iterations; the answer counts how often."""
+    inner, done = stage._events, list[int]()
+
+    def events(run: stage.StageRun, loop: object, state: TrainState, *rest: object) -> Iterator[Event]:
+        for event in inner(run, loop, state, *rest):  # type: ignore[arg-type]
+            rank = run.worker.comm.rank
+            if isinstance(event, Iterated) and event.iter == iter and rank in ranks and rank not in done:
+                done.append(rank)
+                harm(state)
+            yield event
+
+    monkeypatch.setattr(stage, "_events", events)
+    return done
+
+
+def flip(state: TrainState) -> None:
+    weights(state)["conv1.weight"].view(torch.int32).flatten()[3] ^= 1 << 22
+
+
+def failure(*arguments: object) -> str:
+    with pytest.raises(StagerunError) as caught:
+        lives(*arguments)  # type: ignore[arg-type]
+    assert caught.value.exit_code == ExitCode.RANKS_DIFFER
+    return caught.value.message
+
+
+@pytest.fixture
+def raised(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What any RanksDiffer said: of a run in this process the error of another rank may come first."""
+    said: list[str] = []
+    inner = RanksDiffer.__init__
+
+    def init(self: RanksDiffer, message: str, *rest: object, **more: object) -> None:
+        said.append(message)
+        inner(self, message, *rest, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(RanksDiffer, "__init__", init)
+    return said
+
+
+def test_a_flipped_bit_is_found_at_the_next_comparison(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: list[str]
+) -> None:
+    harmed(monkeypatch, flip, {1}, 5)
+    solver = "snapshot: 10 audit_param { compare_iter: 3 replay_iter: 0 }"
+    failure(make_schedule(tmp_path / "s", data, solver), tmp_path / "out", 3)
+    assert raised[-1].startswith(
+        "after iteration 6 of stage `main`: rank 1 has other bits than the other 2 workers in "
+    )
+
+
+def test_a_replicas_holders_are_compared(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: list[str]
+) -> None:
+    harmed(monkeypatch, flip, {3}, 5)
+    solver = "snapshot: 10 sync_param { method: LOCAL replicas: 2 period: 12 } audit_param { compare_iter: 3 replay_iter: 0 }"
+    failure(make_schedule(tmp_path / "s", data, solver), tmp_path / "out", 4)
+    assert raised[-1].startswith("after iteration 6 of stage `main`: rank 2 and rank 3 have different bits in `1/")
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_going_back_ends_in_the_same_bits_and_says_who_was_wrong(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    solver = "snapshot: 4 audit_param { compare_iter: 3 on_difference: ROLLBACK }"
+    schedule = make_schedule(tmp_path / "s", data, solver)
+    lives(schedule, tmp_path / "straight", workers)
+    assert harmed(monkeypatch, flip, {1}, 5) == []
+    events = lives(schedule, tmp_path / "out", workers)
+    said = [e.text for e in events if isinstance(e, Note) and e.warning]
+    assert isinstance(events[-1], RunFinished) and content(tmp_path / "straight") == content(tmp_path / "out")
+    assert "back to iteration 4 (main-00000004-a0001), and on with the same images" in said[0]
+    if workers == 2:
+        assert said[1].startswith("after iteration 6 of stage `main`, trained again, all workers hold the same: ")
+        assert "wrong was what rank 1 on " in said[1] and "rank 0" not in said[1]
+    else:
+        assert "rank 1 has other bits than the other 2 workers" in said[0] and len(said) == 1
+
+
+def test_of_two_workers_the_wrong_one_is_found_by_training_again(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: list[str]
+) -> None:
+    harmed(monkeypatch, flip, {0}, 7)
+    schedule = make_schedule(tmp_path / "s", data, "snapshot: 4 audit_param { }")
+    failure(schedule, tmp_path / "out", 2)
+    assert raised[0].startswith("after iteration 8 of stage `main`: rank 0 and rank 1 have different bits in ")
+    assert "trained again, all workers hold the same: wrong was what rank 0 on " in raised[-1]
+
+
+def test_what_comes_again_at_the_same_place_ends_the_run(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: list[str]
+) -> None:
+    done = harmed(monkeypatch, lambda state: (flip(state), done.clear())[0], {1}, 5)
+    solver = "snapshot: 4 audit_param { compare_iter: 3 on_difference: ROLLBACK }"
+    failure(make_schedule(tmp_path / "s", data, solver), tmp_path / "out", 2)
+    assert len([text for text in raised if text.startswith("after iteration 6")]) >= 2
+
+
+# -- arithmetic
+
+
+def erring(monkeypatch: pytest.MonkeyPatch, rank: int, training: set[int], auditing: bool) -> None:
+    """Rank `rank` computes losses that are a little too large: in the iterations `training`, and, if `auditing`, in audits."""
+    inner, events, mine, right = update.loss_of, stage._events, set[int](), update.loss_of
+
+    def noticing(run: stage.StageRun, loop: object, state: TrainState, *rest: object) -> Iterator[Event]:
+        if run.worker.comm.rank == rank:
+            mine.add(id(state))
+        yield from events(run, loop, state, *rest)  # type: ignore[arg-type]
+
+    def wrong(state: TrainState, *rest: object) -> torch.Tensor:
+        found = inner(state, *rest)  # type: ignore[arg-type]
+        return found * 1.0001 if id(state) in mine and state.iter in training else found
+
+    monkeypatch.setattr(stage, "_events", noticing)
+    monkeypatch.setattr(update, "loss_of", wrong)
+    monkeypatch.setattr(audit, "loss_of", wrong if auditing else right)
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("stays", [True, False], ids=["stays", "passes"])
+def test_who_computes_wrong_is_named(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: list[str], workers: int, stays: bool
+) -> None:
+    erring(monkeypatch, 1, set(range(4, 12)) if stays else {4}, stays)
+    solver = "snapshot: 4 audit_param { compare_iter: 0 replay_iter: 1 }"
+    failure(make_schedule(tmp_path / "s", data, solver), tmp_path / "out", workers)
+    assert raised[-1].startswith("iteration 5 of stage `main`: rank ")
+    if workers == 2 and stays:
+        assert "which is wrong no third can say" in raised[-1]
+    else:
+        assert "rank 1 on " in raised[-1] and ("computes" if stays else "has once computed") in raised[-1]
+        assert all(f"rank {other} on " not in raised[-1] for other in {0, 2, 3})
+
+
+@pytest.mark.parametrize(
+    "solver", ["", "sync_param { method: LOCAL replicas: 4 period: 5 }"], ids=["alone", "replicas"]
+)
+def test_where_no_other_has_the_weights_a_worker_computes_its_own_again(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: list[str], solver: str
+) -> None:
+    erring(monkeypatch, 0, {7}, False)
+    schedule = make_schedule(tmp_path / "s", data, f"{solver} audit_param {{ replay_iter: 4 }}")
+    failure(schedule, tmp_path / "out", 2 if solver else 1)
+    assert raised[-1].startswith("iteration 8 of stage `main`: rank 0 on ") and "wrong in training" in raised[-1]
+
+
+def test_unlike_processors_are_compared_within_a_tolerance(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: list[str]
+) -> None:
+    from stagerun.train import walk
+
+    monkeypatch.setattr(walk, "other_machines", lambda comm, device: "rank 1: instruction set DEFAULT")
+    erring(monkeypatch, 1, {2, 3}, False)  # by a ten-thousandth
+    schedule = make_schedule(tmp_path / "s", data, "audit_param { replay_iter: 1 }")
+    assert isinstance(lives(schedule, tmp_path / "out", 2)[-1], RunFinished) and not raised
+    monkeypatch.setattr(auditing, "TOLERANCE", dict.fromkeys(audit.TOLERANCE, 1e-6))
+    failure(schedule, tmp_path / "strict", 2)
+    assert "rank 1" in raised[-1]
+
+
+def test_pairs_cover_all_in_turn() -> None:
+    from stagerun.schedule.audits import audited, auditor, judge
+
+    for workers in (2, 3, 5):
+        pairs = {(rank, auditor(rank, n, workers)) for n in range(workers - 1) for rank in range(workers)}
+        assert len(pairs) == workers * (workers - 1) and all(a != b for a, b in pairs)
+        for n in range(7):
+            for rank in range(workers):
+                assert audited(auditor(rank, n, workers), n, workers) == rank
+                if workers > 2:
+                    assert len({rank, auditor(rank, n, workers), judge(rank, n, workers)}) == 3
