@@ -10,6 +10,8 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 from stagerun.base.errors import RanksDiffer
 from stagerun.base.events import Note, Proof
 from stagerun.base.recipe import Audit, OnDifference
@@ -123,16 +125,25 @@ class Audits:
         A wrong worker spoils the gradients of all, so that none had the right bits: it is the one that was further away from them by far.
         """
         now = tensors(self.state)
-        names = [name for name in before.error.names if name in now]
-        mine = [float((before.held[n].double() - now[n].detach().cpu().double()).abs().max()) for n in names]
-        everybody = gather_json(self.comm, [host_name(), [str(distance) for distance in mine]])
-        wrong = audits.furthest([[float(distance) for distance in its] for _, its in everybody])
+        pairs = [self._apart(before.held[name], now[name]) for name in before.error.names if name in now]
+        everybody = gather_json(self.comm, [host_name(), [[str(own), str(first)] for own, first in pairs]])
+        distances = [[float(own) for own, _ in its] for _, its in everybody]
+        distances[0] = [max(float(its[n][1]) for _, its in everybody) for n in range(len(pairs))]
+        wrong = audits.furthest(distances)
         found = [f"rank {rank} on {everybody[rank][0]}" for rank in wrong]
         who = f"wrong was what {listed(found)} held" if found else "who was wrong can't be said"
         text = f"{_where(self.run, iter)}, trained again, all workers hold the same: {who}"
         if self.how.on_difference is OnDifference.STOP:
             self._raise(RanksDiffer(text, _HINT))
         yield Note(text=text, warning=True)
+
+    def _apart(self, held: Tensor, now: Tensor) -> tuple[float, float]:
+        """How far what this rank held, and what rank 0 did, are from what is right, where they differ. Collective."""
+        first, right = held.clone(), now.detach().cpu().double()
+        self.comm.broadcast(first)
+        places = held != first
+        far = [(its.double() - right)[places].abs() for its in (held, first)]
+        return (float(far[0].max()), float(far[1].max())) if bool(places.any()) else (0.0, 0.0)
 
     # -- the arithmetic of another
 
