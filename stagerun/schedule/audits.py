@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 _T = TypeVar("_T")
-# A right rank is off by what the wrong one's gradients have added in some updates, a wrong one by that and its own.
-FURTHER = 4.0
+# A right rank is off by what the wrong one's gradients have added in some updates, a wrong one by that and its own, which may nearly cancel:
+# the one that is named is so by a wide margin.
+FURTHER = 30.0
 
 
 def is_due(iter: int, every: int) -> bool:
