@@ -54,6 +54,11 @@ COMMANDS: Rows = (
         "stagerun.tools.verify_resume.command:verify_resume",
         "proof that a killed run goes on to the same bits here",
     ),
+    (
+        "verify-run DIR",
+        "stagerun.tools.verify_run.command:verify_run",
+        "proof that a run's weights come of its schedule and images: parts of it are trained again",
+    ),
     ("fetch DIR", "stagerun.tools.weights.fetch:fetch", "downloads the published weights that its stages start from"),
     ("run DIR", "stagerun.train.command:run", "runs what is not yet done; the same command goes on after anything"),
     ("sbatch DIR", "stagerun.tools.slurm.command:sbatch", "the same in allocations of Slurm, as many as it takes"),

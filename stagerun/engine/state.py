@@ -184,7 +184,11 @@ def digests_held(state: TrainState) -> dict[str, int]:
 
 
 def _remembered(state: TrainState) -> dict[str, int]:
-    kept = (state.iter, state.plateau, state.best, state.skips, state.skips_in_all, state.rollbacks)
+    return counters(state.iter, state.plateau, state.best, state.skips, state.skips_in_all, state.rollbacks)
+
+
+def counters(*kept: object) -> dict[str, int]:
+    """The digest of what a state remembers besides tensors: iteration, plateau, best, skips, skips in all and rollbacks, in this order."""
     return {"counters": digest(torch.frombuffer(bytearray(repr(kept).encode()), dtype=torch.uint8))}
 
 

@@ -66,13 +66,15 @@ class Audits:
             yield from self._proved()
 
     def _prove(self) -> None:
-        self._state = f"{combined(self._first(digests_held(self.state))):016x}"
+        replicas = self.state.replicas
+        parted = replicas is not None and replicas.parted and replicas.differ(self.state.iter)
+        found = self._first(digests_held(self.state)) if parted else digests(self.state)[0]
+        self._state = f"{combined(found):016x}"
         self.run.proof = audits.chained(self.run.proof, self.state.iter, self._state)
 
     def _first(self, found: Mapping[str, int]) -> Mapping[str, int]:
         """Of replicas those of the first, which rank 0 holds whatever the number of workers."""
-        parted = self.state.replicas is not None and self.state.replicas.parted
-        return {n: d for n, d in found.items() if not parted or n.partition("/")[0] in ("0", "counters")}
+        return {n: d for n, d in found.items() if n.partition("/")[0] in ("0", "counters")}
 
     def _proved(self) -> Iterator[Proof]:
         if self.comm.rank == 0 and self.how.proof_iter and not self.run.is_piece:
@@ -93,9 +95,13 @@ class Audits:
                 yield from self._compare(iter)
             if before is not None and before.held:
                 yield from self._found_out(iter, before)
-            if self.comm.rank == 0 and how.proof_iter and (snapshot or audits.is_due(iter - 1, how.proof_iter)):
-                self._prove()
-                yield from self._proved()
+            if how.proof_iter and (snapshot or audits.is_due(iter - 1, how.proof_iter)):
+                replicas = self.state.replicas
+                if replicas is not None and not replicas.differ(iter):
+                    replicas.show()  # the stage ends with their average
+                if self.comm.rank == 0:
+                    self._prove()
+                    yield from self._proved()
 
     def _compare(self, iter: int) -> Iterator[Note]:
         replicas = self.state.replicas

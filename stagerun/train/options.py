@@ -156,7 +156,8 @@ class RunOptions(PlannedOptions):
 @dataclass(frozen=True, slots=True)
 class Cut:
     """What makes a run short, to try something: what becomes of the schedule in the files, and batches of the evaluation after a
-    stage."""
+    stage; `until`: the stage and iteration after which it stops."""
 
     schedule: Callable[[Schedule], Schedule]
     final_test_iter: int
+    until: tuple[str, int] | None = None
