@@ -44,6 +44,23 @@ def loss(solver: Solver) -> str:
     return f"loss: DISTILL, taught by {teacher}, temperature {how.temperature:g}, weight {how.weight:g}"
 
 
+def audits(solver: Solver) -> str:
+    """What `audit_param` looks at, and the most that it adds to the arithmetic; '' without it."""
+    how = solver.audit
+    if how is None:
+        return ""
+    compared = f"at snapshots and every {how.compare_iter} iterations" if how.compare_iter else "at snapshots"
+    parts = [f"workers compared {compared}"]
+    if how.replay_iter:
+        share = 1 / how.replay_iter
+        parts.append(
+            f"a device batch of each computed again every {how.replay_iter} ({share:.2%} of the arithmetic at most)"
+        )
+    if how.proof_iter:
+        parts.append(f"a proof every {how.proof_iter}")
+    return f"audits: {', '.join(parts)}; on a difference {how.on_difference.value}"
+
+
 def described(solver: Solver) -> str:
     """The type and those of its settings that matter, `delta` left out; then the average, if one is kept."""
     read = fields_read(solver)

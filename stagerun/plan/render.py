@@ -14,7 +14,7 @@ from stagerun.base.text import between, columns, count
 from stagerun.base.units import epochs
 from stagerun.base.weights import Kind, place_of
 from stagerun.language.values import plain
-from stagerun.plan.described import augmentation, augmentation_changes, course, crop_size_ramp, described, loss
+from stagerun.plan.described import audits, augmentation, augmentation_changes, course, crop_size_ramp, described, loss
 from stagerun.plan.gradients import compression
 from stagerun.plan.hazards import joints, notes, solver_changes
 from stagerun.plan.meeting import pushes, replicas, starts_between
@@ -174,7 +174,7 @@ def details(plan: Plan, planned: PlannedStage) -> str:
         lines.append(f"  {growing}")
     lines += [f"  {line}" for line in network_lines(plan.schedule, stage)]
     lines += [f"  images: {text}" for text in _other_images(plan.schedule, planned)]
-    lines += [f"  {line}" for line in (loss(solver), _ends(planned)) if line]
+    lines += [f"  {line}" for line in (loss(solver), audits(solver), _ends(planned)) if line]
     if stage.parent is not None:
         lines.append(f"  carried over from {starts_from(stage)}: {carried_over(planned)}")
         if between := starts_between(plan.schedule, stage):
@@ -315,6 +315,7 @@ def render_json(plan: Plan, remarks: Iterable[str] = (), beside: Mapping[str, ob
                     if solver.sampling is Sampling.UNIFORM
                     else {"sampling": told(solver, schedule.class_sizes_of(stage), stage.data.train.images)}
                 ),
+                **({} if solver.audit is None else {"audit_param": plain(solver.audit)}),
                 **({} if solver.sync is None else _meeting(solver.sync, schedule, stage)),
                 "augmentation": augmentation(solver),
                 "carried_over": carried_over(planned) if stage.parent else None,

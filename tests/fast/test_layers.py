@@ -17,7 +17,7 @@ TRUNK = (
 )  # fmt: skip
 TOOLS = {
     "bench", "caffe", "find_lr", "library", "new", "plan", "data", "diff", "explain", "fmt", "lint", "lsp", "preflight", "rehearse", "report", "retry", "show", "slurm", "status",
-    "topology", "verify_resume", "view", "weights",
+    "topology", "verify_resume", "verify_run", "view", "weights",
 }  # fmt: skip
 # (tool, what it imports of another tool), with the reason.
 TOOL_IMPORTS_TOOL = {
@@ -76,6 +76,7 @@ TORCH = {
     "tools.weights",
     "tools.preflight",
     "tools.find_lr",
+    "tools.verify_run",
 }
 TORCH_INSIDE_FUNCTIONS = {"launch", "tools.library", "tools.plan"}
 # What click loads for one line of help or a mistake in the arguments, and `run` for one in DIR; and everything outside TORCH besides.
