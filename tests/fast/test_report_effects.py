@@ -8,6 +8,7 @@ from stagerun.base.errors import UsageError
 from stagerun.base.events import StageFinished
 from stagerun.tools.report.effects import effect_table, interval, paired_table, t95
 from stagerun.tools.report.history import History, Run, StageHistory
+from stagerun.tools.report.intervals import picture
 
 # name: what it starts from, policy, length, weight decay
 STAGES = {
@@ -104,3 +105,13 @@ def test_pairs() -> None:
     assert row[:2] == ("drop", "keep") and row[4] == pytest.approx(0.11) and row[-1] == 2
     with pytest.raises(UsageError, match="no run has finished both drop and none"):
         paired_table(runs, [("drop", "none")])
+
+
+def test_a_picture_has_a_dot_for_each_row() -> None:
+    pytest.importorskip("matplotlib")
+    runs = [run(f"{seed}", keep=0.6, drop=0.7 + seed / 100, keep_late=0.6, drop_late=0.8) for seed in (1, 2)]
+    drawn = picture(effect_table(runs, "lr_policy", "from"), "tiny", False).decode()
+    assert "tiny: effect of lr_policy" in drawn and "percentage points" in drawn
+    assert picture(effect_table(runs, "lr_policy", "from"), "tiny", True).startswith(b"\x89PNG")
+    pairs = picture(paired_table(runs, [("drop", "keep")]), "tiny", False).decode()
+    assert "drop : keep" in pairs

@@ -26,7 +26,16 @@ from stagerun.tools.report.history import Run, notes
 from stagerun.tools.report.look import look_at_all
 from stagerun.tools.report.table import Table, document, separated
 
-ENDINGS = {".md": "markdown", ".csv": "csv", ".tsv": "tsv", ".html": "html", ".htm": "html"}
+ENDINGS = {
+    ".md": "markdown",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".html": "html",
+    ".htm": "html",
+    ".svg": "svg",
+    ".png": "png",
+}
+PICTURES = ("svg", "png")
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 
 TABLES: dict[str, Callable[[Sequence[Run]], Table]] = {
@@ -45,9 +54,9 @@ class ReportOptions:
     outs: tuple[str, ...] = argument("OUT...")
     form: str | None = option(
         "--format",
-        "csv and tsv hold one table, at full precision; html has curves too (pip install 'stagerun[plots]').  "
-        "[default: by the ending of --output, else markdown]",
-        type=click.Choice(("markdown", "csv", "tsv", "html")),
+        "csv and tsv hold one table, at full precision; html has curves too, and svg and png are pictures of --effect or --paired "
+        "(pip install 'stagerun[plots]').  [default: by the ending of --output, else markdown]",
+        type=click.Choice(("markdown", "csv", "tsv", "html", *PICTURES)),
     )
     output: str | None = option("--output FILE", "Write there instead of to the terminal.")
     by: str | None = option(
@@ -98,11 +107,12 @@ def _report(options: ReportOptions) -> str:
     _check(options, form, len(options.outs))
     runs = look_at_all(options.outs, lambda text: tell(f"note: {text}"))
     _check(options, form, len(runs))
-    text = _written(runs, options, form)
+    made = _drawn(runs, options, form) if form in PICTURES else _written(runs, options, form)
     if options.output is None:
-        return text
+        assert isinstance(made, str)
+        return made
     with writing(options.output, "choose another file with --output"):
-        Path(options.output).write_text(text, encoding="utf-8")
+        Path(options.output).write_bytes(made.encode() if isinstance(made, str) else made)
     return f"written to {options.output}\n"
 
 
@@ -129,6 +139,10 @@ def _check(options: ReportOptions, form: str, runs: int) -> None:
         raise UsageError(
             f"{' and '.join(f'--{name}' for name in asked)} are tables of their own", "leave one of them out"
         )
+    if form in PICTURES and not (options.effect or options.paired):
+        raise UsageError(f"{form} is a picture of --effect or --paired", "add one of them, or write .html for curves")
+    if form in PICTURES and options.output is None:
+        raise UsageError(f"--format {form} without --output", "name a file: --output effect.svg")
     for pair in options.paired:
         if pair.count(":") != 1:
             raise UsageError(f"--paired {pair}: two names with a colon between them", "write --paired collapse:cyc3")
@@ -137,6 +151,14 @@ def _check(options: ReportOptions, form: str, runs: int) -> None:
 
 
 # -- writing
+
+
+def _drawn(runs: Sequence[Run], options: ReportOptions, form: str) -> bytes:
+    from stagerun.tools.report.intervals import picture
+
+    table = _comparison(runs, options)
+    assert table is not None
+    return picture(table, title(runs).partition(":")[0], form == "png")
 
 
 def _written(runs: Sequence[Run], options: ReportOptions, form: str) -> str:
