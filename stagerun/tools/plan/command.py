@@ -87,6 +87,9 @@ class PlanOptions(PlannedOptions):
     watched: bool = flag("--watch", "With --plot: draw again whenever a file is saved. Ctrl-C ends.")
 
 
+_NAMED = 12  # stages that a note names, of hundreds
+
+
 @command()
 def plan(options: PlanOptions) -> None:
     """Shows what `run` would do: stages, epochs, learning rate, joints, and what is done already.
@@ -158,7 +161,8 @@ def remarks(plan: Plan) -> list[str]:
         found.append("no data.val: nothing will be evaluated")
     unsaved = [s.stage.name for s in plan.stages if not s.stage.solver.snapshot and s.state is not State.DISABLED]
     if unsaved:
-        where = ", ".join(unsaved)
+        more = len(unsaved) - _NAMED
+        where = ", ".join(unsaved) if more <= 0 else f"{', '.join(unsaved[:_NAMED])} and {count(more, 'more stage')}"
         found.append(f"no snapshot inside {where}: a kill there costs the stage from its start (`snapshot`)")
     sizes = [ref.bytes for s in plan.stages for ref in (s.start, s.end) if ref is not None]
     if sizes:
