@@ -78,6 +78,8 @@ class Replicas:
         self.compress_start = solver.compress.start_iter if solver.compress is not None else 0
         self.averaging = comm  # for what is averaged
         self.digests: dict[str, int] = {}
+        # Looks at what all have of `iter`, before a synchronisation makes one of it: later a wrong holder has spoilt all alike. Collective.
+        self.look: Callable[[int], None] | None = None
 
     def around(self, plain: Callable[[], Reducer], iter: int) -> Switch:
         """The reducer of a stage that goes on from `iter`; `plain` makes that of all workers."""
@@ -148,6 +150,8 @@ class Replicas:
         """The synchronisation after `iter` updates, and the bytes that this rank sent for it; None where there is none. Collective."""
         if not self.parted or iter not in self.meetings:
             return None
+        if self.look is not None:
+            self.look(iter)
         before = self.comm.traffic.sent
         self._keep()
         joined = self.apart if self.sync.momentum is SyncMomentum.AVERAGE else self.weights

@@ -48,6 +48,8 @@ class Audits:
         self.iter, self.turn = -1, 0  # of the iteration that is computed, and of this rank's replica
         self.heard: Marks = {}
         self.differed: tuple[int, Differed] | None = None  # where it ended because ranks do, the same on all
+        if state.replicas is not None and how.compare_iter and self.comm.size > state.replicas.count:
+            state.replicas.look = self._compare_replicas
         if self.comm.rank == 0:
             self._take_up()
 
@@ -104,19 +106,24 @@ class Audits:
                     yield from self._proved()
 
     def _compare(self, iter: int) -> Iterator[Note]:
-        replicas = self.state.replicas
-        if replicas is None or not replicas.parted:
-            notes: list[Note] = []
-            agree(self.run, iter, notes, digests(self.state)[0])
-            yield from notes
+        if self.state.replicas is not None and self.state.replicas.parted:
+            self._compare_replicas(iter)
             return
-        where, found = _where(self.run, iter), digests_held(self.state)
-        everybody = gather_json(self.comm, [host_name(), found])
+        notes: list[Note] = []
+        agree(self.run, iter, notes, digests(self.state)[0])
+        yield from notes
+
+    def _compare_replicas(self, iter: int) -> None:
+        """Those that hold the same replica, with each other. Collective."""
+        replicas = self.state.replicas
+        assert replicas is not None
+        everybody = gather_json(self.comm, [host_name(), digests_held(self.state)])
         for r in range(replicas.count):
-            ranks = [rank for rank, (_, its) in enumerate(everybody) if any(n.startswith(f"{r}/") for n in its)]
-            its = [{n: d for n, d in everybody[rank][1].items() if n.startswith(f"{r}/")} for rank in ranks]
-            if any(one != its[0] for one in its) and not self.run.worker.others:
-                self._raise(different(where, [everybody[rank][0] for rank in ranks], its, ranks))
+            held = [{n: d for n, d in found.items() if n.startswith(f"{r}/")} for _, found in everybody]
+            ranks = [rank for rank, found in enumerate(held) if found]
+            if any(held[rank] != held[ranks[0]] for rank in ranks) and not self.run.worker.others:
+                hosts = [everybody[rank][0] for rank in ranks]
+                self._raise(different(_where(self.run, iter), hosts, [held[rank] for rank in ranks], ranks))
 
     def remember(self, error: RanksDiffer) -> None:
         """The run ends, or goes back. Two workers that differ don't show who is wrong: then what each holds is kept until it is known what is

@@ -33,8 +33,7 @@ WAYS = {
     "FIXED": ("", "", 3),
     "ELASTIC": ("", "determinism: ELASTIC", 3),
     "TOP_K": ("compress_param { method: TOP_K ratio: 0.1 }", "", 3),
-    # What one rank of a replica has between two comparisons would else be averaged into all.
-    "LOCAL": ("sync_param { method: LOCAL replicas: 2 period: 3 }", "", 1),
+    "LOCAL": ("sync_param { method: LOCAL replicas: 2 period: 3 }", "", 3),
 }
 STATE = {
     "weight": lambda state: {n: t for n, t in weights(state).items() if "running" not in n and t.is_floating_point()},

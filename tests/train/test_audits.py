@@ -16,7 +16,6 @@ from stagerun.schedule.audits import broken_link
 from stagerun.train import auditing, stage
 
 ALL = "audit_param { compare_iter: 2 replay_iter: 1 proof_iter: 3 }"
-SYNC = "sync_param { method: LOCAL replicas: 2 period: 5 start: ITER_0 }"
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +134,30 @@ def test_a_replicas_holders_are_compared(
     solver = "snapshot: 10 sync_param { method: LOCAL replicas: 2 period: 12 } audit_param { compare_iter: 3 replay_iter: 0 }"
     failure(make_schedule(tmp_path / "s", data, solver), tmp_path / "out", 4)
     assert raised[-1].startswith("after iteration 6 of stage `main`: rank 2 and rank 3 have different bits in `1/")
+
+
+def test_a_holder_is_looked_at_before_its_replica_is_averaged_into_all(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: list[str]
+) -> None:
+    """After the synchronisation all would be wrong alike."""
+    inner = update.apply
+
+    def applying(state: TrainState, *rest: object) -> None:
+        inner(state, *rest)  # type: ignore[arg-type]
+        if state.iter == 4 and rank_of.get(id(state)) == 2:
+            flip(state)
+
+    events, rank_of = stage._events, dict[int, int]()
+
+    def noticing(run: stage.StageRun, loop: object, state: TrainState, *rest: object) -> Iterator[Event]:
+        rank_of[id(state)] = run.worker.comm.rank
+        yield from events(run, loop, state, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(stage, "_events", noticing)
+    monkeypatch.setattr("stagerun.engine.apart.apply", applying)
+    solver = "snapshot: 10 sync_param { method: LOCAL replicas: 2 period: 5 start: STAGE_START } audit_param { replay_iter: 0 }"
+    failure(make_schedule(tmp_path / "s", data, solver), tmp_path / "out", 4)
+    assert raised[-1].startswith("after iteration 5 of stage `main`: rank 2 and rank 3 have different bits in `1/")
 
 
 @pytest.mark.parametrize("workers", [2, 3])
