@@ -16,7 +16,7 @@ from stagerun.base.recipe import (
 )
 from stagerun.base.snapshots import TRAINING_SET, Inventory, SnapshotRef, how_far, same_set
 from stagerun.language.values import unsaid
-from stagerun.plan.planned import Change, PlannedStage, State, label
+from stagerun.plan.planned import Change, Plan, PlannedStage, State, label
 
 IMAGES = "data.train.source"  # in a Change: no field of identity, but what lies there
 
@@ -311,6 +311,20 @@ def _of_others(inventory: Inventory, known: Collection[str]) -> dict[str, list[S
     for ref in inventory.snapshots:  # oldest first
         if ref.stage not in known:
             found.setdefault(ref.stage, []).append(ref)
+    return found
+
+
+def lineage(schedule: Schedule, plan: Plan, planned: PlannedStage) -> list[SnapshotRef]:
+    """The snapshots of a stage's ancestors that a folder must have for the stage to be trained there: those that each starts from, and their
+    ends."""
+    stages = {other.stage.name: other for other in plan.stages}
+    found = [planned.start] if planned.state is State.FRESH and planned.start is not None else []
+    stage = planned.stage
+    while stage.parent is not None:
+        parent, at = stages[stage.parent], schedule.start_iter(stage)
+        found += [ref for ref in plan.inventory.of(stage.parent) if ref.iter == at]
+        found += [parent.end] if parent.end is not None else []
+        stage = parent.stage
     return found
 
 

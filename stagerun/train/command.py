@@ -20,11 +20,12 @@ from stagerun.launch.start import Job, joined, start, work
 from stagerun.launch.watch.worker import Monitored
 from stagerun.launch.worker_count import check_workers, devices
 from stagerun.system import signals
-from stagerun.system.world import World, rank_said
+from stagerun.system.world import World, default_threads, rank_said
 from stagerun.train.first_look import look_first
 from stagerun.train.logs.table import require_evaluation, require_packages
 from stagerun.train.notify import Notified, check_commands
 from stagerun.train.options import Cut, RunOptions
+from stagerun.train.parallel import refuse, serve, train_side_by_side
 
 
 @command(grouped=True)
@@ -34,7 +35,11 @@ def run(options: RunOptions, hosts: HostOptions) -> int:
     On this machine it starts --nproc workers itself, on others (--hosts) over ssh. Under mpirun, mpiexec, srun, torchrun or any launcher that sets
     RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, each process joins as one worker.
     """
+    if options.stage_by_stage:
+        return serve(options)
     others = chosen_hosts(hosts, options.nproc)
+    if options.parallel is not None:
+        refuse(options, others is not None)
     check_commands(options.notify)
     with stopped_after(options.stop_after), Notified(options) as notified:
         over_live_line()
@@ -103,6 +108,11 @@ def job_of(options: RunOptions, cut: Cut | None = None) -> Job:
 
 def _start(job: Job, options: RunOptions) -> int:
     schedule = load(options.folder, options.overrides)
+    if options.parallel is not None and options.parallel > 1:
+        code = train_side_by_side(options, schedule)
+        if code is not None:
+            return code
+        options = replace(options, nproc=1, threads=options.threads or default_threads(options.parallel), retry=True)
     nproc = options.nproc or devices(schedule)
     done = look_first(options, schedule, nproc)
     return done if done is not None else start(job, options.orders, nproc)

@@ -76,6 +76,15 @@ class RunOptions(PlannedOptions):
         title=STOPPING,
         default=(),
     )
+    parallel: int | None = option(
+        "--parallel N",
+        "Train N stages that don't wait for each other side by side, on this machine, with one worker each. Their bits are those that they "
+        "have alone with as many --threads, by default the processors shared evenly.",
+        title=WORKERS,
+        least=1,
+        launcher=True,
+    )
+    stage_by_stage: bool = flag("--stage-by-stage", "A worker of --parallel.", hidden=True)
     retry: bool = flag(
         "--retry", "Go on though the last three runs ended without getting any further than they began.", title=STOPPING
     )

@@ -27,6 +27,7 @@ from stagerun.train.keeper import Keeper
 from stagerun.train.log_file import JsonLines
 from stagerun.train.logs.table import SCREENS, Opened, Screen, Sink, all_logs, require_evaluation
 from stagerun.train.options import Cut, RunOptions
+from stagerun.train.parallel import take_over
 from stagerun.train.profiling import Profile
 from stagerun.train.walk import run
 from stagerun.train.worker import Grace
@@ -131,6 +132,7 @@ class Output:
             require_writable(options.profile)
         stack.push(lambda kind, error, trace: keeper.close(exit_code(error, self.last)))
         keeper.open()
+        take_over(keeper.out)
         log = keeper.out / "log.jsonl"
         if self.watch is not None:
             self.watch.log(log)

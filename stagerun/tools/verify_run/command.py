@@ -1,8 +1,6 @@
 """`stagerun verify-run`: checks a run by its proofs (`audit_param { proof_iter }`), with the images and the schedule's folder."""
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,7 +11,7 @@ from pathlib import Path
 from stagerun import store
 from stagerun.base.errors import ExitCode, StagerunError, StorageError, UsageError
 from stagerun.base.events import Event, Proof, RunStarted
-from stagerun.base.recipe import Audit, Determinism, Schedule, Stage
+from stagerun.base.recipe import Audit, Determinism, Schedule
 from stagerun.base.text import count
 from stagerun.command.ending import say
 from stagerun.command.options import arguments, command, option
@@ -21,8 +19,9 @@ from stagerun.command.shared import Folder, Json, Nproc, Out, Overrides, Threads
 from stagerun.launch import die_with_launcher
 from stagerun.launch.start import Orders, joined, start, work
 from stagerun.plan import Plan
-from stagerun.store.layout import results_folder, snapshots_folder
+from stagerun.plan.counting import lineage
 from stagerun.store.logged import event_of
+from stagerun.store.second_names import borrow
 from stagerun.tools.verify_run.proofs import Stretch, broken_chains, proofs_of, stretches
 from stagerun.train.command import job_of
 from stagerun.train.options import Cut, RunOptions
@@ -236,30 +235,10 @@ class _Check:
             )
 
     def _copy(self, one: Stretch, out: Path) -> None:
-        """What a stretch starts from: its snapshot, those of its ancestors, and their results, which are then not made again."""
-        snapshots_folder(out).mkdir(parents=True)
-        if results_folder(self.out).is_dir():
-            shutil.copytree(results_folder(self.out), results_folder(out))
-        planned = {p.stage.name: p for p in self.plan.stages}
-        needed = [one.base] if one.base is not None else []
-        stage: Stage | None = self.schedule.stage(one.stage)
-        while stage is not None and stage.parent is not None:
-            at, parent = self.schedule.start_iter(stage), planned[stage.parent]
-            needed += [ref for ref in self.snapshots if ref.stage == stage.parent and ref.iter == at]
-            needed += [parent.end] if parent.end is not None else []
-            stage = parent.stage
-        for name in dict.fromkeys(ref.name for ref in needed):
-            _link(snapshots_folder(self.out) / name, snapshots_folder(out) / name)
-
-
-def _link(source: Path, target: Path) -> None:
-    """The same files, or copies where they can't be: what trains again only adds folders, and deletes names."""
-    target.mkdir()
-    for file in source.iterdir():
-        try:
-            os.link(file, target / file.name, follow_symlinks=False)
-        except OSError:
-            shutil.copy(file, target / file.name)
+        """What a stretch starts from: its snapshot, those of its ancestors, and their results."""
+        planned = next(p for p in self.plan.stages if p.stage.name == one.stage)
+        needed = [*([one.base] if one.base is not None else []), *lineage(self.schedule, self.plan, planned)]
+        borrow(self.out, out, list(dict.fromkeys(ref.name for ref in needed)))
 
 
 class _Ended(StagerunError):

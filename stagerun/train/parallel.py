@@ -1,0 +1,353 @@
+"""`run --parallel N`: stages that don't wait for each other, side by side on one machine, each trained by one worker.
+
+A worker trains one stage after the other as `run --only STAGE` does, in a folder below OUT/parallel that has what the stage starts from under a second
+name. So it has the bits that it has alone with as many threads. This process holds OUT: when a stage is done, or stopped, it takes over the lines of
+its log, then its snapshots and results. What a kill leaves in OUT/parallel the next run takes over first. What is left at the end
+(ensembles, stretches that are trained once more) an ordinary run does.
+"""
+
+import json
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any
+
+import stagerun
+from stagerun import store
+from stagerun.base.errors import ExitCode, PeerError, StagerunError, UsageError
+from stagerun.base.events import Note, RunFinished, RunStarted, StageFinished, Stopped
+from stagerun.base.recipe import Schedule
+from stagerun.base.snapshots import SnapshotRef
+from stagerun.base.text import count, percent
+from stagerun.command.ending import say, tell
+from stagerun.command.options import arguments
+from stagerun.language import load
+from stagerun.launch import StopRequest
+from stagerun.launch.folder import LAUNCHER_PID
+from stagerun.launch.start import Orders, work
+from stagerun.launch.watch.worker import Monitored
+from stagerun.launch.worker_count import devices
+from stagerun.plan import Plan, PlannedStage, State
+from stagerun.plan.counting import lineage
+from stagerun.store.second_names import borrow, give_back
+from stagerun.system.host import host_name, nvidia_gpus
+from stagerun.system.process import program
+from stagerun.system.world import World, default_threads, give_threads
+from stagerun.train.first_look import look_first
+from stagerun.train.keeper import Keeper
+from stagerun.train.log_file import JsonLines
+from stagerun.train.options import RunOptions
+
+FOLDER = "parallel"
+_LOOK_S = 0.2  # how often is looked for a request to stop
+_TAIL = 12  # lines of a worker that was lost which are shown
+# What a worker's log says of its own run, and the places that an index names.
+_NOT_TAKEN = {"RunStarted", "RunFinished", "Stopped", "Failed", "Indexed", "Renamed"}
+
+
+def refuse(options: RunOptions, others: bool) -> None:
+    """UsageError for what can't go with --parallel."""
+    wrong = {
+        "--nproc": options.nproc not in (None, 1), "--hosts": others, "--profile": options.profile is not None,
+        "--replay": options.replay is not None, "--log": bool(options.log), "--log-format": options.log_format != "text",
+        "--bind cores": options.bind == "cores",
+    }  # fmt: skip
+    if names := [name for name, given in wrong.items() if given]:
+        raise UsageError(
+            f"--parallel with {' and '.join(names)}: stages side by side have one worker each, on this machine",
+            "leave one of them out",
+        )
+    if devices() > 1 or nvidia_gpus(Path("/proc")):
+        raise UsageError("--parallel with a GPU", "stages side by side are for processors: leave --parallel out")
+
+
+def take_over(out: Path) -> None:
+    """What a run with --parallel that was killed has left in OUT/parallel. The caller holds OUT."""
+    folder = out / FOLDER
+    if folder.is_dir():
+        for one in sorted(folder.iterdir()):
+            if one.is_dir():
+                _take_over(out, one)
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def _take_over(out: Path, made: Path) -> None:
+    """The log first: what is taken over a second time replaces what was there."""
+    log = made / "log.jsonl"
+    if log.is_file():
+        lines = [line for line in log.read_bytes().splitlines() if _taken(line)]
+        with open(out / "log.jsonl", "ab") as file:
+            file.write(b"".join(line + b"\n" for line in lines))
+    if (made / "snapshots").is_dir():
+        give_back(store.LocalDisk(), made, out, made.name)
+    shutil.rmtree(made, ignore_errors=True)
+
+
+def _taken(line: bytes) -> bool:
+    try:
+        return json.loads(line).get("event") not in _NOT_TAKEN
+    except (ValueError, AttributeError):
+        return False
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A process that trains one stage at a time; `stage` is the one it is at, '' if it waits."""
+
+    process: "subprocess.Popen[bytes]"
+    said: IO[bytes]  # what it prints on standard error
+    stage: str = ""
+    rest: bytes = b""
+
+
+def train_side_by_side(options: RunOptions, schedule: Schedule) -> int | None:
+    """The exit code; None where an ordinary run is to do what is left."""
+    assert options.parallel is not None
+    done = look_first(options, schedule, 1)
+    if done is not None:
+        return done
+    threads = options.threads or default_threads(options.parallel)
+    stop = StopRequest("to save", "what every stage is at", grace=options.grace_s)
+    stop.install(ExitCode.SAVED)
+    stop.begin()
+    return _Run(replace(options, threads=threads), schedule, stop).train()
+
+
+@dataclass(slots=True)
+class _Run:
+    options: RunOptions
+    schedule: Schedule
+    stop: StopRequest
+    workers: list[_Worker] = field(default_factory=list)
+    failed: list[tuple[int, str]] = field(default_factory=list)
+    over: set[str] = field(default_factory=set)  # stages that ended here
+    number: int = 0
+
+    def train(self) -> int | None:
+        out, began = self.options.output(self.schedule), time.monotonic()
+        keeper = Keeper(self.schedule, out, self.options.selection, self.options.retry, tell, self.stop)
+        code: int | None = None
+        try:
+            keeper.open()
+            take_over(out)
+            with ExitStack() as stack:
+                stack.callback(self._end)
+                log = stack.enter_context(JsonLines(out / "log.jsonl", tell))
+                log(self._started(keeper))
+                self._loop(keeper, out, log)
+                if self.failed:
+                    code = self.failed[0][0]
+                elif self.stop():
+                    code = ExitCode.SAVED
+                last = self.schedule.stages[-1].name
+                ended: Any = RunFinished(trained=True, seconds=time.monotonic() - began)
+                log(
+                    ended
+                    if code is None
+                    else Stopped(stage=last, iter=0, reason="asked to stop, or another stage failed")
+                )
+        finally:
+            keeper.close(code)
+        for _, text in self.failed:
+            tell(text)
+        return code
+
+    def _started(self, keeper: Keeper) -> RunStarted:
+        schedule, plan = self.schedule, keeper.plan()
+        return RunStarted(
+            schedule=schedule.name, out=str(keeper.out), workers=1, device="cpu", threads=self.options.threads or 1,
+            stages=tuple(stage.name for stage in schedule.stages if stage.enabled),
+            iterations=sum(stage.solver.max_iter for stage in schedule.stages if stage.enabled),
+            iterations_left=plan.iterations_left, version=stagerun.__version__,
+            ensembles=tuple(ensemble.name for ensemble in schedule.ensembles),
+            disabled=tuple(stage.name for stage in schedule.stages if not stage.enabled),
+            hosts=(host_name(),), attempt=keeper.attempt,
+        )  # fmt: skip
+
+    def _loop(self, keeper: Keeper, out: Path, log: JsonLines) -> None:
+        assert self.options.parallel is not None
+        with selectors.DefaultSelector() as selector:
+            while True:
+                busy = [worker for worker in self.workers if worker.stage]
+                if not self.failed and not self.stop():
+                    plan = keeper.plan()
+                    waiting = self._ready(plan, {worker.stage for worker in busy})
+                    idle = [worker for worker in self.workers if not worker.stage]
+                    if len(self.workers) < self.options.parallel and len(waiting) > len(idle):
+                        new = self._start()
+                        selector.register(new.process.stdout, selectors.EVENT_READ, new)  # type: ignore[arg-type]
+                        idle.append(new)
+                    for worker, planned in zip(idle, waiting, strict=False):
+                        self._give(worker, planned, plan, out, log)
+                    busy = [worker for worker in self.workers if worker.stage]
+                    if len(self.workers) < self.options.parallel and len(waiting) > len(idle):
+                        continue
+                elif busy:
+                    self._ask_to_stop()
+                if not busy:
+                    return
+                for key, _ in selector.select(_LOOK_S):
+                    self._hear(key.data, selector, out)
+
+    def _ready(self, plan: Plan, at_work: set[str]) -> list[PlannedStage]:
+        """The stages that can be trained now, in running order. Those that wait for others, or for a stretch that is trained once more, come
+        later, or in the ordinary run."""
+
+        def can(planned: PlannedStage) -> bool:
+            stage, name = planned.stage, planned.stage.name
+            if (
+                planned.until is not None
+                or name in at_work | self.over
+                or planned.state not in (State.FRESH, State.RESUME)
+            ):
+                return False
+            if stage.solver.teacher is not None and planned.teacher is None:
+                return False
+            if planned.state is State.RESUME or stage.parent is None:
+                return True
+            return planned.start is not None and (stage.average is None or bool(planned.averaged))
+
+        return [planned for planned in plan.work if can(planned)]
+
+    def _start(self) -> _Worker:
+        same = arguments(self.options, "folder", "overrides", "keep", "threads", "grace")
+        environment = {**os.environ, LAUNCHER_PID: str(os.getpid()), "OMP_NUM_THREADS": str(self.options.threads)}
+        said = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the worker
+        # A session of its own: Ctrl-C is for this process, which asks each worker once.
+        process = subprocess.Popen(
+            [sys.executable, *program("stagerun"), "run", *same, "--stage-by-stage"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, env=environment, start_new_session=True,
+        )  # fmt: skip
+        self.workers.append(_Worker(process, said))
+        return self.workers[-1]
+
+    def _give(self, worker: _Worker, planned: PlannedStage, plan: Plan, out: Path, log: JsonLines) -> None:
+        name = planned.stage.name
+        folder = out / FOLDER / name
+        own = [planned.start] if planned.state is State.RESUME and planned.start is not None else []
+        refs: list[SnapshotRef | None] = [
+            *own,
+            *lineage(self.schedule, plan, planned),
+            planned.teacher,
+            *planned.averaged,
+        ]
+        borrow(out, folder, list(dict.fromkeys(ref.name for ref in refs if ref is not None)))
+        self.number += 1
+        worker.stage = name
+        assert worker.process.stdin is not None
+        with suppress(BrokenPipeError):  # it is heard of when its output ends
+            worker.process.stdin.write(json.dumps({"stage": name, "out": str(folder)}).encode() + b"\n")
+            worker.process.stdin.flush()
+        start = planned.start.name if planned.start is not None else f"seed {planned.stage.solver.random_seed}"
+        say(f"stage {name}: iterations {planned.iter} to {planned.last}, from {start}")
+        log(Note(text=f"stage `{name}` is trained beside others, and is told of when it ends"))
+
+    def _hear(self, worker: _Worker, selector: selectors.BaseSelector, out: Path) -> None:
+        assert worker.process.stdout is not None
+        new = os.read(worker.process.stdout.fileno(), 1 << 16)
+        *lines, worker.rest = (worker.rest + new).split(b"\n")
+        for line in lines:
+            self._ended(worker, json.loads(line), out)
+        if not new:
+            selector.unregister(worker.process.stdout)
+            self.workers.remove(worker)
+            code = worker.process.wait()
+            if worker.stage:
+                worker.said.seek(0)
+                said = worker.said.read().decode(errors="replace").rstrip().splitlines()[-_TAIL:]
+                error = PeerError(
+                    "\n".join([f"the worker that trained stage `{worker.stage}` ended with {code}", *said]),
+                    "the same command goes on from its newest snapshot",
+                )
+                self._ended(worker, {"code": int(error.exit_code), "text": error.render()}, out)
+
+    def _ended(self, worker: _Worker, answer: dict[str, Any], out: Path) -> None:
+        name, code = worker.stage, answer["code"]
+        worker.stage = ""
+        self.over.add(name)
+        _take_over(out, out / FOLDER / name)
+        with suppress(OSError):
+            (out / FOLDER).rmdir()
+        if code == ExitCode.DONE:
+            say(f"stage {name}: {answer['text']}")
+        elif code == ExitCode.SAVED:
+            say(f"stage {name}: stopped and saved")
+        else:
+            self.failed.append((code, f"stage `{name}`: {answer['text']}"))
+
+    def _ask_to_stop(self) -> None:
+        """Each worker once; those that wait end with their input."""
+        for worker in self.workers:
+            if worker.process.stdin is not None and not worker.process.stdin.closed:
+                with suppress(BrokenPipeError):
+                    worker.process.stdin.close()
+                if worker.stage:
+                    with suppress(ProcessLookupError):
+                        worker.process.send_signal(signal.SIGTERM)
+
+    def _end(self) -> None:
+        """No worker is left. One that is at work here is so because this process failed: what it has saved is taken over later."""
+        for worker in self.workers:
+            if worker.process.stdin is not None:
+                with suppress(OSError):
+                    worker.process.stdin.close()
+            if worker.stage:
+                worker.process.kill()
+            worker.process.wait()
+            worker.said.close()
+
+
+# -- in a worker
+
+
+def serve(options: RunOptions) -> int:
+    """The worker's side: trains the stages that it reads of, a line each, and answers with a line for each."""
+
+    def job(world: World, stop: StopRequest, watch: Monitored | None) -> int:
+        answers = os.dup(1)
+        os.dup2(2, 1)  # nothing else may come between them
+        schedule = load(options.folder, options.overrides)
+        stop.begin()
+        for name, out in _orders():
+            one = replace(options, out=out, only=(name,), until=None, retry=True, stage_by_stage=False)
+            os.write(answers, json.dumps(_trained(schedule, one, stop)).encode() + b"\n")
+            if stop():
+                break
+        return ExitCode.DONE
+
+    give_threads(options.threads)
+    return work(job, Orders((), options.threads, options.grace_s))
+
+
+def _orders() -> Iterator[tuple[str, str]]:
+    for line in sys.stdin.buffer:
+        order = json.loads(line)
+        yield order["stage"], order["out"]
+
+
+def _trained(schedule: Schedule, options: RunOptions, stop: StopRequest) -> dict[str, Any]:
+    from stagerun.train.guest import train_as_guest  # and with it torch
+
+    last, text = None, ""
+    try:
+        for last in train_as_guest(schedule, options, stop, stop.left, lambda note: None):
+            if isinstance(last, StageFinished):
+                text = _in_words(last)
+    except StagerunError as error:
+        return {"code": int(error.exit_code), "text": error.render()}
+    return {"code": int(ExitCode.SAVED if isinstance(last, Stopped) else ExitCode.DONE), "text": text}
+
+
+def _in_words(finished: StageFinished) -> str:
+    top1 = "not evaluated" if finished.top1 is None else f"top-1 {percent(finished.top1)}"
+    return f"{top1}, train loss {finished.loss:.4g}, {count(finished.iterations, 'iteration')} in {finished.train_seconds:.1f} s"
