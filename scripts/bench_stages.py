@@ -3,6 +3,9 @@
 The cost of a stage is the time from its StageStarted to the next one's in log.jsonl, less its iterations at the median second of one. So it
 has the plan, the start from a snapshot, the threads that read, the snapshot at the end with its fsyncs, and an evaluation of one batch, whole.
 The first and the last quarter of the stages show whether it grows with their number.
+
+With --parallel N the same schedule is trained with `run --parallel N` and without, in turn, and the ratio of the two times is printed: from the
+first stage's start to the end of the last, without the start of Python and torch, which both have.
 """
 
 import argparse
@@ -68,18 +71,41 @@ def shown(name: str, seconds: Sequence[float]) -> str:
     return f"{name}: median {1000 * middle:.0f} ms (quartiles {1000 * low:.0f} to {1000 * high:.0f})"
 
 
+def side_by_side(folder: Path, work: Path, options: argparse.Namespace) -> str:
+    """A line: how much faster the stages are trained with --parallel."""
+    ratios = []
+    for pair in range(options.pairs):
+        seconds = {}
+        # Who goes first changes, so that what a run leaves behind (heat, caches) falls on both alike.
+        for words in ([], ["--parallel", str(options.parallel)])[:: 1 if pair % 2 == 0 else -1]:
+            log = run(folder, work / f"out-{pair}-{len(words)}", words)
+            started = [e["time"] for e in log if e["event"] in ("StageStarted", "Note")]
+            ended = [e["time"] for e in log if e["event"] == "StageFinished"]
+            seconds[len(words)] = max(ended) - min(started)
+        ratios.append(seconds[0] / seconds[2])
+        print(
+            f"  one after the other {seconds[0]:.1f} s, {options.parallel} side by side {seconds[2]:.1f} s", flush=True
+        )
+    return f"{options.stages} stages: {statistics.median(ratios):.2f} x ({min(ratios):.2f} to {max(ratios):.2f}) with --parallel {options.parallel}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stages", type=int, default=64)
     parser.add_argument("--iterations", type=int, default=20, help="of each stage, 64 images each")
     parser.add_argument("--network", default="resnet_small")
     parser.add_argument("--out", type=Path, help="where the run is left; default: a temporary folder")
+    parser.add_argument("--parallel", type=int, help="stages side by side, against one after the other")
+    parser.add_argument("--pairs", type=int, default=3, help="of runs, with --parallel")
     options = parser.parse_args()
     images = Path(".data/fashion-mnist")
     fashion.make(str(images))
     with tempfile.TemporaryDirectory(prefix="stagerun-bench-") as name:
         folder = Path(name) / "schedule"
         write_schedule(folder, images, options.stages, options.iterations, options.network)
+        if options.parallel:
+            print(side_by_side(folder, Path(name), options))
+            return
         found = costs(run(folder, options.out or Path(name) / "out", []))
     quarter = max(2, len(found) // 4)
     print(shown(f"{options.stages} stages, cost of a stage beside its iterations", found))

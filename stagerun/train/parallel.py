@@ -283,7 +283,8 @@ class _Run:
         elif code == ExitCode.SAVED:
             say(f"stage {name}: stopped and saved")
         else:
-            self.failed.append((code, f"stage `{name}`: {answer['text']}"))
+            text = answer["text"]
+            self.failed.append((code, text if f"`{name}`" in text else f"stage `{name}`: {text}"))
 
     def _ask_to_stop(self) -> None:
         """Each worker once; those that wait end with their input."""

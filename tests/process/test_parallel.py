@@ -1,0 +1,111 @@
+"""`run --parallel N`: the bits of a run without, whatever is killed or stopped, and what can't go with it."""
+
+import json
+import signal
+import time
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+import small
+import tiny
+from processes import content
+
+STAGES = """
+stage { name: "trunk" solver_param { base_lr: 0.1 lr_policy: "fixed" max_iter: 8 } }
+stage { name: "a" from: "trunk@4" solver_param { base_lr: 0.02 lr_policy: "poly" power: 1 max_iter: 6 } }
+stage { name: "b" from: "trunk" solver_param { base_lr: 0.03 lr_policy: "poly" power: 1 max_iter: 6 } }
+stage { name: "c" from: "a" solver_param { base_lr: 0.01 lr_policy: "poly" power: 1 max_iter: 4 carry { momentum: KEEP } } }
+stage { name: "d" from: "" solver_param { base_lr: 0.05 lr_policy: "poly" power: 1 max_iter: 6 } }
+ensemble { name: "all" members: ["b", "c"] }
+"""
+
+
+@pytest.fixture(scope="module")
+def tree(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A schedule's folder, and the output folder of a run that trained one stage after the other."""
+    folder = tmp_path_factory.mktemp("tree")
+    tiny.make_data(folder / "data")
+    schedule = folder / "schedule"
+    schedule.mkdir()
+    text = tiny.SCHEDULE.format(data=folder / "data", train=tiny.TRAIN_IMAGES, val=tiny.VAL_IMAGES)
+    text = (
+        text[: text.index("stage {")].replace("batch_size: 32", "batch_size: 16").replace("snapshot: 3", "snapshot: 2")
+    )
+    (schedule / "schedule.prototxt").write_text(text + STAGES)
+    done = small.run(schedule, folder / "alone")
+    assert done.returncode == 0, done.stderr
+    return schedule, folder / "alone"
+
+
+def results(out: Path) -> dict[str, object]:
+    found = {p.name.rpartition("-a")[0]: json.loads(p.read_text()) for p in (out / "results").glob("*.json")}
+    together = json.loads((out / "results" / "ensembles" / "all.json").read_text())
+    return {name: (its["top1"], its["test_loss"], its["loss"]) for name, its in found.items()} | {
+        "all": together["top1"]
+    }
+
+
+def assert_same(out: Path, alone: Path) -> None:
+    wanted = content(alone)
+    assert {name: its for name, its in content(out).items() if name in wanted} == wanted
+    assert results(out) == results(alone) and not (out / "parallel").exists()
+
+
+def parallel(schedule: Path, out: Path, number: int, *words: object) -> CompletedProcess[str]:
+    return small.stagerun("run", schedule, "--out", out, "--threads", 1, "--parallel", number, *words)
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_the_bits_are_those_of_one_stage_after_the_other(tree: tuple[Path, Path], tmp_path: Path, number: int) -> None:
+    schedule, alone = tree
+    done = parallel(schedule, tmp_path / "out", number)
+    assert done.returncode == 0, done.stderr
+    assert_same(tmp_path / "out", alone)
+    events = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
+    finished = [e["stage"] for e in events if e["event"] == "StageFinished"]
+    assert sorted(finished) == ["a", "b", "c", "d", "trunk"] and "all" in done.stdout
+    assert len([e for e in events if e["event"] == "Iterated"]) == 30
+    assert parallel(schedule, tmp_path / "out", number).returncode == 0, "nothing is left to do"
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
+def test_what_is_killed_or_stopped_goes_on_to_the_same_bits(
+    tree: tuple[Path, Path], tmp_path: Path, sign: signal.Signals
+) -> None:
+    schedule, alone = tree
+    out = tmp_path / "out"
+    run = small.processes.Run(
+        ["run", str(schedule), "--out", str(out), "--threads", "1", "--parallel", "2"], {}
+    ).start()
+    log = out / "parallel" / "d" / "log.jsonl"
+    end = time.monotonic() + 200
+    while not (log.exists() and '"Iterated"' in log.read_text()):
+        assert time.monotonic() < end and run.process.poll() is None, run.wait()
+        time.sleep(0.01)
+    run.process.send_signal(sign)
+    run.wait()
+    if sign is signal.SIGTERM:
+        assert run.process.returncode == 75
+        assert not (out / "parallel").exists() and any(name.startswith("d-") for name in content(out))
+    # An ordinary run takes over what is left, as well as one with --parallel.
+    done = small.run(schedule, out) if sign is signal.SIGKILL else parallel(schedule, out, 2)
+    assert done.returncode == 0, done.stderr
+    assert_same(out, alone)
+
+
+def test_a_stage_that_fails_ends_the_run_with_its_code_and_the_rest_goes_on_later(
+    tree: tuple[Path, Path], tmp_path: Path
+) -> None:
+    schedule, _ = tree
+    done = parallel(schedule, tmp_path / "out", 2, "--set", "d.base_lr=1e30")
+    assert done.returncode == 79 and "in stage `d` the loss is nan" in done.stderr, done.stderr
+    assert not (tmp_path / "out" / "parallel").exists()
+    assert parallel(schedule, tmp_path / "out", 2).returncode == 0
+
+
+def test_what_needs_the_whole_machine_is_refused(tree: tuple[Path, Path], tmp_path: Path) -> None:
+    schedule, _ = tree
+    for words in (("--nproc", 2), ("--log", "csv"), ("--profile", tmp_path / "x")):
+        refused = parallel(schedule, tmp_path / "out", 2, *words)
+        assert refused.returncode == 64 and f"--parallel with {words[0]}: " in refused.stderr, refused.stderr
