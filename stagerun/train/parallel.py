@@ -24,7 +24,7 @@ from typing import IO, Any
 import stagerun
 from stagerun import store
 from stagerun.base.errors import ExitCode, PeerError, StagerunError, UsageError
-from stagerun.base.events import Note, RunFinished, RunStarted, StageFinished, Stopped
+from stagerun.base.events import Failed, Note, RunFinished, RunStarted, StageFinished, Stopped
 from stagerun.base.recipe import Schedule
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.base.text import count, percent
@@ -38,6 +38,7 @@ from stagerun.launch.watch.worker import Monitored
 from stagerun.launch.worker_count import devices
 from stagerun.plan import Plan, PlannedStage, State
 from stagerun.plan.counting import lineage
+from stagerun.store.errors import reporting
 from stagerun.store.second_names import borrow, give_back
 from stagerun.system.host import host_name, nvidia_gpus
 from stagerun.system.process import program
@@ -85,9 +86,10 @@ def _take_over(out: Path, made: Path) -> None:
     """The log first: what is taken over a second time replaces what was there."""
     log = made / "log.jsonl"
     if log.is_file():
-        lines = [line for line in log.read_bytes().splitlines() if _taken(line)]
-        with open(out / "log.jsonl", "ab") as file:
-            file.write(b"".join(line + b"\n" for line in lines))
+        with reporting("take over the log", out):
+            lines = [line for line in log.read_bytes().splitlines() if _taken(line)]
+            with open(out / "log.jsonl", "ab") as file:
+                file.write(b"".join(line + b"\n" for line in lines))
     if (made / "snapshots").is_dir():
         give_back(store.LocalDisk(), made, out, made.name)
     shutil.rmtree(made, ignore_errors=True)
@@ -131,7 +133,7 @@ class _Run:
     workers: list[_Worker] = field(default_factory=list)
     failed: list[tuple[int, str]] = field(default_factory=list)
     over: set[str] = field(default_factory=set)  # stages that ended here
-    number: int = 0
+    newest: str = ""  # the stage that was given out last
 
     def train(self) -> int | None:
         out, began = self.options.output(self.schedule), time.monotonic()
@@ -149,18 +151,20 @@ class _Run:
                     code = self.failed[0][0]
                 elif self.stop():
                     code = ExitCode.SAVED
-                last = self.schedule.stages[-1].name
-                ended: Any = RunFinished(trained=True, seconds=time.monotonic() - began)
-                log(
-                    ended
-                    if code is None
-                    else Stopped(stage=last, iter=0, reason="asked to stop, or another stage failed")
-                )
+                log(self._last(keeper, code, time.monotonic() - began))
         finally:
             keeper.close(code)
         for _, text in self.failed:
             tell(text)
         return code
+
+    def _last(self, keeper: Keeper, code: int | None, seconds: float) -> RunFinished | Stopped | Failed:
+        if self.failed:
+            return Failed(code=self.failed[0][0], text=self.failed[0][1])
+        if code is None:
+            return RunFinished(trained=bool(self.over), seconds=seconds)
+        own = keeper.inventory().of(self.newest)
+        return Stopped(stage=self.newest, iter=own[-1].iter if own else 0, reason="asked to stop")
 
     def _started(self, keeper: Keeper) -> RunStarted:
         schedule, plan = self.schedule, keeper.plan()
@@ -175,29 +179,31 @@ class _Run:
         )  # fmt: skip
 
     def _loop(self, keeper: Keeper, out: Path, log: JsonLines) -> None:
-        assert self.options.parallel is not None
         with selectors.DefaultSelector() as selector:
+            plan, seen = keeper.plan(), 0
             while True:
-                busy = [worker for worker in self.workers if worker.stage]
                 if not self.failed and not self.stop():
-                    plan = keeper.plan()
-                    waiting = self._ready(plan, {worker.stage for worker in busy})
-                    idle = [worker for worker in self.workers if not worker.stage]
-                    if len(self.workers) < self.options.parallel and len(waiting) > len(idle):
-                        new = self._start()
-                        selector.register(new.process.stdout, selectors.EVENT_READ, new)  # type: ignore[arg-type]
-                        idle.append(new)
-                    for worker, planned in zip(idle, waiting, strict=False):
-                        self._give(worker, planned, plan, out, log)
-                    busy = [worker for worker in self.workers if worker.stage]
-                    if len(self.workers) < self.options.parallel and len(waiting) > len(idle):
-                        continue
-                elif busy:
+                    if seen != len(self.over):  # a stage has ended: others may start from it
+                        plan, seen = keeper.plan(), len(self.over)
+                    self._give_out(plan, selector, out, log)
+                elif any(worker.stage for worker in self.workers):
                     self._ask_to_stop()
-                if not busy:
+                if not any(worker.stage for worker in self.workers):
                     return
                 for key, _ in selector.select(_LOOK_S):
                     self._hear(key.data, selector, out)
+
+    def _give_out(self, plan: Plan, selector: selectors.BaseSelector, out: Path, log: JsonLines) -> None:
+        """A stage to each worker that waits; a worker is started for each that finds none, up to --parallel."""
+        assert self.options.parallel is not None
+        for planned in self._ready(plan, {worker.stage for worker in self.workers}):
+            worker = next((worker for worker in self.workers if not worker.stage), None)
+            if worker is None and len(self.workers) == self.options.parallel:
+                return
+            if worker is None:
+                worker = self._start()
+                selector.register(worker.process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
+            self._give(worker, planned, plan, out, log)
 
     def _ready(self, plan: Plan, at_work: set[str]) -> list[PlannedStage]:
         """The stages that can be trained now, in running order. Those that wait for others, or for a stretch that is trained once more, come
@@ -242,8 +248,7 @@ class _Run:
             *planned.averaged,
         ]
         borrow(out, folder, list(dict.fromkeys(ref.name for ref in refs if ref is not None)))
-        self.number += 1
-        worker.stage = name
+        worker.stage = self.newest = name
         assert worker.process.stdin is not None
         with suppress(BrokenPipeError):  # it is heard of when its output ends
             worker.process.stdin.write(json.dumps({"stage": name, "out": str(folder)}).encode() + b"\n")
