@@ -79,7 +79,7 @@ def side_by_side(folder: Path, work: Path, options: argparse.Namespace) -> str:
         # Who goes first changes, so that what a run leaves behind (heat, caches) falls on both alike.
         for words in ([], ["--parallel", str(options.parallel)])[:: 1 if pair % 2 == 0 else -1]:
             log = run(folder, work / f"out-{pair}-{len(words)}", words)
-            started = [e["time"] for e in log if e["event"] in ("StageStarted", "Note")]
+            started = [e["time"] for e in log if e["event"] == "StageStarted"]
             ended = [e["time"] for e in log if e["event"] == "StageFinished"]
             seconds[len(words)] = max(ended) - min(started)
         ratios.append(seconds[0] / seconds[2])

@@ -181,11 +181,16 @@ class _Run:
     def _loop(self, keeper: Keeper, out: Path, log: JsonLines) -> None:
         with selectors.DefaultSelector() as selector:
             plan, seen = keeper.plan(), 0
+            for _ in range(
+                min(self.options.parallel or 1, len(plan.work))
+            ):  # all at once: each loads torch for seconds
+                worker = self._start()
+                selector.register(worker.process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
             while True:
                 if not self.failed and not self.stop():
                     if seen != len(self.over):  # a stage has ended: others may start from it
                         plan, seen = keeper.plan(), len(self.over)
-                    self._give_out(plan, selector, out, log)
+                    self._give_out(plan, out, log)
                 elif any(worker.stage for worker in self.workers):
                     self._ask_to_stop()
                 if not any(worker.stage for worker in self.workers):
@@ -193,16 +198,11 @@ class _Run:
                 for key, _ in selector.select(_LOOK_S):
                     self._hear(key.data, selector, out)
 
-    def _give_out(self, plan: Plan, selector: selectors.BaseSelector, out: Path, log: JsonLines) -> None:
-        """A stage to each worker that waits; a worker is started for each that finds none, up to --parallel."""
-        assert self.options.parallel is not None
-        for planned in self._ready(plan, {worker.stage for worker in self.workers}):
-            worker = next((worker for worker in self.workers if not worker.stage), None)
-            if worker is None and len(self.workers) == self.options.parallel:
-                return
-            if worker is None:
-                worker = self._start()
-                selector.register(worker.process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
+    def _give_out(self, plan: Plan, out: Path, log: JsonLines) -> None:
+        """A stage to each worker that waits."""
+        idle = [worker for worker in self.workers if not worker.stage]
+        ready = self._ready(plan, {worker.stage for worker in self.workers}) if idle else []
+        for worker, planned in zip(idle, ready, strict=False):
             self._give(worker, planned, plan, out, log)
 
     def _ready(self, plan: Plan, at_work: set[str]) -> list[PlannedStage]:
