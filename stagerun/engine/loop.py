@@ -122,7 +122,7 @@ def whats_due(loop: StageLoop, state: TrainState) -> Iterator[SnapshotDue | Test
         yield TestDue(stage=loop.stage, iter=state.iter)
         if state.best.ended:
             return
-    if _due(loop, state.iter) and state.iter != loop.max_iter:
+    if snapshot_due(loop, state.iter) and state.iter != loop.max_iter:
         yield SnapshotDue(stage=loop.stage, iter=state.iter)
     if tests and not loop.tests_first:
         yield TestDue(stage=loop.stage, iter=state.iter)
@@ -153,10 +153,10 @@ def iterated(loop: StageLoop, iter: int, outcome: Outcome, knobs: Knobs, seconds
 def saves(loop: StageLoop, iter: int) -> bool:
     """Whether there may be a snapshot after `iter` updates that no stop makes: where one is due, and after an evaluation that may end the
     stage."""
-    return _due(loop, iter) or (loop.tests_first and due(iter, loop.test_interval, loop.max_iter))
+    return snapshot_due(loop, iter) or (loop.tests_first and due(iter, loop.test_interval, loop.max_iter))
 
 
-def _due(loop: StageLoop, iter: int) -> bool:
+def snapshot_due(loop: StageLoop, iter: int) -> bool:
     """Whether a snapshot is due after `iter` updates, that of the stage's end included."""
     return iter in loop.branch_points or iter == loop.max_iter or due(iter, loop.snapshot, loop.max_iter)
 

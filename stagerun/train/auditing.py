@@ -20,7 +20,7 @@ from stagerun.comm import Reducer, gather_json, runs_of
 from stagerun.engine.audit import TOLERANCE, Marks, alike, computed_again, heard, mark_of
 from stagerun.engine.codec import combined
 from stagerun.engine.images import Batch
-from stagerun.engine.loop import StageLoop, saves
+from stagerun.engine.loop import StageLoop, saves, snapshot_due
 from stagerun.engine.state import TrainState, digests, digests_held, tensors
 from stagerun.engine.update import BROKEN_OFF
 from stagerun.plan import State
@@ -92,7 +92,7 @@ class Audits:
                 self._tell([text for text in gather_json(self.comm, self.wrong) if text])
             snapshot = saves(self.loop, iter)
             before = self.run.differed.get(iter)
-            due = audits.is_due(iter - 1, how.compare_iter) and not snapshot
+            due = audits.is_due(iter - 1, how.compare_iter) and not snapshot_due(self.loop, iter)
             if self.comm.size > 1 and (due or before is not None):
                 yield from self._compare(iter)
             if before is not None and before.held:

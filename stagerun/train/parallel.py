@@ -1,8 +1,8 @@
 """`run --parallel N`: stages that don't wait for each other, side by side on one machine, each trained by one worker.
 
-A worker trains one stage after the other as `run --only STAGE` does, in a folder below OUT/parallel that has what the stage starts from under a second
+A worker trains one stage after the other as `run --only STAGE` does, in a folder below OUT/.parallel that has what the stage starts from under a second
 name. So it has the bits that it has alone with as many threads. This process holds OUT: when a stage is done, or stopped, it takes over the lines of
-its log, then its snapshots and results. What a kill leaves in OUT/parallel the next run takes over first. What is left at the end
+its log, then its snapshots and results. What a kill leaves in OUT/.parallel the next run takes over first. What is left at the end
 (ensembles, stretches that are trained once more) an ordinary run does.
 """
 
@@ -48,7 +48,8 @@ from stagerun.train.keeper import Keeper
 from stagerun.train.log_file import JsonLines
 from stagerun.train.options import RunOptions
 
-FOLDER = "parallel"
+FOLDER = ".parallel"
+MARK = ".stage"  # a file in each folder that is ours: nothing else is taken over, or deleted
 _LOOK_S = 0.2  # how often is looked for a request to stop
 _TAIL = 12  # lines of a worker that was lost which are shown
 # What a worker's log says of its own run, and the places that an index names.
@@ -60,7 +61,7 @@ def refuse(options: RunOptions, others: bool) -> None:
     wrong = {
         "--nproc": options.nproc not in (None, 1), "--hosts": others, "--profile": options.profile is not None,
         "--replay": options.replay is not None, "--log": bool(options.log), "--log-format": options.log_format != "text",
-        "--bind cores": options.bind == "cores",
+        "--bind cores": options.bind == "cores", "--timeout": bool(options.timeouts), "--comm-cores": options.comm_cores is not None,
     }  # fmt: skip
     if names := [name for name, given in wrong.items() if given]:
         raise UsageError(
@@ -72,9 +73,9 @@ def refuse(options: RunOptions, others: bool) -> None:
 
 
 def take_over(out: Path) -> None:
-    """What a run with --parallel that was killed has left in OUT/parallel. The caller holds OUT."""
+    """What a run with --parallel that was killed has left in OUT/.parallel. The caller holds OUT."""
     folder = out / FOLDER
-    if folder.is_dir():
+    if folder.is_dir() and not folder.is_symlink():
         for one in sorted(folder.iterdir()):
             if one.is_dir():
                 _take_over(out, one)
@@ -84,12 +85,16 @@ def take_over(out: Path) -> None:
 
 def _take_over(out: Path, made: Path) -> None:
     """The log first: what is taken over a second time replaces what was there."""
+    if made.is_symlink() or not (made / MARK).is_file():
+        return
     log = made / "log.jsonl"
     if log.is_file():
         with reporting("take over the log", out):
             lines = [line for line in log.read_bytes().splitlines() if _taken(line)]
-            with open(out / "log.jsonl", "ab") as file:
-                file.write(b"".join(line + b"\n" for line in lines))
+            with open(out / "log.jsonl", "a+b") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+                torn = file.read(1) not in (b"", b"\n")  # by a kill
+                file.write(b"\n" * torn + b"".join(line + b"\n" for line in lines))
     if (made / "snapshots").is_dir():
         give_back(store.LocalDisk(), made, out, made.name)
     shutil.rmtree(made, ignore_errors=True)
@@ -133,6 +138,7 @@ class _Run:
     workers: list[_Worker] = field(default_factory=list)
     failed: list[tuple[int, str]] = field(default_factory=list)
     over: set[str] = field(default_factory=set)  # stages that ended here
+    keeper: Keeper | None = None  # as soon as it holds the folder
     newest: str = ""  # the stage that was given out last
 
     def train(self) -> int | None:
@@ -141,6 +147,7 @@ class _Run:
         code: int | None = None
         try:
             keeper.open()
+            self.keeper = keeper
             take_over(out)
             with ExitStack() as stack:
                 stack.callback(self._end)
@@ -153,7 +160,7 @@ class _Run:
                     code = ExitCode.SAVED
                 log(self._last(keeper, code, time.monotonic() - began))
         finally:
-            keeper.close(code)
+            keeper.close(code if code is not None or sys.exc_info()[0] is not None else ExitCode.DONE)
         for _, text in self.failed:
             tell(text)
         return code
@@ -226,7 +233,7 @@ class _Run:
         return [planned for planned in plan.work if can(planned)]
 
     def _start(self) -> _Worker:
-        same = arguments(self.options, "folder", "overrides", "keep", "threads", "grace")
+        same = arguments(self.options, "folder", "overrides", "keep", "threads", "grace", "exact")
         environment = {**os.environ, LAUNCHER_PID: str(os.getpid()), "OMP_NUM_THREADS": str(self.options.threads)}
         said = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the worker
         # A session of its own: Ctrl-C is for this process, which asks each worker once.
@@ -240,7 +247,9 @@ class _Run:
     def _give(self, worker: _Worker, planned: PlannedStage, plan: Plan, out: Path, log: JsonLines) -> None:
         name = planned.stage.name
         folder = out / FOLDER / name
-        own = [planned.start] if planned.state is State.RESUME and planned.start is not None else []
+        own = list(plan.inventory.of(name)) if planned.state is State.RESUME else []  # a rollback may go back further
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / MARK).touch()
         refs: list[SnapshotRef | None] = [
             *own,
             *lineage(self.schedule, plan, planned),
@@ -280,7 +289,13 @@ class _Run:
         name, code = worker.stage, answer["code"]
         worker.stage = ""
         self.over.add(name)
-        _take_over(out, out / FOLDER / name)
+        try:
+            if self.keeper is not None:
+                self.keeper.require_held()
+            _take_over(out, out / FOLDER / name)
+        except StagerunError as error:  # the others are to be saved first; what is here the next run takes over
+            self.failed.append((int(error.exit_code), error.render()))
+            return
         with suppress(OSError):
             (out / FOLDER).rmdir()
         if code == ExitCode.DONE:

@@ -49,7 +49,7 @@ def results(out: Path) -> dict[str, object]:
 def assert_same(out: Path, alone: Path) -> None:
     wanted = content(alone)
     assert {name: its for name, its in content(out).items() if name in wanted} == wanted
-    assert results(out) == results(alone) and not (out / "parallel").exists()
+    assert results(out) == results(alone) and not (out / ".parallel").exists()
 
 
 def parallel(schedule: Path, out: Path, number: int, *words: object) -> CompletedProcess[str]:
@@ -78,7 +78,7 @@ def test_what_is_killed_or_stopped_goes_on_to_the_same_bits(
     run = small.processes.Run(
         ["run", str(schedule), "--out", str(out), "--threads", "1", "--parallel", "2"], {}
     ).start()
-    log = out / "parallel" / "d" / "log.jsonl"
+    log = out / ".parallel" / "d" / "log.jsonl"
     end = time.monotonic() + 200
     while not (log.exists() and '"Iterated"' in log.read_text()):
         assert time.monotonic() < end and run.process.poll() is None, run.wait()
@@ -87,7 +87,7 @@ def test_what_is_killed_or_stopped_goes_on_to_the_same_bits(
     run.wait()
     if sign is signal.SIGTERM:
         assert run.process.returncode == 75
-        assert not (out / "parallel").exists() and any(name.startswith("d-") for name in content(out))
+        assert not (out / ".parallel").exists() and any(name.startswith("d-") for name in content(out))
     # An ordinary run takes over what is left, as well as one with --parallel.
     done = small.run(schedule, out) if sign is signal.SIGKILL else parallel(schedule, out, 2)
     assert done.returncode == 0, done.stderr
@@ -100,7 +100,7 @@ def test_a_stage_that_fails_ends_the_run_with_its_code_and_the_rest_goes_on_late
     schedule, _ = tree
     done = parallel(schedule, tmp_path / "out", 2, "--set", "d.base_lr=1e30")
     assert done.returncode == 79 and "in stage `d` the loss is nan" in done.stderr, done.stderr
-    assert not (tmp_path / "out" / "parallel").exists()
+    assert not (tmp_path / "out" / ".parallel").exists()
     assert parallel(schedule, tmp_path / "out", 2).returncode == 0
 
 

@@ -18,7 +18,7 @@ from stagerun.command.options import arguments, command, option
 from stagerun.command.shared import Folder, Json, Nproc, Out, Overrides, Threads, limits
 from stagerun.launch import die_with_launcher
 from stagerun.launch.start import Orders, joined, start, work
-from stagerun.plan import Plan
+from stagerun.plan import Plan, State
 from stagerun.plan.counting import lineage
 from stagerun.store.logged import event_of
 from stagerun.store.second_names import borrow
@@ -70,7 +70,11 @@ class Found:
 
     @property
     def verdict(self) -> str:
-        return "DIFFERS" if self.wrong else "EQUIVALENT" if self.unlike else "BIT-EXACT"
+        if self.wrong:
+            return "DIFFERS"
+        if self.unlike:
+            return "EQUIVALENT" if self.apart is not None else "NOT COMPARABLE"
+        return "BIT-EXACT" if self.trained else "CONSISTENT"
 
 
 @command("verify-run")
@@ -125,7 +129,10 @@ class _Check:
                 "a run writes them with `audit_param { proof_iter: 100 }` in the `solver` of its schedule",
             )
         self._require_same(self.plan)
-        run = [event for event in events if isinstance(event, RunStarted)][-1]
+        runs = [event for event in events if isinstance(event, RunStarted)]
+        if not runs:
+            raise UsageError(f"{out / LOG} does not say how it was run", "it has no RunStarted: no run has written it")
+        run = runs[-1]
         self.nproc, self.threads = options.nproc or run.workers, options.threads or run.threads
         names = {stage.name for stage in schedule.stages}
         found = store.inventory(DISK, out, looking=True).snapshots
@@ -142,6 +149,10 @@ class _Check:
         found = Found(proofs=sum(map(len, self.proofs.values())), wrong=list(self.wrong))
         found.wrong += broken_chains(self.schedule, self.proofs)
         found.links = found.proofs
+        for planned in self.plan.stages:
+            audit, name = planned.stage.solver.audit, planned.stage.name
+            if audit is not None and audit.proof_iter and planned.state is State.DONE and name not in self.proofs:
+                found.wrong.append(f"the log has no proof of stage `{name}`, which is trained")
         self._snapshots(found)
         chosen = stretches(self.schedule, self.proofs, self.snapshots, self.options.iterations, self.options.seed)
         self._say(
@@ -216,7 +227,8 @@ class _Check:
         made = store.inventory(DISK, out).of(one.stage)
         theirs = [ref for ref in self.snapshots if ref.stage == one.stage]
         elastic = self.schedule.determinism is Determinism.ELASTIC
-        why = unlike(theirs[-1], made[-1], elastic) if theirs and made else []
+        # A run may have gone on in another environment: any of its snapshots may be of that.
+        why = next((w for ref in theirs if made and (w := unlike(ref, made[-1], elastic))), [])
         if not why:
             text = f"`{one.stage}` trained again from iteration {one.begins} has another state at iteration {different[0]} than the log proves"
             found.wrong.append(text)
@@ -306,6 +318,10 @@ def _shown(found: Found) -> Iterator[str]:
     elif found.verdict == "EQUIVALENT":
         far = f"; weights are {found.apart:.1g} of their way apart at most" if found.apart is not None else ""
         yield f"EQUIVALENT, not BIT-EXACT: {'; '.join(found.unlike)} ({did}{far})"
+    elif found.verdict == "NOT COMPARABLE":
+        yield f"NOT COMPARABLE: {'; '.join(found.unlike)}, and no snapshot lies where training came to ({did})"
+    elif found.verdict == "CONSISTENT":
+        yield f"CONSISTENT, with nothing trained again ({did})"
     else:
         yield f"BIT-EXACT: {did}"
 
