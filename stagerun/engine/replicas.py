@@ -78,8 +78,9 @@ class Replicas:
         self.compress_start = solver.compress.start_iter if solver.compress is not None else 0
         self.averaging = comm  # for what is averaged
         self.digests: dict[str, int] = {}
-        # Looks at what all have of `iter`, before a synchronisation makes one of it: later a wrong holder has spoilt all alike. Collective.
-        self.look: Callable[[int], None] | None = None
+        # Looks at what all have of `iter`, before a synchronisation makes one of it: later a wrong holder has spoilt all alike. And at the
+        # tensors that it has made, which all have: later each replica has gone its own way from them. Collective.
+        self.look: Callable[[int, Tensors], None] | None = None
 
     def around(self, plain: Callable[[], Reducer], iter: int) -> Switch:
         """The reducer of a stage that goes on from `iter`; `plain` makes that of all workers."""
@@ -151,7 +152,7 @@ class Replicas:
         if not self.parted or iter not in self.meetings:
             return None
         if self.look is not None:
-            self.look(iter)
+            self.look(iter, {})
         before = self.comm.traffic.sent
         self._keep()
         joined = self.apart if self.sync.momentum is SyncMomentum.AVERAGE else self.weights
@@ -166,7 +167,10 @@ class Replicas:
             _copy(self.trained, self.common)
         for r in self.own:
             _copy(joined, {name: self.kept[r][name] for name in joined})
-        return self.comm.traffic.sent - before
+        sent = self.comm.traffic.sent - before
+        if self.look is not None:
+            self.look(iter, {**joined, **self.common_by_name()})
+        return sent
 
     def _average(self, out: Tensors) -> None:
         own = [[self.kept[r][name] for name in out] for r in self.senders[self.comm.rank]]
@@ -199,9 +203,9 @@ class Replicas:
     def names(self) -> Tensors:
         """What `gather` hands over, by name, as tensors of the same shapes."""
         found = {f"{r}/{name}": t for r in range(self.count) for name, t in self.apart.items()}
-        return found | self._common_by_name(self.trained)
+        return found | self.common_by_name(self.trained)
 
-    def _common_by_name(self, like: Tensors | None = None) -> Tensors:
+    def common_by_name(self, like: Tensors | None = None) -> Tensors:
         """What all replicas have in common, by the names that it has in a snapshot: the live tensors, or of the shapes of `like`."""
         if self.sync.outer is not None:
             return remembered(like, like) if like is not None else self.outer.remembered() if self.outer else {}
@@ -224,7 +228,7 @@ class Replicas:
                 for name, part in self._split(vector).items():
                     take(f"{r}/{name}", part)
         if take is not None:
-            for name, tensor in self._common_by_name().items():
+            for name, tensor in self.common_by_name().items():
                 take(name, tensor)
 
     @torch.no_grad()
@@ -240,7 +244,7 @@ class Replicas:
             self.comm.broadcast(vector, 0)
             if r in self.own:
                 _copy(self._split(vector), self.kept[r])
-        for name, tensor in self._common_by_name().items():
+        for name, tensor in self.common_by_name().items():
             whole = (saved[name].to(tensor) if saved is not None else tensor).contiguous()
             self.comm.broadcast(whole, 0)
             tensor.copy_(whole)

@@ -170,17 +170,32 @@ def digests(state: TrainState) -> tuple[dict[str, int], bool]:
 
 
 def tensors(state: TrainState) -> dict[str, Tensor]:
-    """The live tensors, by the names that `digests` has."""
-    return {_called(part, name): tensor for part in PARTS for name, tensor in part(state).items()}
+    """The live tensors, by the names that `digests` and `common` have."""
+    return {_called(part, name): tensor for part in PARTS for name, tensor in part(state).items()} | common(state)
+
+
+def common(state: TrainState) -> dict[str, Tensor]:
+    """What all ranks hold besides PARTS: POWER_SGD's bases, and what parted replicas last went on from. The live tensors."""
+    bases = {f"{BASIS}{name}": t for name, t in state.residual.bases.items()} if state.residual is not None else {}
+    parted = state.replicas is not None and state.replicas.parted
+    return bases | (state.replicas.common_by_name() if parted and state.replicas is not None else {})
 
 
 def digests_held(state: TrainState) -> dict[str, int]:
     """The digests of all that other ranks hold, too: `digests`, and while replicas have parted `REPLICA/NAME` of those that this rank has a part
-    in. Leaves the network as it is."""
+    in; those of `common`. Leaves the network as it is."""
+    shared = digests_common(state)
     if state.replicas is None or not state.replicas.parted:
-        return digests(state)[0]
+        return digests(state)[0] | shared
     held = state.replicas.held_here()
-    return {f"{r}/{name}": digest(t) for r, its in held.items() for name, t in its.items()} | _remembered(state)
+    return (
+        {f"{r}/{name}": digest(t) for r, its in held.items() for name, t in its.items()} | _remembered(state) | shared
+    )
+
+
+def digests_common(state: TrainState) -> dict[str, int]:
+    """The digests of `common`."""
+    return {name: digest(t) for name, t in common(state).items()}
 
 
 def _remembered(state: TrainState) -> dict[str, int]:

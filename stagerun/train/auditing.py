@@ -18,7 +18,7 @@ from stagerun.base.recipe import Audit, OnDifference
 from stagerun.base.text import listed
 from stagerun.comm import Reducer, gather_json, runs_of
 from stagerun.engine.audit import TOLERANCE, Marks, alike, computed_again, heard, mark_of
-from stagerun.engine.codec import combined
+from stagerun.engine.codec import combined, digest
 from stagerun.engine.images import Batch
 from stagerun.engine.loop import StageLoop, saves, snapshot_due
 from stagerun.engine.state import TrainState, digests, digests_held, tensors
@@ -48,7 +48,8 @@ class Audits:
         self.iter, self.turn = -1, 0  # of the iteration that is computed, and of this rank's replica
         self.heard: Marks = {}
         self.differed: tuple[int, Differed] | None = None  # where it ended because ranks do, the same on all
-        if state.replicas is not None and how.compare_iter and self.comm.size > state.replicas.count:
+        self.notes: list[Note] = []  # of what was looked at inside an iteration
+        if state.replicas is not None and how.compare_iter and self.comm.size > 1:
             state.replicas.look = self._compare_replicas
         if self.comm.rank == 0:
             self._take_up()
@@ -87,6 +88,8 @@ class Audits:
     def after(self) -> Iterator[Note | Proof]:
         """What is due after the iteration that is over. Collective; RanksDiffer on rank 0, ToldByAnother elsewhere."""
         iter, how = self.state.iter, self.how
+        yield from self.notes
+        self.notes.clear()
         with self.comm.pulse.section(Section.SAVE):
             if audits.is_due(iter - 1, how.replay_iter) and self._alone(iter - 1):
                 self._tell([text for text in gather_json(self.comm, self.wrong) if text])
@@ -110,16 +113,20 @@ class Audits:
             self._compare_replicas(iter)
             return
         notes: list[Note] = []
-        agree(self.run, iter, notes, digests(self.state)[0])
+        agree(self.run, iter, notes, digests_held(self.state))
         yield from notes
 
-    def _compare_replicas(self, iter: int) -> None:
-        """Those that hold the same replica, with each other. Collective."""
+    def _compare_replicas(self, iter: int, made: Mapping[str, Tensor] | None = None) -> None:
+        """Those that hold the same replica, with each other, and all in what they have in common; or in what a synchronisation has `made`.
+        Collective."""
         replicas = self.state.replicas
         assert replicas is not None
+        if made:
+            agree(self.run, iter, self.notes, {name: digest(t) for name, t in made.items()})
+            return
         everybody = gather_json(self.comm, [host_name(), digests_held(self.state)])
-        for r in range(replicas.count):
-            held = [{n: d for n, d in found.items() if n.startswith(f"{r}/")} for _, found in everybody]
+        for r in (*map(str, range(replicas.count)), ""):
+            held = [{n: d for n, d in found.items() if _replica_in(n) == r} for _, found in everybody]
             ranks = [rank for rank, found in enumerate(held) if found]
             if any(held[rank] != held[ranks[0]] for rank in ranks) and not self.run.worker.others:
                 hosts = [everybody[rank][0] for rank in ranks]
@@ -308,6 +315,12 @@ class Audits:
     def _raise(self, error: RanksDiffer) -> None:
         self.remember(error)
         raise error if self.comm.rank == 0 else ToldByAnother(error.exit_code)
+
+
+def _replica_in(name: str) -> str:
+    """The replica that a tensor is of; '' of what all have in common."""
+    first = name.partition("/")[0]
+    return first if first.isdecimal() else ""
 
 
 def _where(run: StageRun, iter: int) -> str:

@@ -41,7 +41,7 @@ from stagerun.engine.compression import reducer_of
 from stagerun.engine.images import Batch
 from stagerun.engine.loop import StageLoop, train
 from stagerun.engine.losses import Loss
-from stagerun.engine.state import TrainState, digests, finite, saved_residual
+from stagerun.engine.state import TrainState, digests, digests_common, finite, saved_residual
 from stagerun.engine.traffic import dense_bytes_of
 from stagerun.launch.sparing import sparing
 from stagerun.plan import State
@@ -484,7 +484,7 @@ def _begin_snapshot(
                     run,
                     state.iter,
                     notes,
-                    {**found, **_of_replicas(state)},
+                    {**found, **_beside(state)},
                     not run.worker.others or snapshotter.capture.finite(),
                 )
 
@@ -508,15 +508,17 @@ def _begin_snapshot(
             if state.replicas is not None and state.replicas.differ(state.iter):
                 state.replicas.gather(None)
             found, good = digests(state)
-            if not agree(run, state.iter, notes, {**found, **_of_replicas(state)}, good):
+            if not agree(run, state.iter, notes, {**found, **_beside(state)}, good):
                 raise ToldByAnother(ExitCode.DIVERGED)
     run.said_ended = state.best.ended
     run.saved = state.iter  # not before: what a peer's death keeps from being compared is still to be saved
     yield from notes
 
 
-def _of_replicas(state: TrainState) -> dict[str, int]:
-    return state.replicas.digests if state.replicas is not None and state.replicas.differ(state.iter) else {}
+def _beside(state: TrainState) -> dict[str, int]:
+    """What is equal on all ranks besides the state itself."""
+    parted = state.replicas is not None and state.replicas.differ(state.iter)
+    return digests_common(state) | (state.replicas.digests if parted and state.replicas is not None else {})
 
 
 def _progress(run: StageRun, state: TrainState) -> Progress:

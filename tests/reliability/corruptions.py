@@ -1,9 +1,11 @@
 """Silent corruption on one worker of 2, 3 or 4, in runs with `audit_param`. A trial is a run of 8 iterations with two snapshots, and one of these:
 
-1 to 8 flipped bits in a weight, in what is remembered of updates, in averaged weights or BatchNorm's statistics, or in a sum of gradients as one rank
-has received it, at a random moment: found before a snapshot that is not that of a run left alone is published; arithmetic of one rank that is wrong
-by a thousandth, in one device batch: found if and only if it is the one that is audited; or from some iteration on: found by the next audit, and with
-three workers or more that rank is named and no other; or nothing: no alarm, and the same bits. Workers are threads of one process.
+1 to 8 flipped bits in a weight, in what is remembered of updates, in averaged weights or BatchNorm's statistics, in what replicas have in common, in a
+sum of gradients or an average of replicas as one rank has received it, at a random moment: found before a snapshot that is not that of a run left
+alone is published; 1 to 8 bits of one device batch's gradient, or arithmetic of one rank that is wrong by a thousandth in it: found if and only if
+it is the one that is audited; or from some iteration on: found by the next audit, and with three workers or more that rank is named and no other; bits
+of a residual, which no other worker has: not found, and the workers stay alike; or nothing: no alarm, and the same bits. Workers are threads of one
+process.
 """
 
 import random
@@ -23,8 +25,8 @@ from reliability.trial import Scenario, Trial
 from stagerun.base.errors import RanksDiffer, StagerunError
 from stagerun.base.events import Iterated
 from stagerun.comm import runs_of
-from stagerun.engine import apart, audit, update
-from stagerun.engine.state import TrainState, average, momentum, weights
+from stagerun.engine import apart, audit, replicas, update
+from stagerun.engine.state import TrainState, average, common, momentum, weights
 from stagerun.schedule.audits import audited_worker, is_due
 from stagerun.train import stage
 
@@ -34,14 +36,27 @@ WAYS = {
     "ELASTIC": ("", "determinism: ELASTIC", 3),
     "TOP_K": ("compress_param { method: TOP_K ratio: 0.1 }", "", 3),
     "LOCAL": ("sync_param { method: LOCAL replicas: 2 period: 3 }", "", 3),
+    "DILOCO": ("sync_param { method: DILOCO replicas: 4 period: 3 }", "", 3),
 }
+PARTED = ("LOCAL", "DILOCO")
 STATE = {
     "weight": lambda state: {n: t for n, t in weights(state).items() if "running" not in n and t.is_floating_point()},
     "momentum": momentum,
     "average": average,
     "statistics": lambda state: {n: t for n, t in weights(state).items() if "running" in n},
+    "common": common,
+    "residual": lambda state: {"": state.residual.vectors[0]} if state.residual is not None else {},
 }
-KINDS = ("weight", "weight", "momentum", "momentum", "average", "statistics", "received", "once", "stays", "nothing")
+KINDS = (
+    "weight", "weight", "weight", "momentum", "momentum", "momentum", "average", "average", "statistics", "statistics",
+    "received", "received", "averaged", "common", "gradient", "gradient", "residual", "once", "stays", "nothing", "nothing",
+)  # fmt: skip
+# What each can happen to, if not to all but DILOCO, of whose replicas each has one holder: others have not what is harmed, or no one to compare with.
+ONLY = {
+    "averaged": PARTED, "common": ("DILOCO",), "residual": ("TOP_K",), "average": ("FIXED", "ELASTIC", "TOP_K"),
+    "once": ("FIXED", "ELASTIC", "TOP_K"), "stays": ("FIXED", "ELASTIC", "TOP_K"), "gradient": ("FIXED", "ELASTIC", "TOP_K"),
+    "nothing": tuple(WAYS),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -77,17 +92,24 @@ class Harm:
 
     def __init__(self, fault: Fault) -> None:
         self.fault, self.mine, self.done, self.calls = fault, set[int](), False, 0
-        self.events, self.loss_of, self.apply = stage._events, update.loss_of, update.apply
+        self.events, self.loss_of, self.apply, self.average = (
+            stage._events,
+            update.loss_of,
+            update.apply,
+            replicas.average,
+        )
+        self.comm: object = None
 
     def noticing(self, run: stage.StageRun, loop: object, state: TrainState, *rest: object) -> Iterator[object]:
         fault = self.fault
         if run.worker.comm.rank == fault.rank:
             self.mine.add(id(state))
+            self.comm = run.worker.comm
         for event in self.events(run, loop, state, *rest):  # type: ignore[arg-type]
             here = isinstance(event, Iterated) and event.iter == fault.iter and id(state) in self.mine
-            if here and fault.kind in STATE and not self.done:
+            if here and fault.kind in STATE and not self.done and (held := STATE[fault.kind](state)):
                 self.done = True
-                flip(STATE[fault.kind](state), fault.seed)
+                flip(held, fault.seed)
             yield event
 
     def wrong(self, state: TrainState, *rest: object) -> torch.Tensor:
@@ -102,6 +124,32 @@ class Harm:
             return found * 1.001 if self.done else found
         return found
 
+    def before(self, state: TrainState, *rest: object) -> torch.Tensor:
+        """Of the device batch that is next: its gradient gets another bit as it comes to a parameter."""
+        fault = self.fault
+        if id(state) in self.mine and state.iter == fault.iter and not self.done:
+            self.calls += 1
+            self.done = self.calls == fault.batch + 1
+            if self.done:
+                parameter = random.Random(fault.seed).choice(state.solver.parameters).tensor
+
+                def spoil(gradient: torch.Tensor) -> torch.Tensor:
+                    handle.remove()
+                    found = gradient.clone()
+                    flip({"": found}, fault.seed)
+                    return found
+
+                handle = parameter.register_hook(spoil)
+        return self.loss_of(state, *rest)  # type: ignore[arg-type]
+
+    def averaging(self, comm: object, holders: object, own: object, out: list[torch.Tensor]) -> None:
+        self.average(comm, holders, own, out)  # type: ignore[arg-type]
+        if comm is self.comm and not self.done:
+            self.calls += 1
+            if self.calls == 1 + self.fault.iter % 3:  # a synchronisation's, or that of a snapshot
+                self.done = True
+                flip({str(n): t for n, t in enumerate(out) if t.is_floating_point()}, self.fault.seed)
+
     def applying(self, state: TrainState, found: update.Summed, *rest: object) -> None:
         fault = self.fault
         if fault.kind == "received" and id(state) in self.mine and state.iter == fault.iter and not self.done:
@@ -113,7 +161,7 @@ class Harm:
 def solver(way: str) -> str:
     more, _, compare = WAYS[way]
     return f"ema_decay: 0.9 snapshot: {SNAPSHOT} {more} audit_param {{ compare_iter: {compare} replay_iter: {REPLAY} }}".replace(
-        "ema_decay: 0.9 ", "" if way == "LOCAL" else "ema_decay: 0.9 "
+        "ema_decay: 0.9 ", "" if way in PARTED else "ema_decay: 0.9 "
     )
 
 
@@ -144,7 +192,11 @@ class Runs:
             if fault is not None:
                 harm = Harm(fault)
                 stack.enter_context(patch.object(stage, "_events", harm.noticing))
-                stack.enter_context(patch.object(update, "loss_of", harm.wrong))
+                harming = harm.before if fault.kind == "gradient" else harm.wrong
+                stack.enter_context(patch.object(update, "loss_of", harming))
+                stack.enter_context(
+                    patch.object(replicas, "average", harm.averaging if fault.kind == "averaged" else harm.average)
+                )
                 if fault.kind == "stays":
                     stack.enter_context(patch.object(audit, "loss_of", harm.wrong))
                 for module in (update, apart):
@@ -171,8 +223,11 @@ def outcome(fault: Fault, runs: Runs) -> tuple[str, str]:
     spoiled = [name for name, its in found.items() if wanted.get(name) != its]
     if fault.kind == "nothing":
         return "clean runs without an alarm", "a false alarm" if said or ended or found != wanted else ""
-    if fault.kind in ("once", "stays"):
+    if fault.kind in ("once", "stays", "gradient"):
         return arithmetic(fault, said, ended)
+    if fault.kind == "residual":
+        alone = "flips in residuals, which no other worker has, not found"
+        return alone, "" if ended in ("", "79") else f"ended with {ended}: {said}"
     if spoiled:
         return "", f"{spoiled} published"
     if not ended and found == wanted:
@@ -193,8 +248,8 @@ def arithmetic(fault: Fault, said: list[str], ended: str) -> tuple[str, str]:
     number = (fault.iter + 1) // REPLAY - 1
     audited = is_due(fault.iter, REPLAY) and audited_worker(run, number, fault.workers) == run[fault.batch]
     named = [rank for rank in range(fault.workers) if said and f"rank {rank} on " in said[-1]]
-    if fault.kind == "once":
-        if not ended:
+    if fault.kind in ("once", "gradient"):
+        if ended in ("", "79"):
             return "errors in one device batch, not audited", "it was audited" if audited else ""
         right = named == [fault.rank] and "has once computed" in said[-1]
         return "errors in one device batch, audited, found and named", "" if audited and right else f"said: {said}"
@@ -209,9 +264,10 @@ def arithmetic(fault: Fault, said: list[str], ended: str) -> tuple[str, str]:
 def draw(rng: random.Random) -> Fault:
     kind = rng.choice(KINDS)
     workers = rng.choice((2, 3, 4))
-    ways = [w for w in WAYS if w != "LOCAL" or (workers == 4 and kind not in ("once", "stays", "average"))]
+    workers = 4 if ONLY.get(kind, ()) in (PARTED, ("DILOCO",)) else workers
+    ways = [w for w in ONLY.get(kind, tuple(WAYS)[:-1]) if w not in PARTED or workers == 4]
     rank = rng.randrange(workers)
-    first = 0 if kind in ("received", "once", "stays") else 1
+    first = 0 if kind in ("received", "once", "stays", "gradient") else 1
     batch = rng.randrange(len(runs_of(LOGICAL, workers)[rank]))
     return Fault(kind, workers, rng.choice(ways), rank, rng.randrange(first, ITERATIONS), batch, rng.randrange(1 << 30))
 

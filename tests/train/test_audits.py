@@ -10,8 +10,9 @@ from processes import content
 
 from stagerun.base.errors import ExitCode, RanksDiffer, StagerunError
 from stagerun.base.events import Event, Iterated, Note, Proof, RunFinished
-from stagerun.engine import audit, update
-from stagerun.engine.state import TrainState, weights
+from stagerun.comm import Comm
+from stagerun.engine import audit, replicas, update
+from stagerun.engine.state import TrainState, common, weights
 from stagerun.schedule.audits import broken_link
 from stagerun.train import auditing, stage
 
@@ -134,6 +135,48 @@ def test_a_replicas_holders_are_compared(
     solver = "snapshot: 10 sync_param { method: LOCAL replicas: 2 period: 12 } audit_param { compare_iter: 3 replay_iter: 0 }"
     failure(make_schedule(tmp_path / "s", data, solver), tmp_path / "out", 4)
     assert raised[-1].startswith("after iteration 6 of stage `main`: rank 2 and rank 3 have different bits in `1/")
+
+
+@pytest.mark.parametrize(
+    ("solver", "name"),
+    [
+        ("sync_param { method: DILOCO replicas: 4 period: 3 }", "common/conv1.weight"),
+        ("sync_param { method: DILOCO replicas: 4 period: 3 }", "velocity/conv1.weight"),
+        ("compress_param { method: POWER_SGD rank: 1 }", "basis/"),
+    ],
+)
+def test_what_all_have_in_common_besides_the_state_is_compared(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: list[str], solver: str, name: str
+) -> None:
+    """Each replica has one holder, so that no other comparison would see it."""
+
+    def harm(state: TrainState) -> None:
+        held = common(state)
+        first = next(n for n in held if n.startswith(name))
+        held[first].view(torch.int32).flatten()[0] ^= 1 << 22
+
+    assert harmed(monkeypatch, harm, {1}, 5) == []
+    audit_param = "audit_param { compare_iter: 5 replay_iter: 0 on_difference: STOP }"
+    failure(make_schedule(tmp_path / "s", data, f"snapshot: 12 {solver} {audit_param}"), tmp_path / "out", 4)
+    assert f"`{name}" in raised[-1] and "rank 1 has other bits" in raised[-1]
+
+
+def test_the_average_of_replicas_is_compared_before_they_part_again(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: list[str]
+) -> None:
+    inner = replicas.average
+
+    def average(comm: Comm, holders: object, own: object, out: list[torch.Tensor]) -> None:
+        inner(comm, holders, own, out)  # type: ignore[arg-type]
+        if comm.rank == 1:
+            out[0].view(torch.int32).flatten()[0] ^= 1 << 3
+
+    monkeypatch.setattr(replicas, "average", average)
+    solver = "snapshot: 12 sync_param { method: LOCAL replicas: 4 period: 4 } audit_param { replay_iter: 0 }"
+    failure(make_schedule(tmp_path / "s", data, solver), tmp_path / "out", 4)
+    assert raised[-1].startswith(
+        "after iteration 4 of stage `main`: rank 1 has other bits than the other 3 workers in "
+    )
 
 
 def test_a_holder_is_looked_at_before_its_replica_is_averaged_into_all(
