@@ -18,22 +18,40 @@ def without_memory(model: recipe.Model) -> nn.Module:
         if from_outside(model):
             return build(model)
         try:
-            with torch.device("meta"):
+            with torch.device("meta"), _NothingDrawn():
                 return build(model)
         except NotImplementedError:  # torchvision's RegNets compute their widths with tensors, which must have memory
             with _LayersWithoutMemory():
                 return build(model)
 
 
-class _LayersWithoutMemory(TorchFunctionMode):
+_DRAWING = (nn.init.normal_, nn.init.uniform_, torch.Tensor.normal_, torch.Tensor.uniform_)
+
+
+class _NothingDrawn(TorchFunctionMode):
+    """Inside it, no numbers are drawn for tensors without memory. Torch would draw none either, but imports its compiler for that, which takes
+    seconds."""
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _DRAWING:
+            tensor = kwargs["tensor"] if "tensor" in kwargs else args[0]
+            if tensor.is_meta:
+                return tensor
+        return func(*args, **kwargs)
+
+
+class _LayersWithoutMemory(_NothingDrawn):
     """Inside it, the tensors that layers are made of have no memory; those that are computed with have."""
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in (torch.empty, torch.zeros, torch.ones):
-            return func(*args, **{**(kwargs or {}), "device": "meta"})
-        return func(*args, **(kwargs or {}))
+            kwargs = {**(kwargs or {}), "device": "meta"}
+        return super().__torch_function__(func, types, args, kwargs)
 
 
 def shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:

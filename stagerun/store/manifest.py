@@ -10,6 +10,7 @@ import re
 import unicodedata
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
+from functools import lru_cache
 
 from stagerun.base.errors import ResumeRefused
 from stagerun.base.snapshots import SnapshotRef
@@ -129,6 +130,7 @@ def encode(manifest: Manifest) -> bytes:
     return text + hashlib.sha256(text).hexdigest().encode() + b"\n"
 
 
+@lru_cache(maxsize=1024)  # a run looks at each of its snapshots before each of its stages
 def parse(data: bytes, name: str) -> Manifest:
     """The manifest of the snapshot of that name.
 
