@@ -17,6 +17,7 @@ from stagerun.data.records import LmdbSource, Records
 from stagerun.data.scratch import copies_of
 from stagerun.language import require_folders
 from stagerun.language.check_images import classes_problem
+from stagerun.language.nets import ignored_by_some_in, ignored_in
 from stagerun.system.imports import is_there
 
 
@@ -64,6 +65,7 @@ def require_usable(
     problems: list[Problem] = []
     stages = [s for s in schedule.stages if all(source.path in records for source in (s.data.train, *s.data.val))]
     looked_at: set[tuple[str, ...]] = set()
+    good: list[tuple[object, ...]] = []  # hundreds of stages take their images alike
     for stage in stages:
         train, *vals = [records[source.path] for source in (stage.data.train, *stage.data.val)]
         seen, classes = stage, _classes([train, *vals])
@@ -75,6 +77,9 @@ def require_usable(
             mistakes += filter(None, (_other_classes(train, val) for val in vals))
         if problem is not None and problem.message not in {other.message for other in problems}:
             problems.append(problem)
+        if (way := _way(seen)) in good:
+            continue
+        before = len(mistakes)
         try:  # what is done to colours fails for no image, and is left out: it needs torch
             function = python(stage) if python is not None else None
             if function is not None or not stage.solver.transform.python:
@@ -88,11 +93,22 @@ def require_usable(
                 mistakes += (_placed(one, stage, "test_transform_param") for one in loader.mistakes())
             except DataError as error:
                 mistakes.append(error)
+        if (
+            len(mistakes) == before and not stage.solver.transform.crop_size_ramp
+        ):  # which its other settings decide, too
+            good.append(way)
     if problems and not mistakes:
         raise RecipeError(problems)
     mistakes[:0] = [DataError(replace(problem, hint="").render(), problem.hint) for problem in problems]
     if mistakes:
         raise together(mistakes)
+
+
+def _way(stage: Stage) -> tuple[object, ...]:
+    """All that a stage's loaders depend on, but for the progress of a ramp."""
+    solver, beside = stage.solver, (ignored_in(stage), ignored_by_some_in(stage))
+    transforms = solver.transform, solver.test_transform, solver.test_batch_size
+    return stage.data, stage.model, *transforms, solver.random_seed, *beside
 
 
 def _placed(mistake: DataError, stage: Stage, transform: str) -> DataError:

@@ -24,7 +24,7 @@ from typing import IO, Any
 import stagerun
 from stagerun import store
 from stagerun.base.errors import ExitCode, PeerError, StagerunError, UsageError
-from stagerun.base.events import Failed, Note, RunFinished, RunStarted, StageFinished, Stopped
+from stagerun.base.events import Event, Failed, Note, RunFinished, RunStarted, StageFinished, Stopped
 from stagerun.base.recipe import Schedule
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.base.text import count, percent
@@ -72,22 +72,27 @@ def refuse(options: RunOptions, others: bool) -> None:
         raise UsageError("--parallel with a GPU", "stages side by side are for processors: leave --parallel out")
 
 
-def take_over(out: Path) -> None:
-    """What a run with --parallel that was killed has left in OUT/.parallel. The caller holds OUT."""
-    folder = out / FOLDER
+def take_over(keeper: Keeper) -> None:
+    """What a run with --parallel that was killed has left in OUT/.parallel, OUT being held; says of which stages."""
+    folder = keeper.out / FOLDER
     if folder.is_dir() and not folder.is_symlink():
         for one in sorted(folder.iterdir()):
-            if one.is_dir():
-                _take_over(out, one)
+            if one.is_dir() and not one.is_symlink() and (one / MARK).is_file():
+                before = len(keeper.inventory().of(one.name))
+                _take_over(keeper, one)
+                own = keeper.inventory().of(one.name)
+                what = (
+                    f"its snapshots up to iteration {own[-1].iter}" if len(own) > before else "its log, and no snapshot"
+                )
+                keeper.say(f"stage {one.name}: took over what a run with --parallel has left: {what}")
         with suppress(OSError):
             folder.rmdir()
 
 
-def _take_over(out: Path, made: Path) -> None:
-    """The log first: what is taken over a second time replaces what was there."""
-    if made.is_symlink() or not (made / MARK).is_file():
-        return
-    log = made / "log.jsonl"
+def _take_over(keeper: Keeper, made: Path) -> list[str]:
+    """The log first: what is taken over a second time replaces what was there. The snapshots of OUT that were found damaged there: they are set
+    aside."""
+    out, log, damaged = keeper.out, made / "log.jsonl", list[str]()
     if log.is_file():
         with reporting("take over the log", out):
             lines = [line for line in log.read_bytes().splitlines() if _taken(line)]
@@ -96,8 +101,16 @@ def _take_over(out: Path, made: Path) -> None:
                 torn = file.read(1) not in (b"", b"\n")  # by a kill
                 file.write(b"\n" * torn + b"".join(line + b"\n" for line in lines))
     if (made / "snapshots").is_dir():
-        give_back(store.LocalDisk(), made, out, made.name)
+        disk = store.LocalDisk()
+        give_back(disk, made, out, made.name)
+        bad = {store.snapshot_name(*place) for place in store.aside(disk, made).values()}
+        damaged = [ref.name for ref in keeper.inventory().snapshots if ref.name in bad and keeper.read(ref) is None]
+        own = keeper.inventory().of(made.name)
+        if own and any(stage.name == made.name for stage in keeper.schedule.stages):
+            with suppress(store.Damaged):  # it is set aside, and all before it is there
+                keeper.retain(own[-1])
     shutil.rmtree(made, ignore_errors=True)
+    return damaged
 
 
 def _taken(line: bytes) -> bool:
@@ -138,6 +151,7 @@ class _Run:
     workers: list[_Worker] = field(default_factory=list)
     failed: list[tuple[int, str]] = field(default_factory=list)
     over: set[str] = field(default_factory=set)  # stages that ended here
+    changed: bool = False  # since the newest plan
     keeper: Keeper | None = None  # as soon as it holds the folder
     newest: str = ""  # the stage that was given out last
 
@@ -148,7 +162,7 @@ class _Run:
         try:
             keeper.open()
             self.keeper = keeper
-            take_over(out)
+            take_over(keeper)
             with ExitStack() as stack:
                 stack.callback(self._end)
                 log = stack.enter_context(JsonLines(out / "log.jsonl", tell))
@@ -187,7 +201,7 @@ class _Run:
 
     def _loop(self, keeper: Keeper, out: Path, log: JsonLines) -> None:
         with selectors.DefaultSelector() as selector:
-            plan, seen = keeper.plan(), 0
+            plan = keeper.plan()
             for _ in range(
                 min(self.options.parallel or 1, len(plan.work))
             ):  # all at once: each loads torch for seconds
@@ -195,8 +209,8 @@ class _Run:
                 selector.register(worker.process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
             while True:
                 if not self.failed and not self.stop():
-                    if seen != len(self.over):  # a stage has ended: others may start from it
-                        plan, seen = keeper.plan(), len(self.over)
+                    if self.changed:  # a stage has ended: others may start from it
+                        plan, self.changed = keeper.plan(), False
                     self._give_out(plan, out, log)
                 elif any(worker.stage for worker in self.workers):
                     self._ask_to_stop()
@@ -276,7 +290,10 @@ class _Run:
             selector.unregister(worker.process.stdout)
             self.workers.remove(worker)
             code = worker.process.wait()
-            if worker.stage:
+            if worker.stage and self.stop() and code in (-signal.SIGTERM, ExitCode.SAVED):
+                # It was asked before it could listen: nothing was trained since its newest snapshot.
+                self._ended(worker, {"code": int(ExitCode.SAVED), "text": ""}, out)
+            elif worker.stage:
                 worker.said.seek(0)
                 said = worker.said.read().decode(errors="replace").rstrip().splitlines()[-_TAIL:]
                 error = PeerError(
@@ -287,17 +304,23 @@ class _Run:
 
     def _ended(self, worker: _Worker, answer: dict[str, Any], out: Path) -> None:
         name, code = worker.stage, answer["code"]
-        worker.stage = ""
+        worker.stage, self.changed = "", True
         self.over.add(name)
+        assert self.keeper is not None
         try:
-            if self.keeper is not None:
-                self.keeper.require_held()
-            _take_over(out, out / FOLDER / name)
+            self.keeper.require_held()
+            damaged = _take_over(self.keeper, out / FOLDER / name)
         except StagerunError as error:  # the others are to be saved first; what is here the next run takes over
             self.failed.append((int(error.exit_code), error.render()))
             return
         with suppress(OSError):
             (out / FOLDER).rmdir()
+        for one in damaged:  # its stage is trained again from what is left, and then this one
+            tell(f"snapshot {one} is damaged and was set aside as .bad-{one}")
+            place = store.parse_name(one)
+            self.over -= {name, place.stage if place is not None else name}
+        if damaged and code not in (ExitCode.DONE, ExitCode.SAVED):
+            return
         if code == ExitCode.DONE:
             say(f"stage {name}: {answer['text']}")
         elif code == ExitCode.SAVED:
@@ -339,9 +362,13 @@ def serve(options: RunOptions) -> int:
         os.dup2(2, 1)  # nothing else may come between them
         schedule = load(options.folder, options.overrides)
         stop.begin()
+        # And with it torch, while another worker trains the stage that all start from.
+        from stagerun.train.guest import train_as_guest
+
         for name, out in _orders():
             one = replace(options, out=out, only=(name,), until=None, retry=True, stage_by_stage=False)
-            os.write(answers, json.dumps(_trained(schedule, one, stop)).encode() + b"\n")
+            events = train_as_guest(schedule, one, stop, stop.left, lambda note: None)
+            os.write(answers, json.dumps(_answer(events)).encode() + b"\n")
             if stop():
                 break
         return ExitCode.DONE
@@ -356,12 +383,10 @@ def _orders() -> Iterator[tuple[str, str]]:
         yield order["stage"], order["out"]
 
 
-def _trained(schedule: Schedule, options: RunOptions, stop: StopRequest) -> dict[str, Any]:
-    from stagerun.train.guest import train_as_guest  # and with it torch
-
+def _answer(events: Iterator[Event]) -> dict[str, Any]:
     last, text = None, ""
     try:
-        for last in train_as_guest(schedule, options, stop, stop.left, lambda note: None):
+        for last in events:
             if isinstance(last, StageFinished):
                 text = _in_words(last)
     except StagerunError as error:

@@ -132,7 +132,7 @@ class Output:
             require_writable(options.profile)
         stack.push(lambda kind, error, trace: keeper.close(exit_code(error, self.last)))
         keeper.open()
-        take_over(keeper.out)
+        take_over(keeper)
         log = keeper.out / "log.jsonl"
         if self.watch is not None:
             self.watch.log(log)

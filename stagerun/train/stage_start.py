@@ -335,9 +335,12 @@ def _refuse_idle_rules(run: StageRun, model: torch.nn.Module) -> None:
     problems = Problems(schedule.files)
     if run.worker.keeper is not None and any(stage.solver.given for stage in schedule.stages):
         mistakes_in(schedule, run.worker.keeper.plan().stages, problems)
+    good: list[tuple[object, ...]] = []  # of hundreds of stages, most have the same
     for stage in schedule.stages:
-        if not stage.enabled:
+        rules = stage.model, stage.solver.param, stage.solver.freeze, stage.solver.compress
+        if not stage.enabled or rules in good:
             continue
+        before = problems.all()
         model = trained if stage.model == run.stage.model else without_memory(stage.model)
         try:
             trained_parameters(model, stage.solver.param, stage.solver.freeze)
@@ -357,5 +360,7 @@ def _refuse_idle_rules(run: StageRun, model: torch.nn.Module) -> None:
             for rule, hint in idle_rules(model, rules):
                 text = f"`{place}` with name `{rule.name}` and kind {rule.kind.value} fits no parameter of the model"
                 problems.add(stage.written(f"solver.{place}") or stage.span, text, hint)
+        if problems.all() == before:
+            good.append(rules)
     if problems:
         raise RecipeError(problems.all())

@@ -20,6 +20,9 @@ stage { name: "d" from: "" solver_param { base_lr: 0.05 lr_policy: "poly" power:
 ensemble { name: "all" members: ["b", "c"] }
 """
 
+ENDS = ("trunk-00000008", "a-00000006", "b-00000006", "c-00000004", "d-00000006")
+KEPT = 3  # `keep_snapshots`
+
 
 @pytest.fixture(scope="module")
 def tree(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
@@ -47,8 +50,13 @@ def results(out: Path) -> dict[str, object]:
 
 
 def assert_same(out: Path, alone: Path) -> None:
-    wanted = content(alone)
-    assert {name: its for name, its in content(out).items() if name in wanted} == wanted
+    wanted, found = content(alone), content(out)
+    assert {name: wanted[name] for name in found if name in wanted} == {
+        n: its for n, its in found.items() if n in wanted
+    }
+    assert set(ENDS) <= found.keys()
+    # A stop makes one more, in whose place an older one goes.
+    assert all(len([name for name in found if name.startswith(f"{stage}-")]) <= KEPT for stage in "bcd")
     assert results(out) == results(alone) and not (out / ".parallel").exists()
 
 
@@ -109,3 +117,37 @@ def test_what_needs_the_whole_machine_is_refused(tree: tuple[Path, Path], tmp_pa
     for words in (("--nproc", 2), ("--log", "csv"), ("--profile", tmp_path / "x")):
         refused = parallel(schedule, tmp_path / "out", 2, *words)
         assert refused.returncode == 64 and f"--parallel with {words[0]}: " in refused.stderr, refused.stderr
+
+
+def test_a_damaged_snapshot_is_set_aside_and_its_stage_trained_again(tree: tuple[Path, Path], tmp_path: Path) -> None:
+    """A worker finds it under its second name; the run goes on as one without --parallel does."""
+    schedule, alone = tree
+    out = tmp_path / "out"
+    assert parallel(schedule, out, 2, "--only", "trunk").returncode == 0
+    (end,) = (out / "snapshots").glob("trunk-00000008-*")
+    weights = max(end.glob("*.safetensors"), key=lambda path: path.stat().st_size)
+    data = bytearray(weights.read_bytes())
+    data[-5] ^= 1
+    weights.write_bytes(data)
+    done = parallel(schedule, out, 2)
+    assert done.returncode == 0, done.stderr
+    assert f"snapshot {end.name} is damaged and was set aside as .bad-{end.name}" in done.stderr
+    assert_same(out, alone)
+
+
+def test_what_a_killed_run_left_is_named_and_nothing_else_is_touched(tree: tuple[Path, Path], tmp_path: Path) -> None:
+    schedule, alone = tree
+    out = tmp_path / "out"
+    assert small.run(schedule, out, "--only", "d").returncode == 0
+    for name, mark in (("d", True), ("notes", False)):
+        folder = out / ".parallel" / name
+        folder.mkdir(parents=True)
+        (folder / "log.jsonl").write_text('{"event": "Iterated", "stage": "d"}\n')
+        if mark:
+            (folder / ".stage").touch()
+    (out / ".parallel" / "there").symlink_to(alone)
+    done = small.run(schedule, out)
+    assert done.returncode == 0, done.stderr
+    assert "stage d: took over what a run with --parallel has left: its log, and no snapshot" in done.stderr
+    assert sorted(p.name for p in (out / ".parallel").iterdir()) == ["notes", "there"]
+    assert (alone / "log.jsonl").exists()
