@@ -337,8 +337,8 @@ def _refuse_idle_rules(run: StageRun, model: torch.nn.Module) -> None:
         mistakes_in(schedule, run.worker.keeper.plan().stages, problems)
     good: list[tuple[object, ...]] = []  # of hundreds of stages, most have the same
     for stage in schedule.stages:
-        rules = stage.model, stage.solver.param, stage.solver.freeze, stage.solver.compress
-        if not stage.enabled or rules in good:
+        own = stage.model, stage.solver.param, stage.solver.freeze, stage.solver.compress
+        if not stage.enabled or own in good:
             continue
         before = problems.all()
         model = trained if stage.model == run.stage.model else without_memory(stage.model)
@@ -361,6 +361,6 @@ def _refuse_idle_rules(run: StageRun, model: torch.nn.Module) -> None:
                 text = f"`{place}` with name `{rule.name}` and kind {rule.kind.value} fits no parameter of the model"
                 problems.add(stage.written(f"solver.{place}") or stage.span, text, hint)
         if problems.all() == before:
-            good.append(rules)
+            good.append(own)
     if problems:
         raise RecipeError(problems.all())
