@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stagerun.base.recipe import Precision
-from stagerun.engine.codec import digest
+from stagerun.engine.codec import digest, mix
 from stagerun.engine.images import Batch
 from stagerun.engine.state import TrainState
 from stagerun.engine.update import Arithmetic, loss_of
@@ -24,10 +24,10 @@ TOLERANCE = {Precision.FP64: 1e-6, Precision.FP32: 1e-2, Precision.BF16: 0.2}
 
 
 def sketch(gradient: Tensor) -> list[float]:
-    """Norm, and the projection on a vector of signs that is the same everywhere: of a difference d it is about the norm of d."""
+    """Norm, and the projection on a vector of signs that is the same on all devices: of a difference d it is about the norm of d."""
     flat = gradient.detach().reshape(-1).double()
-    signs = torch.randint(0, 2, (flat.numel(),), generator=torch.Generator().manual_seed(flat.numel())).to(flat)
-    return [float(torch.linalg.vector_norm(flat)), float(flat @ (2 * signs - 1))]
+    signs = mix(torch.zeros(flat.numel(), dtype=torch.int64, device=flat.device), 0) & 1
+    return [float(torch.linalg.vector_norm(flat)), float(flat @ (2 * signs - 1).double())]
 
 
 def alike(a: Mapping[str, list[float]], b: Mapping[str, list[float]], tolerance: float) -> bool:

@@ -16,7 +16,7 @@ from stagerun.base.recipe import Determinism, Solver
 from stagerun.comm import Comm
 from stagerun.comm.residual import BASIS, Residual
 from stagerun.engine.averages import Average, BatchStatistics
-from stagerun.engine.codec import Packed, digest, digest_and_look
+from stagerun.engine.codec import Packed, digest, digest_and_look, digest_there
 from stagerun.engine.device import dtype_of, synchronize
 from stagerun.engine.parameters import frozen_norms, still_in, trained_parameters
 from stagerun.engine.replicas import Replicas
@@ -171,7 +171,11 @@ def digests(state: TrainState) -> tuple[dict[str, int], bool]:
 
 def tensors(state: TrainState) -> dict[str, Tensor]:
     """The live tensors, by the names that `digests` and `common` have."""
-    return {_called(part, name): tensor for part in PARTS for name, tensor in part(state).items()} | common(state)
+    return _live(state) | common(state)
+
+
+def _live(state: TrainState) -> dict[str, Tensor]:
+    return {_called(part, name): tensor for part in PARTS for name, tensor in part(state).items()}
 
 
 def common(state: TrainState) -> dict[str, Tensor]:
@@ -186,16 +190,20 @@ def digests_held(state: TrainState) -> dict[str, int]:
     in; those of `common`. Leaves the network as it is."""
     shared = digests_common(state)
     if state.replicas is None or not state.replicas.parted:
-        return digests(state)[0] | shared
+        return digests_there(state) | shared
     held = state.replicas.held_here()
-    return (
-        {f"{r}/{name}": digest(t) for r, its in held.items() for name, t in its.items()} | _remembered(state) | shared
-    )
+    parted = {f"{r}/{name}": digest_there(t) for r, its in held.items() for name, t in its.items()}
+    return parted | _remembered(state) | shared
+
+
+def digests_there(state: TrainState) -> dict[str, int]:
+    """What `digests` is of, with `digest_there`."""
+    return {name: digest_there(t) for name, t in _live(state).items()} | _remembered(state)
 
 
 def digests_common(state: TrainState) -> dict[str, int]:
-    """The digests of `common`."""
-    return {name: digest(t) for name, t in common(state).items()}
+    """Those of `common`, with `digest_there`."""
+    return {name: digest_there(t) for name, t in common(state).items()}
 
 
 def _remembered(state: TrainState) -> dict[str, int]:

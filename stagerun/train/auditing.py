@@ -18,10 +18,10 @@ from stagerun.base.recipe import Audit, OnDifference
 from stagerun.base.text import listed
 from stagerun.comm import Reducer, gather_json, runs_of
 from stagerun.engine.audit import TOLERANCE, Marks, alike, computed_again, heard, mark_of
-from stagerun.engine.codec import combined, digest
+from stagerun.engine.codec import combined, digest_there
 from stagerun.engine.images import Batch
 from stagerun.engine.loop import StageLoop, saves, snapshot_due
-from stagerun.engine.state import TrainState, digests, digests_held, tensors
+from stagerun.engine.state import TrainState, digests_held, digests_there, tensors
 from stagerun.engine.update import BROKEN_OFF
 from stagerun.plan import State
 from stagerun.schedule import audits
@@ -71,7 +71,7 @@ class Audits:
     def _prove(self) -> None:
         replicas = self.state.replicas
         parted = replicas is not None and replicas.parted and replicas.differ(self.state.iter)
-        found = self._first(digests_held(self.state)) if parted else digests(self.state)[0]
+        found = self._first(digests_held(self.state)) if parted else digests_there(self.state)
         self._state = f"{combined(found):016x}"
         self.run.proof = audits.chained(self.run.proof, self.state.iter, self._state)
 
@@ -122,7 +122,7 @@ class Audits:
         replicas = self.state.replicas
         assert replicas is not None
         if made:
-            agree(self.run, iter, self.notes, {name: digest(t) for name, t in made.items()})
+            agree(self.run, iter, self.notes, {name: digest_there(t) for name, t in made.items()})
             return
         everybody = gather_json(self.comm, [host_name(), digests_held(self.state)])
         for r in (*map(str, range(replicas.count)), ""):

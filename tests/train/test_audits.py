@@ -1,19 +1,26 @@
 """`audit_param`: it changes no bit, finds what is wrong and who, and its proofs are those of an uninterrupted run."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from nan_help import lives, make_data, make_schedule, same, told_of
 from processes import content
 
+from stagerun import store
 from stagerun.base.errors import ExitCode, RanksDiffer, StagerunError
 from stagerun.base.events import Event, Iterated, Note, Proof, RunFinished
 from stagerun.comm import Comm
 from stagerun.engine import audit, replicas, update
+from stagerun.engine import state as states
+from stagerun.engine.codec import mixed
 from stagerun.engine.state import TrainState, common, weights
+from stagerun.language import load
 from stagerun.schedule.audits import broken_link
+from stagerun.tools.verify_run.states import state_in
 from stagerun.train import auditing, stage
 
 ALL = "audit_param { compare_iter: 2 replay_iter: 1 proof_iter: 3 }"
@@ -315,3 +322,38 @@ def test_pairs_cover_all_in_turn() -> None:
                 assert audited(auditor(rank, n, workers), n, workers) == rank
                 if workers > 2:
                     assert len({rank, auditor(rank, n, workers), judge(rank, n, workers)}) == 3
+
+
+# -- digests of a GPU, on the CPU: a GPU adds up the same integers
+
+
+@pytest.mark.parametrize("shape", [(1,), (3,), (4, 5), (70_001,), (2, 3, 4, 4)])
+def test_a_digest_of_a_gpu_is_the_sum_of_its_mixed_words(shape: tuple[int, ...]) -> None:
+    tensor = torch.randn(shape)
+    data = tensor.numpy().tobytes()
+    whole = len(data) // 8 * 8
+    words = np.frombuffer(data[:whole] + data[whole:].ljust(8, b"\0"), np.uint64)
+    places = np.arange(1, len(words) + 1, dtype=np.uint64)
+    places[-1] = np.int64(-len(data)).astype(np.uint64)
+    with np.errstate(over="ignore"):
+        x = words + places * np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        assert mixed(tensor) == int((x ^ (x >> np.uint64(31))).sum(dtype=np.uint64))
+    if len(shape) == 4:
+        assert mixed(tensor.to(memory_format=torch.channels_last)) == mixed(tensor)
+    assert mixed(torch.cat([torch.zeros(1), tensor.flatten()])[1:].view(shape)) == mixed(tensor)
+
+
+def test_proofs_of_a_gpu_are_those_of_its_snapshots(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(states, "digest_there", mixed)
+    solver = "snapshot: 4 ema_decay: 0.9 audit_param { proof_iter: 4 }"
+    schedule = make_schedule(tmp_path / "s", data, solver)
+    found = {p[1]: p[2] for p in proofs(lives(schedule, tmp_path / "out", 2))}
+    disk = store.LocalDisk()
+    for ref in store.inventory(disk, tmp_path / "out").snapshots:
+        there = replace(ref, environment={**ref.environment, "device": "a GPU"})
+        files, stage = store.read(disk, tmp_path / "out", ref), load(str(schedule)).stage("main")
+        assert state_in(stage, there, files) == found[ref.iter] != state_in(stage, ref, files)

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 
 from stagerun.base.recipe import Stage
 from stagerun.base.snapshots import SnapshotRef
-from stagerun.engine.codec import combined, decode, digest
+from stagerun.engine.codec import combined, decode, mixed
+from stagerun.engine.codec import digest as on_host
 from stagerun.engine.device import differences
 from stagerun.engine.state import counters
 from stagerun.schedule import parting
@@ -17,6 +18,7 @@ from stagerun.train.progress import AVERAGE, MOMENTUM, REPLICAS, WEIGHTS, progre
 def state_in(stage: Stage, ref: SnapshotRef, files: Mapping[str, bytes]) -> str | None:
     """The digest of a snapshot's state as a Proof has it. KeyError, ValueError for what no run writes."""
     solver, progress = stage.solver, progress_of(files)
+    digest = on_host if ref.environment.get("device") == "cpu" else mixed
     found = {name: digest(t) for file in (WEIGHTS, MOMENTUM) for name, t in decode(files[file]).items()}
     if AVERAGE in files:
         found |= {f"ema/{name}": digest(t) for name, t in decode(files[AVERAGE]).items()}
