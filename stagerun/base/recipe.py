@@ -661,6 +661,7 @@ FROM_ITER = "from_iter"
 # iterations, and, in a plan alone, their ids.
 AVERAGE = "average."
 AVERAGE_OF = "average.of"
+AVERAGE_MEMBERS = "average.members"
 # The key of the digest of what `Solver.start` names, and of what `Loss.teacher_weights` does. It is in `origins` of every stage that
 # has them, and in its identity as far as someone has looked: a file that is gone makes nothing stale. Of a .solverstate:
 # `ITER DIGEST DIGEST`, of the state and of the weights.

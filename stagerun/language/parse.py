@@ -322,7 +322,9 @@ class Reader(Cursor):
             value = self.value(field, name)
             return None if value is None else (value,)
         if not field.is_repeated:
-            self.fail(opening, f"`{field.name}` takes one value, not a list")
+            sweep = f"to train with each, write a `sweep {{ name: ... solver {{ {field.name}: ... }} }}` for each"
+            hint = sweep if field.containing_type.name == "Solver" else "write one of them"
+            self.fail(opening, f"`{field.name}` takes one value, not a list", hint)
             self.skip_value()
             return None
         self.take()

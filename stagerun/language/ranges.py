@@ -109,6 +109,13 @@ def _sound_value(block: Block, entry: Entry, value: Value, problems: Problems) -
 
 
 _HINTS = {
+    "Solver.max_iter": "`enabled: false` leaves a stage out",
+    "Solver.max_epoch": "`enabled: false` leaves a stage out",
+    "Solver.power": "1 is a straight line to zero, 2 falls faster at first",
+    "Solver.weight_decay": "0 is none",
+    "Solver.batch_size": "the images of one update, over all workers",
+    "Solver.device_batch_size": "the images of one forward pass",
+    "TransformParameter.crop_size": "leave it out for images as large as they are",
     "Solver.clip_gradients": "leave it out for no clipping",
     "Solver.test_iter": "leave it out to evaluate every image",
     "CompressionParameter.ratio": "0.01 sends one value in a hundred",

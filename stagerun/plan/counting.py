@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from stagerun.base.recipe import (
     ABSENT,
+    AVERAGE_MEMBERS,
     AVERAGE_OF,
     FILES,
     FROM_ITER,
@@ -17,6 +18,7 @@ from stagerun.base.recipe import (
 from stagerun.base.snapshots import TRAINING_SET, Inventory, SnapshotRef, how_far, same_set
 from stagerun.language.values import unsaid
 from stagerun.plan.planned import Change, Plan, PlannedStage, State, label
+from stagerun.plan.raised import MAX_ITER, goes_beyond, only_longer, shorter, what_differs
 
 IMAGES = "data.train.source"  # in a Change: no field of identity, but what lies there
 
@@ -102,7 +104,7 @@ def taught_by(stage: Stage, teacher: PlannedStage, inventory: Inventory) -> Stag
     teacher that is as it was, will be what it was: that of the stage's newest snapshot."""
     found = teacher.end.id if teacher.end is not None else ""
     own = inventory.of(stage.name)
-    if not found and own and teacher.state is not State.STALE and not teacher.again:
+    if not found and own and teacher.comes_to_the_same_end:
         before = own[-1].identity.get(TEACHER, "")
         found = before if all(ref.id != before for ref in inventory.snapshots) else ""
     return replace(stage, identity={**stage.identity, TEACHER: found})
@@ -110,7 +112,7 @@ def taught_by(stage: Stage, teacher: PlannedStage, inventory: Inventory) -> Stag
 
 def averaged_from(
     stage: Stage,
-    members: Sequence[tuple[PlannedStage, SnapshotRef | None]],
+    members: Sequence[tuple[PlannedStage, int | None, SnapshotRef | None]],
     inventory: Inventory,
 ) -> Stage:
     """The stage with the ids of the snapshots that it is averaged from in its identity, as `taught_by`; '' where one is not known."""
@@ -119,25 +121,40 @@ def averaged_from(
     before = before if len(before) == len(members) else [""] * len(members)
     there = {ref.id for ref in inventory.snapshots}
     ids = []
-    for (planned, ref), id in zip(members, before, strict=True):
-        comes_again = planned.state is not State.STALE and not planned.again and id not in there
+    for (planned, iter, ref), id in zip(members, before, strict=True):
+        same = planned.comes_to_the_same_end if iter is None else planned.comes_by_the_same
+        comes_again = same and id not in there
         ids.append(ref.id if ref is not None else id if comes_again else "")
     return replace(stage, identity={**stage.identity, AVERAGE_OF: " ".join(ids) if all(ids) else ""})
 
 
 def counts(ref: SnapshotRef, stage: Stage, source: Source | None, inventory: Inventory) -> bool:
     """Whether the stage, trained now, would come by this snapshot."""
+    changed = set(changed_fields(ref, stage))
     if source is None:
         came_from = ref.parent == ""
     elif source.at:
         came_from = any(ref.parent == start.id for start in source.at)
+        changed.discard(FROM_ITER)  # the id says it: that place may have been the parent's end
     else:
         # The parent has lost that snapshot (damaged, or deleted). Unchanged, it will come to the same bits, and if not,
         # the next plan sees another id. What is still there did not get lost: the end of another stage, or that of an
         # older definition of a parent that is half trained again.
         lost = ref.parent != "" and all(ref.parent != other.id for other in inventory.snapshots)
-        came_from = lost and source.parent.state is not State.STALE and not source.parent.again
-    return came_from and not changed_fields(ref, stage) and ref.iter <= stage.solver.max_iter
+        parent = source.parent
+        came_from = lost and (parent.comes_to_the_same_end if stage.parent_iter is None else parent.comes_by_the_same)
+    return came_from and not changed and ref.iter <= stage.solver.max_iter
+
+
+def unless_over(refs: tuple[SnapshotRef, ...], own: tuple[SnapshotRef, ...], stage: Stage) -> tuple[SnapshotRef, ...]:
+    """The snapshots that count for the stage, without those of a shorter one whose end is among its `own` and doesn't: from before it
+    that would be trained again, unasked."""
+    over = {
+        ref.identity.get(MAX_ITER)
+        for ref in own
+        if goes_beyond(ref, stage) and changed_fields(ref, stage) == [MAX_ITER]
+    }
+    return tuple(ref for ref in refs if ref.identity.get(MAX_ITER) not in over)
 
 
 def of_these_images(refs: tuple[SnapshotRef, ...], stage: Stage, schedule: Schedule) -> tuple[SnapshotRef, ...]:
@@ -149,10 +166,13 @@ def of_these_images(refs: tuple[SnapshotRef, ...], stage: Stage, schedule: Sched
         return same_set(ref.environment.get(TRAINING_SET, ""), now) is False
 
     # What led to such an end is not a place to go on from: the stage would be trained again, unasked.
-    since = max(((ref.attempt, ref.serial) for ref in refs if ref.ends(last) and other(ref)), default=None)
+    def ends(ref: SnapshotRef) -> bool:
+        return ref.ends(last) or goes_beyond(ref, stage)
+
+    since = max(((ref.attempt, ref.serial) for ref in refs if ends(ref) and other(ref)), default=None)
     if since is None:
         return refs
-    return tuple(ref for ref in refs if not other(ref) and (ref.ends(last) or (ref.attempt, ref.serial) > since))
+    return tuple(ref for ref in refs if not other(ref) and (ends(ref) or (ref.attempt, ref.serial) > since))
 
 
 def changed_fields(ref: SnapshotRef, stage: Stage) -> list[str]:
@@ -169,6 +189,10 @@ def changed_fields(ref: SnapshotRef, stage: Stage) -> list[str]:
             return ref.identity.get(field, default) != stage.identity.get(field, default)
         if field == TESTED_LABELS and field not in ref.identity:
             return False  # not known then; a stage that had neither labels nor `early_stop` differs in these
+        if field == MAX_ITER and only_longer(ref, stage):
+            return False
+        if field == AVERAGE_MEMBERS and (ref.identity.get(AVERAGE_OF) or "?") == stage.identity.get(AVERAGE_OF):
+            return False  # the ids say it: one of them may have been a stage's end
         if field in FILES and field not in ref.identity:
             return field in stage.origins
         if field not in stage.identity and field in stage.origins:
@@ -192,6 +216,8 @@ def why_stale(
     changed = changed_fields(newest, stage)
     changes = tuple(_change(field, newest, stage) for field in changed if field not in (FROM_ITER, TEACHER, AVERAGE_OF))
     images = _other_images(newest, stage, schedule)
+    if changed == [MAX_ITER] and (differs := what_differs(newest, stage)):
+        return f"its max_iter was raised, and it can't go on from what was trained: {differs}", changes + images
     if changes:
         return (
             "its definition has changed since it was trained: it was edited, or `run` had a --set that isn't given here",
@@ -206,6 +232,8 @@ def why_stale(
     if source is None:
         return "it was trained from another stage, and now starts from the seed", ()
     now = stage.starts_from
+    if text := _from_old_end(newest, stage, source, inventory):
+        return text, ()
     if newest.parent == "":
         return f"it was trained from the seed, and now starts from `{now}`", ()
     before = next((ref.stage for ref in inventory.snapshots if ref.id == newest.parent), source.parent.stage.name)
@@ -222,6 +250,27 @@ def why_stale(
     return f"its parent `{source.parent.stage.name}` is to be trained again", ()
 
 
+def _from_old_end(ref: SnapshotRef, stage: Stage, source: Source, inventory: Inventory) -> str:
+    """What is said of a stage that started where its parent, which is longer now, ended; '' of another."""
+    parent = source.parent.stage
+    start = next((other for other in inventory.of(parent.name) if other.id == ref.parent), None)
+    if (
+        stage.parent_iter is not None
+        or start is None
+        or not goes_beyond(start, parent)
+        or changed_fields(start, parent)
+    ):
+        return ""
+    keeps = f' (`from: "{parent.name}@{start.iter}"` keeps it)' if stage.average is None else ""
+    goes = f"goes on from iteration {start.iter} to {parent.solver.max_iter}"
+    return f"it started from the end of `{parent.name}`, which {goes}{keeps}"
+
+
+def raised(ref: SnapshotRef, stage: Stage) -> tuple[Change, ...]:
+    """The change of `max_iter` since a snapshot that counts, if there was one."""
+    return (_change(MAX_ITER, ref, stage),) * (shorter(ref, stage) is not None)
+
+
 def _other_teacher(ref: SnapshotRef, stage: Stage, inventory: Inventory) -> str:
     teacher, now, before = stage.solver.teacher, stage.identity.get(TEACHER, ""), ref.identity.get(TEACHER, "")
     old = next((other.stage for other in inventory.snapshots if other.id == before), teacher)
@@ -230,7 +279,7 @@ def _other_teacher(ref: SnapshotRef, stage: Stage, inventory: Inventory) -> str:
     return (
         f"it was taught by another end of `{teacher}`"
         if now
-        else f"its teacher `{teacher}` is stale, or to be trained again"
+        else f"its teacher `{teacher}` is stale, longer now, or to be trained again"
     )
 
 
@@ -241,7 +290,7 @@ def _other_average(ref: SnapshotRef, stage: Stage) -> str:
         return f"it was not trained from an average, and now starts from `{stage.average}`"
     if stage.identity.get(AVERAGE_OF):
         return f"it was trained from an average `{stage.average}` of other snapshots"
-    return f"snapshots that `{stage.average}` is averaged from are stale, or to be trained again"
+    return f"snapshots that `{stage.average}` is averaged from are stale, longer now, or to be trained again"
 
 
 def _other_images(ref: SnapshotRef, stage: Stage, schedule: Schedule) -> tuple[Change, ...]:

@@ -105,7 +105,9 @@ def lost_points(
     children: dict[tuple[str, int | None], list[str]] = {}
     for name, child in planned.items():
         source = sources[name]
-        gone = [(source.parent.stage.name, child.stage.parent_iter)] if source is not None and not source.at else []
+        parent = source.parent if source is not None and not source.at else None
+        comes = parent is not None and (child.stage.parent_iter is not None or parent.comes_to_the_same_end)
+        gone = [(parent.stage.name, child.stage.parent_iter)] if parent is not None and comes else []
         if usable[name] and child.state is not State.DISABLED:
             for place in dict.fromkeys([*gone, *lacking[name]]):
                 children.setdefault(place, []).append(name)

@@ -23,13 +23,16 @@ from stagerun.plan.counting import (
     of_these_images,
     points_averaged,
     points_of,
+    raised,
     source_of,
     taken_over,
     taught_by,
+    unless_over,
     why_stale,
 )
 from stagerun.plan.pieces import has_passed, lost_points, pieces
 from stagerun.plan.planned import Change, Lost, Plan, PlannedStage, State, label
+from stagerun.plan.raised import goes_beyond
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +221,10 @@ def make_plan(
         if above is not None:
             _require_later(schedule, stage, planned[above].stage)
         teacher = planned[stage.solver.teacher] if stage.solver.teacher is not None else None
-        averaged = [(planned[of], at(iter, planned[of], usable[of])) for of, iter in points_averaged(schedule, stage)]
-        needs = tuple({id(one): one for one in (teacher, *(one for one, _ in averaged)) if one is not None}.values())
+        averaged = [
+            (planned[of], iter, at(iter, planned[of], usable[of])) for of, iter in points_averaged(schedule, stage)
+        ]
+        needs = tuple({id(one): one for one in (teacher, *(one for one, *_ in averaged)) if one is not None}.values())
         if not below.isdisjoint((above, *(one.stage.name for one in needs))) and name not in asked.keep:
             below.add(name)
         if teacher is not None:
@@ -229,9 +234,8 @@ def make_plan(
         sources[name] = source
         inventory = taken_over(stage, source, inventory, known)
         usable[name], found = _plan_stage(schedule, stage, sources, needs, inventory, name in below, asked)
-        planned[name] = _with_average(found, [ref for _, ref in averaged], teacher)
-        there = zip(points_averaged(schedule, stage), averaged, strict=True)
-        lacking[name] = [point for point, (_, ref) in there if ref is None]
+        planned[name] = _with_average(found, [ref for *_, ref in averaged], teacher)
+        lacking[name] = [(one.stage.name, iter) for one, iter, ref in averaged if ref is None]
     planned = {name: _left_out(stage, name in asked.chosen, planned) for name, stage in planned.items()}
     points = points_of(schedule, usable)
     again = pieces(planned, usable, sources, _missing(schedule, points, asked.chosen, planned))
@@ -350,7 +354,7 @@ def _plan_stage(
     named by --redo, or follows from one that is."""
     own, source = inventory.of(stage.name), sources[stage.name]
     usable = tuple(ref for ref in own if counts(ref, stage, source, inventory))
-    usable = of_these_images(usable, stage, schedule)
+    usable = of_these_images(unless_over(usable, own, stage), stage, schedule)
     position, skipped, at_most = left_off(stage, sources)
     planned = PlannedStage(
         stage=stage,
@@ -364,7 +368,9 @@ def _plan_stage(
     if usable:
         # An end is an end, even if a stretch was trained once more elsewhere and left out images there.
         ends = [ref for ref in usable if ref.ends(stage.solver.max_iter)]
-        return usable, _gone_on(planned, max(ends or usable, key=how_far), kept=False)
+        newest = max(ends or usable, key=how_far)
+        if stage.name not in asked.keep or not goes_beyond(newest, stage):
+            return usable, _gone_on(planned, newest, kept=False)
     if stage.name in asked.keep and own:
         newest = max(own, key=lambda ref: (ref.attempt, ref.iter))
         same = completed(newest.identity)
@@ -404,6 +410,8 @@ def _gone_on(planned: PlannedStage, newest: SnapshotRef, kept: bool) -> PlannedS
         length = min(length, newest.whole("solver.max_iter", length))
     done = newest.ended or newest.iter >= length
     why = ["kept as it is"] * kept if done else [f"from {newest.name}"]
+    if not done and goes_beyond(newest, planned.stage):
+        why.insert(0, f"goes on from iteration {newest.iter} to {length}")
     why += [f"trained as `{newest.trained_as}`"] * bool(newest.trained_as)
     stage = planned.stage
     gone = (FILES & stage.origins.keys() & newest.identity.keys()) - stage.identity.keys()
@@ -421,6 +429,7 @@ def _gone_on(planned: PlannedStage, newest: SnapshotRef, kept: bool) -> PlannedS
         start=None if done else newest,
         end=newest if done else None,
         why=", ".join(why),
+        changes=() if done or kept else raised(newest, stage),
         kept=kept,
     )
 

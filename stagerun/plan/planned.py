@@ -72,6 +72,17 @@ class PlannedStage:
     averaged: tuple[SnapshotRef, ...] = ()
 
     @property
+    def comes_by_the_same(self) -> bool:
+        """Whether a snapshot of it that was there and is gone will be made again."""
+        return self.state is not State.STALE and not self.again
+
+    @property
+    def comes_to_the_same_end(self) -> bool:
+        """The same of its end, which is another one where the stage has become longer and goes on from where it ended."""
+        ref = self.start if self.state is State.RESUME else None
+        return self.comes_by_the_same and (ref is None or not ref.ends_stage)
+
+    @property
     def begins_at(self) -> int:
         """The image at which the stage's first iteration began, or will."""
         return self.position + self.stage.begins * self.stage.solver.batch_size + self.skipped_before

@@ -86,9 +86,9 @@ def render_text(plan: Plan, remarks: Iterable[str] = (), beside: Iterable[str] =
     return "\n\n".join(blocks)
 
 
-def going_on(plan: Plan) -> str:
-    """The part of the plan that matters when the same command is typed again: what is done and where training continues. '' if nothing
-    is on disk yet, or if there is more to say."""
+def going_on(plan: Plan, hours: str = "") -> str:
+    """The part of the plan that matters when the same command is typed again: what is done and where training continues, and in how many
+    `hours`. '' if nothing is on disk yet, or if there is more to say."""
     done = [s.stage.name for s in plan.stages if s.state is State.DONE]
     if plan.lost or not (done or any(s.state is State.RESUME for s in plan.stages)):
         return ""
@@ -97,9 +97,16 @@ def going_on(plan: Plan) -> str:
     said += [f"goes on with {name}" for name in work[:1]] or ["evaluations to do"]
     said += [f"then {', '.join(work[1:])}"] * bool(work[1:])
     lines = [f"{plan.schedule.name}: {'; '.join(said)}"]
-    lines.append(f"{plan.left} to do")
-    notable = (s for s in plan.stages if s.again or s.kept or s.state in (State.STALE, State.NOT_CHOSEN))
-    return "\n".join(lines + [f"{s.stage.name}: {stage_state(s)}{f', {s.why}' if s.why else ''}" for s in notable])
+    lines.append(f"{plan.left} to do" + (f", {hours}" if hours else ""))
+    states = State.STALE, State.NOT_CHOSEN
+    notable = (s for s in plan.stages if s.again or s.kept or s.changes or s.state in states)
+    lines += [f"{s.stage.name}: {', '.join([stage_state(s), *([s.why] * bool(s.why)), *_raised(s)])}" for s in notable]
+    return "\n".join(lines)
+
+
+def _raised(planned: PlannedStage) -> Iterator[str]:
+    """What was changed in a stage that goes on all the same."""
+    yield from map(str, planned.changes if planned.state is State.RESUME else ())
 
 
 def _kept_at(schedule: Schedule, stage: Stage) -> Iterator[str]:

@@ -87,13 +87,12 @@ def require_packages(schedule: Schedule) -> None:
 
 def _shortly(plan: Plan, out: Path, options: RunOptions) -> str:
     """What is left of a run that goes on; '' for one that starts."""
-    if not (text := going_on(plan)):
-        return ""
     hours = find_hours(plan, out, None)
     left = render_hours(plan, hours).partition("\n")[0] if hours else ""
+    if not (text := going_on(plan, left if left.startswith("about") else "")):
+        return ""
     options = options if options.replay is None else replace(options, out=str(out))
     same = arguments(options, "folder", "overrides", "out", "redo", "keep", "only", "until")
-    text += f", {left}" if left.startswith("about") else ""
     return f"{text}\n`{shlex.join(['stagerun', 'plan', *same])}` shows the full plan"
 
 

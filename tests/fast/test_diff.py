@@ -119,6 +119,21 @@ def test_ensembles() -> None:
     assert difference(schedule(), with_ensemble("MEAN_LOGIT")).only_b == ("ensemble all",)
 
 
+def test_a_longer_stage_goes_on_or_is_stale() -> None:
+    longer = schedule(
+        trunk=STAGES["trunk"].replace("20", "25"),
+        long=STAGES["long"].replace("30", "25"),
+        collapse=STAGES["collapse"].replace("10", "12"),
+    )
+    assert [str(one) for one in difference(schedule(), longer).longer] == [
+        "trunk: what A has trained goes on from iteration 20 to 25 in B",
+        "long: what B has trained goes on from iteration 25 to 30 in A",
+        "collapse: what A has trained is stale in B: lr_policy `poly` reads max_iter",
+    ]
+    other = schedule(trunk=STAGES["trunk"].replace("20", "25").replace("0.1", "0.2"))
+    assert not difference(schedule(), other).longer
+
+
 def test_where_the_learning_rates_part() -> None:
     late = STAGES["long"].replace('"fixed"', '"multistep" gamma: 0.5 stepvalue: [7, 20]')
     (rate,) = difference(schedule(), schedule(long=late)).rates

@@ -71,9 +71,16 @@ def test_from_the_stages_file_in_place_of_the_schedules(folder: str) -> None:
         "    max_iter: 40\n"
         "              ^^\n"
         "\n"
+        "raised once the stage is trained, that is stale: lr_policy `poly` reads max_iter\n"
+        "\n"
         "Solver.max_iter   whole number\n"
-        "  Iterations (weight updates) of the stage. 1 or more. This or max_epoch is required. Caffe's.\n"
+        "  Iterations (weight updates) of the stage. 1 or more. This or max_epoch is required. Caffe's. A trained stage that is given more goes on\n"
+        "  from its end, where nothing that it was trained with depends on its length; or else it is stale.\n"
         "  See `max_epoch`: one of the two can be given."
+    )
+    assert (
+        "trained, it goes on from iteration 40; what started from its end is stale, unless it says `@40`"
+        in explain_text(folder, "trunk.max_iter", ())
     )
     # Asked by its other name, too.
     assert explain_text(folder, "cool_high.max_epoch", ()) == explain_text(folder, "cool_high.max_iter", ())

@@ -215,3 +215,71 @@ def test_whatever_is_written_a_mistake_has_its_place(starts: list[str], sweeps: 
     names = [s.name for s in schedule.stages]
     assert len(names) == len(set(names)) == 1 + max(1, len(starts)) * max(1, len(sweeps))
     assert all(1 <= s.parent_iter < 20 for s in schedule.stages if s.parent_iter is not None)
+
+
+# -- what a sweep off a trunk may vary: each setting, and each slip of the pen in it
+
+COOL = """stage {{ name: "main" }}
+stage {{ name: "cool" from: "main" solver_param {{ base_lr: 0.1 lr_policy: "linear" max_iter: 10 }}
+  {sweep}
+}}
+"""
+
+
+def cool(sweep: str) -> recipe.Schedule:
+    return language.read({"schedule.prototxt": SHARED + COOL.format(sweep=sweep), "main.prototxt": MAIN}, "/runs/tree")
+
+
+@pytest.mark.parametrize(
+    "change, field, value",
+    [
+        ("max_iter: 4", "max_iter", 4),
+        ("max_epoch: 0.5", "max_iter", 5),
+        ('lr_policy: "poly" power: 2', "power", 2.0),
+        ('lr_policy: "one_minus_sqrt"', "lr_policy", "one_minus_sqrt"),
+        ("weight_decay: 4e-4", "weight_decay", 4e-4),
+        ("transform_param { crop_size: 20 }", "transform", recipe.Transform(crop_size=20)),
+        ("batch_size: 300 device_batch_size: 60", "logical_workers", 5),
+    ],
+)
+def test_a_sweep_varies(change: str, field: str, value: object) -> None:
+    schedule = cool(f'sweep {{ name: "as_is" }} sweep {{ name: "x" solver {{ {change} }} }}')
+    same, other = (schedule.stage(f"cool_{name}") for name in ("as_is", "x"))
+    assert getattr(other.solver, field) == value != getattr(same.solver, field)
+    assert same.identity != other.identity and (same.parent, same.parent_iter) == (other.parent, other.parent_iter)
+
+
+def test_a_sweep_varies_where_its_stages_start() -> None:
+    found = tree(cool('sweep { name: "early" from: "main@7" } sweep { name: "each" from: ["main@3", "main"] }'))
+    assert found == {
+        "main": (None, None), "cool_early": ("main", 7), "cool_main_3_each": ("main", 3), "cool_main_each": ("main", None),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "sweep, mark, message, hint",
+    [
+        ("solver { max_iter: 0 }", "0 }", "`max_iter` must be at least 1", "`enabled: false`"),
+        ("solver { max_iter: [3, 4] }", "[3", "`max_iter` takes one value, not a list", "to train with each, write a `sweep {"),
+        ("solver { max_iter: 4 max_epoch: 1 }", "max_epoch", "`max_epoch` and `max_iter` say the same", "keep one"),
+        ("max_iter: 4", "max_iter", "Sweep has no field `max_iter`", "inside of `solver { ... }`"),
+        ('solver { lr_policy: "linaer" }', '"linaer"', "no value `linaer`", "did you mean `linear`?"),
+        ('solver { lr_policy: "poly" }', '"poly"', "stage `cool_x`: lr_policy `poly` needs `power`", "write `power"),
+        ('solver { lr_policy: "poly" power: -1 }', "-1", "`power` must be at least 0", "1 is a straight line"),
+        ("solver { weight_decay: -1 }", "-1", "`weight_decay` must be at least 0", "0 is none"),
+        ("solver { transform_param { crop: 20 } }", "crop:", "no field `crop`", "did you mean `crop_size`?"),
+        ("solver { transform_param { crop_size: 0 } }", "0 }", "`crop_size` must be at least 1", "leave it out"),
+        ('from: "main@30"', '"main@30"', "iteration 30 of `main`, which has", "for its end"),
+        ('from: "mian@3"', '"mian@3"', "`mian`, which is not a stage", "did you mean `main`?"),
+        ('from: ["main@3", "main@03"]', '"main@03"', "twice", "once"),
+        ("solver { batch_size: 75 }", "75", "does not divide `batch_size` 75", "would"),
+        ("solver { batch_size: 0 }", "0 }", "`batch_size` must be at least 1", "the images of one update"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_sweep_has_place_caret_and_hint(sweep: str, mark: str, message: str, hint: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        cool(f'sweep {{ name: "x" {sweep} }}')
+    (problem,) = caught.value.problems
+    assert message in problem.message and hint in problem.hint
+    lines = problem.render().splitlines()
+    assert lines[1][lines[2].index("^") :].startswith(mark)

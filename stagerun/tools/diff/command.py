@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from stagerun.language.build import is_tested
 from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.language.stored import read_foreign
 from stagerun.language.values import NONE, differing, identity, leaves, own_images, plain, shown, text
+from stagerun.plan.raised import what_end_differs
 from stagerun.schedule import learning_rate
 from stagerun.store.layout import MANIFEST
 from stagerun.train.output import DISK, newest_snapshot
@@ -68,6 +69,24 @@ class RateDifference:
     b: float
 
 
+@dataclass(frozen=True, slots=True)
+class Longer:
+    """A stage that differs in `max_iter` alone: `shorter` names the side, A or B, that ends at `iter`; `why` it can't go on from there to
+    `max_iter`, '' if it can."""
+
+    stage: str
+    shorter: str
+    iter: int
+    max_iter: int
+    why: str
+
+    def __str__(self) -> str:
+        longer = "A" if self.shorter == "B" else "B"
+        if self.why:
+            return f"{self.stage}: what {self.shorter} has trained is stale in {longer}: {self.why}"
+        return f"{self.stage}: what {self.shorter} has trained goes on from iteration {self.iter} to {self.max_iter} in {longer}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
     """`same`: they train the same thing, whatever else differs. `only_a`, `only_b`: names of stages and ensembles.
@@ -83,6 +102,7 @@ class Difference:
     fields: tuple[FieldDifference, ...]
     rates: tuple[RateDifference, ...]
     reworded: tuple[str, ...] = ()
+    longer: tuple[Longer, ...] = ()
 
 
 def difference(a: Schedule, b: Schedule) -> Difference:
@@ -101,7 +121,19 @@ def difference(a: Schedule, b: Schedule) -> Difference:
         fields=tuple(fields),
         rates=tuple(rate for rate in rates if rate is not None),
         reworded=tuple(dict.fromkeys(key for name in both for key in _reworded(a.stage(name), b.stage(name)))),
+        longer=tuple(_longer(a, b, [field for field in fields if field.trains])),
     )
+
+
+def _longer(a: Schedule, b: Schedule, trains: Sequence[FieldDifference]) -> Iterator[Longer]:
+    fields = {
+        name: [field.field for field in trains if field.stage in ("", name)] for name in (f.stage for f in trains)
+    }
+    for name in (name for name, its in fields.items() if name and its == ["max_iter"]):
+        one, other = a.stage(name).solver, b.stage(name).solver
+        short, long = sorted((one, other), key=lambda solver: solver.max_iter)
+        why = what_end_differs(long, short.max_iter)
+        yield Longer(name, "A" if short is one else "B", short.max_iter, long.max_iter, why)
 
 
 def _names(schedule: Schedule) -> list[str]:
@@ -389,6 +421,8 @@ def diff_text(found: Found) -> str:
     blocks += _by_stage(trains)
     if differs.rates:
         blocks.append("\n".join(["learning rate", *(f"  {rate_text(found, rate)}" for rate in differs.rates)]))
+    if differs.longer:
+        blocks.append("\n".join(map(str, differs.longer)))
     if others:
         blocks.append("what changes no training:")
         blocks += _by_stage(others)
@@ -460,5 +494,6 @@ def diff_json(found: Found) -> str:
         "fields": [asdict(field) for field in differs.fields],
         "reworded": sorted(differs.reworded),
         "learning_rate": [asdict(rate) for rate in differs.rates],
+        "longer": [asdict(longer) for longer in differs.longer],
     }
     return json.dumps(record, indent=2)

@@ -1,12 +1,12 @@
 """`stagerun explain`: where a setting of a schedule came from, and what it means."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from stagerun.base.errors import Problem, Problems, UsageError, listing, nearest
-from stagerun.base.recipe import CODE, Ensemble, Origin, Schedule, Stage
+from stagerun.base.recipe import CODE, Ensemble, Origin, Schedule, Solver, Stage
 from stagerun.base.text import columns
 from stagerun.command.ending import show
 from stagerun.command.options import argument, command, stage_word
@@ -16,6 +16,7 @@ from stagerun.language.layers import LMDB, NET, pairs
 from stagerun.language.tree import SCHEDULE, SOLVER, SOURCE, is_message, quoted
 from stagerun.language.values import NONE, leaves, own_images, shown, text
 from stagerun.manual.fields import help_text
+from stagerun.plan.raised import MAX_ITER, what_end_differs
 from stagerun.tools.explain.history import Said, history, of_ensemble, of_stage_entry
 
 STAGE_ENTRY: Descriptor = SCHEDULE.fields_by_name["stage"].message_type
@@ -143,8 +144,18 @@ def _follow(kind: Descriptor, words: Sequence[str]) -> tuple[FieldDescriptor, ..
 def _one(schedule: Schedule, asked: Asked, overrides: Sequence[str]) -> str:
     said = history(schedule, overrides, asked.stage.name if asked.stage else None, asked.key)
     blocks = [_head(schedule, asked), *_course(schedule, asked, said)]
+    if asked.stage is not None and asked.key == MAX_ITER:
+        blocks.append(_raised(asked.stage.solver))
     field = asked.fields[-1]
     return "\n\n".join([*blocks, help_text(f"{field.containing_type.name}.{field.name}")])
+
+
+def _raised(solver: Solver) -> str:
+    """What a larger number would mean for a stage that is trained."""
+    now = solver.max_iter
+    if differs := what_end_differs(replace(solver, max_iter=now + 1), now):
+        return f"raised once the stage is trained, that is stale: {differs}"
+    return f"raised once the stage is trained, it goes on from iteration {now}; what started from its end is stale, unless it says `@{now}`"
 
 
 def _head(schedule: Schedule, asked: Asked) -> str:

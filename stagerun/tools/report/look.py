@@ -122,9 +122,12 @@ def _end(inventory: Inventory, stage: StageHistory) -> SnapshotRef | None:
 
 
 def _with_result(out: Path, stage: StageHistory, inventory: Inventory) -> StageHistory:
-    """Takes the result from its file where the log, on a full disk, has lost the line that the stage was finished."""
+    """Takes the result from its file where the log, on a full disk, has lost the line that the stage was finished. One of a stage that was
+    shorter and goes on is not its own."""
     if stage.finished is None:
         for ref in reversed(_refs(inventory, stage)):
+            if stage.max_iter and not ref.ends(stage.max_iter):
+                continue
             result = read_result(out, ref)
             if result is not None and result.snapshot == ref.name:
                 return replace(stage, finished=result, max_iter=stage.max_iter or result.iterations)

@@ -201,6 +201,7 @@ def compared(before: Before | None) -> str:
     lead = [f"A is {found.a.label} ({found.a.what}), B is {found.b.label} ({found.b.what})"]
     lead += [f"{name}: only in A" for name in differs.only_a] + [f"{name}: only in B" for name in differs.only_b]
     lead += [f"learning rate of {rate_text(found, rate)}" for rate in differs.rates]
+    lead += map(str, differs.longer)
     trains = any(f.trains for f in differs.fields) or bool(differs.only_a or differs.only_b)
     body = paragraphs([verdict(differs, trains)], "lead") + paragraphs(lead, "plain")
     if differs.fields:

@@ -1,0 +1,65 @@
+"""Stages whose `max_iter` was raised: whether what was trained before is the beginning of what the longer stage trains. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from stagerun.base.recipe import OnNan, Solver, Stage
+from stagerun.base.snapshots import SnapshotRef
+from stagerun.schedule import learning_rate, moving
+
+MAX_ITER = "solver.max_iter"
+
+
+def shorter(ref: SnapshotRef, stage: Stage) -> int | None:
+    """The `max_iter` that a snapshot was made with, where the stage has a larger one now."""
+    text = ref.identity.get(MAX_ITER, "")
+    known = text.isascii() and text.isdigit() and len(text) <= 18
+    return int(text) if known and int(text) < stage.solver.max_iter else None
+
+
+def goes_beyond(ref: SnapshotRef, stage: Stage) -> bool:
+    """Whether the stage ended with the snapshot when it was shorter."""
+    return not ref.ended and ref.iter == shorter(ref, stage)
+
+
+def only_longer(ref: SnapshotRef, stage: Stage) -> bool:
+    """Whether a snapshot that differs from the stage in `max_iter` alone is one that the stage comes by."""
+    return shorter(ref, stage) is not None and not what_differs(ref, stage)
+
+
+def what_differs(ref: SnapshotRef, stage: Stage) -> str:
+    """Why such a snapshot of a shorter stage is not on the longer one's way, in words; '' if it is."""
+    before = shorter(ref, stage)
+    if before is None:
+        return ""
+    ended = _done_by_end(stage.solver, before, ref.skipped) if goes_beyond(ref, stage) else ""
+    return next(_readers(stage.solver, before), ended)
+
+
+def what_end_differs(solver: Solver, before: int) -> str:
+    """The same of the end of a stage that was trained to `before`, and is otherwise as it is."""
+    return next(_readers(solver, before), _done_by_end(solver, before, 0))
+
+
+def _readers(solver: Solver, before: int) -> Iterator[str]:
+    """What is another function of the iteration with `max_iter` as it is than with `before`, in words. Policies are values: equal ones
+    have equal settings."""
+    old = replace(solver, max_iter=before)
+    if learning_rate(old) != learning_rate(solver):
+        yield f"lr_policy `{solver.lr_policy}` reads max_iter"
+    for name in ("momentum", "weight_decay"):
+        value, curve = getattr(solver, name), getattr(solver, f"{name}_policy")
+        if curve is not None and moving(value, curve, old) != moving(value, curve, solver):
+            yield f"{name}_policy `{curve.policy}` reads max_iter"
+
+
+def _done_by_end(solver: Solver, before: int, skipped: int) -> str:
+    """What the end of a stage did to its state, that an iteration in its midst doesn't do, in words. An evaluation there that
+    `early_stop` goes by comes when the stage goes on."""
+    if solver.asynchronous:
+        return f"its workers waited for each other at its end, iteration {before}"
+    if solver.sync is not None:
+        return f"its replicas became one at its end, iteration {before}"
+    if solver.on_nan is OnNan.ROLLBACK and skipped:
+        return f"`on_nan: ROLLBACK` has left out images, and does so in another way at the end, iteration {before}"
+    return ""

@@ -1,0 +1,139 @@
+"""`max_iter` raised after a stage had ended: trained on from there, to the bits of one that was as long from the start."""
+
+import json
+from pathlib import Path
+
+import pytest
+import tiny
+from test_run_trees import ALONE, FILES, command, go, ids, make_schedule, names, of
+
+from stagerun import store
+from stagerun.base.errors import ResumeRefused
+from stagerun.base.events import Iterated, StageStarted, Stopped, Tested
+from stagerun.base.snapshots import SnapshotRef
+
+MAIN = 'stage { name: "main" }\n'
+BELOW = 'stage { name: "early" from: "main@3" solver: "cut.prototxt" }\nstage { name: "end" from: "main" solver: "cut.prototxt" }\n'
+SHORT = FILES["main"].replace("max_iter: 8", "max_iter: 5")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.mktemp("raised")
+    tiny.make_data(base / "data")
+    return base / "data"
+
+
+def ends(out: Path, stage: str) -> list[SnapshotRef]:
+    return [ref for ref in store.inventory(store.LocalDisk(), out).snapshots if ref.stage == stage and ref.ends_stage]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "ema_decay: 0.9",
+        'lr_policy: "plateau" gamma: 0.5 plateau_winsize: [2, 2] average_loss: 2',
+        'lr_policy: "piecewise_linear" knot { iter: 0 factor: 1 } knot { iter: 10 factor: 0 } momentum: 0.9 warmup_iter: 2',
+        "test_interval: 5 early_stop { metric: LOSS patience_iter: 5 min_delta: 100 }",
+        "compress_param { method: TOP_K ratio: 0.05 }",
+        'type: "Adam" momentum: 0.9 mixup_alpha: 0.2',
+    ],
+)
+def test_what_the_state_holds_goes_on(data: Path, tmp_path: Path, more: str) -> None:
+    def written(length: int) -> str:
+        rest = "" if "lr_policy" in more else ' lr_policy: "fixed"'
+        return f"base_lr: 0.05 max_iter: {length} snapshot: 2 {more}{rest}\n"
+
+    long = make_schedule(tmp_path / "long", data, MAIN, main=written(12))
+    go(long, tmp_path / "straight")
+    schedule = make_schedule(tmp_path / "s", data, MAIN, main=written(5))
+    go(schedule, tmp_path / "out")
+    make_schedule(schedule, data, MAIN, main=written(12))
+    # Stopped on the way, too.
+    seen = go(schedule, tmp_path / "out", stop=lambda events: len(of(events, Iterated)) == 3)
+    assert [(e.iter, e.max_iter, e.start) for e in of(seen, StageStarted)] == [(5, 12, "main-00000005-a0001")]
+    stopped = bool(of(seen, Stopped))
+    seen += go(schedule, tmp_path / "out")
+    (straight,), made = ends(tmp_path / "straight", "main"), ends(tmp_path / "out", "main")[-1]
+    assert (made.iter, made.id) == (straight.iter, straight.id)
+    if "early_stop" in more:  # the evaluation at the old end came when the stage went on: there is a better one before
+        assert straight.iter == 10 and next(e.iter for e in of(seen, Tested)) == 5
+    else:
+        assert stopped and straight.iter == 12
+
+
+def test_a_raised_trunk_and_its_branches(data: Path, tmp_path: Path) -> None:
+    schedule, out = make_schedule(tmp_path / "s", data, MAIN + BELOW, main=SHORT), tmp_path / "out"
+    command("run", schedule, "--out", out, *ALONE)
+    before = ids(out)
+    make_schedule(schedule, data, MAIN + BELOW)  # 8 iterations
+    text = command("plan", schedule, "--out", out)
+    assert "resume: goes on from iteration 5 to 8, from main-00000005-a0001\n    max_iter 5 -> 8 (" in text
+    refused = command("run", schedule, "--out", out, *ALONE, code=78)
+    assert (
+        'it started from the end of `main`, which goes on from iteration 5 to 8 (`from: "main@5"` keeps it)' in refused
+    )
+    assert "`--redo end`" in refused and ids(out) == before
+
+    # As the refusal says: what started there stays where it started, and another one starts from the new end.
+    stays = (
+        BELOW.replace('from: "main" ', 'from: "main@5" ')
+        + 'stage { name: "new" from: "main" solver: "cut.prototxt" }\n'
+    )
+    make_schedule(schedule, data, MAIN + stays)
+    said = command("run", schedule, "--out", out, *ALONE)
+    assert "main: resume at 5, goes on from iteration 5 to 8, from main-00000005-a0001, max_iter 5 -> 8 (" in said
+    events = [json.loads(line) for line in (out / "log.jsonl").read_text().split('"RunStarted"')[-1].splitlines()[1:]]
+    assert [(e["stage"], e["iter"]) for e in events if e["event"] == "StageStarted"] == [("main", 5), ("new", 0)]
+    straight = make_schedule(tmp_path / "straight", data, MAIN + stays)
+    go(straight, tmp_path / "whole")
+    assert ids(out) == ids(tmp_path / "whole") and before.items() <= ids(out).items()
+    assert "main-00000005-a0001" in names(out, "main"), "a branch starts there"
+
+    # Results, reports and tables are those of the new end.
+    results = {p.stem: json.loads(p.read_text())["iterations"] for p in (out / "results").glob("main-*.json")}
+    assert results["main-00000008-a0002"] == 8
+    whole = json.loads(next((tmp_path / "whole" / "results").glob("main-*.json")).read_text())
+    made = json.loads((out / "results" / "main-00000008-a0002.json").read_text())
+    assert all(made[name] == whole[name] for name in ("top1", "loss", "iterations", "train_loss") if name in whole)
+    assert "| main  | seed   |          8 |" in command("report", out)
+    assert not of(go(schedule, out), Iterated)
+    assert "main: what A has trained goes on from iteration 8 to 9 in B" in command(
+        "diff", out, make_schedule(tmp_path / "longer", data, MAIN + stays, main=FILES["main"].replace("8", "9"))
+    )
+    # Stopped on the way, its old end is not its result.
+    make_schedule(schedule, data, MAIN + stays, main=FILES["main"].replace("8", "13"))
+    go(schedule, out, redo=["new"], stop=lambda events: len(of(events, Iterated)) == 2)
+    planned = json.loads(command("plan", schedule, "--out", out, "--json"))["stages"][0]
+    assert planned["state"] == "resume" and 8 < planned["iter"] < 13
+
+
+def test_the_evaluation_at_the_old_end_may_end_the_stage(data: Path, tmp_path: Path) -> None:
+    def written(length: int) -> str:
+        return f'base_lr: 0.05 lr_policy: "fixed" max_iter: {length} test_interval: 3 early_stop {{ metric: LOSS patience_iter: 3 min_delta: 100 }}\n'
+
+    schedule, out = make_schedule(tmp_path / "s", data, MAIN + BELOW, main=written(6)), tmp_path / "out"
+    go(schedule, out)
+    before = ids(out)
+    make_schedule(schedule, data, MAIN + BELOW, main=written(9))
+    seen = go(schedule, out, redo=["end"])
+    assert [e.iter for e in of(seen, Tested) if e.stage == "main"] == [6, 6] and not of(seen, Iterated)
+    assert ids(out) == before, "so what started there is up to date"
+    assert [ref.ended for ref in ends(out, "main")][-1] and "ended at iteration 6" in command(
+        "plan", schedule, "--out", out
+    )
+    go(make_schedule(tmp_path / "long", data, MAIN + BELOW, main=written(9)), tmp_path / "straight")
+    assert ids(tmp_path / "straight") == before
+
+
+def test_redo_of_what_started_from_the_old_end(data: Path, tmp_path: Path) -> None:
+    schedule, out = make_schedule(tmp_path / "s", data, MAIN + BELOW, main=SHORT), tmp_path / "out"
+    go(schedule, out)
+    make_schedule(schedule, data, MAIN + BELOW)
+    with pytest.raises(ResumeRefused, match="goes on from iteration 5 to 8"):
+        go(schedule, out)
+    go(schedule, out, redo=["end"])
+    straight = make_schedule(tmp_path / "straight", data, MAIN + BELOW)
+    go(straight, tmp_path / "whole")
+    assert ids(tmp_path / "whole").items() <= ids(out).items()
+    assert not of(go(schedule, out), Iterated)
