@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from click.testing import CliRunner
 
 from stagerun import store
+from stagerun.base.errors import UsageError
 from stagerun.base.events import EnsembleTested, Event, Iterated, PieceStarted, StageStarted, Stopped
 from stagerun.base.text import size
 from stagerun.cli import main
@@ -24,6 +26,10 @@ from stagerun.language import load
 from stagerun.plan import State, make_plan
 from stagerun.plan.estimate import Room, needs
 from stagerun.system.world import World
+from stagerun.tools.find_lr.command import FindOptions
+from stagerun.tools.find_lr.command import _begin as begin
+from stagerun.tools.find_lr.measure import Asked, sweep
+from stagerun.tools.find_lr.sweep import swept
 from stagerun.tools.rehearse import measure
 from stagerun.train import ensembling
 from stagerun.train import stage as train_stage
@@ -245,6 +251,26 @@ def test_a_soup_in_a_run_names_what_it_took(data: Path, tmp_path: Path) -> None:
     assert not of(nan_help.lives(folder, tmp_path / "out"), EnsembleTested), "its result counts"
 
 
+def test_a_sweep_of_rates_starts_from_the_average_as_the_stage_does(data: Path, tmp_path: Path) -> None:
+    folder, out = made(tmp_path / "s", data, ALONG, FINE), tmp_path / "out"
+    options = FindOptions(folder=str(folder), stage="fine", out=str(out))
+    refused = r"`fine` starts from ensemble `all`, and .* no average"
+    with pytest.raises(UsageError, match=refused) as error:
+        begin(options, load(folder))
+    assert "`stagerun run DIR --until trunk` trains and averages them" in error.value.render()
+    schedule, events = load(folder), nan_help.lives(folder, out)
+    first = next(e for e in of(events, Iterated) if e.stage == "fine")
+    cut, _ = swept(schedule, "fine", 10)
+    points, began, _ = sweep(
+        schedule, cut, partial(begin, options, schedule), str(out), Asked(1e-4, 1e-2, 10), SoloComm(), World(), torch.device("cpu"),
+        lambda: False, lambda *seen: None,
+    )  # fmt: skip
+    assert began == "ensemble all" and points[0].loss == first.loss
+    made(folder, data, ALONG.replace("one_minus_sqrt", "linear"), FINE)
+    with pytest.raises(UsageError, match=refused):
+        begin(options, load(folder))
+
+
 def on_disk(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file() and file.name != "MANIFEST.json")
 
@@ -283,6 +309,8 @@ def test_the_averaged_network_is_evaluated_and_exported_by_the_ensembles_name(ba
     shown = CliRunner().invoke(main, ["eval", "all", "--out", str(out), "--json"])
     assert shown.exit_code == 0, shown.output
     assert json.loads(shown.stdout)["evaluations"][0]["top1"] == tested.top1
+    assert json.loads(shown.stdout)["evaluations"][0]["ensemble"] == "all"
+    assert CliRunner().invoke(main, ["eval", "all", "--out", str(out)]).stdout.startswith("all: top-1 ")
     file = tmp_path / "all.pth"
     done = CliRunner().invoke(main, ["export", "all", str(file), "--out", str(out), "--torch"])
     assert done.exit_code == 0, done.output
