@@ -58,7 +58,7 @@ def bands(picture: Picture, unit: Unit) -> list[Band]:
         return Band(title, tuple(tuple(sorted(row, key=lambda s: s.begin)) for row in rows))
 
     found = [
-        band("stages", lambda s: [(0, s.name + ("" if s.enabled else " (not enabled)"))]),
+        band("stages", lambda s: [(0, _name(s))]),
         band("weight decay", lambda s: _runs(s.points, lambda p: short_number(p.weight_decay))),
         band("momentum", lambda s: _runs(s.points, lambda p: short_number(p.momentum))),
         band("batch", lambda s: [(0, str(s.batch_size))]),
@@ -70,6 +70,12 @@ def bands(picture: Picture, unit: Unit) -> list[Band]:
         for b in found
         if b.title != "momentum" or len(_texts(b)) > 1
     ]
+
+
+def _name(stage: StagePicture) -> str:
+    """With what its curve doesn't show."""
+    said = [f"from {stage.average}"] * (stage.average is not None) + ["not enabled"] * (not stage.enabled)
+    return stage.name + (f" ({', '.join(said)})" if said else "")
 
 
 def _runs(points: Sequence[Point], text: Callable[[Point], str]) -> list[tuple[int, str]]:
@@ -165,7 +171,9 @@ def mark_text(mark: Mark) -> str:
 
 
 def leaves(stage: StagePicture) -> str:
-    """`leaves main at 600`, `leaves main` at its end."""
+    """`leaves main at 600`, `leaves main` at its end, `starts from late`, an average."""
+    if stage.average is not None:
+        return f"starts from {stage.average}"
     return f"leaves {stage.parent}" + (f" at {stage.parent_iter}" if stage.leaves_early else "")
 
 
@@ -256,6 +264,8 @@ def captions(picture: Picture, scale: Scale, shown: Sequence[Band], left_out: in
     rest = ["lines: a stage begins; dotted: a warm-up ends, or the rate steps; x: by what factor it jumps"]
     if any(stage.meetings for stage in picture.stages):
         rest.append("ticks at the foot: replicas are averaged")
+    if picture.ensembles:
+        rest.append("dots: the members of an ensemble")
     if left_out:
         rest.append(f"{left_out} labels more are too close to others")
     rest += [scale.remark] if scale.remark else []

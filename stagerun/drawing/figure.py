@@ -96,10 +96,46 @@ def _stages(picture: Picture, unit: Unit, band: Band, axes: "Axes") -> None:
         for segment in lane:
             stroke, ends = of[segment.stage], [segment.begin, segment.end]
             axes.plot(ends, [row + 0.9] * 2, color=stroke.colour, linewidth=1.8, linestyle=stroke.dashes)
-    for stage in picture.stages:
-        if stage.parent is not None and lanes[stage.name] != lanes[stage.parent]:
-            ends = [lanes[stage.parent] + 0.92, lanes[stage.name] + 0.5]
-            axes.plot([stage.x(0, unit)] * 2, ends, color=SOFT, linewidth=0.9, zorder=4, solid_capstyle="butt")
+    for stage, ensemble in picture.joins(unit):
+        ends = [lanes[stage.parent or ""] + 0.92, lanes[stage.name] + 0.5]
+        if ensemble is not None:
+            ends = [lanes[stage.name] + 0.92, len(band.lanes) + GAP / ROW + ensemble + LINE]
+        axes.plot(
+            [stage.x(0, unit)] * 2, ends, color=SOFT, linewidth=0.9, zorder=4, solid_capstyle="butt",
+            clip_on=ensemble is None,
+        )  # fmt: skip
+
+
+LINE, WRITTEN = 0.16, 0.64  # of the height of an ensemble's line: its dots, and its text
+DOT, DOTS = 3.6, 160  # points across; places across the panel where one can stand
+
+
+def draw_ensembles(picture: Picture, unit: Unit, room: Room, axes: "Axes") -> None:
+    """A row of the axes for each: its members in the colours of their curves, and its name below them."""
+    axes.set_xlim(0, room.end)
+    axes.set_ylim(len(picture.ensembles), 0)
+    axes.axis("off")
+    axes.annotate(
+        "ensembles", (0, WRITTEN), xycoords=("axes fraction", "data"), xytext=(-6, 0), textcoords="offset points",
+        va="center_baseline", ha="right", size=SIZE, color=SOFT,
+    )  # fmt: skip
+    for row, ensemble in enumerate(picture.ensembles):
+        places = picture.places(ensemble, unit)
+        axes.plot([places[0][0], places[-1][0]], [row + LINE] * 2, color=SOFT, linewidth=0.9)
+        _dots(picture, unit, [(x, row + LINE, stage.name) for x, stage, _ in places], axes)
+        label = ensemble.label(lambda text: wide(text, SIZE) <= room.end / room.inch)
+        inside = places[0][0] + wide(label, SIZE) * room.inch <= room.end
+        place, side = (places[0][0], "left") if inside else (room.end, "right")
+        axes.annotate(label, (place, row + WRITTEN), va="center_baseline", ha=side, size=SIZE, annotation_clip=False)
+
+
+def _dots(picture: Picture, unit: Unit, places: Sequence[tuple[float, float, str]], axes: "Axes") -> None:
+    """One for each place, in the colour of its stage; those that would lie on each other are one."""
+    of, apart = strokes(picture, unit), picture.end(unit) / DOTS
+    found = {(stage, round(x / apart)): (x, y) for x, y, stage in places}
+    for stage in dict.fromkeys(stage for stage, _ in found):
+        xs, ys = zip(*(at for (own, _), at in found.items() if own == stage), strict=True)
+        axes.plot(xs, ys, "o", color=of[stage].colour, markersize=DOT, markeredgewidth=0, zorder=5, clip_on=False)
 
 
 # -- the picture
@@ -201,7 +237,8 @@ def draw(picture: Picture, unit: Unit, scale: Scale, paper: str = "white") -> Dr
     caption = _caption(picture, scale, shown, left_out)
     above = TOP + LABELS * len(names)
     heights = [ROW * len(band.lanes) for band in shown]
-    height = above + PANEL + BELOW + sum(heights) + GAP * len(heights) + 0.1 + 0.16 * len(caption)
+    members = (ROW * len(picture.ensembles) + GAP) * bool(picture.ensembles)
+    height = above + PANEL + BELOW + sum(heights) + GAP * len(heights) + members + 0.1 + 0.16 * len(caption)
     figure = Figure(figsize=(WIDTH, height), dpi=72, facecolor=paper)
 
     def panel(top: float, high: float) -> "Axes":
@@ -220,6 +257,10 @@ def draw(picture: Picture, unit: Unit, scale: Scale, paper: str = "white") -> Dr
             common = all(segment.stage == "" for segment in band.lanes[lane])
             rows.append(Row(None if common else lane, 72 * (top + lane * ROW), 72 * (top + (lane + 1) * ROW)))
         top += high + GAP
+        if band.title == "stages" and members:
+            draw_ensembles(picture, unit, room, panel(top, members - GAP))
+            rows.append(Row(None, 72 * top, 72 * (top + members - GAP)))
+            top += members
     figure.text(
         LEFT / WIDTH, 1 - (top + 0.06) / height, "\n".join(caption), size=7.5, color=SOFT, va="top", linespacing=1.4
     )
@@ -241,6 +282,10 @@ def _curve(picture: Picture, unit: Unit, scale: Scale, axes: "Axes") -> None:
             if mark.jumps and mark.kind is Kind.START:
                 ends = [scale.at(mark.before), scale.at(mark.after)]
                 axes.plot([xs[0]] * 2, ends, color=stroke.colour, linewidth=0.8, linestyle=(0, (1, 1)), zorder=3)
+    if picture.ensembles:
+        every = [place for ensemble in picture.ensembles for place in picture.places(ensemble, unit)]
+        dots = [(x, scale.at(stage.until(iter)[-1][1]), stage.name) for x, stage, iter in every]
+        _dots(picture, unit, dots, axes)
     ticks = scale.ticks(8)
     axes.set_yticks([scale.at(rate) for rate in ticks], labels(ticks))
     axes.set_ylim(scale.at(scale.low), scale.at(scale.high))

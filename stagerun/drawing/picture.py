@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from stagerun.base.recipe import DecayFrom, Schedule, Solver, Stage
+from stagerun.base.recipe import DecayFrom, Ensemble, Schedule, Solver, Stage
 from stagerun.plan.described import augmentation
+from stagerun.plan.ensembles import in_words, rule_in_words
 from stagerun.plan.hazards import JUMP, Joint, joints
 from stagerun.schedule import learning_rate, make_knobs, synchronisations, warm_up_end
 from stagerun.schedule.image_size import crop_size
@@ -155,7 +156,7 @@ def _sizes(solver: Solver, last: int) -> dict[int, int | None]:
     return {0: crop_size(solver, 0), **dict(between(0, last))}
 
 
-__all__ = ["Kind", "Mark", "Picture", "Point", "StagePicture", "Unit", "make_picture"]
+__all__ = ["EnsemblePicture", "Kind", "Mark", "Picture", "Point", "StagePicture", "Unit", "make_picture"]
 
 # So many of a stage's own steps are marked; a rate that falls each epoch has hundreds.
 MOST_STEPS = 12
@@ -200,6 +201,7 @@ class StagePicture:
     earliest_end: int  # the last iteration, unless `early_stop` may end it before
     meetings: tuple[int, ...] = ()
     side: str = ""
+    average: str | None = None  # the ensemble that it starts from
 
     def x(self, iter: float, unit: Unit) -> float:
         """The place of an iteration of this stage. ValueError for hours that are not known."""
@@ -224,8 +226,41 @@ class StagePicture:
             found.append((point.iter, point.lr))
         return [*found, (self.iterations, self.points[-1].lr)]
 
+    def until(self, iter: int) -> list[tuple[int, float]]:
+        """The part of `line` up to an iteration, with a point there."""
+        line = self.line()
+        found = [point for point in line if point[0] <= iter]
+        after = next((point for point in line if point[0] > iter), None)
+        if after is None or found[-1][0] == iter:
+            return found
+        (a, low), (b, high) = found[-1], after
+        return [*found, (iter, low + (high - low) * (iter - a) / (b - a))]
+
     def extent(self, unit: Unit) -> tuple[float, float]:
         return self.x(0, unit), self.x(self.iterations, unit)
+
+
+# Members of an ensemble that are named beside it, at most.
+MOST_NAMED = 12
+
+
+@dataclass(frozen=True, slots=True)
+class EnsemblePicture:
+    """`members` in words, many snapshots of a stage as one; `points`: the stage and the iteration of each."""
+
+    name: str
+    rule: str
+    members: tuple[str, ...]
+    points: tuple[tuple[str, int], ...]
+
+    def label(self, fits: Callable[[str], bool]) -> str:
+        """The name, the rule and the members, as many of them as fit; '' where not even the name does."""
+        head = f"{self.name} ({self.rule})"
+        for named in range(min(len(self.members), MOST_NAMED), 0, -1):
+            more = f" and {left} more" if (left := len(self.members) - named) else ""
+            if fits(found := f"{head}: {', '.join(self.members[:named])}{more}"):
+                return found
+        return next(filter(fits, (head, self.name)), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +269,7 @@ class Picture:
 
     name: str
     stages: tuple[StagePicture, ...]
+    ensembles: tuple[EnsemblePicture, ...] = ()
 
     @property
     def sides(self) -> tuple[str, ...]:
@@ -242,12 +278,25 @@ class Picture:
     def stage(self, name: str) -> StagePicture:
         return next(stage for stage in self.stages if stage.name == name)
 
+    def places(self, ensemble: EnsemblePicture, unit: Unit) -> list[tuple[float, StagePicture, int]]:
+        """Where its members are on an x axis, from left to right, each with its stage and iteration."""
+        stages = {stage.name: stage for stage in self.stages}
+        found = [(stages[name].x(iter, unit), stages[name], iter) for name, iter in ensemble.points]
+        return sorted(found, key=lambda place: place[0])
+
+    def joins(self, unit: Unit) -> Iterator[tuple[StagePicture, int | None]]:
+        """The stages that are joined to what they start from: the number of the ensemble, None for the parent's line."""
+        lanes, numbers = self.lanes(unit), {ensemble.name: n for n, ensemble in enumerate(self.ensembles)}
+        for stage in self.stages:
+            if stage.parent is not None and lanes[stage.name] != lanes[stage.parent]:
+                yield stage, numbers.get(stage.average or "")
+
     def end(self, unit: Unit) -> float:
         return max(stage.extent(unit)[1] for stage in self.stages)
 
     def lanes(self, unit: Unit) -> dict[str, int]:
-        """The line on which each stage's bands are drawn. The first stage to go on from a parent's end shares its line; others
-        have the first line that is free there. 0 is the trunk's."""
+        """The line on which each stage's bands are drawn. The first stage to go on from a parent's end shares its line, unless
+        it starts from an average; others have the first line that is free there. 0 is the trunk's."""
         taken: list[list[tuple[float, float]]] = []
         lanes: dict[str, int] = {}
         for stage in self.stages:
@@ -278,7 +327,7 @@ class Picture:
 
 def _on(stage: StagePicture, parents: int | None) -> Iterator[int]:
     """The lines that a stage may have, the best first: a branch does not come back to its trunk's."""
-    if parents is not None and not stage.leaves_early:
+    if parents is not None and not stage.leaves_early and stage.average is None:
         yield parents
     least = 0 if parents is None else parents + 1
     while True:
@@ -298,7 +347,18 @@ def make_picture(schedule: Schedule, seconds: Callable[[str, int], float] | None
     for stage in schedule.stages:
         parent = drawn[stage.parent] if stage.parent is not None else None
         drawn[stage.name] = _stage(schedule, stage, parent, seconds)
-    return Picture(schedule.name, tuple(drawn.values()))
+    return Picture(schedule.name, tuple(drawn.values()), tuple(_ensemble(schedule, one) for one in schedule.ensembles))
+
+
+def _ensemble(schedule: Schedule, ensemble: Ensemble) -> EnsemblePicture:
+    stages = [(schedule.stage(name), iter) for name, iter in ensemble.points]
+    off = ", not evaluated: a member is not enabled" * any(not stage.enabled for stage, _ in stages)
+    return EnsemblePicture(
+        ensemble.name,
+        rule_in_words(ensemble) + off,
+        tuple(in_words(ensemble.members)),
+        tuple((stage.name, stage.solver.max_iter if iter is None else iter) for stage, iter in stages),
+    )
 
 
 def _stage(
@@ -341,6 +401,7 @@ def _stage(
         earliest_end=solver.earliest_end,
         drops=len(solver.plateau_winsize) if solver.lr_policy == "plateau" else 0,
         meetings=synchronisations(solver),
+        average=stage.average,
     )
 
 

@@ -35,6 +35,7 @@ LEAST_WIDTH = 50
 GUTTER = 13  # columns left of the canvas, its frame included
 BLANK_BRAILLE = 0x2800
 BORDER = "┊"
+MEMBER = "●"  # of an ensemble
 WARM_UP = "w"  # above the place where one ends as it should
 DASH = 3  # of so many columns the curve of a second side leaves one to the first
 
@@ -61,6 +62,8 @@ def draw(picture: Picture, unit: Unit, scale: Scale, width: int) -> Text:
     lines += _chart(picture, unit, scale, columns, styles)
     for band in bands(picture, unit):
         lines += _band(band, columns, styles)
+        if band.title == "stages":
+            lines += _ensembles(picture, unit, columns, styles)
     remarks = [f"LR {jump}" for jump in jumps(picture)] + _branches(picture) + not_shown(picture)
     if any(_label(mark) == WARM_UP for stage in picture.stages for mark in stage.marks):
         remarks.append(f"{WARM_UP}: the end of a warm-up")
@@ -286,12 +289,32 @@ def _band(band: Band, columns: _Columns, styles: dict[str, str]) -> list[Text]:
     return lines + [Text(" " * GUTTER + note) for note in notes]
 
 
+def _ensembles(picture: Picture, unit: Unit, columns: _Columns, styles: dict[str, str]) -> list[Text]:
+    """A line with the members of each; its name behind them, or on a line below where it has no room."""
+    lines = []
+    for number, ensemble in enumerate(picture.ensembles):
+        places = [(columns.at(x), styles[stage.name]) for x, stage, _ in picture.places(ensemble, unit)]
+        first, last = places[0][0], places[-1][0]
+        line = Text(("" if number else "ensembles").ljust(GUTTER + first) + "─" * (last - first + 1))
+        for at, style in places:
+            line.plain = f"{line.plain[: GUTTER + at]}{MEMBER}{line.plain[GUTTER + at + 1 :]}"
+            line.stylize(style, GUTTER + at, GUTTER + at + 1)
+        whole = ensemble.label(lambda text: len(text) <= columns.count)
+        if len(whole) + 2 <= columns.count - last:
+            lines.append(line.append(f" {whole}"))
+        else:
+            lines += [line, Text(" " * (GUTTER + min(first, columns.count - len(whole))) + whole)]
+    return lines
+
+
 def ascii_only(text: str) -> str:
     """For an output that has no other characters: every mark of a curve a star."""
 
     def plain(character: str) -> str:
         if _is_braille(character):
             return "*"
-        return {"┊": ":", "─": "-", "│": "|", "→": ">"}.get(character, character if character.isascii() else "+")
+        return {MEMBER: "o", "┊": ":", "─": "-", "│": "|", "→": ">"}.get(
+            character, character if character.isascii() else "+"
+        )
 
     return "".join(map(plain, text))

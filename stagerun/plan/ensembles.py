@@ -142,7 +142,7 @@ def ensembles_text(ensembles: Sequence[PlannedEnsemble]) -> str:
         return ""
     rows: list[Sequence[str]] = [("ensemble", "rule", "members", "state")]
     rows += [
-        (e.ensemble.name, _rule(e.ensemble), ", ".join(in_words(e.ensemble.members)), _state_in_words(e))
+        (e.ensemble.name, rule_in_words(e.ensemble), ", ".join(in_words(e.ensemble.members)), _state_in_words(e))
         for e in ensembles
     ]
     lines = columns(rows)
@@ -152,7 +152,7 @@ def ensembles_text(ensembles: Sequence[PlannedEnsemble]) -> str:
     return "\n".join(lines)
 
 
-def _rule(ensemble: Ensemble) -> str:
+def rule_in_words(ensemble: Ensemble) -> str:
     return ensemble.rule.value + (f", {kind}" if (kind := ensemble.shape or ensemble.hold_out) else "")
 
 

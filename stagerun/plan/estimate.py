@@ -61,6 +61,7 @@ class Figures:
     memory_bytes: int  # of the largest worker, at its peak
     gpu_memory_bytes: int
     log_bytes: float  # per iteration
+    average_bytes: int = 0  # of the network of an ensemble that averages weights
     python: tuple[PythonCost, ...] = ()
 
 
@@ -172,6 +173,12 @@ def snapshots_on_disk(schedule: Schedule) -> int:
     return sum(kept(s) for s in schedule.stages if s.enabled) + 1
 
 
+def averages_on_disk(schedule: Schedule) -> int:
+    """The networks in OUT/averages: of each ensemble that makes one of its members' weights, and whose members are all trained."""
+    off = {stage.name for stage in schedule.stages if not stage.enabled}
+    return sum(e.rule.averages and off.isdisjoint(stage for stage, _ in e.points) for e in schedule.ensembles)
+
+
 def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
@@ -247,11 +254,12 @@ def render_times(plan: Plan, times: Mapping[str, StageTime | None]) -> str:
 def needs(plan: Plan, figures: Figures, room: Room) -> list[Need]:
     """What of disk and memory the schedule takes, against what there is."""
     schedule = plan.schedule
-    most = snapshots_on_disk(schedule)
-    disk = most * figures.snapshot_bytes + plan.iterations * figures.log_bytes
+    most, averages = snapshots_on_disk(schedule), averages_on_disk(schedule)
+    disk = most * figures.snapshot_bytes + averages * figures.average_bytes + plan.iterations * figures.log_bytes
+    more = f"{count(averages, 'average')} of {size(figures.average_bytes)}, " if averages else ""
     found = [
         Need(
-            f"disk: {size(disk)} in {room.out} ({most} snapshots of {size(figures.snapshot_bytes)} at most, log "
+            f"disk: {size(disk)} in {room.out} ({most} snapshots of {size(figures.snapshot_bytes)} at most, {more}log "
             f"{size(plan.iterations * figures.log_bytes)}), {size(room.out_free)} free",
             disk <= room.out_free,
         ),

@@ -123,7 +123,7 @@ def hours_of(schedule: Schedule, job: Job, found: Mapping[str, Predicted]) -> Ho
         source=source,
         speeds={n: replace(speed, iteration=found[n].step.total) for n, speed in speeds.items() if n in found},
         left_out=not_known(schedule, 0.0, 0.0, 0.0, None),
-        unknown=f"has changed since the rehearsal of {job.figures.date}: rehearse again",
+        unknown=f"was left out of the rehearsal of {job.figures.date}, or has changed since: rehearse again",
     )
 
 

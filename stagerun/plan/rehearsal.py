@@ -1,11 +1,13 @@
 """A schedule cut down to a rehearsal: every stage, a handful of iterations, one device batch per worker. Pure."""
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from stagerun.base.recipe import Data, Ensemble, Model, Sampling, Schedule, Source, Stage, SyncStart, Transform
 from stagerun.language.code import digest
 from stagerun.language.networks import known_of
+from stagerun.plan.counting import points_averaged
 from stagerun.schedule.image_size import at_largest, largest_crop_size
 
 
@@ -38,6 +40,18 @@ def synthetic_images(schedule: Schedule) -> Synthetic:
     side = max([*(largest_crop_size(t) or 0 for t in transforms), *(max(m.input_shape[1:], default=0) for m in nets)])
     side = side or max(32, *(known_of(s.model).smallest for s in schedule.stages))
     return Synthetic(side, side, channels, encoded=False)
+
+
+def part_of(schedule: Schedule, names: Collection[str]) -> Schedule:
+    """The stages with these names, those that they start from and are taught by, and the ensembles of them alone."""
+    needed: set[str] = set()
+    for stage in reversed(schedule.stages):  # children before what they need
+        if stage.name in names or stage.name in needed:
+            averaged = [name for name, _ in points_averaged(schedule, stage)]
+            needed |= {name for name in (stage.name, stage.parent, stage.solver.teacher, *averaged) if name is not None}
+    ensembles = (one for one in schedule.ensembles if needed.issuperset(name for name, _ in one.points))
+    stages = (stage for stage in schedule.stages if stage.name in needed)
+    return replace(schedule, stages=tuple(stages), ensembles=tuple(ensembles))
 
 
 def rehearsal(

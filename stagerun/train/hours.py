@@ -130,7 +130,7 @@ def _rehearsed(plan: Plan, figures: Figures) -> Hours:
         speeds=speeds_of(plan.schedule, figures, figures.workers),
         left_out=not_known(plan.schedule, 0.0, 0.0, 0.0, None),
         notes=tuple(f"a rough estimate: {doubt}" for doubt in doubts(plan, figures)),
-        unknown=f"has changed since the rehearsal of {figures.date}: rehearse again",
+        unknown=f"was left out of the rehearsal of {figures.date}, or has changed since: rehearse again",
     )
 
 

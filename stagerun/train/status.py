@@ -41,6 +41,7 @@ from stagerun.train.output import (
     newest_snapshot,
     written,
 )
+from stagerun.train.parallel import FOLDER, MARK
 from stagerun.train.results import fruitless, standing
 
 _CODES = {"finished": int(ExitCode.DONE), "stopped": int(ExitCode.SAVED)}
@@ -127,6 +128,7 @@ class Status:
     gradients: Mapping[str, str] = field(
         default_factory=dict
     )  # the same where the schedule says how, or says when replicas meet
+    beside: tuple[Progress, ...] = ()  # stages at work side by side (`run --parallel`), in place of `progress`
     not_chosen: tuple[str, ...] = ()  # of one that finished: stages that it left out, and that are still to be trained
 
 
@@ -154,8 +156,11 @@ def look(target: Target, now: float, say: Callable[[str], None] | None = None) -
     plan = make_plan(target.schedule, inventory) if target.schedule else None
     # Under the names that the stages have now.
     inventory = plan.inventory if plan else under(inventory, names(life))
-    last = life.last
-    progress = _progress(life)
+    beside = _side_by_side(target.out) if state == "running" else {}
+    ended = life.last[1] if life.last else None
+    last = max((one.last for one in (life, *beside.values()) if one.last), key=lambda line: line[0], default=None)
+    working = tuple(_progress(one) or _starting(stage) for stage, one in beside.items())
+    progress = None if working else _progress(life)
     evaluated = evaluations(target.out, plan, life, inventory)
     return Status(
         state=state,
@@ -173,17 +178,28 @@ def look(target: Target, now: float, say: Callable[[str], None] | None = None) -
             name=newest.name, bytes=newest.bytes, written=written(target.out, newest.name)
         ),
         evaluations=evaluated,
-        stages=_marks(plan, run, evaluated, progress) if run else {},
+        stages=_marks(plan, run, evaluated, working or (progress,)) if run else {},
         ensembles=ensembles(target.out, plan, life, inventory),
-        warnings=_warnings(life),
+        warnings=tuple(warned for one in (life, *beside.values()) for warned in _warnings(one)),
+        beside=working,
         unreadable_lines=life.unreadable,
         forbidden=found.forbidden,
         not_finite=len(list(life.of(NotFinite))),
         stuck=state in ("failed", "killed") and _stuck(target, found),
         chosen={e.stage: in_words((m, tensors) for m, tensors, *_ in e.methods) for e in life.of(CompressionChosen)},
         gradients={e.stage: e.gradients for e in life.of(StageStarted) if e.gradients},
-        not_chosen=last[1].not_chosen if last and isinstance(last[1], RunFinished) else (),
+        not_chosen=ended.not_chosen if isinstance(ended, RunFinished) else (),
     )  # fmt: skip
+
+
+def _side_by_side(out: Path) -> dict[str, Life]:
+    """What the stages that are trained beside each other have logged, by stage."""
+    stages = sorted(mark.parent for mark in (out / FOLDER).glob(f"*/{MARK}"))
+    return {stage.name: read_last_life(stage / LOG) or Life() for stage in stages}
+
+
+def _starting(stage: str) -> Progress:
+    return Progress(stage=stage, number=0, stages=0, iter=0, max_iter=0, iterations_left=0, line=f"{stage}: starting")
 
 
 def listen(out: Path, say: Callable[[str], None]) -> store.Holder | None:
@@ -317,7 +333,7 @@ def _progress(life: Life) -> Progress | None:
 
 
 def _marks(
-    plan: Plan | None, run: RunStarted, evaluated: Sequence[Evaluation], progress: Progress | None
+    plan: Plan | None, run: RunStarted, evaluated: Sequence[Evaluation], at_work: Sequence[Progress | None]
 ) -> dict[str, str]:
     """Without a plan, a stage counts as done that has a result of its end."""
     marks = dict.fromkeys(run.stages, TO_DO) | {e.stage: DONE for e in evaluated if e.snapshot and plan is None}
@@ -325,8 +341,9 @@ def _marks(
         if planned.state is not State.DISABLED:
             mark = {State.DONE: DONE, State.STALE: STALE}.get(planned.state)
             marks[planned.stage.name] = mark or share(planned.iter, planned.iter and planned.last)
-    if progress is not None and progress.stage in marks and marks[progress.stage] not in (DONE, STALE):
-        marks[progress.stage] = share(progress.iter, progress.max_iter)
+    for progress in at_work:
+        if progress is not None and progress.stage in marks and marks[progress.stage] not in (DONE, STALE):
+            marks[progress.stage] = share(progress.iter, progress.max_iter)
     return marks
 
 

@@ -14,7 +14,7 @@ from stagerun.base.recipe import Schedule, Stage
 from stagerun.drawing import figure, html
 from stagerun.drawing.bands import bands, factor_text, jumps, mark_labels, not_shown, short_number
 from stagerun.drawing.colours import CURVES, DARK, OVER, SOFT, strokes
-from stagerun.drawing.picture import Picture, Unit, make_picture
+from stagerun.drawing.picture import EnsemblePicture, Picture, Unit, make_picture
 from stagerun.drawing.scale import labels, make_scale, round_steps
 from stagerun.drawing.terminal import COLOURS, ascii_only, draw
 from stagerun.schedule import make_knobs
@@ -23,6 +23,7 @@ from stagerun.tools.diff.command import Found, Side, difference, overlay
 GOLDEN = Path(__file__).parents[1] / "golden" / "plots"
 BRANCHES = make_picture(made_schedules.branches())
 STEPS = make_picture(made_schedules.steps())
+AVERAGES = make_picture(made_schedules.averages())
 EVIL = '</script><img src=x onerror="alert(1)">&<!--'
 
 
@@ -34,7 +35,7 @@ def text(picture: Picture, width: int, unit: Unit = Unit.EPOCHS, log: bool | Non
 
 
 @pytest.mark.parametrize("width", [80, 120])
-@pytest.mark.parametrize("picture", [STEPS, BRANCHES], ids=lambda p: p.name)
+@pytest.mark.parametrize("picture", [STEPS, BRANCHES, AVERAGES], ids=lambda p: p.name)
 def test_text(picture: Picture, width: int) -> None:
     """Written by hand the first time, and looked at: `python tests/fast/test_plots.py` writes them anew."""
     assert text(picture, width) + "\n" == (GOLDEN / f"{picture.name}_{width}.txt").read_text()
@@ -43,7 +44,7 @@ def test_text(picture: Picture, width: int) -> None:
 @pytest.mark.parametrize("width", [1, 50, 63, 80, 200])
 @pytest.mark.parametrize("log", [True, False])
 def test_no_line_is_longer_than_the_terminal(width: int, log: bool) -> None:
-    for picture in (STEPS, BRANCHES):
+    for picture in (STEPS, BRANCHES, AVERAGES):
         for unit in (Unit.ITERATIONS, Unit.EPOCHS, Unit.IMAGES):
             chart = text(picture, width, unit, log).split("\n\nLR")[0]
             assert max(len(line) for line in chart.split("\n")[1:]) <= max(width, 50)
@@ -110,7 +111,9 @@ def test_labels_of_short_stages_are_not_printed_over_each_other_in_files() -> No
 _LONG = pytest.param(chain(3, 60), marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("picture", [chain(), _LONG, STEPS, BRANCHES], ids=["8x3", "3x60", "steps", "branches"])
+@pytest.mark.parametrize(
+    "picture", [chain(), _LONG, STEPS, BRANCHES, AVERAGES], ids=["8x3", "3x60", "steps", "branches", "averages"]
+)
 def test_no_text_of_a_file_overlaps_another_or_the_edge(picture: Picture) -> None:
     with figure.drawing():
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -296,6 +299,43 @@ def test_svg_is_sound_and_says_what_it_shows() -> None:
     assert "x5" in svg_texts(figure.svg(STEPS, Unit.IMAGES, make_scale(STEPS)))
 
 
+def test_an_ensemble_has_a_dot_where_each_member_is_and_a_line_to_what_starts_from_it() -> None:
+    with figure.drawing():
+        drawn = figure.draw(AVERAGES, Unit.ITERATIONS, make_scale(AVERAGES)).figure
+        stages, ensembles = (next(a for a in drawn.axes if a.texts[-1].get_text() in of) for of in TITLES)
+        late, never = (line for line in ensembles.lines if line.get_marker() == "None")
+        assert list(late.get_xdata()) == [600, 1000] and list(never.get_xdata()) == [700, 1300]
+        of = strokes(AVERAGES, Unit.ITERATIONS)
+        dots = [(list(line.get_xdata()), line.get_color()) for line in ensembles.lines if line.get_marker() == "o"]
+        assert dots[0] == ([600, 700, 800, 900, 1000], of["trunk"].colour)
+        assert sorted(dots[1:]) == [([700], of["branch"].colour), ([1300], of["fine"].colour)]
+        on_curve = [line for line in drawn.axes[0].lines if line.get_marker() == "o"]
+        assert (list(on_curve[0].get_xdata()), set(on_curve[0].get_ydata())) == (dots[0][0], {0.5})
+        # From the stage's line down to that of the dots, in inches from the top.
+        join = next(line for line in stages.lines if list(line.get_xdata()) == [1000, 1000])
+        ends = [stages.transData.transform((1000, y))[1] for y in join.get_ydata()]
+        assert ends[1] == pytest.approx(ensembles.transData.transform((1000, late.get_ydata()[0]))[1], abs=0.01)
+    assert "late (WEIGHT_AVERAGE, linear): trunk@600..900 (4 snapshots), trunk" in svg_texts(
+        figure.svg(AVERAGES, Unit.EPOCHS, make_scale(AVERAGES))
+    )
+
+
+TITLES = ({"stages"}, {"never (MEAN_PROBABILITY, not evaluated: a member is not enabled): branch, fine"})
+
+
+def test_an_ensemble_names_as_many_members_as_fit() -> None:
+    many = EnsemblePicture("all", "MEAN_LOGIT", tuple("abcde"), ())
+    said = {width: many.label(lambda text: len(text) <= width) for width in (40, 32, 20, 3, 2)}  # noqa: B023
+    assert [*said.values()] == [
+        "all (MEAN_LOGIT): a, b, c, d, e",
+        "all (MEAN_LOGIT): a, b, c, d, e",
+        "all (MEAN_LOGIT)",
+        "all",
+        "",
+    ]
+    assert many.label(lambda text: len(text) < 31) == "all (MEAN_LOGIT): a and 4 more"
+
+
 def test_equal_schedules_make_equal_bytes() -> None:
     again = make_picture(made_schedules.steps())
     for form in (figure.svg, figure.png):
@@ -367,6 +407,6 @@ def test_every_colour_has_one_for_dark_pages() -> None:
 
 
 if __name__ == "__main__":
-    for each in (STEPS, BRANCHES):
+    for each in (STEPS, BRANCHES, AVERAGES):
         for columns in (80, 120):
             (GOLDEN / f"{each.name}_{columns}.txt").write_text(text(each, columns) + "\n")

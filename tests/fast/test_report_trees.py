@@ -387,3 +387,25 @@ def test_status_reads_no_more_of_a_piece_than_of_a_stage(tmp_path: Path) -> None
     assert life is not None and life.retraced == ()
     status = look(Target(story.out), 0.0)
     assert status.progress is not None and status.progress.stage == "cut"
+
+
+def test_of_many_ends_the_first_lines_name_the_best_and_the_worst_and_count_the_rest(tmp_path: Path) -> None:
+    names = [f"end{n:02}" for n in range(20)]
+    STAGES.update({name: (1, 0.01 * (n + 1)) for n, name in enumerate(names)})
+    story = Story(tmp_path / "out").begin(["main", *names], ensembles=[f"pair{n}" for n in range(9)])
+    trunk(story)
+    for n, name in enumerate(names):
+        trained(story, name, "main", 6, 0.6 + 0.01 * (7 * n % 20))  # 0.60 to 0.79, each once
+    story.results()
+    for n in range(9):
+        story.ensemble(f"pair{n}", *names[n : n + 2], top1=0.8 + 0.01 * n)
+    story.write(RunFinished(trained=True, seconds=1))
+    lines = report(tmp_path / "out", "--output", tmp_path / "r.md")
+    assert lines.exit_code == 0
+    lead = [line for line in (tmp_path / "r.md").read_text().partition("\n## ")[0].split("\n") if line][1:]
+    assert [line.split(",")[0] for line in lead] == [
+        "Top-1 79.00 % at the end of end17", "Top-1 78.00 % at the end of end14", "Top-1 77.00 % at the end of end11",
+        "16 more ends lie between: top-1 61.00 to 76.00 %.", "The lowest: top-1 60.00 % at the end of end00",
+        *(f"Ensemble pair{n}: top-1 {80 + n}.00 %" for n in (8, 7, 6)),
+        "5 more ensembles lie between: top-1 81.00 to 85.00 %.", "The lowest: ensemble pair0: top-1 80.00 %",
+    ]  # fmt: skip

@@ -76,6 +76,21 @@ def test_a_plan_has_its_stages_labels_and_bands() -> None:
     assert stages(svg)["cyc1"] == "cyc1: 3750 iterations, leaves init"
 
 
+def test_ensembles_have_a_dot_for_each_member_and_what_starts_from_them_a_line() -> None:
+    picture = make_picture(made_schedules.averages())
+    svg = tree(picture)
+    assert "ensembles" in texts(svg, "band") and "fine (from late)" in texts(svg)
+    assert "never (MEAN_PROBABILITY, not evaluated: a member is not enabled): branch, fine" in texts(svg)
+    assert stages(svg)["fine"] == "fine: 300 iterations, starts from late"
+    late = next(g for g in svg.iter("g") if (g.findtext("title") or "").startswith("late"))
+    dots = [(float(c.attrib["cx"]), float(c.attrib["cy"])) for c in late.findall("circle")]
+    across = {stage["name"]: stage["x"] for stage in values(svg)["stages"]}
+    begin, end = across["trunk"][0], across["trunk"][-1]
+    assert [x for x, _ in dots] == pytest.approx([begin + (end - begin) * n / 10 for n in range(6, 11)], abs=0.11)
+    joins = next(p.attrib["d"] for p in svg.iter("path") if p.get("class") == "join" and "V" in p.get("d", ""))
+    assert any(join.startswith(f"{dots[-1][0]:g},") and join.endswith(f"V{dots[-1][1]:g}") for join in joins.split("M"))
+
+
 def test_stages_can_be_reached_with_the_keyboard_and_read_aloud() -> None:
     svg = tree(show_piece(), chosen="cyc1")
     for stage in [e for e in svg.iter("g") if "data-stage" in e.attrib]:

@@ -1,7 +1,9 @@
 """Schedules made by hand for what is drawn of them: no files are read."""
 
+from dataclasses import replace
+
 from stagerun.base.errors import Span
-from stagerun.base.recipe import Data, Model, Schedule, Solver, Source, Stage, Transform
+from stagerun.base.recipe import Data, Ensemble, EnsembleRule, Model, Schedule, Solver, Source, Stage, Transform
 
 IMAGES = 1000
 MODEL = Model(name="resnet_small", num_classes=10)
@@ -16,11 +18,12 @@ def solver(**settings: object) -> Solver:
 
 
 def stage(name: str, parent: str | None = None, parent_iter: int | None = None, **settings: object) -> Stage:
-    enabled = bool(settings.pop("enabled", True))
+    enabled, average = bool(settings.pop("enabled", True)), settings.pop("average", None)
     return Stage(
         name=name,
         parent=parent,
         parent_iter=parent_iter,
+        average=average,  # type: ignore[arg-type]
         enabled=enabled,
         model=MODEL,
         data=DATA,
@@ -77,3 +80,21 @@ def branches() -> Schedule:
         stage("cool_c", "main", **{**cool, "max_iter": 300}, enabled=False, batch_size=200),
         name="branches",
     )
+
+
+def averages() -> Schedule:
+    """A constant trunk, the average of five of its snapshots, a stage from that, and a branch; all of it together."""
+    late = ("trunk@600", "trunk@700", "trunk@800", "trunk@900", "trunk")
+    constant = {"base_lr": 0.5, "lr_policy": "fixed"}
+    made = schedule(
+        stage("trunk", **constant, max_iter=1000),
+        stage("branch", "trunk", 500, **constant, max_iter=200, enabled=False),
+        stage("fine", "trunk", **{**constant, "base_lr": 0.05}, max_iter=300, average="late"),
+        name="averages",
+    )
+    rule = EnsembleRule.WEIGHT_AVERAGE
+    ensembles = (
+        Ensemble(name="late", members=late, rule=rule, shape="linear"),
+        Ensemble(name="never", members=("branch", "fine")),
+    )
+    return replace(made, ensembles=ensembles)

@@ -2,7 +2,9 @@
 
 import json
 import math
+import re
 import shutil
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +16,21 @@ import torch
 from click.testing import CliRunner
 
 from stagerun import store
+from stagerun.base.errors import UsageError
 from stagerun.base.events import EnsembleTested, Event, Iterated, PieceStarted, StageStarted, Stopped
+from stagerun.base.text import size
 from stagerun.cli import main
+from stagerun.comm import SoloComm
 from stagerun.engine.codec import decode
 from stagerun.language import load
 from stagerun.plan import State, make_plan
+from stagerun.plan.estimate import Room, needs
+from stagerun.system.world import World
+from stagerun.tools.find_lr.command import FindOptions
+from stagerun.tools.find_lr.command import _begin as begin
+from stagerun.tools.find_lr.measure import Asked, sweep
+from stagerun.tools.find_lr.sweep import swept
+from stagerun.tools.rehearse import measure
 from stagerun.train import ensembling
 from stagerun.train import stage as train_stage
 from stagerun.train.progress import WEIGHTS
@@ -239,6 +251,54 @@ def test_a_soup_in_a_run_names_what_it_took(data: Path, tmp_path: Path) -> None:
     assert not of(nan_help.lives(folder, tmp_path / "out"), EnsembleTested), "its result counts"
 
 
+def test_a_sweep_of_rates_starts_from_the_average_as_the_stage_does(data: Path, tmp_path: Path) -> None:
+    folder, out = made(tmp_path / "s", data, ALONG, FINE), tmp_path / "out"
+    options = FindOptions(folder=str(folder), stage="fine", out=str(out))
+    refused = r"`fine` starts from ensemble `all`, and .* no average"
+    with pytest.raises(UsageError, match=refused) as error:
+        begin(options, load(folder))
+    assert "`stagerun run DIR --until trunk` trains and averages them" in error.value.render()
+    schedule, events = load(folder), nan_help.lives(folder, out)
+    first = next(e for e in of(events, Iterated) if e.stage == "fine")
+    cut, _ = swept(schedule, "fine", 10)
+    points, began, _ = sweep(
+        schedule, cut, partial(begin, options, schedule), str(out), Asked(1e-4, 1e-2, 10), SoloComm(), World(), torch.device("cpu"),
+        lambda: False, lambda *seen: None,
+    )  # fmt: skip
+    assert began == "ensemble all" and points[0].loss == first.loss
+    made(folder, data, ALONG.replace("one_minus_sqrt", "linear"), FINE)
+    with pytest.raises(UsageError, match=refused):
+        begin(options, load(folder))
+
+
+def on_disk(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file() and file.name != "MANIFEST.json")
+
+
+def test_the_estimate_of_the_disk_has_what_a_run_writes_of_averages(base: Path, data: Path, tmp_path: Path) -> None:
+    """Two averages, one of snapshots along the trunk: by a rehearsal, and by the snapshots of a half of it."""
+    more = 'ensemble { name: "ends" members: ["trunk", "fine"] rule: WEIGHT_AVERAGE }\n'
+    off = 'stage { name: "off" enabled: false solver_param { max_iter: 5 } }\n'
+    never = 'ensemble { name: "never" members: ["trunk", "off"] rule: WEIGHT_AVERAGE }\n'
+    folder, out = made(tmp_path / "s", data, ALONG, FINE, more, off, never), tmp_path / "out"
+    figures = measure.rehearse(
+        load(folder), measure.Rehearsal(2, None, False), tmp_path / "rehearsal", SoloComm(), World(), torch.device("cpu"),
+        lambda: False, lambda event: None,
+    )  # fmt: skip
+    nan_help.lives(folder, out)
+    written = on_disk(out / "averages")
+    assert sorted(path.name for path in (out / "averages").iterdir()) == ["all", "ends"]
+    assert figures is not None and 2 * figures.average_bytes == pytest.approx(written, rel=0.02)
+    room = Room(out="o", out_free=1, memory=1, gpu_memory=None, scratch=None, scratch_free=None, data_bytes=None)
+    said = needs(make_plan(load(folder), store.Inventory()), figures, room)[0].text
+    assert f"at most, 2 averages of {size(figures.average_bytes)}, log" in said
+    planned = CliRunner().invoke(main, ["plan", str(folder), "--out", str(out)])
+    (found,) = re.findall(r"in all; 2 averages of weights ([\d.]+) (kB|MB) more", " ".join(planned.stdout.split()))
+    assert float(found[0]) * {"kB": 1e3, "MB": 1e6}[found[1]] == pytest.approx(written, rel=0.02)
+    without = CliRunner().invoke(main, ["plan", str(base / "s"), "--out", str(base / "out")])
+    assert "; 1 average of weights" in " ".join(without.stdout.split())
+
+
 def test_the_averaged_network_is_evaluated_and_exported_by_the_ensembles_name(base: Path, tmp_path: Path) -> None:
     """A result that does not count replaces the network, too; nothing else stays beside it."""
     out = tmp_path / "out"
@@ -249,6 +309,8 @@ def test_the_averaged_network_is_evaluated_and_exported_by_the_ensembles_name(ba
     shown = CliRunner().invoke(main, ["eval", "all", "--out", str(out), "--json"])
     assert shown.exit_code == 0, shown.output
     assert json.loads(shown.stdout)["evaluations"][0]["top1"] == tested.top1
+    assert json.loads(shown.stdout)["evaluations"][0]["ensemble"] == "all"
+    assert CliRunner().invoke(main, ["eval", "all", "--out", str(out)]).stdout.startswith("all: top-1 ")
     file = tmp_path / "all.pth"
     done = CliRunner().invoke(main, ["export", "all", str(file), "--out", str(out), "--torch"])
     assert done.exit_code == 0, done.output

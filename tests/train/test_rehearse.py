@@ -319,7 +319,17 @@ def test_a_rehearsal_goes_through_everything_and_plan_knows_its_figures(base: Pa
     planned = small.stagerun("plan", base / "schedule", "--out", out).stdout
     assert "left with 2 workers, as rehearsed on" in planned
     changed = small.stagerun("plan", base / "schedule", "--out", out, "--set", "early.device_batch_size=8").stdout
-    assert "stage early has changed since the rehearsal" in changed
+    assert "stage early was left out of the rehearsal of" in changed and "or has changed since" in changed
+
+
+@pytest.mark.process
+def test_a_part_of_it_says_what_was_left_out(base: Path, tmp_path: Path) -> None:
+    words = ["--out", tmp_path / "out", "--nproc", 1, "--threads", 1, "--iters", 2, "--until", "cyc1"]
+    done = small.stagerun("rehearse", base / "schedule", *words)
+    assert done.returncode == 0, done.stderr
+    assert "2 stages, 1 worker" in done.stdout and "cyc1: evaluated" in done.stdout
+    assert "collapse: iterations" not in done.stdout
+    assert "note: left out: `collapse` and `early`; " in done.stdout
 
 
 @pytest.mark.process

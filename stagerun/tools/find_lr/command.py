@@ -29,14 +29,18 @@ from stagerun.launch.start import Job, Orders, joined, start, work
 from stagerun.launch.watch.worker import Monitored
 from stagerun.launch.worker_count import check_workers, devices
 from stagerun.plan import Plan, PlannedStage, State, make_plan
+from stagerun.plan.ensembles import EnsembleState
 from stagerun.plan.planned import label
 from stagerun.schedule import make_knobs
+from stagerun.store import inventory
+from stagerun.store.layout import averages_folder
 from stagerun.system import signals
 from stagerun.system.files import writing
 from stagerun.system.imports import with_imports
 from stagerun.system.world import World, rank_said
 from stagerun.tools.find_lr.sweep import Sweep, shown, suggestion, swept, warnings
-from stagerun.train.output import plan_of
+from stagerun.train.output import DISK, plan_of
+from stagerun.train.results import planned_ensembles
 
 ROWS = 12  # of the table
 
@@ -68,8 +72,8 @@ class FindOptions:
 def find_lr(options: FindOptions) -> int:
     """Trains from a stage's start at rates that grow exponentially, and shows where the loss falls and where it diverges.
 
-    The stage's own weights, batch, images, transform, momentum and decay are used. A stage that starts from another needs that
-    trained in OUT. Nothing is saved, in OUT or in the files: the rates are suggestions.
+    The stage's own weights, batch, images, transform, momentum and decay are used. A stage that starts from another, or from an average,
+    needs that in OUT. Nothing is saved, in OUT or in the files: the rates are suggestions.
 
     steepest is where the smoothed loss falls fastest over the logarithm of the rate; minimum/10 is a tenth of the rate at which it is
     lowest (arXiv:1506.01186, as fastai has them). The sweep ends where the smoothed loss is 4 times its lowest. Ctrl-C shows what is there.
@@ -111,8 +115,18 @@ def _check(options: FindOptions, schedule: Schedule) -> None:
 
 
 def _begin(options: FindOptions, schedule: Schedule) -> PlannedStage:
+    """UsageError where what the stage starts from isn't there."""
     out = _out(options, schedule)
-    return start_of(plan_of(schedule, out), options.stage, str(out))
+    plan = plan_of(schedule, out)
+    name = schedule.stage(options.stage).average
+    made = [e.ensemble.name for e in planned_ensembles(plan, out) if e.state is EnsembleState.DONE]
+    if name is not None and not (name in made and inventory(DISK, averages_folder(out) / name).snapshots):
+        last = [stage.name for stage in schedule.stages if stage.name in dict(schedule.ensemble(name).points)][-1]
+        raise UsageError(
+            f"stage `{options.stage}` starts from ensemble `{name}`, and {out} has no average of its members as they are now",
+            f"`stagerun run DIR --until {last}` trains and averages them; or name another --out",
+        )
+    return start_of(plan, options.stage, str(out))
 
 
 def start_of(plan: Plan, name: str, out: str) -> PlannedStage:
@@ -121,11 +135,6 @@ def start_of(plan: Plan, name: str, out: str) -> PlannedStage:
     again = make_plan(plan.schedule, replace(plan.inventory, snapshots=others))
     planned = next(planned for planned in again.stages if planned.stage.name == name)
     stage = planned.stage
-    if stage.average is not None:
-        raise UsageError(
-            f"stage `{name}` starts from ensemble `{stage.average}`, and a sweep starts from one snapshot",
-            f'sweep from a member: `from: "{label(stage.parent or "", stage.parent_iter)}"`',
-        )
     if stage.parent is not None and (planned.start is None or planned.state is not State.FRESH):
         raise UsageError(
             f"stage `{name}` starts from `{label(stage.parent, stage.parent_iter)}`, and {out} has no usable snapshot of that",

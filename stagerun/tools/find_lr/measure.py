@@ -15,16 +15,19 @@ from stagerun.comm import Comm
 from stagerun.engine.compression import reducer_of
 from stagerun.engine.loop import train
 from stagerun.plan import PlannedStage, State
+from stagerun.plan.counting import points_averaged
 from stagerun.schedule import make_knobs
+from stagerun.store.layout import averages_folder
 from stagerun.system.world import World
 from stagerun.tools.find_lr.sweep import Point, Smoothing, rate
 from stagerun.train.agreement import rank0
 from stagerun.train.images import Images
 from stagerun.train.output import DISK
+from stagerun.train.progress import STATE, WEIGHTS
 from stagerun.train.resident import training_batches
 from stagerun.train.stage import make_loop, requests
 from stagerun.train.stage_start import restored, take_up_residual
-from stagerun.train.stored import most_for
+from stagerun.train.stored import most_bytes, most_for
 from stagerun.train.worker import StageRun, Step, Worker
 
 
@@ -68,7 +71,8 @@ def sweep(
         smoothing = Smoothing()
         first = make_knobs(schedule.stage(cut.stages[0].name).solver)(begins)
         ended = _sweep(run, asked, first, smoothing, watch)
-    return smoothing.points, _began(planned, begins), ended
+    average = schedule.stage(cut.stages[0].name).average
+    return smoothing.points, _began(planned, begins) if average is None else f"ensemble {average}", ended
 
 
 def _began(planned: PlannedStage, begins: int) -> str:
@@ -82,10 +86,17 @@ def _began(planned: PlannedStage, begins: int) -> str:
 
 
 def _files(schedule: Schedule, planned: PlannedStage, out: Path) -> dict[str, bytes] | None:
-    """The verified files of the snapshot that the stage starts from; None from the seed."""
+    """The verified files of the snapshot that the stage starts from, of an average its weights and the images of the member named last;
+    None from the seed."""
     if planned.start is None:
         return None
-    return store.read(DISK, out, planned.start, most_for(schedule, planned))
+    files = store.read(DISK, out, planned.start, most_for(schedule, planned))
+    if planned.stage.average is None:
+        return files
+    root = averages_folder(out) / planned.stage.average
+    made, (first, _) = store.inventory(DISK, root).snapshots[-1], points_averaged(schedule, planned.stage)[0]
+    most = most_bytes(schedule.stage(first).model)[WEIGHTS]
+    return {STATE: files[STATE], WEIGHTS: store.read_file(DISK, root, made.name, WEIGHTS, most)}
 
 
 def _sweep(

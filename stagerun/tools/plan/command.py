@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,10 +32,10 @@ from stagerun.language.layers import LMDB
 from stagerun.plan import Plan, State
 from stagerun.plan.coding import Sending, render_sending, sending_record
 from stagerun.plan.counting import other_set
-from stagerun.plan.estimate import snapshots_on_disk
+from stagerun.plan.estimate import averages_on_disk, snapshots_on_disk
 from stagerun.plan.prediction import Job, Link
 from stagerun.plan.render import csv_rows, render_json, render_text
-from stagerun.store import local_kind, lost_with
+from stagerun.store import Damaged, LocalDisk, inspect, local_kind, lost_with
 from stagerun.system import signals
 from stagerun.system.files import writing
 from stagerun.system.image_folder import is_class_folder
@@ -45,6 +46,7 @@ from stagerun.train.choices import of_choice, read_chosen
 from stagerun.train.hours import Beside, beside
 from stagerun.train.keeper import Selection
 from stagerun.train.output import plan_of
+from stagerun.train.progress import CODE, RECIPE, WEIGHTS
 from stagerun.train.results import read_figures
 
 # Options of the plan as text, which --watch doesn't show.
@@ -124,6 +126,7 @@ def plan(options: PlanOptions) -> None:
             file.writelines(csv_rows(planned))
     notes = [
         *remarks(planned),
+        *disk_remark(planned, target),
         *results_remark(planned, target),
         *choices_remark(planned, target),
         *place_remark(target, several_hosts=options.link is not None),
@@ -140,7 +143,7 @@ def plan(options: PlanOptions) -> None:
 
 
 def remarks(plan: Plan) -> list[str]:
-    """One sentence each: what is missing here, damaged or forbidden, and what disk it will take as far as that was measured."""
+    """One sentence each: what is missing here, damaged or forbidden."""
     found = [f"snapshot {name} is damaged and is passed over" for name in plan.inventory.damaged]
     found += [passed_over(name) for name in plan.inventory.forbidden]
     found += missing_data(plan.schedule)
@@ -164,11 +167,24 @@ def remarks(plan: Plan) -> list[str]:
         more = len(unsaved) - _NAMED
         where = ", ".join(unsaved) if more <= 0 else f"{', '.join(unsaved[:_NAMED])} and {count(more, 'more stage')}"
         found.append(f"no snapshot inside {where}: a kill there costs the stage from its start (`snapshot`)")
-    sizes = [ref.bytes for s in plan.stages for ref in (s.start, s.end) if ref is not None]
-    if sizes:
-        whole = snapshots_on_disk(plan.schedule) * max(sizes)
-        found.append(f"snapshots take {size(max(sizes))} each, at most {size(whole)} in all")
     return found
+
+
+def disk_remark(plan: Plan, out: Path) -> list[str]:
+    """What snapshots and averages will take; [] before there is a snapshot to know it by. StorageError, PermissionDenied."""
+    refs = [ref for s in plan.stages for ref in (s.start, s.end) if ref is not None]
+    if not refs:
+        return []
+    largest = max(refs, key=lambda ref: ref.bytes)
+    whole = snapshots_on_disk(plan.schedule) * largest.bytes
+    text = f"snapshots take {size(largest.bytes)} each, at most {size(whole)} in all"
+    if averages := averages_on_disk(plan.schedule):
+        each = largest.bytes
+        with suppress(Damaged):  # gone meanwhile, beside a living run: then it is known what an average takes at most
+            files = inspect(LocalDisk(), out, largest.name).files
+            each = sum(files[name].size for name in (WEIGHTS, RECIPE, CODE) if name in files)
+        text += f"; {count(averages, 'average')} of weights {size(averages * each)} more"
+    return [text]
 
 
 def import_remarks(schedule: Schedule) -> list[str]:

@@ -13,7 +13,7 @@ from stagerun import store
 from stagerun.base.errors import DataError, ExitCode
 from stagerun.base.events import EnsembleTested, Event, Note, Stopped, Tested, TestedBeside
 from stagerun.base.events import StageStarted as Started
-from stagerun.base.recipe import Schedule
+from stagerun.base.recipe import Schedule, Stage
 from stagerun.base.snapshots import Inventory
 from stagerun.base.text import count, duration
 from stagerun.command.ending import say, tell
@@ -30,6 +30,7 @@ from stagerun.command.shared import (
     output_folder,
 )
 from stagerun.language import load
+from stagerun.language.stages import some
 from stagerun.launch import StopRequest
 from stagerun.launch.sharing import Wish
 from stagerun.launch.start import Job, Orders, joined, start, work
@@ -48,6 +49,8 @@ from stagerun.plan.estimate import (
     render_times,
     speeds_of,
 )
+from stagerun.plan.plan import choice
+from stagerun.plan.rehearsal import part_of
 from stagerun.store.throw_away import claim
 from stagerun.system import signals
 from stagerun.system.host import whole_memory
@@ -67,6 +70,10 @@ class RehearseOptions:
     folder: Folder
     overrides: Overrides = ()
     out: OutToCome = None
+    only: tuple[str, ...] = option(
+        "--only STAGE", "Rehearse this stage, and what it starts from or is taught by, alone. Repeatable.", default=()
+    )
+    until: str | None = option("--until STAGE", "Rehearse up to this stage, it included, and nothing after it.")
     iters: int | None = option(
         "--iters N", "Iterations per stage, 2 or more.  [default: 5, or as many as take the first stage 5 s]", least=2
     )
@@ -87,6 +94,12 @@ class RehearseOptions:
     def orders(self) -> Orders:
         return Orders(tuple(self.arguments()), self.threads, saves=False)
 
+    def part(self, schedule: Schedule) -> Schedule:
+        """RecipeError for names that no stage has."""
+        if not self.only and self.until is None:
+            return schedule
+        return part_of(schedule, choice(schedule, (), (), self.only, self.until).chosen)
+
 
 @command()
 def rehearse(options: RehearseOptions) -> int:
@@ -105,7 +118,7 @@ def rehearse(options: RehearseOptions) -> int:
 
 
 def _start(options: RehearseOptions, job: Job) -> int:
-    schedule = load(options.folder, options.overrides)
+    schedule = options.part(load(options.folder, options.overrides))
     schedule = with_imports(schedule, output_folder(schedule.name, options.out))
     nproc = options.nproc or devices(schedule)
     _check(options, schedule, nproc)
@@ -133,6 +146,8 @@ def _rehearse(options: RehearseOptions, world: World, stop: StopRequest) -> int:
     device, comm = join(world, options.threads, stop)
     schedule = load_everywhere(options.folder, options.overrides, comm)
     placed = place(world, device, comm, Wish(threads=options.threads))  # as `run` does, whose time this is to tell
+    whole = schedule
+    schedule = everyone(comm, lambda: options.part(whole))
     everyone(comm, lambda: _check(options, schedule, comm.size))
     out = output_folder(schedule.name, options.out)
     schedule = with_imports(schedule, out)
@@ -150,7 +165,7 @@ def _rehearse(options: RehearseOptions, world: World, stop: StopRequest) -> int:
             schedule, asked, out / THROW_AWAY / "out", comm, world, device, stop, _watcher(options.as_json)
         )
     if figures is not None:
-        rank0(comm, lambda: _tell(options, schedule, out, figures, comm))
+        rank0(comm, lambda: _tell(options, whole, schedule, out, figures, comm))
     elif comm.rank == 0:
         tell("interrupted: a rehearsal keeps nothing")
     comm.close()
@@ -175,14 +190,19 @@ def _watcher(quiet: bool) -> Callable[[Event], None]:
     return (lambda event: None) if quiet else watch
 
 
-def _tell(options: RehearseOptions, schedule: Schedule, out: Path, figures: Figures, comm: "Comm") -> None:
-    """Rank 0 only: shows the table, and leaves the figures for `plan`. StorageError, PermissionDenied."""
+def _tell(
+    options: RehearseOptions, whole: Schedule, schedule: Schedule, out: Path, figures: Figures, comm: "Comm"
+) -> None:
+    """Rank 0 only: shows the table, and leaves the figures for `plan`. `schedule`: the part that was rehearsed. StorageError,
+    PermissionDenied."""
     write_figures(store.LocalDisk(), out, figures)
     workers = options.workers or comm.size
     plan = make_plan(schedule, Inventory())
     times = estimate(plan, figures, workers)
     together = ensembles_left(schedule, plan_ensembles(plan, {}), speeds_of(schedule, figures, workers))
     found = needs(plan, figures, room(schedule, out))
+    there = {stage.name for stage in schedule.stages}
+    left_out = [stage for stage in whole.stages if stage.enabled and stage.name not in there]
     if options.as_json:
         record = {
             "figures": asdict(figures),
@@ -191,6 +211,7 @@ def _tell(options: RehearseOptions, schedule: Schedule, out: Path, figures: Figu
             "ensembles": {name: time.total if time else None for name, time in together.items()},
             "needs": [asdict(need) for need in found],
             "caveats": caveats(plan, figures, workers),
+            "left_out": [stage.name for stage in left_out],
         }
         say(json.dumps(record, indent=2))
         return
@@ -202,8 +223,19 @@ def _tell(options: RehearseOptions, schedule: Schedule, out: Path, figures: Figu
     if together:
         say("".join(f"{name}: {duration(t.total) if t else '?'} of evaluation more\n" for name, t in together.items()))
     say(render_needs(found) + "\n")
-    for text in caveats(plan, figures, workers):
+    for text in [*_without(whole, left_out, figures), *caveats(plan, figures, workers)]:
         say(f"note: {text}")
+
+
+def _without(whole: Schedule, left_out: list[Stage], figures: Figures) -> list[str]:
+    """What --only or --until leaves out, and what `plan` knows of that all the same; [] where that is nothing."""
+    if not left_out:
+        return []
+    known = speeds_of(whole, figures, figures.workers)
+    same = sum(stage.name in known for stage in left_out)
+    then = "`plan` estimates them, too" if same else "`plan` has no time for them"
+    which = f"{'all' if same == len(left_out) else same or 'none'} of a kind that was rehearsed"
+    return [f"left out: {some([stage.name for stage in left_out])}; {which}: {then}"]
 
 
 def _time_record(name: str, time: StageTime | None) -> dict[str, object]:

@@ -28,6 +28,8 @@ from stagerun.data.python_transform import PythonTransform
 from stagerun.data.records import LmdbSource
 from stagerun.plan.estimate import Cost, Figures, PythonCost, mean
 from stagerun.plan.rehearsal import cost_key, rehearsal, synthetic_images
+from stagerun.store import LocalDisk, inventory
+from stagerun.store.layout import averages_folder
 from stagerun.system.host import host_name
 from stagerun.system.world import World
 from stagerun.train.agreement import rank0
@@ -145,9 +147,16 @@ def rehearse(
         live(iters, comm.size * max(2, iters // 10), stop)
         if observer.stopped is not None:
             return None
+        average = rank0(comm, lambda: _average_bytes(source, folder))
         python = rank0(comm, lambda: [asdict(cost) for cost in _python_costs(source)])
         figures = _figures(schedule, asked, observer, comm, world, device)
-        return replace(figures, python=tuple(PythonCost(**cost) for cost in python))
+        return replace(figures, average_bytes=average, python=tuple(PythonCost(**cost) for cost in python))
+
+
+def _average_bytes(schedule: Schedule, folder: Path) -> int:
+    """Of the largest network that an ensemble has left."""
+    roots = (averages_folder(folder) / ensemble.name for ensemble in schedule.ensembles)
+    return max((ref.bytes for root in roots for ref in inventory(LocalDisk(), root).snapshots), default=0)
 
 
 def first_life(iters: int | None, max_iter: int) -> tuple[int, int]:

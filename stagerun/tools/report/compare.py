@@ -190,8 +190,9 @@ def _facts(run: Run, stage: StageHistory | None) -> dict[tuple[str, str], str]:
 
 # -- the first lines of a report: what came out, in words
 
-# A title names this many runs at most.
-MOST_NAMES = 8
+# A title names this many runs at most, and the first lines have this many sentences about ends, and about ensembles, at most.
+MOST_NAMES = MOST_SAID = 8
+BEST = 3  # of more
 
 
 def title(runs: Sequence[Run]) -> str:
@@ -202,11 +203,23 @@ def title(runs: Sequence[Run]) -> str:
 
 
 def lead(runs: Sequence[Run]) -> list[str]:
-    """A sentence for each end of the schedule that was reached, and one for the runs that are not finished."""
-    found = [_sentence(group) for group in groups(runs) if group.last and group.top1]
-    found += _ensembles(runs)
+    """A sentence for each end of the schedule that was reached, of many for the few that matter, and one for the runs that are not
+    finished."""
+    ends = [(group.top1.mean, _sentence(group)) for group in groups(runs) if group.last and group.top1]
+    found = [*_few(ends, "ends"), *_few(_ensembles(runs), "ensembles")]
     found += [f"{run.label} is not finished: {run.state_in_words}." for run in runs if run.state_in_words != "finished"]
     return found
+
+
+def _few(said: Sequence[tuple[float, str]], what: str) -> list[str]:
+    """The sentences about so many top-1; of many those about the best and the worst, and what lies between."""
+    if len(said) <= MOST_SAID:
+        return [text for _, text in said]
+    ranked = sorted(said, key=lambda one: -one[0])
+    between = ranked[BEST:-1]
+    rest = f"{len(between)} more {what} lie between: top-1 {100 * between[-1][0]:.2f} to {100 * between[0][0]:.2f} %."
+    lowest = ranked[-1][1]
+    return [*(text for _, text in ranked[:BEST]), rest, f"The lowest: {lowest[0].lower()}{lowest[1:]}"]
 
 
 def _sentence(group: Group) -> str:
@@ -223,8 +236,8 @@ def _sentence(group: Group) -> str:
     return text + ("." if len(group.runs) > 1 else f" ({group.runs[0]}).")
 
 
-def _ensembles(runs: Sequence[Run]) -> list[str]:
-    """A sentence for each ensemble. Those of runs that differ only by seed are put together."""
+def _ensembles(runs: Sequence[Run]) -> list[tuple[float, str]]:
+    """Top-1 and a sentence for each ensemble. Those of runs that differ only by seed are put together."""
     found = []
     together = ensemble_groups(runs)
     for group in together:
@@ -235,7 +248,7 @@ def _ensembles(runs: Sequence[Run]) -> list[str]:
         whose = f"mean of {', '.join(labels) if several else f'{len(labels)} runs'}" if len(labels) > 1 else labels[0]
         what = f"{name}{_earlier(group)}"
         difference = f"{100 * abs(gain):.2f} points {'below' if gain < 0 else 'above'}"
-        found.append(f"Ensemble {what}: top-1 {100 * top1:.2f} %, {difference} its best member ({whose}).")
+        found.append((top1, f"Ensemble {what}: top-1 {100 * top1:.2f} %, {difference} its best member ({whose})."))
     return found
 
 

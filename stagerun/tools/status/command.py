@@ -17,7 +17,7 @@ from stagerun.command.shared import Folder, Json, Out, Overrides
 from stagerun.train.logs.results import ensembles_table
 from stagerun.train.output import elsewhere, find_target
 from stagerun.train.results import LIMIT
-from stagerun.train.status import Status, look
+from stagerun.train.status import Progress, Status, look
 
 MOST_WARNINGS = 10
 MOST_HOSTS = 8
@@ -64,6 +64,7 @@ def status_text(status: Status, now: float, classes: int | None = None) -> str:
         lines.append(strip(status.stages))
     if status.progress is not None and status.state != "finished":
         lines.append(status.progress.line)
+    lines += _side_by_side(status.beside)
     lines += _gradients(status)
     if status.progress is not None and (behind := status.progress.staleness) is not None and status.state != "finished":
         lines.append(f"staleness of the last {count(behind.pushes, 'iteration')}:")
@@ -82,6 +83,20 @@ def status_text(status: Status, now: float, classes: int | None = None) -> str:
     lines += [passed_over(name) for name in status.forbidden]
     lines += _warnings(status, ago)
     return "\n".join(lines)
+
+
+def _side_by_side(stages: Sequence[Progress]) -> list[str]:
+    """A line for each stage that is trained beside others; all that is known of one that has logged no iteration is its name."""
+    rows = [("at work", "iteration", "loss", "images/s", "left in stage")]
+    for now in stages:
+        known = now.loss is not None and now.images_per_second is not None and now.seconds_left_in_stage is not None
+        said = (
+            (f"{now.loss:.4f}", f"{now.images_per_second:.0f}", duration(now.seconds_left_in_stage or 0))
+            if known
+            else ("",) * 3
+        )
+        rows.append((now.stage, f"{now.iter}/{now.max_iter}" if now.max_iter else "starting", *said))
+    return columns(rows) if stages else []
 
 
 def _gradients(status: Status) -> list[str]:

@@ -14,6 +14,7 @@ from stagerun.drawing.colours import DARK, FILLS
 from stagerun.drawing.html import variable
 from stagerun.drawing.picture import Kind, Picture, StagePicture, Unit
 from stagerun.drawing.scale import Scale, labels, round_steps
+from stagerun.tools.view.ensembles import HIGH, LINE, ensembles, members_on
 from stagerun.tools.view.panel import MARGIN, SIZE, Axis, Panel, dash, hue
 from stagerun.tools.view.results import courses, incidents, now, panels, remarks, results
 from stagerun.tools.view.svg import element, number, path, title, wide, words
@@ -105,7 +106,7 @@ def chart(
     ]
     top = bottom + TICKS
     marked, top = incidents(axis, top, traces)
-    parts += [marked, now(axis, rate.top, bottom, traces)]
+    parts += [marked, now(axis, rate.top, bottom, traces), members_on(rate)]
     lanes: list[tuple[int | None, float, float]] = []
     shown = []
     found = bands(picture, unit)
@@ -118,6 +119,10 @@ def chart(
             lanes.append((None if common else n, top + n * high, top + (n + 1) * high))
         top += len(band.lanes) * high + GAP
         shown.append(band)
+        if band.title == "stages" and picture.ensembles:
+            parts.append(ensembles(axis, top))
+            lanes.append((None, top, top + HIGH * len(picture.ensembles)))
+            top += HIGH * len(picture.ensembles) + GAP
     said = [*map(_in_words, (band for band in found if not _shown(band)))]
     said += [*captions(picture, scale, shown, left_out), *remarks(others, traces, drawn)]
     foot = [line for text in said for line in textwrap.wrap(text, int(width / 6.2))]
@@ -192,13 +197,13 @@ def _rates(panel: Panel, traces: Sequence[Trace], chosen: str) -> list[str]:
     axis, found = panel.axis, []
     numbers = axis.picture.curves(axis.unit)
     for stage in axis.picture.stages:
-        stroke, line = axis.strokes[stage.name], stage.line()
+        stroke = axis.strokes[stage.name]
         came = reached(stage, traces)
-        places = panel.line((stage.x(i, axis.unit), lr) for i, lr in line)
+        places = panel.line((stage.x(i, axis.unit), lr) for i, lr in stage.line())
         ahead = " ahead" if len(traces) == 1 and came < stage.iterations else ""
         said = [element("path", d=path([places]), class_=f"line {hue(stroke)}{ahead}", stroke_dasharray=dash(stroke))]
         if len(traces) == 1 and came > 0:
-            done = panel.line((stage.x(i, axis.unit), lr) for i, lr in _until(line, came))
+            done = panel.line((stage.x(i, axis.unit), lr) for i, lr in stage.until(came))
             foot = [(done[-1][0], panel.bottom), (done[0][0], panel.bottom)]
             if not numbers[stage.name]:  # those of branches would lie on each other
                 said.append(element("path", d=path([[*done, *foot]]), class_=f"done {hue(stroke)}"))
@@ -219,16 +224,6 @@ def reached(stage: StagePicture, traces: Sequence[Trace]) -> int:
     """The iteration that the furthest of the runs has come to, the stage's last at most."""
     histories = [trace.history.stage(stage.name) for trace in traces]
     return min(stage.iterations, max((past.iter for past in histories if past), default=0))
-
-
-def _until(line: Sequence[tuple[int, float]], iter: int) -> list[tuple[int, float]]:
-    """The part up to an iteration, with a point there."""
-    found = [point for point in line if point[0] <= iter]
-    after = next((point for point in line if point[0] > iter), None)
-    if after is None or found[-1][0] == iter:
-        return found
-    (a, low), (b, high) = found[-1], after
-    return [*found, (iter, low + (high - low) * (iter - a) / (b - a))]
 
 
 def _feet(panel: Panel, stage: str, iters: Sequence[int], high: float, kind: str) -> str:
@@ -329,10 +324,12 @@ def about(stage: StagePicture, came: int | None) -> str:
 
 
 def _joins(axis: Axis, top: float, high: float) -> str:
-    """A branch is joined to the line of its parent."""
+    """A branch is joined to the line of its parent, or to the average that it starts from."""
     lanes, d = axis.lanes, ""
-    for stage in axis.picture.stages:
-        if stage.parent is not None and lanes[stage.name] != lanes[stage.parent]:
-            begin, end = top + (lanes[stage.parent] + 0.92) * high, top + (lanes[stage.name] + 0.5) * high
-            d += f"M{number(axis.place(stage.name, 0))},{number(begin)}V{number(end)}"
+    foot = top + high * (1 + max(lanes.values())) + GAP
+    for stage, ensemble in axis.picture.joins(axis.unit):
+        begin, end = top + (lanes[stage.parent or ""] + 0.92) * high, top + (lanes[stage.name] + 0.5) * high
+        if ensemble is not None:
+            begin, end = top + (lanes[stage.name] + 0.92) * high, foot + HIGH * ensemble + LINE
+        d += f"M{number(axis.place(stage.name, 0))},{number(begin)}V{number(end)}"
     return element("path", d=d, class_="join") if d else ""

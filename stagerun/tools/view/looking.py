@@ -22,7 +22,7 @@ from stagerun.store.given import looked_at
 from stagerun.store.layout import results_folder, snapshots_folder
 from stagerun.tools.diff.command import Found, compare, overlay
 from stagerun.tools.lint import lint, problems
-from stagerun.tools.plan.command import choices_remark, remarks, results_remark
+from stagerun.tools.plan.command import choices_remark, disk_remark, remarks, results_remark
 from stagerun.tools.plan.plot import look_at
 from stagerun.tools.report.look import labels, require_different, run_of, word_of
 from stagerun.tools.view.before import Before
@@ -207,7 +207,7 @@ class Looker:
             plan=plan,
             picture=picture,
             findings=findings,
-            notes=(*remarks(plan), *results_remark(plan, out), *choices_remark(plan, out)),
+            notes=(*remarks(plan), *disk_remark(plan, out), *results_remark(plan, out), *choices_remark(plan, out)),
             blocks=tuple(blocks),
             hours=hours,
             together=together,

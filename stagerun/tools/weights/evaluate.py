@@ -18,7 +18,7 @@ from stagerun.store.layout import snapshots_folder
 from stagerun.system.image_folder import is_class_folder, small
 from stagerun.system.imports import import_of, is_there
 from stagerun.system.world import World, default_threads
-from stagerun.tools.weights.selection import SETS, Chosen, choose
+from stagerun.tools.weights.selection import SETS, Chosen, choose, ensemble_of
 
 if TYPE_CHECKING:
     from stagerun.data.records import LmdbSource
@@ -158,7 +158,7 @@ def _evaluate(
     if options.data is None:
         stored = _with_images(stored, folder)
     sets = 1 if options.data is not None else max(1, len(stored.stage.data.val))
-    return [_on_set(stored, stage, number, options, device) for number in range(sets)]
+    return [_on_set(stored, stage, ensemble_of(folder), number, options, device) for number in range(sets)]
 
 
 def _with_images(stored: "Stored", folder: Path) -> "Stored":
@@ -182,7 +182,7 @@ def _with_images(stored: "Stored", folder: Path) -> "Stored":
 
 
 def _on_set(
-    stored: "Stored", stage: str, number: int, options: EvalOptions, device: Any
+    stored: "Stored", stage: str, ensemble: str | None, number: int, options: EvalOptions, device: Any
 ) -> tuple[dict[str, Any], list[str]]:
     from stagerun.engine import evaluate as evaluation
     from stagerun.train.evaluating import Wanted, score
@@ -192,10 +192,12 @@ def _on_set(
     wanted = Wanted(views=views, data=options.data, val=number, batch=options.device_batch, ema=options.ema)
     answers = Answers()
     answered = answers.add if options.per_class else None
-    found = score(stored, wanted, device, lambda batches, n: _shown(batches, n, stored.ref.name), answered)
+    name = ensemble or stored.ref.name
+    found = score(stored, wanted, device, lambda batches, n: _shown(batches, n, name), answered)
     vals = stored.stage.data.val if options.data is None else ()
     data = vals[number].path if vals else options.data or ""
     row = {
+        **({"ensemble": ensemble} if ensemble else {}),
         "snapshot": stored.ref.name,
         "id": stored.ref.id,
         "stage": stage,
@@ -214,7 +216,7 @@ def _on_set(
         return row, [line]
     if found.class_ap:
         return row, [line, *_precision(data, found.class_ap)]
-    name = f"{stored.ref.name}-{vals[number].name}" if number else stored.ref.name
+    name = f"{name}-{vals[number].name}" if number else name
     lmdb = stored.schedule.lmdb(vals[number]) if vals else data
     by_class, lines = _per_class(name, lmdb, classes, answers, options.output)
     return row | {"classes": by_class}, [line, *lines]
@@ -305,6 +307,6 @@ def _line(row: dict[str, Any], classes: int) -> str:
     top5 = f"top-5 {100 * row['top5']:.2f} %, " if classes > 5 else ""
     top5 += f"mAP {100 * row['mean_ap']:.2f} %, " if "mean_ap" in row else ""
     return (
-        f"{row['snapshot']}{weights}{how}: top-1 {100 * row['top1']:.2f} %, {top5}"
+        f"{row.get('ensemble', row['snapshot'])}{weights}{how}: top-1 {100 * row['top1']:.2f} %, {top5}"
         f"loss {row['loss']:.4f} on {row['images']} images in {duration(row['seconds'])}"
     )

@@ -11,7 +11,7 @@ from stagerun.command.ending import show
 from stagerun.command.options import argument, command, flag, option
 from stagerun.command.shared import Ema, OutOfName, TrustCode
 from stagerun.system.files import write_output
-from stagerun.tools.weights.selection import choose_snapshot
+from stagerun.tools.weights.selection import choose_snapshot, ensemble_of
 
 SUFFIX = {"safetensors": ".safetensors", "torch": ".pth", "onnx": ".onnx"}
 
@@ -107,7 +107,11 @@ def export_snapshot(folder: Path, options: ExportOptions) -> None:
     if options.double:
         raise UsageError("--double is for --caffemodel", "leave it out: the file has the numbers of the snapshot")
     kind = _kind(options)
-    path = Path(options.output) if options.output is not None else Path(folder.name + SUFFIX[kind])
+    path = (
+        Path(options.output)
+        if options.output is not None
+        else Path((ensemble_of(folder) or folder.name) + SUFFIX[kind])
+    )
     _require_free(path, options.force)
 
     from stagerun.engine.export import Format

@@ -23,7 +23,7 @@ from stagerun.data.records import ListRecords, LmdbSource, spread
 from stagerun.system.files import write_output
 from stagerun.system.image_folder import IMAGE_SUFFIXES, files_below, is_image
 from stagerun.tools.data.pictures import ResizeOptions, class_names, classes_of
-from stagerun.tools.weights.selection import choose_snapshot
+from stagerun.tools.weights.selection import choose_snapshot, ensemble_of
 
 _SAMPLES = 16  # records of an LMDB that say how large its images are
 
@@ -107,7 +107,8 @@ def predict_images(folder: Path, options: PredictOptions) -> None:
                 show(found[-1].line())
     if options.as_json:
         predictions = [asdict(one) for one in found]
-        show(json.dumps({"snapshot": stored.ref.name, "predictions": predictions, "failed": bad}, indent=1))
+        of = {"ensemble": name} if (name := ensemble_of(folder)) else {}
+        show(json.dumps({**of, "snapshot": stored.ref.name, "predictions": predictions, "failed": bad}, indent=1))
     if options.csv is not None:
         rows = [(p.image, n, a.label, a.name, a.probability) for p in found for n, a in enumerate(p.answers, 1)]
         text = csv_text([("image", "rank", "label", "name", "probability"), *rows])

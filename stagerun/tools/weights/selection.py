@@ -59,6 +59,12 @@ def choose(argument: str, overrides: Sequence[str], out: str | None, stage: str 
     return Chosen((found,))
 
 
+def ensemble_of(folder: Path) -> str | None:
+    """The ensemble whose network is in a snapshot's directory; None for a stage's."""
+    root = folder.resolve().parent.parent
+    return root.name if root.parent.name == averages_folder(Path()).name else None
+
+
 def _snapshot(argument: str, out: str | None) -> Path | None:
     """None if the argument is not a snapshot, nor an ensemble's network."""
     path = Path(argument)

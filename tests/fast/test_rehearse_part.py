@@ -1,0 +1,56 @@
+"""`rehearse --only` and `--until`: which stages and ensembles are rehearsed."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from stagerun.cli import main
+from stagerun.language import load
+from stagerun.plan.plan import choice
+from stagerun.plan.rehearsal import part_of
+
+SCHEDULE = """
+name: "part" model { name: "resnet_small" num_classes: 10 }
+data { train { source: "/d/train" images: 1000 } val { source: "/d/val" images: 1000 } }
+solver { batch_size: 100 device_batch_size: 50 base_lr: 0.1 lr_policy: "fixed" max_iter: 80 transform_param { crop_size: 28 } }
+stage { name: "big" solver_param {} }
+stage { name: "trunk" from: "" solver_param {} }
+stage { name: "taught" from: "trunk@20" solver_param { loss { type: DISTILL teacher: "big" } } }
+stage { name: "cool" from: ["trunk@40", "trunk"] solver_param {} }
+ensemble { name: "late" members: ["trunk@40", "cool_trunk_40"] rule: WEIGHT_AVERAGE }
+ensemble { name: "both" members: "cool" }
+stage { name: "fine" from: "late" solver_param {} }
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "schedule.prototxt").write_text(SCHEDULE)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("only", "until", "stages", "ensembles"),
+    [
+        (["trunk"], None, "trunk", ""),
+        (["cool_trunk"], None, "trunk cool_trunk", ""),
+        (["cool"], None, "trunk cool_trunk_40 cool_trunk", "late both"),  # a group
+        (["taught"], None, "big trunk taught", ""),
+        (["fine"], None, "trunk cool_trunk_40 fine", "late"),
+        ([], "trunk", "big trunk", ""),
+    ],
+)
+def test_the_part_has_what_its_stages_need(
+    folder: Path, only: list[str], until: str | None, stages: str, ensembles: str
+) -> None:
+    schedule = load(folder)
+    part = part_of(schedule, choice(schedule, (), (), only, until).chosen)
+    assert [stage.name for stage in part.stages] == stages.split()
+    assert [ensemble.name for ensemble in part.ensembles] == ensembles.split()
+
+
+def test_a_name_that_no_stage_has_is_the_mistake_that_run_makes_of_it(folder: Path) -> None:
+    said = [CliRunner().invoke(main, [command, str(folder), "--only", "fin"]) for command in ("rehearse", "run")]
+    assert said[0].exit_code == said[1].exit_code == 64 and said[0].stderr == said[1].stderr
+    assert "no stage is named `fin`" in said[0].stderr and "did you mean `fine`?" in said[0].stderr

@@ -1,0 +1,88 @@
+"""`status` beside `run --parallel`: the stages at work, by the logs of their folders."""
+
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from stagerun import store
+from stagerun.base.events import Event, Iterated, Note, RunStarted, StageStarted
+from stagerun.tools.status.command import status_json, status_text
+from stagerun.train.output import Target
+from stagerun.train.status import look
+
+
+def write(out: Path, *events: Event, at: float) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    lines = ({"time": at, "event": type(event).__name__, **asdict(event)} for event in events)
+    (out / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def run_started(out: Path) -> RunStarted:
+    return RunStarted(
+        schedule="s", out=str(out), workers=1, device="cpu", threads=1, stages=("a", "b", "c", "d"), iterations=400,
+        iterations_left=300, version="0.1.0",
+    )  # fmt: skip
+
+
+def stage_started(stage: str) -> StageStarted:
+    return StageStarted(
+        stage=stage,
+        number=2,
+        iter=0,
+        max_iter=100,
+        start="a-1",
+        batch_size=10,
+        device_batch_size=10,
+        iterations_left=100,
+    )
+
+
+def iterated(stage: str, iter: int) -> Iterated:
+    return Iterated(
+        stage=stage, iter=iter, epoch=1.0, lr=0.1, momentum=0.9, weight_decay=0.0, loss=2.0, images=10, seconds=0.5
+    )
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """`a` has ended; `b` is in its midst, `c` loads its images, `d` has not been given out. `mine` is not a stage's folder."""
+    now = time.time() + 1
+    write(tmp_path, run_started(tmp_path), stage_started("a"), iterated("a", 100), at=now)
+    b, c = tmp_path / ".parallel" / "b", tmp_path / ".parallel" / "c"
+    write(
+        b,
+        run_started(b),
+        stage_started("b"),
+        iterated("b", 40),
+        Note(text="a disk is slow", warning=True),
+        at=now + 400,
+    )
+    write(tmp_path / ".parallel" / "mine", stage_started("d"), iterated("d", 7), at=now)
+    c.mkdir()
+    for folder in (b, c):
+        (folder / ".stage").touch()
+    return tmp_path
+
+
+def test_each_stage_at_work_has_its_iteration_and_speed(out: Path) -> None:
+    now = time.time() + 410
+    with store.Lock(out):
+        found = look(Target(out), now)
+        text, record = status_text(found, now).split("\n"), json.loads(status_json(found))
+    assert text[2:6] == [
+        "a -  b 40 %  c -  d -",
+        "at work  iteration  loss    images/s  left in stage",
+        "b        40/100     2.0000  20        30 s",
+        "c        starting",
+    ]
+    assert not found.silent and "nothing has been logged" not in "\n".join(text), "b has logged since"
+    assert [warned.text for warned in found.warnings] == ["a disk is slow"]
+    assert found.progress is None and [one["images_per_second"] for one in record["beside"]] == [20, None]
+
+
+def test_what_a_run_has_left_that_was_killed_is_not_at_work(out: Path) -> None:
+    found = look(Target(out), time.time())
+    assert (found.state, found.beside) == ("killed", ()) and found.progress is not None and found.progress.stage == "a"
