@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from stagerun.base.events import Event
 from stagerun.base.recipe import Schedule
 from stagerun.command.options import arguments, flag, option
 from stagerun.command.shared import (
@@ -165,8 +166,8 @@ class RunOptions(PlannedOptions):
 @dataclass(frozen=True, slots=True)
 class Cut:
     """What makes a run short, to try something: what becomes of the schedule in the files, and batches of the evaluation after a
-    stage; `until`: the stage and iteration after which it stops."""
+    stage; `until`: asked of each event, whether it stops after the iteration that comes next."""
 
     schedule: Callable[[Schedule], Schedule]
     final_test_iter: int
-    until: tuple[str, int] | None = None
+    until: Callable[[Event], bool] = lambda event: False

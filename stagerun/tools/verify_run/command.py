@@ -1,34 +1,50 @@
 """`stagerun verify-run`: checks a run by its proofs (`audit_param { proof_iter }`), with the images and the schedule's folder."""
 
 import json
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from stagerun import store
 from stagerun.base.errors import ExitCode, StagerunError, StorageError, UsageError
-from stagerun.base.events import Event, Proof, RunStarted
+from stagerun.base.events import Event, RunStarted
 from stagerun.base.recipe import Audit, Determinism, Schedule
-from stagerun.base.text import count
+from stagerun.base.text import count, listed
 from stagerun.command.ending import say
 from stagerun.command.options import arguments, command, option
 from stagerun.command.shared import Folder, Json, Nproc, Out, Overrides, Threads, limits
 from stagerun.launch import die_with_launcher
 from stagerun.launch.start import Orders, joined, start, work
-from stagerun.plan import Plan, State
+from stagerun.plan import Plan
 from stagerun.plan.counting import lineage
 from stagerun.store.logged import event_of
 from stagerun.store.second_names import borrow
-from stagerun.tools.verify_run.proofs import Stretch, broken_chains, proofs_of, stretches
+from stagerun.system import signals
+from stagerun.tools.verify_resume.interruption import Victim
+from stagerun.tools.verify_run.proofs import (
+    Leg,
+    Saved,
+    Stretch,
+    Until,
+    Way,
+    broken_chains,
+    legs,
+    missing,
+    next_from,
+    stretches,
+    ways_of,
+)
 from stagerun.train.command import job_of
 from stagerun.train.options import Cut, RunOptions
 from stagerun.train.output import DISK, find_target, plan_of
+from stagerun.train.progress import MOST_STATE, STATE, progress_of
 
 LOG = "log.jsonl"
-_WANTED = (b'"event": "Proof"', b'"event": "StageStarted"', b'"event": "RunStarted"')
+_WANTED = tuple(
+    b'"event": "%b"' % name for name in (b"Proof", b"StageStarted", b"RunStarted", b"NotFinite", b"SnapshotWritten")
+)
+_SHOWN = 3  # iterations that are named
 # How far weights trained again on another processor may be from those of the run, as a share of how far the stretch has moved them.
 TOLERANCE = 0.2
 
@@ -46,12 +62,13 @@ class VerifyRunOptions:
     threads: Threads = None
     as_json: Json = False
     # Set in the processes of a stretch alone.
-    stretch: str | None = option("--stretch", "STAGE@ITER up to which is trained.", hidden=True)
+    stretch: str | None = option("--stretch", "STAGE@ITER@RETURNS@LATEST: a leg that is trained.", hidden=True)
 
-    def stretch_arguments(self, folder: Path, out: Path, stretch: Stretch, threads: int) -> list[str]:
-        """The command line of a stretch, and of each of its workers."""
-        same = arguments(replace(self, folder=str(folder), out=str(out)), "folder", "overrides", "out")
-        return ["verify-run", *same, "--threads", str(threads), "--stretch", f"{stretch.stage}@{stretch.until}"]
+    def stretch_arguments(self, folder: Path, out: Path, stage: str, leg: Leg) -> list[str]:
+        """The command line of a leg, and of each of its workers."""
+        its = replace(self, folder=str(folder), out=str(out), nproc=leg.workers, threads=leg.threads)
+        named = arguments(its, "folder", "overrides", "out", "nproc", "threads")
+        return ["verify-run", *named, "--stretch", f"{stage}@{leg.until}@{leg.returns}@{leg.latest}"]
 
 
 @dataclass(slots=True)
@@ -122,8 +139,8 @@ class _Check:
         self.options, self.out = options, out
         self.schedule, self.plan = schedule, plan_of(schedule, out)
         events = list(_events(out / LOG))
-        self.proofs, self.wrong = proofs_of(events)
-        if not self.proofs:
+        self.ways, self.wrong = ways_of(events)
+        if not self.ways:
             raise UsageError(
                 f"{out / LOG} has no proofs",
                 "a run writes them with `audit_param { proof_iter: 100 }` in the `solver` of its schedule",
@@ -132,11 +149,8 @@ class _Check:
         runs = [event for event in events if isinstance(event, RunStarted)]
         if not runs:
             raise UsageError(f"{out / LOG} does not say how it was run", "it has no RunStarted: no run has written it")
-        run = runs[-1]
-        self.nproc, self.threads = options.nproc or run.workers, options.threads or run.threads
-        names = {stage.name for stage in schedule.stages}
-        found = store.inventory(DISK, out, looking=True).snapshots
-        self.snapshots = [ref for ref in found if ref.stage in names]
+        self.elastic, self.last = schedule.determinism is Determinism.ELASTIC, runs[-1]
+        self.snapshots = list(self._saved())
 
     def _require_same(self, plan: Plan) -> None:
         if plan.stale:
@@ -145,20 +159,44 @@ class _Check:
                 lines += [f"  stage `{one.stage.name}`: {one.why}", *(f"    {change}" for change in one.changes)]
             raise UsageError("\n".join(lines), "give the schedule as it was then, with the same --set")
 
+    def _saved(self) -> Iterator[Saved]:
+        for ref in store.inventory(DISK, self.out, looking=True).snapshots:
+            if ref.stage not in {stage.name for stage in self.schedule.stages}:
+                continue
+            try:
+                text = store.read_file(DISK, self.out, ref.name, STATE, MOST_STATE)
+                yield Saved(ref, progress_of({STATE: text}).rollbacks)
+            except store.Damaged as error:
+                self.wrong.append(f"snapshot {ref.name} is damaged: {error}")
+            except (ValueError, KeyError) as error:
+                self.wrong.append(_not_of_a_run(ref.name, error))
+
+    def _how(self, life: RunStarted) -> tuple[int, int]:
+        workers = self.last.workers if self.elastic else life.workers
+        return self.options.nproc or workers, self.options.threads or life.threads
+
     def found(self) -> Found:
-        found = Found(proofs=sum(map(len, self.proofs.values())), wrong=list(self.wrong))
-        found.wrong += broken_chains(self.schedule, self.proofs)
+        found = Found(proofs=sum(len(way.proofs) for way in self.ways.values()), wrong=list(self.wrong))
+        found.wrong += broken_chains(self.schedule, self.ways)
         found.links = found.proofs
         for planned in self.plan.stages:
-            audit, name = planned.stage.solver.audit, planned.stage.name
-            if audit is not None and audit.proof_iter and planned.state is State.DONE and name not in self.proofs:
-                found.wrong.append(f"the log has no proof of stage `{name}`, which is trained")
+            name = planned.stage.name
+            if lacking := missing(planned, self.ways.get(name)):
+                found.wrong.append(_lacking(name, lacking) if name in self.ways else _unproven(name))
         self._snapshots(found)
-        chosen = stretches(self.schedule, self.proofs, self.snapshots, self.options.iterations, self.options.seed)
+        chosen = stretches(
+            self.schedule, self.ways, self.snapshots, self.options.iterations, self.options.seed, self._how
+        )
+        hows = {(leg.workers, leg.threads) for one in chosen for leg in one.legs} or {self._how(self.last)}
         self._say(
             f"verifying {self.out}: {count(found.proofs, 'proof')}, {count(found.snapshots, 'snapshot')} at one of them; training "
             f"{count(sum(one.iterations for one in chosen), 'iteration')} in {count(len(chosen), 'part')} again, "
-            f"{count(self.nproc, 'worker')} with {count(self.threads, 'thread')} each"
+            + listed(
+                [
+                    f"{count(workers, 'worker')} with {count(threads, 'thread')} each"
+                    for workers, threads in sorted(hows)
+                ]
+            )
         )
         for number, one in enumerate(chosen, 1):
             self._stretch(one, found)
@@ -171,12 +209,12 @@ class _Check:
             say(text)
 
     def _snapshots(self, found: Found) -> None:
-        """Each snapshot against the proof at its iteration, where there is one."""
+        """Each snapshot against the proof at its iteration, or else its chain against the proof before."""
         from stagerun.tools.verify_run.states import chain_in, state_in
 
-        for ref in self.snapshots:
-            proof = self.proofs.get(ref.stage, {}).get(ref.iter)
-            if proof is None:
+        for one in self.snapshots:
+            ref, way = one.ref, self.ways.get(one.ref.stage)
+            if way is None or way.gave_up(ref.iter, one.number):
                 continue
             try:
                 files = store.read(DISK, self.out, ref)
@@ -185,72 +223,119 @@ class _Check:
                 found.wrong.append(f"snapshot {ref.name} is damaged: {error}")
                 continue
             except (ValueError, KeyError) as error:
-                found.wrong.append(f"snapshot {ref.name} is none that a run writes: {error}")
+                found.wrong.append(_not_of_a_run(ref.name, error))
                 continue
-            found.snapshots += 1
-            if state is not None and state != proof.state:
+            proof = way.proofs.get(ref.iter)
+            before = [its.chain for n, its in way.proofs.items() if n <= ref.iter]
+            found.snapshots += proof is not None
+            if proof is not None and state is not None and state != proof.state:
                 found.wrong.append(f"snapshot {ref.name} holds another state than the log proves")
-            if chain != proof.chain:
+            if chain != (before[-1] if before else ""):
                 found.wrong.append(f"snapshot {ref.name} has another chain of proofs than the log")
 
     # -- training again
 
     def _stretch(self, one: Stretch, found: Found) -> None:
+        if not one.legs:  # no run has trained it: that is said already
+            return
         with tempfile.TemporaryDirectory(prefix="stagerun-verify-") as name:
             out = Path(name) / "out"
             self._copy(one, out)
-            said = Path(name) / "said"
-            words = self.options.stretch_arguments(Path(self.options.folder), out, one, self.threads)
-            with open(said, "wb") as file:
-                code = _ended([*words, "--nproc", str(self.nproc)], file)
+            self._train(one.stage, one.legs, out)
+            found.iterations += one.iterations
+            self._compare(one, out, found)
+
+    def _train(self, stage: str, legs: Sequence[Leg], out: Path) -> None:
+        for leg in legs:
+            said = out.parent / "said"
+            code = _ended(self.options.stretch_arguments(Path(self.options.folder), out, stage, leg), said)
             if code not in (ExitCode.DONE, ExitCode.SAVED):
                 lines = said.read_text(errors="replace").rstrip().splitlines()[-8:]
-                raise _Ended(
-                    f"training `{one.stage}` again from {one.begins} to {one.until} ended with:\n" + "\n".join(lines),
-                    code,
-                )
-            again = {e.iter: e for e in _events(out / LOG) if isinstance(e, Proof) and e.stage == one.stage}
-            self._compare(one, again, out, found)
+                raise _Ended(f"training `{stage}` again up to {leg.until} ended with:\n" + "\n".join(lines), code)
 
-    def _compare(self, one: Stretch, again: Mapping[int, Proof], out: Path, found: Found) -> None:
-        from stagerun.tools.verify_run.states import distance, unlike
-
-        wanted = self.proofs[one.stage]
-        found.iterations += one.iterations
-        found.trained += len([n for n in one.iters if n in again])
-        missing = [n for n in one.iters if n not in again]
-        different = [n for n in one.iters if n in again and again[n].state != wanted[n].state]
-        if missing:
-            found.wrong.append(f"`{one.stage}` trained again never came to iteration {missing[0]}")
-        if not different:
+    def _compare(self, one: Stretch, out: Path, found: Found) -> None:
+        wanted, again = self.ways[one.stage].proofs, _way_in(out, one.stage)
+        there = [n for n in one.iters if n in again.proofs]
+        different = [n for n in there if again.proofs[n].state != wanted[n].state]
+        lacking = [n for n in one.iters if n not in again.proofs]
+        found.trained += len(there)
+        if not different and not lacking and again.came_by(one.returns):
             return
-        made = store.inventory(DISK, out).of(one.stage)
-        theirs = [ref for ref in self.snapshots if ref.stage == one.stage]
-        elastic = self.schedule.determinism is Determinism.ELASTIC
-        # A run may have gone on in another environment: any of its snapshots may be of that.
-        why = next((w for ref in theirs if made and (w := unlike(ref, made[-1], elastic))), [])
-        if not why:
+        if why := self._unlike(one.stage, out):
+            found.unlike = why
+            self._measure(one, again, out, found)
+        elif not again.came_by(one.returns):
+            iters = listed([str(its.iter) for its in one.returns.values()])
+            found.wrong.append(f"`{one.stage}` trained again did not fail at iteration {iters}, as the log says")
+        elif different:
             text = f"`{one.stage}` trained again from iteration {one.begins} has another state at iteration {different[0]} than the log proves"
             found.wrong.append(text)
+        else:
+            found.wrong.append(f"`{one.stage}` trained again never came to iteration {lacking[0]}")
+
+    def _unlike(self, stage: str, out: Path) -> list[str]:
+        """Why the bits need not be those of the run. It may have gone on in another environment: any of its snapshots may be of that."""
+        from stagerun.tools.verify_run.states import unlike
+
+        made = store.inventory(DISK, out).of(stage)
+        # Those of each life, unless the command says otherwise.
+        same = {
+            *(() if self.options.nproc else ("workers", "reducer")),
+            *(() if self.options.threads else ("threads",)),
+        }
+        theirs = [one.ref for one in self.snapshots if one.ref.stage == stage]
+        return next((w for ref in theirs if made and (w := unlike(ref, made[-1], self.elastic, same))), [])
+
+    def _measure(self, one: Stretch, again: Way, out: Path, found: Found) -> None:
+        """How far weights are apart at the run's next snapshot, up to which is trained on."""
+        from stagerun.tools.verify_run.states import distance
+
+        way = self.ways[one.stage]
+        if not again.came_by(one.returns):  # then it has seen other images
+            found.unlike = [*found.unlike, f"`{one.stage}` did not fail here as it did in the run"]
             return
-        found.unlike = why
-        there = next((ref for ref in theirs if ref.iter == one.until), None)
-        mine = next((ref for ref in made if ref.iter == one.until), None)
-        if there is None or mine is None:
+        theirs = next_from(self.snapshots, one.stage, way, one.until)
+        if theirs is None:
+            return
+        if theirs.ref.iter > one.until:
+            further = legs(way, one.until, way.number(one.until), theirs.ref.iter, self._how)
+            self._train(one.stage, further, out)
+            found.iterations += theirs.ref.iter - one.until
+        if not _way_in(out, one.stage).came_by(way.between(one.number, theirs.ref.iter)):
+            return
+        mine = [ref for ref in store.inventory(DISK, out).of(one.stage) if ref.iter == theirs.ref.iter]
+        if not mine:
             return
         before = store.read(DISK, self.out, one.base) if one.base is not None else None
-        apart = distance(store.read(DISK, self.out, there), store.read(DISK, out, mine), before)
+        apart = distance(store.read(DISK, self.out, theirs.ref), store.read(DISK, out, mine[-1]), before)
         found.apart = max(found.apart or 0.0, apart)
         if apart > TOLERANCE:
             found.wrong.append(
-                f"`{one.stage}` trained again is {apart:.2f} of its way apart at iteration {one.until}, and {TOLERANCE} is allowed"
+                f"`{one.stage}` trained again is {apart:.2f} of its way apart at iteration {theirs.ref.iter}, and {TOLERANCE} is allowed"
             )
 
     def _copy(self, one: Stretch, out: Path) -> None:
         """What a stretch starts from: its snapshot, those of its ancestors, and their results."""
         planned = next(p for p in self.plan.stages if p.stage.name == one.stage)
-        needed = [*([one.base] if one.base is not None else []), *lineage(self.schedule, self.plan, planned)]
-        borrow(self.out, out, list(dict.fromkeys(ref.name for ref in needed)))
+        needed = [one.base, *lineage(self.schedule, self.plan, planned), planned.teacher, *planned.averaged]
+        borrow(self.out, out, list(dict.fromkeys(ref.name for ref in needed if ref is not None)))
+
+
+def _lacking(stage: str, iters: Sequence[int]) -> str:
+    more = [f"{len(iters) - _SHOWN} more"] if len(iters) > _SHOWN else []
+    return f"the log has no proof of `{stage}` at iteration {listed([*map(str, iters[:_SHOWN]), *more])}"
+
+
+def _unproven(stage: str) -> str:
+    return f"the log has no proof of stage `{stage}`, which is trained"
+
+
+def _not_of_a_run(name: str, error: Exception) -> str:
+    return f"snapshot {name} is none that a run writes: {error}"
+
+
+def _way_in(out: Path, stage: str) -> Way:
+    return ways_of(_events(out / LOG))[0].get(stage, Way())
 
 
 class _Ended(StagerunError):
@@ -259,21 +344,22 @@ class _Ended(StagerunError):
         self.exit_code = ExitCode(code) if code in set(ExitCode) else ExitCode.BUG
 
 
-def _ended(words: list[str], output: object) -> int:
-    """The exit code of `stagerun WORDS...`, which ends with this process."""
-    child = subprocess.Popen([sys.executable, "-m", "stagerun", *words], stdout=output, stderr=subprocess.STDOUT)  # type: ignore[call-overload]
-    try:
-        return child.wait()
-    except BaseException:
-        child.kill()  # what it trains is thrown away
-        child.wait()
-        raise
+def _ended(words: list[str], said: Path) -> int:
+    """The exit code of `stagerun WORDS...`, of which nothing is left when this process is interrupted."""
+    with Victim(words, said) as life:
+        try:
+            return life.process.wait()
+        except KeyboardInterrupt:
+            signals.settle()  # a second one would come in between
+            raise
 
 
 def _train(options: VerifyRunOptions) -> int:
-    """A stretch, in the process that was started for it, or in a worker of it."""
+    """A leg, in the process that was started for it, or in a worker of it."""
     assert options.stretch is not None
-    stage, _, iter = options.stretch.rpartition("@")
+    stage, *numbers = options.stretch.rsplit("@", 3)
+    nproc, threads = options.nproc or 1, options.threads or 1
+    leg = Leg(int(numbers[0]), nproc, threads, int(numbers[1]), int(numbers[2]))
 
     def proven(schedule: Schedule) -> Schedule:
         """Each iteration has its proof; nothing is evaluated that decides nothing."""
@@ -292,8 +378,7 @@ def _train(options: VerifyRunOptions) -> int:
             ),
         )
 
-    cut = Cut(proven, 1, (stage, int(iter)))
-    nproc, threads = options.nproc or 1, options.threads or 1
+    cut = Cut(proven, 1, Until(stage, leg))
     run = RunOptions(
         options.folder, options.overrides, options.out, only=(stage,), nproc=nproc, threads=threads, retry=True
     )

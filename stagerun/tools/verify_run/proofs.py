@@ -1,49 +1,152 @@
 """The proofs that a log holds, whether their chains are whole, and which stretches of training check a choice of them. Pure."""
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stagerun.base.events import Event, Proof, StageStarted
+from stagerun.base.events import Event, Iterated, NotFinite, Proof, RunStarted, SnapshotWritten, StageStarted
 from stagerun.base.recipe import Schedule, Stage
 from stagerun.base.snapshots import SnapshotRef
+from stagerun.plan import PlannedStage, State
 from stagerun.schedule.audits import broken_link
 
-Proofs = Mapping[str, Mapping[int, Proof]]  # by stage, then by iteration
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """`on_nan: ROLLBACK`: the update after `iter` updates failed, and training went on from `back_to` with other images."""
+
+    iter: int
+    back_to: int
 
 
-def proofs_of(events: Iterable[Event]) -> tuple[Proofs, list[str]]:
-    """Those on the way that each stage has come, and what contradicts itself. What was trained again after a kill or a rollback replaces what
+@dataclass(slots=True)
+class Way:
+    """How a stage came to where it is, without what it gave up. `lives`: from which iteration on which process life trained it; `returns`:
+    by number, as far as they led here. What lies behind `back_to` of one was trained after it."""
+
+    proofs: dict[int, Proof] = field(default_factory=dict)
+    lives: list[tuple[int, RunStarted]] = field(default_factory=list)
+    returns: dict[int, Return] = field(default_factory=dict)
+
+    def number(self, iter: int) -> int:
+        """How often the stage had gone back when it trained this iteration."""
+        return max((number for number, one in self.returns.items() if one.back_to < iter), default=0)
+
+    def between(self, number: int, iter: int) -> dict[int, Return]:
+        """What led to an iteration since the stage had gone back `number` times."""
+        return {n: one for n, one in self.returns.items() if number < n <= self.number(iter)}
+
+    def leads(self, iter: int, number: int, until: int) -> bool:
+        """Whether the way to `until` comes by `iter` when the stage has gone back `number` times."""
+        return number <= self.number(until) and all(iter <= one.back_to for one in self.between(number, until).values())
+
+    def came_by(self, returns: Mapping[int, Return]) -> bool:
+        return returns.items() <= self.returns.items()
+
+    def gave_up(self, iter: int, number: int) -> bool:
+        """Whether a later return left the state at `iter` behind."""
+        return any(n > number and one.back_to < iter <= one.iter for n, one in self.returns.items())
+
+
+class _Reading:
+    """A way while the log is read, and what is known of its snapshots. `returning`: a failure was the last that is known of this life."""
+
+    def __init__(self) -> None:
+        self.way, self.returning = Way(), False
+        self.written: dict[str, int] = {}  # snapshot: how often the stage had gone back by then
+
+    def goes_on(self, event: StageStarted, life: RunStarted | None) -> None:
+        way, anew = self.way, event.iter == event.begins
+        if not self.returning:  # but from a snapshot that a kill, or workers that differed, left
+            number = -1 if anew else self.written.get(event.start, max(way.returns, default=0))
+            kept = {n: one for n, one in way.returns.items() if n <= number and one.back_to < event.iter}
+            way.returns = kept
+        self.returning = False
+        way.proofs = {n: proof for n, proof in way.proofs.items() if n <= event.iter and not anew}
+        way.lives = [(n, other) for n, other in way.lives if n < event.iter]
+        if life is not None:
+            way.lives.append((event.iter, life))
+
+    def failed(self, event: NotFinite) -> None:
+        if event.back_to is not None and event.until is None:
+            self.way.returns = {n: one for n, one in self.way.returns.items() if n < event.number}
+            self.way.returns[event.number] = Return(event.iter, event.back_to)
+            self.returning = True
+
+
+def ways_of(events: Iterable[Event]) -> tuple[dict[str, Way], list[str]]:
+    """The way of each stage that has proofs, and what contradicts itself. What was trained again after a kill or a rollback replaces what
     was there, which must be the same unless images were left out."""
-    found: dict[str, dict[int, Proof]] = {}
+    found: dict[str, _Reading] = {}
     wrong: list[str] = []
+    life: RunStarted | None = None
     for event in events:
-        if isinstance(event, StageStarted):
-            its = found.setdefault(event.stage, {})
-            begins = event.iter == event.begins
-            for iter in [n for n in its if n > event.iter or begins]:
-                del its[iter]
-        elif isinstance(event, Proof):
-            its = found.setdefault(event.stage, {})
-            if event.iter in its and its[event.iter] != event:
-                wrong.append(f"the log has two proofs of `{event.stage}` at iteration {event.iter} that differ")
-            its[event.iter] = event
-    return {stage: dict(sorted(its.items())) for stage, its in found.items() if its}, wrong
+        if isinstance(event, RunStarted):
+            life = event
+            for one in found.values():
+                one.returning = False
+        if not isinstance(event, StageStarted | NotFinite | SnapshotWritten | Proof):
+            continue
+        its = found.setdefault(event.stage, _Reading())
+        match event:
+            case StageStarted():
+                its.goes_on(event, life)
+            case NotFinite():
+                its.failed(event)
+            case SnapshotWritten():
+                its.written[event.name] = max(its.way.returns, default=0)
+            case Proof():
+                if its.way.proofs.get(event.iter, event) != event:
+                    wrong.append(f"the log has two proofs of `{event.stage}` at iteration {event.iter} that differ")
+                its.way.proofs[event.iter] = event
+    ways = {stage: its.way for stage, its in found.items() if its.way.proofs}
+    for stage, way in ways.items():
+        way.proofs = dict(sorted(way.proofs.items()))
+        if not way.lives:
+            wrong.append(f"the log has proofs of `{stage}`, and no run that trained it")
+    return ways, wrong
 
 
-def broken_chains(schedule: Schedule, proofs: Proofs) -> list[str]:
+def broken_chains(schedule: Schedule, ways: Mapping[str, Way]) -> list[str]:
     """One sentence for each stage whose proofs don't follow from one another, or from those of the stage that it starts from."""
     found = []
     for stage in schedule.stages:
-        its = proofs.get(stage.name, {})
+        its = ways.get(stage.name, Way()).proofs
         before = ""
         if stage.parent is not None and stage.average is None:
-            parent = proofs.get(stage.parent, {}).get(schedule.start_iter(stage))
+            parent = ways.get(stage.parent, Way()).proofs.get(schedule.start_iter(stage))
             before = parent.chain if parent is not None else ""
         links = [(p.iter, p.state, p.chain) for p in its.values()]
         if links and (iter := broken_link(before, links)) is not None:
             found.append(f"the proof of `{stage.name}` at iteration {iter} does not follow from the one before it")
     return found
+
+
+def missing(planned: PlannedStage, way: Way | None) -> list[int]:
+    """The iterations of what is trained that lack the proof that a run writes. Those at its snapshots are left to the snapshots."""
+    audit, begins = planned.stage.solver.audit, planned.stage.begins
+    if audit is None or not audit.proof_iter or planned.state not in (State.DONE, State.RESUME):
+        return []
+    every = audit.proof_iter
+    due = {begins, *range((begins // every + 1) * every, planned.iter + 1, every)}
+    if planned.state is State.DONE:
+        due.add(planned.iter)
+    return sorted(due - (way.proofs.keys() if way is not None else set()))
+
+
+# -- training again
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """A part of a stretch that has the same workers and threads throughout. It is over at `until` once the stage has gone back `returns`
+    times, or, if that doesn't come, at `latest`."""
+
+    until: int
+    workers: int
+    threads: int
+    returns: int = 0
+    latest: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,30 +158,98 @@ class Stretch:
     base: SnapshotRef | None
     begins: int
     until: int
-    iters: tuple[int, ...] = field(default=())
+    iters: tuple[int, ...]
+    legs: tuple[Leg, ...]
+    returns: Mapping[int, Return]  # those that it must come to
+    number: int = 0  # how often the stage had gone back where it begins
 
     @property
     def iterations(self) -> int:
-        return self.until - self.begins
+        return self.until - self.begins + sum(one.iter - one.back_to for one in self.returns.values())
+
+
+class Until:
+    """Asked of each event of a run: whether its leg of a stage is over with the iteration that comes next."""
+
+    def __init__(self, stage: str, leg: Leg) -> None:
+        self.stage, self.leg, self.there, self.returned = stage, leg, False, 0
+
+    def __call__(self, event: Event) -> bool:
+        if isinstance(event, Iterated | StageStarted | NotFinite) and event.stage == self.stage:
+            back = isinstance(event, NotFinite) and event.back_to is not None
+            done = event.iter + isinstance(event, NotFinite)
+            self.returned += back
+            last = self.leg.until - 1 if self.returned >= self.leg.returns else self.leg.latest
+            self.there = done >= last and not back  # a StageStarted says where it goes on
+        return self.there
+
+
+How = Callable[[RunStarted], tuple[int, int]]  # workers and threads with which a life's iterations are trained again
+
+
+def legs(way: Way, begins: int, number: int, until: int, how: How) -> tuple[Leg, ...]:
+    """Those from iteration `begins`, by which the stage has gone back `number` times."""
+    found: list[tuple[int, tuple[int, int]]] = []
+    ends = [start for start, _ in way.lives[1:]] + [until]
+    for (_, life), end in zip(way.lives, ends, strict=False):
+        if end > begins and (not found or found[-1][0] < until):
+            its = how(life)
+            if found and found[-1][1] == its:
+                found.pop()
+            found.append((min(end, until), its))
+    made = []
+    for end, (workers, threads) in found:
+        due = [one.iter + 1 for one in way.between(number, end).values()]
+        made.append(Leg(end, workers, threads, len(due), max(due, default=0)))
+        number = max(number, way.number(end))
+    return tuple(made)
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A snapshot on disk, and how often its stage had gone back."""
+
+    ref: SnapshotRef
+    number: int = 0
 
 
 def stretches(
-    schedule: Schedule, proofs: Proofs, snapshots: Sequence[SnapshotRef], number: int, seed: int
+    schedule: Schedule, ways: Mapping[str, Way], snapshots: Sequence[Saved], number: int, seed: int, how: How
 ) -> list[Stretch]:
     """Those that check `number` proofs, drawn evenly from all that lie behind something to train from."""
-    stages = {stage.name: stage for stage in schedule.stages if stage.enabled}
-    places = [(name, n) for name in stages for n in proofs.get(name, {}) if n > stages[name].begins]
+    stages = {stage.name: stage for stage in schedule.stages if stage.enabled and stage.name in ways}
+    places = [(name, n) for name in stages for n in ways[name].proofs if n > stages[name].begins]
     drawn = random.Random(seed).sample(places, min(number, len(places)))
-    found: dict[tuple[str, int], Stretch] = {}
+    found: dict[tuple[str, str], Stretch] = {}
     for name, iter in sorted(drawn):
-        base = newest_before(snapshots, stages[name], iter)
-        begins = base.iter if base is not None else stages[name].begins
-        iters = tuple(n for n in proofs[name] if begins < n <= iter)
-        found[name, begins] = Stretch(name, base, begins, iter, iters)  # the last drawn is the furthest
+        one = stretch(stages[name], ways[name], newest_before(snapshots, stages[name], ways[name], iter), iter, how)
+        found[name, one.base.name if one.base is not None else ""] = one  # the last drawn is the furthest
     return list(found.values())
 
 
-def newest_before(snapshots: Sequence[SnapshotRef], stage: Stage, iter: int) -> SnapshotRef | None:
-    """The stage's newest snapshot before an iteration."""
-    own = [ref for ref in snapshots if ref.stage == stage.name and ref.iter < iter]
-    return max(own, key=lambda ref: (ref.skipped, ref.iter, ref.attempt), default=None)
+def stretch(stage: Stage, way: Way, base: Saved | None, until: int, how: How) -> Stretch:
+    begins, number = (base.ref.iter, base.number) if base is not None else (stage.begins, 0)
+    return Stretch(
+        stage.name,
+        base.ref if base is not None else None,
+        begins,
+        until,
+        tuple(n for n in way.proofs if begins < n <= until),
+        legs(way, begins, number, until, how),
+        way.between(number, until),
+        number,
+    )
+
+
+def newest_before(snapshots: Sequence[Saved], stage: Stage, way: Way, iter: int) -> Saved | None:
+    """The stage's newest snapshot before an iteration, on the way there."""
+    own = [one for one in snapshots if one.ref.stage == stage.name and one.ref.iter < iter]
+    own = [one for one in own if way.leads(one.ref.iter, one.number, iter)]
+    return max(own, key=lambda one: (one.number, one.ref.iter, one.ref.attempt), default=None)
+
+
+def next_from(snapshots: Sequence[Saved], stage: str, way: Way, iter: int) -> Saved | None:
+    """The stage's first snapshot at an iteration or after it, on its way."""
+    own = [one for one in snapshots if one.ref.stage == stage and one.ref.iter >= iter]
+    own = [one for one in own if way.leads(one.ref.iter, one.number, one.ref.iter)]
+    return min(own, key=lambda one: (one.ref.iter, -one.ref.attempt), default=None)
