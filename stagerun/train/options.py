@@ -1,6 +1,6 @@
 """The options of `stagerun run`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from stagerun.command.shared import (
     limits,
     output_folder,
 )
+from stagerun.language import load
 from stagerun.launch import GRACE_S
 from stagerun.launch.sharing import Wish
 from stagerun.launch.start import Orders
@@ -166,8 +167,10 @@ class RunOptions(PlannedOptions):
 @dataclass(frozen=True, slots=True)
 class Cut:
     """What makes a run short, to try something: what becomes of the schedule in the files, and batches of the evaluation after a
-    stage; `until`: asked of each event, whether it stops after the iteration that comes next."""
+    stage; `until`: asked of each event, whether it stops after the iteration that comes next;
+    `read`: makes the schedule of a folder and what --set says."""
 
     schedule: Callable[[Schedule], Schedule]
     final_test_iter: int
     until: Callable[[Event], bool] = lambda event: False
+    read: Callable[[str, Sequence[str]], Schedule] = load

@@ -14,6 +14,7 @@ from stagerun.base.events import Event, Failed, Note, Stopped
 from stagerun.base.recipe import Schedule
 from stagerun.comm import Comm
 from stagerun.command.ending import tell
+from stagerun.language import load
 from stagerun.launch import StopRequest
 from stagerun.launch.watch.worker import Monitored
 from stagerun.system.files import require_writable
@@ -44,7 +45,8 @@ def train(
 ) -> int:
     """The exit code. `cut` makes the run short, to try something."""
     device, comm = join(world, options.threads, stop, watch, patient=True)
-    schedule = load_everywhere(options.folder, options.overrides, comm)
+    read = cut.read if cut is not None else load
+    schedule = load_everywhere(options.folder, options.overrides, comm, read)
     placed = place(world, device, comm, options.wish, watch)
     if cut is not None:
         schedule = cut.schedule(schedule)

@@ -109,7 +109,7 @@ def test_proofs_are_checked_from_the_nearest_snapshot_before() -> None:
 def test_a_return_leads_over_its_failure_and_what_it_gave_up_is_left_out() -> None:
     """A stop saved iteration 5; in the next life the update after 6 fails, and 4 is where it goes back to; that life is killed, and the third
     one fails and returns again."""
-    way_0, way_1 = (chain("trunk", "", range(0, n)) for n in (7, 13))
+    way_0, way_1 = (chain("trunk", "", range(n)) for n in (7, 13))
     again = [started("trunk", 5, "trunk-5"), way_0[6], failed(6, 4), started("trunk", 4, "trunk-4"), *way_1[5:]]
     events = [ONE, started("trunk", 0), *way_0[:5], written(4, "trunk-4"), way_0[5], written(5, "trunk-5")]
     ways, wrong = ways_of([*events, ONE, *again[:3], ONE, *again])

@@ -13,7 +13,9 @@ from stagerun.base.recipe import Audit, Determinism, Schedule
 from stagerun.base.text import count, listed
 from stagerun.command.ending import say
 from stagerun.command.options import arguments, command, option
-from stagerun.command.shared import Folder, Json, Nproc, Out, Overrides, Threads, limits
+from stagerun.command.shared import Folder, Json, Out, Overrides, TrustCode, limits
+from stagerun.language import load
+from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.launch import die_with_launcher
 from stagerun.launch.start import Orders, joined, start, work
 from stagerun.plan import Plan
@@ -35,6 +37,7 @@ from stagerun.tools.verify_run.proofs import (
     stretches,
     ways_of,
 )
+from stagerun.tools.verify_run.stored import stored_schedule
 from stagerun.train.command import job_of
 from stagerun.train.options import Cut, RunOptions
 from stagerun.train.output import DISK, find_target, plan_of
@@ -58,16 +61,17 @@ class VerifyRunOptions:
         "--iterations N", "Proofs that are checked by training up to them again.", least=0, default=20
     )
     seed: int = option("--seed N", "Draws them.", default=1)
-    nproc: Nproc = None
-    threads: Threads = None
+    nproc: int | None = option("--nproc N", "Workers.  [default: as many as in the run]", least=1)
+    threads: int | None = option("--threads N", "Threads per worker.  [default: as many as in the run]", least=1)
     as_json: Json = False
+    trust_code: TrustCode = False
     # Set in the processes of a stretch alone.
     stretch: str | None = option("--stretch", "STAGE@ITER@RETURNS@LATEST: a leg that is trained.", hidden=True)
 
     def stretch_arguments(self, folder: Path, out: Path, stage: str, leg: Leg) -> list[str]:
         """The command line of a leg, and of each of its workers."""
         its = replace(self, folder=str(folder), out=str(out), nproc=leg.workers, threads=leg.threads)
-        named = arguments(its, "folder", "overrides", "out", "nproc", "threads")
+        named = arguments(its, "folder", "overrides", "out", "nproc", "threads", "trust_code")
         return ["verify-run", *named, "--stretch", f"{stage}@{leg.until}@{leg.returns}@{leg.latest}"]
 
 
@@ -98,22 +102,19 @@ class Found:
 def verify_run(options: VerifyRunOptions) -> int:
     """Checks a finished or unfinished run by the proofs in its log, which `audit_param { proof_iter }` of its schedule makes.
 
-    All proofs must follow from one another, each snapshot must be the state that is proven at its iteration, and --iterations proofs,
-    drawn at random, are trained up to again, from the nearest snapshot before. DIR is the schedule's folder, with the --set of the run; its images
-    must be there. Nothing is written into the run's folder.
+    All proofs must be there and follow from one another, each snapshot must be the state that is proven at its iteration, and --iterations proofs,
+    drawn at random, are trained up to again, from the nearest snapshot before, with the workers and threads that trained there. DIR is the
+    schedule's folder, with the --set of the run, or the run's own, of which a snapshot has the schedule; the images must be there. Nothing is
+    written into the run's folder.
 
-    BIT-EXACT, on the kind of processor and with the workers and threads of the run: all are the same (exit code 0). EQUIVALENT on another:
-    weights trained again are as far as a tolerance from those of the snapshots (0). DIFFERS: something is not what the run says (80).
+    BIT-EXACT, on the kind of processor of the run: all are the same (exit code 0). EQUIVALENT on another: weights, trained up to the next snapshot,
+    are as far as a tolerance from those in it (0). NOT COMPARABLE: there is none (0). DIFFERS: something is not what the run says (80).
     """
     if options.stretch is not None:
         return _train(options)
     target = find_target(options.folder, options.overrides, options.out)
-    if target.schedule is None:
-        raise UsageError(
-            f"{options.folder} is an output folder, and the schedule is needed to train again",
-            f"give the schedule's folder, and `--out {options.folder}`",
-        )
-    found = _Check(options, target.schedule, target.out).found()
+    schedule = target.schedule or stored_schedule(target.out, options.trust_code)
+    found = _Check(options, schedule, target.out).found()
     say(_as_record(found) if options.as_json else "\n".join(_shown(found)))
     return ExitCode.RANKS_DIFFER if found.wrong else ExitCode.DONE
 
@@ -225,6 +226,9 @@ class _Check:
             except (ValueError, KeyError) as error:
                 found.wrong.append(_not_of_a_run(ref.name, error))
                 continue
+            if one.number != way.number(ref.iter):
+                text = f"snapshot {ref.name} has gone back {count(one.number, 'time')} (`on_nan`), and the log says {way.number(ref.iter)}"
+                found.wrong.append(text)
             proof = way.proofs.get(ref.iter)
             before = [its.chain for n, its in way.proofs.items() if n <= ref.iter]
             found.snapshots += proof is not None
@@ -283,7 +287,10 @@ class _Check:
             *(() if self.options.nproc else ("workers", "reducer")),
             *(() if self.options.threads else ("threads",)),
         }
-        theirs = [one.ref for one in self.snapshots if one.ref.stage == stage]
+        refs = [one.ref for one in self.snapshots]
+        theirs = [ref for ref in refs if ref.stage == stage] or refs
+        if not theirs:
+            return ["no snapshot of the run says on what it was trained"]
         return next((w for ref in theirs if made and (w := unlike(ref, made[-1], self.elastic, same))), [])
 
     def _measure(self, one: Stretch, again: Way, out: Path, found: Found) -> None:
@@ -378,11 +385,15 @@ def _train(options: VerifyRunOptions) -> int:
             ),
         )
 
-    cut = Cut(proven, 1, Until(stage, leg))
+    def read(folder: str, overrides: Sequence[str]) -> Schedule:
+        here = (Path(folder) / SCHEDULE_FILE).exists()
+        return load(folder, overrides) if here else stored_schedule(Path(folder), options.trust_code)
+
+    cut = Cut(proven, 1, Until(stage, leg), read)
     run = RunOptions(
         options.folder, options.overrides, options.out, only=(stage,), nproc=nproc, threads=threads, retry=True
     )
-    command = [*arguments(options, "folder", "overrides", "out", "stretch"), "--threads", str(threads)]
+    command = arguments(options, "folder", "overrides", "out", "threads", "trust_code", "stretch")
     orders = Orders(("verify-run", *command), threads, limits=limits(()))
     job = job_of(run, cut)
     if joined(options.nproc):
