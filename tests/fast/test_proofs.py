@@ -7,21 +7,8 @@ from stagerun.base.snapshots import SnapshotRef
 from stagerun.plan import PlannedStage, State
 from stagerun.plan.described import audits
 from stagerun.schedule.audits import chained
-from stagerun.tools.verify_run.proofs import (
-    Leg,
-    Return,
-    Saved,
-    Until,
-    Way,
-    broken_chains,
-    legs,
-    missing,
-    newest_before,
-    next_from,
-    stretch,
-    stretches,
-    ways_of,
-)
+from stagerun.tools.verify_run.proofs import Return, Way, broken_chains, missing, ways_of
+from stagerun.tools.verify_run.stretches import Leg, Saved, Until, legs, newest_before, next_from, stretch, stretches
 
 TREE = schedule()
 
