@@ -97,7 +97,7 @@ def new_life(grace: float) -> Iterator[Life]:
     """The report folder, and signals passed on to the workers. Main thread. StorageError without a folder for temporary files."""
     signals.block()  # one that came in between would leave the folder behind; the relay answers it
     try:
-        _sweep()
+        sweep()
         folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
         held = _claim(folder)
     except OSError as error:
@@ -267,7 +267,7 @@ def _claim(folder: Path) -> int:
     return lock
 
 
-def _sweep() -> None:
+def sweep() -> None:
     """Removes the report folders of launchers of this user that were killed. One without a lock is just being made. Others can make
     such a folder, too, and a link in it: neither is followed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):

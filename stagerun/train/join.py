@@ -6,7 +6,7 @@ lost by that: threads are moved one by one, and the team that computes begins wi
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -75,12 +75,14 @@ def join(
     return device, comm
 
 
-def load_everywhere(folder: str, overrides: Sequence[str], comm: Comm) -> Schedule:
+def load_everywhere(
+    folder: str, overrides: Sequence[str], comm: Comm, read: Callable[[str, Sequence[str]], Schedule] = load
+) -> Schedule:
     """The schedule as this rank reads it. Collective: where one rank's files have a mistake, no rank waits for it."""
     require_same_code(comm)
 
     def read_here() -> Schedule:
-        schedule = load(folder, overrides)
+        schedule = read(folder, overrides)
         check_workers(schedule, comm.size)
         return schedule
 

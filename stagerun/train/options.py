@@ -1,11 +1,12 @@
 """The options of `stagerun run`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
+from stagerun.base.events import Event
 from stagerun.base.recipe import Schedule
 from stagerun.command.options import arguments, flag, option
 from stagerun.command.shared import (
@@ -22,6 +23,7 @@ from stagerun.command.shared import (
     limits,
     output_folder,
 )
+from stagerun.language import load
 from stagerun.launch import GRACE_S
 from stagerun.launch.sharing import Wish
 from stagerun.launch.start import Orders
@@ -165,8 +167,10 @@ class RunOptions(PlannedOptions):
 @dataclass(frozen=True, slots=True)
 class Cut:
     """What makes a run short, to try something: what becomes of the schedule in the files, and batches of the evaluation after a
-    stage; `until`: the stage and iteration after which it stops."""
+    stage; `until`: asked of each event, whether it stops after the iteration that comes next;
+    `read`: makes the schedule of a folder and what --set says."""
 
     schedule: Callable[[Schedule], Schedule]
     final_test_iter: int
-    until: tuple[str, int] | None = None
+    until: Callable[[Event], bool] = lambda event: False
+    read: Callable[[str, Sequence[str]], Schedule] = load

@@ -10,10 +10,11 @@ from types import TracebackType
 import torch
 
 from stagerun.base.errors import ExitCode, FolderInUseError, PeerError, StagerunError
-from stagerun.base.events import Event, Failed, Iterated, Note, NotFinite, StageStarted, Stopped
+from stagerun.base.events import Event, Failed, Note, Stopped
 from stagerun.base.recipe import Schedule
 from stagerun.comm import Comm
 from stagerun.command.ending import tell
+from stagerun.language import load
 from stagerun.launch import StopRequest
 from stagerun.launch.watch.worker import Monitored
 from stagerun.system.files import require_writable
@@ -44,11 +45,11 @@ def train(
 ) -> int:
     """The exit code. `cut` makes the run short, to try something."""
     device, comm = join(world, options.threads, stop, watch, patient=True)
-    schedule = load_everywhere(options.folder, options.overrides, comm)
+    read = cut.read if cut is not None else load
+    schedule = load_everywhere(options.folder, options.overrides, comm, read)
     placed = place(world, device, comm, options.wish, watch)
     if cut is not None:
         schedule = cut.schedule(schedule)
-    until = cut.until if cut is not None else None
     there = False
 
     def stopping() -> bool:
@@ -58,9 +59,7 @@ def train(
     test_iter = cut.final_test_iter if cut is not None else None
     last: Event | None = None
     for last in events(options, schedule, here, placed, test_iter):
-        if until is not None and isinstance(last, Iterated | StageStarted | NotFinite) and last.stage == until[0]:
-            done = last.iter + (isinstance(last, NotFinite))
-            there = done >= until[1] - 1  # it is asked within the iteration that comes next
+        there = cut is not None and cut.until(last)
     comm.close()
     return exit_code(None, last)
 

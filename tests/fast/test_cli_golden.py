@@ -297,7 +297,17 @@ def test_every_option_is_a_decision() -> None:
         "snapshots": ["--drop", "--force", "--json", "--out", "--pin", "--set", "--unpin", "--verify"],
         "status": ["--json", "--out", "--set"],
         "topology": ["--comm-cores", "--faked", "--json", "--save", "--workers-per-node"],
-        "verify-run": ["--iterations", "--json", "--nproc", "--out", "--seed", "--set", "--stretch", "--threads"],
+        "verify-run": [
+            "--iterations",
+            "--json",
+            "--nproc",
+            "--out",
+            "--seed",
+            "--set",
+            "--stretch",
+            "--threads",
+            "--trust-code",
+        ],
         "verify-resume": [
             "--batches",
             "--device-batch",

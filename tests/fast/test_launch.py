@@ -220,10 +220,10 @@ def test_only_what_no_launcher_holds_any_more_is_swept(tmp_path: Path, monkeypat
     folder.mkdir()
     young.mkdir()  # just being made
     held = local._claim(folder)
-    local._sweep()
+    local.sweep()
     assert folder.exists() and young.exists()
     os.close(held)  # as the kernel does when it ends
-    local._sweep()
+    local.sweep()
     assert not folder.exists() and young.exists()
 
 
@@ -239,5 +239,5 @@ def test_a_link_is_not_followed_by_the_sweep(tmp_path: Path, monkeypatch: pytest
     (folder / "launcher").symlink_to(beside / "launcher")
     opened: list[object] = []
     monkeypatch.setattr("fcntl.flock", lambda *_: opened.append(1))
-    local._sweep()
+    local.sweep()
     assert folder.exists() and not opened

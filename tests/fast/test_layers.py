@@ -30,6 +30,7 @@ TOOL_IMPORTS_TOOL = {
     ("new", "tools.plan.check"),  # a new schedule is checked
     ("diff", "tools.plan.plot"),  # `diff --plot` draws two plans
     ("verify_resume", "tools.report.read_log"),  # its verdict compares logs
+    ("verify_run", "tools.verify_resume.interruption"),  # a run of which nothing may be left
     ("bench", "tools.report.compare"),  # mean and spread over seeds
     ("bench", "tools.retry.command"),  # runs one command after the other, and hands signals on
     # The library gives what their commands print.

@@ -2,19 +2,51 @@
 
 from test_plan import schedule
 
-from stagerun.base.events import Proof, StageStarted
+from stagerun.base.events import Iterated, NotFinite, Proof, RunStarted, SnapshotWritten, StageStarted
 from stagerun.base.snapshots import SnapshotRef
+from stagerun.plan import PlannedStage, State
 from stagerun.plan.described import audits
 from stagerun.schedule.audits import chained
-from stagerun.tools.verify_run.proofs import broken_chains, proofs_of, stretches
+from stagerun.tools.verify_run.proofs import Return, Way, broken_chains, missing, ways_of
+from stagerun.tools.verify_run.stretches import Leg, Saved, Until, legs, newest_before, next_from, stretch, stretches
 
 TREE = schedule()
 
 
-def started(stage: str, iter: int) -> StageStarted:
+def life(workers: int, threads: int = 1) -> RunStarted:
+    return RunStarted(
+        schedule="tree", out="out", workers=workers, device="cpu", threads=threads, stages=(), iterations=20,
+        iterations_left=20, version="1",
+    )  # fmt: skip
+
+
+ONE, TWO = life(1), life(2)
+
+
+def how(run: RunStarted) -> tuple[int, int]:
+    return run.workers, run.threads
+
+
+def started(stage: str, iter: int, start: str = "") -> StageStarted:
     return StageStarted(
-        stage=stage, number=1, iter=iter, max_iter=20, start="", batch_size=1, device_batch_size=1, begins=0
+        stage=stage, number=1, iter=iter, max_iter=20, start=start, batch_size=1, device_batch_size=1, begins=0
     )
+
+
+def failed(iter: int, back_to: int | None, number: int = 1) -> NotFinite:
+    return NotFinite(
+        stage="trunk", iter=iter, lr=0.1, what="loss", done="ROLLBACK", number=number, most=9, position=0, images=1,
+        seconds=0.0, back_to=back_to,
+    )  # fmt: skip
+
+
+def written(iter: int, name: str) -> SnapshotWritten:
+    return SnapshotWritten(stage="trunk", iter=iter, name=name, bytes=1, blocked_seconds=0.0, seconds=0.0)
+
+
+def saved(iter: int, number: int = 0, attempt: int = 1) -> Saved:
+    name = f"trunk-{iter}-{attempt}"
+    return Saved(SnapshotRef(name=name, stage="trunk", iter=iter, attempt=attempt, id=name, parent=""), number)
 
 
 def chain(stage: str, before: str, iters: range) -> list[Proof]:
@@ -29,35 +61,104 @@ def chain(stage: str, before: str, iters: range) -> list[Proof]:
 def test_a_chain_goes_on_over_kills_and_into_the_stage_that_starts_there() -> None:
     trunk = chain("trunk", "", range(0, 21, 5))
     long = chain("long", trunk[-1].chain, range(0, 11, 5))
-    events = [started("trunk", 0), *trunk[:4], started("trunk", 10), *trunk[3:], started("long", 0), *long]
-    proofs, wrong = proofs_of(events)
-    assert not wrong and {name: list(its) for name, its in proofs.items()} == {
+    events = [ONE, started("trunk", 0), *trunk[:4], started("trunk", 10), *trunk[3:], started("long", 0), *long]
+    ways, wrong = ways_of(events)
+    assert not wrong and {name: list(way.proofs) for name, way in ways.items()} == {
         "trunk": [0, 5, 10, 15, 20],
         "long": [0, 5, 10],
     }
-    assert broken_chains(TREE, proofs) == []
+    assert broken_chains(TREE, ways) == []
     other = Proof(stage="trunk", iter=10, state="other", chain=trunk[2].chain)
-    assert broken_chains(TREE, {"trunk": {**proofs["trunk"], 10: other}, "long": proofs["long"]}) == [
+    assert broken_chains(TREE, {**ways, "trunk": Way({**ways["trunk"].proofs, 10: other})}) == [
         "the proof of `trunk` at iteration 10 does not follow from the one before it"
     ]
     alone = chain("long", "", range(0, 11, 5))
-    assert broken_chains(TREE, {**proofs, "long": {p.iter: p for p in alone}}) == [
+    assert broken_chains(TREE, {**ways, "long": Way({p.iter: p for p in alone})}) == [
         "the proof of `long` at iteration 0 does not follow from the one before it"
     ]
-    assert proofs_of([started("trunk", 0), trunk[0], trunk[1], Proof(stage="trunk", iter=5, state="x", chain="y")])[1]
-    assert list(proofs_of([started("trunk", 0), *trunk, started("trunk", 0), trunk[0]])[0]["trunk"]) == [0]
+    assert ways_of([ONE, started("trunk", 0), *trunk[:2], Proof(stage="trunk", iter=5, state="x", chain="y")])[1]
+    assert list(ways_of([ONE, started("trunk", 0), *trunk, started("trunk", 0), trunk[0]])[0]["trunk"].proofs) == [0]
+    assert ways_of(trunk)[1] == ["the log has proofs of `trunk`, and no run that trained it"]
 
 
 def test_proofs_are_checked_from_the_nearest_snapshot_before() -> None:
-    proofs, _ = proofs_of([started("trunk", 0), *chain("trunk", "", range(0, 21, 5))])
-    there = [SnapshotRef(name=f"trunk-{n}", stage="trunk", iter=n, attempt=1, id=str(n), parent="") for n in (10, 20)]
-    drawn = stretches(TREE, proofs, there, 20, 1)
+    ways, _ = ways_of([ONE, started("trunk", 0), *chain("trunk", "", range(0, 21, 5))])
+    drawn = stretches(TREE, ways, [saved(10), saved(20)], 20, 1, how)
     assert [(one.base.name if one.base else None, one.begins, one.until, one.iters) for one in drawn] == [
         (None, 0, 10, (5, 10)),
-        ("trunk-10", 10, 20, (15, 20)),
+        ("trunk-10-1", 10, 20, (15, 20)),
     ]
-    (one,) = stretches(TREE, proofs, [], 1, 3)
-    assert one.base is None and one.until in (5, 10, 15, 20) and stretches(TREE, proofs, [], 1, 3) == [one]
+    assert [one.legs for one in drawn] == [(Leg(10, 1, 1),), (Leg(20, 1, 1),)]
+    (one,) = stretches(TREE, ways, [], 1, 3, how)
+    assert one.base is None and one.until in (5, 10, 15, 20) and stretches(TREE, ways, [], 1, 3, how) == [one]
+
+
+def test_a_return_leads_over_its_failure_and_what_it_gave_up_is_left_out() -> None:
+    """A stop saved iteration 5; in the next life the update after 6 fails, and 4 is where it goes back to; that life is killed, and the third
+    one fails and returns again."""
+    way_0, way_1 = (chain("trunk", "", range(n)) for n in (7, 13))
+    again = [started("trunk", 5, "trunk-5"), way_0[6], failed(6, 4), started("trunk", 4, "trunk-4"), *way_1[5:]]
+    events = [ONE, started("trunk", 0), *way_0[:5], written(4, "trunk-4"), way_0[5], written(5, "trunk-5")]
+    ways, wrong = ways_of([*events, ONE, *again[:3], ONE, *again])
+    way = ways["trunk"]
+    assert not wrong and way.returns == {1: Return(6, 4)} and list(way.proofs) == list(range(13))
+    assert [way.number(n) for n in (4, 5, 12)] == [0, 1, 1]
+    there = [saved(4), saved(5), saved(8, 1)]
+    assert way.gave_up(5, 0) and not way.gave_up(4, 0) and not way.gave_up(8, 1) and not way.gave_up(8, 0)
+    trunk = TREE.stage("trunk")
+    assert newest_before(there, trunk, way, 6) == there[0], "5 lies on the way that was given up"
+    assert newest_before(there, trunk, way, 9) == there[2] and next_from(there, "trunk", way, 5) == there[2]
+    before, over, after = (stretch(trunk, way, newest_before(there, trunk, way, n), n, how) for n in (4, 6, 9))
+    assert (before.returns, before.legs, before.iterations) == ({}, (Leg(4, 1, 1),), 4)
+    assert (over.returns, over.legs, over.iterations) == (way.returns, (Leg(6, 1, 1, 1, 7),), 4)
+    assert (after.returns, after.legs) == ({}, (Leg(9, 1, 1),))
+    elsewhere, _ = ways_of([*events, ONE, *again[:3], ONE, started("trunk", 4, "trunk-4"), *way_0[5:]])
+    assert elsewhere["trunk"].returns == {}, "on another machine it did not fail"
+
+
+def test_a_leg_waits_for_its_returns() -> None:
+    def ended(leg: Leg, *events: object) -> list[bool]:
+        until = Until("trunk", leg)
+        return [until(event) for event in events]  # type: ignore[arg-type]
+
+    def done(iter: int) -> Iterated:
+        return Iterated(
+            stage="trunk", iter=iter, epoch=0.0, lr=0.1, momentum=0.9, weight_decay=0.0, loss=1.0, images=1, seconds=0.1
+        )
+
+    assert ended(Leg(6, 1, 1), started("trunk", 4), done(5)) == [False, True]
+    assert ended(Leg(6, 1, 1, 1, 7), started("trunk", 4), done(5), done(6), failed(6, 4)) == [False] * 4
+    over = (started("trunk", 4), done(5), done(6), failed(6, 4), started("trunk", 4), done(5))
+    assert ended(Leg(6, 1, 1, 1, 7), *over) == [False] * 5 + [True]
+    assert ended(Leg(6, 1, 1, 1, 7), done(6), done(7)) == [False, True], "it did not fail here"
+    assert ended(Leg(7, 1, 1), failed(4, None), failed(5, None)) == [False, True], "on_nan: SKIP"
+
+
+def test_each_iteration_is_trained_with_the_workers_of_the_life_that_trained_it() -> None:
+    proofs = chain("trunk", "", range(13))
+    events = [ONE, started("trunk", 0), *proofs[:6], TWO, started("trunk", 5), *proofs[6:9], TWO, started("trunk", 8)]
+    way = ways_of([*events, *proofs[9:]])[0]["trunk"]
+    assert legs(way, 0, 0, 12, how) == (Leg(5, 1, 1), Leg(12, 2, 1))
+    assert legs(way, 0, 0, 5, how) == (Leg(5, 1, 1),)
+    assert legs(way, 5, 0, 9, how) == legs(way, 6, 0, 9, how) == (Leg(9, 2, 1),)
+    assert legs(way, 0, 0, 12, lambda run: (2, run.threads)) == (Leg(12, 2, 1),), "ELASTIC"
+    assert legs(Way(), 0, 0, 5, how) == ()
+
+
+def test_what_is_trained_has_all_its_proofs() -> None:
+    made = schedule(trunk='base_lr: 0.1 lr_policy: "fixed" max_iter: 13 audit_param { proof_iter: 5 }')
+
+    def lacking(state: State, iter: int, *iters: int) -> list[int]:
+        planned = PlannedStage(stage=made.stage("trunk"), state=state, iter=iter, position=0)
+        proofs = {n: Proof(stage="trunk", iter=n, state="", chain="") for n in iters}
+        return missing(planned, Way(proofs) if iters else None)
+
+    assert lacking(State.DONE, 13, 0, 5, 7, 10, 13) == []
+    assert lacking(State.DONE, 13, 0, 5, 7) == [10, 13] and lacking(State.DONE, 13) == [0, 5, 10, 13]
+    assert lacking(State.RESUME, 7, 0, 5) == [] and lacking(State.RESUME, 10, 5) == [0, 10]
+    assert lacking(State.FRESH, 0) == []
+    bare = PlannedStage(stage=TREE.stage("trunk"), state=State.DONE, iter=20, position=0)
+    assert missing(bare, None) == [], "it has no audit_param"
 
 
 def test_plan_says_what_is_audited_and_what_it_costs() -> None:

@@ -21,6 +21,7 @@ from stagerun.base.events import (
     RunStarted,
 )
 from stagerun.launch.folder import LAUNCHER_PID
+from stagerun.launch.local import sweep
 from stagerun.system.process import all_living, program, words
 
 Timed = Sequence[tuple[float, Event]]
@@ -100,7 +101,7 @@ class Found:
 class Victim:
     """`stagerun ARGUMENTS...` from its start on. It dies with this process, which has to start it in its main thread.
 
-    `said`: the file that takes what it prints. Use as a context manager: no process of it is left afterwards.
+    `said`: the file that takes what it prints. Use as a context manager: no process of it is left afterwards, and no folder of its launcher.
     """
 
     def __init__(self, arguments: Sequence[str], said: Path) -> None:
@@ -128,6 +129,7 @@ class Victim:
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(timeout=0.05)
         self.process.poll()
+        sweep()
 
     def ended(self) -> int | None:
         """Its exit code, negative for a signal; None while it lives."""

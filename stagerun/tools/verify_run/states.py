@@ -1,7 +1,7 @@
 """What a snapshot's files say of the state that a proof is of; with torch, which the command loads late."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from stagerun.base.recipe import Stage
 from stagerun.base.snapshots import SnapshotRef
@@ -35,9 +35,10 @@ def chain_in(files: Mapping[str, bytes]) -> str:
     return progress_of(files).proof
 
 
-def unlike(theirs: SnapshotRef, mine: SnapshotRef, elastic: bool) -> list[str]:
-    """Why the bits of two snapshots need not be the same."""
-    return differences(dict(theirs.environment), dict(mine.environment), elastic)
+def unlike(theirs: SnapshotRef, mine: SnapshotRef, elastic: bool, same: Collection[str]) -> list[str]:
+    """Why the bits of two snapshots need not be the same, but for what was chosen to be the `same`."""
+    before, now = ({n: text for n, text in ref.environment.items() if n not in same} for ref in (theirs, mine))
+    return differences(before, now, elastic)
 
 
 def distance(theirs: Mapping[str, bytes], mine: Mapping[str, bytes], before: Mapping[str, bytes] | None) -> float:
