@@ -354,7 +354,15 @@ def canonical(schedule: recipe.Schedule) -> str:
     """Everything that the schedule says, defaults spelt out, durations in iterations, one block per stage. Equal
     schedules have equal texts, on every machine that has the folder at the same path. What is not set is left out.
     """
-    return "\n".join(_lines(schedule)) + "\n"
+    global _newest
+    known = _newest
+    if known is None or known[0] != schedule:
+        known = _newest = schedule, "\n".join(_lines(schedule)) + "\n"
+    return known[1]
+
+
+# A run asks for the same one at each stage, and a text of hundreds takes a while. One assignment, so that threads may ask.
+_newest: tuple[recipe.Schedule, str] | None = None
 
 
 def _lines(message: Any, shared: recipe.Data | None = None) -> Iterator[str]:

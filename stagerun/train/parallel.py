@@ -39,6 +39,7 @@ from stagerun.launch.worker_count import devices
 from stagerun.plan import Plan, PlannedStage, State
 from stagerun.plan.counting import lineage
 from stagerun.store.errors import reporting
+from stagerun.store.layout import snapshots_folder
 from stagerun.store.second_names import borrow, give_back
 from stagerun.system.host import host_name, nvidia_gpus
 from stagerun.system.process import program
@@ -102,13 +103,16 @@ def _take_over(keeper: Keeper, made: Path) -> list[str]:
                 file.write(b"\n" * torn + b"".join(line + b"\n" for line in lines))
     if (made / "snapshots").is_dir():
         disk = store.LocalDisk()
+        kept = set(disk.names(snapshots_folder(made)))
         give_back(disk, made, out, made.name)
-        bad = {store.snapshot_name(*place) for place in store.aside(disk, made).values()}
-        damaged = [ref.name for ref in keeper.inventory().snapshots if ref.name in bad and keeper.read(ref) is None]
-        own = keeper.inventory().of(made.name)
-        if own and any(stage.name == made.name for stage in keeper.schedule.stages):
-            with suppress(store.Damaged):  # it is set aside, and all before it is there
-                keeper.retain(own[-1])
+        if bad := [store.snapshot_name(*place) for place in store.aside(disk, made).values()]:
+            known = {ref.name: ref for ref in keeper.inventory().snapshots}
+            damaged = [name for name in bad if name not in known or keeper.read(known[name]) is None]
+        others = map(store.parse_name, set(disk.names(snapshots_folder(out))) - kept)
+        known_to = any(stage.name == made.name for stage in keeper.schedule.stages)
+        if known_to and any(place is not None and place.stage == made.name for place in others):
+            with suppress(store.Damaged, IndexError):  # it is set aside, and all before it is there
+                keeper.retain(keeper.inventory().of(made.name)[-1])
     shutil.rmtree(made, ignore_errors=True)
     return damaged
 
@@ -154,6 +158,8 @@ class _Run:
     changed: bool = False  # since the newest plan
     keeper: Keeper | None = None  # as soon as it holds the folder
     newest: str = ""  # the stage that was given out last
+    plan: Plan = field(init=False)
+    log: JsonLines = field(init=False)
 
     def train(self) -> int | None:
         out, began = self.options.output(self.schedule), time.monotonic()
@@ -165,9 +171,9 @@ class _Run:
             take_over(keeper)
             with ExitStack() as stack:
                 stack.callback(self._end)
-                log = stack.enter_context(JsonLines(out / "log.jsonl", tell))
+                self.log = log = stack.enter_context(JsonLines(out / "log.jsonl", tell))
                 log(self._started(keeper))
-                self._loop(keeper, out, log)
+                self._loop(keeper, out)
                 if self.failed:
                     code = self.failed[0][0]
                 elif self.stop():
@@ -199,19 +205,19 @@ class _Run:
             hosts=(host_name(),), attempt=keeper.attempt,
         )  # fmt: skip
 
-    def _loop(self, keeper: Keeper, out: Path, log: JsonLines) -> None:
+    def _loop(self, keeper: Keeper, out: Path) -> None:
         with selectors.DefaultSelector() as selector:
-            plan = keeper.plan()
+            self.plan = keeper.plan()
             for _ in range(
-                min(self.options.parallel or 1, len(plan.work))
+                min(self.options.parallel or 1, len(self.plan.work))
             ):  # all at once: each loads torch for seconds
                 worker = self._start()
                 selector.register(worker.process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
             while True:
                 if not self.failed and not self.stop():
                     if self.changed:  # a stage has ended: others may start from it
-                        plan, self.changed = keeper.plan(), False
-                    self._give_out(plan, out, log)
+                        self.plan, self.changed = keeper.plan(), False
+                    self._give_out(out)
                 elif any(worker.stage for worker in self.workers):
                     self._ask_to_stop()
                 if not any(worker.stage for worker in self.workers):
@@ -219,12 +225,12 @@ class _Run:
                 for key, _ in selector.select(_LOOK_S):
                     self._hear(key.data, selector, out)
 
-    def _give_out(self, plan: Plan, out: Path, log: JsonLines) -> None:
+    def _give_out(self, out: Path) -> None:
         """A stage to each worker that waits."""
         idle = [worker for worker in self.workers if not worker.stage]
-        ready = self._ready(plan, {worker.stage for worker in self.workers}) if idle else []
+        ready = self._ready(self.plan, {worker.stage for worker in self.workers}) if idle else []
         for worker, planned in zip(idle, ready, strict=False):
-            self._give(worker, planned, plan, out, log)
+            self._give(worker, planned, out)
 
     def _ready(self, plan: Plan, at_work: set[str]) -> list[PlannedStage]:
         """The stages that can be trained now, in running order. Those that wait for others, or for a stretch that is trained once more, come
@@ -258,8 +264,8 @@ class _Run:
         self.workers.append(_Worker(process, said))
         return self.workers[-1]
 
-    def _give(self, worker: _Worker, planned: PlannedStage, plan: Plan, out: Path, log: JsonLines) -> None:
-        name = planned.stage.name
+    def _give(self, worker: _Worker, planned: PlannedStage, out: Path) -> None:
+        plan, name = self.plan, planned.stage.name
         folder = out / FOLDER / name
         own = list(plan.inventory.of(name)) if planned.state is State.RESUME else []  # a rollback may go back further
         folder.mkdir(parents=True, exist_ok=True)
@@ -278,7 +284,7 @@ class _Run:
             worker.process.stdin.flush()
         start = planned.start.name if planned.start is not None else f"seed {planned.stage.solver.random_seed}"
         say(f"stage {name}: iterations {planned.iter} to {planned.last}, from {start}")
-        log(Note(text=f"stage `{name}` is trained beside others, and is told of when it ends"))
+        self.log(Note(text=f"stage `{name}` is trained beside others, and is told of when it ends"))
 
     def _hear(self, worker: _Worker, selector: selectors.BaseSelector, out: Path) -> None:
         assert worker.process.stdout is not None
@@ -307,6 +313,8 @@ class _Run:
         worker.stage, self.changed = "", True
         self.over.add(name)
         assert self.keeper is not None
+        if code == ExitCode.DONE and not self.failed and not self.stop():
+            self._give_out(out)  # what doesn't wait for this one, so that the worker needn't wait either
         try:
             self.keeper.require_held()
             damaged = _take_over(self.keeper, out / FOLDER / name)
