@@ -13,6 +13,7 @@ from stagerun.base.recipe import Schedule
 from stagerun.comm import SoloComm
 from stagerun.engine.device import choose_device
 from stagerun.system.world import World, default_threads
+from stagerun.train.images import KeptImages
 from stagerun.train.options import RunOptions
 from stagerun.train.run import Here, events
 from stagerun.train.worker import Grace
@@ -26,8 +27,9 @@ def train_as_guest(
     stop: Callable[[], bool],
     left: Callable[[], float | None],
     hand: Callable[[Event], None],
+    kept: KeptImages | None = None,
 ) -> Iterator[Event]:
-    """The events; `hand` gets a Note for what a command would print beside them."""
+    """The events; `hand` gets a Note for what a command would print beside them. `kept` has images that are open for the next call."""
 
     def say(text: str) -> None:
         if text:
@@ -37,7 +39,14 @@ def train_as_guest(
         torch.set_num_threads(options.threads or default_threads(1))
         world, comm = World(), SoloComm()
         here = Here(
-            comm, world, choose_device(world), stop, Grace(options.grace_s, left), screen=_NoScreen(say), say=say
+            comm,
+            world,
+            choose_device(world),
+            stop,
+            Grace(options.grace_s, left),
+            screen=_NoScreen(say),
+            say=say,
+            kept=kept,
         )
         yield from events(options, schedule, here)
         comm.close()

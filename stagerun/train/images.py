@@ -152,6 +152,7 @@ class Images:
         )  # filled by train.resident
         self._tables: dict[tuple[str, str | None, int], Table] = {}  # by images, file and number of classes
         self._python: dict[str, PythonTransform] = {}
+        self.looked_at = False  # open, and found usable
 
     def open(self, comm: Comm, world: World, stop: Callable[[], bool]) -> Generator[Note, None, bool]:
         """Collective; once. True if asked to stop before all nodes had their copies. DataError, StorageError, on every rank."""
@@ -293,10 +294,38 @@ class Images:
                 key = source.path, source.labels_path, stage.model.num_classes
                 if source.labels is not None and key not in self._tables:
                     self._tables[key] = Table(self._records[source.path], source, key[2], self._device, comm)
+        self.looked_at = True
 
     def _look(self) -> None:
         bad = lambda stage: self.replacing(stage).met  # noqa: E731
         require_usable(self.schedule, self._records, self.memory, bad, self._python_transform)
+
+
+class KeptImages:
+    """What one run after another of the same schedule has open, in one process."""
+
+    images: Images | None = None
+
+    def close(self) -> None:
+        if self.images is not None:
+            self.images.close()
+        self.images = None
+
+
+@contextmanager
+def opened_images(schedule: Schedule, device: torch.device, kept: KeptImages | None) -> Iterator[Images]:
+    """Those of a run; `kept`, which its owner closes, has them for the next one, if nothing fails."""
+    holder = kept if kept is not None else KeptImages()
+    if holder.images is None or holder.images.schedule != schedule:
+        holder.close()
+        holder.images = Images(schedule, device)
+    try:
+        yield holder.images
+    except BaseException:
+        holder.close()
+        raise
+    if kept is None:
+        holder.close()
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
@@ -372,13 +372,15 @@ def serve(options: RunOptions) -> int:
         stop.begin()
         # And with it torch, while another worker trains the stage that all start from.
         from stagerun.train.guest import train_as_guest
+        from stagerun.train.images import KeptImages
 
-        for name, out in _orders():
-            one = replace(options, out=out, only=(name,), until=None, retry=True, stage_by_stage=False)
-            events = train_as_guest(schedule, one, stop, stop.left, lambda note: None)
-            os.write(answers, json.dumps(_answer(events)).encode() + b"\n")
-            if stop():
-                break
+        with closing(KeptImages()) as kept:
+            for name, out in _orders():
+                one = replace(options, out=out, only=(name,), until=None, retry=True, stage_by_stage=False)
+                events = train_as_guest(schedule, one, stop, stop.left, lambda note: None, kept)
+                os.write(answers, json.dumps(_answer(events)).encode() + b"\n")
+                if stop():
+                    break
         return ExitCode.DONE
 
     give_threads(options.threads)

@@ -23,6 +23,7 @@ from stagerun.system.pulse import Section
 from stagerun.system.world import World
 from stagerun.train import results
 from stagerun.train.agreement import rank0
+from stagerun.train.images import KeptImages
 from stagerun.train.join import join, load_everywhere, place
 from stagerun.train.keeper import Keeper
 from stagerun.train.log_file import JsonLines
@@ -76,6 +77,7 @@ class Here:
     watch: Monitored | None = None
     screen: Screen | None = None
     say: Callable[[str], None] = tell
+    kept: KeptImages | None = None
 
 
 def events(
@@ -96,7 +98,7 @@ def events(
         replay = Path(options.replay).resolve() if options.replay is not None else None
         found = run(
             schedule, str(out), comm, here.world, here.device, keeper, here.stop, test_iter, here.grace, options.exact,
-            profile, replay,
+            profile, replay, here.kept,
         )  # fmt: skip
         for event in output.with_failure(after_first(found, placed)):
             output.show(event)

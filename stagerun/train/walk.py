@@ -6,7 +6,6 @@ a path of its own: it is how every stage starts.
 
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ from stagerun.train.environment import (
     require_same,
 )
 from stagerun.train.finish import finish_stage
-from stagerun.train.images import Images
+from stagerun.train.images import KeptImages, opened_images
 from stagerun.train.keeper import Keeper
 from stagerun.train.profiling import Profile
 from stagerun.train.replay import Replay
@@ -61,6 +60,7 @@ def run(
     exact: bool = False,
     profile: Profile | None = None,
     replay: Path | None = None,
+    kept: KeptImages | None = None,
 ) -> Iterator[Event]:
     """Runs what is not yet done. Collective; `keeper` (opened) on rank 0 alone. Ends after Stopped or RunFinished.
 
@@ -70,7 +70,7 @@ def run(
 
     `replay`: the output folder whose records of `method: ASYNC` are replayed. It ends where they end.
 
-    `exact`: ResumeRefused where it would go on, and the same bits are not promised.
+    `exact`: ResumeRefused where it would go on, and the same bits are not promised. `kept`: images stay open for the next run.
 
     Errors concern all ranks: one of them raises the error, the others ToldByAnother or PeerError.
     """
@@ -82,7 +82,7 @@ def run(
     replaying: list[Replay] = []
     if replay is not None:
         rank0(comm, lambda: replaying.append(Replay(replay, schedule, Path(out))))
-    with closing(Images(schedule, device)) as images:
+    with opened_images(schedule, device, kept) as images:
         stopping = Stopping(grace)
         worker = Worker(
             schedule,
@@ -127,7 +127,7 @@ def _walk(worker: Worker) -> Generator[Event, None, bool | None]:
             stage, iter = _place(worker.schedule, step)
             yield Stopped(stage=stage, iter=iter, reason="asked to stop")
             return None
-        if not opened:
+        if not worker.images.looked_at:
             if (yield from worker.images.imported(worker.comm, worker.stop)):
                 stage, iter = _place(worker.schedule, step)
                 reason = "asked to stop while the images were imported; the import goes on where it was"
@@ -144,7 +144,7 @@ def _walk(worker: Worker) -> Generator[Event, None, bool | None]:
                 return None
             worker.images.remove_others(worker.comm, worker.world)
             worker.images.preflight(worker.comm)
-            opened = True
+        opened = True
         for event in _do(worker, step):
             yield event
             if isinstance(event, Stopped):
