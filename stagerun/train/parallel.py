@@ -42,6 +42,7 @@ from stagerun.store.errors import reporting
 from stagerun.store.layout import snapshots_folder
 from stagerun.store.second_names import borrow, give_back
 from stagerun.system.host import host_name, nvidia_gpus
+from stagerun.system.imports import with_imports
 from stagerun.system.process import program
 from stagerun.system.world import World, default_threads, give_threads
 from stagerun.train.first_look import look_first
@@ -253,7 +254,7 @@ class _Run:
         return [planned for planned in plan.work if can(planned)]
 
     def _start(self) -> _Worker:
-        same = arguments(self.options, "folder", "overrides", "keep", "threads", "grace", "exact")
+        same = arguments(self.options, "folder", "overrides", "out", "keep", "threads", "grace", "exact")
         environment = {**os.environ, LAUNCHER_PID: str(os.getpid()), "OMP_NUM_THREADS": str(self.options.threads)}
         said = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the worker
         # A session of its own: Ctrl-C is for this process, which asks each worker once.
@@ -369,6 +370,7 @@ def serve(options: RunOptions) -> int:
         answers = os.dup(1)
         os.dup2(2, 1)  # nothing else may come between them
         schedule = load(options.folder, options.overrides)
+        schedule = with_imports(schedule, options.output(schedule))  # once for all: the folder of a stage goes with it
         stop.begin()
         # And with it torch, while another worker trains the stage that all start from.
         from stagerun.train.guest import train_as_guest
