@@ -114,6 +114,8 @@ def _take_over(keeper: Keeper, made: Path) -> list[str]:
         if known_to and any(place is not None and place.stage == made.name for place in others):
             with suppress(store.Damaged, IndexError):  # it is set aside, and all before it is there
                 keeper.retain(keeper.inventory().of(made.name)[-1])
+    with suppress(OSError):  # at once: what is half removed when this is killed must not be taken for a snapshot
+        (made / "snapshots").rename(made / ".gone")
     shutil.rmtree(made, ignore_errors=True)
     return damaged
 
@@ -231,7 +233,11 @@ class _Run:
         idle = [worker for worker in self.workers if not worker.stage]
         ready = self._ready(self.plan, {worker.stage for worker in self.workers}) if idle else []
         for worker, planned in zip(idle, ready, strict=False):
-            self._give(worker, planned, out)
+            try:
+                self._give(worker, planned, out)
+            except StagerunError as error:  # the others are to be saved first
+                self.failed.append((int(error.exit_code), error.render()))
+                return
 
     def _ready(self, plan: Plan, at_work: set[str]) -> list[PlannedStage]:
         """The stages that can be trained now, in running order. Those that wait for others, or for a stretch that is trained once more, come
@@ -269,8 +275,9 @@ class _Run:
         plan, name = self.plan, planned.stage.name
         folder = out / FOLDER / name
         own = list(plan.inventory.of(name)) if planned.state is State.RESUME else []  # a rollback may go back further
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / MARK).touch()
+        with reporting("make a folder for a stage", folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / MARK).touch()
         refs: list[SnapshotRef | None] = [
             *own,
             *lineage(self.schedule, plan, planned),
@@ -310,11 +317,11 @@ class _Run:
                 self._ended(worker, {"code": int(error.exit_code), "text": error.render()}, out)
 
     def _ended(self, worker: _Worker, answer: dict[str, Any], out: Path) -> None:
-        name, code = worker.stage, answer["code"]
+        name, code, known = worker.stage, answer["code"], not self.changed
         worker.stage, self.changed = "", True
         self.over.add(name)
         assert self.keeper is not None
-        if code == ExitCode.DONE and not self.failed and not self.stop():
+        if code == ExitCode.DONE and known and not self.failed and not self.stop():
             self._give_out(out)  # what doesn't wait for this one, so that the worker needn't wait either
         try:
             self.keeper.require_held()
