@@ -33,8 +33,9 @@ def what_differs(ref: SnapshotRef, stage: Stage) -> str:
     if before is None:
         return ""
     ended = _done_by_end(stage.solver, before) if goes_beyond(ref, stage) else ""
-    if stage.solver.on_nan is OnNan.ROLLBACK and ref.skipped:  # it may have gone back from the end, and not be there again
-        ended = ended or f"`on_nan: ROLLBACK` has left out images, and does so in another way at the end, iteration {before}"
+    # In the midst, too: it may have gone back from the end, and not be there again.
+    if stage.solver.on_nan is OnNan.ROLLBACK and ref.skipped and not ended:
+        ended = f"`on_nan: ROLLBACK` has left out images, and does so in another way at the end, iteration {before}"
     return next(_readers(stage.solver, before), ended)
 
 
