@@ -108,7 +108,8 @@ def _way(stage: Stage) -> tuple[object, ...]:
     """All that a stage's loaders depend on, but for the progress of a ramp."""
     solver, beside = stage.solver, (ignored_in(stage), ignored_by_some_in(stage))
     transforms = solver.transform, solver.test_transform, solver.test_batch_size
-    return stage.data, stage.model, *transforms, solver.random_seed, *beside
+    drawn = solver.random_seed, solver.sampling, solver.sampling_file, solver.sampling_weight
+    return stage.data, stage.model, *transforms, *drawn, *beside
 
 
 def _placed(mistake: DataError, stage: Stage, transform: str) -> DataError:

@@ -32,13 +32,16 @@ def what_differs(ref: SnapshotRef, stage: Stage) -> str:
     before = shorter(ref, stage)
     if before is None:
         return ""
-    ended = _done_by_end(stage.solver, before, ref.skipped) if goes_beyond(ref, stage) else ""
+    ended = _done_by_end(stage.solver, before) if goes_beyond(ref, stage) else ""
+    # In the midst, too: it may have gone back from the end, and not be there again.
+    if stage.solver.on_nan is OnNan.ROLLBACK and ref.skipped and not ended:
+        ended = f"`on_nan: ROLLBACK` has left out images, and does so in another way at the end, iteration {before}"
     return next(_readers(stage.solver, before), ended)
 
 
 def what_end_differs(solver: Solver, before: int) -> str:
     """The same of the end of a stage that was trained to `before`, and is otherwise as it is."""
-    return next(_readers(solver, before), _done_by_end(solver, before, 0))
+    return next(_readers(solver, before), _done_by_end(solver, before))
 
 
 def _readers(solver: Solver, before: int) -> Iterator[str]:
@@ -53,13 +56,11 @@ def _readers(solver: Solver, before: int) -> Iterator[str]:
             yield f"{name}_policy `{curve.policy}` reads max_iter"
 
 
-def _done_by_end(solver: Solver, before: int, skipped: int) -> str:
+def _done_by_end(solver: Solver, before: int) -> str:
     """What the end of a stage did to its state, that an iteration in its midst doesn't do, in words. An evaluation there that
     `early_stop` goes by comes when the stage goes on."""
     if solver.asynchronous:
         return f"its workers waited for each other at its end, iteration {before}"
     if solver.sync is not None:
         return f"its replicas became one at its end, iteration {before}"
-    if solver.on_nan is OnNan.ROLLBACK and skipped:
-        return f"`on_nan: ROLLBACK` has left out images, and does so in another way at the end, iteration {before}"
     return ""

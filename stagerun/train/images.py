@@ -312,11 +312,16 @@ class KeptImages:
         self.images = None
 
 
+def _seen(schedule: Schedule) -> tuple[object, ...]:
+    """The schedule, and what was found on disk of its images: equal schedules may have other ones."""
+    return schedule, schedule.sets, schedule.class_sizes, schedule.imports
+
+
 @contextmanager
 def opened_images(schedule: Schedule, device: torch.device, kept: KeptImages | None) -> Iterator[Images]:
     """Those of a run; `kept`, which its owner closes, has them for the next one, if nothing fails."""
     holder = kept if kept is not None else KeptImages()
-    if holder.images is None or holder.images.schedule != schedule:
+    if holder.images is None or _seen(holder.images.schedule) != _seen(schedule):
         holder.close()
         holder.images = Images(schedule, device)
     try:

@@ -42,6 +42,7 @@ from stagerun.store.errors import reporting
 from stagerun.store.layout import snapshots_folder
 from stagerun.store.second_names import borrow, give_back
 from stagerun.system.host import host_name, nvidia_gpus
+from stagerun.system.imports import with_imports
 from stagerun.system.process import program
 from stagerun.system.world import World, default_threads, give_threads
 from stagerun.train.first_look import look_first
@@ -113,6 +114,8 @@ def _take_over(keeper: Keeper, made: Path) -> list[str]:
         if known_to and any(place is not None and place.stage == made.name for place in others):
             with suppress(store.Damaged, IndexError):  # it is set aside, and all before it is there
                 keeper.retain(keeper.inventory().of(made.name)[-1])
+    with suppress(OSError):  # at once: what is half removed when this is killed must not be taken for a snapshot
+        (made / "snapshots").rename(made / ".gone")
     shutil.rmtree(made, ignore_errors=True)
     return damaged
 
@@ -230,7 +233,11 @@ class _Run:
         idle = [worker for worker in self.workers if not worker.stage]
         ready = self._ready(self.plan, {worker.stage for worker in self.workers}) if idle else []
         for worker, planned in zip(idle, ready, strict=False):
-            self._give(worker, planned, out)
+            try:
+                self._give(worker, planned, out)
+            except StagerunError as error:  # the others are to be saved first
+                self.failed.append((int(error.exit_code), error.render()))
+                return
 
     def _ready(self, plan: Plan, at_work: set[str]) -> list[PlannedStage]:
         """The stages that can be trained now, in running order. Those that wait for others, or for a stretch that is trained once more, come
@@ -253,7 +260,7 @@ class _Run:
         return [planned for planned in plan.work if can(planned)]
 
     def _start(self) -> _Worker:
-        same = arguments(self.options, "folder", "overrides", "keep", "threads", "grace", "exact")
+        same = arguments(self.options, "folder", "overrides", "out", "keep", "threads", "grace", "exact")
         environment = {**os.environ, LAUNCHER_PID: str(os.getpid()), "OMP_NUM_THREADS": str(self.options.threads)}
         said = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the worker
         # A session of its own: Ctrl-C is for this process, which asks each worker once.
@@ -268,8 +275,9 @@ class _Run:
         plan, name = self.plan, planned.stage.name
         folder = out / FOLDER / name
         own = list(plan.inventory.of(name)) if planned.state is State.RESUME else []  # a rollback may go back further
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / MARK).touch()
+        with reporting("make a folder for a stage", folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / MARK).touch()
         refs: list[SnapshotRef | None] = [
             *own,
             *lineage(self.schedule, plan, planned),
@@ -309,11 +317,11 @@ class _Run:
                 self._ended(worker, {"code": int(error.exit_code), "text": error.render()}, out)
 
     def _ended(self, worker: _Worker, answer: dict[str, Any], out: Path) -> None:
-        name, code = worker.stage, answer["code"]
+        name, code, known = worker.stage, answer["code"], not self.changed
         worker.stage, self.changed = "", True
         self.over.add(name)
         assert self.keeper is not None
-        if code == ExitCode.DONE and not self.failed and not self.stop():
+        if code == ExitCode.DONE and known and not self.failed and not self.stop():
             self._give_out(out)  # what doesn't wait for this one, so that the worker needn't wait either
         try:
             self.keeper.require_held()
@@ -369,6 +377,7 @@ def serve(options: RunOptions) -> int:
         answers = os.dup(1)
         os.dup2(2, 1)  # nothing else may come between them
         schedule = load(options.folder, options.overrides)
+        schedule = with_imports(schedule, options.output(schedule))  # once for all: the folder of a stage goes with it
         stop.begin()
         # And with it torch, while another worker trains the stage that all start from.
         from stagerun.train.guest import train_as_guest

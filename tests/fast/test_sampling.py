@@ -12,6 +12,7 @@ from stagerun.base.shares import told
 from stagerun.data import index
 from stagerun.data.indexing import build
 from stagerun.data.loaders import training_loader
+from stagerun.data.preflight import opened, require_usable
 from stagerun.data.records import LmdbSource
 from stagerun.data.sampling import order_of
 from stagerun.data.write import write_lmdb
@@ -140,6 +141,15 @@ def test_without_a_side_file_it_says_what_makes_one(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="needs the labels of all records") as error:
         order_of(records, made, made.stages[0])
     assert error.value.hint == f"make it with `stagerun data index {records.name}`"
+
+
+def test_it_is_looked_at_before_a_run_in_a_stage_that_is_else_like_another(tmp_path: Path) -> None:
+    source = make(tmp_path, indexed=False)
+    text = TEXT.format(solver="", source=source, classes=4)
+    more = 'stage { name: "b" solver_param { sampling: BALANCED } }\n'
+    made = read({"schedule.prototxt": text + more}, "/schedules/s")
+    with pytest.raises(DataError, match="needs the labels of all records"):
+        require_usable(made, opened(made), lambda stage: None, lambda stage: None)
 
 
 def test_classes_that_can_not_be_drawn_are_refused(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from subprocess import CompletedProcess
 
+import photos
 import pytest
 import small
 import tiny
@@ -151,3 +152,33 @@ def test_what_a_killed_run_left_is_named_and_nothing_else_is_touched(tree: tuple
     assert "stage d: took over what a run with --parallel has left: its log, and no snapshot" in done.stderr
     assert sorted(p.name for p in (out / ".parallel").iterdir()) == ["notes", "there"]
     assert (alone / "log.jsonl").exists()
+
+
+FOLDERS = """
+name: "folders" model { name: "resnet_small" num_classes: 3 }
+data { train { source: "train" } }
+solver { batch_size: 8 device_batch_size: 4 base_lr: 0.05 lr_policy: "fixed" max_iter: 2 transform_param { crop_size: 32 } }
+stage { name: "one" solver_param {} }
+stage { name: "two" solver_param {} }
+stage { name: "three" from: "one" solver_param {} }
+stage { name: "four" from: "one" solver_param {} }
+"""
+
+
+def test_folders_of_images_are_imported_once(tmp_path: Path) -> None:
+    photos.make_folder(tmp_path / "s" / "train", per_class=8)
+    (tmp_path / "s" / "schedule.prototxt").write_text(FOLDERS)
+    done = parallel(tmp_path / "s", tmp_path / "out", 2)
+    assert done.returncode == 0, done.stderr
+    (made,) = (tmp_path / "out" / "data").iterdir()
+    events = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
+    notes = [e["text"] for e in events if e["event"] == "Note"]
+    assert {line.partition(";")[0] for line in notes if "imported" in line} == {
+        f"{tmp_path}/s/train: imported 24 images to {made}"
+    }
+    # All know what they were trained on, though only the first has imported it.
+    seen = [
+        json.loads(m.read_bytes()[:-65])["environment"]["training set"]
+        for m in (tmp_path / "out").glob("snapshots/*/MANIFEST.json")
+    ]
+    assert len(seen) == 4 and len(set(seen)) == 1 and "sample" in seen[0]

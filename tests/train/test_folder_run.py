@@ -26,6 +26,7 @@ from stagerun.plan import Plan
 from stagerun.system.image_folder import listed
 from stagerun.system.imports import with_imports
 from stagerun.system.world import World
+from stagerun.train.images import KeptImages, opened_images
 from stagerun.train.keeper import Keeper
 from stagerun.train.output import plan_of
 from stagerun.train.walk import run
@@ -168,3 +169,18 @@ def test_tools_say_what_is_wrong_with_a_folder(photos: Path, tmp_path: Path, wor
 
 def counts(event: Event) -> bool:
     return isinstance(event, Iterated)
+
+
+def test_images_stay_open_for_another_run_while_they_are_what_they_were(photos: Path, tmp_path: Path) -> None:
+    folder, cpu, kept = tmp_path / "photos", torch.device("cpu"), KeptImages()
+    shutil.copytree(photos, folder)
+    before = with_imports(load(folder, []), tmp_path / "out")
+    with opened_images(before, cpu, kept) as images:
+        pass
+    with opened_images(with_imports(load(folder, []), tmp_path / "out"), cpu, kept) as again:
+        assert again is images
+    one = next((folder / "train" / "c1").iterdir())
+    Image.new("L", (30, 30)).save(one)
+    with opened_images(with_imports(load(folder, []), tmp_path / "out"), cpu, kept) as other:
+        assert other is not images and other.schedule == before, "though it says the same"
+    kept.close()
