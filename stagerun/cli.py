@@ -57,7 +57,7 @@ COMMANDS: Rows = (
     (
         "verify-run DIR",
         "stagerun.tools.verify_run.command:verify_run",
-        "proof that a run's weights come of its schedule and images: parts of it are trained again",
+        "proof that a run's weights come from its schedule and images: parts of it are trained again",
     ),
     ("fetch DIR", "stagerun.tools.weights.fetch:fetch", "downloads the published weights that its stages start from"),
     ("run DIR", "stagerun.train.command:run", "runs what is not yet done; the same command goes on after anything"),

@@ -186,6 +186,8 @@ class _Run:
             keeper.close(code if code is not None or sys.exc_info()[0] is not None else ExitCode.DONE)
         for _, text in self.failed:
             tell(text)
+        if code == ExitCode.SAVED:
+            tell("stopped: the same command goes on, with or without --parallel")
         return code
 
     def _last(self, keeper: Keeper, code: int | None, seconds: float) -> RunFinished | Stopped | Failed:
@@ -290,7 +292,10 @@ class _Run:
         with suppress(BrokenPipeError):  # it is heard of when its output ends
             worker.process.stdin.write(json.dumps({"stage": name, "out": str(folder)}).encode() + b"\n")
             worker.process.stdin.flush()
-        start = planned.start.name if planned.start is not None else f"seed {planned.stage.solver.random_seed}"
+        stage = planned.stage
+        start = planned.start.name if planned.start is not None else f"seed {stage.solver.random_seed}"
+        if stage.average is not None and planned.state is State.FRESH:
+            start = f"the average {stage.average}"
         say(f"stage {name}: iterations {planned.iter} to {planned.last}, from {start}")
         self.log(Note(text=f"stage `{name}` is trained beside others, and is told of when it ends"))
 
@@ -306,7 +311,7 @@ class _Run:
             code = worker.process.wait()
             if worker.stage and self.stop() and code in (-signal.SIGTERM, ExitCode.SAVED):
                 # It was asked before it could listen: nothing was trained since its newest snapshot.
-                self._ended(worker, {"code": int(ExitCode.SAVED), "text": ""}, out)
+                self._ended(worker, {"code": int(ExitCode.SAVED)}, out)
             elif worker.stage:
                 worker.said.seek(0)
                 said = worker.said.read().decode(errors="replace").rstrip().splitlines()[-_TAIL:]
@@ -340,10 +345,16 @@ class _Run:
         if code == ExitCode.DONE:
             say(f"stage {name}: {answer['text']}")
         elif code == ExitCode.SAVED:
-            say(f"stage {name}: stopped and saved")
+            say(f"stage {name}: {self._stopped(name, answer.get('iter'), out)}")
         else:
             text = answer["text"]
             self.failed.append((code, text if f"`{name}`" in text else f"stage `{name}`: {text}"))
+
+    def _stopped(self, name: str, iter: int | None, out: Path) -> str:
+        places = map(store.parse_name, store.LocalDisk().names(snapshots_folder(out)))
+        if any(place is not None and (place.stage, place.iter) == (name, iter) for place in places):
+            return f"stopped and saved after iteration {iter}"
+        return "stopped before its first iteration"
 
     def _ask_to_stop(self) -> None:
         """Each worker once; those that wait end with their input."""
@@ -410,7 +421,9 @@ def _answer(events: Iterator[Event]) -> dict[str, Any]:
                 text = _in_words(last)
     except StagerunError as error:
         return {"code": int(error.exit_code), "text": error.render()}
-    return {"code": int(ExitCode.SAVED if isinstance(last, Stopped) else ExitCode.DONE), "text": text}
+    if isinstance(last, Stopped):
+        return {"code": int(ExitCode.SAVED), "iter": last.iter}
+    return {"code": int(ExitCode.DONE), "text": text}
 
 
 def _in_words(finished: StageFinished) -> str:

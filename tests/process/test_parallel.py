@@ -1,6 +1,7 @@
 """`run --parallel N`: the bits of a run without, whatever is killed or stopped, and what can't go with it."""
 
 import json
+import re
 import signal
 import time
 from pathlib import Path
@@ -93,9 +94,10 @@ def test_what_is_killed_or_stopped_goes_on_to_the_same_bits(
         assert time.monotonic() < end and run.process.poll() is None, run.wait()
         time.sleep(0.01)
     run.process.send_signal(sign)
-    run.wait()
+    said = str(run.wait())
     if sign is signal.SIGTERM:
         assert run.process.returncode == 75
+        assert re.search(r"stage d: stopped and saved after iteration [1-6]", said), said
         assert not (out / ".parallel").exists() and any(name.startswith("d-") for name in content(out))
     # An ordinary run takes over what is left, as well as one with --parallel.
     done = small.run(schedule, out) if sign is signal.SIGKILL else parallel(schedule, out, 2)

@@ -140,6 +140,17 @@ def test_the_output_folder_alone_is_enough(base: Path, audited: Path, tmp_path: 
     assert done.returncode == 0 and "\nBIT-EXACT: 4 proofs chained" in done.stdout, done.stdout + done.stderr
 
 
+def test_what_redo_has_replaced_is_passed_over(base: Path, audited: Path, tmp_path: Path) -> None:
+    """The old ends of stages whose parent was trained again are there, too, and of no proof."""
+    out, words = tmp_path / "out", ("--set", "cyc1.weight_decay=0.01")
+    shutil.copytree(audited, out)
+    done = small.run(base / "schedule", out, *AUDIT, *words, "--redo", "cyc1")
+    assert done.returncode == 0, done.stderr
+    assert len(list((out / "snapshots").glob("collapse-*"))) > 1
+    code, found = verify(base, out, *words, "--iterations", 0)
+    assert (code, found["verdict"], found["wrong"]) == (0, "CONSISTENT", [])
+
+
 def test_one_changed_digest_in_the_log_is_found(base: Path, audited: Path, tmp_path: Path) -> None:
     out = Path(shutil.copytree(audited, tmp_path / "out"))
     lines = (out / "log.jsonl").read_text().splitlines(keepends=True)
@@ -151,6 +162,12 @@ def test_one_changed_digest_in_the_log_is_found(base: Path, audited: Path, tmp_p
     code, found = verify(base, out, "--iterations", 0)
     assert code == 80 and found["verdict"] == "DIFFERS"
     assert "the proof of `cyc1` at iteration 5 does not follow from the one before it" in found["wrong"]
+    # A part that comes out the same is said to, whatever else is wrong.
+    one = ("--iterations", 1, "--seed", drawing(0))
+    said = small.stagerun("verify-run", base / "schedule", "--out", out, *AUDIT, *one)
+    assert said.returncode == 80 and re.search(r"1/1 init, .*: the same", said.stdout), said.stdout
+    nowhere = small.stagerun("verify-run", base / "schedule", "--out", tmp_path / "nowhere", *AUDIT)
+    assert nowhere.returncode == 64 and "has no log of a run" in nowhere.stderr
 
 
 def test_one_changed_bit_of_a_snapshot_with_a_mended_manifest_is_found(

@@ -78,13 +78,19 @@ class Check:
             lines = [f"{self.out} is of another schedule:"]
             for one in plan.stale:
                 lines += [f"  stage `{one.stage.name}`: {one.why}", *(f"    {change}" for change in one.changes)]
-            raise UsageError("\n".join(lines), "give the schedule as it was then, with the same --set")
+            raise UsageError(
+                "\n".join(lines), "give the schedule as it was when these stages were trained, with the same --set"
+            )
 
     def _saved(self) -> Iterator[Saved]:
         stages = {planned.stage.name: planned.stage for planned in self.plan.stages}
-        for ref in store.inventory(DISK, self.out, looking=True).snapshots:
+        refs = store.inventory(DISK, self.out, looking=True).snapshots
+        starts = {
+            ref.stage: ref.parent for ref in refs
+        }  # of each the newest: after --redo what it started from before is there, too
+        for ref in refs:
             # What a stage has of an older definition, until it is trained again, a plan passes over, too.
-            if ref.stage not in stages or changed_fields(ref, stages[ref.stage]):
+            if ref.stage not in stages or ref.parent != starts[ref.stage] or changed_fields(ref, stages[ref.stage]):
                 continue
             try:
                 text = store.read_file(DISK, self.out, ref.name, STATE, MOST_STATE)
@@ -113,12 +119,18 @@ class Check:
         hows = {(leg.workers, leg.threads) for one in chosen for leg in one.legs} or {self._how(self.last)}
         said = [f"{count(workers, 'worker')} with {count(threads, 'thread')} each" for workers, threads in sorted(hows)]
         self._say(
-            f"verifying {self.out}: {count(found.proofs, 'proof')}, {count(found.snapshots, 'snapshot')} at one of them; training "
-            f"{count(sum(one.iterations for one in chosen), 'iteration')} in {count(len(chosen), 'part')} again, {listed(said)}"
+            f"verifying {self.out}: {count(found.proofs, 'proof')}, {count(found.snapshots, 'snapshot')} compared with theirs; "
+            + (
+                f"training {count(sum(one.iterations for one in chosen), 'iteration')} again in {count(len(chosen), 'part')}, {listed(said)}"
+                if chosen
+                else "nothing is trained again"
+            )
         )
         for number, one in enumerate(chosen, 1):
+            wrong, unlike = len(found.wrong), len(found.unlike)
             self._stretch(one, found)
-            state = "differs" if found.wrong else "on another processor" if found.unlike else "the same"
+            differs = len(found.wrong) > wrong
+            state = "differs" if differs else "on another processor" if len(found.unlike) > unlike else "the same"
             self._say(f"  {number}/{len(chosen)} {one.stage}, {one.begins} to {one.until}: {state}")
         return found
 
@@ -183,8 +195,8 @@ class Check:
         if not different and not lacking and again.returns == one.returns:
             return
         if why := self._unlike(one.stage, out):
-            found.unlike = why
-            self._measure(one, again, why, out, found)
+            found.unlike += [text for text in why if text not in found.unlike]
+            self._measure(one, again, out, found)
         elif again.returns != one.returns:
             text = f"`{one.stage}` trained again from iteration {one.begins} failed at {_failures(again.returns)}, and in the log at {_failures(one.returns)}"
             found.wrong.append(text)
@@ -210,16 +222,16 @@ class Check:
             return ["no snapshot of the run says on what it was trained"]
         return next((w for ref in theirs if made and (w := unlike(ref, made[-1], self.elastic, same))), [])
 
-    def _measure(self, one: Stretch, again: Way, why: list[str], out: Path, found: Found) -> None:
+    def _measure(self, one: Stretch, again: Way, out: Path, found: Found) -> None:
         """How far weights are apart at the run's next snapshot, up to which is trained on."""
         from stagerun.tools.verify_run.states import distance
 
         way = self.ways[one.stage]
         if again.returns != one.returns:  # then it has seen other images
-            found.unlike = [
-                *why,
-                f"`{one.stage}` failed at {_failures(again.returns)} here, and in the run at {_failures(one.returns)}",
-            ]
+            text = (
+                f"`{one.stage}` failed at {_failures(again.returns)} here, and in the run at {_failures(one.returns)}"
+            )
+            found.unlike.append(text)
             return
         theirs = next_from(self.snapshots, one.stage, way, one.until)
         if theirs is None:
@@ -260,7 +272,7 @@ def _failures(returns: Mapping[int, Return]) -> str:
 
 
 def _not_of_a_run(name: str, error: Exception) -> str:
-    return f"snapshot {name} is none that a run writes: {error}"
+    return f"snapshot {name} is not one that a run writes: {error}"
 
 
 def _way_in(out: Path, stage: str) -> Way:
@@ -285,6 +297,8 @@ def _events(log: Path) -> Iterator[Event]:
                         continue
                     if parsed is not None:
                         yield parsed[1]
+    except FileNotFoundError:
+        raise UsageError(f"{log.parent} has no log of a run", "--out names the folder that `run` wrote") from None
     except OSError as error:
         raise StorageError(f"{log}: can't be read: {error.strerror}") from None
 

@@ -34,7 +34,7 @@ def verify_run(options: VerifyRunOptions) -> int:
     written into the run's folder.
 
     BIT-EXACT, on the kind of processor of the run: all are the same (exit code 0). EQUIVALENT on another: weights, trained up to the next snapshot,
-    are as far as a tolerance from those in it (0). NOT COMPARABLE: there is none (0). DIFFERS: something is not what the run says (80).
+    are within a tolerance of those in it (0). NOT COMPARABLE: there is none (0). DIFFERS: something is not what the run says (80).
     """
     if options.stretch is not None:
         return _train(options)
@@ -99,7 +99,7 @@ def _shown(found: Found) -> Iterator[str]:
         far = f"; weights are {found.apart:.1g} of their way apart at most" if found.apart is not None else ""
         yield f"EQUIVALENT, not BIT-EXACT: {'; '.join(found.unlike)} ({did}{far})"
     elif found.verdict == "NOT COMPARABLE":
-        yield f"NOT COMPARABLE: {'; '.join(found.unlike)}, and the run has no snapshot of later to compare with ({did})"
+        yield f"NOT COMPARABLE: {'; '.join(found.unlike)}, and the run has no later snapshot to compare with ({did})"
     elif found.verdict == "CONSISTENT":
         yield f"CONSISTENT, with nothing trained again ({did})"
     else:

@@ -94,7 +94,7 @@ def stretches(
     places = [(name, n) for name in stages for n in ways[name].proofs if n > stages[name].begins]
     drawn = random.Random(seed).sample(places, min(number, len(places)))
     found: dict[tuple[str, str], Stretch] = {}
-    for name, iter in sorted(drawn):
+    for name, iter in sorted(drawn, key=places.index):
         one = stretch(stages[name], ways[name], newest_before(snapshots, stages[name], ways[name], iter), iter, how)
         found[name, one.base.name if one.base is not None else ""] = one  # the last drawn is the furthest
     return list(found.values())
