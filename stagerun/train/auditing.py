@@ -21,10 +21,11 @@ from stagerun.engine.audit import TOLERANCE, Marks, alike, computed_again, heard
 from stagerun.engine.codec import combined, digest_there
 from stagerun.engine.images import Batch
 from stagerun.engine.loop import StageLoop, saves, snapshot_due
-from stagerun.engine.state import TrainState, digests_held, digests_there, tensors
+from stagerun.engine.state import TrainState, counters, digests_held, digests_there, tensors
 from stagerun.engine.update import BROKEN_OFF
 from stagerun.plan import State
 from stagerun.schedule import audits
+from stagerun.schedule.early_stop import NOTHING_YET
 from stagerun.system.host import host_name
 from stagerun.system.pulse import Section
 from stagerun.train.agreement import ToldByAnother, compare, different
@@ -72,7 +73,10 @@ class Audits:
         replicas = self.state.replicas
         parted = replicas is not None and replicas.parted and replicas.differ(self.state.iter)
         found = self._first(digests_held(self.state)) if parted else digests_there(self.state)
-        self._state = f"{combined(found):016x}"
+        # As before any evaluation: one that `early_stop` goes by comes between this and the snapshot.
+        now = self.state
+        known = counters(now.iter, now.plateau, NOTHING_YET, now.skips, now.skips_in_all, now.rollbacks)
+        self._state = f"{combined({**found, **known}):016x}"
         self.run.proof = audits.chained(self.run.proof, self.state.iter, self._state)
 
     def _first(self, found: Mapping[str, int]) -> Mapping[str, int]:

@@ -357,3 +357,19 @@ def test_proofs_of_a_gpu_are_those_of_its_snapshots(
         there = replace(ref, environment={**ref.environment, "device": "a GPU"})
         files, stage = store.read(disk, tmp_path / "out", ref), load(str(schedule)).stage("main")
         assert state_in(stage, there, files) == found[ref.iter] != state_in(stage, ref, files)
+
+
+def test_proofs_of_a_stage_that_is_tested_are_those_of_its_snapshots(data: Path, tmp_path: Path) -> None:
+    """The evaluation comes between the two, and what is known of it is in the snapshot."""
+    solver = "snapshot: 4 test_interval: 2 early_stop { metric: LOSS patience_iter: 20 } audit_param { proof_iter: 2 }"
+    schedule = make_schedule(tmp_path / "s", data, solver)
+    text = (schedule / "schedule.prototxt").read_text()
+    more = f'images: 64 }} val {{ source: "{data}" images: 64 }}'
+    (schedule / "schedule.prototxt").write_text(text.replace("images: 64 }", more))
+    found = {p[1]: p[2] for p in proofs(lives(schedule, tmp_path / "out", 2, stop_after=6))}
+    found |= {p[1]: p[2] for p in proofs(lives(schedule, tmp_path / "out", 2))}
+    disk, stage = store.LocalDisk(), load(str(schedule)).stage("main")
+    made = store.inventory(disk, tmp_path / "out").snapshots
+    assert {ref.iter for ref in made} >= {6, 8, 12}
+    for ref in made:
+        assert state_in(stage, ref, store.read(disk, tmp_path / "out", ref)) == found[ref.iter], ref.name

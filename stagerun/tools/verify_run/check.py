@@ -149,7 +149,7 @@ class Check:
             proof = way.proofs.get(ref.iter)
             before = [its.chain for n, its in way.proofs.items() if n <= ref.iter]
             found.snapshots += proof is not None
-            if proof is not None and state is not None and state != proof.state:
+            if proof is not None and state != proof.state:
                 found.wrong.append(f"snapshot {ref.name} holds another state than the log proves")
             if chain != (before[-1] if before else ""):
                 found.wrong.append(f"snapshot {ref.name} has another chain of proofs than the log")
