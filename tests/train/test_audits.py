@@ -20,8 +20,10 @@ from stagerun.engine.codec import mixed
 from stagerun.engine.state import TrainState, common, weights
 from stagerun.language import load
 from stagerun.schedule.audits import broken_link
+from stagerun.tools.verify_run.proofs import broken_chains, ways_of
 from stagerun.tools.verify_run.states import state_in
 from stagerun.train import auditing, stage
+from stagerun.train.progress import progress_of
 
 ALL = "audit_param { compare_iter: 2 replay_iter: 1 proof_iter: 3 }"
 
@@ -373,3 +375,20 @@ def test_proofs_of_a_stage_that_is_tested_are_those_of_its_snapshots(data: Path,
     assert {ref.iter for ref in made} >= {6, 8, 12}
     for ref in made:
         assert state_in(stage, ref, store.read(disk, tmp_path / "out", ref)) == found[ref.iter], ref.name
+
+
+def test_what_starts_later_from_where_a_stage_has_passed_goes_on_with_its_chain(data: Path, tmp_path: Path) -> None:
+    solver, out = "snapshot: 4 audit_param { proof_iter: 2 }", tmp_path / "out"
+    folder = make_schedule(tmp_path / "s", data, solver, main="max_iter: 8")
+    events = lives(folder, out)
+    text = (folder / "schedule.prototxt").read_text()
+    for iter in (5, 6):
+        text += f'stage {{ name: "from{iter}" from: "main@{iter}" solver_param {{ max_iter: 2 }} }}\n'
+    (folder / "schedule.prototxt").write_text(text)
+    events += lives(folder, out)
+    ways, wrong = ways_of(events)
+    assert not wrong and not broken_chains(load(str(folder)), ways) and ways["main"].proofs.keys() == {0, 2, 4, 6, 8}
+    disk = store.LocalDisk()
+    for ref in store.inventory(disk, out).of("main"):
+        link = ways["main"].proofs[ref.iter // 2 * 2]
+        assert progress_of(store.read(disk, out, ref)).proof == link.chain, ref.name

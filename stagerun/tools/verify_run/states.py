@@ -26,19 +26,9 @@ def state_in(stage: Stage, ref: SnapshotRef, files: Mapping[str, bytes]) -> str:
         # Of the first replica: its own tensors, and those that all have in common.
         first = {n.partition("/")[2]: digest(t) for n, t in decode(files[REPLICAS]).items() if n.startswith("0/")}
         found = {f"0/{name}": first.get(name, known) for name, known in found.items()}
-    kept = (
-        ref.iter,
-        progress.plateau or FRESH,
-        NOTHING_YET,
-        progress.skips,
-        progress.skips_in_all,
-        progress.rollbacks,
-    )
+    of_plateau = progress.plateau or FRESH
+    kept = (ref.iter, of_plateau, NOTHING_YET, progress.skips, progress.skips_in_all, progress.rollbacks)
     return f"{combined(found | counters(*kept)):016x}"
-
-
-def chain_in(files: Mapping[str, bytes]) -> str:
-    return progress_of(files).proof
 
 
 def unlike(theirs: SnapshotRef, mine: SnapshotRef, elastic: bool, same: Collection[str]) -> list[str]:
