@@ -20,11 +20,12 @@ from stagerun.comm import Reducer, gather_json, runs_of
 from stagerun.engine.audit import TOLERANCE, Marks, alike, computed_again, heard, mark_of
 from stagerun.engine.codec import combined, digest_there
 from stagerun.engine.images import Batch
-from stagerun.engine.loop import StageLoop, saves, snapshot_due
-from stagerun.engine.state import TrainState, digests_held, digests_there, tensors
+from stagerun.engine.loop import StageLoop, due, saves, snapshot_due
+from stagerun.engine.state import TrainState, counters, digests_held, digests_there, tensors
 from stagerun.engine.update import BROKEN_OFF
 from stagerun.plan import State
 from stagerun.schedule import audits
+from stagerun.schedule.early_stop import NOTHING_YET
 from stagerun.system.host import host_name
 from stagerun.system.pulse import Section
 from stagerun.train.agreement import ToldByAnother, compare, different
@@ -72,7 +73,10 @@ class Audits:
         replicas = self.state.replicas
         parted = replicas is not None and replicas.parted and replicas.differ(self.state.iter)
         found = self._first(digests_held(self.state)) if parted else digests_there(self.state)
-        self._state = f"{combined(found):016x}"
+        # As before any evaluation: one that `early_stop` goes by comes between this and the snapshot.
+        now = self.state
+        known = counters(now.iter, now.plateau, NOTHING_YET, now.skips, now.skips_in_all, now.rollbacks)
+        self._state = f"{combined({**found, **known}):016x}"
         self.run.proof = audits.chained(self.run.proof, self.state.iter, self._state)
 
     def _first(self, found: Mapping[str, int]) -> Mapping[str, int]:
@@ -95,18 +99,24 @@ class Audits:
                 self._tell([text for text in gather_json(self.comm, self.wrong) if text])
             snapshot = saves(self.loop, iter)
             before = self.run.differed.get(iter)
-            due = audits.is_due(iter - 1, how.compare_iter) and not snapshot_due(self.loop, iter)
-            if self.comm.size > 1 and (due or before is not None):
+            compared = audits.is_due(iter - 1, how.compare_iter) and not snapshot_due(self.loop, iter)
+            if self.comm.size > 1 and (compared or before is not None):
                 yield from self._compare(iter)
             if before is not None and before.held:
                 yield from self._found_out(iter, before)
-            if how.proof_iter and (snapshot or audits.is_due(iter - 1, how.proof_iter)):
+            if how.proof_iter and (self._proven_there(iter, snapshot) or audits.is_due(iter - 1, how.proof_iter)):
                 replicas = self.state.replicas
                 if replicas is not None and not replicas.differ(iter):
                     replicas.show()  # the stage ends with their average
                 if self.comm.rank == 0:
                     self._prove()
                     yield from self._proved()
+
+    def _proven_there(self, iter: int, snapshot: bool) -> bool:
+        """A piece has the links that the stage had when it came by: a snapshot that others now start from it didn't write."""
+        loop = self.loop
+        tests = loop.tests_first and due(iter, loop.test_interval, 0)
+        return tests or due(iter, loop.snapshot, 0) if self.run.is_piece else snapshot
 
     def _compare(self, iter: int) -> Iterator[Note]:
         if self.state.replicas is not None and self.state.replicas.parted:

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -97,11 +96,6 @@ class Keeper:
         self.attempt = lease.take(newest, store.attempts_seen(self.disk, self.out))
         lease.keep_beating()
         store.sweep(self.disk, self.out)  # only now: until then they might be those of a run that lives
-
-    @cached_property
-    def recipe(self) -> str:
-        """The schedule's canonical text, for the snapshots. To be asked for once the folder is open."""
-        return canonical(self.schedule)
 
     def look_at_images(self) -> None:
         """Which images there are, and which weights."""
@@ -260,7 +254,7 @@ class Keeper:
         return {STATE: json.dumps(progress.record()).encode(), **self._recipe()}
 
     def _recipe(self) -> dict[str, bytes]:
-        texts = {RECIPE: self.recipe.encode()}
+        texts = {RECIPE: canonical(self.schedule).encode()}
         if code := dict(self.schedule.python.files):
             texts[CODE] = json.dumps(code).encode()
         return texts

@@ -76,6 +76,11 @@ def test_a_chain_goes_on_over_kills_and_into_the_stage_that_starts_there() -> No
     assert broken_chains(TREE, {**ways, "long": Way({p.iter: p for p in alone})}) == [
         "the proof of `long` at iteration 0 does not follow from the one before it"
     ]
+    # `early_stop` ended the trunk at 10: what starts from its end starts there.
+    short = chain("trunk", "", range(0, 11, 5))
+    below = chain("long", short[-1].chain, range(0, 11, 5))
+    both = {name: Way({p.iter: p for p in its}) for name, its in (("trunk", short), ("long", below))}
+    assert broken_chains(TREE, both) == []
     assert ways_of([ONE, started("trunk", 0), *trunk[:2], Proof(stage="trunk", iter=5, state="x", chain="y")])[1]
     assert list(ways_of([ONE, started("trunk", 0), *trunk, started("trunk", 0), trunk[0]])[0]["trunk"].proofs) == [0]
     assert ways_of(trunk)[1] == ["the log has proofs of `trunk`, and no run that trained it"]

@@ -20,8 +20,10 @@ from stagerun.engine.codec import mixed
 from stagerun.engine.state import TrainState, common, weights
 from stagerun.language import load
 from stagerun.schedule.audits import broken_link
+from stagerun.tools.verify_run.proofs import broken_chains, ways_of
 from stagerun.tools.verify_run.states import state_in
 from stagerun.train import auditing, stage
+from stagerun.train.progress import progress_of
 
 ALL = "audit_param { compare_iter: 2 replay_iter: 1 proof_iter: 3 }"
 
@@ -357,3 +359,36 @@ def test_proofs_of_a_gpu_are_those_of_its_snapshots(
         there = replace(ref, environment={**ref.environment, "device": "a GPU"})
         files, stage = store.read(disk, tmp_path / "out", ref), load(str(schedule)).stage("main")
         assert state_in(stage, there, files) == found[ref.iter] != state_in(stage, ref, files)
+
+
+def test_proofs_of_a_stage_that_is_tested_are_those_of_its_snapshots(data: Path, tmp_path: Path) -> None:
+    """The evaluation comes between the two, and what is known of it is in the snapshot."""
+    solver = "snapshot: 4 test_interval: 2 early_stop { metric: LOSS patience_iter: 20 } audit_param { proof_iter: 2 }"
+    schedule = make_schedule(tmp_path / "s", data, solver)
+    text = (schedule / "schedule.prototxt").read_text()
+    more = f'images: 64 }} val {{ source: "{data}" images: 64 }}'
+    (schedule / "schedule.prototxt").write_text(text.replace("images: 64 }", more))
+    found = {p[1]: p[2] for p in proofs(lives(schedule, tmp_path / "out", 2, stop_after=6))}
+    found |= {p[1]: p[2] for p in proofs(lives(schedule, tmp_path / "out", 2))}
+    disk, stage = store.LocalDisk(), load(str(schedule)).stage("main")
+    made = store.inventory(disk, tmp_path / "out").snapshots
+    assert {ref.iter for ref in made} >= {6, 8, 12}
+    for ref in made:
+        assert state_in(stage, ref, store.read(disk, tmp_path / "out", ref)) == found[ref.iter], ref.name
+
+
+def test_what_starts_later_from_where_a_stage_has_passed_goes_on_with_its_chain(data: Path, tmp_path: Path) -> None:
+    solver, out = "snapshot: 4 audit_param { proof_iter: 2 }", tmp_path / "out"
+    folder = make_schedule(tmp_path / "s", data, solver, main="max_iter: 8")
+    events = lives(folder, out)
+    text = (folder / "schedule.prototxt").read_text()
+    for iter in (5, 6):
+        text += f'stage {{ name: "from{iter}" from: "main@{iter}" solver_param {{ max_iter: 2 }} }}\n'
+    (folder / "schedule.prototxt").write_text(text)
+    events += lives(folder, out)
+    ways, wrong = ways_of(events)
+    assert not wrong and not broken_chains(load(str(folder)), ways) and ways["main"].proofs.keys() == {0, 2, 4, 6, 8}
+    disk = store.LocalDisk()
+    for ref in store.inventory(disk, out).of("main"):
+        link = ways["main"].proofs[ref.iter // 2 * 2]
+        assert progress_of(store.read(disk, out, ref)).proof == link.chain, ref.name

@@ -38,7 +38,6 @@ class Found:
     of weights where they are not."""
 
     proofs: int = 0
-    links: int = 0
     snapshots: int = 0
     trained: int = 0  # proofs that were reached by training
     iterations: int = 0
@@ -107,7 +106,6 @@ class Check:
     def found(self) -> Found:
         found = Found(proofs=sum(len(way.proofs) for way in self.ways.values()), wrong=list(self.wrong))
         found.wrong += broken_chains(self.schedule, self.ways)
-        found.links = found.proofs
         for planned in self.plan.stages:
             name = planned.stage.name
             if lacking := missing(planned, self.ways.get(name)):
@@ -140,7 +138,7 @@ class Check:
 
     def _snapshots(self, found: Found) -> None:
         """Each snapshot against the proof at its iteration, or else its chain against the proof before."""
-        from stagerun.tools.verify_run.states import chain_in, state_in
+        from stagerun.tools.verify_run.states import state_in
 
         for one in self.snapshots:
             ref, way = one.ref, self.ways.get(one.ref.stage)
@@ -148,7 +146,7 @@ class Check:
                 continue
             try:
                 files = store.read(DISK, self.out, ref)
-                state, chain = state_in(self.schedule.stage(ref.stage), ref, files), chain_in(files)
+                state, chain = state_in(self.schedule.stage(ref.stage), ref, files), progress_of(files).proof
             except store.Damaged as error:
                 found.wrong.append(f"snapshot {ref.name} is damaged: {error}")
                 continue
@@ -161,7 +159,7 @@ class Check:
             proof = way.proofs.get(ref.iter)
             before = [its.chain for n, its in way.proofs.items() if n <= ref.iter]
             found.snapshots += proof is not None
-            if proof is not None and state is not None and state != proof.state:
+            if proof is not None and state != proof.state:
                 found.wrong.append(f"snapshot {ref.name} holds another state than the log proves")
             if chain != (before[-1] if before else ""):
                 found.wrong.append(f"snapshot {ref.name} has another chain of proofs than the log")

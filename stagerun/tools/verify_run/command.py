@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from stagerun.base.errors import ExitCode
-from stagerun.base.recipe import Audit, Schedule
+from stagerun.base.recipe import Audit, Schedule, Stage
 from stagerun.base.text import count
 from stagerun.command.ending import say
 from stagerun.command.options import arguments, command
@@ -52,28 +52,11 @@ def _train(options: VerifyRunOptions) -> int:
     nproc, threads = options.nproc or 1, options.threads or 1
     leg = Leg(int(numbers[0]), nproc, threads, int(numbers[1]), int(numbers[2]))
 
-    def proven(schedule: Schedule) -> Schedule:
-        """Each iteration has its proof; nothing is evaluated that decides nothing."""
-        audit = Audit(compare_iter=0, replay_iter=0, proof_iter=1)
-        return replace(
-            schedule,
-            ensembles=tuple(e for e in schedule.ensembles if any(s.average == e.name for s in schedule.stages)),
-            stages=tuple(
-                replace(
-                    s,
-                    solver=replace(
-                        s.solver, audit=audit, test_interval=s.solver.test_interval if s.solver.early_stop else 0
-                    ),
-                )
-                for s in schedule.stages
-            ),
-        )
-
     def read(folder: str, overrides: Sequence[str]) -> Schedule:
         here = (Path(folder) / SCHEDULE_FILE).exists()
         return load(folder, overrides) if here else stored_schedule(Path(folder), options.trust_code)
 
-    cut = Cut(proven, 1, Until(stage, leg), read)
+    cut = Cut(_proven, 1, Until(stage, leg), read)
     run = RunOptions(
         options.folder, options.overrides, options.out, only=(stage,), nproc=nproc, threads=threads, retry=True
     )
@@ -86,11 +69,24 @@ def _train(options: VerifyRunOptions) -> int:
     return start(job, orders, nproc)
 
 
+def _proven(schedule: Schedule) -> Schedule:
+    """Each iteration has its proof; nothing is evaluated that decides nothing."""
+
+    def one(stage: Stage) -> Stage:
+        tests = stage.solver.test_interval if stage.solver.early_stop else 0
+        audit = Audit(compare_iter=0, replay_iter=0, proof_iter=1)
+        return replace(stage, solver=replace(stage.solver, audit=audit, test_interval=tests))
+
+    starts = {stage.average for stage in schedule.stages}
+    ensembles = tuple(ensemble for ensemble in schedule.ensembles if ensemble.name in starts)
+    return replace(schedule, ensembles=ensembles, stages=tuple(map(one, schedule.stages)))
+
+
 def _shown(found: Found) -> Iterator[str]:
     yield ""
     yield from (f"  {text}" for text in found.wrong)
     did = (
-        f"{count(found.links, 'proof')} chained, {count(found.snapshots, 'snapshot')} compared with theirs, {found.trained} reached by "
+        f"{count(found.proofs, 'proof')} chained, {count(found.snapshots, 'snapshot')} compared with theirs, {found.trained} reached by "
         f"training {count(found.iterations, 'iteration')} again"
     )
     if found.verdict == "DIFFERS":

@@ -109,10 +109,11 @@ def broken_chains(schedule: Schedule, ways: Mapping[str, Way]) -> list[str]:
         its = ways.get(stage.name, Way()).proofs
         before = ""
         if stage.parent is not None and stage.average is None:
-            parent = ways.get(stage.parent, Way()).proofs.get(schedule.start_iter(stage))
-            before = parent.chain if parent is not None else ""
-        links = [(p.iter, p.state, p.chain) for p in its.values()]
-        if links and (iter := broken_link(before, links)) is not None:
+            # The last before: `early_stop` may have ended the parent, or it had passed there when the stage was written.
+            links = ways.get(stage.parent, Way()).proofs.values()
+            before = next((p.chain for p in reversed(links) if p.iter <= schedule.start_iter(stage)), "")
+        own = [(p.iter, p.state, p.chain) for p in its.values()]
+        if own and (iter := broken_link(before, own)) is not None:
             found.append(f"the proof of `{stage.name}` at iteration {iter} does not follow from the one before it")
     return found
 

@@ -15,7 +15,7 @@ from stagerun.schedule.plateau import FRESH
 from stagerun.train.progress import AVERAGE, MOMENTUM, REPLICAS, WEIGHTS, progress_of
 
 
-def state_in(stage: Stage, ref: SnapshotRef, files: Mapping[str, bytes]) -> str | None:
+def state_in(stage: Stage, ref: SnapshotRef, files: Mapping[str, bytes]) -> str:
     """The digest of a snapshot's state as a Proof has it. KeyError, ValueError for what no run writes."""
     solver, progress = stage.solver, progress_of(files)
     digest = on_host if ref.environment.get("device") == "cpu" else mixed
@@ -26,13 +26,9 @@ def state_in(stage: Stage, ref: SnapshotRef, files: Mapping[str, bytes]) -> str 
         # Of the first replica: its own tensors, and those that all have in common.
         first = {n.partition("/")[2]: digest(t) for n, t in decode(files[REPLICAS]).items() if n.startswith("0/")}
         found = {f"0/{name}": first.get(name, known) for name, known in found.items()}
-    of_plateau, best = progress.plateau or FRESH, progress.best or NOTHING_YET
-    kept = (ref.iter, of_plateau, best, progress.skips, progress.skips_in_all, progress.rollbacks)
+    of_plateau = progress.plateau or FRESH
+    kept = (ref.iter, of_plateau, NOTHING_YET, progress.skips, progress.skips_in_all, progress.rollbacks)
     return f"{combined(found | counters(*kept)):016x}"
-
-
-def chain_in(files: Mapping[str, bytes]) -> str:
-    return progress_of(files).proof
 
 
 def unlike(theirs: SnapshotRef, mine: SnapshotRef, elastic: bool, same: Collection[str]) -> list[str]:
