@@ -315,3 +315,34 @@ def test_the_averaged_network_is_evaluated_and_exported_by_the_ensembles_name(ba
     done = CliRunner().invoke(main, ["export", "all", str(file), "--out", str(out), "--torch"])
     assert done.exit_code == 0, done.output
     assert torch.load(file, weights_only=True)["fc.weight"].dtype is torch.float64
+
+
+def test_a_name_that_is_no_snapshots_is_told_what_it_is(data: Path, tmp_path: Path) -> None:
+    mean = 'ensemble { name: "mean" members: ["trunk@3", "trunk"] rule: MEAN_PROBABILITY }'
+    folder, out = made(tmp_path / "s", data, ALONG, mean), tmp_path / "out"
+    nan_help.lives(folder, out)
+
+    def said(*words: object) -> str:
+        done = CliRunner().invoke(main, [*map(str, words)])
+        assert done.exit_code == 64 and done.stdout == "" and "hint: " in done.stderr, done.output
+        return " ".join(done.stderr.split())
+
+    (end,) = [ref.name for ref in store.inventory(store.LocalDisk(), out).of("trunk") if ref.iter == TRUNK]
+    top1 = json.loads((out / "results" / "ensembles" / "mean.json").read_text())["top1"]
+    for words in (["eval", "NAME"], ["export", "NAME"], ["predict", "NAME", str(folder)]):
+        asked = {name: [name if word == "NAME" else word for word in words] for name in ("mean", "maen", "trunk")}
+        assert "`mean` is an ensemble (MEAN_PROBABILITY)" in said(*asked["mean"], "--out", out)
+        assert f"`run` has evaluated it: top-1 {100 * top1:.2f} %, in {out}/results/ensembles/mean.json" in said(
+            *asked["mean"], "--out", out
+        )
+        assert "named `maen` hint: did you mean `mean`?" in said(*asked["maen"], "--out", out)
+        stage = said(*asked["trunk"], "--out", out)
+        assert "`trunk` is a stage, not a snapshot" in stage and f"the snapshot of its end is `{end}`" in stage
+        assert (f"`stagerun eval {out} --stage trunk`" in stage) is (words[0] == "eval")
+    for where in ([folder, "--out", out], [out]):
+        assert f"`all` is an ensemble, not a stage hint: `stagerun eval all --out {out}`" in said(
+            "eval", *where, "--stage", "all"
+        )
+        assert "`mean` is an ensemble (MEAN_PROBABILITY)" in said("eval", *where, "--stage", "mean")
+    shutil.rmtree(out / "averages")
+    assert "`all` is an ensemble, whose network is not in" in said("export", "all", "--out", out)
