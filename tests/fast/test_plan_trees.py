@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -449,3 +450,12 @@ def test_audits_are_said_once_for_all_stages_that_have_the_same() -> None:
         f"audits of main, c1, 4 stages of cool: {how}",
         f"  audits: {how.replace('proof every 100', 'proof every 50')}",
     ]
+
+
+@pytest.mark.parametrize("options", [{"only": ["late"]}, {"until": "late"}, {"redo": ["late"]}, {"keep": ["late"]}])
+def test_an_ensemble_where_a_stage_belongs_is_told_with_its_members(options: dict[str, Any]) -> None:
+    with pytest.raises(RecipeError) as caught:
+        make_plan(read({"schedule.prototxt": SWEPT}, "/s", []), inventory([]), **options)
+    text = caught.value.render()
+    assert "`late` is an ensemble, not a stage" in text
+    assert f"hint: --{next(iter(options))} takes stages: its members are of `main` and `c1`" in text
