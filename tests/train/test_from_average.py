@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from stagerun import store
 from stagerun.base.errors import UsageError
-from stagerun.base.events import EnsembleTested, Event, Iterated, PieceStarted, StageStarted, Stopped
+from stagerun.base.events import EnsembleTested, Event, Iterated, Note, PieceStarted, StageStarted, Stopped
 from stagerun.base.text import size
 from stagerun.cli import main
 from stagerun.comm import SoloComm
@@ -205,6 +205,15 @@ def test_a_damaged_member_is_set_aside_and_made_anew(base: Path, data: Path, tmp
     assert of(events, PieceStarted) and of(events, Iterated)[-1].iter == FINES
     expected, found = (weights(place, "fine", FINES) for place in (base / "out", out))
     assert all(np.array_equal(found[name], value) for name, value in expected.items())
+
+
+def test_the_averaging_for_a_stage_and_that_for_the_evaluation_are_told_apart(base: Path, tmp_path: Path) -> None:
+    events = nan_help.lives(base / "s", tmp_path / "out")
+    said = [note.text for note in of(events, Note) if "BatchNorm statistics" in note.text]
+    assert said == [
+        f"{what}: BatchNorm statistics of the averaged network, over 24 images"
+        for what in ("ensemble all", "stage fine starts from ensemble all")
+    ]
 
 
 def test_the_ensemble_is_evaluated_beside_its_members(base: Path) -> None:
