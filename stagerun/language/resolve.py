@@ -172,7 +172,11 @@ def _code(schedule: Block, settings: Block) -> list[tuple[Block, Entry]]:
 
 def stage_files(text: bytes | str) -> tuple[str, ...]:
     """The files of the stages that a schedule.prototxt names, below its folder. Mistakes in it are not looked at."""
-    return tuple(dict.fromkeys(n.file for n in stage_nodes(text) if n.file is not None))
+    return _files_of(stage_nodes(text))
+
+
+def _files_of(found: Sequence[Node]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(node.file for node in found if node.file is not None))
 
 
 def stage_nodes(text: Text) -> list[Node]:
@@ -633,13 +637,15 @@ NOT_SAVED: Mapping[str, bytes] = {}
 
 
 def files_in(folder: str, edited: Mapping[str, bytes] = NOT_SAVED) -> dict[str, Text]:
-    """schedule.prototxt, and the files of the stages that it names: their bytes, or why they can't be read. RecipeError if the folder isn't
-    there. `edited`: as in `load`."""
+    """schedule.prototxt, and the files of the stages that it names: their bytes, or why they can't be read; not those that no stage needs
+    and that aren't there. RecipeError if the folder isn't there. `edited`: as in `load`."""
     if SCHEDULE_FILE not in edited and not os.path.isdir(folder):
         raise RecipeError([_no_folder(folder)])
     first = _text(folder, edited, SCHEDULE_FILE)
-    stages = () if isinstance(first, Unreadable) else stage_files(first)
-    return {SCHEDULE_FILE: first} | {name: _text(folder, edited, name) for name in stages if name != SCHEDULE_FILE}
+    found = stage_nodes(first)
+    needed = {node.file for node in found if not node.filled}
+    texts = {name: _text(folder, edited, name) for name in _files_of(found) if name != SCHEDULE_FILE}
+    return {SCHEDULE_FILE: first} | {name: text for name, text in texts.items() if text != MISSING or name in needed}
 
 
 def load(folder: str | Path, overrides: Sequence[str] = (), edited: Mapping[str, bytes] = NOT_SAVED) -> recipe.Schedule:

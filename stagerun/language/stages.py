@@ -263,7 +263,8 @@ def _resolved(
         return replace(node, parent=None)
     averages = [name for name in ensembles if name is not None]
     hint = nearest(node.parent, [*(other.name for other in found), *averages]) or _FRESH
-    message = f"stage `{node.group or node.name}` starts from `{shown(node.parent)}`, which is not a stage"
+    what = "neither a stage nor an ensemble" if averages else "not a stage"
+    message = f"stage `{node.group or node.name}` starts from `{shown(node.parent)}`, which is {what}"
     problems.add(node.parent_place, message, hint)
     return node
 

@@ -58,7 +58,7 @@ def audits(solver: Solver) -> str:
         )
     if how.proof_iter:
         parts.append(f"a proof every {how.proof_iter}")
-    return f"audits: {', '.join(parts)}; on a difference {how.on_difference.value}"
+    return f"{', '.join(parts)}; on a difference {how.on_difference.value}"
 
 
 def described(solver: Solver) -> str:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from stagerun.base.recipe import DecayFrom, OnNan, Schedule, Solver, Stage
+from stagerun.plan.counting import points_averaged
 from stagerun.plan.described import course, image_notes, place, update_notes
 from stagerun.schedule import learning_rate, own_fields, warm_up_end
 
@@ -51,13 +52,21 @@ def notes(schedule: Schedule, stage: Stage) -> list[str]:
         if joint.iter:
             found += _warmup_end(stage, solver, joint)
         elif schedule.stage(joint.place).solver.lr_policy != "plateau":  # whose last rate no one knows
-            found += _join(joint)
+            found += _join(joint, stage.average or joint.place)
     found += reach_notes(stage)
     if solver.lr_policy == "plateau":
         found.append(_drops(stage, solver))
-    elif last > 0.001 * max(first, solver.base_lr):
+    elif last > 0.001 * max(first, solver.base_lr) and not _goes_on(schedule, stage):
         found.append(f"ends at LR {last:.4g}, above zero")
     return found
+
+
+def _goes_on(schedule: Schedule, stage: Stage) -> bool:
+    """Whether another stage starts from it, at its end or within: a rate above zero is meant to be there."""
+    return any(
+        other.enabled and (other.parent == stage.name or stage.name in dict(points_averaged(schedule, other)))
+        for other in schedule.stages
+    )
 
 
 def _warmup_end(stage: Stage, solver: Solver, joint: Joint) -> list[str]:
@@ -95,12 +104,13 @@ def scaling(stage: Stage) -> list[str]:
     ]
 
 
-def _join(joint: Joint) -> list[str]:
-    text = f"LR jumps {joint.before:.4g} -> {joint.after:.4g}"
+def _join(joint: Joint, start: str) -> list[str]:
+    """`start`: the stage or the ensemble that it starts from."""
+    text, where = f"LR jumps {joint.before:.4g} -> {joint.after:.4g}", f"where it leaves `{start}`"
     if joint.before <= 0 or joint.after <= 0:
-        return [] if joint.before == joint.after else [f"{text} where it leaves `{joint.place}`"]
+        return [] if joint.before == joint.after else [f"{text} {where}"]
     factor = joint.after / joint.before
-    return [] if abs(factor - 1) <= JUMP else [f"{text} (x{factor:.3g}) where it leaves `{joint.place}`"]
+    return [] if abs(factor - 1) <= JUMP else [f"{text} (x{factor:.3g}) {where}"]
 
 
 def roundings(stage: Stage, images: int) -> list[str]:

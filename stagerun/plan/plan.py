@@ -12,6 +12,7 @@ from stagerun.base.errors import Problem, Problems, RecipeError, ResumeRefused, 
 from stagerun.base.recipe import FILES, WEIGHTS_DIGEST, Schedule, Stage
 from stagerun.base.snapshots import Inventory, SnapshotRef, how_far
 from stagerun.language.build import completed
+from stagerun.language.stages import some
 from stagerun.plan.counting import (
     IMAGES,
     Source,
@@ -182,6 +183,9 @@ def _resolved(members: Mapping[str, list[str]], names: Collection[str]) -> froze
 def _wrong(schedule: Schedule, members: Mapping[str, list[str]], option: str, name: str) -> tuple[str, str] | None:
     if name not in members:
         known = list(members)
+        if name in {one.name for one in schedule.ensembles}:
+            those = list(dict.fromkeys(stage for stage, _ in schedule.ensemble(name).points))
+            return f"`{name}` is an ensemble, not a stage", f"{option} takes stages: its members are of {some(those)}"
         return f"no stage is named `{name}`", nearest(name, known) or f"the stages are {listing(known)}"
     if option in ("--only", "--until") and not any(schedule.stage(member).enabled for member in members[name]):
         hint = "write `enabled: true` in schedule.prototxt, at the stages it starts from as well"

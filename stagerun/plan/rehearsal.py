@@ -43,15 +43,21 @@ def synthetic_images(schedule: Schedule) -> Synthetic:
 
 
 def part_of(schedule: Schedule, names: Collection[str]) -> Schedule:
-    """The stages with these names, those that they start from and are taught by, and the ensembles of them alone."""
+    """The stages with these names, those that they start from and are taught by, and the ensembles that these start from; of the others
+    those that one of the names is a member of, if all members are there."""
     needed: set[str] = set()
     for stage in reversed(schedule.stages):  # children before what they need
         if stage.name in names or stage.name in needed:
             averaged = [name for name, _ in points_averaged(schedule, stage)]
             needed |= {name for name in (stage.name, stage.parent, stage.solver.teacher, *averaged) if name is not None}
-    ensembles = (one for one in schedule.ensembles if needed.issuperset(name for name, _ in one.points))
-    stages = (stage for stage in schedule.stages if stage.name in needed)
-    return replace(schedule, stages=tuple(stages), ensembles=tuple(ensembles))
+    stages = tuple(stage for stage in schedule.stages if stage.name in needed)
+    averages = {stage.average for stage in stages}
+
+    def wanted(ensemble: Ensemble) -> bool:
+        of = {name for name, _ in ensemble.points}
+        return ensemble.name in averages or (needed >= of and not of.isdisjoint(names))
+
+    return replace(schedule, stages=stages, ensembles=tuple(filter(wanted, schedule.ensembles)))
 
 
 def rehearsal(

@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import PurePath
 
@@ -79,11 +79,31 @@ def render_text(plan: Plan, remarks: Iterable[str] = (), beside: Iterable[str] =
     """The table, the blocks `beside` it, then for each stage what to know about it. `remarks` concern the whole: missing data, disk."""
     blocks = ["\n".join([title(plan), "", *columns(table_rows(plan))])]
     blocks += [text for text in beside if text]
-    blocks += [text for planned in plan.stages if (text := details(plan, planned))]
+    shared = _shared_audits(plan)
+    blocks += ["\n".join(f"audits of {whose}: {text}" for text, whose in shared.items())] * bool(shared)
+    blocks += [text for planned in plan.stages if (text := details(plan, planned, shared))]
     remarks = list(remarks)
     if remarks:
         blocks.append("\n".join(f"note: {remark}" for remark in remarks))
     return "\n\n".join(blocks)
+
+
+def _shared_audits(plan: Plan) -> dict[str, str]:
+    """What several stages have audited in the same way, and which they are."""
+    found: dict[str, list[Stage]] = {}
+    for planned in plan.stages:
+        if text := audits(planned.stage.solver):
+            found.setdefault(text, []).append(planned.stage)
+    several = {text: stages for text, stages in found.items() if len(stages) > 1}
+    return {t: "all stages" if len(s) == len(plan.stages) else ", ".join(_names(s)) for t, s in several.items()}
+
+
+def _names(stages: Iterable[Stage]) -> list[str]:
+    """Those of one block counted: `main`, `3 stages of collapse`."""
+    found: dict[str, list[str]] = {}
+    for stage in stages:
+        found.setdefault(stage.group or stage.name, []).append(stage.name)
+    return [names[0] if len(names) == 1 else f"{len(names)} stages of {group}" for group, names in found.items()]
 
 
 def going_on(plan: Plan, hours: str = "") -> str:
@@ -114,16 +134,17 @@ def _kept_at(schedule: Schedule, stage: Stage) -> Iterator[str]:
     together."""
     found: dict[tuple[str, ...], list[int]] = {}
     for point in schedule.branch_points(stage.name):
-        found.setdefault(needing(schedule, stage.name, point), []).append(point)
+        found.setdefault(_needing(schedule, stage.name, point), []).append(point)
     for names, points in found.items():
         places = ", ".join(map(str, points)) if len(points) < 6 else f"{points[0]}, {points[1]}, ... {points[-1]}"
         yield f"{places}, for {', '.join(names)}"
 
 
-def needing(schedule: Schedule, stage: str, iter: int) -> tuple[str, ...]:
-    """The stages, or blocks of several, that start from an iteration of a stage before its end, and ensembles that it is a member of."""
-    found = [s.group or s.name for s in schedule.stages if (s.parent, s.parent_iter) == (stage, iter)]
-    return tuple(dict.fromkeys(found + [e.name for e in schedule.ensembles if (stage, iter) in e.points]))
+def _needing(schedule: Schedule, stage: str, iter: int) -> tuple[str, ...]:
+    """What starts from an iteration of a stage before its end, or has it as a member, in words."""
+    after = [s for s in schedule.stages if (s.parent, s.parent_iter) == (stage, iter) and s.average is None]
+    averages = [f"ensemble {one.name}" for one in schedule.ensembles if (stage, iter) in one.points]
+    return (*_names(after), *averages)
 
 
 def starts_from(stage: Stage) -> str:
@@ -160,8 +181,8 @@ def _piece(piece: PlannedStage) -> tuple[str, ...]:
     )
 
 
-def details(plan: Plan, planned: PlannedStage) -> str:
-    """What to know about a stage: its name, and under it a line for each thing."""
+def details(plan: Plan, planned: PlannedStage, said: Collection[str] = ()) -> str:
+    """What to know about a stage: its name, and under it a line for each thing. `said`: its audits, if they are among these."""
     stage, solver = planned.stage, planned.stage.solver
     warm_up = warm_up_end(solver)
     lines = [
@@ -181,7 +202,8 @@ def details(plan: Plan, planned: PlannedStage) -> str:
         lines.append(f"  {growing}")
     lines += [f"  {line}" for line in network_lines(plan.schedule, stage)]
     lines += [f"  images: {text}" for text in _other_images(plan.schedule, planned)]
-    lines += [f"  {line}" for line in (loss(solver), audits(solver), _ends(planned)) if line]
+    audited = f"audits: {text}" if (text := audits(solver)) and text not in said else ""
+    lines += [f"  {line}" for line in (loss(solver), audited, _ends(planned)) if line]
     if stage.parent is not None:
         lines.append(f"  carried over from {starts_from(stage)}: {carried_over(planned)}")
         if between := starts_between(plan.schedule, stage):

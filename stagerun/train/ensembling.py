@@ -51,11 +51,13 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class EnsembleRun:
-    """An ensemble that comes next, on one worker. `trained`, in the order of the members, is rank 0's."""
+    """An ensemble that comes next, on one worker. `trained`, in the order of the members, is rank 0's. `start_of`: the stage that it is
+    averaged for; '' for its evaluation."""
 
     worker: Worker
     ensemble: Ensemble
     trained: Sequence[Trained] = ()
+    start_of: str = ""
 
     @property
     def stages(self) -> list[Stage]:
@@ -169,7 +171,7 @@ def averaged_start(run: StageRun) -> Generator[Event, None, dict[str, bytes] | N
     worker, name = run.worker, run.stage.average
     assert name is not None
     trained = [Trained(ref) for ref in run.planned.averaged]
-    of = EnsembleRun(worker, worker.schedule.ensemble(name), trained)
+    of = EnsembleRun(worker, worker.schedule.ensemble(name), trained, run.stage.name)
     average = yield from _weight_average(of, range(len(of.stages)))
     if average is None:
         reason = f"asked to stop; ensemble `{name}` is averaged anew"
@@ -216,9 +218,9 @@ def _weight_average(
     hand_out(run.worker.comm, model.state_dict().values())
     if statistics.layers:
         images = run.ensemble.batch_norm_iter * stage.solver.batch_size
-        text = f"ensemble {run.ensemble.name}: BatchNorm statistics of the averaged network, over {images} images"
+        what = f"stage {run.start_of} starts from " * bool(run.start_of) + f"ensemble {run.ensemble.name}"
         if say:
-            yield Note(text=text)
+            yield Note(text=f"{what}: BatchNorm statistics of the averaged network, over {images} images")
         if not _take_statistics(run, model, statistics, frozen):
             return None
     yield from run.worker.images.replacing(stage).news_of_all(run.worker.comm)

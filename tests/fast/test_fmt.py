@@ -135,3 +135,20 @@ def test_files_with_mistakes_stay(tmp_path: Path) -> None:
     (tmp_path / "schedule.prototxt").unlink()
     code, output = stagerun("fmt", tmp_path)
     assert code == 64 and "schedule.prototxt" in output
+
+
+def test_a_stage_that_its_sweeps_fill_needs_no_file(tmp_path: Path) -> None:
+    rest = 'stage { name: "trunk" solver_param {} }\nstage { name: "collapse" %s }\n'
+    swept = 'sweep { name: "a" solver { base_lr: 0.1 } } sweep { name: "b" solver { base_lr: 0.2 } }'
+    (tmp_path / "schedule.prototxt").write_text(f"name:'x'\n{rest % swept}")
+    assert stagerun("fmt", "--check", tmp_path)[1].startswith(
+        f"{tmp_path}/schedule.prototxt: has another style\n1 of 1 file"
+    )
+    code, output = stagerun("fmt", tmp_path)
+    assert code == 0 and output.endswith("1 of 1 file changed\n")
+    (tmp_path / "collapse.prototxt").write_text("max_iter:10\n")  # it may have one all the same
+    assert stagerun("fmt", tmp_path)[1] == f"{tmp_path}/collapse.prototxt: written anew\n1 of 2 files changed\n"
+    (tmp_path / "collapse.prototxt").unlink()
+    (tmp_path / "schedule.prototxt").write_text("name:'x'\n" + rest % 'sweep { name: "a" }')
+    code, output = stagerun("fmt", tmp_path)
+    assert code == 64 and f"{tmp_path}/collapse.prototxt:1:1: there is no such file" in output

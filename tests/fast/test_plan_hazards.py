@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from test_plan import STAGES, schedule
+from test_plan import SCHEDULE, STAGES, schedule
 
 from stagerun.base.recipe import WEIGHTS_DIGEST
+from stagerun.language import read
 from stagerun.plan.hazards import Joint, joints, notes
 
 FIXED = 'base_lr: 0.1 lr_policy: "fixed" max_iter: 20'
@@ -74,8 +75,41 @@ def test_an_epoch_that_is_no_whole_number_of_iterations_is_said_to_be_rounded() 
          "stepvalue", "step"],
 )  # fmt: skip
 def test_notes_of_a_stage(solver: str, expected: list[str]) -> None:
-    s = schedule(trunk=solver)
+    s = schedule(shared=SCHEDULE.partition('stage { name: "long"')[0], trunk=solver)
     assert notes(s, s.stage("trunk")) == expected
+
+
+TRUNK = """
+name: "tree" model { name: "resnet_small" num_classes: 10 }
+data { train { source: "/d/train" images: 1000 } val { source: "/d/val" images: 1000 } }
+solver { batch_size: 100 device_batch_size: 50 transform_param { crop_size: 28 } base_lr: 0.1 lr_policy: "fixed" max_iter: 20 }
+stage { name: "trunk" solver_param {} }
+"""
+MEAN = 'ensemble { name: "late" members: ["trunk@5", "b"] rule: WEIGHT_AVERAGE }'
+
+
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [
+        ("", True),
+        ('stage { name: "b" from: "" solver_param {} }', True),
+        ('stage { name: "b" from: "trunk" enabled: false solver_param {} }', True),
+        ('stage { name: "b" solver_param {} }', False),
+        ('stage { name: "b" from: "trunk@5" solver_param {} }', False),
+        (f'stage {{ name: "b" from: "" solver_param {{}} }} {MEAN}', True),
+        (f'stage {{ name: "b" from: "" solver_param {{}} }} {MEAN} stage {{ name: "c" from: "late" solver_param {{}} }}', False),
+    ],
+    ids=["alone", "another root", "disabled", "its end", "within", "a member", "an average"],
+)  # fmt: skip
+def test_a_rate_above_zero_is_noted_where_no_stage_goes_on(after: str, said: bool) -> None:
+    s = read({"schedule.prototxt": TRUNK + after}, "/s", [])
+    assert ("ends at LR 0.1, above zero" in notes(s, s.stage("trunk"))) is said
+
+
+def test_a_jump_away_from_an_average_names_the_average() -> None:
+    fine = 'stage { name: "b" solver_param {} } stage { name: "fine" from: "late" solver_param { base_lr: 0.02 } }'
+    s = read({"schedule.prototxt": f"{TRUNK} {fine} {MEAN}"}, "/s", [])
+    assert notes(s, s.stage("fine"))[0] == "LR jumps 0.1 -> 0.02 (x0.2) where it leaves `late`"
 
 
 @pytest.mark.parametrize(

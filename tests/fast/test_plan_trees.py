@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -417,3 +418,44 @@ def test_what_comes_after_an_open_end_is_at_most_there() -> None:
     ended = replace(snapshot(of, "main", 15), ended=True)
     plan = make_plan(of, inventory([snapshot(of, "main", 10), ended]))
     assert not any(s.at_most for s in plan.stages) and planned(plan, "last").begins_at == 1900
+
+
+SWEPT = """
+name: "tree" model { name: "resnet_small" num_classes: 10 }
+data { train { source: "/d/train" images: 1000 } val { source: "/d/val" images: 1000 } }
+solver { batch_size: 100 device_batch_size: 50 transform_param { crop_size: 28 } base_lr: 0.1 lr_policy: "fixed" max_iter: 20 audit_param {} }
+stage { name: "main" solver_param {} }
+stage { name: "c1" from: "main@8" solver_param {} }
+stage { name: "cool" from: ["main@8", "main"] sweep { name: "a" solver {} } sweep { name: "b" solver {} } }
+ensemble { name: "late" members: ["main@8", "c1"] rule: WEIGHT_AVERAGE }
+stage { name: "fine" from: "late" solver_param {} }
+"""
+
+
+def test_what_an_iteration_is_kept_for_is_named_by_what_it_is() -> None:
+    text = render_text(make_plan(read({"schedule.prototxt": SWEPT}, "/s", []), inventory([])))
+    assert "  saved and kept at 8, for c1, 2 stages of cool, ensemble late" in text.splitlines()
+
+
+def test_audits_are_said_once_for_all_stages_that_have_the_same() -> None:
+    def said(schedule: str) -> list[str]:
+        text = render_text(make_plan(read({"schedule.prototxt": schedule}, "/s", []), inventory([])))
+        return [line for line in text.splitlines() if "audits" in line]
+
+    how = "workers compared at snapshots and every 200 iterations, a device batch of each computed again every 200 "
+    how += "(0.50% of the arithmetic at most), a proof every 100; on a difference STOP"
+    assert said(SWEPT) == [f"audits of all stages: {how}"]
+    fewer = SWEPT.replace('"late" solver_param {', '"late" solver_param { audit_param { proof_iter: 50 }')
+    assert said(fewer) == [
+        f"audits of main, c1, 4 stages of cool: {how}",
+        f"  audits: {how.replace('proof every 100', 'proof every 50')}",
+    ]
+
+
+@pytest.mark.parametrize("options", [{"only": ["late"]}, {"until": "late"}, {"redo": ["late"]}, {"keep": ["late"]}])
+def test_an_ensemble_where_a_stage_belongs_is_told_with_its_members(options: dict[str, Any]) -> None:
+    with pytest.raises(RecipeError) as caught:
+        make_plan(read({"schedule.prototxt": SWEPT}, "/s", []), inventory([]), **options)
+    text = caught.value.render()
+    assert "`late` is an ensemble, not a stage" in text
+    assert f"hint: --{next(iter(options))} takes stages: its members are of `main` and `c1`" in text

@@ -173,9 +173,9 @@ def test_plan_says_what_is_audited_and_what_it_costs() -> None:
 
     assert said("") == ""
     assert said("audit_param { }") == (
-        "audits: workers compared at snapshots and every 200 iterations, a device batch of each computed again every 200 "
+        "workers compared at snapshots and every 200 iterations, a device batch of each computed again every 200 "
         "(0.50% of the arithmetic at most), a proof every 100; on a difference STOP"
     )
     assert said("audit_param { compare_iter: 0 replay_iter: 0 proof_iter: 0 on_difference: ROLLBACK }") == (
-        "audits: workers compared at snapshots; on a difference ROLLBACK"
+        "workers compared at snapshots; on a difference ROLLBACK"
     )

@@ -20,6 +20,7 @@ stage { name: "taught" from: "trunk@20" solver_param { loss { type: DISTILL teac
 stage { name: "cool" from: ["trunk@40", "trunk"] solver_param {} }
 ensemble { name: "late" members: ["trunk@40", "cool_trunk_40"] rule: WEIGHT_AVERAGE }
 ensemble { name: "both" members: "cool" }
+ensemble { name: "early" members: ["trunk@20", "trunk@40"] }
 stage { name: "fine" from: "late" solver_param {} }
 """
 
@@ -33,12 +34,13 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("only", "until", "stages", "ensembles"),
     [
-        (["trunk"], None, "trunk", ""),
+        (["trunk"], None, "trunk", "early"),
+        (["cool_trunk_40"], None, "trunk cool_trunk_40", "late"),
         (["cool_trunk"], None, "trunk cool_trunk", ""),
         (["cool"], None, "trunk cool_trunk_40 cool_trunk", "late both"),  # a group
         (["taught"], None, "big trunk taught", ""),
         (["fine"], None, "trunk cool_trunk_40 fine", "late"),
-        ([], "trunk", "big trunk", ""),
+        ([], "trunk", "big trunk", "early"),
     ],
 )
 def test_the_part_has_what_its_stages_need(

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from stagerun import store
 from stagerun.base.errors import UsageError
-from stagerun.base.events import EnsembleTested, Event, Iterated, PieceStarted, StageStarted, Stopped
+from stagerun.base.events import EnsembleTested, Event, Iterated, Note, PieceStarted, StageStarted, Stopped
 from stagerun.base.text import size
 from stagerun.cli import main
 from stagerun.comm import SoloComm
@@ -207,6 +207,15 @@ def test_a_damaged_member_is_set_aside_and_made_anew(base: Path, data: Path, tmp
     assert all(np.array_equal(found[name], value) for name, value in expected.items())
 
 
+def test_the_averaging_for_a_stage_and_that_for_the_evaluation_are_told_apart(base: Path, tmp_path: Path) -> None:
+    events = nan_help.lives(base / "s", tmp_path / "out")
+    said = [note.text for note in of(events, Note) if "BatchNorm statistics" in note.text]
+    assert said == [
+        f"{what}: BatchNorm statistics of the averaged network, over 24 images"
+        for what in ("ensemble all", "stage fine starts from ensemble all")
+    ]
+
+
 def test_the_ensemble_is_evaluated_beside_its_members(base: Path) -> None:
     (tested,) = [event for event in nan_help.lives(base / "s", base / "again") if isinstance(event, EnsembleTested)]
     assert tested.members == ("trunk@3", "trunk@5", "trunk@7") and tested.best in tested.members
@@ -315,3 +324,34 @@ def test_the_averaged_network_is_evaluated_and_exported_by_the_ensembles_name(ba
     done = CliRunner().invoke(main, ["export", "all", str(file), "--out", str(out), "--torch"])
     assert done.exit_code == 0, done.output
     assert torch.load(file, weights_only=True)["fc.weight"].dtype is torch.float64
+
+
+def test_a_name_that_is_no_snapshots_is_told_what_it_is(data: Path, tmp_path: Path) -> None:
+    mean = 'ensemble { name: "mean" members: ["trunk@3", "trunk"] rule: MEAN_PROBABILITY }'
+    folder, out = made(tmp_path / "s", data, ALONG, mean), tmp_path / "out"
+    nan_help.lives(folder, out)
+
+    def said(*words: object) -> str:
+        done = CliRunner().invoke(main, [*map(str, words)])
+        assert done.exit_code == 64 and done.stdout == "" and "hint: " in done.stderr, done.output
+        return " ".join(done.stderr.split())
+
+    (end,) = [ref.name for ref in store.inventory(store.LocalDisk(), out).of("trunk") if ref.iter == TRUNK]
+    top1 = json.loads((out / "results" / "ensembles" / "mean.json").read_text())["top1"]
+    for words in (["eval", "NAME"], ["export", "NAME"], ["predict", "NAME", str(folder)]):
+        asked = {name: [name if word == "NAME" else word for word in words] for name in ("mean", "maen", "trunk")}
+        assert "`mean` is an ensemble (MEAN_PROBABILITY)" in said(*asked["mean"], "--out", out)
+        assert f"`run` has evaluated it: top-1 {100 * top1:.2f} %, in {out}/results/ensembles/mean.json" in said(
+            *asked["mean"], "--out", out
+        )
+        assert "named `maen` hint: did you mean `mean`?" in said(*asked["maen"], "--out", out)
+        stage = said(*asked["trunk"], "--out", out)
+        assert "`trunk` is a stage, not a snapshot" in stage and f"the snapshot of its end is `{end}`" in stage
+        assert (f"`stagerun eval {out} --stage trunk`" in stage) is (words[0] == "eval")
+    for where in ([folder, "--out", out], [out]):
+        assert f"`all` is an ensemble, not a stage hint: `stagerun eval all --out {out}`" in said(
+            "eval", *where, "--stage", "all"
+        )
+        assert "`mean` is an ensemble (MEAN_PROBABILITY)" in said("eval", *where, "--stage", "mean")
+    shutil.rmtree(out / "averages")
+    assert "`all` is an ensemble, whose network is not in" in said("export", "all", "--out", out)

@@ -12,6 +12,7 @@ from stagerun.base.snapshots import Inventory, SnapshotRef
 from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.plan import PlannedStage, State, make_plan
 from stagerun.store.layout import MANIFEST, averages_folder, snapshots_folder
+from stagerun.tools.weights.names import ensembles_of, not_a_snapshot, of_ensemble
 from stagerun.train.output import DISK, Target, find_target, stage_order
 
 SETS = "if `stagerun run` had --set, give the same here"
@@ -32,6 +33,7 @@ def choose_snapshot(argument: str, out: str | None) -> Path:
     """The directory of SNAPSHOT: a path to it, or the name of a snapshot or of an averaged ensemble, and the output folder. UsageError."""
     found = _snapshot(argument, out)
     if found is None:
+        _require_unknown(argument, out, evaluated=False)
         text = f"{argument} is not a snapshot"
         hint = "give the directory of one (OUT/snapshots/NAME), or its name with --out; `stagerun snapshots` lists them"
         raise UsageError(text, hint)
@@ -45,6 +47,7 @@ def choose(argument: str, overrides: Sequence[str], out: str | None, stage: str 
     """
     found = _snapshot(argument, out)
     if found is None and not os.path.exists(argument):
+        _require_unknown(argument, out, evaluated=True)
         text = f"there is no {argument} here"
         hint = (
             "give a snapshot's directory (OUT/snapshots/NAME), its name with --out, that of an ensemble with averaged weights, or the "
@@ -57,6 +60,13 @@ def choose(argument: str, overrides: Sequence[str], out: str | None, stage: str 
         text = f"{argument} is a snapshot: --set and --stage belong to a schedule's folder"
         raise UsageError(text, "leave them out, or give the schedule's folder")
     return Chosen((found,))
+
+
+def _require_unknown(argument: str, out: str | None, evaluated: bool) -> None:
+    """UsageError that says what the argument is, where it is a name of something else in the output folder, or near one."""
+    error = not_a_snapshot(argument, Path(out), evaluated) if out is not None and not os.path.exists(argument) else None
+    if error is not None:
+        raise error
 
 
 def ensemble_of(folder: Path) -> str | None:
@@ -101,7 +111,10 @@ def _ends(target: Target, stage: str | None) -> Chosen:
     ends, waiting = _planned(target.schedule, inventory) if target.schedule else _newest(target.out, inventory)
     known = [*ends, *waiting]
     if stage is not None and stage not in known:
-        hint = nearest(stage, known) or (f"the stages are {listing(known)}" if known else "")
+        ensembles = ensembles_of(target.schedule, target.out)
+        if stage in ensembles:
+            raise of_ensemble(ensembles[stage], target.out)
+        hint = nearest(stage, [*known, *ensembles]) or (f"the stages are {listing(known)}" if known else "")
         raise UsageError(f"no stage is named `{stage}`", hint)
     asked = {name: ref for name, ref in ends.items() if stage in (None, name)}
     if not asked:
