@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +12,13 @@ from stagerun.base.events import EnsembleTested
 from stagerun.base.snapshots import Inventory, SnapshotRef, passed_over
 from stagerun.language.build import completed
 from stagerun.plan.counting import under
+from stagerun.plan.ensembles import made_of
 from stagerun.tools.report.curves import most
 from stagerun.tools.report.history import History, Run, StageHistory
 from stagerun.tools.report.read_log import LOG, is_schedule, read_log
 from stagerun.tools.report.replay import history
 from stagerun.train.output import Target, ensemble_on_disk
-from stagerun.train.results import read_result
+from stagerun.train.results import read_ensemble, read_result
 from stagerun.train.status import Status, look
 
 
@@ -83,6 +84,7 @@ def run_of(out: Path, label: str, past: History, alive: bool, word: str, say: Ca
         stale=_stale(past, inventory, ends),
         alive=alive,
         word=word,
+        averages=dict(_averages(out, past, ends)),
         results={ref.id: result for ref in made_from if (result := read_result(out, ref)) is not None},
     )
 
@@ -142,6 +144,15 @@ def _ensembles(out: Path, past: History, inventory: Inventory) -> Iterator[Ensem
         tested = logged.get(name) or ensemble_on_disk(out, name, inventory)
         if tested is not None and tested.stages <= finished:
             yield tested
+
+
+def _averages(out: Path, past: History, ends: Mapping[str, SnapshotRef]) -> Iterator[tuple[str, float]]:
+    """By stage, top-1 of the average that it started from: of these very snapshots, weighed as they were for it."""
+    for stage in past.stages:
+        end = ends.get(stage.name)
+        tested = read_ensemble(out, stage.average) if stage.average and end is not None else None
+        if tested is not None and end is not None and made_of(end, tested):
+            yield stage.name, tested.top1
 
 
 def _stale(past: History, inventory: Inventory, ends: dict[str, SnapshotRef]) -> frozenset[str]:

@@ -123,7 +123,7 @@ class CaffeLog:
                 self.say(f"{event.reason}; everything is saved: run the same command again to go on")
             case events.RunFinished():
                 done = [self.results[stage] for stage in self.legs if stage in self.results]
-                self.say(results_table(done, self.parents))
+                self.say(results_table(done, self.parents, self.ensembles.values()))
                 if self.ensembles:
                     self.say(ensembles_table(ordered(self.ensembles, self.started)))
                 if event.not_chosen:

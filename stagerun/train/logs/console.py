@@ -162,7 +162,7 @@ class Console:
                 self.say(f"warning: no snapshot of {event.stage} at {event.iter}: {event.message}", "yellow")
             case events.StageFinished():
                 self.results = [r for r in self.results if r.stage != event.stage] + [event]
-                self.say(results_table(self.results, self.parents, shown=[event]))
+                self.say(results_table(self.results, self.parents, self.ensembles.values(), shown=[event]))
                 self._say_strip()
             case events.EnsembleTested():
                 self.ensembles[event.name] = event
@@ -175,7 +175,8 @@ class Console:
             case events.RunFinished():
                 self.say(finished_line(event))
                 order = list(self.parents)
-                self.say(results_table(sorted(self.results, key=lambda r: order.index(r.stage)), self.parents))
+                done = sorted(self.results, key=lambda r: order.index(r.stage))
+                self.say(results_table(done, self.parents, self.ensembles.values()))
                 if self.ensembles:
                     self.say("\n" + ensembles_table(ordered(self.ensembles, self.started)))
                 if event.trained and self.started and self.live:  # for a person: what programs read ends with the table

@@ -1,6 +1,6 @@
 """What is printed of results: the tables of finished stages and of ensembles, and the lines that all screens share."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from stagerun.base.events import (
     CompressionChosen,
@@ -32,14 +32,17 @@ HEADER = (
 
 
 def results_table(
-    results: Sequence[StageFinished], parents: dict[str, str | None], shown: Sequence[StageFinished] | None = None
+    results: Sequence[StageFinished],
+    parents: dict[str, str | None],
+    ensembles: Iterable[EnsembleTested] = (),
+    shown: Sequence[StageFinished] | None = None,
 ) -> str:
     """One line per stage of `shown` (default: all `results`), and a total where there are several.
 
-    `gain`: top-1 against the stage it started from, in percentage points. `EMA top-1`: of the averaged weights, where a stage
+    `gain`: top-1 against the stage or average it started from, in percentage points. `EMA top-1`: of the averaged weights, where a stage
     has them; `mAP`: where images have several labels.
     """
-    top1 = {r.stage: r.top1 for r in results}
+    top1 = {e.name: e.top1 for e in ensembles} | {r.stage: r.top1 for r in results}
     results = results if shown is None else shown
     averaged = any(r.ema_top1 is not None for r in results)
     several = any(r.mean_ap is not None for r in results)  # labels

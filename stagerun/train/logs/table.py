@@ -222,8 +222,9 @@ def _display(plan: "Plan") -> dict[str, int]:
 
 
 def parents(plan: "Plan") -> dict[str, str | None]:
-    """The stages at whose ends others start: with those they are compared."""
-    return {stage.name: stage.parent if stage.parent_iter is None else None for stage in plan.schedule.stages}
+    """The stages at whose ends others start, and the averages: with those they are compared."""
+    stages = plan.schedule.stages
+    return {s.name: s.average or (s.parent if s.parent_iter is None else None) for s in stages}
 
 
 SCREENS: dict[str, Callable[["Plan", "Sequence[StageFinished]", "Sequence[EnsembleTested]"], Screen]] = {
