@@ -319,6 +319,11 @@ class EnsembleTested:
         """The stages of the members."""
         return frozenset(member.partition("@")[0] for member in self.members)
 
+    def undone_by(self, stage: str, iter: int) -> bool:
+        """Whether a member is trained anew when the stage goes on from `iter`."""
+        points = (member.partition("@") for member in self.members)
+        return any(name == stage and not (at and int(at) <= iter) for name, _, at in points)
+
     @property
     def gain(self) -> float:
         """Top-1 over that of the best member, as a fraction."""

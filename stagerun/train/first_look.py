@@ -117,6 +117,6 @@ def _report_idle_redo(plan: Plan, options: RunOptions) -> None:
 
 def _table(plan: Plan, out: Path) -> str:
     ensembles = results.ensembles(plan, out)
-    stages = results_table(results.results(plan, out), parents(plan), ensembles)
+    stages = results_table(results.results(plan, out), parents(plan, out), ensembles)
     together = ensembles_table(ensembles)
     return f"{stages}\n\n{together}" if together else stages

@@ -139,7 +139,9 @@ class Output:
             self.watch.log(log)
         plan = keeper.plan()
         before = results.results(plan, keeper.out)
-        screen = self._screen or SCREENS[options.log_format](plan, before, results.ensembles(plan, keeper.out))
+        screen = self._screen or SCREENS[options.log_format](
+            plan, keeper.out, before, results.ensembles(plan, keeper.out)
+        )
         stack.callback(self.comm.pulse.prints, False)
         self._sinks.append(stack.enter_context(screen))
         stack.callback(self.comm.pulse.prints, True)  # its end prints, too

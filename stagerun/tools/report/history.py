@@ -198,8 +198,8 @@ class Run:
     """`identities` and `environments` (`snapshots.SnapshotRef`) hold, for each stage that has a snapshot, those of its end, or
     of the newest one that counts; identities in the words of this version. `stale` are finished stages that were trained from
     another end of their parent than it has now, and what follows from them. `results` are those of the snapshots that ensembles
-    were made from, as far as they are there, by the snapshot's id. `averages`: by stage, top-1 of the average that it started from, where
-    that is known. `word` is what
+    were made from, as far as they are there, by the snapshot's id. `before`: by stage, top-1 of the average or snapshot that it started from,
+    where that is known and is not its parent's end as it is now. `word` is what
     `status` says of a process life whose end the log doesn't have; `alive`: whether it still runs.
     """
 
@@ -209,7 +209,7 @@ class Run:
     environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     stale: frozenset[str] = frozenset()
     results: Mapping[str, StageFinished] = field(default_factory=dict)
-    averages: Mapping[str, float] = field(default_factory=dict)
+    before: Mapping[str, float] = field(default_factory=dict)
     alive: bool = False
     word: str = ""
 
@@ -237,8 +237,8 @@ class Run:
         return None if before is None or after is None else after - before
 
     def _before(self, stage: StageHistory) -> float | None:
-        if stage.average:
-            return self.averages.get(stage.name)
+        if stage.average or stage.name in self.before:
+            return self.before.get(stage.name)
         parent = self.history.follows(stage) if stage.name not in self.stale else None
         return parent.finished.top1 if parent and parent.finished else None
 

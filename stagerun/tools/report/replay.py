@@ -236,6 +236,8 @@ class Replay:
 
     def _started(self, life: _Life, event: events.StageStarted) -> None:
         stage = self._stage(event.stage)
+        if stage.finished is not None and 0 < stage.finished.iterations <= event.iter < event.max_iter:
+            self._raised(stage.name, stage.finished.iterations)
         self._cut(stage, event.iter)
         back, stage.went_back = stage.went_back, False
         stage.started, stage.finished, stage.chosen = event, None, ""
@@ -243,7 +245,7 @@ class Replay:
             return
         if event.iter == event.begins:
             stage.rollbacks = 0
-        self.ensembles = {k: e for k, e in self.ensembles.items() if event.stage not in e.stages}
+        self.ensembles = {k: e for k, e in self.ensembles.items() if not e.undone_by(event.stage, event.iter)}
         life.start = life.start or f"{event.stage} {event.iter}"
         if event.iter == event.begins:
             place, now = parse_name(event.start), self.names.get(event.start)
@@ -251,6 +253,13 @@ class Replay:
             stage.weights, stage.older = event.weights, stage.attempt
         else:
             stage.resumes.append(event.iter)
+
+    def _raised(self, name: str, end: int) -> None:
+        """An ensemble of the stage's old end is one of a snapshot in its midst by now."""
+        for key, tested in self.ensembles.items():
+            members = tuple(f"{name}@{end}" if member == name else member for member in tested.members)
+            best = f"{name}@{end}" if tested.best == name else tested.best
+            self.ensembles[key] = replace(tested, members=members, best=best)
 
     def _failed(self, event: events.NotFinite) -> None:
         stage = self._stage(event.stage)

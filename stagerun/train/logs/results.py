@@ -15,6 +15,7 @@ from stagerun.base.recipe import OnNan
 from stagerun.base.text import columns, count, duration
 from stagerun.plan.ensembles import in_words as members_in_words
 from stagerun.train.choices import DENSE, in_words
+from stagerun.train.results import Before
 
 HEADER = (
     "stage",
@@ -33,7 +34,7 @@ HEADER = (
 
 def results_table(
     results: Sequence[StageFinished],
-    parents: dict[str, str | None],
+    parents: Mapping[str, Before],
     ensembles: Iterable[EnsembleTested] = (),
     shown: Sequence[StageFinished] | None = None,
 ) -> str:
@@ -48,7 +49,8 @@ def results_table(
     several = any(r.mean_ap is not None for r in results)  # labels
     rows: list[Sequence[str]] = [(*HEADER[:-1], *["mAP"] * several, *["EMA top-1"] * averaged, HEADER[-1])]
     for r in results:
-        before = top1.get(parents.get(r.stage) or "")
+        before = parents.get(r.stage)
+        before = top1.get(before) if isinstance(before, str) else before
         gain = "" if before is None or r.top1 is None else f"{100 * (r.top1 - before):+.2f}"
         rows.append(
             (
