@@ -24,6 +24,7 @@ class RunStarted:
     disabled: tuple[str, ...] = ()  # stages of the schedule that are not enabled
     hosts: tuple[str, ...] = ()  # by rank
     attempt: int = 0  # the process life, rank 0 knows; 0 in logs of before
+    side_by_side: int = 0  # workers that train a stage each (`run --parallel`), in place of `workers` that share one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
