@@ -25,6 +25,7 @@ class RunStarted:
     hosts: tuple[str, ...] = ()  # by rank
     attempt: int = 0  # the process life, rank 0 knows; 0 in logs of before
     side_by_side: int = 0  # workers that train a stage each (`run --parallel`), in place of `workers` that share one
+    rest: bool = False  # the same process has trained stages side by side, and does now what is left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

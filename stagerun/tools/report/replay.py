@@ -171,7 +171,7 @@ class Replay:
 
     def take(self, time: float, event: events.Event | Updates) -> None:
         # A process may fail before its events.RunStarted.
-        new = isinstance(event, events.RunStarted) or (
+        new = (isinstance(event, events.RunStarted) and not self._goes_on(event)) or (
             isinstance(event, events.Failed) and self.lives and self.lives[-1].end
         )
         if new or not self.lives:
@@ -197,7 +197,7 @@ class Replay:
             case events.NotFinite() if event.until is None:
                 self._failed(event)
             case events.RunStarted():
-                life.run, self.complete = event, False
+                life.run, life.end, self.complete = life.run or event, "", False
                 for stage in self.stages.values():  # a kill came before it went on
                     stage.went_back = False
                 self.schedule, self.planned, self.together = event.schedule, event.stages, event.ensembles
@@ -228,8 +228,13 @@ class Replay:
             case events.RunFinished():
                 left = f" (not chosen: {', '.join(event.not_chosen)})" if event.not_chosen else ""
                 life.end, self.complete = "finished" + left, not event.not_chosen
-                if not event.trained:  # it looked, and there was nothing to do
+                if not event.trained and not life.work.time:  # it looked, and there was nothing to do
                     self.lives.pop()
+
+    def _goes_on(self, event: events.RunStarted) -> bool:
+        """Whether it is of the process of the last life, which has trained stages side by side."""
+        before = self.lives[-1].run if self.lives else None
+        return event.rest and before is not None and before.side_by_side > 0
 
     def _stage(self, name: str) -> _Stage:
         return self.stages.setdefault(name, _Stage(name))
