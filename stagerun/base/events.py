@@ -24,6 +24,8 @@ class RunStarted:
     disabled: tuple[str, ...] = ()  # stages of the schedule that are not enabled
     hosts: tuple[str, ...] = ()  # by rank
     attempt: int = 0  # the process life, rank 0 knows; 0 in logs of before
+    side_by_side: int = 0  # workers that train a stage each (`run --parallel`), in place of `workers` that share one
+    rest: bool = False  # the same process has trained stages side by side, and does now what is left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,6 +320,11 @@ class EnsembleTested:
     def stages(self) -> frozenset[str]:
         """The stages of the members."""
         return frozenset(member.partition("@")[0] for member in self.members)
+
+    def undone_by(self, stage: str, iter: int) -> bool:
+        """Whether a member is trained anew when the stage goes on from `iter`."""
+        points = (member.partition("@") for member in self.members)
+        return any(name == stage and not (at and int(at) <= iter) for name, _, at in points)
 
     @property
     def gain(self) -> float:

@@ -7,9 +7,10 @@ from itertools import groupby
 from typing import Any
 
 from stagerun.base.events import EnsembleTested
-from stagerun.base.recipe import Ensemble, EnsembleRule, Schedule, point
+from stagerun.base.recipe import AVERAGE, AVERAGE_OF, Ensemble, EnsembleRule, Schedule, point
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.base.text import columns, count, listed
+from stagerun.language.values import NONE
 from stagerun.plan.counting import other_set, tested_on
 from stagerun.plan.hours import EVALUATION_SHARE, Speed, Spent
 from stagerun.plan.plan import Plan
@@ -104,6 +105,17 @@ def made_from(schedule: Schedule, ensemble: Ensemble, members: Sequence[Snapshot
         # The members' transforms are the same: `check` sees to that.
         "tested_on": tested_on(schedule.stage(ensemble.points[0][0])),
     }
+
+
+def made_of(ref: SnapshotRef, tested: EnsembleTested) -> bool:
+    """Whether the weights that were evaluated are the average that the snapshot's stage started with."""
+    had = {
+        AVERAGE_OF: " ".join(tested.snapshots),
+        f"{AVERAGE}rule": tested.rule,
+        f"{AVERAGE}shape": tested.shape or NONE,
+    }
+    had[f"{AVERAGE}batch_norm_iter"] = str(tested.batch_norm_iter)
+    return all(ref.identity.get(field) == text for field, text in had.items())
 
 
 # -- how long it takes

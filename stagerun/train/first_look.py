@@ -116,6 +116,7 @@ def _report_idle_redo(plan: Plan, options: RunOptions) -> None:
 
 
 def _table(plan: Plan, out: Path) -> str:
-    stages = results_table(results.results(plan, out), parents(plan))
-    together = ensembles_table(results.ensembles(plan, out))
+    ensembles = results.ensembles(plan, out)
+    stages = results_table(results.results(plan, out), parents(plan, out), ensembles)
+    together = ensembles_table(ensembles)
     return f"{stages}\n\n{together}" if together else stages

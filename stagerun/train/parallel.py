@@ -207,7 +207,7 @@ class _Run:
             iterations_left=plan.iterations_left, version=stagerun.__version__,
             ensembles=tuple(ensemble.name for ensemble in schedule.ensembles),
             disabled=tuple(stage.name for stage in schedule.stages if not stage.enabled),
-            hosts=(host_name(),), attempt=keeper.attempt,
+            hosts=(host_name(),), attempt=keeper.attempt, side_by_side=self.options.parallel or 0,
         )  # fmt: skip
 
     def _loop(self, keeper: Keeper, out: Path) -> None:

@@ -11,11 +11,11 @@ from stagerun import store
 from stagerun.base.errors import WORTH_ANOTHER_START, ExitCode, ResumeRefused, StorageError
 from stagerun.base.events import EnsembleTested, StageFinished
 from stagerun.base.recipe import Schedule
-from stagerun.base.snapshots import SnapshotRef
+from stagerun.base.snapshots import Inventory, SnapshotRef, same_set
 from stagerun.language import canonical
 from stagerun.plan import Plan, PlannedStage, State
-from stagerun.plan.counting import other_set, tested_on
-from stagerun.plan.ensembles import EnsembleState, PlannedEnsemble, plan_ensembles
+from stagerun.plan.counting import other_set, tested_on, tested_set
+from stagerun.plan.ensembles import EnsembleState, PlannedEnsemble, made_of, plan_ensembles
 from stagerun.plan.estimate import Figures
 from stagerun.store.errors import reporting
 from stagerun.store.layout import results_folder
@@ -67,6 +67,31 @@ def unfinished(plan: Plan, out: Path) -> list[PlannedStage]:
         return other_set(plan.schedule, planned.stage, result.tested_set)
 
     return [s for s in plan.stages if s.state is State.DONE and missing(s)]
+
+
+Before = str | float | None  # what a stage is compared with: a stage or ensemble by its name, or a top-1
+
+
+def before(plan: Plan, out: Path, planned: PlannedStage) -> Before:
+    """None where it isn't known."""
+    stage, own = planned.stage, planned.end or planned.start
+    if planned.kept and stage.average is not None:
+        tested = read_ensemble(out, stage.average)
+        return tested.top1 if tested is not None and own is not None and made_of(own, tested) else None
+    if not planned.kept and (stage.average or stage.parent_iter is None):
+        return stage.average or stage.parent
+    if own is None:
+        return None
+    return top1_of(
+        out, own.parent if own.stage == stage.name else own.id, plan.inventory, tested_set(plan.schedule, stage)
+    )
+
+
+def top1_of(out: Path, id: str, inventory: Inventory, images: str) -> float | None:
+    """Of a snapshot, where it was evaluated, and not on other images."""
+    ref = next((ref for ref in inventory.snapshots if ref.id == id), None)
+    result = read_result(out, ref) if ref is not None else None
+    return None if result is None or same_set(result.tested_set, images) is False else result.top1
 
 
 def ensemble_path(out: Path, name: str) -> Path:

@@ -3,14 +3,14 @@ after stage, to the exit code."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
 import torch
 
 from stagerun.base.errors import ExitCode, FolderInUseError, PeerError, StagerunError
-from stagerun.base.events import Event, Failed, Note, Stopped
+from stagerun.base.events import Event, Failed, Note, RunStarted, Stopped
 from stagerun.base.recipe import Schedule
 from stagerun.comm import Comm
 from stagerun.command.ending import tell
@@ -101,6 +101,8 @@ def events(
             profile, replay, here.kept,
         )  # fmt: skip
         for event in output.with_failure(after_first(found, placed)):
+            if isinstance(event, RunStarted) and (options.parallel or 0) > 1:
+                event = replace(event, rest=True)
             output.show(event)
             yield event
         if profile is not None and not profile.over:
@@ -139,7 +141,9 @@ class Output:
             self.watch.log(log)
         plan = keeper.plan()
         before = results.results(plan, keeper.out)
-        screen = self._screen or SCREENS[options.log_format](plan, before, results.ensembles(plan, keeper.out))
+        screen = self._screen or SCREENS[options.log_format](
+            plan, keeper.out, before, results.ensembles(plan, keeper.out)
+        )
         stack.callback(self.comm.pulse.prints, False)
         self._sinks.append(stack.enter_context(screen))
         stack.callback(self.comm.pulse.prints, True)  # its end prints, too

@@ -129,6 +129,7 @@ class Status:
         default_factory=dict
     )  # the same where the schedule says how, or says when replicas meet
     beside: tuple[Progress, ...] = ()  # stages at work side by side (`run --parallel`), in place of `progress`
+    broken_off: tuple[Progress, ...] = ()  # those of a run that was killed, or failed
     not_chosen: tuple[str, ...] = ()  # of one that finished: stages that it left out, and that are still to be trained
 
 
@@ -156,10 +157,11 @@ def look(target: Target, now: float, say: Callable[[str], None] | None = None) -
     plan = make_plan(target.schedule, inventory) if target.schedule else None
     # Under the names that the stages have now.
     inventory = plan.inventory if plan else under(inventory, names(life))
-    beside = _side_by_side(target.out) if state == "running" else {}
+    beside = _side_by_side(target.out) if state in ("running", "killed", "failed") else {}
     ended = life.last[1] if life.last else None
     last = max((one.last for one in (life, *beside.values()) if one.last), key=lambda line: line[0], default=None)
     working = tuple(_progress(one) or _starting(stage) for stage, one in beside.items())
+    working, broken_off = (working, ()) if state == "running" else ((), working)
     progress = None if working else _progress(life)
     evaluated = evaluations(target.out, plan, life, inventory)
     return Status(
@@ -178,10 +180,11 @@ def look(target: Target, now: float, say: Callable[[str], None] | None = None) -
             name=newest.name, bytes=newest.bytes, written=written(target.out, newest.name)
         ),
         evaluations=evaluated,
-        stages=_marks(plan, run, evaluated, working or (progress,)) if run else {},
+        stages=_marks(plan, run, evaluated, progress, (*working, *broken_off)) if run else {},
         ensembles=ensembles(target.out, plan, life, inventory),
         warnings=tuple(warned for one in (life, *beside.values()) for warned in _warnings(one)),
         beside=working,
+        broken_off=broken_off,
         unreadable_lines=life.unreadable,
         forbidden=found.forbidden,
         not_finite=len(list(life.of(NotFinite))),
@@ -333,18 +336,21 @@ def _progress(life: Life) -> Progress | None:
 
 
 def _marks(
-    plan: Plan | None, run: RunStarted, evaluated: Sequence[Evaluation], at_work: Sequence[Progress | None]
+    plan: Plan | None,
+    run: RunStarted,
+    evaluated: Sequence[Evaluation],
+    progress: Progress | None,
+    beside: Sequence[Progress],
 ) -> dict[str, str]:
-    """Without a plan, a stage counts as done that has a result of its end."""
+    """Without a plan, a stage counts as done that has a result of its end. What of a stage lies `beside` the plan can't know."""
     marks = dict.fromkeys(run.stages, TO_DO) | {e.stage: DONE for e in evaluated if e.snapshot and plan is None}
     for planned in plan.stages if plan else ():
         if planned.state is not State.DISABLED:
             mark = {State.DONE: DONE, State.STALE: STALE}.get(planned.state)
             marks[planned.stage.name] = mark or share(planned.iter, planned.iter and planned.last)
-    for progress in at_work:
-        if progress is not None and progress.stage in marks and marks[progress.stage] not in (DONE, STALE):
-            marks[progress.stage] = share(progress.iter, progress.max_iter)
-    return marks
+    if progress is not None and marks.get(progress.stage, DONE) not in (DONE, STALE):
+        marks[progress.stage] = share(progress.iter, progress.max_iter)
+    return marks | {one.stage: share(one.iter, one.max_iter or 1) for one in beside if one.stage in marks}
 
 
 def _warnings(life: Life) -> tuple[Warned, ...]:

@@ -1,6 +1,7 @@
 """`report --effect` and `--paired`: matched differences, and their intervals over runs."""
 
 import math
+from typing import Any
 
 import pytest
 
@@ -115,3 +116,33 @@ def test_a_picture_has_a_dot_for_each_row() -> None:
     assert picture(effect_table(runs, "lr_policy", "from"), "tiny", True).startswith(b"\x89PNG")
     pairs = picture(paired_table(runs, [("drop", "keep")]), "tiny", False).decode()
     assert "drop : keep" in pairs
+
+
+def test_a_picture_names_values_and_reference_and_promises_intervals_where_there_are_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Axes = pytest.importorskip("matplotlib.axes").Axes
+
+    said: list[str] = []
+    legend, xlabel = Axes.legend, Axes.set_xlabel
+
+    def legend_of(axes: Any, *args: object, **options: object) -> object:
+        said.append(f"{options['title']}: {axes.get_legend_handles_labels()[1]}")
+        return legend(axes, *args, **options)
+
+    def label_of(axes: Any, text: str, **options: object) -> object:
+        said.append(text)
+        return xlabel(axes, text, **options)
+
+    monkeypatch.setattr(Axes, "legend", legend_of)
+    monkeypatch.setattr(Axes, "set_xlabel", label_of)
+    one, two = run("1", keep=0.5, drop=0.51), run("2", keep=0.5, drop=0.53)
+    for runs, promised in (([one], False), ([one, two], True)):
+        said.clear()
+        table = effect_table(runs, "lr_policy", "max_iter")
+        assert table.title == "Effect of lr_policy, against fixed"
+        picture(table, "s", png=False)
+        assert said[0] == "lr_policy: ['poly']"
+        assert ("95 %" in said[1]) is promised and ("95 %" in table.notes[0]) is promised
+    pairs = [paired_table(runs, [("drop", "keep")]).notes for runs in ([one], [one, two])]
+    assert pairs == [(), ("95 %: Student's t over the runs' differences",)]

@@ -409,3 +409,22 @@ def test_of_many_ends_the_first_lines_name_the_best_and_the_worst_and_count_the_
         *(f"Ensemble pair{n}: top-1 {80 + n}.00 %" for n in (8, 7, 6)),
         "5 more ensembles lie between: top-1 81.00 to 85.00 %.", "The lowest: ensemble pair0: top-1 80.00 %",
     ]  # fmt: skip
+
+
+def test_a_run_with_stages_side_by_side_is_one_life_with_what_it_did_afterwards(tmp_path: Path) -> None:
+    """`run --parallel` logs a start for its stages, and one for the ensembles."""
+    story = Story(tmp_path / "out").begin(side_by_side=2)
+    trunk(story)
+    for stage in ("a", "b"):
+        trained(story, stage, "main", 6, ALONE[stage])
+    story.results()
+    story.write(RunFinished(trained=True, seconds=1))
+    story.begin(ensembles=("both",), rest=True)
+    story.clock += 5
+    story.ensemble("both", "a", "b", top1=0.75)
+    story.write(RunFinished(trained=True, seconds=1))
+    (life,) = rows(story.out, "--by", "life")
+    assert (life["iterations"], life["end"]) == ("10", "finished")
+    story.begin()
+    story.write(RunFinished(trained=True, seconds=1))
+    assert len(rows(story.out, "--by", "life")) == 2, "a later run is another"

@@ -4,14 +4,18 @@ import json
 import time
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from stagerun import store
 from stagerun.base.events import Event, Iterated, Note, RunStarted, StageStarted
+from stagerun.base.pace import STALE
+from stagerun.plan import State
 from stagerun.tools.status.command import status_json, status_text
+from stagerun.train.log_file import Life, read_last_life
 from stagerun.train.output import Target
-from stagerun.train.status import look
+from stagerun.train.status import _marks, _progress, _starting, look
 
 
 def write(out: Path, *events: Event, at: float) -> None:
@@ -23,7 +27,7 @@ def write(out: Path, *events: Event, at: float) -> None:
 def run_started(out: Path) -> RunStarted:
     return RunStarted(
         schedule="s", out=str(out), workers=1, device="cpu", threads=1, stages=("a", "b", "c", "d"), iterations=400,
-        iterations_left=300, version="0.1.0",
+        iterations_left=300, version="0.1.0", side_by_side=2,
     )  # fmt: skip
 
 
@@ -73,7 +77,7 @@ def test_each_stage_at_work_has_its_iteration_and_speed(out: Path) -> None:
         found = look(Target(out), now)
         text, record = status_text(found, now).split("\n"), json.loads(status_json(found))
     assert text[2:6] == [
-        "a -  b 40 %  c -  d -",
+        "a -  b 40 %  c 0 %  d -",
         "at work  iteration  loss    images/s  left in stage",
         "b        40/100     2.0000  20        30 s",
         "c        starting",
@@ -83,6 +87,19 @@ def test_each_stage_at_work_has_its_iteration_and_speed(out: Path) -> None:
     assert found.progress is None and [one["images_per_second"] for one in record["beside"]] == [20, None]
 
 
-def test_what_a_run_has_left_that_was_killed_is_not_at_work(out: Path) -> None:
+def test_the_headline_of_one_that_was_killed_names_what_was_at_work(out: Path) -> None:
+    """And not the stage that the log names last, which has ended."""
     found = look(Target(out), time.time())
-    assert (found.state, found.beside) == ("killed", ()) and found.progress is not None and found.progress.stage == "a"
+    assert (found.state, found.beside) == ("killed", ())
+    (head, workers, marks, *_) = status_text(found, time.time()).split("\n")
+    assert "in b after iteration 40 and c after iteration 0: the same" in head and "a after" not in head
+    assert workers.startswith("2 workers, a stage each, on cpu, 1 thread each, output in ") and "b 40 %  c 0 %" in marks
+
+
+def test_a_stage_at_work_is_not_shown_as_stale(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan knows only what is in the output folder."""
+    stages = [SimpleNamespace(stage=SimpleNamespace(name=name), state=State.STALE, iter=0, last=100) for name in "abcd"]
+    plan = SimpleNamespace(stages=stages)
+    (b, c) = (_progress(read_last_life(out / ".parallel" / "b" / "log.jsonl") or Life()), _starting("c"))
+    marks = _marks(plan, run_started(out), (), None, (b, c))  # type: ignore[arg-type]
+    assert marks == {"a": STALE, "b": "40 %", "c": "0 %", "d": STALE}

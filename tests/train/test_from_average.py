@@ -355,3 +355,21 @@ def test_a_name_that_is_no_snapshots_is_told_what_it_is(data: Path, tmp_path: Pa
         assert "`mean` is an ensemble (MEAN_PROBABILITY)" in said("eval", *where, "--stage", "mean")
     shutil.rmtree(out / "averages")
     assert "`all` is an ensemble, whose network is not in" in said("export", "all", "--out", out)
+
+
+def test_its_gain_is_against_the_average_as_far_as_that_was_evaluated(base: Path, tmp_path: Path) -> None:
+    def run(*words: object) -> str:
+        return CliRunner().invoke(main, list(map(str, words)), catch_exceptions=False).stdout
+
+    out = tmp_path / "out"
+    run("run", base / "s", "--out", out, "--nproc", 1)
+    file = out / "results" / "ensembles" / "all.json"
+    tested, (fine,) = json.loads(file.read_text()), (out / "results").glob("fine-*.json")
+    below = tested | {"top1": json.loads(fine.read_text())["top1"] - 0.125}
+    file.write_text(json.dumps(below))
+    assert re.search(r"^fine .* \+12\.50 ", run("run", base / "s", "--out", out, "--nproc", 1), re.MULTILINE)
+    report = run("report", out)
+    assert "at the end of fine, 12.50 points above the average it starts from" in report and "| +12.50 |" in report
+    # What is there under that name was made from other snapshots.
+    file.write_text(json.dumps(below | {"snapshots": tested["snapshots"][::-1]}))
+    assert "the average it starts from" not in run("report", out)

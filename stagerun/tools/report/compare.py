@@ -48,6 +48,7 @@ class Group:
     ema_top1: Spread | None
     test_loss: Spread | None
     gain: Spread | None
+    averaged: bool  # it starts from an average, not from a stage
     seconds: Spread
 
 
@@ -76,6 +77,7 @@ def _group(members: Sequence[tuple[Run, StageHistory]]) -> Group:
         ema_top1=spread([end.ema_top1 for _, _, end in ends if end.ema_top1 is not None]),
         test_loss=spread([end.test_loss for _, _, end in ends if end.test_loss is not None]),
         gain=spread([gain for run, stage, _ in ends if (gain := run.gain(stage)) is not None]),
+        averaged=bool(members[0][1].average),
         seconds=seconds,
     )
 
@@ -230,7 +232,7 @@ def _sentence(group: Group) -> str:
         text += f" (sd {100 * top1.sd:.2f} over {top1.n} runs, seeds {', '.join(group.seeds)})"
     text += f" at the end of {group.stage}"
     if gain:
-        text += f", {100 * abs(gain.mean):.2f} points {'below' if gain.mean < 0 else 'above'} the stage it starts from"
+        text += f", {100 * abs(gain.mean):.2f} points {'below' if gain.mean < 0 else 'above'} the {'average' if group.averaged else 'stage'} it starts from"
     if ema:
         text += f"; with averaged weights {100 * ema.mean:.2f} %"
     return text + ("." if len(group.runs) > 1 else f" ({group.runs[0]}).")

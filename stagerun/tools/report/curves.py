@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stagerun.base.events import EnsembleTested
+from stagerun.base.recipe import point
 from stagerun.drawing.colours import COLOURS, CURVES, DASHES, FILLS, GRID, INK, RULE, SOFT
 from stagerun.drawing.html import variable
 from stagerun.tools.report.history import History, Run, StageHistory
@@ -70,9 +71,18 @@ def lines(runs: Sequence[Run]) -> list[tuple[Run, StageHistory, str, str]]:
 
 
 def ensembles(run: Run) -> list[tuple[EnsembleTested, float]]:
-    """With the epoch at which the last of the members ends."""
-    ends = {stage.name: stage.begin + stage.epochs for stage in run.history.stages}
-    return [(tested, max(ends.get(name, 0.0) for name in tested.stages)) for tested in run.history.ensembles]
+    """With the epoch at which the last of the members ends, or lies where it is a snapshot in a stage's midst."""
+
+    def epoch(member: str) -> float:
+        name, iter = point(member)
+        stage = run.history.stage(name)
+        if stage is None:
+            return 0.0
+        done = stage.iter - stage.begins
+        share = 1.0 if iter is None or done <= 0 else (iter - stage.begins) / done
+        return stage.begin + share * stage.epochs
+
+    return [(tested, max(map(epoch, tested.members))) for tested in run.history.ensembles]
 
 
 def hidden(histories: Iterable[History]) -> float | None:

@@ -128,10 +128,15 @@ def effect_table(runs: Sequence[Run], setting: str, across: str | None = None, a
             f"settings that differ between stages: {', '.join(varied) or 'none'}",
         )
     note = (
-        f"difference: top-1 against {setting} {base}, in percentage points, between stages of the same run that are alike in all else; "
-        "95 %: Student's t over the runs' means"
+        f"difference: top-1 against {setting} {base}, in percentage points, between stages of the same run that are alike in all else"
+        + "; 95 %: Student's t over the runs' means" * _spread(rows)
     )
-    return Table(f"Effect of {setting}", _columns(across or "", setting), tuple(rows), (note,))
+    return Table(f"Effect of {setting}, against {base}", _columns(across or "", setting), tuple(rows), (note,))
+
+
+def _spread(rows: Sequence[Sequence[Value]]) -> bool:
+    """Whether any row has several runs, and so an interval."""
+    return any(isinstance(runs, int) and runs > 1 for *_, runs in rows)
 
 
 def _columns(across: str, setting: str) -> tuple[Column, ...]:
@@ -182,7 +187,8 @@ def paired_table(runs: Sequence[Run], pairs: Sequence[tuple[str, str]]) -> Table
         Column("other_top1", "of the other", "percent"),
         *_DIFFERENCE,
     )
-    return Table("Pairs", columns, tuple(rows), ("95 %: Student's t over the runs' differences",))
+    notes = ("95 %: Student's t over the runs' differences",) if _spread(rows) else ()
+    return Table("Pairs", columns, tuple(rows), notes)
 
 
 def _top1(run: Run, name: str) -> float | None:

@@ -119,6 +119,11 @@ class StageHistory:
         return place.stage if (place := parse_name(self.start)) else None
 
     @property
+    def average(self) -> str:
+        """The ensemble whose averaged weights it started with; '' for another stage."""
+        return self.weights if self.parent else ""
+
+    @property
     def parent_iter(self) -> int:
         """The iteration of its parent that it started from; 0 for the seed."""
         return place.iter if (place := parse_name(self.start)) else 0
@@ -193,7 +198,8 @@ class Run:
     """`identities` and `environments` (`snapshots.SnapshotRef`) hold, for each stage that has a snapshot, those of its end, or
     of the newest one that counts; identities in the words of this version. `stale` are finished stages that were trained from
     another end of their parent than it has now, and what follows from them. `results` are those of the snapshots that ensembles
-    were made from, as far as they are there, by the snapshot's id. `word` is what
+    were made from, as far as they are there, by the snapshot's id. `before`: by stage, top-1 of the average or snapshot that it started from,
+    where that is known and is not its parent's end as it is now. `word` is what
     `status` says of a process life whose end the log doesn't have; `alive`: whether it still runs.
     """
 
@@ -203,6 +209,7 @@ class Run:
     environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     stale: frozenset[str] = frozenset()
     results: Mapping[str, StageFinished] = field(default_factory=dict)
+    before: Mapping[str, float] = field(default_factory=dict)
     alive: bool = False
     word: str = ""
 
@@ -224,13 +231,16 @@ class Run:
         return ", ".join(seeds)
 
     def gain(self, stage: StageHistory) -> float | None:
-        """Top-1 against the stage at whose end it started, as a fraction; None where one of them was not evaluated, or is
+        """Top-1 against the stage at whose end it started, or the average, as a fraction; None where one of them was not evaluated, or is
         another now."""
-        parent = self.history.follows(stage)
-        if parent is None or parent.finished is None or stage.finished is None or stage.name in self.stale:
-            return None
-        before, after = parent.finished.top1, stage.finished.top1
+        before, after = self._before(stage), stage.finished.top1 if stage.finished else None
         return None if before is None or after is None else after - before
+
+    def _before(self, stage: StageHistory) -> float | None:
+        if stage.average or stage.name in self.before:
+            return self.before.get(stage.name)
+        parent = self.history.follows(stage) if stage.name not in self.stale else None
+        return parent.finished.top1 if parent and parent.finished else None
 
     def alone(self, tested: EnsembleTested) -> list[StageFinished | None]:
         """How each member of an ensemble does by itself: the results of the snapshots that it was made from, which need not be

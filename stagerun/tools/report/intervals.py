@@ -42,14 +42,15 @@ def picture(table: Table, name: str, png: bool) -> bytes:
                     axes.plot([mean], [place], "o", color=colour, markersize=4)
                 place += 1
             place += 1
-        for value, colour in colours.items() if len(series) > 1 else ():
-            axes.plot([], [], "o-", color=colour, markersize=4, linewidth=1.6, label=value)
-        if len(series) > 1:
+        spread = any(row[at["low"]] is not None for row in table.rows)
+        for value, colour in colours.items():
+            axes.plot([], [], "o-" if spread else "o", color=colour, markersize=4, linewidth=1.6, label=value)
+        if series:
             axes.legend(fontsize=8, loc="best", title=table.columns[1].title, title_fontsize=8)
         axes.set_yticks([y for y, _ in ticks], [text for _, text in ticks])
         axes.set_ylim(place - 1, -1)
         axes.set_ylabel("" if pairs else table.columns[0].title, color=SOFT)
-        axes.set_xlabel("difference of top-1 in percentage points, 95 % intervals over runs", color=SOFT)
+        axes.set_xlabel("difference of top-1 in percentage points" + ", 95 % intervals over runs" * spread, color=SOFT)
         axes.grid(axis="x", color=GRID)
         figure.suptitle(f"{name}: {table.title[0].lower()}{table.title[1:]}", size=11)
         return saved_png(figure) if png else saved_svg(figure, name).encode()

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +12,13 @@ from stagerun.base.events import EnsembleTested
 from stagerun.base.snapshots import Inventory, SnapshotRef, passed_over
 from stagerun.language.build import completed
 from stagerun.plan.counting import under
+from stagerun.plan.ensembles import made_of
 from stagerun.tools.report.curves import most
 from stagerun.tools.report.history import History, Run, StageHistory
 from stagerun.tools.report.read_log import LOG, is_schedule, read_log
 from stagerun.tools.report.replay import history
 from stagerun.train.output import Target, ensemble_on_disk
-from stagerun.train.results import read_result
+from stagerun.train.results import read_ensemble, read_result, top1_of
 from stagerun.train.status import Status, look
 
 
@@ -83,6 +84,7 @@ def run_of(out: Path, label: str, past: History, alive: bool, word: str, say: Ca
         stale=_stale(past, inventory, ends),
         alive=alive,
         word=word,
+        before=dict(_before(out, past, inventory, ends)),
         results={ref.id: result for ref in made_from if (result := read_result(out, ref)) is not None},
     )
 
@@ -142,6 +144,24 @@ def _ensembles(out: Path, past: History, inventory: Inventory) -> Iterator[Ensem
         tested = logged.get(name) or ensemble_on_disk(out, name, inventory)
         if tested is not None and tested.stages <= finished:
             yield tested
+
+
+def _before(
+    out: Path, past: History, inventory: Inventory, ends: Mapping[str, SnapshotRef]
+) -> Iterator[tuple[str, float]]:
+    """As of `Run`. An average is one of these very snapshots, weighed as they were for the stage."""
+    for stage in past.stages:
+        end = ends.get(stage.name)
+        if end is None or stage.finished is None:
+            continue
+        top1 = None
+        if stage.average:
+            tested = read_ensemble(out, stage.average)
+            top1 = tested.top1 if tested is not None and made_of(end, tested) else None
+        elif past.follows(stage) is None:
+            top1 = top1_of(out, end.parent, inventory, stage.finished.tested_set)
+        if top1 is not None:
+            yield stage.name, top1
 
 
 def _stale(past: History, inventory: Inventory, ends: dict[str, SnapshotRef]) -> frozenset[str]:

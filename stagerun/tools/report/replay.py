@@ -171,7 +171,7 @@ class Replay:
 
     def take(self, time: float, event: events.Event | Updates) -> None:
         # A process may fail before its events.RunStarted.
-        new = isinstance(event, events.RunStarted) or (
+        new = (isinstance(event, events.RunStarted) and not self._goes_on(event)) or (
             isinstance(event, events.Failed) and self.lives and self.lives[-1].end
         )
         if new or not self.lives:
@@ -197,7 +197,7 @@ class Replay:
             case events.NotFinite() if event.until is None:
                 self._failed(event)
             case events.RunStarted():
-                life.run, self.complete = event, False
+                life.run, life.end, self.complete = life.run or event, "", False
                 for stage in self.stages.values():  # a kill came before it went on
                     stage.went_back = False
                 self.schedule, self.planned, self.together = event.schedule, event.stages, event.ensembles
@@ -228,14 +228,21 @@ class Replay:
             case events.RunFinished():
                 left = f" (not chosen: {', '.join(event.not_chosen)})" if event.not_chosen else ""
                 life.end, self.complete = "finished" + left, not event.not_chosen
-                if not event.trained:  # it looked, and there was nothing to do
+                if not event.trained and not life.work.time:  # it looked, and there was nothing to do
                     self.lives.pop()
+
+    def _goes_on(self, event: events.RunStarted) -> bool:
+        """Whether it is of the process of the last life, which has trained stages side by side."""
+        before = self.lives[-1].run if self.lives else None
+        return event.rest and before is not None and before.side_by_side > 0
 
     def _stage(self, name: str) -> _Stage:
         return self.stages.setdefault(name, _Stage(name))
 
     def _started(self, life: _Life, event: events.StageStarted) -> None:
         stage = self._stage(event.stage)
+        if stage.finished is not None and 0 < stage.finished.iterations <= event.iter < event.max_iter:
+            self._raised(stage.name, stage.finished.iterations)
         self._cut(stage, event.iter)
         back, stage.went_back = stage.went_back, False
         stage.started, stage.finished, stage.chosen = event, None, ""
@@ -243,7 +250,7 @@ class Replay:
             return
         if event.iter == event.begins:
             stage.rollbacks = 0
-        self.ensembles = {k: e for k, e in self.ensembles.items() if event.stage not in e.stages}
+        self.ensembles = {k: e for k, e in self.ensembles.items() if not e.undone_by(event.stage, event.iter)}
         life.start = life.start or f"{event.stage} {event.iter}"
         if event.iter == event.begins:
             place, now = parse_name(event.start), self.names.get(event.start)
@@ -251,6 +258,13 @@ class Replay:
             stage.weights, stage.older = event.weights, stage.attempt
         else:
             stage.resumes.append(event.iter)
+
+    def _raised(self, name: str, end: int) -> None:
+        """An ensemble of the stage's old end is one of a snapshot in its midst by now."""
+        for key, tested in self.ensembles.items():
+            members = tuple(f"{name}@{end}" if member == name else member for member in tested.members)
+            best = f"{name}@{end}" if tested.best == name else tested.best
+            self.ensembles[key] = replace(tested, members=members, best=best)
 
     def _failed(self, event: events.NotFinite) -> None:
         stage = self._stage(event.stage)

@@ -147,7 +147,7 @@ def stages_table(runs: Sequence[Run]) -> Table:
     cells = tuple(_with_mean_ap(runs, cells))
     rows = tuple(row(run, stage) for run in runs for stage in run.history.stages)
     note = (
-        "train loss: mean over the last iterations, 100 at most; gain: top-1 against the stage it started from, in "
+        "train loss: mean over the last iterations, 100 at most; gain: top-1 against the stage or average it started from, in "
         "percentage points; time: of training, without evaluation and without what was done again"
     )
     notes = (note, *[_SENT_NOTE] * compressed, *[_STALE_NOTE] * pushed)

@@ -10,7 +10,7 @@ from stagerun.base.errors import WORTH_ANOTHER_START
 from stagerun.base.pace import sent, strip
 from stagerun.base.snapshots import passed_over
 from stagerun.base.staleness import histogram
-from stagerun.base.text import columns, count, duration, percent, size
+from stagerun.base.text import columns, count, duration, listed, percent, size
 from stagerun.command.ending import show, tell
 from stagerun.command.options import command
 from stagerun.command.shared import Folder, Json, Out, Overrides
@@ -55,9 +55,10 @@ def status_text(status: Status, now: float, classes: int | None = None) -> str:
     lines = [f"{status.schedule}: {headline(status, now)}"]
     if status.run is not None:
         threads = count(status.run.threads, "thread")
-        lines.append(
-            f"{count(status.run.workers, 'worker')} on {status.run.device}, {threads} each, output in {status.out}"
-        )
+        workers = count(status.run.workers, "worker")
+        if together := status.run.side_by_side:
+            workers = f"{count(together, 'worker')}, a stage each,"
+        lines.append(f"{workers} on {status.run.device}, {threads} each, output in {status.out}")
         if len(set(status.run.hosts)) > 1:
             lines.append(hosts_text(status.run.hosts))
     if status.stages:
@@ -118,7 +119,9 @@ def headline(status: Status, now: float) -> str:
         return duration(max(0.0, now - time))
 
     when = f"{ago(status.last_logged)} ago" if status.last_logged is not None else "before anything was logged"
-    at = f" in {status.progress.stage} after iteration {status.progress.iter}" if status.progress else ""
+    last = status.broken_off or ((status.progress,) if status.progress else ())
+    places = [f"{one.stage} after iteration {one.iter}" for one in last]
+    at = f" in {listed(places)}" if places else ""
     who = (status.holder.text or "a process without a name yet") if status.holder else ""
     match status.state:
         case "starting":

@@ -26,6 +26,7 @@ from stagerun.train.logs.results import (
     piece_line,
     results_table,
 )
+from stagerun.train.results import Before
 
 OURS = "stagerun:1"
 # Where Caffe's lines come from; some scripts look for these.
@@ -48,7 +49,7 @@ class CaffeLog:
         self,
         legs: Mapping[str, Leg],
         display: Mapping[str, int],
-        parents: dict[str, str | None],
+        parents: Mapping[str, Before],
         results: Sequence[events.StageFinished] = (),
         ensembles: Sequence[events.EnsembleTested] = (),
     ) -> None:
@@ -84,7 +85,7 @@ class CaffeLog:
                 )
                 self._print(f"Solving {event.schedule}", "I", SOLVING)
             case events.StageStarted():
-                self.ensembles = {k: e for k, e in self.ensembles.items() if event.stage not in e.stages}
+                self.ensembles = {k: e for k, e in self.ensembles.items() if not e.undone_by(event.stage, event.iter)}
                 leg = self.legs[event.stage]
                 self.say(
                     f"stage {event.stage}: {event.iter} of {event.max_iter} iterations done, batch {event.batch_size}, "
@@ -123,7 +124,7 @@ class CaffeLog:
                 self.say(f"{event.reason}; everything is saved: run the same command again to go on")
             case events.RunFinished():
                 done = [self.results[stage] for stage in self.legs if stage in self.results]
-                self.say(results_table(done, self.parents))
+                self.say(results_table(done, self.parents, self.ensembles.values()))
                 if self.ensembles:
                     self.say(ensembles_table(ordered(self.ensembles, self.started)))
                 if event.not_chosen:

@@ -28,6 +28,7 @@ from stagerun.train.logs.results import (
     piece_line,
     results_table,
 )
+from stagerun.train.results import Before
 
 _EVERY_S = 0.5  # between two pictures of the live line
 _ERASE = Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2))
@@ -48,7 +49,7 @@ class Console:
     def __init__(
         self,
         display: dict[str, int],
-        parents: dict[str, str | None],
+        parents: Mapping[str, Before],
         results: Sequence[events.StageFinished] = (),
         live: bool | None = None,
         ensembles: Sequence[events.EnsembleTested] = (),
@@ -128,7 +129,7 @@ class Console:
                 self.met = event
             case events.StageStarted():
                 self.stage, self.met = event, None
-                self.ensembles = {k: e for k, e in self.ensembles.items() if event.stage not in e.stages}
+                self.ensembles = {k: e for k, e in self.ensembles.items() if not e.undone_by(event.stage, event.iter)}
                 self.left = event.iterations_left or self.left  # a damaged snapshot may have added to it
                 self.window.clear()
                 self.pushes.clear()
@@ -162,7 +163,7 @@ class Console:
                 self.say(f"warning: no snapshot of {event.stage} at {event.iter}: {event.message}", "yellow")
             case events.StageFinished():
                 self.results = [r for r in self.results if r.stage != event.stage] + [event]
-                self.say(results_table(self.results, self.parents, shown=[event]))
+                self.say(results_table(self.results, self.parents, self.ensembles.values(), shown=[event]))
                 self._say_strip()
             case events.EnsembleTested():
                 self.ensembles[event.name] = event
@@ -175,7 +176,8 @@ class Console:
             case events.RunFinished():
                 self.say(finished_line(event))
                 order = list(self.parents)
-                self.say(results_table(sorted(self.results, key=lambda r: order.index(r.stage)), self.parents))
+                done = sorted(self.results, key=lambda r: order.index(r.stage))
+                self.say(results_table(done, self.parents, self.ensembles.values()))
                 if self.ensembles:
                     self.say("\n" + ensembles_table(ordered(self.ensembles, self.started)))
                 if event.trained and self.started and self.live:  # for a person: what programs read ends with the table

@@ -1,6 +1,6 @@
 """What is printed of results: the tables of finished stages and of ensembles, and the lines that all screens share."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from stagerun.base.events import (
     CompressionChosen,
@@ -15,6 +15,7 @@ from stagerun.base.recipe import OnNan
 from stagerun.base.text import columns, count, duration
 from stagerun.plan.ensembles import in_words as members_in_words
 from stagerun.train.choices import DENSE, in_words
+from stagerun.train.results import Before
 
 HEADER = (
     "stage",
@@ -32,20 +33,24 @@ HEADER = (
 
 
 def results_table(
-    results: Sequence[StageFinished], parents: dict[str, str | None], shown: Sequence[StageFinished] | None = None
+    results: Sequence[StageFinished],
+    parents: Mapping[str, Before],
+    ensembles: Iterable[EnsembleTested] = (),
+    shown: Sequence[StageFinished] | None = None,
 ) -> str:
     """One line per stage of `shown` (default: all `results`), and a total where there are several.
 
-    `gain`: top-1 against the stage it started from, in percentage points. `EMA top-1`: of the averaged weights, where a stage
+    `gain`: top-1 against the stage or average it started from, in percentage points. `EMA top-1`: of the averaged weights, where a stage
     has them; `mAP`: where images have several labels.
     """
-    top1 = {r.stage: r.top1 for r in results}
+    top1 = {e.name: e.top1 for e in ensembles} | {r.stage: r.top1 for r in results}
     results = results if shown is None else shown
     averaged = any(r.ema_top1 is not None for r in results)
     several = any(r.mean_ap is not None for r in results)  # labels
     rows: list[Sequence[str]] = [(*HEADER[:-1], *["mAP"] * several, *["EMA top-1"] * averaged, HEADER[-1])]
     for r in results:
-        before = top1.get(parents.get(r.stage) or "")
+        before = parents.get(r.stage)
+        before = top1.get(before) if isinstance(before, str) else before
         gain = "" if before is None or r.top1 is None else f"{100 * (r.top1 - before):+.2f}"
         rows.append(
             (

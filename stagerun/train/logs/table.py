@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stagerun.base.errors import UsageError, listing
+from stagerun.train.results import Before, before
 
 if TYPE_CHECKING:
     from stagerun.base.events import EnsembleTested, Event, StageFinished
@@ -204,29 +205,32 @@ def require_evaluation(names: Sequence[str], schedule: "Schedule") -> None:
 # -- what is printed
 
 
-def _text(plan: "Plan", results: "Sequence[StageFinished]", ensembles: "Sequence[EnsembleTested]") -> Screen:
+def _text(plan: "Plan", out: Path, results: "Sequence[StageFinished]", ensembles: "Sequence[EnsembleTested]") -> Screen:
     from stagerun.train.logs.console import Console
 
-    return Console(_display(plan), parents(plan), results, ensembles=ensembles)
+    return Console(_display(plan), parents(plan, out), results, ensembles=ensembles)
 
 
-def _caffe(plan: "Plan", results: "Sequence[StageFinished]", ensembles: "Sequence[EnsembleTested]") -> Screen:
+def _caffe(
+    plan: "Plan", out: Path, results: "Sequence[StageFinished]", ensembles: "Sequence[EnsembleTested]"
+) -> Screen:
     from stagerun.train.logs.caffe_log import CaffeLog
     from stagerun.train.logs.course import course
 
-    return CaffeLog(course(plan), _display(plan), parents(plan), results, ensembles)
+    return CaffeLog(course(plan), _display(plan), parents(plan, out), results, ensembles)
 
 
 def _display(plan: "Plan") -> dict[str, int]:
     return {stage.name: stage.solver.display for stage in plan.schedule.stages}
 
 
-def parents(plan: "Plan") -> dict[str, str | None]:
-    """The stages at whose ends others start: with those they are compared."""
-    return {stage.name: stage.parent if stage.parent_iter is None else None for stage in plan.schedule.stages}
+def parents(plan: "Plan", out: Path) -> "dict[str, Before]":
+    """What each stage is compared with: the stage at whose end it starts, or the average. Of one that is kept, the name may stand for
+    something else by now: then top-1 of what it started from."""
+    return {planned.stage.name: before(plan, out, planned) for planned in plan.stages}
 
 
-SCREENS: dict[str, Callable[["Plan", "Sequence[StageFinished]", "Sequence[EnsembleTested]"], Screen]] = {
+SCREENS: dict[str, Callable[["Plan", Path, "Sequence[StageFinished]", "Sequence[EnsembleTested]"], Screen]] = {
     "text": _text,
     "caffe": _caffe,
 }
