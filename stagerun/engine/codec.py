@@ -131,19 +131,14 @@ def _digest(array: np.ndarray) -> int:
     return xxh3_64_intdigest(array.view(np.uint8).data)
 
 
-# Words that are mixed at a time: their temporaries stay in a CPU's cache, and small on a GPU.
-_WORDS = {"cpu": 1 << 14}
-_MANY_WORDS = 1 << 22
-
-
 def digest_there(tensor: Tensor) -> int:
-    """A digest that is computed where the tensor is: on the CPU that of `digest`, elsewhere that of `mixed`, for which one number is copied."""
+    """A digest that is computed where the tensor is: `digest` on the CPU, elsewhere `mixed`, which copies one number to the host."""
     return digest(tensor) if tensor.device.type == "cpu" else mixed(tensor)
 
 
 def mixed(tensor: Tensor) -> int:
-    """The sum of all 64-bit words, each with its place mixed by the finalizer of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), modulo 2^64; the
-    same on any device. That is one to one, so a change within one word never goes unseen."""
+    """The sum of all 64-bit words modulo 2^64, the same on any device. Each is mixed with its place by the finalizer of SplitMix64 (Steele, Lea and
+    Flood, OOPSLA 2014). The finalizer is one to one, so a change within one word never goes unseen."""
     data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     whole = data.numel() // 8 * 8
     if data.storage_offset() % 8:
@@ -152,7 +147,7 @@ def mixed(tensor: Tensor) -> int:
     rest[: data.numel() - whole] = data[whole:]
     words = data[:whole].view(torch.int64)
     total = mix(rest.view(torch.int64), -1 - data.numel()).sum()
-    step = _WORDS.get(tensor.device.type, _MANY_WORDS)
+    step = 1 << (14 if tensor.device.type == "cpu" else 22)  # temporaries stay in a CPU's cache, and small on a GPU
     for start in range(0, words.numel(), step):
         total += mix(words[start : start + step], start).sum()
     return int(total) & (1 << 64) - 1

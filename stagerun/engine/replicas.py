@@ -55,6 +55,7 @@ class Replicas:
         ranks = holders_of(shares, self.count)
         parts = [comm.part(those) for those in ranks]
         self.holders, self.runs = [those[0] for those in ranks], shares[comm.rank]
+        self.shared = [r for r, those in enumerate(ranks) if len(those) > 1]  # those that several ranks hold
         self.senders = [
             range(bisect_left(self.holders, rank), bisect_right(self.holders, rank)) for rank in range(comm.size)
         ]

@@ -3,7 +3,7 @@
 import math
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -179,19 +179,19 @@ def _live(state: TrainState) -> dict[str, Tensor]:
 
 
 def common(state: TrainState) -> dict[str, Tensor]:
-    """What all ranks hold besides PARTS: POWER_SGD's bases, and what parted replicas last went on from. The live tensors."""
+    """What all ranks hold besides PARTS: POWER_SGD's bases, and what parted replicas last went on from. These are the live tensors."""
     bases = {f"{BASIS}{name}": t for name, t in state.residual.bases.items()} if state.residual is not None else {}
     parted = state.replicas is not None and state.replicas.parted
     return bases | (state.replicas.common_by_name() if parted and state.replicas is not None else {})
 
 
-def digests_held(state: TrainState) -> dict[str, int]:
-    """The digests of all that other ranks hold, too: `digests`, and while replicas have parted `REPLICA/NAME` of those that this rank has a part
-    in; those of `common`. Leaves the network as it is."""
+def digests_held(state: TrainState, replicas: Collection[int] = ()) -> dict[str, int]:
+    """`digests_there`, or, while replicas have parted, the digests of those of `replicas` that this rank has a part in, as `REPLICA/NAME`; and
+    `digests_common`. Leaves the network as it is."""
     shared = digests_common(state)
     if state.replicas is None or not state.replicas.parted:
         return digests_there(state) | shared
-    held = state.replicas.held_here()
+    held = {r: its for r, its in state.replicas.held_here().items() if r in replicas}
     parted = {f"{r}/{name}": digest_there(t) for r, its in held.items() for name, t in its.items()}
     return parted | _remembered(state) | shared
 

@@ -58,7 +58,7 @@ def points_of(schedule: Schedule, usable: Mapping[str, tuple[SnapshotRef, ...]])
 
 
 def oldest_at(iter: int, usable: tuple[SnapshotRef, ...]) -> SnapshotRef | None:
-    """Of the snapshots of a stage that count the one to take at an iteration."""
+    """The one to take at an iteration of the snapshots of a stage that count."""
     return min((ref for ref in usable if ref.iter == iter), key=lambda ref: ref.attempt, default=None)
 
 
@@ -366,8 +366,8 @@ def _of_others(inventory: Inventory, known: Collection[str]) -> dict[str, list[S
 
 
 def lineage(schedule: Schedule, plan: Plan, planned: PlannedStage) -> list[SnapshotRef]:
-    """The snapshots of a stage's ancestors that a folder must have for the stage to be trained there: those that each starts from, and their
-    ends."""
+    """The snapshots of others that a folder must have for a stage to be trained there: those that it and its ancestors start from, the ends of
+    these, its teacher's, and those that it is averaged from."""
     stages = {other.stage.name: other for other in plan.stages}
     found = [planned.start] if planned.state is State.FRESH and planned.start is not None else []
     stage = planned.stage
@@ -376,7 +376,7 @@ def lineage(schedule: Schedule, plan: Plan, planned: PlannedStage) -> list[Snaps
         found += [ref for ref in plan.inventory.of(stage.parent) if ref.iter == at]
         found += [parent.end] if parent.end is not None else []
         stage = parent.stage
-    return found
+    return [*found, *([planned.teacher] if planned.teacher is not None else []), *planned.averaged]
 
 
 # -- where `on_nan: ROLLBACK` goes back to

@@ -72,7 +72,7 @@ class Audits:
     def _prove(self) -> None:
         replicas = self.state.replicas
         parted = replicas is not None and replicas.parted and replicas.differ(self.state.iter)
-        found = self._first(digests_held(self.state)) if parted else digests_there(self.state)
+        found = self._first(digests_held(self.state, (0,))) if parted else digests_there(self.state)
         # As before any evaluation: one that `early_stop` goes by comes between this and the snapshot.
         now = self.state
         known = counters(now.iter, now.plateau, NOTHING_YET, now.skips, now.skips_in_all, now.rollbacks)
@@ -80,7 +80,7 @@ class Audits:
         self.run.proof = audits.chained(self.run.proof, self.state.iter, self._state)
 
     def _first(self, found: Mapping[str, int]) -> Mapping[str, int]:
-        """Of replicas those of the first, which rank 0 holds whatever the number of workers."""
+        """Digests of the first replica alone, which rank 0 holds whatever the number of workers."""
         return {n: d for n, d in found.items() if n.partition("/")[0] in ("0", "counters")}
 
     def _proved(self) -> Iterator[Proof]:
@@ -134,8 +134,8 @@ class Audits:
         if made:
             agree(self.run, iter, self.notes, {name: digest_there(t) for name, t in made.items()})
             return
-        everybody = gather_json(self.comm, [host_name(), digests_held(self.state)])
-        for r in (*map(str, range(replicas.count)), ""):
+        everybody = gather_json(self.comm, [host_name(), digests_held(self.state, replicas.shared)])
+        for r in (*map(str, replicas.shared), ""):
             held = [{n: d for n, d in found.items() if _replica_in(n) == r} for _, found in everybody]
             ranks = [rank for rank, found in enumerate(held) if found]
             if any(held[rank] != held[ranks[0]] for rank in ranks) and not self.run.worker.others:

@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -301,8 +302,9 @@ class Images:
         require_usable(self.schedule, self._records, self.memory, bad, self._python_transform)
 
 
+@dataclass(slots=True)
 class KeptImages:
-    """What one run after another of the same schedule has open, in one process."""
+    """Images that stay open from one run of a schedule to the next, in one process."""
 
     images: Images | None = None
 
@@ -319,7 +321,7 @@ def _seen(schedule: Schedule) -> tuple[object, ...]:
 
 @contextmanager
 def opened_images(schedule: Schedule, device: torch.device, kept: KeptImages | None) -> Iterator[Images]:
-    """Those of a run; `kept`, which its owner closes, has them for the next one, if nothing fails."""
+    """The images of a run. `kept`, which its owner closes, keeps them open for the next run unless this one fails."""
     holder = kept if kept is not None else KeptImages()
     if holder.images is None or _seen(holder.images.schedule) != _seen(schedule):
         holder.close()

@@ -73,7 +73,7 @@ Before = str | float | None  # what a stage is compared with: a stage or ensembl
 
 
 def before(plan: Plan, out: Path, planned: PlannedStage) -> Before:
-    """None where it isn't known."""
+    """What the gain of a stage is against; None if that isn't known."""
     stage, own = planned.stage, planned.end or planned.start
     if planned.kept and stage.average is not None:
         tested = read_ensemble(out, stage.average)
@@ -88,7 +88,7 @@ def before(plan: Plan, out: Path, planned: PlannedStage) -> Before:
 
 
 def top1_of(out: Path, id: str, inventory: Inventory, images: str) -> float | None:
-    """Of a snapshot, where it was evaluated, and not on other images."""
+    """The top-1 of a snapshot; None if it was not evaluated, or on other images."""
     ref = next((ref for ref in inventory.snapshots if ref.id == id), None)
     result = read_result(out, ref) if ref is not None else None
     return None if result is None or same_set(result.tested_set, images) is False else result.top1

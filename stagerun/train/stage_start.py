@@ -81,9 +81,7 @@ def restored(run: StageRun) -> TrainState:
     solver = run.stage.solver
     torch.manual_seed(solver.random_seed)
     model = build(run.stage.model)
-    if not run.worker.looked:  # on all ranks alike
-        everyone(run.worker.comm, lambda: _refuse_idle_rules(run, model))
-        run.worker.looked.append(run.stage.name)
+    everyone(run.worker.comm, lambda: _refuse_idle_rules(run, model))
     state = make_state(model, solver, run.worker.device)
     state.iter = run.planned.iter
     if not rank0(run.worker.comm, lambda: _fill(run, state)):
@@ -330,7 +328,7 @@ def _saved_momentum(run: StageRun, state: TrainState, data: bytes) -> dict[str, 
 
 
 def _refuse_idle_rules(run: StageRun, model: torch.nn.Module) -> None:
-    """In all stages, before the first of them is trained in this life; what is wrong with weights that stages are given, on rank 0."""
+    """In all stages, before the first of them is trained; what is wrong with weights that stages are given, on rank 0."""
     schedule, trained = run.worker.schedule, model
     problems = Problems(schedule.files)
     if run.worker.keeper is not None and any(stage.solver.given for stage in schedule.stages):

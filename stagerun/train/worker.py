@@ -92,9 +92,6 @@ class Worker:
     profile: Profile | None = None
     replay: Path | None = None  # the output folder whose records are replayed
     replaying: Replay | None = None  # what rank 0 has read there
-    looked: list[str] = field(
-        default_factory=list
-    )  # the stage at whose start all stages' `param` and `freeze` were looked at
 
 
 @dataclass(frozen=True, slots=True)

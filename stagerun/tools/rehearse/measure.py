@@ -154,7 +154,7 @@ def rehearse(
 
 
 def _average_bytes(schedule: Schedule, folder: Path) -> int:
-    """Of the largest network that an ensemble has left."""
+    """The bytes of the largest network that an ensemble has left in OUT/averages."""
     roots = (averages_folder(folder) / ensemble.name for ensemble in schedule.ensembles)
     return max((ref.bytes for root in roots for ref in inventory(LocalDisk(), root).snapshots), default=0)
 

@@ -252,8 +252,9 @@ class Check:
     def _copy(self, one: Stretch, out: Path) -> None:
         """What a stretch starts from: its snapshot, those of its ancestors, and their results."""
         planned = next(p for p in self.plan.stages if p.stage.name == one.stage)
-        needed = [one.base, *lineage(self.schedule, self.plan, planned), planned.teacher, *planned.averaged]
-        borrow(self.out, out, list(dict.fromkeys(ref.name for ref in needed if ref is not None)))
+        base = [one.base] if one.base is not None else []
+        needed = [*base, *lineage(self.schedule, self.plan, planned)]
+        borrow(self.out, out, list(dict.fromkeys(ref.name for ref in needed)))
 
 
 def _lacking(stage: str, iters: Sequence[int]) -> str:
