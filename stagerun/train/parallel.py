@@ -26,7 +26,6 @@ from stagerun import store
 from stagerun.base.errors import ExitCode, PeerError, StagerunError, UsageError
 from stagerun.base.events import Event, Failed, Note, RunFinished, RunStarted, StageFinished, Stopped
 from stagerun.base.recipe import Schedule
-from stagerun.base.snapshots import SnapshotRef
 from stagerun.base.text import count, percent
 from stagerun.command.ending import say, tell
 from stagerun.command.options import arguments
@@ -144,7 +143,7 @@ def train_side_by_side(options: RunOptions, schedule: Schedule) -> int | None:
     if done is not None:
         return done
     threads = options.threads or default_threads(options.parallel)
-    stop = StopRequest("to save", "what every stage is at", grace=options.grace_s)
+    stop = StopRequest("to save", "the iteration that each stage is at", grace=options.grace_s)
     stop.install(ExitCode.SAVED)
     stop.begin()
     return _Run(replace(options, threads=threads), schedule, stop).train()
@@ -159,29 +158,34 @@ class _Run:
     failed: list[tuple[int, str]] = field(default_factory=list)
     over: set[str] = field(default_factory=set)  # stages that ended here
     changed: bool = False  # since the newest plan
-    keeper: Keeper | None = None  # as soon as it holds the folder
     newest: str = ""  # the stage that was given out last
+    # As soon as this process holds the folder.
+    keeper: Keeper = field(init=False)
     plan: Plan = field(init=False)
     log: JsonLines = field(init=False)
 
+    @property
+    def out(self) -> Path:
+        return self.keeper.out
+
     def train(self) -> int | None:
         out, began = self.options.output(self.schedule), time.monotonic()
-        keeper = Keeper(self.schedule, out, self.options.selection, self.options.retry, tell, self.stop)
+        keeper = self.keeper = Keeper(self.schedule, out, self.options.selection, self.options.retry, tell, self.stop)
         code: int | None = None
         try:
             keeper.open()
-            self.keeper = keeper
             take_over(keeper)
+            self.plan = keeper.plan()
             with ExitStack() as stack:
                 stack.callback(self._end)
                 self.log = log = stack.enter_context(JsonLines(out / "log.jsonl", tell))
-                log(self._started(keeper))
-                self._loop(keeper, out)
+                log(self._started())
+                self._loop()
                 if self.failed:
                     code = self.failed[0][0]
                 elif self.stop():
                     code = ExitCode.SAVED
-                log(self._last(keeper, code, time.monotonic() - began))
+                log(self._last(code, time.monotonic() - began))
         finally:
             keeper.close(code if code is not None or sys.exc_info()[0] is not None else ExitCode.DONE)
         for _, text in self.failed:
@@ -190,58 +194,56 @@ class _Run:
             tell("stopped: the same command goes on, with or without --parallel")
         return code
 
-    def _last(self, keeper: Keeper, code: int | None, seconds: float) -> RunFinished | Stopped | Failed:
+    def _last(self, code: int | None, seconds: float) -> RunFinished | Stopped | Failed:
         if self.failed:
             return Failed(code=self.failed[0][0], text=self.failed[0][1])
         if code is None:
             return RunFinished(trained=bool(self.over), seconds=seconds)
-        own = keeper.inventory().of(self.newest)
+        own = self.keeper.inventory().of(self.newest)
         return Stopped(stage=self.newest, iter=own[-1].iter if own else 0, reason="asked to stop")
 
-    def _started(self, keeper: Keeper) -> RunStarted:
-        schedule, plan = self.schedule, keeper.plan()
+    def _started(self) -> RunStarted:
+        schedule = self.schedule
         return RunStarted(
-            schedule=schedule.name, out=str(keeper.out), workers=1, device="cpu", threads=self.options.threads or 1,
+            schedule=schedule.name, out=str(self.out), workers=1, device="cpu", threads=self.options.threads or 1,
             stages=tuple(stage.name for stage in schedule.stages if stage.enabled),
             iterations=sum(stage.solver.max_iter for stage in schedule.stages if stage.enabled),
-            iterations_left=plan.iterations_left, version=stagerun.__version__,
+            iterations_left=self.plan.iterations_left, version=stagerun.__version__,
             ensembles=tuple(ensemble.name for ensemble in schedule.ensembles),
             disabled=tuple(stage.name for stage in schedule.stages if not stage.enabled),
-            hosts=(host_name(),), attempt=keeper.attempt, side_by_side=self.options.parallel or 0,
+            hosts=(host_name(),), attempt=self.keeper.attempt, side_by_side=self.options.parallel or 0,
         )  # fmt: skip
 
-    def _loop(self, keeper: Keeper, out: Path) -> None:
+    def _loop(self) -> None:
         with selectors.DefaultSelector() as selector:
-            self.plan = keeper.plan()
-            for _ in range(
-                min(self.options.parallel or 1, len(self.plan.work))
-            ):  # all at once: each loads torch for seconds
+            # All at once: each loads torch for seconds.
+            for _ in range(min(self.options.parallel or 1, len(self.plan.work))):
                 worker = self._start()
                 selector.register(worker.process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
             while True:
                 if not self.failed and not self.stop():
                     if self.changed:  # a stage has ended: others may start from it
-                        self.plan, self.changed = keeper.plan(), False
-                    self._give_out(out)
+                        self.plan, self.changed = self.keeper.plan(), False
+                    self._give_out()
                 elif any(worker.stage for worker in self.workers):
                     self._ask_to_stop()
                 if not any(worker.stage for worker in self.workers):
                     return
                 for key, _ in selector.select(_LOOK_S):
-                    self._hear(key.data, selector, out)
+                    self._hear(key.data, selector)
 
-    def _give_out(self, out: Path) -> None:
+    def _give_out(self) -> None:
         """A stage to each worker that waits."""
         idle = [worker for worker in self.workers if not worker.stage]
-        ready = self._ready(self.plan, {worker.stage for worker in self.workers}) if idle else []
+        ready = self._ready({worker.stage for worker in self.workers}) if idle else []
         for worker, planned in zip(idle, ready, strict=False):
             try:
-                self._give(worker, planned, out)
+                self._give(worker, planned)
             except StagerunError as error:  # the others are to be saved first
                 self.failed.append((int(error.exit_code), error.render()))
                 return
 
-    def _ready(self, plan: Plan, at_work: set[str]) -> list[PlannedStage]:
+    def _ready(self, at_work: set[str]) -> list[PlannedStage]:
         """The stages that can be trained now, in running order. Those that wait for others, or for a stretch that is trained once more, come
         later, or in the ordinary run."""
 
@@ -259,7 +261,7 @@ class _Run:
                 return True
             return planned.start is not None and (stage.average is None or bool(planned.averaged))
 
-        return [planned for planned in plan.work if can(planned)]
+        return [planned for planned in self.plan.work if can(planned)]
 
     def _start(self) -> _Worker:
         same = arguments(self.options, "folder", "overrides", "out", "keep", "threads", "grace", "exact")
@@ -273,20 +275,15 @@ class _Run:
         self.workers.append(_Worker(process, said))
         return self.workers[-1]
 
-    def _give(self, worker: _Worker, planned: PlannedStage, out: Path) -> None:
+    def _give(self, worker: _Worker, planned: PlannedStage) -> None:
         plan, name = self.plan, planned.stage.name
-        folder = out / FOLDER / name
-        own = list(plan.inventory.of(name)) if planned.state is State.RESUME else []  # a rollback may go back further
+        folder = self.out / FOLDER / name
+        own = plan.inventory.of(name) if planned.state is State.RESUME else ()  # a rollback may go back further
         with reporting("make a folder for a stage", folder):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / MARK).touch()
-        refs: list[SnapshotRef | None] = [
-            *own,
-            *lineage(self.schedule, plan, planned),
-            planned.teacher,
-            *planned.averaged,
-        ]
-        borrow(out, folder, list(dict.fromkeys(ref.name for ref in refs if ref is not None)))
+        needed = [*own, *lineage(self.schedule, plan, planned)]
+        borrow(self.out, folder, list(dict.fromkeys(ref.name for ref in needed)))
         worker.stage = self.newest = name
         assert worker.process.stdin is not None
         with suppress(BrokenPipeError):  # it is heard of when its output ends
@@ -299,19 +296,19 @@ class _Run:
         say(f"stage {name}: iterations {planned.iter} to {planned.last}, from {start}")
         self.log(Note(text=f"stage `{name}` is trained beside others, and is told of when it ends"))
 
-    def _hear(self, worker: _Worker, selector: selectors.BaseSelector, out: Path) -> None:
+    def _hear(self, worker: _Worker, selector: selectors.BaseSelector) -> None:
         assert worker.process.stdout is not None
         new = os.read(worker.process.stdout.fileno(), 1 << 16)
         *lines, worker.rest = (worker.rest + new).split(b"\n")
         for line in lines:
-            self._ended(worker, json.loads(line), out)
+            self._ended(worker, json.loads(line))
         if not new:
             selector.unregister(worker.process.stdout)
             self.workers.remove(worker)
             code = worker.process.wait()
             if worker.stage and self.stop() and code in (-signal.SIGTERM, ExitCode.SAVED):
                 # It was asked before it could listen: nothing was trained since its newest snapshot.
-                self._ended(worker, {"code": int(ExitCode.SAVED)}, out)
+                self._ended(worker, {"code": int(ExitCode.SAVED)})
             elif worker.stage:
                 worker.said.seek(0)
                 said = worker.said.read().decode(errors="replace").rstrip().splitlines()[-_TAIL:]
@@ -319,23 +316,22 @@ class _Run:
                     "\n".join([f"the worker that trained stage `{worker.stage}` ended with {code}", *said]),
                     "the same command goes on from its newest snapshot",
                 )
-                self._ended(worker, {"code": int(error.exit_code), "text": error.render()}, out)
+                self._ended(worker, {"code": int(error.exit_code), "text": error.render()})
 
-    def _ended(self, worker: _Worker, answer: dict[str, Any], out: Path) -> None:
+    def _ended(self, worker: _Worker, answer: dict[str, Any]) -> None:
         name, code, known = worker.stage, answer["code"], not self.changed
         worker.stage, self.changed = "", True
         self.over.add(name)
-        assert self.keeper is not None
         if code == ExitCode.DONE and known and not self.failed and not self.stop():
-            self._give_out(out)  # what doesn't wait for this one, so that the worker needn't wait either
+            self._give_out()  # what doesn't wait for this one, so that the worker needn't wait either
         try:
             self.keeper.require_held()
-            damaged = _take_over(self.keeper, out / FOLDER / name)
+            damaged = _take_over(self.keeper, self.out / FOLDER / name)
         except StagerunError as error:  # the others are to be saved first; what is here the next run takes over
             self.failed.append((int(error.exit_code), error.render()))
             return
         with suppress(OSError):
-            (out / FOLDER).rmdir()
+            (self.out / FOLDER).rmdir()
         for one in damaged:  # its stage is trained again from what is left, and then this one
             tell(f"snapshot {one} is damaged and was set aside as .bad-{one}")
             place = store.parse_name(one)
@@ -345,13 +341,13 @@ class _Run:
         if code == ExitCode.DONE:
             say(f"stage {name}: {answer['text']}")
         elif code == ExitCode.SAVED:
-            say(f"stage {name}: {self._stopped(name, answer.get('iter'), out)}")
+            say(f"stage {name}: {self._stopped(name, answer.get('iter'))}")
         else:
             text = answer["text"]
             self.failed.append((code, text if f"`{name}`" in text else f"stage `{name}`: {text}"))
 
-    def _stopped(self, name: str, iter: int | None, out: Path) -> str:
-        places = map(store.parse_name, store.LocalDisk().names(snapshots_folder(out)))
+    def _stopped(self, name: str, iter: int | None) -> str:
+        places = map(store.parse_name, store.LocalDisk().names(snapshots_folder(self.out)))
         if any(place is not None and (place.stage, place.iter) == (name, iter) for place in places):
             return f"stopped and saved after iteration {iter}"
         return "stopped before its first iteration"

@@ -24,22 +24,22 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[parallel._R
     with tempfile.TemporaryFile() as given:
         it = parallel._Run(RunOptions(str(tmp_path), parallel=2), made, lambda: False)  # type: ignore[arg-type]
         it.plan, it.log = make_plan(made, Inventory()), lambda event: None  # type: ignore[assignment]
-        it.keeper = SimpleNamespace(require_held=lambda: None)  # type: ignore[assignment]
+        it.keeper = SimpleNamespace(require_held=lambda: None, out=tmp_path)  # type: ignore[assignment]
         it.workers = [parallel._Worker(SimpleNamespace(stdin=given), given, name) for name in "ab"]  # type: ignore[arg-type]
         monkeypatch.setattr(parallel, "_take_over", lambda keeper, folder: [])
         yield it
 
 
-def ended(run: parallel._Run, number: int, out: Path) -> list[str]:
-    run._ended(run.workers[number], {"code": ExitCode.DONE, "text": "done"}, out)
+def ended(run: parallel._Run, number: int) -> list[str]:
+    run._ended(run.workers[number], {"code": ExitCode.DONE, "text": "done"})
     return [worker.stage for worker in run.workers]
 
 
-def test_the_next_stage_is_of_a_plan_that_knows_what_was_taken_over(run: parallel._Run, tmp_path: Path) -> None:
-    assert ended(run, 0, tmp_path) == ["c", "b"], "it needn't wait for what is taken over"
-    assert ended(run, 1, tmp_path) == ["c", ""], "what `a` has made and lost, the plan doesn't say"
+def test_the_next_stage_is_of_a_plan_that_knows_what_was_taken_over(run: parallel._Run) -> None:
+    assert ended(run, 0) == ["c", "b"], "it needn't wait for what is taken over"
+    assert ended(run, 1) == ["c", ""], "what `a` has made and lost, the plan doesn't say"
     run.changed = False
-    run._give_out(tmp_path)
+    run._give_out()
     assert [worker.stage for worker in run.workers] == ["c", "d"] and run.over == {"a", "b"}
 
 
@@ -50,11 +50,12 @@ def test_a_stage_that_can_not_be_given_out_ends_the_run_and_not_the_others(
         raise StorageError("no space left on device")
 
     monkeypatch.setattr(parallel, "borrow", full)
-    assert ended(run, 0, tmp_path) == ["", "b"]
+    assert ended(run, 0) == ["", "b"]
     assert [code for code, _ in run.failed] == [StorageError("").exit_code]
     run.failed.clear()
     (tmp_path / "file").touch()
-    run._give_out(tmp_path / "file")
+    run.keeper.out = tmp_path / "file"
+    run._give_out()
     assert [code for code, _ in run.failed] == [StorageError("").exit_code], "where no folder can be made, too"
 
 

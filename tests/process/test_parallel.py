@@ -97,7 +97,9 @@ def test_what_is_killed_or_stopped_goes_on_to_the_same_bits(
     said = str(run.wait())
     if sign is signal.SIGTERM:
         assert run.process.returncode == 75
-        assert re.search(r"stage d: stopped and saved after iteration [1-6]", said), said
+        # One may have come to its end in that moment.
+        assert re.search(r"stage (d|trunk): (stopped and saved after iteration \d|top-1)", said), said
+        assert "the same command goes on" in said
         assert not (out / ".parallel").exists() and any(name.startswith("d-") for name in content(out))
     # An ordinary run takes over what is left, as well as one with --parallel.
     done = small.run(schedule, out) if sign is signal.SIGKILL else parallel(schedule, out, 2)
