@@ -178,9 +178,7 @@ def _with_code(disk: store.LocalDisk, folder: Path, ref: SnapshotRef, stage: Sta
             _require_same_code(ref, stage.model, trust.schedule.stage(trust.stage))
         sources = trust.schedule.python
     elif trust.given:
-        names = store.inspect_folder(disk, folder).files
-        texts = store.read_file_of(disk, folder, CODE, MOST_CODE)[1] if CODE in names else b"{}"
-        sources = sources_of(texts, folder)
+        sources = sources_in(disk, folder)
     trusted = replace(stage.model, sources=sources)
     require_trusted(trusted, f"snapshot {folder.name}")
     return replace(stage, model=trusted)
@@ -198,6 +196,13 @@ def _require_same_code(ref: SnapshotRef, model: recipe.Model, now: Stage) -> Non
             f"snapshot {ref.name} was trained with other code than the schedule names now: {listed(other)}",
             "--trust-code takes the schedule's files as they are; the snapshot itself with --trust-code runs its own copy",
         )
+
+
+def sources_in(disk: store.LocalDisk, folder: Path) -> Sources:
+    """The Python that the snapshot in a folder holds."""
+    names = store.inspect_folder(disk, folder).files
+    texts = store.read_file_of(disk, folder, CODE, MOST_CODE)[1] if CODE in names else b"{}"
+    return sources_of(texts, folder)
 
 
 def sources_of(texts: bytes, folder: Path) -> Sources:

@@ -5,23 +5,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from stagerun.base.errors import ExitCode
+from stagerun import store
+from stagerun.base.errors import ExitCode, UsageError
 from stagerun.base.recipe import Audit, Schedule, Stage
 from stagerun.base.text import count
 from stagerun.command.ending import say
 from stagerun.command.options import arguments, command
 from stagerun.command.shared import limits
 from stagerun.language import load
+from stagerun.language.networks import from_outside
 from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.launch import die_with_launcher
 from stagerun.launch.start import Orders, joined, start, work
+from stagerun.store.given import looked_at
+from stagerun.store.layout import snapshots_folder
 from stagerun.tools.verify_run.check import Check, Found
 from stagerun.tools.verify_run.options import VerifyRunOptions
-from stagerun.tools.verify_run.stored import stored_schedule
 from stagerun.tools.verify_run.stretches import Leg, Until
 from stagerun.train.command import job_of
 from stagerun.train.options import Cut, RunOptions
-from stagerun.train.output import find_target
+from stagerun.train.output import DISK, find_target, newest_recipe, newest_snapshot
+from stagerun.train.progress import RECIPE
 
 
 @command("verify-run")
@@ -104,3 +108,35 @@ def _shown(found: Found) -> Iterator[str]:
 
 def _as_record(found: Found) -> str:
     return json.dumps({"verdict": found.verdict, **asdict(found)}, indent=1)
+
+
+# -- without the schedule's folder
+
+
+def stored_schedule(out: Path, trust_code: bool) -> Schedule:
+    """The schedule as the newest snapshot has it, each stage with the identity that its own newest snapshot says. UsageError if no snapshot can be
+    read, and where it names Python and that is not trusted."""
+    found = store.inventory(DISK, out, looking=True)
+    schedule, newest = newest_recipe(out, found), newest_snapshot(out, found)
+    if schedule is None or newest is None:
+        raise UsageError(
+            f"{out} has no snapshot that says what was trained", f"give the schedule's folder, and `--out {out}`"
+        )
+    identities = {ref.stage: dict(ref.identity) for ref in found.snapshots}
+    stages = tuple(replace(stage, identity=identities.get(stage.name, {})) for stage in schedule.stages)
+    if any(from_outside(stage.model) or stage.solver.transform.python for stage in stages):
+        from stagerun.train.stored import sources_in  # and with it torch
+
+        if not trust_code:
+            raise UsageError(
+                f"the schedule in snapshot {newest.name} runs Python that it names",
+                "read it; --trust-code runs the snapshot's copy, and with the schedule's folder DIR its own files are taken",
+            )
+        sources = sources_in(DISK, snapshots_folder(out) / newest.name)
+        stages = tuple(
+            replace(stage, model=replace(stage.model, sources=sources)) if from_outside(stage.model) else stage
+            for stage in stages
+        )
+        files = [(RECIPE, ""), *sources.files]
+        schedule = replace(schedule, files=tuple((f"{out}/{path}", text) for path, text in files))
+    return looked_at(replace(schedule, stages=stages), out)
