@@ -132,13 +132,14 @@ def kill(run: Run, what: str, rng: random.Random) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def content(out: Path) -> dict[str, str]:
-    """Digest of the tensors (weights, momentum, averaged weights) of every stage's last snapshot, by stage and iteration."""
+def content(out: Path, but: str = "") -> dict[str, str]:
+    """Digest of the tensors (weights, momentum, averaged weights) of every stage's last snapshot, by stage and iteration; not those in the file
+    `but`."""
     found = {}
     for folder in sorted((out / "snapshots").iterdir()):
         if not folder.name.startswith("."):
             digest = hashlib.sha256()
-            for file in sorted(folder.glob("*.safetensors")):
+            for file in sorted(file for file in folder.glob("*.safetensors") if file.name != but):
                 digest.update(file.name.encode() + file.read_bytes())
             stage, iter, _ = folder.name.rsplit("-", 2)
             found.setdefault(f"{stage}-{iter}", digest.hexdigest())

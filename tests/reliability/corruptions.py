@@ -1,8 +1,8 @@
 """Silent corruption on one worker of 2, 3 or 4, in runs with `audit_param`. A trial is a run of 8 iterations with two snapshots, and one of these:
 
 1 to 8 flipped bits in a weight, in what is remembered of updates, in averaged weights or BatchNorm's statistics, in what replicas have in common, in a
-sum of gradients or an average of replicas as one rank has received it, at a random moment: found before a snapshot that is not that of a run left
-alone is published; 1 to 8 bits of one device batch's gradient, or arithmetic of one rank that is wrong by a thousandth in it: found if and only if
+sum of gradients or an average of replicas as one rank has received it, at a random moment: found before a snapshot is published whose replicated state
+is not that of a run left alone; 1 to 8 bits of one device batch's gradient, or arithmetic of one rank that is wrong by a thousandth in it: found if and only if
 it is the one that is audited; or from some iteration on: found by the next audit, and with three workers or more that rank is named and no other; bits
 of a residual, which no other worker has: not found, and the workers stay alike; or nothing: no alarm, and the same bits. Workers are threads of one
 process.
@@ -29,6 +29,7 @@ from stagerun.engine import apart, audit, replicas, update
 from stagerun.engine.state import TrainState, average, common, momentum, weights
 from stagerun.schedule.audits import audited_worker, is_due
 from stagerun.train import stage
+from stagerun.train.progress import RESIDUAL
 
 ITERATIONS, SNAPSHOT, REPLAY, LOGICAL = 8, 4, 2, 4
 WAYS = {
@@ -165,12 +166,20 @@ def solver(way: str) -> str:
     )
 
 
+Held = dict[str, tuple[str, str]]  # by snapshot the digests of what is replicated, and of all
+
+
+def held(out: Path) -> Held:
+    all = content(out)
+    return {name: (digest, all[name]) for name, digest in content(out, RESIDUAL).items()}
+
+
 class Runs:
     def __init__(self, folder: Path) -> None:
         self.folder, self.data = folder, make_data(folder / "lmdb")
-        self.alone: dict[tuple[str, int], dict[str, str]] = {}
+        self.alone: dict[tuple[str, int], Held] = {}
 
-    def run(self, way: str, workers: int, fault: Fault | None) -> tuple[list[str], dict[str, str], str]:
+    def run(self, way: str, workers: int, fault: Fault | None) -> tuple[list[str], Held, str]:
         """What any rank said, the snapshots that are there then, and how it ended."""
         out, said = self.folder / "out", list[str]()
         shutil.rmtree(out, ignore_errors=True)
@@ -206,9 +215,9 @@ class Runs:
                 ended = ""
             except StagerunError as error:
                 ended = str(int(error.exit_code))
-        return said, content(out) if (out / "snapshots").is_dir() else {}, ended
+        return said, held(out) if (out / "snapshots").is_dir() else {}, ended
 
-    def left_alone(self, way: str, workers: int) -> dict[str, str]:
+    def left_alone(self, way: str, workers: int) -> Held:
         if (way, workers) not in self.alone:
             said, found, ended = self.run(way, workers, None)
             assert not said and not ended and len(found) == 2
@@ -220,7 +229,7 @@ def outcome(fault: Fault, runs: Runs) -> tuple[str, str]:
     """What came of it, and why that is wrong; '' if it isn't."""
     wanted = runs.left_alone(fault.way, fault.workers)
     said, found, ended = runs.run(fault.way, fault.workers, None if fault.kind == "nothing" else fault)
-    spoiled = [name for name, its in found.items() if wanted.get(name) != its]
+    spoiled = [name for name, its in found.items() if wanted[name][0] != its[0]]
     if fault.kind == "nothing":
         return "clean runs without an alarm", "a false alarm" if said or ended or found != wanted else ""
     if fault.kind in ("once", "stays", "gradient"):
@@ -232,6 +241,8 @@ def outcome(fault: Fault, runs: Runs) -> tuple[str, str]:
         return "", f"{spoiled} published"
     if not ended and found == wanted:
         return "flips that left no trace in any snapshot", ""
+    if not ended:  # rounded away in all that is replicated before it was compared
+        return "flips that left a trace in residuals alone", ""
     if ended == "79":
         return "flips that made a loss infinite", ""
     if ended != "80":
