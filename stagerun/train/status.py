@@ -196,7 +196,7 @@ def look(target: Target, now: float, say: Callable[[str], None] | None = None) -
 
 
 def _side_by_side(out: Path) -> dict[str, Life]:
-    """What the stages that are trained beside each other have logged, by stage."""
+    """What the stages that are trained side by side have logged, by stage."""
     stages = sorted(mark.parent for mark in (out / FOLDER).glob(f"*/{MARK}"))
     return {stage.name: read_last_life(stage / LOG) or Life() for stage in stages}
 
@@ -342,7 +342,7 @@ def _marks(
     progress: Progress | None,
     beside: Sequence[Progress],
 ) -> dict[str, str]:
-    """Without a plan, a stage counts as done that has a result of its end. What of a stage lies `beside` the plan can't know."""
+    """Without a plan, a stage counts as done if it has a result of its end. `beside`: stages at work side by side, which no plan knows of."""
     marks = dict.fromkeys(run.stages, TO_DO) | {e.stage: DONE for e in evaluated if e.snapshot and plan is None}
     for planned in plan.stages if plan else ():
         if planned.state is not State.DISABLED:

@@ -149,7 +149,7 @@ def _ensembles(out: Path, past: History, inventory: Inventory) -> Iterator[Ensem
 def _before(
     out: Path, past: History, inventory: Inventory, ends: Mapping[str, SnapshotRef]
 ) -> Iterator[tuple[str, float]]:
-    """As of `Run`. An average is one of these very snapshots, weighed as they were for the stage."""
+    """The top-1 that each stage's gain is against, as `Run.before` has it. An average counts if it is the one that the stage started from."""
     for stage in past.stages:
         end = ends.get(stage.name)
         if end is None or stage.finished is None:

@@ -285,7 +285,7 @@ class _Ended(StagerunError):
 
 
 def _events(log: Path) -> Iterator[Event]:
-    """The events of a log that matter here; a line that is not whole is passed over."""
+    """The events of a log that matter here, without lines that are damaged."""
     try:
         with open(log, "rb") as file:
             for line in file:
