@@ -1,10 +1,10 @@
 """Schedule + inventory -> Plan, with made-up inventories: no disk."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
+from made_schedules import snapshot
 
 from stagerun.base.errors import RecipeError, ResumeRefused
 from stagerun.base.recipe import Schedule
@@ -39,14 +39,6 @@ def schedule(*, shared: str = SCHEDULE, **stages: str) -> Schedule:
     texts = {"schedule.prototxt": shared.encode()}
     texts |= {f"{name}.prototxt": text.encode() for name, text in {**STAGES, **stages}.items()}
     return read(texts, "/s", [])
-
-
-def snapshot(of: Schedule, stage: str, iter: int, parent: str, attempt: int = 1) -> SnapshotRef:
-    """Its id says where it comes from, as a digest of the content would."""
-    name = f"{stage}-{iter:08d}-a{attempt:04d}"
-    identity: Mapping[str, str] = of.stage(stage).identity
-    id = f"{stage}@{iter}<{parent}>{identity['solver.base_lr']}"
-    return SnapshotRef(name=name, stage=stage, iter=iter, attempt=attempt, id=id, parent=parent, identity=identity)
 
 
 def finished(of: Schedule, attempt: int = 1) -> list[SnapshotRef]:

@@ -1,8 +1,9 @@
 """A stage whose `max_iter` was raised: whether it goes on from where it ended, and what that means for those below it."""
 
-from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
+import made_schedules
 import pytest
 
 from stagerun.base.errors import ResumeRefused
@@ -33,14 +34,7 @@ def longer(trunk: str = FIXED, below: str = "", to: int = 30) -> Schedule:
     return schedule(trunk.replace("max_iter: 20", f"max_iter: {to}"), below)
 
 
-def snapshot(of: Schedule, stage: str, iter: int, parent: str = "", attempt: int = 1) -> SnapshotRef:
-    """As on disk: its id is one of its tensors and place alone."""
-    identity: Mapping[str, str] = of.stage(stage).identity
-    key = f"{identity['solver.base_lr']}{identity['solver.lr_policy']}"
-    return SnapshotRef(
-        name=f"{stage}-{iter:08d}-a{attempt:04d}", stage=stage, iter=iter, attempt=attempt,
-        id=f"{stage}@{iter}<{parent}>{key}", parent=parent, identity=identity,
-    )  # fmt: skip
+snapshot = partial(made_schedules.snapshot, told_by="solver.base_lr solver.lr_policy")
 
 
 def finished(of: Schedule, attempt: int = 1) -> list[SnapshotRef]:

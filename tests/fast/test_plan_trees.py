@@ -3,8 +3,10 @@
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import made_schedules
 import pytest
 
 from stagerun.base.errors import RecipeError, ResumeRefused, UsageError
@@ -34,13 +36,7 @@ def schedule(shared: str = SCHEDULE, main: str = MAIN, cut: str = CUT) -> Schedu
     return read({name: text.encode() for name, text in texts.items()}, "/s", [])
 
 
-def snapshot(of: Schedule, stage: str, iter: int, parent: str = "", attempt: int = 1) -> SnapshotRef:
-    identity: Mapping[str, str] = of.stage(stage).identity
-    key = f"{identity['solver.base_lr']} {identity['solver.max_iter']}"
-    return SnapshotRef(
-        name=f"{stage}-{iter:08d}-a{attempt:04d}", stage=stage, iter=iter, attempt=attempt,
-        id=f"{stage}@{iter}<{parent}>{key}", parent=parent, identity=identity,
-    )  # fmt: skip
+snapshot = partial(made_schedules.snapshot, told_by="solver.base_lr solver.max_iter")
 
 
 def on_disk(of: Schedule) -> dict[str, SnapshotRef]:

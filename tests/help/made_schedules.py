@@ -1,9 +1,11 @@
-"""Schedules made by hand for what is drawn of them: no files are read."""
+"""Schedules made by hand for what is drawn of them, and snapshots for what is planned with them: no files are read."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from stagerun.base.errors import Span
 from stagerun.base.recipe import Data, Ensemble, EnsembleRule, Model, Schedule, Solver, Source, Stage, Transform
+from stagerun.base.snapshots import SnapshotRef
 
 IMAGES = 1000
 MODEL = Model(name="resnet_small", num_classes=10)
@@ -98,3 +100,15 @@ def averages() -> Schedule:
         Ensemble(name="never", members=("branch", "fine")),
     )
     return replace(made, ensembles=ensembles)
+
+
+def snapshot(
+    of: Schedule, stage: str, iter: int, parent: str = "", attempt: int = 1, told_by: str = "solver.base_lr"
+) -> SnapshotRef:
+    """One as on disk. Its id is one of its tensors, which the fields `told_by` have made, and of its place."""
+    identity: Mapping[str, str] = of.stage(stage).identity
+    key = " ".join(identity[field] for field in told_by.split())
+    return SnapshotRef(
+        name=f"{stage}-{iter:08d}-a{attempt:04d}", stage=stage, iter=iter, attempt=attempt,
+        id=f"{stage}@{iter}<{parent}>{key}", parent=parent, identity=identity,
+    )  # fmt: skip
