@@ -7,13 +7,13 @@ from pathlib import Path
 
 from stagerun import store
 from stagerun.base.errors import UsageError, listing, nearest
-from stagerun.base.recipe import Schedule
+from stagerun.base.recipe import Ensemble, Schedule
 from stagerun.base.snapshots import Inventory, SnapshotRef
 from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.plan import PlannedStage, State, make_plan
 from stagerun.store.layout import MANIFEST, averages_folder, snapshots_folder
-from stagerun.tools.weights.names import ensembles_of, not_a_snapshot, of_ensemble
-from stagerun.train.output import DISK, Target, find_target, stage_order
+from stagerun.train.output import DISK, Target, find_target, newest_recipe, stage_order
+from stagerun.train.results import ensemble_path, read_ensemble
 
 SETS = "if `stagerun run` had --set, give the same here"
 
@@ -64,7 +64,9 @@ def choose(argument: str, overrides: Sequence[str], out: str | None, stage: str 
 
 def _require_unknown(argument: str, out: str | None, evaluated: bool) -> None:
     """UsageError that says what the argument is, where it is a name of something else in the output folder, or near one."""
-    error = not_a_snapshot(argument, Path(out), evaluated) if out is not None and not os.path.exists(argument) else None
+    error = (
+        _not_a_snapshot(argument, Path(out), evaluated) if out is not None and not os.path.exists(argument) else None
+    )
     if error is not None:
         raise error
 
@@ -111,9 +113,9 @@ def _ends(target: Target, stage: str | None) -> Chosen:
     ends, waiting = _planned(target.schedule, inventory) if target.schedule else _newest(target.out, inventory)
     known = [*ends, *waiting]
     if stage is not None and stage not in known:
-        ensembles = ensembles_of(target.schedule, target.out)
+        ensembles = _ensembles_of(target.schedule, target.out)
         if stage in ensembles:
-            raise of_ensemble(ensembles[stage], target.out)
+            raise _not_a_stage(ensembles[stage], target.out)
         hint = nearest(stage, [*known, *ensembles]) or (f"the stages are {listing(known)}" if known else "")
         raise UsageError(f"no stage is named `{stage}`", hint)
     asked = {name: ref for name, ref in ends.items() if stage in (None, name)}
@@ -158,3 +160,57 @@ def _newest(out: Path, inventory: Inventory) -> tuple[dict[str, SnapshotRef], di
             if ref.ends_stage:
                 ends[name] = ref
     return ends, {name: "half trained" for name in stages if name not in ends}
+
+
+# -- a name that no snapshot has: that of a stage, of an ensemble, or a slip of the pen
+
+
+def _not_a_snapshot(name: str, out: Path, evaluated: bool) -> UsageError | None:
+    """What to type in place of a name; None where nothing is known of the folder. `evaluated`: for `eval`, which takes a stage."""
+    inventory = store.inventory(DISK, out)
+    schedule = newest_recipe(out, inventory)
+    ensembles = _ensembles_of(schedule, out)
+    if name in ensembles:
+        return _not_a_stage(ensembles[name], out)
+    stages = dict.fromkeys(
+        [*(s.name for s in (schedule.stages if schedule else ())), *(r.stage for r in inventory.snapshots)]
+    )
+    if name not in stages:
+        if not inventory.snapshots:
+            return None
+        known = [*ensembles, *stages, *(ref.name for ref in inventory.snapshots)]
+        hint = nearest(name, known) or f"`stagerun snapshots {out}` lists the snapshots"
+        return UsageError(f"no snapshot, ensemble or stage of {out} is named `{name}`", hint)
+    own = inventory.of(name)
+    if not own:
+        return UsageError(f"`{name}` is a stage, which has no snapshot in {out} yet", "`stagerun run DIR` trains it")
+    end = next((ref for ref in reversed(own) if ref.ends_stage), None)
+    hint = f"its newest snapshot is `{own[-1].name}`" if end is None else f"the snapshot of its end is `{end.name}`"
+    if evaluated and end is not None:
+        hint = f"`stagerun eval {out} --stage {name}`, or `stagerun eval DIR --stage {name}` with the schedule's folder; {hint}"
+    return UsageError(f"`{name}` is a stage, not a snapshot", hint)
+
+
+def _not_a_stage(ensemble: Ensemble, out: Path) -> UsageError:
+    """What there is of an ensemble that was taken for a stage or a snapshot."""
+    name, found = ensemble.name, read_ensemble(out, ensemble.name)
+    if not ensemble.rule.averages:
+        hint = "`stagerun run` evaluates it when its members are trained"
+        if found is not None:
+            top1 = f"top-1 {100 * found.top1:.2f} %, "
+            hint = f"`run` has evaluated it: {top1}in {ensemble_path(out, name)}"
+        return UsageError(f"`{name}` is an ensemble ({ensemble.rule.value}), which has no network of its own", hint)
+    if store.inventory(DISK, averages_folder(out) / name).snapshots:
+        return UsageError(
+            f"`{name}` is an ensemble, not a stage", f"`stagerun eval {name} --out {out}` evaluates its network"
+        )
+    hint = "`stagerun run` makes it when its members are trained"
+    return UsageError(
+        f"`{name}` is an ensemble, whose network is not in {snapshots_folder(averages_folder(out) / name)}", hint
+    )
+
+
+def _ensembles_of(schedule: Schedule | None, out: Path) -> dict[str, Ensemble]:
+    """By name: the schedule's, or without one those of the newest snapshot's."""
+    found = schedule if schedule is not None else newest_recipe(out, store.inventory(DISK, out))
+    return {one.name: one for one in found.ensembles} if found is not None else {}
