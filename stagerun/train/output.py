@@ -146,12 +146,15 @@ def stage_order(out: Path, inventory: Inventory) -> list[str]:
 def newest_recipe(out: Path, inventory: Inventory) -> Schedule | None:
     """The schedule that the newest snapshot was made from; None if it can't be read."""
     newest = newest_snapshot(out, inventory)
-    if newest is None:
-        return None
     try:
-        return read_foreign(store.read_file(DISK, out, newest.name, RECIPE, MOST_RECIPE).decode())
+        return read_foreign(recipe_text(out, newest)) if newest is not None else None
     except (StagerunError, ValueError):
         return None
+
+
+def recipe_text(out: Path, ref: SnapshotRef) -> str:
+    """The canonical form of the schedule that a snapshot was made from. Damaged, ValueError where it can't be read."""
+    return store.read_file(DISK, out, ref.name, RECIPE, MOST_RECIPE).decode()
 
 
 def newest_snapshot(out: Path, inventory: Inventory) -> SnapshotRef | None:

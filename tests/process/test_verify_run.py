@@ -151,6 +151,17 @@ def test_what_redo_has_replaced_is_passed_over(base: Path, audited: Path, tmp_pa
     assert (code, found["verdict"], found["wrong"]) == (0, "CONSISTENT", [])
 
 
+def test_a_stage_that_was_kept_is_proven_as_it_was_trained(base: Path, audited: Path, tmp_path: Path) -> None:
+    out, edited = tmp_path / "out", ("--set", "cyc1.base_lr=0.05", "--set", "collapse.base_lr=0.03")
+    shutil.copytree(audited, out)
+    done = small.run(base / "schedule", out, *AUDIT, *edited, "--keep", "cyc1", "--redo", "collapse")
+    assert done.returncode == 0, done.stderr
+    proven = small.stagerun("verify-run", out, "--iterations", 1, "--seed", drawing(3))
+    assert proven.returncode == 0 and "cyc1, 0 to 2: the same" in proven.stdout, proven.stdout
+    refused = small.stagerun("verify-run", base / "schedule", "--out", out, *AUDIT, *edited)
+    assert refused.returncode == 64 and f"or `stagerun verify-run {out}`" in refused.stderr
+
+
 def test_one_changed_digest_in_the_log_is_found(base: Path, audited: Path, tmp_path: Path) -> None:
     out = Path(shutil.copytree(audited, tmp_path / "out"))
     lines = (out / "log.jsonl").read_text().splitlines(keepends=True)

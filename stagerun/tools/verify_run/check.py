@@ -78,7 +78,9 @@ class Check:
             for one in plan.stale:
                 lines += [f"  stage `{one.stage.name}`: {one.why}", *(f"    {change}" for change in one.changes)]
             raise UsageError(
-                "\n".join(lines), "give the schedule as it was when these stages were trained, with the same --set"
+                "\n".join(lines),
+                "give the schedule as it was when these stages were trained, with the same --set; "
+                f"or `stagerun verify-run {self.out}`, which has each stage as its snapshot has it",
             )
 
     def _saved(self) -> Iterator[Saved]:

@@ -1,13 +1,16 @@
 """`stagerun verify-run`: checks a run by its proofs (`audit_param { proof_iter }`), with the images and the schedule."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import lru_cache
 from pathlib import Path
 
 from stagerun import store
-from stagerun.base.errors import ExitCode, UsageError
+from stagerun.base.errors import ExitCode, StagerunError, UsageError
 from stagerun.base.recipe import Audit, Schedule, Stage
+from stagerun.base.snapshots import SnapshotRef
 from stagerun.base.text import count
 from stagerun.command.ending import say
 from stagerun.command.options import arguments, command
@@ -15,6 +18,7 @@ from stagerun.command.shared import limits
 from stagerun.language import load
 from stagerun.language.networks import from_outside
 from stagerun.language.resolve import SCHEDULE_FILE
+from stagerun.language.stored import read_foreign
 from stagerun.launch import die_with_launcher
 from stagerun.launch.start import Orders, joined, start, work
 from stagerun.store.given import looked_at
@@ -24,7 +28,7 @@ from stagerun.tools.verify_run.options import VerifyRunOptions
 from stagerun.tools.verify_run.stretches import Leg, Until
 from stagerun.train.command import job_of
 from stagerun.train.options import Cut, RunOptions
-from stagerun.train.output import DISK, find_target, newest_recipe, newest_snapshot
+from stagerun.train.output import DISK, find_target, newest_recipe, newest_snapshot, recipe_text
 from stagerun.train.progress import RECIPE
 
 
@@ -114,16 +118,15 @@ def _as_record(found: Found) -> str:
 
 
 def stored_schedule(out: Path, trust_code: bool) -> Schedule:
-    """The schedule as the newest snapshot has it, each stage with the identity that its own newest snapshot says. UsageError if no snapshot can be
-    read, and where it names Python and that is not trusted."""
+    """The schedule as the newest snapshot has it, each stage as its own newest snapshot has it: `--keep` leaves stages as they were trained. UsageError
+    if no snapshot can be read, and where it names Python and that is not trusted."""
     found = store.inventory(DISK, out, looking=True)
     schedule, newest = newest_recipe(out, found), newest_snapshot(out, found)
     if schedule is None or newest is None:
         raise UsageError(
             f"{out} has no snapshot that says what was trained", f"give the schedule's folder, and `--out {out}`"
         )
-    identities = {ref.stage: dict(ref.identity) for ref in found.snapshots}
-    stages = tuple(replace(stage, identity=identities.get(stage.name, {})) for stage in schedule.stages)
+    stages = tuple(_as_trained(schedule, out, {ref.stage: ref for ref in found.snapshots}))
     if any(from_outside(stage.model) or stage.solver.transform.python for stage in stages):
         from stagerun.train.stored import sources_in  # and with it torch
 
@@ -140,3 +143,16 @@ def stored_schedule(out: Path, trust_code: bool) -> Schedule:
         files = [(RECIPE, ""), *sources.files]
         schedule = replace(schedule, files=tuple((f"{out}/{path}", text) for path, text in files))
     return looked_at(replace(schedule, stages=stages), out)
+
+
+def _as_trained(schedule: Schedule, out: Path, newest: Mapping[str, SnapshotRef]) -> Iterator[Stage]:
+    """The stages, `newest` by name what each has on disk."""
+    names, read = {stage.name for stage in schedule.stages}, lru_cache(read_foreign)  # one text in most snapshots
+    for stage in schedule.stages:
+        ref, own = newest.get(stage.name), None
+        if ref is not None:
+            with suppress(StagerunError, ValueError):  # the check of that snapshot says why
+                own = next((s for s in read(recipe_text(out, ref)).stages if s.name == stage.name), None)
+        if own is not None and (own.parent is None or own.parent in names):
+            stage = own
+        yield replace(stage, identity=dict(ref.identity) if ref is not None else {})
