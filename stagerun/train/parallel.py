@@ -26,7 +26,7 @@ from stagerun import store
 from stagerun.base.errors import ExitCode, PeerError, StagerunError, UsageError
 from stagerun.base.events import Event, Failed, Note, RunFinished, RunStarted, StageFinished, Stopped
 from stagerun.base.recipe import Schedule
-from stagerun.base.text import count, percent
+from stagerun.base.text import count, duration, percent
 from stagerun.command.ending import say, tell
 from stagerun.command.options import arguments
 from stagerun.language import load
@@ -190,6 +190,8 @@ class _Run:
             keeper.close(code if code is not None or sys.exc_info()[0] is not None else ExitCode.DONE)
         for _, text in self.failed:
             tell(text)
+        if code is None and self.over:
+            say(f"{count(len(self.over), 'stage')} trained side by side in {duration(time.monotonic() - began)}")
         if code == ExitCode.SAVED:
             tell("stopped: the same command goes on, with or without --parallel")
         return code

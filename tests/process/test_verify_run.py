@@ -162,6 +162,20 @@ def test_a_stage_that_was_kept_is_proven_as_it_was_trained(base: Path, audited: 
     assert refused.returncode == 64 and f"or `stagerun verify-run {out}`" in refused.stderr
 
 
+def test_a_stage_that_was_given_another_name_is_proven(base: Path, audited: Path, tmp_path: Path) -> None:
+    folder, out = small.make_schedule(tmp_path / "schedule", base / "data"), tmp_path / "out"
+    shutil.copytree(audited, out)
+    (folder / "cyc1.prototxt").rename(folder / "warmer.prototxt")
+    text = (folder / "schedule.prototxt").read_text()
+    (folder / "schedule.prototxt").write_text(text.replace('"cyc1"', '"warmer"'))
+    longer = ("--set", "early.max_iter=4")
+    done = small.run(folder, out, *AUDIT, *longer, "--redo", "early")
+    assert done.returncode == 0, done.stderr
+    for words in ((folder, "--out", out, *AUDIT, *longer), (out,)):
+        proven = small.stagerun("verify-run", *words, "--iterations", 1, "--seed", drawing(3))
+        assert proven.returncode == 0 and "warmer, 0 to 2: the same" in proven.stdout, proven.stdout
+
+
 def test_one_changed_digest_in_the_log_is_found(base: Path, audited: Path, tmp_path: Path) -> None:
     out = Path(shutil.copytree(audited, tmp_path / "out"))
     lines = (out / "log.jsonl").read_text().splitlines(keepends=True)

@@ -2,12 +2,12 @@
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stagerun import store
 from stagerun.base.errors import ExitCode, StagerunError, StorageError, UsageError
-from stagerun.base.events import Event, RunStarted
+from stagerun.base.events import Event, NotFinite, Proof, RunStarted, SnapshotWritten, StageStarted
 from stagerun.base.recipe import Determinism, Schedule
 from stagerun.base.text import count, listed
 from stagerun.command.ending import say
@@ -27,6 +27,7 @@ LOG = "log.jsonl"
 _WANTED = tuple(
     b'"event": "%b"' % name for name in (b"Proof", b"StageStarted", b"RunStarted", b"NotFinite", b"SnapshotWritten")
 )
+_NONE: Mapping[str, str] = {}
 _SHOWN = 3  # iterations that are named
 # How far weights trained again on another processor may be from those of the run, as a share of how far the stretch has moved them.
 TOLERANCE = 0.2
@@ -58,7 +59,9 @@ class Check:
     def __init__(self, options: VerifyRunOptions, schedule: Schedule, out: Path) -> None:
         self.options, self.out = options, out
         self.schedule, self.plan = schedule, plan_of(schedule, out)
-        events = list(_events(out / LOG))
+        # A stage that has another name by now has it in the older lines of the log, too.
+        called = {ref.trained_as: ref.stage for ref in self.plan.inventory.snapshots if ref.trained_as}
+        events = list(_events(out / LOG, called))
         self.ways, self.wrong = ways_of(events)
         if not self.ways:
             raise UsageError(
@@ -85,7 +88,7 @@ class Check:
 
     def _saved(self) -> Iterator[Saved]:
         stages = {planned.stage.name: planned.stage for planned in self.plan.stages}
-        refs = store.inventory(DISK, self.out, looking=True).snapshots
+        refs = self.plan.inventory.snapshots
         starts = {
             ref.stage: ref.parent for ref in refs
         }  # of each the newest: after --redo what it started from before is there, too
@@ -286,8 +289,8 @@ class _Ended(StagerunError):
         self.exit_code = ExitCode(code) if code in set(ExitCode) else ExitCode.BUG
 
 
-def _events(log: Path) -> Iterator[Event]:
-    """The events of a log that matter here, without lines that are damaged."""
+def _events(log: Path, called: Mapping[str, str] = _NONE) -> Iterator[Event]:
+    """The events of a log that matter here, without lines that are damaged. `called`: by the name that a stage had the one that it has."""
     try:
         with open(log, "rb") as file:
             for line in file:
@@ -296,8 +299,12 @@ def _events(log: Path) -> Iterator[Event]:
                         parsed = event_of(line)
                     except ValueError:
                         continue
-                    if parsed is not None:
-                        yield parsed[1]
+                    if parsed is None:
+                        continue
+                    event = parsed[1]
+                    if isinstance(event, Proof | StageStarted | NotFinite | SnapshotWritten) and event.stage in called:
+                        event = replace(event, stage=called[event.stage])
+                    yield event
     except FileNotFoundError:
         raise UsageError(f"{log.parent} has no log of a run", "--out names the folder that `run` wrote") from None
     except OSError as error:

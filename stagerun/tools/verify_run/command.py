@@ -21,14 +21,16 @@ from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.language.stored import read_foreign
 from stagerun.launch import die_with_launcher
 from stagerun.launch.start import Orders, joined, start, work
+from stagerun.plan.counting import under
 from stagerun.store.given import looked_at
 from stagerun.store.layout import snapshots_folder
 from stagerun.tools.verify_run.check import Check, Found
 from stagerun.tools.verify_run.options import VerifyRunOptions
 from stagerun.tools.verify_run.stretches import Leg, Until
 from stagerun.train.command import job_of
+from stagerun.train.log_file import names, read_last_life
 from stagerun.train.options import Cut, RunOptions
-from stagerun.train.output import DISK, find_target, newest_recipe, newest_snapshot, recipe_text
+from stagerun.train.output import DISK, LOG, find_target, newest_recipe, newest_snapshot, recipe_text
 from stagerun.train.progress import RECIPE
 
 
@@ -120,7 +122,8 @@ def _as_record(found: Found) -> str:
 def stored_schedule(out: Path, trust_code: bool) -> Schedule:
     """The schedule as the newest snapshot has it, each stage as its own newest snapshot has it: `--keep` leaves stages as they were trained. UsageError
     if no snapshot can be read, and where it names Python and that is not trusted."""
-    found = store.inventory(DISK, out, looking=True)
+    life = read_last_life(out / LOG)
+    found = under(store.inventory(DISK, out, looking=True), names(life) if life is not None else {})
     schedule, newest = newest_recipe(out, found), newest_snapshot(out, found)
     if schedule is None or newest is None:
         raise UsageError(
@@ -147,12 +150,14 @@ def stored_schedule(out: Path, trust_code: bool) -> Schedule:
 
 def _as_trained(schedule: Schedule, out: Path, newest: Mapping[str, SnapshotRef]) -> Iterator[Stage]:
     """The stages, `newest` by name what each has on disk."""
-    names, read = {stage.name for stage in schedule.stages}, lru_cache(read_foreign)  # one text in most snapshots
+    known, read = {stage.name for stage in schedule.stages}, lru_cache(read_foreign)  # one text in most snapshots
     for stage in schedule.stages:
         ref, own = newest.get(stage.name), None
         if ref is not None:
             with suppress(StagerunError, ValueError):  # the check of that snapshot says why
-                own = next((s for s in read(recipe_text(out, ref)).stages if s.name == stage.name), None)
-        if own is not None and (own.parent is None or own.parent in names):
-            stage = own
+                called = ref.trained_as or ref.stage
+                own = next((s for s in read(recipe_text(out, ref)).stages if s.name == called), None)
+        if own is not None:
+            parent = own.parent if own.parent in known else stage.parent  # that may have another name by now
+            stage = replace(own, name=stage.name, parent=parent)
         yield replace(stage, identity=dict(ref.identity) if ref is not None else {})
