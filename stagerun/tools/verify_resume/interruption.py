@@ -128,7 +128,9 @@ class Victim:
                 send(process.pid, signal.SIGKILL)
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(timeout=0.05)
-        self.process.poll()
+        # A process has no environment any more before it lets go of its files, and `sweep` leaves a folder that is held.
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=GONE_S)
         sweep()
 
     def ended(self) -> int | None:
