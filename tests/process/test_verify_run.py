@@ -162,18 +162,20 @@ def test_a_stage_that_was_kept_is_proven_as_it_was_trained(base: Path, audited: 
     assert refused.returncode == 64 and f"or `stagerun verify-run {out}`" in refused.stderr
 
 
-def test_a_stage_that_was_given_another_name_is_proven(base: Path, audited: Path, tmp_path: Path) -> None:
+def test_a_stage_that_was_given_another_name_is_proven(base: Path, tmp_path: Path) -> None:
     folder, out = small.make_schedule(tmp_path / "schedule", base / "data"), tmp_path / "out"
-    shutil.copytree(audited, out)
-    (folder / "cyc1.prototxt").rename(folder / "warmer.prototxt")
-    text = (folder / "schedule.prototxt").read_text()
-    (folder / "schedule.prototxt").write_text(text.replace('"cyc1"', '"warmer"'))
-    longer = ("--set", "early.max_iter=4")
-    done = small.run(folder, out, *AUDIT, *longer, "--redo", "early")
+    killed = {**os.environ, "OMP_NUM_THREADS": "1", "STAGERUN_FAULT": "kill@95"}
+    assert small.run(folder, out, *AUDIT, env=killed).returncode != 0
+    assert {e["stage"] for e in events(out, "Proof")} == {"init"} and list((out / "snapshots").glob("init-*"))
+    for file in (folder / "init.prototxt", folder / "schedule.prototxt"):
+        file.write_text(file.read_text().replace('"init"', '"warm"'))
+    (folder / "init.prototxt").rename(folder / "warm.prototxt")
+    done = small.run(folder, out, *AUDIT)
     assert done.returncode == 0, done.stderr
-    for words in ((folder, "--out", out, *AUDIT, *longer), (out,)):
-        proven = small.stagerun("verify-run", *words, "--iterations", 1, "--seed", drawing(3))
-        assert proven.returncode == 0 and "warmer, 0 to 2: the same" in proven.stdout, proven.stdout
+    assert not list((out / "snapshots").glob("init-*")), "the log alone has the old name"
+    for words in ((folder, "--out", out, *AUDIT), (out,)):
+        proven = small.stagerun("verify-run", *words, "--iterations", 1, "--seed", drawing(0))
+        assert proven.returncode == 0 and "warm, 0 to 2: the same" in proven.stdout, proven.stdout + proven.stderr
 
 
 def test_one_changed_digest_in_the_log_is_found(base: Path, audited: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stagerun import store
 from stagerun.base.errors import ExitCode, StagerunError, StorageError, UsageError
-from stagerun.base.events import Event, NotFinite, Proof, RunStarted, SnapshotWritten, StageStarted
+from stagerun.base.events import Event, NotFinite, Proof, Renamed, RunStarted, SnapshotWritten, StageStarted
 from stagerun.base.recipe import Determinism, Schedule
 from stagerun.base.text import count, listed
 from stagerun.command.ending import say
@@ -24,10 +24,8 @@ from stagerun.train.output import DISK, plan_of
 from stagerun.train.progress import MOST_STATE, STATE, progress_of
 
 LOG = "log.jsonl"
-_WANTED = tuple(
-    b'"event": "%b"' % name for name in (b"Proof", b"StageStarted", b"RunStarted", b"NotFinite", b"SnapshotWritten")
-)
-_NONE: Mapping[str, str] = {}
+_KINDS = (Proof, StageStarted, RunStarted, NotFinite, SnapshotWritten, Renamed)
+_WANTED = tuple(b'"event": "%b"' % kind.__name__.encode() for kind in _KINDS)
 _SHOWN = 3  # iterations that are named
 # How far weights trained again on another processor may be from those of the run, as a share of how far the stretch has moved them.
 TOLERANCE = 0.2
@@ -59,9 +57,7 @@ class Check:
     def __init__(self, options: VerifyRunOptions, schedule: Schedule, out: Path) -> None:
         self.options, self.out = options, out
         self.schedule, self.plan = schedule, plan_of(schedule, out)
-        # A stage that has another name by now has it in the older lines of the log, too.
-        called = {ref.trained_as: ref.stage for ref in self.plan.inventory.snapshots if ref.trained_as}
-        events = list(_events(out / LOG, called))
+        events = list(self._under_new_names(list(_events(out / LOG))))
         self.ways, self.wrong = ways_of(events)
         if not self.ways:
             raise UsageError(
@@ -85,6 +81,21 @@ class Check:
                 "give the schedule as it was when these stages were trained, with the same --set; "
                 f"or `stagerun verify-run {self.out}`, which has each stage as its snapshot has it",
             )
+
+    def _under_new_names(self, events: Sequence[Event]) -> Iterator[Event]:
+        """A stage that has another name by now has it in the older events, too. Snapshots under the old one may be gone: then the log says it."""
+        known = {stage.name for stage in self.schedule.stages}
+        taken = [(name, event.stage) for event in events if isinstance(event, Renamed) for name in event.snapshots]
+        taken += [(ref.name, ref.stage) for ref in self.plan.inventory.snapshots if ref.trained_as]
+        places = [(store.parse_name(name), stage) for name, stage in taken]
+        called = {place.stage: stage for place, stage in places if place is not None}
+        for event in events:
+            if isinstance(event, Proof | StageStarted | NotFinite | SnapshotWritten):
+                name = event.stage
+                for _ in called:  # once for each name that it has had
+                    name = name if name in known else called.get(name, name)
+                event = replace(event, stage=name) if name != event.stage else event
+            yield event
 
     def _saved(self) -> Iterator[Saved]:
         stages = {planned.stage.name: planned.stage for planned in self.plan.stages}
@@ -289,8 +300,8 @@ class _Ended(StagerunError):
         self.exit_code = ExitCode(code) if code in set(ExitCode) else ExitCode.BUG
 
 
-def _events(log: Path, called: Mapping[str, str] = _NONE) -> Iterator[Event]:
-    """The events of a log that matter here, without lines that are damaged. `called`: by the name that a stage had the one that it has."""
+def _events(log: Path) -> Iterator[Event]:
+    """The events of a log that matter here, without lines that are damaged."""
     try:
         with open(log, "rb") as file:
             for line in file:
@@ -299,12 +310,8 @@ def _events(log: Path, called: Mapping[str, str] = _NONE) -> Iterator[Event]:
                         parsed = event_of(line)
                     except ValueError:
                         continue
-                    if parsed is None:
-                        continue
-                    event = parsed[1]
-                    if isinstance(event, Proof | StageStarted | NotFinite | SnapshotWritten) and event.stage in called:
-                        event = replace(event, stage=called[event.stage])
-                    yield event
+                    if parsed is not None:
+                        yield parsed[1]
     except FileNotFoundError:
         raise UsageError(f"{log.parent} has no log of a run", "--out names the folder that `run` wrote") from None
     except OSError as error:
