@@ -144,8 +144,13 @@ def first(lines: Sequence[str], most: int = 20) -> list[str]:
     return [*lines[:most], *([f"and {len(lines) - most} more"] if len(lines) > most else [])]
 
 
-def listed(words: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
+MOST_LISTED = 5  # names in a line, of things of which there may be hundreds
+
+
+def listed(words: Sequence[str], most: int | None = None) -> str:
+    """`a`, `a and b`, `a, b and c`; of more than `most` the first ones and how many are left: `a, b and 7 more`."""
+    if most is not None and len(words) > most:
+        words = [*words[:most], f"{len(words) - most} more"]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 

@@ -56,7 +56,8 @@ def notes(schedule: Schedule, stage: Stage) -> list[str]:
     found += reach_notes(stage)
     if solver.lr_policy == "plateau":
         found.append(_drops(stage, solver))
-    elif last > 0.001 * max(first, solver.base_lr) and not _goes_on(schedule, stage):
+    # A decay to zero is there one iteration after the last.
+    elif rate(solver.max_iter) > 0.001 * max(first, solver.base_lr) and not _goes_on(schedule, stage):
         found.append(f"ends at LR {last:.4g}, above zero")
     return found
 

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import PurePath
@@ -10,7 +11,7 @@ from pathlib import PurePath
 from stagerun.base.recipe import Determinism, Memory, Metric, Sampling, Schedule, Solver, Stage, Sync
 from stagerun.base.shares import told
 from stagerun.base.snapshots import SnapshotRef
-from stagerun.base.text import between, columns, count
+from stagerun.base.text import MOST_LISTED, between, columns, count, listed
 from stagerun.base.units import epochs
 from stagerun.base.weights import Kind, place_of
 from stagerun.language.values import plain
@@ -54,8 +55,11 @@ def table_rows(plan: Plan) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [
         ("stage", "from", "iterations", "epochs", "LR first -> last", "decay", "augmentation", "state")
     ]
+    left_out = _left_out(plan)
     for planned in plan.stages:
         stage, solver, (least, most) = planned.stage, planned.stage.solver, planned.length
+        if stage.name in left_out:
+            continue
         rate = learning_rate(solver)
         rows.append(
             (
@@ -69,19 +73,35 @@ def table_rows(plan: Plan) -> list[tuple[str, ...]]:
                 stage_state(planned),
             )
         )
+    names = _names(plan.schedule.stage(name) for name in left_out)
+    rows += [(name, *[""] * 6, State.NOT_CHOSEN.value) for name in names]
     rows += [_piece(piece) for piece in plan.pieces]
     to_do = f"{between(plan.least_left, plan.iterations_left)} to do"
     rows.append(("total", "", between(plan.least, plan.iterations), _all_epochs(plan), "", "", "", to_do))
     return rows
 
 
+def _left_out(plan: Plan) -> set[str]:
+    """Stages of which nothing is to be said but that they were not chosen, where a block makes several: a sweep has hundreds."""
+    at_work = {piece.stage.name for piece in plan.pieces} | {lost.stage for lost in plan.lost}
+    silent = [s.stage for s in plan.stages if s.state is State.NOT_CHOSEN and not s.why and s.stage.group]
+    groups = Counter(stage.group for stage in silent)
+    return {stage.name for stage in silent if groups[stage.group] > 1} - at_work
+
+
 def render_text(plan: Plan, remarks: Iterable[str] = (), beside: Iterable[str] = ()) -> str:
-    """The table, the blocks `beside` it, then for each stage what to know about it. `remarks` concern the whole: missing data, disk."""
+    """The table, the blocks `beside` it, then for each stage what to know about it, once for stages of which the same is to be said. `remarks`
+    concern the whole: missing data, disk."""
     blocks = ["\n".join([title(plan), "", *columns(table_rows(plan))])]
     blocks += [text for text in beside if text]
     shared = _shared_audits(plan)
     blocks += ["\n".join(f"audits of {whose}: {text}" for text, whose in shared.items())] * bool(shared)
-    blocks += [text for planned in plan.stages if (text := details(plan, planned, shared))]
+    alike: dict[str, list[str]] = {}
+    left_out = _left_out(plan)
+    for planned in plan.stages:
+        if planned.stage.name not in left_out:
+            alike.setdefault(details(plan, planned, shared), []).append(planned.stage.name)
+    blocks += ["\n".join([listed(names, MOST_LISTED), text]) for text, names in alike.items()]
     remarks = list(remarks)
     if remarks:
         blocks.append("\n".join(f"note: {remark}" for remark in remarks))
@@ -182,7 +202,7 @@ def _piece(piece: PlannedStage) -> tuple[str, ...]:
 
 
 def details(plan: Plan, planned: PlannedStage, said: Collection[str] = ()) -> str:
-    """What to know about a stage: its name, and under it a line for each thing. `said`: its audits, if they are among these."""
+    """What to know about a stage: a line for each thing. `said`: its audits, if they are among these."""
     stage, solver = planned.stage, planned.stage.solver
     warm_up = warm_up_end(solver)
     lines = [
@@ -224,7 +244,7 @@ def details(plan: Plan, planned: PlannedStage, said: Collection[str] = ()) -> st
     ]
     lines += [line for lost in plan.lost if lost.stage == stage.name for line in _lost(plan.schedule, lost)]
     lines += [f"  note: {text}" for text in notes(plan.schedule, stage)]
-    return "\n".join([stage.name, *lines])
+    return "\n".join(lines)
 
 
 def _other_images(schedule: Schedule, planned: PlannedStage) -> Iterator[str]:

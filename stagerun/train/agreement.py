@@ -218,17 +218,17 @@ def different(
     kinds = [combined(found) for found in digests]
     kind, many = Counter(kinds).most_common(1)[0]
     names = [name for name in digests[0] if len({found.get(name) for found in digests}) > 1]
-    which = _listed([f"`{name}`" for name in names])
+    which = listed([f"`{name}`" for name in names], _NAMED)
     called = [
         f"rank {rank}" + (f" on {host}" if len(set(hosts)) > 1 else "")
         for rank, host in zip(ranks or range(len(hosts)), hosts, strict=True)
     ]
     odd = [name for name, its in zip(called, kinds, strict=True) if its != kind]
     if 2 * many > len(kinds):
-        text = f"{_listed(odd)} {'has' if len(odd) == 1 else 'have'} other bits than the other {count(many, 'worker')} in {which}"
+        text = f"{listed(odd, _NAMED)} {'has' if len(odd) == 1 else 'have'} other bits than the other {count(many, 'worker')} in {which}"
         again = f"if it names {'that rank' if len(odd) == 1 else 'those ranks'} again, test memory and processor there"
     else:
-        text = f"{_listed(called)} have different bits in {which}"
+        text = f"{listed(called, _NAMED)} have different bits in {which}"
         again = "if it comes again, test memory and processor of each"
     return RanksDiffer(
         f"{where}: {text}",
@@ -236,11 +236,6 @@ def different(
         names=names if ranks is None else (),
         decided=2 * many > len(kinds),
     )
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = [*names[:_NAMED], f"{len(names) - _NAMED} more"] if len(names) > _NAMED else list(names)
-    return listed(shown)
 
 
 @torch.no_grad()

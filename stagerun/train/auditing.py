@@ -305,10 +305,8 @@ class Audits:
         names = [name for name in first[0] if not self._same({name: first[0][name]}, {name: first[1].get(name)})]
         said = audits.verdict(first, [everybody[r][2] for r in voters], self._same)
         called = [f"rank {r} on {everybody[r][0]}" for r in (rank, auditor)]
-        shown = [f"`{name}`" for name in names[:_NAMED]] + (
-            [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
-        )
-        what = f"the gradient of logical worker {worker} in {listed(shown)}"
+        tensors = listed([f"`{name}`" for name in names], _NAMED)
+        what = f"the gradient of logical worker {worker} in {tensors}"
         if not said.wrong:
             return f"{called[0]} and {called[1]} compute other bits of {what}, and which is wrong no third can say"
         return "; ".join(

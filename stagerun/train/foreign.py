@@ -138,8 +138,7 @@ def _fresh(model: Model) -> nn.Module:
 
 
 def _names(names: list[str]) -> str:
-    shown = [f"`{name}`" for name in names[:_NAMED]]
-    return listed([*shown, f"{len(names) - _NAMED} more"] if len(names) > _NAMED else shown)
+    return listed([f"`{name}`" for name in names], _NAMED)
 
 
 def _drawn() -> str:

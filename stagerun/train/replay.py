@@ -111,8 +111,7 @@ def _require_same(own: SnapshotRef, where: Path, found: Mapping[str, int], recor
     ]
     if not names:  # the stage had another name then
         return
-    rest = [f"{len(names) - NAMED} more"] if len(names) > NAMED else []
-    which = listed([*(f"`{name}`" for name in names[:NAMED]), *rest])
+    which = listed([f"`{name}`" for name in names], NAMED)
     # One process computes all of a push, whatever their number.
     then, now = ({k: v for k, v in ref.environment.items() if k not in _ANY} for ref in (record.ref, own))
     changed = "; ".join(differences(then, now, True))

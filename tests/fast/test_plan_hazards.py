@@ -36,6 +36,7 @@ def test_an_epoch_that_is_no_whole_number_of_iterations_is_said_to_be_rounded() 
     [
         (FIXED, ["ends at LR 0.1, above zero"]),
         (TO_ZERO.replace("20", "2000"), []),
+        (TO_ZERO, []),
         (
             'base_lr: 0.1 lr_policy: "poly" power: 1 max_iter: 2000 warmup_iter: 500',
             [
@@ -71,7 +72,7 @@ def test_an_epoch_that_is_no_whole_number_of_iterations_is_said_to_be_rounded() 
             ["stepsize 20 is never reached: the stage ends at 20 (trunk.prototxt:1)", "ends at LR 0.1, above zero"],
         ),
     ],
-    ids=["above zero", "clean", "warm-up joint", "smooth warm-up", "all warm-up", "lr_iter unused", "rises again",
+    ids=["above zero", "clean", "clean and short", "warm-up joint", "smooth warm-up", "all warm-up", "lr_iter unused", "rises again",
          "stepvalue", "step"],
 )  # fmt: skip
 def test_notes_of_a_stage(solver: str, expected: list[str]) -> None:

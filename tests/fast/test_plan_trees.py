@@ -448,6 +448,17 @@ def test_audits_are_said_once_for_all_stages_that_have_the_same() -> None:
     ]
 
 
+def test_of_stages_of_which_the_same_is_to_be_said_it_is_said_once() -> None:
+    schedule = read({"schedule.prototxt": SWEPT}, "/s", [])
+    heads = [block.splitlines()[0] for block in render_text(make_plan(schedule, inventory([]))).split("\n\n")]
+    a, b = "cool_main_8_a and cool_main_8_b", "cool_main_a and cool_main_b"
+    assert [head for head in heads if "cool" in head] == [a, b]
+    chosen = render_text(make_plan(schedule, inventory([]), only=["main", "cool_main_a"])).splitlines()
+    assert [line.split()[-2:] for line in chosen if line.startswith("3 stages of cool")] == [["not", "chosen"]]
+    assert "cool_main_a" in chosen and "cool_main_b" not in chosen, "nothing more is said of what was not chosen"
+    assert "c1" in chosen, "a stage by itself has its row and its block"
+
+
 @pytest.mark.parametrize("options", [{"only": ["late"]}, {"until": "late"}, {"redo": ["late"]}, {"keep": ["late"]}])
 def test_an_ensemble_where_a_stage_belongs_is_told_with_its_members(options: dict[str, Any]) -> None:
     with pytest.raises(RecipeError) as caught:

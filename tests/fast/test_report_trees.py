@@ -287,7 +287,7 @@ def test_the_lead_says_what_is_of_an_earlier_parent(tmp_path: Path) -> None:
     assert "Ensemble both of earlier members: top-1 75.00 %" in text and "Ensemble both: " not in text
     assert (
         "out is not finished: 4 of 4 stages done, of them a, b, cut from an earlier parent, "
-        "the last run did all it was asked for (not chosen: a, b, cut)."
+        "the last run did all it was asked for (not chosen: a, b and cut)."
     ) in text
 
 

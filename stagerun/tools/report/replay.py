@@ -13,6 +13,7 @@ from itertools import pairwise
 from stagerun.base import events
 from stagerun.base.recipe import OnNan
 from stagerun.base.staleness import staleness_of
+from stagerun.base.text import MOST_LISTED, listed
 from stagerun.store.layout import parse_name, snapshot_name
 from stagerun.tools.report.history import History, Life, StageHistory
 from stagerun.tools.report.read_log import Columns, Log, Updates, Work, chunk_size
@@ -226,7 +227,7 @@ class Replay:
                 first = event.text.partition("\n")[0]
                 life.end = f"ended with exit code {event.code}" + (f": {first}" if first else "")
             case events.RunFinished():
-                left = f" (not chosen: {', '.join(event.not_chosen)})" if event.not_chosen else ""
+                left = f" (not chosen: {listed(event.not_chosen, MOST_LISTED)})" if event.not_chosen else ""
                 life.end, self.complete = "finished" + left, not event.not_chosen
                 if not event.trained and not life.work.time:  # it looked, and there was nothing to do
                     self.lives.pop()

@@ -10,7 +10,7 @@ from stagerun.base.errors import WORTH_ANOTHER_START
 from stagerun.base.pace import sent, strip
 from stagerun.base.snapshots import passed_over
 from stagerun.base.staleness import histogram
-from stagerun.base.text import columns, count, duration, listed, percent, size
+from stagerun.base.text import MOST_LISTED, columns, count, duration, listed, percent, size
 from stagerun.command.ending import show, tell
 from stagerun.command.options import command
 from stagerun.command.shared import Folder, Json, Out, Overrides
@@ -129,7 +129,7 @@ def headline(status: Status, now: float) -> str:
         case "running":
             return f"running: {who}"
         case "finished":
-            left = f"; not chosen, and not done: {', '.join(status.not_chosen)}" if status.not_chosen else ""
+            left = f"; not chosen, and not done: {listed(status.not_chosen, MOST_LISTED)}" if status.not_chosen else ""
             return f"finished {when}{left}"
         case "stopped":
             why = f" ({status.reason})" if status.reason else ""

@@ -274,8 +274,7 @@ class Check:
 
 
 def _lacking(stage: str, iters: Sequence[int]) -> str:
-    more = [f"{len(iters) - _SHOWN} more"] if len(iters) > _SHOWN else []
-    return f"the log has no proof of `{stage}` at iteration {listed([*map(str, iters[:_SHOWN]), *more])}"
+    return f"the log has no proof of `{stage}` at iteration {listed([*map(str, iters)], _SHOWN)}"
 
 
 def _unproven(stage: str) -> str:

@@ -168,7 +168,7 @@ def detail(before: Before, name: str) -> str:
         if one.place:
             rows.append([cell(one.name), value, *before_it, cell(one.place.removeprefix(folder))])
     defaults = [[cell(one.name), cell(one.value)] for one in found if not one.place]
-    lines = [line.strip() for line in details(before.plan, planned).split("\n")[1:]]
+    lines = [line.strip() for line in details(before.plan, planned).split("\n")]
     return "".join(
         [
             f'<h2 id="chosen">{text(name)}</h2>',

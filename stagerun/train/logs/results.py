@@ -12,7 +12,7 @@ from stagerun.base.events import (
     StageFinished,
 )
 from stagerun.base.recipe import OnNan
-from stagerun.base.text import columns, count, duration
+from stagerun.base.text import MOST_LISTED, columns, count, duration, listed
 from stagerun.plan.ensembles import in_words as members_in_words
 from stagerun.train.choices import DENSE, in_words
 from stagerun.train.results import Before
@@ -173,7 +173,7 @@ def piece_line(event: PieceStarted) -> str:
 
 def finished_line(event: RunFinished) -> str:
     """What a run that came to its end has done, and what it has left out."""
-    left = f"; not chosen, and not done: {', '.join(event.not_chosen)}" if event.not_chosen else ""
+    left = f"; not chosen, and not done: {listed(event.not_chosen, MOST_LISTED)}" if event.not_chosen else ""
     if event.trained:
         return f"done in {duration(event.seconds)}{left}"
     return "nothing to do: every stage that was chosen is done" + left if left else "nothing to do: every stage is done"
