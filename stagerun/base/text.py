@@ -148,8 +148,8 @@ MOST_LISTED = 5  # names in a line, of things of which there may be hundreds
 
 
 def listed(words: Sequence[str], most: int | None = None) -> str:
-    """`a`, `a and b`, `a, b and c`; of more than `most` the first ones and how many are left: `a, b and 7 more`."""
-    if most is not None and len(words) > most:
+    """`a`, `a and b`, `a, b and c`; of many the first `most`, and how many are left: `a, b and 7 more`. One that is left is named."""
+    if most is not None and len(words) > most + 1:
         words = [*words[:most], f"{len(words) - most} more"]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 

@@ -7,6 +7,7 @@ from stagerun.base.recipe import DecayFrom, OnNan, Schedule, Solver, Stage
 from stagerun.plan.counting import points_averaged
 from stagerun.plan.described import course, image_notes, place, update_notes
 from stagerun.schedule import learning_rate, own_fields, warm_up_end
+from stagerun.schedule.averages import DECAYS
 
 # A learning rate that is off by more than this share, where one would expect it to go on, is a jump worth a note.
 JUMP = 0.05
@@ -56,10 +57,18 @@ def notes(schedule: Schedule, stage: Stage) -> list[str]:
     found += reach_notes(stage)
     if solver.lr_policy == "plateau":
         found.append(_drops(stage, solver))
-    # A decay to zero is there one iteration after the last.
-    elif rate(solver.max_iter) > 0.001 * max(first, solver.base_lr) and not _goes_on(schedule, stage):
+    elif last > 0.001 * max(first, solver.base_lr) and not (_decays_to_zero(solver) or _goes_on(schedule, stage)):
         found.append(f"ends at LR {last:.4g}, above zero")
     return found
+
+
+def _decays_to_zero(solver: Solver) -> bool:
+    """Whether the policy comes to zero in one more step: `linear` over 30 iterations ends at a thirtieth."""
+    if solver.lr_policy in ("poly", "poly_cyc"):
+        whole = (solver.power or 0) >= 1 and (solver.lr_policy == "poly" or solver.lr_iter == solver.max_iter)
+    else:
+        whole = solver.lr_policy in DECAYS and not solver.end_lr
+    return whole and not solver.policy_start_iter and warm_up_end(solver) < solver.max_iter
 
 
 def _goes_on(schedule: Schedule, stage: Stage) -> bool:

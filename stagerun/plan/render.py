@@ -4,14 +4,14 @@ import csv
 import io
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import PurePath
 
 from stagerun.base.recipe import Determinism, Memory, Metric, Sampling, Schedule, Solver, Stage, Sync
 from stagerun.base.shares import told
 from stagerun.base.snapshots import SnapshotRef
-from stagerun.base.text import MOST_LISTED, between, columns, count, listed
+from stagerun.base.text import between, columns, count, listed
 from stagerun.base.units import epochs
 from stagerun.base.weights import Kind, place_of
 from stagerun.language.values import plain
@@ -37,15 +37,15 @@ def title(plan: Plan) -> str:
     """How much there is of what: the line above the table."""
     schedule, off = plan.schedule, sum(s.state is State.DISABLED for s in plan.stages)
     stages = count(len(plan.stages) - off, "stage")
-    lengths = f"{stages}, {iterations_text(plan.least, plan.iterations)}, {_all_epochs(plan)} epochs"
+    lengths = f"{stages}, {iterations_text(plan.least, plan.iterations)}, {_all_epochs(plan.stages)} epochs"
     images = " or ".join(str(source.images) for source in schedule.training_sets[:-1])
     images += " or " * bool(images) + count(schedule.training_sets[-1].images, "image")
     text = f"{schedule.name}: {lengths} of {images}"
     return f"{text}; {count(off, 'stage')} not enabled" if off else text
 
 
-def _all_epochs(plan: Plan) -> str:
-    enabled = [s for s in plan.stages if s.state is not State.DISABLED]
+def _all_epochs(stages: Sequence[PlannedStage]) -> str:
+    enabled = [s for s in stages if s.state is not State.DISABLED]
     least, most = (sum(_epochs(s.stage, s.length[end] - s.stage.begins) for s in enabled) for end in (0, 1))
     return between(least, most, ".2f")
 
@@ -73,12 +73,21 @@ def table_rows(plan: Plan) -> list[tuple[str, ...]]:
                 stage_state(planned),
             )
         )
-    names = _names(plan.schedule.stage(name) for name in left_out)
-    rows += [(name, *[""] * 6, State.NOT_CHOSEN.value) for name in names]
+    for group in dict.fromkeys(s.stage.group for s in plan.stages if s.stage.name in left_out):
+        rows.append(_counted([s for s in plan.stages if s.stage.name in left_out and s.stage.group == group], plan))
     rows += [_piece(piece) for piece in plan.pieces]
     to_do = f"{between(plan.least_left, plan.iterations_left)} to do"
-    rows.append(("total", "", between(plan.least, plan.iterations), _all_epochs(plan), "", "", "", to_do))
+    rows.append(("total", "", between(plan.least, plan.iterations), _all_epochs(plan.stages), "", "", "", to_do))
     return rows
+
+
+def _counted(stages: Sequence[PlannedStage], plan: Plan) -> tuple[str, ...]:
+    """The row of those stages of a block that were not chosen."""
+    group = stages[0].stage.group
+    others = "other " * (len(stages) < sum(s.stage.group == group for s in plan.stages))
+    least, most = (sum(s.length[end] - s.stage.begins for s in stages) for end in (0, 1))
+    name = f"{len(stages)} {others}stages of {group}"
+    return name, "", between(least, most), _all_epochs(stages), "", "", "", State.NOT_CHOSEN.value
 
 
 def _left_out(plan: Plan) -> set[str]:
@@ -101,7 +110,7 @@ def render_text(plan: Plan, remarks: Iterable[str] = (), beside: Iterable[str] =
     for planned in plan.stages:
         if planned.stage.name not in left_out:
             alike.setdefault(details(plan, planned, shared), []).append(planned.stage.name)
-    blocks += ["\n".join([listed(names, MOST_LISTED), text]) for text, names in alike.items()]
+    blocks += ["\n".join([listed(names), text]) for text, names in alike.items()]
     remarks = list(remarks)
     if remarks:
         blocks.append("\n".join(f"note: {remark}" for remark in remarks))

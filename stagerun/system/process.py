@@ -39,9 +39,19 @@ def look(pid: int) -> Process | None:
 
 
 def living(pid: int) -> Process | None:
-    """As `look`; None for a zombie, too: all that it held is given up."""
+    """As `look`; None for a zombie, too: all that it held is given up, once its last thread has ended."""
     found = look(pid)
-    return None if found is None or found.state in "ZX" else found
+    if found is None or found.state == "X" or (found.state == "Z" and _threads(pid) < 2):
+        return None
+    return found
+
+
+def _threads(pid: int) -> int:
+    """A killed process is a zombie as soon as its first thread has ended, while another may still write to a disk."""
+    try:
+        return len(os.listdir(f"/proc/{pid}/task"))
+    except OSError:
+        return 0
 
 
 def all_living() -> Iterator[Process]:

@@ -80,6 +80,29 @@ def test_notes_of_a_stage(solver: str, expected: list[str]) -> None:
     assert notes(s, s.stage("trunk")) == expected
 
 
+@pytest.mark.parametrize(
+    ("solver", "said"),
+    [
+        ('"poly" power: 1 max_iter: 20', None),
+        ('"linear" max_iter: 20 warmup_iter: 5', None),
+        ('"linear" max_iter: 20 end_lr: 0.01', "0.0145"),
+        ('"one_minus_sqrt" max_iter: 20', None),
+        ('"poly_cyc" power: 1 max_iter: 20 lr_iter: 20', None),
+        ('"poly" power: 0.5 max_iter: 20', "0.02236"),
+        ('"poly" power: 0.5 max_iter: 20 policy_start_iter: 1', None),  # one further there is no root
+        ('"poly_cyc" power: 0.5 max_iter: 20 lr_iter: 19', None),
+        ('"inv" gamma: -0.05 power: 1 max_iter: 20', "2"),
+        ('"poly" power: 1 max_iter: 20 warmup_iter: 20 decay_from: WARMUP_END', "0.095"),
+        ('"cosine" max_iter: 20 warmup_iter: 20', "0.095"),
+        ('"step" gamma: 0.001 stepsize: 20 max_iter: 20', "0.1"),
+    ],
+)
+def test_a_decay_to_zero_does_not_end_above_it(solver: str, said: str | None) -> None:
+    s = schedule(shared=SCHEDULE.partition('stage { name: "long"')[0], trunk=f"base_lr: 0.1 lr_policy: {solver}")
+    found = [note for note in notes(s, s.stage("trunk")) if "above zero" in note]
+    assert found == ([f"ends at LR {said}, above zero"] if said else [])
+
+
 TRUNK = """
 name: "tree" model { name: "resnet_small" num_classes: 10 }
 data { train { source: "/d/train" images: 1000 } val { source: "/d/val" images: 1000 } }

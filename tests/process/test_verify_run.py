@@ -176,6 +176,38 @@ def test_a_stage_that_was_given_another_name_is_proven(base: Path, tmp_path: Pat
     for words in ((folder, "--out", out, *AUDIT), (out,)):
         proven = small.stagerun("verify-run", *words, "--iterations", 1, "--seed", drawing(0))
         assert proven.returncode == 0 and "warm, 0 to 2: the same" in proven.stdout, proven.stdout + proven.stderr
+    # Another stage may have the old name; each later life tells of the new one again.
+    (folder / "init.prototxt").write_text((folder / "warm.prototxt").read_text() + "random_seed: 2\n")
+    with open(folder / "schedule.prototxt", "a") as file:
+        file.write('stage { name: "init" from: "" }\n')
+    for _ in range(2):
+        assert small.run(folder, out, *AUDIT, "--redo", "early").returncode == 0
+    for words in ((folder, "--out", out, *AUDIT), (out,)):
+        proven = small.stagerun("verify-run", *words, "--iterations", 0)
+        assert proven.returncode == 0 and "\nCONSISTENT" in proven.stdout, proven.stdout + proven.stderr
+
+
+def test_a_kept_stage_whose_ensemble_has_another_name_is_proven(base: Path, tmp_path: Path) -> None:
+    folder, out = small.make_schedule(tmp_path / "schedule", base / "data"), tmp_path / "out"
+    text = (folder / "schedule.prototxt").read_text()
+    text += 'ensemble { name: "late" members: ["init@2", "cyc1"] rule: WEIGHT_AVERAGE batch_norm_iter: 2 }\n'
+    text += 'stage { name: "fine" from: "late" solver: "early.prototxt" }\n'
+    (folder / "schedule.prototxt").write_text(text)
+    assert small.run(folder, out, *AUDIT).returncode == 0
+    (folder / "schedule.prototxt").write_text(text.replace('"late"', '"soon"'))
+    again = ("--set", "collapse.base_lr=0.03", "--redo", "collapse")
+    done = small.run(folder, out, *AUDIT, *again, "--keep", "fine")
+    assert done.returncode == 0, done.stderr
+    proven = small.stagerun("verify-run", out, "--iterations", 2)
+    assert proven.returncode == 0 and "\nBIT-EXACT" in proven.stdout, proven.stdout + proven.stderr
+    # Without the ensemble there is nothing to say where it started.
+    (folder / "schedule.prototxt").write_text(
+        text.partition("ensemble {")[0] + 'stage { name: "fine" from: "init" solver: "early.prototxt" }\n'
+    )
+    done = small.run(folder, out, *AUDIT, "--set", "collapse.base_lr=0.04", "--redo", "collapse", "--keep", "fine")
+    assert done.returncode == 0, done.stderr
+    refused = small.stagerun("verify-run", out)
+    assert refused.returncode == 64 and "stage `fine`: " in refused.stderr and f", and --out {out}" in refused.stderr
 
 
 def test_one_changed_digest_in_the_log_is_found(base: Path, audited: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from stagerun.base.events import (
 )
 from stagerun.launch.folder import LAUNCHER_PID
 from stagerun.launch.local import sweep
-from stagerun.system.process import all_living, program, words
+from stagerun.system.process import all_living, living, program, words
 
 Timed = Sequence[tuple[float, Event]]
 
@@ -123,14 +123,16 @@ class Victim:
 
     def __exit__(self, *_: object) -> None:
         last = time.monotonic() + GONE_S  # what hangs in the kernel can't be ended
-        while (left := self.found()) and time.monotonic() < last:
+        seen = {self.process.pid}
+        # A dying process has no environment any more by which it is found before it lets go of its files: a folder that it holds `sweep` leaves,
+        # and one in which it writes can't be removed.
+        while ((left := self.found()) or any(map(living, seen))) and time.monotonic() < last:
             for process in left:
+                seen.add(process.pid)
                 send(process.pid, signal.SIGKILL)
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(timeout=0.05)
-        # A process has no environment any more before it lets go of its files, and `sweep` leaves a folder that is held.
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(timeout=GONE_S)
+            time.sleep(LOOK_S)
         sweep()
 
     def ended(self) -> int | None:

@@ -76,25 +76,32 @@ class Check:
             lines = [f"{self.out} is of another schedule:"]
             for one in plan.stale:
                 lines += [f"  stage `{one.stage.name}`: {one.why}", *(f"    {change}" for change in one.changes)]
-            raise UsageError(
-                "\n".join(lines),
-                "give the schedule as it was when these stages were trained, with the same --set; "
-                f"or `stagerun verify-run {self.out}`, which has each stage as its snapshot has it",
+            hint = "give the schedule as it was when these stages were trained, with the same --set"
+            alone = Path(self.options.folder) == self.out
+            more = (
+                f", and --out {self.out}"
+                if alone
+                else f"; or `stagerun verify-run {self.out}`, which takes each stage from its snapshot"
             )
+            raise UsageError("\n".join(lines), hint + more)
 
     def _under_new_names(self, events: Sequence[Event]) -> Iterator[Event]:
         """A stage that has another name by now has it in the older events, too. Snapshots under the old one may be gone: then the log says it."""
-        known = {stage.name for stage in self.schedule.stages}
-        taken = [(name, event.stage) for event in events if isinstance(event, Renamed) for name in event.snapshots]
-        taken += [(ref.name, ref.stage) for ref in self.plan.inventory.snapshots if ref.trained_as]
-        places = [(store.parse_name(name), stage) for name, stage in taken]
-        called = {place.stage: stage for place, stage in places if place is not None}
-        for event in events:
+        last = [(len(events), ref.name, ref.stage) for ref in self.plan.inventory.snapshots if ref.trained_as]
+        told = [(n, name, e.stage) for n, e in enumerate(events) if isinstance(e, Renamed) for name in e.snapshots]
+        renames, called = list[tuple[int, str, str]](), dict[str, str]()
+        for n, snapshot, new in told + last:
+            place = store.parse_name(snapshot)
+            # Each life tells of it again; by then another stage may have the old name.
+            if place is not None and called.get(place.stage) != new:
+                called[place.stage] = new
+                called.pop(new, None)
+                renames.append((n, place.stage, new))
+        for n, event in enumerate(events):
             if isinstance(event, Proof | StageStarted | NotFinite | SnapshotWritten):
-                name = event.stage
-                for _ in called:  # once for each name that it has had
-                    name = name if name in known else called.get(name, name)
-                event = replace(event, stage=name) if name != event.stage else event
+                for later, old, new in renames:
+                    if n < later and event.stage == old:
+                        event = replace(event, stage=new)
             yield event
 
     def _saved(self) -> Iterator[Saved]:

@@ -1,7 +1,7 @@
 """`stagerun verify-run`: checks a run by its proofs (`audit_param { proof_iter }`), with the images and the schedule."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import lru_cache
@@ -120,8 +120,8 @@ def _as_record(found: Found) -> str:
 
 
 def stored_schedule(out: Path, trust_code: bool) -> Schedule:
-    """The schedule as the newest snapshot has it, each stage as its own newest snapshot has it: `--keep` leaves stages as they were trained. UsageError
-    if no snapshot can be read, and where it names Python and that is not trusted."""
+    """The schedule as the newest snapshot has it, and in it each stage as its own newest snapshot has it: `--keep` leaves stages as they were trained.
+    UsageError if no snapshot can be read, and where it names Python and that is not trusted."""
     life = read_last_life(out / LOG)
     found = under(store.inventory(DISK, out, looking=True), names(life) if life is not None else {})
     schedule, newest = newest_recipe(out, found), newest_snapshot(out, found)
@@ -150,7 +150,7 @@ def stored_schedule(out: Path, trust_code: bool) -> Schedule:
 
 def _as_trained(schedule: Schedule, out: Path, newest: Mapping[str, SnapshotRef]) -> Iterator[Stage]:
     """The stages, `newest` by name what each has on disk."""
-    known, read = {stage.name for stage in schedule.stages}, lru_cache(read_foreign)  # one text in most snapshots
+    before, read = set[str](), lru_cache(read_foreign)  # one text in most snapshots
     for stage in schedule.stages:
         ref, own = newest.get(stage.name), None
         if ref is not None:
@@ -158,6 +158,20 @@ def _as_trained(schedule: Schedule, out: Path, newest: Mapping[str, SnapshotRef]
                 called = ref.trained_as or ref.stage
                 own = next((s for s in read(recipe_text(out, ref)).stages if s.name == called), None)
         if own is not None:
-            parent = own.parent if own.parent in known else stage.parent  # that may have another name by now
-            stage = replace(own, name=stage.name, parent=parent)
+            stage = _under_names_of(schedule, stage, own, before)
+        before.add(stage.name)
         yield replace(stage, identity=dict(ref.identity) if ref is not None else {})
+
+
+def _under_names_of(schedule: Schedule, stage: Stage, own: Stage, before: Collection[str]) -> Stage:
+    """A stage as an older schedule has it, in that of today, where it is `stage`: what it starts from may have another name by now, or be gone. In
+    that case it gets what `stage` has, and a plan finds out whether that is the same."""
+    averages = {e.name for e in schedule.ensembles if all(name in before for name, _ in e.points)}
+    there = own.parent in (None, *before) and own.average in (None, *averages)
+    start, loss = (own if there else stage), own.solver.loss
+    if loss is not None and loss.teacher is not None and loss.teacher not in before:
+        loss = stage.solver.loss
+    return replace(
+        own, name=stage.name, enabled=stage.enabled, group=stage.group, parent=start.parent, parent_iter=start.parent_iter,
+        average=start.average, solver=replace(own.solver, loss=loss),
+    )  # fmt: skip
