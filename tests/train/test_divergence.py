@@ -89,7 +89,10 @@ def test_the_minority_is_named_or_both() -> None:
     assert said([good, bad], "xy") == "here: rank 0 on x and rank 1 on y have different bits in `b`"
     assert said([good, good, bad]) == "here: rank 2 has other bits than the other 2 workers in `b`"
     assert said([bad, good, good], "xyz") == "here: rank 0 on x has other bits than the other 2 workers in `b`"
-    assert said([good, bad, bad, good]).startswith("here: rank 0, rank 1, rank 2 and 1 more have different bits")
+    assert said([good, bad, bad, good]).startswith("here: rank 0, rank 1, rank 2 and rank 3 have different bits")
+    assert said([good, bad, bad, good, bad, good]).startswith(
+        "here: rank 0, rank 1, rank 2 and 3 more have different bits"
+    )
     assert said([good, bad, good, {"a": 2, "b": 2}, good]) == (
         "here: rank 1 and rank 3 have other bits than the other 3 workers in `a` and `b`"
     )
