@@ -15,6 +15,7 @@ import pytest
 import small
 import tiny
 
+from stagerun.system.process import living
 from stagerun.train import notifier
 
 
@@ -109,16 +110,9 @@ def test_a_command_that_hangs_is_ended_with_what_it_started(tmp_path: Path, monk
     assert "took longer than 1 s" in hung and not fine
     pid = int((tmp_path / "pid").read_text())
     until = time.monotonic() + 20  # SIGKILL is sent, not yet received: on busy processors that takes a while
-    while alive(pid):
+    while living(pid) is not None:
         assert time.monotonic() < until, "what the command started runs on"
         time.sleep(0.02)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_what_a_command_prints_goes_to_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

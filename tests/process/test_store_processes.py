@@ -37,7 +37,7 @@ from test_store_lease import taken as taken
 from stagerun import store
 from stagerun.base.errors import ExitCode, FolderInUseError, PermissionDenied
 from stagerun.store import LocalDisk, Lock
-from stagerun.system.process import look
+from stagerun.system.process import living, look
 from stagerun.train.status import _holder as status_holder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -340,3 +340,19 @@ def test_prepare_without_permission(tmp_path: Path) -> None:
     _, status = os.waitpid(child, 0)
     tmp_path.chmod(0o755)
     assert os.WEXITSTATUS(status) == 0
+
+
+def test_a_zombie_lives_as_long_as_one_of_its_threads() -> None:
+    """As after SIGKILL, when the first thread has ended and another one still writes to a disk."""
+    script = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(300,)).start(); "
+    script += "ctypes.CDLL(None).pthread_exit(None)"
+    with subprocess.Popen([sys.executable, "-c", script]) as process:
+        end = time.monotonic() + 60
+        while (found := look(process.pid)) is None or found.state != "Z":
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert living(process.pid) is not None
+        process.kill()
+        while living(process.pid) is not None:
+            assert time.monotonic() < end
+            time.sleep(0.01)

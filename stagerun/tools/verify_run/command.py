@@ -1,7 +1,8 @@
 """`stagerun verify-run`: checks a run by its proofs (`audit_param { proof_iter }`), with the images and the schedule."""
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import lru_cache
@@ -163,12 +164,14 @@ def _as_trained(schedule: Schedule, out: Path, newest: Mapping[str, SnapshotRef]
         yield replace(stage, identity=dict(ref.identity) if ref is not None else {})
 
 
-def _under_names_of(schedule: Schedule, stage: Stage, own: Stage, before: Collection[str]) -> Stage:
+def _under_names_of(schedule: Schedule, stage: Stage, own: Stage, before: AbstractSet[str]) -> Stage:
     """A stage as an older schedule has it, in that of today, where it is `stage`: what it starts from may have another name by now, or be gone. In
     that case it gets what `stage` has, and a plan finds out whether that is the same."""
-    averages = {e.name for e in schedule.ensembles if all(name in before for name, _ in e.points)}
-    there = own.parent in (None, *before) and own.average in (None, *averages)
-    start, loss = (own if there else stage), own.solver.loss
+    needed = {own.parent} - {None}
+    if own.average is not None:
+        known = [e for e in schedule.ensembles if e.name == own.average]
+        needed |= {name for e in known for name, _ in e.points} or {own.average}  # which is no stage's name
+    start, loss = (own if needed <= before else stage), own.solver.loss
     if loss is not None and loss.teacher is not None and loss.teacher not in before:
         loss = stage.solver.loss
     return replace(
