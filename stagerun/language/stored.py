@@ -21,7 +21,10 @@ from stagerun.language.tree import SCHEDULE
 from stagerun.language.values import Member, layout
 
 # What divides, or is stepped by: a snapshot need not be ours, and `check` has not seen its recipe.
-_OF_SOLVER = ("max_iter", "batch_size", "device_batch_size", "test_batch_size")
+_POSITIVE = {
+    "Model.num_classes", "Model.channels", "Source.images", "Solver.max_iter", "Solver.batch_size", "Solver.device_batch_size",
+    "Solver.test_batch_size",
+}  # fmt: skip
 
 _UNSAID = recipe.Data(train=recipe.Source(source="", path="", images=0))  # of a stage that has the schedule's
 
@@ -52,26 +55,16 @@ def read_foreign(text: str) -> recipe.Schedule:
     (`consent.trusted`)."""
     schedule = read_recipe(text)
     list(asked(schedule))
-    for holder, key, _, held in scalars(schedule):
+    for holder, key, member, held in scalars(schedule):
+        if key in _POSITIVE and held < 1:
+            raise ValueError(f"`{member.name}` must be 1 or more")
         if key in CHOICES and key != "Model.name" and held not in (None, *CHOICES[key]):
-            raise ValueError(f"{key} has no value `{lexer.shown(held)}`")
-        if (
-            key == "Source.labels"
-            and held not in (None, recipe.FLOAT_DATA)
-            and None in (holder.labels_path, holder.labels_digest)
-        ):
+            raise ValueError(f"`{member.name}` has no value `{lexer.shown(held)}`")
+        named = key == "Source.labels" and held not in (None, recipe.FLOAT_DATA)
+        if named and None in (holder.labels_path, holder.labels_digest):
             raise ValueError("`labels` without the place and the digest of its file")
         if key == "Model.net" and held is not None:
             of_model(holder)
-    models = [schedule.model, *(stage.model for stage in schedule.stages)]
-    sources = [source for stage in schedule.stages for source in (stage.data.train, *stage.data.val)]
-    counts = {"num_classes": min(m.num_classes for m in models), "channels": min(m.channels for m in models)}
-    counts |= {"images": min(source.images for source in sources)}
-    for name in _OF_SOLVER:
-        counts[name] = min((getattr(stage.solver, name) for stage in schedule.stages), default=1)
-    for name, least in counts.items():
-        if least < 1:
-            raise ValueError(f"`{name}` must be 1 or more")
     stages, ensembles = {stage.name for stage in schedule.stages}, {one.name for one in schedule.ensembles}
     for name, iter in (place for ensemble in schedule.ensembles for place in ensemble.points):
         if name not in stages or (iter is not None and iter < 1):
