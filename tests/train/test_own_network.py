@@ -196,7 +196,7 @@ def test_a_network_of_timm() -> None:
         build(Model(name="timm/test_resnt", num_classes=7))
     assert refused.value.hint == "did you mean `test_resnet`?"
     with pytest.raises(UsageError, match="timm can't make `test_resnet`: TypeError"):
-        build(Model(name="timm/test_resnet", num_classes=7, args="{ no_such: 1 }"))
+        build(Model(name="timm/test_resnet", num_classes=7, args="{ window_size: 1 }"))
 
 
 def test_what_a_network_freezes_stays_and_is_said(data: Path, tmp_path: Path) -> None:

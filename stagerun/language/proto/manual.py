@@ -192,7 +192,8 @@ COMMENTS: dict[str, str] = {
     ),
     "Model.args": (
         "What a network of your own, or of timm, is called with besides: `args { drop_path_rate: 0.1 depths: [2, 2] act: \"gelu\" }`.\n"
-        "Numbers, `true`, `false`, texts in quotes, and lists of these. Default: nothing. New in stagerun."
+        "Numbers, `true`, `false`, texts in quotes, and lists of these. timm's networks take those that open no file: the page your-own-network lists them.\n"
+        "Default: nothing. New in stagerun."
     ),
     "Model.caffe_net": (
         "A net of Caffe's in place of `name`: the path of its prototxt, from the schedule's folder. Its layers are the network, in\n"

@@ -22,6 +22,7 @@ from stagerun.data.importing.items import Names
 from stagerun.data.records import ListRecords, LmdbSource, spread
 from stagerun.system.files import write_output
 from stagerun.system.image_folder import IMAGE_SUFFIXES, files_below, is_image
+from stagerun.system.imports import with_imports
 from stagerun.tools.data.pictures import ResizeOptions, class_names, classes_of
 from stagerun.tools.weights.selection import choose_snapshot, ensemble_of
 
@@ -93,6 +94,7 @@ def predict_images(folder: Path, options: PredictOptions) -> None:
 
     torch.set_num_threads(options.threads or default_threads(1))
     stored = _not_rectangular(open_snapshot(folder, Trust(options.trust_code)))
+    stored = replace(stored, schedule=with_imports(stored.schedule, folder.resolve().parent.parent))
     names = _class_names(stored, options.classes)
     classify = classifier(stored, Wanted(views=evaluate.Views(options.views), ema=options.ema), choose_device(World()))
     batch = options.device_batch or stored.stage.solver.test_batch_size
