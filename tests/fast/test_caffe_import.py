@@ -407,10 +407,10 @@ caffe time --solver three.prototxt
 caffe train --solver=$A/four.prototxt
 """
     found = train_lines("x.sh", text)
-    assert [(c.solver.text, c.launch.number) for c in found] == [
+    assert [(c.solver.text, c.workers) for c in found] == [
         ("x/one.prototxt", 8),
-        ("two.prototxt", None),
-        ("/opt/caffe/four.prototxt", 1),
+        ("two.prototxt", 0),
+        ("/opt/caffe/four.prototxt", None),
     ]
     assert (found[0].solver.span.line, found[0].solver.span.column) == (6, 11)
 

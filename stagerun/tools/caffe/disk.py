@@ -1,6 +1,7 @@
 """The files of a folder of Caffe's: the one place of the import that reads."""
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
@@ -42,9 +43,15 @@ class CaffeFolder:
         return self._named(lambda name: name.endswith(".prototxt"))
 
     def scripts(self) -> dict[str, bytes]:
-        """Scripts first: where a README has other commands, that is said of the README."""
+        """Scripts first, 2_collapse.sh before 10_again.sh, then READMEs."""
         found = self._named(lambda name: name.endswith(SCRIPTS) or name.upper().startswith("README"))
-        return dict(sorted(found.items(), key=lambda item: not item[0].endswith(SCRIPTS)))
+
+        def rank(name: str) -> tuple[bool, list[str]]:
+            return not name.endswith(SCRIPTS), [
+                part.zfill(9) if part.isdecimal() else part for part in re.split("([0-9]+)", name)
+            ]
+
+        return {name: found[name] for name in sorted(found, key=rank)}
 
     def _named(self, wanted: Callable[[str], bool]) -> dict[str, bytes]:
         with _reading(self._folder):
@@ -56,8 +63,15 @@ class CaffeFolder:
         return found
 
     def net(self, path: str) -> tuple[str, bytes] | None:
-        there = self._found(path)
+        beside = os.path.join(self.shown, os.path.basename(path))
+        there = self._found(path) or (beside if os.path.isfile(beside) else "")
         return (there, _bytes(there, there, LARGEST + 1)) if there else None
+
+    def beside(self, path: str, ending: str) -> list[str]:
+        """Files with an ending in FOLDER, and where a path of Caffe's leads."""
+        places = {self._folder, *(os.path.dirname(place) for place in self._places(path))}
+        found = {name for place in places if os.path.isdir(place) for name in os.listdir(place)}
+        return sorted(name for name in found if name.removesuffix(".h5").endswith(ending))[:MOST_NEAR]
 
     def file(self, path: str) -> str:
         """The absolute path of what a path of Caffe's means; '' if there is no such file."""
