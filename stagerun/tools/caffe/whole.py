@@ -68,9 +68,9 @@ class Written:
     places: Mapping[str, Span] = field(default_factory=dict)
 
     def place(self, line: int) -> Span | None:
-        """Where the layer in a line of a net that was put together comes from."""
+        """Where the layer in a line of a net that was put together comes from; else where its net begins."""
         named = re.search(r' name: "([^"]*)"', self.text.split("\n")[line - 1])
-        return self.places.get(named[1]) if named else None
+        return self.places.get(named[1] if named else "", self.places.get(""))
 
     @property
     def layers(self) -> list[str]:
@@ -104,7 +104,7 @@ def written(
     head = f'name: "{title}"\n' if title.isprintable() and '"' not in title and title else ""
     network = "".join(f"{line}\n" for line in kept)
     places = {text_of(layer, "name"): layer.place for net in (test, train) if net is not None for layer in net.layers}
-    return Written(_own_name(stage, taken), head + network, network, places=places)
+    return Written(_own_name(stage, taken), head + network, network, places=places | {"": train.block.place})
 
 
 def _own_name(stage: str, taken: Mapping[str, str]) -> str:
