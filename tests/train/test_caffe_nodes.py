@@ -158,3 +158,22 @@ def test_a_stage_from_a_snapshot_in_mid_training(
     for stage, name in (("main", "solver"), ("b", "solver_b")):
         np.testing.assert_allclose(losses[stage], right[name].losses, rtol=1e-9)
         assert_same(ends[stage], right[name].snapshots[8])
+
+
+def test_each_stage_has_its_own_passes(tmp_path: Path) -> None:
+    plain = SOLVER.format(net="bnnet", prefix="a", length=8, more="")
+    other = plain.replace("nets/bnnet", "nets/other")
+    texts = {"solver": plain, "solver_b": plain + "iter_size: 2", "solver_c": other, "solver_d": other + "iter_size: 2"}
+    caffes(tmp_path, "bnnet", 1, False, {}, "")
+    net = (tmp_path / "nets" / "bnnet.prototxt").read_text()
+    (tmp_path / "nets" / "other.prototxt").write_text(net.replace("num_output: 16", "num_output: 12"))
+    for name, text in texts.items():
+        (tmp_path / f"{name}.prototxt").write_text(text)
+    for workers, right in (("2", [1, 2, 1, 2]), ("1", [None] * 4)):
+        out = str(tmp_path / workers)
+        words = ["import", "caffe", str(tmp_path), "--out", out, "--order", "main,b,c,d", "--workers", workers]
+        done = CliRunner().invoke(main, words)
+        assert done.exit_code == 0, done.output
+        stages = load(out).stages
+        assert [stage.model.moving_average_passes for stage in stages] == right
+        assert [stage.model.name for stage in stages] == ["bnnet.prototxt"] * 2 + ["other.prototxt"] * 2

@@ -239,9 +239,10 @@ def _with_nets(stages: Sequence[CaffeStage], folder: CaffeFolder, wanted: Wanted
             made["param"] = rules
         own = model_of(stage) if stage.written is not None else model
         if [line.text for line in own] != [line.text for line in model]:
-            same = [line.text for line in own[1:]] == [line.text for line in model[1:]]
+            # `net` alone stands for a model without settings of its own.
+            norm = any(line.text.startswith("batch_norm_param") for line in own)
             net = setting("net", quoted(stage.written.name if stage.written else ""), stage.net.place)
-            made |= {"net": net} if same else {"model": Setting("model", message("model", own, stage.net.place))}
+            made |= {"model": Setting("model", message("model", own, stage.net.place))} if norm else {"net": net}
         if stage.step.given and stage.step.start is not None:
             made |= {s.name: s for s in [_given(stage.step.start, folder, found)]}
 

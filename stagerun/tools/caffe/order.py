@@ -74,7 +74,7 @@ def _as_said(lines: Sequence[TrainLine], names: Mapping[str, str], starts: "Star
         hint = f"name what is meant, in its order, with `--order`: {', '.join(dict.fromkeys(line.file for line in pending))}"
         found.mistakes.add(next(iter(roots.values())).solver.span, message, hint)
         return []
-    steps: dict[str, Step] = {}
+    steps, folder = dict[str, Step](), starts.folder
     for read in (False, True):  # a file only where no stage makes it
         tried: list[TrainLine] = []
         while pending != tried:
@@ -85,7 +85,10 @@ def _as_said(lines: Sequence[TrainLine], names: Mapping[str, str], starts: "Star
                     pending.append(line)
                 elif before is None or step.own:
                     steps[line.file] = before or step
-                    starts.note(step, found)
+                    if step.own and (there := folder.file(line.start.text if line.start else "")):
+                        why = "one stage, from its beginning, is made of what the solver saved itself"
+                        todo = f'to go on from the file, write `solverstate: "{there}"`'
+                        found.leave(line.place, line.option, why, todo)
                 elif before.parents and step.parents and not before.begins and not step.begins:
                     steps[line.file] = replace(before, parents=(*before.parents, *step.parents))
                 else:
@@ -147,12 +150,6 @@ class Starts:
         # Weights from elsewhere may be copied there later.
         later = match is None and line.weights is not None and not {",", "$"} & {*word.text}
         return replace(step, given=True) if later or (read and self.folder.file(word.text)) else None
-
-    def note(self, step: Step, found: Findings) -> None:
-        """List the snapshot of a stage's own that a stage from its beginning leaves unused."""
-        if step.own and step.start and (there := self.folder.file(step.start.text)):
-            why = "one stage, from its beginning, is made of what the solver saved itself"
-            found.leave(step.start.span, "--snapshot", why, f'to go on from the file, write `solverstate: "{there}"`')
 
     def why_not(self, line: TrainLine, steps: Mapping[str, Step]) -> tuple[str, str]:
         """Why `step` has no answer: the message, and a hint with the candidates."""

@@ -65,29 +65,21 @@ def _legal(name: str) -> str:
 
 
 def by_order(order: Sequence[str], names: Mapping[str, str]) -> list[Step]:
-    """The stages that --order names, each from the end of the one before: by stage, by file, or by file without its ending.
-
-    Where it names files only, stages are called by what is not common to those files, whatever others there are.
-
-    UsageError for a name that is left out, a word that names none, or several, and for one that comes twice.
-    """
-    words = {
-        file: {name, file, posixpath.basename(file), file.removesuffix(".prototxt")} for file, name in names.items()
-    }
+    """The stages that --order names, each from the end of the one before: by stage, by file, or by file without its ending. Where it
+    names files only, stages are called by what is not common to those. UsageError for words that name none, several, or one twice."""
     if "" in order:
         raise UsageError("`--order` leaves a name out", "write names with a comma between two: `init,cyc1,collapse`")
-    steps: list[Step] = []
+    words = {file: {name, file, file.removesuffix(".prototxt")} for file, name in names.items()}
     named = [file for file, known in words.items() if known & {*order}]
     if len(named) > 1 and {*order} <= {*named, *(file.removesuffix(".prototxt") for file in named)}:
         names = {**names, **names_of(named)}
+    steps: list[Step] = []
     for word in order:
         fitting = [file for file, known in words.items() if word in known]
         if len(fitting) != 1:
-            listed = f"the solver files are {listing(list(names))}" if names else "there are no solver files"
-            hint = nearest(word, [*names.values(), *names]) or f"{listed}, as stages {listing(list(names.values()))}"
-            raise UsageError(
-                f"--order names `{word}`, which is {'several' if fitting else 'no'} of the solver files", hint
-            )
+            listed = f"the solver files are {listing(list(names))}, as stages {listing(list(names.values()))}"
+            message = f"--order names `{word}`, which is {'several' if fitting else 'no'} of the solver files"
+            raise UsageError(message, nearest(word, [*names.values(), *names]) or listed)
         if any(step.file == fitting[0] for step in steps):
             raise UsageError(f"--order names `{word}` twice", "each solver is one stage")
         steps.append(Step(names[fitting[0]], fitting[0], (steps[-1].name,) if steps else ()))
@@ -146,9 +138,9 @@ def workers_of(step: Step, steps: Sequence[Step], given: int | None, batch: Span
         line = numbers.get(0) or next(iter(numbers.values()), step.lines[0])
         place = line.doubt.span if line.workers == 0 and line.doubt else line.solver.span
         known = " or ".join([str(n) for n in sorted(n or 0 for n in {*numbers, *others}) if n] or ["1"])
-        message = f"how many workers stage {step.name} had isn't known: one command has {known}, this one no number"
-        if len(numbers) > 1 and 0 not in numbers:
-            message = f"how many workers stage {step.name} had isn't known: its commands have {known}"
+        several = len(numbers) > 1 and 0 not in numbers
+        why = f"its commands have {known}" if several else f"one command has {known}, this one no number"
+        message = f"how many workers stage {step.name} had isn't known: {why}"
         found.mistakes.add(place, message, "give `--workers N`, and write batch_size in stages that had another number")
     elif not numbers:
         why = f"stage {step.name}: taken for a whole update, of one worker; other stages had several"
