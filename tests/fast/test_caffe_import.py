@@ -294,6 +294,7 @@ def test_solver_types(said: str, kind: str, tmp_path: Path) -> None:
     [
         ('"poly_cyc"', '"cosine"', "`lr_policy` has no value `cosine`"),
         ("momentum: 0.9", 'type: "LARS"', "`type` has no value `LARS`"),
+        ("momentum: 0.9", 'type: "SGD" solver_type: SGD', "`solver_type` beside `type`, which Caffe refuses"),
         ("momentum: 0.9", "iter_size: 0", "`iter_size` must be at least 1"),
         ("momentum: 0.9", 'train_net: "nets/tiny_lr_net.prototxt"', "`train_net` and `net` both name the net to train"),
         ("momentum: 0.9", 'weights: "x.caffemodel"', "SolverParameter has no field `weights`"),
