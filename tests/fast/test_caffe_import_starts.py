@@ -360,7 +360,10 @@ def test_scripts_that_do_not_belong_together(here: Path) -> None:
     write(solver=solver("a", "0.1", 600, 200), train_other_sh="caffe train --solver solver.prototxt\n")
     said = mistakes()
     assert "`train_other.sh` and `train_quick.sh` each train something from the beginning" in said
-    assert "in its order, with `--order`: solver.prototxt, cifar10_quick_solver.prototxt, cifar10_quick_solver_lr1.prototxt" in said
+    assert (
+        "in its order, with `--order`: solver.prototxt, cifar10_quick_solver.prototxt, cifar10_quick_solver_lr1.prototxt"
+        in said
+    )
     stages, _ = imported("--order", "cifar10_quick_solver,cifar10_quick_solver_lr1")
     assert starts(stages)["lr1"] == ("main", None)
 

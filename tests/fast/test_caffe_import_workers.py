@@ -112,6 +112,13 @@ def test_a_readme_that_leaves_the_launcher_out(here: Path) -> None:
     assert sizes(out="b") == [3200, 3200]
 
 
+def test_two_files_with_two_numbers(here: Path) -> None:
+    folder(f"mpirun -np 8 {MAIN}", readme=f"\tmpirun -np 4 {MAIN}\n")
+    assert "README:1:33: how many workers stage main had isn't known" in mistakes()
+    folder(f"mpirun -np 8 {MAIN}", readme=f"\tmpirun -np 8 {MAIN}\n")
+    assert sizes() == [3200]
+
+
 def test_a_stage_that_no_line_trains(here: Path) -> None:
     folder(f"mpirun -np 8 {MAIN}")
     stages, listed = imported("--order", "main,collapse")

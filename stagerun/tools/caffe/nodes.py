@@ -22,7 +22,7 @@ def norm_lines(stage: CaffeStage, workers: Workers, found: Findings) -> tuple[Li
     if workers.number == 1 or not any(of_type(stage.layers, "BatchNorm")):
         return ()
     if not stage.train.shuffle:
-        why = "BatchNorm of one worker sees records in a row here, and in Caffe every one whose number leaves the same rest"
+        why = "with BatchNorm, records in a row share a device batch here; Caffe deals them out, worker r of R takes every R-th"
         found.leave(stage.train.source_place, "source", why)
     text = f"batch_norm_param {{ moving_average_passes: {passes_of(stage)} }}"
     return (Line(text, stage.net.place, "once a pass, whatever the number of workers"),)
@@ -30,17 +30,11 @@ def norm_lines(stage: CaffeStage, workers: Workers, found: Findings) -> tuple[Li
 
 def note_norms(step: Step, trained: Sequence[Block], tested: Sequence[Block], found: Findings) -> None:
     """List BatchNorm layers with another `use_global_stats` than their phase has."""
-    for layers, value, why in (
-        (
-            trained,
-            not step.parents and not step.given,
-            "the stage starts from fresh weights, and no pass has moved them",
-        ),
-        (tested, False, "an evaluation normalises by its own batch, and depends on which images share one"),
-    ):
-        for layer in of_type(layers, "BatchNorm"):
-            view = View(layer).inside("batch_norm_param")
-            if view.has("use_global_stats") and view.flag("use_global_stats") is value and (value or layers is tested):
+    fresh = "the stage starts from fresh weights, and no pass has moved them"
+    own = "an evaluation normalises by its own batch, and depends on which images share one"
+    for layers, value, why in ((() if step.parents or step.given else trained, True, fresh), (tested, False, own)):
+        for view in (View(layer).inside("batch_norm_param") for layer in of_type(layers, "BatchNorm")):
+            if view.has("use_global_stats") and view.flag("use_global_stats") is value:
                 found.leave(view.place("use_global_stats"), "use_global_stats", why, "carried over; is it meant?")
 
 

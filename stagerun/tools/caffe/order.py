@@ -50,7 +50,8 @@ def ordered_steps(
 
 
 def _lines(folder: CaffeFolder, found: Findings) -> list[TrainLine]:
-    """The commands of all scripts, then of all READMEs. Of those that differ in the launcher alone one that has it is kept."""
+    """The commands of all scripts, then of all READMEs. Of those that differ in the launcher alone one that has it is kept;
+    of two numbers none."""
     kept: dict[tuple[str, ...], TrainLine] = {}
     for name, data in folder.scripts().items():
         path, text = posixpath.join(folder.shown, name), data.decode(errors="replace").replace("\0", " ")
@@ -59,6 +60,8 @@ def _lines(folder: CaffeFolder, found: Findings) -> list[TrainLine]:
             key = (line.file, *(posixpath.basename(w.text) if w else "" for w in (line.weights, line.snapshot)))
             if key not in kept or kept[key].workers is None:
                 kept[key] = line
+            elif line.workers not in (None, kept[key].workers):
+                kept[key] = replace(line, processes=0, doubt=line.solver)
     return list(kept.values())
 
 
