@@ -237,7 +237,10 @@ def test_two_ways_to_start(here: Path) -> None:
     with open("train_quick.sh", "a") as file:
         file.write("caffe train --solver=cifar10_quick_solver_lr1.prototxt --weights=quick_iter_4000.caffemodel\n")
     said = mistakes()
-    assert "starts from a snapshot of `main` in one line and from the weights of `main` in another" in said
+    assert (
+        "train_quick.sh:7:13: `cifar10_quick_solver_lr1.prototxt` starts here from something else than in a line"
+        in said
+    )
 
 
 def state(name: str, weights: str = "", iteration: int = 200) -> None:
@@ -323,12 +326,11 @@ def test_what_the_order_contradicts_is_listed(here: Path) -> None:
     write(solver_between=solver("c", "0.2", 402, 402))
     stages, listed = imported("--order", "main,between,collapse")
     assert starts(stages)["collapse"] == ("between", None)
-    place = "README:3: --weights: `collapse` starts from the weights of `main@7638` here"
-    assert f"{place}; with `--order` it starts from the weights of `between`" in listed
+    assert "README:3: --weights: the command starts from something else; with `--order` `collapse` starts" in listed
     stages, listed = imported("--order", "collapse,main", out="b")
     assert starts(stages) == {"collapse": (None, None), "main": ("collapse", None)}
     assert "`ckpt/a_iter_7638.caffemodel`, which no stage before makes, and no such file is here; with" in listed
-    assert "README:2: --solver: `main` starts from fresh weights here; with `--order` it starts from the" in listed
+    assert "README:2: --solver: the command starts from something else; with `--order` `main` starts from the" in listed
 
 
 def test_a_wrong_line_does_not_stop_the_order(here: Path) -> None:
@@ -387,7 +389,7 @@ def test_two_commands_in_one_line(between: str, after: str) -> None:
     first = "mpirun -n 4 caffe train --solver=a.prototxt"
     second = "mpirun -np 8 caffe train --solver b.prototxt --weights x/a_iter_5.caffemodel"
     found = train_lines("README.md", f"{first}{between}{second}{after}")
-    assert [(c.solver.text, c.weights and c.weights.text, c.workers) for c in found] == [
+    assert [(c.solver.text, c.start and c.start.text, c.workers) for c in found] == [
         ("a.prototxt", None, 4),
         ("b.prototxt", "x/a_iter_5.caffemodel", 8),
     ]
@@ -397,8 +399,8 @@ def test_two_commands_in_one_line(between: str, after: str) -> None:
 def test_what_follows_a_command_in_a_sentence(end: str) -> None:
     text = f"Run (caffe train --solver a.prototxt --weights a_iter_5.caffemodel{end}"
     (found,) = train_lines("train.sh" if "#" in end else "README", text)
-    assert found.weights and found.weights.text == "a_iter_5.caffemodel" and found.snapshot is None
-    assert text[found.weights.span.column - 1 :].startswith("a_iter_5")
+    assert found.start and found.start.text == "a_iter_5.caffemodel" and found.option == "--weights"
+    assert text[found.start.span.column - 1 :].startswith("a_iter_5")
 
 
 # ---- what is said of nets and files

@@ -114,7 +114,7 @@ def test_a_readme_that_leaves_the_launcher_out(here: Path) -> None:
 
 def test_two_files_with_two_numbers(here: Path) -> None:
     folder(f"mpirun -np 8 {MAIN}", readme=f"\tmpirun -np 4 {MAIN}\n")
-    assert "README:1:33: how many workers stage main had isn't known" in mistakes()
+    assert "README:1:27: how many workers stage main had isn't known" in mistakes()
     folder(f"mpirun -np 8 {MAIN}", readme=f"\tmpirun -np 8 {MAIN}\n")
     assert sizes() == [3200]
 

@@ -50,57 +50,51 @@ def ordered_steps(
 
 
 def _lines(folder: CaffeFolder, found: Findings) -> list[TrainLine]:
-    """The commands of all scripts, then of all READMEs. Of those that differ in the launcher alone one that has it is kept;
-    of two numbers none."""
+    """The commands of all scripts, then of all READMEs, what starts from nothing first. Of those that differ in the launcher alone
+    one that has it is kept; of two numbers none."""
     kept: dict[tuple[str, ...], TrainLine] = {}
     for name, data in folder.scripts().items():
         path, text = posixpath.join(folder.shown, name), data.decode(errors="replace").replace("\0", " ")
         for line in train_lines(path, text):
             found.mistakes.file(path, text)
-            key = (line.file, *(posixpath.basename(w.text) if w else "" for w in (line.weights, line.snapshot)))
+            key = (line.file, line.option, posixpath.basename(line.start.text if line.start else ""))
             if key not in kept or kept[key].workers is None:
                 kept[key] = line
             elif line.workers not in (None, kept[key].workers):
-                kept[key] = replace(line, processes=0, doubt=line.solver)
-    return list(kept.values())
+                kept[key] = replace(line, workers=0, doubt=line.solver)
+    return sorted(kept.values(), key=lambda line: line.start is not None)
 
 
 def _as_said(lines: Sequence[TrainLine], names: Mapping[str, str], starts: "Starts", found: Findings) -> list[Step]:
-    """The stages of commands: each starts from what others make, else from a file that is there."""
-    pending = [line for line in lines if line.file in names]
-    for line in (line for line in lines if line.file not in names):
-        hint = nearest(line.file, names) or "the solver files there are " + ", ".join(names)
-        found.mistakes.add(line.solver.span, f"there is no solver file `{line.file}` in this folder", hint)
-    roots = {line.solver.span.path: line for line in pending if line.start is None}
+    """The stages of commands: each starts from what those before it make, else from a file that is there."""
+    roots = {line.solver.span.path: line for line in lines if line.start is None and line.file in names}
     if len(roots) > 1:
         message = f"{listing(list(roots), 'and')} each train something from the beginning"
-        hint = f"name what is meant, in its order, with `--order`: {', '.join(dict.fromkeys(line.file for line in pending))}"
+        hint = (
+            f"name what is meant, in its order, with `--order`: {', '.join(dict.fromkeys(line.file for line in lines))}"
+        )
         found.mistakes.add(next(iter(roots.values())).solver.span, message, hint)
         return []
-    steps, folder = dict[str, Step](), starts.folder
-    for read in (False, True):  # a file only where no stage makes it
-        tried: list[TrainLine] = []
-        while pending != tried:
-            tried, pending = pending, []
-            for line in tried:
-                before, step = steps.get(line.file), starts.step(Step(names[line.file], line.file), line, steps, read)
-                if step is None:
-                    pending.append(line)
-                elif before is None or step.own:
-                    steps[line.file] = before or step
-                    if step.own and (there := folder.file(line.start.text if line.start else "")):
-                        why = "one stage, from its beginning, is made of what the solver saved itself"
-                        todo = f'to go on from the file, write `solverstate: "{there}"`'
-                        found.leave(line.place, line.option, why, todo)
-                elif before.parents and step.parents and not before.begins and not step.begins:
-                    steps[line.file] = replace(before, parents=(*before.parents, *step.parents))
-                else:
-                    message = f"`{line.solver.text}` starts from {before.origin} in one line and from {step.origin} in another"
-                    found.mistakes.add(line.solver.span, message, "give each a solver file of its own, or --order")
-    for line in pending:
-        found.mistakes.add(line.place, *starts.why_not(line, steps))
-    for line in pending:  # their solvers are read for mistakes, too
-        steps.setdefault(line.file, Step(names[line.file], line.file))
+    steps: dict[str, Step] = {}
+    for line in lines:
+        if line.file not in names:
+            hint = nearest(line.file, names) or "the solver files there are " + ", ".join(names)
+            found.mistakes.add(line.solver.span, f"there is no solver file `{line.file}` in this folder", hint)
+            continue
+        fresh = Step(names[line.file], line.file)
+        step, before = starts.step(fresh, line, steps), steps.setdefault(line.file, fresh)
+        if step is None:
+            found.mistakes.add(line.place, *starts.why_not(line, steps))
+        elif before is fresh:
+            steps[line.file] = step
+        elif step.own and (there := starts.folder.file(line.start.text if line.start else "")):
+            why = "one stage, from its beginning, is made of what the solver saved itself"
+            found.leave(line.place, line.option, why, f'to go on from the file, write `solverstate: "{there}"`')
+        elif before.parents and step.parents and not before.begins and not step.begins:
+            steps[line.file] = replace(before, parents=(*before.parents, *step.parents))
+        elif not step.own:
+            message = f"`{line.solver.text}` starts here from something else than in a line before"
+            found.mistakes.add(line.solver.span, message, "give each a solver file of its own, or --order")
     return list(steps.values())
 
 
@@ -108,16 +102,15 @@ def _as_ordered(ordered: Sequence[Step], lines: Sequence[TrainLine], starts: "St
     """The stages of --order. A command tells where in the stage before it starts; one that says something else is listed."""
     steps: dict[str, Step] = {}
     for step in ordered:
-        chosen: Step | None = None
         for line in (line for line in lines if line.file == step.file):
-            said = starts.step(replace(step, parents=()), line, steps, read=True)
-            parents = [parent.partition("@")[0] for parent in said.parents] if said else []
-            if said and not said.own and parents == list(step.parents) and not chosen:
-                chosen = said
+            said = starts.step(Step(step.name, step.file), line, steps)
+            if said and [parent.partition("@")[0] for parent in said.parents] == list(step.parents):
+                steps.setdefault(step.file, said)
             elif said is None or not said.own:
-                why = f"`{step.name}` starts from {said.origin} here" if said else starts.why_not(line, steps)[0]
-                found.leave(line.place, line.option, f"{why}; with `--order` it starts from {(chosen or step).origin}")
-        steps[step.file] = chosen or step
+                start = f"from the end of `{step.parents[0]}`" if step.parents else "from fresh weights"
+                why = "the command starts from something else" if said else starts.why_not(line, steps)[0]
+                found.leave(line.place, line.option, f"{why}; with `--order` `{step.name}` starts {start}")
+        steps.setdefault(step.file, step)
     return list(steps.values())
 
 
@@ -128,37 +121,37 @@ class Starts:
     folder: CaffeFolder
     saved: Mapping[str, Saved]
 
-    def step(self, step: Step, line: TrainLine, steps: Mapping[str, Step], read: bool) -> Step | None:
-        """Return `step` with its start, where `steps` are trained before; None if none of them makes what the command names, and,
-        with `read`, there is no such file."""
+    def step(self, step: Step, line: TrainLine, steps: Mapping[str, Step]) -> Step | None:
+        """Return `step` with its start, where `steps` are trained before; None if none of them makes what the command names, and
+        there is no such file."""
         word = line.start
         if word is None:
             return step
-        step = replace(step, start=word)
-        if not word.text.removesuffix(".h5").endswith(line.ending) and "$" not in word.text:
+        if not word.text.removesuffix(".h5").endswith(line.ending):
             return None
         match = ITERATION.fullmatch(word.text)
         prefix, iteration = (match[1], int(match[2])) if match else ("", 0)
         fitting = [f for f, s in self.saved.items() if s.prefix == prefix] or [
             f for f, s in self.saved.items() if posixpath.basename(s.prefix) == posixpath.basename(prefix)
         ]
-        if line.snapshot and step.file in fitting and step.file in steps:
+        snapshot = line.option == "--snapshot"
+        if snapshot and step.file in fitting and step.file in steps:
             return replace(step, own=True)
         makers = [f for f in fitting if f in steps and f != step.file and self.saved[f].has(iteration, steps[f].begins)]
         if len(makers) == 1 and len(steps[makers[0]].parents) < 2:
             parent, own = steps[makers[0]], self.saved.get(step.file)
             at = "" if iteration == self.saved[makers[0]].length else f"@{iteration - parent.begins}"
-            made = replace(step, parents=(parent.name + at,), begins=iteration if line.snapshot else 0)
-            return made if own is None or own.length > made.begins else None
+            goes_on = own is None or not snapshot or own.length > iteration
+            begins = iteration if snapshot else 0
+            return replace(step, parents=(parent.name + at,), begins=begins, start=word) if goes_on else None
         # Weights from elsewhere may be copied there later.
-        later = match is None and line.weights is not None and not {",", "$"} & {*word.text}
-        return replace(step, given=True) if later or (read and self.folder.file(word.text)) else None
+        later = match is None and not snapshot and not {",", "$"} & {*word.text}
+        return replace(step, start=word, given=True) if later or self.folder.file(word.text) else None
 
     def why_not(self, line: TrainLine, steps: Mapping[str, Step]) -> tuple[str, str]:
         """Why `step` has no answer: the message, and a hint with the candidates."""
-        assert line.start is not None
-        text, ending = line.start.text, line.ending
-        made = [f"{s.prefix}_iter_{s.length}{ending}" for f, s in self.saved.items() if f in steps]
+        text, ending = line.start.text if line.start else "", line.ending
+        made = [f"{s.prefix}_iter_{s.length}{ending}" for f, s in self.saved.items() if f in steps and f != line.file]
         there = self.folder.beside(text, ending)
         hints = [f"stages make {listing(made)}"] if made else []
         hints += [f"there are {listing(there)}"] if there else []

@@ -28,14 +28,6 @@ class Step:
     own: bool = False
     lines: tuple[TrainLine, ...] = ()
 
-    @property
-    def origin(self) -> str:
-        """What it starts from, in words."""
-        if self.start is not None and (self.given or self.own):
-            return self.start.text
-        what = "a snapshot" if self.begins else "the weights"
-        return f"{what} of {listing(list(self.parents), 'and')}" if self.parents else "fresh weights"
-
 
 def names_of(files: Sequence[str]) -> dict[str, str]:
     """A short name of each solver file: what their names have in common at the start is left out, up to a `_` or `-`, and
@@ -136,7 +128,7 @@ def workers_of(step: Step, steps: Sequence[Step], given: int | None, batch: Span
         found.leave(batch, "batch_size", why, "import again with `--workers N` if there were several")
     elif 0 in numbers or len(numbers) > 1 or (not numbers and step.lines):
         line = numbers.get(0) or next(iter(numbers.values()), step.lines[0])
-        place = line.doubt.span if line.workers == 0 and line.doubt else line.solver.span
+        place = (line.solver if line.workers else line.doubt).span
         known = " or ".join([str(n) for n in sorted(n or 0 for n in {*numbers, *others}) if n] or ["1"])
         several = len(numbers) > 1 and 0 not in numbers
         why = f"its commands have {known}" if several else f"one command has {known}, this one no number"
@@ -146,4 +138,4 @@ def workers_of(step: Step, steps: Sequence[Step], given: int | None, batch: Span
         why = f"stage {step.name}: taken for a whole update, of one worker; other stages had several"
         found.leave(batch, "batch_size", why, f"write batch_size in {step.name}.prototxt if it had, too")
     said = next(iter(numbers.values()), None)
-    return Workers((said.workers or 1) if said else 1, bool(said and said.processes and said.processes > 1))
+    return Workers((said.workers or 1) if said else 1, bool(said and said.nodes))

@@ -19,42 +19,27 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class TrainLine:
-    """One command. `processes` are those of an MPI launcher, `gpus` those of each: None where it has no launcher or no `--gpu`,
-    0 where it has one without a number. `doubt` is the word in question."""
+    """One command. `start`: what `option` names, --weights or --snapshot. `workers`: None if the command is silent, 0 if the number,
+    by `doubt`, is unknown. `nodes`: whether an MPI launcher starts several."""
 
     solver: Word
-    weights: Word | None = None
-    snapshot: Word | None = None
-    processes: int | None = None
-    gpus: int | None = None
-    doubt: Word | None = None
+    start: Word | None
+    option: str
+    workers: int | None
+    nodes: bool
+    doubt: Word
 
     @property
     def file(self) -> str:
         return posixpath.basename(self.solver.text)
 
     @property
-    def start(self) -> Word | None:
-        return self.snapshot or self.weights
-
-    @property
     def place(self) -> Span:
         return (self.start or self.solver).span
 
     @property
-    def option(self) -> str:
-        return "--snapshot" if self.snapshot else "--weights" if self.weights else "--solver"
-
-    @property
     def ending(self) -> str:
-        return ".solverstate" if self.snapshot else ".caffemodel"
-
-    @property
-    def workers(self) -> int | None:
-        """None if the command is silent, 0 if the number is unknown."""
-        if self.processes is None and self.gpus is None:
-            return None
-        return (1 if self.processes is None else self.processes) * (1 if self.gpus is None else self.gpus)
+        return ".solverstate" if self.option == "--snapshot" else ".caffemodel"
 
 
 # `2>&1` belongs to a command; `;`, `&&` and `|` stand between two.
@@ -62,11 +47,8 @@ _WORD = re.compile(r"""(?:"[^"]*"|'[^']*'|[<>]&|&>|[^\s"';|&])+|[;|&]+""")
 _ASSIGNMENT = re.compile(r"""\s*(?:export\s+)?([A-Za-z_]\w*)=("[^"$`]*"|'[^']*'|[^\s"'$`;]*)\s*;?\s*(?:#.*)?$""")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _CAFFE = re.compile(r"(?!-)(?:.*/)?caffe(?:\.bin|\.exe)?$")
-_MPI = re.compile(r"(?:.*/)?(?:mpirun|mpiexec|srun|prun|ibrun)(?:\.\w+)?$")
-_COUNT = ("-n", "-np", "--n", "--np", "--ntasks")
-# Words that follow an option of a launcher.
-_VALUES = dict.fromkeys((*_COUNT, "-ppn", "-perhost", "-f", "-x", "-H", "-N", "-hostfile", "--hostfile"), 1)
-_VALUES |= dict.fromkeys(("-genv", "-env", "-mca", "--mca"), 2)
+# A variable that no line sets may stand for a launcher.
+_LAUNCHER = re.compile(r"(?:.*/)?(?:mpirun|mpiexec|srun|prun|ibrun)(?:\.\w+)?$|\$(?!\w*DOCKER)\w+$")
 
 
 def train_lines(path: str, text: str) -> list[TrainLine]:
@@ -84,7 +66,7 @@ def train_lines(path: str, text: str) -> list[TrainLine]:
             continue
         words = list(_words(path, number, line, known))
         first = words[0].text if words else ""
-        if not (goes_on or first.startswith("-") or (_CAFFE.match(first) and _is_launcher(command))):
+        if not (goes_on or first.startswith("-") or (_CAFFE.match(first) and _is_open(command))):
             lines += _commands(command)
             command = []
         command += words
@@ -103,28 +85,39 @@ def _words(path: str, number: int, line: str, known: dict[str, str]) -> Iterator
         yield from (Word(part, span) for part in plain.split())  # a variable may hold several
 
 
-def _is_launcher(command: Sequence[Word]) -> bool:
-    """Whether a command ends in a launcher's options, its program still to come."""
-    at = next((i for i, word in enumerate(command) if _MPI.match(word.text)), len(command))
-    rest = [word.text for word in command[at + 1 :]]
-    while rest and rest[0].startswith("-"):
-        rest = rest[1 + _VALUES.get(rest[0], 0) :]
-    return at < len(command) and not rest
+def _caffes(words: Sequence[Word]) -> list[int]:
+    return [i for i, word in enumerate(words) if _CAFFE.match(word.text)]
+
+
+def _launcher(words: Sequence[Word]) -> Word | None:
+    return next((word for word in words if _LAUNCHER.match(word.text)), None)
+
+
+def _is_open(command: Sequence[Word]) -> bool:
+    """Whether a command ends in a launcher's options and their values, its program still to come."""
+    texts = [word.text for word in itertools.dropwhile(lambda word: not _LAUNCHER.match(word.text), command)]
+    options = [text.startswith("-") for text in texts]
+    two = [text in ("-genv", "-env", "-mca", "--mca") for text in texts]
+    return bool(texts) and all(options[i] or options[i - 1] or two[i - 2] for i in range(1, len(texts)))
 
 
 def _commands(words: Sequence[Word]) -> Iterator[TrainLine]:
     """The `caffe train` commands in a logical line."""
-    ends = [i for i, word in enumerate(words) if not word.text.strip(";|&")]
-    caffes = [i for i, word in enumerate(words) if _CAFFE.match(word.text)]
-    for at in caffes:
-        begin = max((i + 1 for i in (*ends, *caffes) if i < at), default=0)
-        end = min((i for i in (*ends, *caffes) if i > at), default=len(words))
-        inside = words[at + 1 : end]
-        solver, weights, snapshot, gpu = (_option(inside, n) for n in ("solver", "weights", "snapshot", "gpu"))
-        if solver is not None and any(word.text == "train" for word in inside):
-            processes, launcher = _processes(words[begin:at])
-            gpus = len(gpu.text.split(",")) if gpu and re.fullmatch(r"\d+(,\d+)*", gpu.text) else 0 if gpu else None
-            yield TrainLine(solver, weights, snapshot, processes, gpus, launcher if processes == 0 else gpu)
+    ends = [i for i, word in enumerate(words) if not word.text.strip(";|&")] + _caffes(words)
+    for at in _caffes(words):
+        before = words[max((i + 1 for i in ends if i < at), default=0) : at]
+        inside = words[at + 1 : min((i for i in ends if i > at), default=len(words))]
+        solver, weights, snapshot, gpu = (_option(inside, name) for name in ("solver", "weights", "snapshot", "gpu"))
+        if solver is None or all(word.text != "train" for word in inside):
+            continue
+        launcher, counts = _launcher(before), [_option(before, n) for n in ("n", "np", "ntasks")]
+        number = next((count for count in counts if count), None)
+        count = int(number.text) if number and re.fullmatch(r"[0-9]{1,9}", number.text) else 0
+        gpus = 0 if not gpu or not re.fullmatch(r"\d+(,\d+)*", gpu.text) else len(gpu.text.split(","))
+        workers = (count if launcher else 1) * (gpus if gpu else 1) if launcher or gpu else None
+        option = "--snapshot" if snapshot else "--weights" if weights else "--solver"
+        doubt = (number or launcher) if launcher and not count else gpu
+        yield TrainLine(solver, snapshot or weights, option, workers, bool(launcher) and count > 1, doubt or solver)
 
 
 def _option(words: Sequence[Word], name: str) -> Word | None:
@@ -134,14 +127,3 @@ def _option(words: Sequence[Word], name: str) -> Word | None:
         if option in (f"-{name}", f"--{name}"):
             return after if not equals else Word(value, word.span) if value else None
     return None
-
-
-def _processes(before: Sequence[Word]) -> tuple[int | None, Word | None]:
-    """The number given to a launcher, and its word: 0 if it has none. A variable that no line sets may stand for a launcher."""
-    mpi = next((i for i, word in enumerate(before) if _MPI.match(word.text)), None)
-    unset = next((i for i, w in enumerate(before) if re.match(r"\$(?!\w*DOCKER)\w", w.text)), None)
-    if (at := unset if mpi is None else mpi) is None:
-        return None, None
-    number = next(filter(None, (_option(before[at:], name.lstrip("-")) for name in _COUNT)), None)
-    count = number.text[:9] if number and number.text.isascii() and number.text.isdecimal() else "0"
-    return int(count), number or before[at]
