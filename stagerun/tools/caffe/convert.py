@@ -192,11 +192,8 @@ def _net(
     net = nets[path]
     if net is not None:
         return net
-    near = folder.near(path)
     hint = (
-        f"the nearest there is is {near}; write its path as seen from the folder of the solver"
-        if near
-        else f"copy the net to {folder.meant(path)}; or `--root`, the folder in which Caffe is started and its paths begin; "
+        f"copy the net to {folder.meant(path)}; or `--root`, the folder in which Caffe is started and its paths begin; "
         "or `--no-nets`, which imports the solvers alone"
     )
     found.mistakes.add(entry.place, f"there is no net `{path}`", hint)

@@ -3,17 +3,14 @@
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from difflib import get_close_matches
+from contextlib import contextmanager
 
 from stagerun.base.errors import DataError, PermissionDenied, UsageError
 from stagerun.language.parse import LARGEST
 from stagerun.system.files import upward
-from stagerun.tools.caffe.text import is_net
 
 SCRIPTS = (".sh", ".bash")
-MOST_FILES = 2000  # that are looked at for the nearest one, and how many of them are opened
-MOST_NEAR = 10
+MOST_NAMED = 10  # files in a hint
 LARGEST_MEAN = 64_000_000  # bytes of a mean image
 
 CountLmdb = Callable[[str], tuple[int, int | None] | None]
@@ -71,7 +68,7 @@ class CaffeFolder:
         """Files with an ending in FOLDER, and where a path of Caffe's leads."""
         places = {self._folder, *(os.path.dirname(place) for place in self._places(path))}
         found = {name for place in places if os.path.isdir(place) for name in os.listdir(place)}
-        return sorted(name for name in found if name.removesuffix(".h5").endswith(ending))[:MOST_NEAR]
+        return sorted(name for name in found if name.removesuffix(".h5").endswith(ending))[:MOST_NAMED]
 
     def file(self, path: str) -> str:
         """The absolute path of what a path of Caffe's means; '' if there is no such file."""
@@ -112,32 +109,9 @@ class CaffeFolder:
     def above(self, path: str) -> bool:
         return self._root is None and not os.path.abspath(path).startswith(os.path.join(self._folder, ""))
 
-    def near(self, path: str) -> str:
-        """A net of the same name in the folder or below, else the one with the nearest name. Other .prototxts, as solvers are,
-        are none."""
-        files: dict[str, list[str]] = {}
-        for number, file in enumerate(self._below()):
-            if number > MOST_FILES:
-                break
-            files.setdefault(os.path.basename(file), []).append(file)
-        base = os.path.basename(path)
-        names = [base, *get_close_matches(base, files, n=MOST_NEAR, cutoff=0.6)]
-        fitting = [file for name in names for file in files.get(name, ())][:MOST_NEAR]
-        return next((_short(file) for file in fitting if _is_net(file)), "")
-
-    def _below(self) -> Iterator[str]:
-        for folder, _, names in os.walk(self._folder):
-            yield from (os.path.join(folder, name) for name in names if name.endswith(".prototxt"))
-
     def meant(self, path: str) -> str:
         """Where a file is first looked for."""
         return next(self._places(path), path)
-
-
-def _is_net(path: str) -> bool:
-    with suppress(DataError, PermissionDenied):
-        return os.path.isfile(path) and is_net(_bytes(path, path, LARGEST))
-    return False
 
 
 def _short(path: str) -> str:
