@@ -1201,8 +1201,8 @@ COMMENTS: dict[str, str] = {
     ),
     "WeightsParameter.strict": (
         "true: every tensor of the network comes from the file, or from the stage before, or is dropped; every one of the file is used or\n"
-        "dropped; all have the network's shapes. Anything else is a mistake, and so a misspelt name is found. false: what fits is taken,\n"
-        "as by Caffe, and the table shows the rest."
+        "dropped. Anything else is a mistake, and so a misspelt name is found. false: names that are on one side alone are passed over, as by\n"
+        "Caffe, and the table shows them. A tensor with the name and another shape is a mistake either way, until it is dropped."
     ),
     "Rename": (
         "`rename { from: \"module.*\" to: \"*\" }`: each `*` of `to` is what the `*` at its place in `from` stands for."
