@@ -31,7 +31,7 @@ from stagerun.engine.asynchronous.servers import Push, Server
 from stagerun.engine.asynchronous.shards import Shards, needs_whole
 from stagerun.engine.asynchronous.tickets import Tickets
 from stagerun.engine.images import Batch
-from stagerun.engine.loop import NOT_FINITE_HINT, StageLoop, all_skipped, diverged, failed, iterated, whats_due
+from stagerun.engine.loop import NOT_FINITE_HINT, StageLoop, all_skipped, diverged, failed, iterated, overdue, whats_due
 from stagerun.engine.state import TrainState
 from stagerun.engine.update import Outcome, Summed, clip_summed, not_finite, summed, too_fast
 from stagerun.schedule.sync import boundaries
@@ -175,6 +175,7 @@ class Asynchronous:
         SnapshotDue, TestDue and Stopped. `batches` are those of `requests`; `read` reads those of one iteration. `within`: entered for each
         leg, where the others go on without a rank that doesn't serve; not for what is between legs."""
         state, loop = self.state, self.loop
+        yield from overdue(loop, state)
         while state.iter < self.last:
             first = state.iter
             self._open(self._limit())
