@@ -82,6 +82,12 @@ def assert_replays(schedule: Path, out: Path, workers: int) -> None:
     done = small.run(schedule, again, "--replay", out, nproc=workers)
     assert done.returncode == 0, done.stdout + done.stderr
     assert last(again) == last(out) and "has the same bits as" in done.stdout
+    assert curve(again) == curve(out)
+
+
+def curve(out: Path) -> dict[object, object]:
+    """What was trained again after a kill counts as it was then."""
+    return {event["iter"]: event["loss"] for event in events(out, "Iterated")}
 
 
 def test_a_worker_that_serves_nothing_is_killed_and_the_others_go_on(schedule: Path, tmp_path: Path) -> None:

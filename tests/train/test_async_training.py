@@ -56,6 +56,11 @@ def assert_replays(stage: Stage, run: Found, *replicas: int) -> None:
         assert_same(run.tensors(), again.tensors())
         assert again.record.encoded() == run.record.encoded()
         assert again.state.iter == run.state.iter
+        assert curve(run).items() <= curve(again).items(), "of a run that went on, those of its last life"
+
+
+def curve(run: Found) -> dict[int, float]:
+    return {event.iter: event.loss for event in run.of(Iterated)}
 
 
 def last_of(run: Found, leg: int = -1) -> list[int]:

@@ -1,6 +1,6 @@
 """What a replica asks server 0's process for, and what it is answered: `Hub` and `Replay` answer it there, `RemoteDesk` over the network."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,6 +39,21 @@ class Done:
     seconds: float
     staleness: int = 0
     wrong: str = ""
+
+
+class InOrder:
+    """Iterations in their order, whichever is done first: so a run and its replay tell the same losses at the same iterations."""
+
+    def __init__(self, iterations: Iterable[int] = ()) -> None:
+        self._coming, self._early = iter(iterations), dict[int, Done]()
+        self._next = next(self._coming, -1)
+
+    def done(self, done: Done) -> Iterator[Done]:
+        """Those that nothing is waited for any more."""
+        self._early[done.iteration] = done
+        while (found := self._early.pop(self._next, None)) is not None:
+            self._next = next(self._coming, -1)
+            yield found
 
 
 class Desk(Protocol):

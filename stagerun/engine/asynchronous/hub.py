@@ -9,9 +9,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import TypeVar
 
-from stagerun.engine.asynchronous.desk import Done, LegEnd, Work
+from stagerun.engine.asynchronous.desk import Done, InOrder, LegEnd, Work
 from stagerun.engine.asynchronous.record import Arrived, Leg
 from stagerun.engine.asynchronous.tickets import Begin, End, Granted, Refused, Tickets, Wait
 
@@ -67,6 +68,7 @@ class Hub:
         self.present, self.gone = set(replicas), set[int]()
         self.news: deque[tuple[Done, float]] = deque()  # and when, by time.monotonic()
         self.skips = self.skips_in_all = 0
+        self._told = InOrder()
         self._needed = frozenset(needed)
         self._changed = threading.Condition()
         self._computing, self._pushing = _Doing(clock), _Doing(clock)
@@ -87,6 +89,7 @@ class Hub:
             self._tickets.leg(first, limit)
             self._iterations, self._replicas, self._seen, self._ended, self._end = [], [], [], set(), None
             self.skips, self.skips_in_all = skips, skips_in_all
+            self._told = InOrder(count(first))
             self._changed.notify_all()
 
     def ask(self, replica: int) -> int | None:
@@ -156,14 +159,15 @@ class Hub:
         return Leg(first, end.iter, *claims, tuple(servers), end.skips, end.skips_in_all)
 
     def _count(self, done: Done) -> None:
-        self.news.append((done, self._clock()))
-        if done.wrong:
-            self.skips, self.skips_in_all = self.skips + 1, self.skips_in_all + 1
-            if self.skips > self._most and not self._wrong:
-                self._wrong = self._explained(done, self.skips)
-                self._cut()
-        else:
-            self.skips = 0
+        for told in self._told.done(done):
+            self.news.append((told, self._clock()))
+            if told.wrong:
+                self.skips, self.skips_in_all = self.skips + 1, self.skips_in_all + 1
+                if self.skips > self._most and not self._wrong:
+                    self._wrong = self._explained(told, self.skips)
+                    self._cut()
+            else:
+                self.skips = 0
         self._changed.notify_all()
 
     def _void(self, replica: int) -> None:

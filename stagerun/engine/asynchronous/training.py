@@ -171,7 +171,7 @@ class Asynchronous:
         stop: Callable[[], bool],
         within: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> Iterator[Iterated | NotFinite | SnapshotDue | TestDue | Stopped | Note]:
-        """Takes the state to the end of the stage, or of the record. Of iterations rank 0 tells, as the servers do them; all ranks yield the same
+        """Takes the state to the end of the stage, or of the record. Rank 0 tells of iterations, in their order; all ranks yield the same
         SnapshotDue, TestDue and Stopped. `batches` are those of `requests`; `read` reads those of one iteration. `within`: entered for each
         leg, where the others go on without a rank that doesn't serve; not for what is between legs."""
         state, loop = self.state, self.loop
@@ -360,7 +360,10 @@ class Asynchronous:
             if done.wrong:
                 yield self._skipped(done, at - self.before)
             else:
-                self.state.iter, self.state.skips = self.state.iter + 1, 0
+                self.state.iter, self.state.skips = (
+                    done.iteration + 1,
+                    0,
+                )  # a replay knows nothing of those that were skipped
                 yield self._event(done, at - self.before)
             self.before = at
 
