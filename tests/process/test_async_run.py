@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -217,7 +218,7 @@ if os.environ.get("RANK") == "2":
 def at_a_moment(moment: str, folder: Path) -> dict[str, str]:
     (folder / "path").mkdir()
     (folder / "path" / "sitecustomize.py").write_text(AT_A_MOMENT)
-    return {"MOMENT": moment, "PYTHONPATH": str(folder / "path")}
+    return {"MOMENT": moment, "PYTHONPATH": os.pathsep.join([str(folder / "path"), *sys.path])}
 
 
 def stands_still(pid: int) -> bool:

@@ -42,18 +42,19 @@ class Done:
 
 
 class InOrder:
-    """Iterations in their order, whichever is done first: so a run and its replay tell the same losses at the same iterations."""
+    """Pushes in the order of their claims, whichever is over first: so a run and its replay tell the same losses in the same order."""
 
-    def __init__(self, iterations: Iterable[int] = ()) -> None:
-        self._coming, self._early = iter(iterations), dict[int, Done]()
+    def __init__(self, claims: Iterable[int] = ()) -> None:
+        self._coming, self._early = iter(claims), dict[int, Done | None]()
         self._next = next(self._coming, -1)
 
-    def done(self, done: Done) -> Iterator[Done]:
-        """Those that nothing is waited for any more."""
-        self._early[done.iteration] = done
-        while (found := self._early.pop(self._next, None)) is not None:
+    def over(self, claim: int, done: Done | None) -> Iterator[Done]:
+        """Those that need not wait for another any more. `done` is None for a push that doesn't count."""
+        self._early[claim] = done
+        while self._next in self._early:
+            if (found := self._early.pop(self._next)) is not None:
+                yield found
             self._next = next(self._coming, -1)
-            yield found
 
 
 class Desk(Protocol):

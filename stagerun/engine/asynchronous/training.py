@@ -171,7 +171,7 @@ class Asynchronous:
         stop: Callable[[], bool],
         within: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> Iterator[Iterated | NotFinite | SnapshotDue | TestDue | Stopped | Note]:
-        """Takes the state to the end of the stage, or of the record. Rank 0 tells of iterations, in their order; all ranks yield the same
+        """Takes the state to the end of the stage, or of the record. Rank 0 tells of iterations, in the order of claims; all ranks yield the same
         SnapshotDue, TestDue and Stopped. `batches` are those of `requests`; `read` reads those of one iteration. `within`: entered for each
         leg, where the others go on without a rank that doesn't serve; not for what is between legs."""
         state, loop = self.state, self.loop
@@ -360,10 +360,7 @@ class Asynchronous:
             if done.wrong:
                 yield self._skipped(done, at - self.before)
             else:
-                self.state.iter, self.state.skips = (
-                    done.iteration + 1,
-                    0,
-                )  # a replay knows nothing of those that were skipped
+                self.state.iter, self.state.skips = self.state.iter + 1, 0
                 yield self._event(done, at - self.before)
             self.before = at
 
@@ -373,10 +370,9 @@ class Asynchronous:
         return replace(event, staleness=done.staleness, replica=self.workers[done.replica])
 
     def _skipped(self, done: Done, seconds: float) -> NotFinite:
+        """The next push has its number, since a replay knows only that there was one in the leg."""
         self.state.skips += 1
-        event = self._not_finite(done, self.state.skips, seconds)
-        self.state.iter += event.done == OnNan.SKIP.value
-        return event
+        return self._not_finite(done, self.state.skips, seconds)
 
     def _not_finite(self, done: Done, number: int, seconds: float) -> NotFinite:
         return failed(self.loop, number, done.wrong, self.loop.knobs(done.iteration), seconds, done.iteration)
