@@ -216,7 +216,7 @@ def test_a_folder_that_is_removed_in_mid_run_is_said_to_be(finished: Path, tmp_p
         if isinstance(event, Iterated) and event.iter == 7:  # no snapshot is being written
             shutil.rmtree(tmp_path / "out")
 
-    with pytest.raises(StorageError, match="was removed while|No such file"):
+    with pytest.raises(StorageError, match=r"was removed while|No such file"):
         lives(finished / "s", tmp_path / "out", ask=remove)
 
 
