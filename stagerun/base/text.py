@@ -139,6 +139,18 @@ def between(least: float, most: float, form: str = "") -> str:
     return high if low == high else f"{low} to {high}"
 
 
+def apart(values: Sequence[float], digits: int = 4) -> list[str]:
+    """Each number with so many digits, and with more where different ones would look the same.
+
+    >>> apart([0.9, 0.95]), apart([0.999996, 0.9999971, 1]), apart([0.1 + 0.2, 0.3])
+    (['0.9', '0.95'], ['0.999996', '0.999997', '1'], ['0.3', '0.3'])
+    """
+    different = len({f"{value:.12g}" for value in values})
+    while len({f"{value:.{digits}g}" for value in values}) < different:
+        digits += 1
+    return [f"{value:.{digits}g}" for value in values]
+
+
 def first(lines: Sequence[str], most: int = 20) -> list[str]:
     """The first lines, and how many more there are."""
     return [*lines[:most], *([f"and {len(lines) - most} more"] if len(lines) > most else [])]

@@ -167,12 +167,38 @@ def class_names(folder: str) -> tuple[str, ...]:
     if is_class_folder(folder):
         with suppress(StagerunError):
             return class_folders(folder)
+    names = _known_facts(folder).get("classes")
+    return tuple(map(str, names)) if isinstance(names, list) else ()
+
+
+def pixel_statistics(folder: str) -> list[tuple[float, float]]:
+    """Mean and standard deviation of all pixels by channel (B, G, R), as the side file has them; empty where they aren't known."""
+    with _odd_side_file_ignored():
+        facts = _known_facts(folder)
+        return [(float(m), float(d)) for m, d in zip(facts["mean_bgr"], facts["deviation_bgr"], strict=True)]
+    return []
+
+
+def _known_facts(folder: str) -> Mapping[str, Any]:
+    """`side_facts`; empty without an LMDB, too."""
     with suppress(StagerunError):
         fd, meta = open_file(folder)
         os.close(fd)
-        names = side_facts(folder, meta).get("classes")
-        return tuple(map(str, names)) if isinstance(names, list) else ()
-    return ()
+        return side_facts(folder, meta)
+    return {}
+
+
+def stored_sides(folder: str, most: int = 100) -> list[int]:
+    """The shorter sides of the first images, as the side file has them, in pixels; empty where they aren't known."""
+    with _odd_side_file_ignored(), _side_file(folder) as stream:
+        header, start = _header(stream)
+        sides = []
+        for name in ("heights", "widths"):
+            first, end = header[name]["data_offsets"]
+            stream.seek(start + first)
+            sides.append(array("i", stream.read(min(end - first, 4 * most))))
+        return sorted(map(min, *sides))
+    return []
 
 
 def _checked(fd: int, file: Path) -> Meta:
