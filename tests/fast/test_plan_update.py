@@ -26,12 +26,12 @@ def said(solver: str, shared: str = SCHEDULE) -> list[str]:
 def test_numbers_that_differ_look_different() -> None:
     """Where four or six digits would make them the same."""
     solver = f'{START} momentum: 0.99999 momentum_policy {{ policy: "linear" end_value: 0.999999 }}'
-    images = "transform_param { crop_size: 32 scale: 0.01712475 }"
-    tested = "test_transform_param { crop_size: 32 mean_value: 9 scale: 0.01712474 }"
+    images = "transform_param { crop_size: 32 scale: 0.017124754 }"
+    tested = "test_transform_param { crop_size: 32 mean_value: 9 scale: 0.017124751 }"
     shared = SCHEDULE.replace("1000 } }", '1000 } val { source: "v" images: 9 } }')
     text = render_text(make_plan(trunk(f"{solver} {images} {tested}", shared), Inventory()))
     assert "momentum 0.99999 -> 1, poly" in text
-    assert "an evaluation has scale 0.01712474, training 0.01712475" in text
+    assert "an evaluation has scale 0.017124751, training 0.017124754" in text
 
 
 @pytest.mark.parametrize(
