@@ -178,7 +178,7 @@ def in_words(members: Sequence[str]) -> list[str]:
     for stage, points in groupby((point(member) for member in members), key=lambda place: place[0]):
         places = list(points)
         iters = [iter for _, iter in places if iter is not None]
-        many = len(iters) > 2
+        many = len(iters) > 2 and iters == sorted(iters)
         found += (
             [f"{stage}@{iters[0]}..{iters[-1]} ({len(iters)} snapshots)"] if many else [f"{stage}@{i}" for i in iters]
         )

@@ -207,10 +207,12 @@ def _weight_average(
             raise ResumeRefused(f"not all snapshots that ensemble `{run.ensemble.name}` is averaged from are there")
         mean, shape = WeightMean(model), run.ensemble.shape
         those = [run.trained[number] for number in numbers]
-        shares = weights(shape, [trained.ref.iter for trained in those])
-        for trained, share in zip(those, shares, strict=True):
+        iters = [trained.ref.iter for trained in those]
+        shares = weights(shape, sorted(iters))
+        for trained in those:
+            share = None if shape is None else shares[sorted(iters).index(trained.ref.iter)]
             with _of_this_network(trained):
-                mean.add(_weights(run, trained), None if shape is None else share)
+                mean.add(_weights(run, trained), share)
         with _of_this_network(run.trained[0]):
             restore(dict(model.state_dict()), mean.mean())
 
