@@ -439,15 +439,26 @@ def other_set(schedule: Schedule, stage: Stage, tested: str) -> bool:
     return any(same_set(*pair) is False for pair in zip(before, now, strict=False))
 
 
-def tested_on(stage: Stage) -> str:
-    """Images and transform of a stage's evaluation, as text; '' without validation images."""
-    if not stage.data.val:
-        return ""
-    transform = str(stage.solver.test_transform)
+def tested_on(stage: Stage, places: bool = False) -> str:
+    """Images and transform of a stage's evaluation, as text; '' without validation images. `places`: with where they are on this machine in
+    place of what is written, as results of older versions have it."""
+    images = [f"{val.path if places else val.source} {val.images}" for val in stage.data.val]
+    return f"{BESIDE.join(images)} {_seen_as(stage, places)}" if images else ""
+
+
+def _seen_as(stage: Stage, places: bool = False) -> str:
+    transform = stage.solver.test_transform
+    text = str(transform if places else replace(transform, mean_path=""))
     for unset in (", crop_size_ramp=None", ", python=None", ", mean_file=None, mean_path=''"):
-        transform = transform.replace(
-            unset, ""
-        )  # so that the results of a version that did not know the field still count
-    images = BESIDE.join(f"{val.path} {val.images}" for val in stage.data.val)
-    labels = "".join(f" {val.labels_digest}" for val in stage.data.val if val.labels_digest)
-    return f"{images} {transform}{labels}"
+        text = text.replace(unset, "")  # so that the results of a version that did not know the field still count
+    return text + "".join(f" {val.labels_digest}" for val in stage.data.val if val.labels_digest)
+
+
+def tested_alike(schedule: Schedule, stage: Stage, tested: str, images: str) -> bool:
+    """Whether a result (its `tested_on` and `tested_set`) is of the images and the transform that the stage has now. Images that are known
+    to be the same may have moved."""
+    if tested in (tested_on(stage), tested_on(stage, places=True)):
+        return not other_set(schedule, stage, images)
+    pairs = zip(images.split(BESIDE), tested_set(schedule, stage).split(BESIDE), strict=False)
+    same = all(same_set(*pair) for pair in pairs) and images.count(BESIDE) == len(stage.data.val) - 1
+    return same and tested.endswith(f" {stage.data.val[-1].images} {_seen_as(stage)}")

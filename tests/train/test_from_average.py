@@ -17,7 +17,16 @@ from click.testing import CliRunner
 
 from stagerun import store
 from stagerun.base.errors import UsageError
-from stagerun.base.events import EnsembleTested, Event, Iterated, Note, PieceStarted, StageStarted, Stopped
+from stagerun.base.events import (
+    EnsembleTested,
+    Event,
+    Iterated,
+    Note,
+    PieceStarted,
+    StageFinished,
+    StageStarted,
+    Stopped,
+)
 from stagerun.base.text import size
 from stagerun.cli import main
 from stagerun.comm import SoloComm
@@ -373,3 +382,22 @@ def test_its_gain_is_against_the_average_as_far_as_that_was_evaluated(base: Path
     # What is there under that name was made from other snapshots.
     file.write_text(json.dumps(below | {"snapshots": tested["snapshots"][::-1]}))
     assert "the average it starts from" not in run("report", out)
+
+
+@pytest.mark.parametrize("kept", ["as they are", "as older versions wrote them"])
+def test_what_has_moved_is_not_evaluated_again(tmp_path: Path, data: Path, kept: str) -> None:
+    """The folder of the schedule, with its images below it, and then the images alone."""
+    folder, out = made(tmp_path / "s", Path("data"), ALONG), tmp_path / "out"
+    shutil.copytree(data, folder / "data")
+    assert [type(e).__name__ for e in nan_help.lives(folder, out) if isinstance(e, StageFinished | EnsembleTested)]
+    if "older" in kept:
+        for file in (out / "results").rglob("*.json"):
+            file.write_text(file.read_text().replace('"tested_on": "data ', f'"tested_on": "{tmp_path}/moved/data '))
+    folder = folder.rename(tmp_path / "moved")
+    (folder / "data").rename(tmp_path / "images")
+    (folder / "data").symlink_to(tmp_path / "images")
+    for options in ((), (f"data.val.source={tmp_path}/images",)):
+        found = nan_help.lives(folder, out, 1, *options)
+        assert [e for e in found if isinstance(e, StageFinished | EnsembleTested)] == []
+    changed = nan_help.lives(folder, out, 1, "solver.test_transform_param.mean_value=[1]")
+    assert {type(e) for e in changed if isinstance(e, StageFinished | EnsembleTested)}
