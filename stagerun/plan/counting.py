@@ -18,7 +18,7 @@ from stagerun.base.recipe import (
 from stagerun.base.snapshots import TRAINING_SET, Inventory, SnapshotRef, how_far, same_set
 from stagerun.language.values import unsaid
 from stagerun.plan.planned import Change, Plan, PlannedStage, State, label
-from stagerun.plan.raised import MAX_ITER, goes_beyond, only_longer, shorter, what_differs
+from stagerun.plan.raised import MAX_ITER, goes_beyond, length_before, on_the_way, what_differs
 
 IMAGES = "data.train.source"  # in a Change: no field of identity, but what lies there
 
@@ -189,7 +189,7 @@ def changed_fields(ref: SnapshotRef, stage: Stage) -> list[str]:
             return ref.identity.get(field, default) != stage.identity.get(field, default)
         if field == TESTED_LABELS and field not in ref.identity:
             return False  # not known then; a stage that had neither labels nor `early_stop` differs in these
-        if field == MAX_ITER and only_longer(ref, stage):
+        if field == MAX_ITER and on_the_way(ref, stage):
             return False
         if field == AVERAGE_MEMBERS and (ref.identity.get(AVERAGE_OF) or "?") == stage.identity.get(AVERAGE_OF):
             return False  # the ids say it: one of them may have been a stage's end
@@ -216,8 +216,8 @@ def why_stale(
     changed = changed_fields(newest, stage)
     changes = tuple(_change(field, newest, stage) for field in changed if field not in (FROM_ITER, TEACHER, AVERAGE_OF))
     images = _other_images(newest, stage, schedule)
-    if changed == [MAX_ITER] and (differs := what_differs(newest, stage)):
-        return f"its max_iter was raised, and it can't go on from what was trained: {differs}", changes + images
+    if changed == [MAX_ITER] and newest.iter < stage.solver.max_iter and (differs := what_differs(newest, stage)):
+        return f"its max_iter was changed, and it can't go on from what was trained: {differs}", changes + images
     if changes:
         return (
             "its definition has changed since it was trained: it was edited, or `run` had a --set that isn't given here",
@@ -268,7 +268,7 @@ def _from_old_end(ref: SnapshotRef, stage: Stage, source: Source, inventory: Inv
 
 def raised(ref: SnapshotRef, stage: Stage) -> tuple[Change, ...]:
     """The change of `max_iter` since a snapshot that counts, if there was one."""
-    return (_change(MAX_ITER, ref, stage),) * (shorter(ref, stage) is not None)
+    return (_change(MAX_ITER, ref, stage),) * (length_before(ref, stage) is not None)
 
 
 def _other_teacher(ref: SnapshotRef, stage: Stage, inventory: Inventory) -> str:
