@@ -26,18 +26,34 @@ IMAGES = "data.train.source"  # in a Change: no field of identity, but what lies
 @dataclass(frozen=True, slots=True)
 class Source:
     """What a stage with a parent starts from: `at` are the snapshots of the parent there that count, the one to take first;
-    `since` is the attempt of the oldest of the parent's that count, anywhere in it."""
+    `since` is the attempt of the oldest of the parent's that count, anywhere in it; `alike` are the ids of `same_weights`."""
 
     parent: PlannedStage
     at: tuple[SnapshotRef, ...]
     since: int = 0
+    alike: frozenset[str] = frozenset()
 
     @property
     def start(self) -> SnapshotRef | None:
         return self.at[0] if self.at else None
 
 
-def source_of(stage: Stage, parent: PlannedStage, usable: tuple[SnapshotRef, ...]) -> Source:
+EMA = {"solver.ema_decay", "solver.ema_interval"}
+
+
+def same_weights(stage: Stage, iter: int | None, source: Source | None, inventory: Inventory) -> frozenset[str]:
+    """The ids of snapshots of a stage, at an iteration, None for its end, that lack nothing but the average that it keeps of its weights, or
+    have one that it doesn't keep. What starts there starts from the same trained weights."""
+    parents = {""} if source is None else {ref.id for ref in source.at} | source.alike
+    return frozenset(
+        ref.id
+        for ref in inventory.of(stage.name)
+        if ref.iter == (stage.solver.max_iter if iter is None else iter) and ref.parent in parents
+        if stage.solver.early_stop is None and (changed := changed_fields(ref, stage)) and EMA.issuperset(changed)
+    )
+
+
+def source_of(stage: Stage, parent: PlannedStage, usable: tuple[SnapshotRef, ...], alike: frozenset[str]) -> Source:
     """`usable` are the parent's snapshots that count.
 
     If there are several at one iteration (one was trained again elsewhere), the oldest is taken, so that all that start there start
@@ -45,9 +61,9 @@ def source_of(stage: Stage, parent: PlannedStage, usable: tuple[SnapshotRef, ...
     """
     since = min((ref.attempt for ref in usable), default=0)
     if stage.parent_iter is None:
-        return Source(parent, (parent.end,) if parent.end is not None else (), since)
+        return Source(parent, (parent.end,) if parent.end is not None else (), since, alike)
     at = [ref for ref in usable if ref.iter == stage.parent_iter]
-    return Source(parent, tuple(sorted(at, key=lambda ref: ref.attempt)), since)
+    return Source(parent, tuple(sorted(at, key=lambda ref: ref.attempt)), since, alike)
 
 
 def points_of(schedule: Schedule, usable: Mapping[str, tuple[SnapshotRef, ...]]) -> dict[tuple[str, int], SnapshotRef]:
@@ -113,9 +129,11 @@ def taught_by(stage: Stage, teacher: PlannedStage, inventory: Inventory) -> Stag
 def averaged_from(
     stage: Stage,
     members: Sequence[tuple[PlannedStage, int | None, SnapshotRef | None]],
+    alike: Mapping[tuple[str, int | None], frozenset[str]],
     inventory: Inventory,
 ) -> Stage:
-    """The stage with the ids of the snapshots that it is averaged from in its identity, as `taught_by`; '' where one is not known."""
+    """The stage with the ids of the snapshots that it is averaged from in its identity, as `taught_by`; '' where one is not known. `alike`:
+    `same_weights` of each stage and iteration."""
     own = inventory.of(stage.name)
     before = own[-1].identity.get(AVERAGE_OF, "").split() if own else []
     before = before if len(before) == len(members) else [""] * len(members)
@@ -124,7 +142,10 @@ def averaged_from(
     for (planned, iter, ref), id in zip(members, before, strict=True):
         same = planned.comes_to_the_same_end if iter is None else planned.comes_by_the_same
         comes_again = same and id not in there
-        ids.append(ref.id if ref is not None else id if comes_again else "")
+        if id in alike[planned.stage.name, iter]:
+            ids.append(id)
+        else:
+            ids.append(ref.id if ref is not None else id if comes_again else "")
     return replace(stage, identity={**stage.identity, AVERAGE_OF: " ".join(ids) if all(ids) else ""})
 
 
@@ -133,8 +154,8 @@ def counts(ref: SnapshotRef, stage: Stage, source: Source | None, inventory: Inv
     changed = set(changed_fields(ref, stage))
     if source is None:
         came_from = ref.parent == ""
-    elif source.at:
-        came_from = any(ref.parent == start.id for start in source.at)
+    elif source.at or ref.parent in source.alike:
+        came_from = ref.parent in source.alike or any(ref.parent == start.id for start in source.at)
         changed.discard(FROM_ITER)  # the id says it: that place may have been the parent's end
     else:
         # The parent has lost that snapshot (damaged, or deleted). Unchanged, it will come to the same bits, and if not,

@@ -124,7 +124,8 @@ def test_members_are_in_the_order_in_which_they_are_written() -> None:
 
     def averaged(members: str, blocks: str) -> Schedule:
         stages = {
-            n: f'stage {{ name: "{n}" from: "trunk" solver_param {{ base_lr: 0.{n} lr_policy: "fixed" max_iter: 10 }} }}' for n in "12"
+            n: f'stage {{ name: "{n}" from: "trunk" solver_param {{ base_lr: 0.{n} lr_policy: "fixed" max_iter: 10 }} }}'
+            for n in "12"
         }
         shared = SCHEDULE + "".join(stages[n] for n in blocks)
         average = f'ensemble {{ name: "all" members: {members} rule: WEIGHT_AVERAGE }}'

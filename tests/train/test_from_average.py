@@ -401,3 +401,37 @@ def test_what_has_moved_is_not_evaluated_again(tmp_path: Path, data: Path, kept:
         assert [e for e in found if isinstance(e, StageFinished | EnsembleTested)] == []
     changed = nan_help.lives(folder, out, 1, "solver.test_transform_param.mean_value=[1]")
     assert {type(e) for e in changed if isinstance(e, StageFinished | EnsembleTested)}
+
+
+def test_an_average_that_a_stage_keeps_beside_its_weights_makes_nothing_below_it_stale(
+    tmp_path: Path, data: Path
+) -> None:
+    """What starts from it, or from an average of it and others, starts from its trained weights; another setting of it does."""
+    ends = 'stage { name: "two" from: "trunk" solver_param { max_iter: 2 MORE } }\nensemble { name: "all" members: ["trunk", "two"] rule: WEIGHT_AVERAGE }\n'
+    below = (
+        FINE
+        + 'stage { name: "plain" from: "two" solver_param { max_iter: 2 } }\nstage { name: "last" from: "plain" solver_param { max_iter: 2 } }\n'
+    )
+    out = tmp_path / "out"
+
+    def schedule(more: str) -> Path:
+        return made(tmp_path / "s", data, ends.replace("MORE", more), below)
+
+    nan_help.lives(schedule(""), out)
+    for more, change in (
+        ("ema_decay: 0.5", "none -> 0.5"),
+        ("ema_decay: 0.5 ema_interval: 2", "1 -> 2"),
+    ):
+        assert states(schedule(more), out) == {
+            "trunk": State.DONE,
+            "two": State.STALE,
+            **dict.fromkeys(("fine", "plain", "last"), State.DONE),
+        }
+        planned = CliRunner().invoke(main, ["plan", str(tmp_path / "s"), "--out", str(out), "--redo", "two"])
+        assert change in planned.output and "lost" not in planned.output
+        run = CliRunner().invoke(main, ["run", str(tmp_path / "s"), "--out", str(out), "--redo", "two"])
+        assert run.exit_code == 0 and set(re.findall(r"^stage \d/5 (\w+):", run.output, re.M)) == {"two"}, run.output
+        assert set(states(tmp_path / "s", out).values()) == {State.DONE}
+    assert set(states(schedule(""), out).values()) == {State.DONE}, "what was trained first is there"
+    changed = states(schedule("ema_decay: 0.5 momentum: 0.8"), out)
+    assert {name for name, state in changed.items() if state is State.STALE} == {"two", "fine", "plain", "last"}
