@@ -207,14 +207,8 @@ def doubtful_values(stage: Stage) -> Iterator[tuple[str, str]]:
 
 # -- images
 
-# The fields that turn pixels into the network's numbers, with the value that counts if none is given.
-NUMBERS: dict[str, float | None] = {
-    "channel_order": None,
-    "mean_value": 0.0,
-    "std_value": 1.0,
-    "scale": None,
-    "mean_file": None,
-}
+# The fields that turn pixels into the network's numbers.
+_NUMBERS = ("channel_order", "mean_value", "std_value", "scale", "mean_file")
 
 
 def augmentation(solver: Solver) -> str:
@@ -262,7 +256,7 @@ def augmentation(solver: Solver) -> str:
 def augmentation_changes(before: Transform, now: Transform) -> list[str]:
     """`field old -> new` for each part of the transform that differs."""
     pairs = ((m.name, getattr(before, m.attribute), getattr(now, m.attribute)) for m in layout(Transform))
-    return [f"{name} {' -> '.join(shown_apart(old, new))}" for name, old, new in pairs if old != new]
+    return [f"{name} {' -> '.join(apart((old, new), 6, _short))}" for name, old, new in pairs if old != new]
 
 
 def image_notes(stage: Stage, parent: Stage | None) -> list[str]:
@@ -287,10 +281,10 @@ def number_notes(stage: Stage, parent: Stage | None) -> Iterator[tuple[str, str]
     for who, message, other in others:
         if _same_numbers(solver.transform, other, channels):
             continue
-        for name in NUMBERS:
+        for name in _NUMBERS:
             trained, seen = (_number(t, name) for t in (solver.transform, other))
             if trained != seen:
-                shown, usual = shown_apart(seen, trained)
+                shown, usual = apart((seen, trained), 6, _short)
                 field = f"solver.{message}.{name}"
                 yield (
                     f"{who} has {name} {shown}, training {usual}: the network is given other numbers than it was trained on",
@@ -340,19 +334,11 @@ def resizes(transform: Transform) -> bool:
 
 def _number(transform: Transform, name: str) -> object:
     """The transform's value; of what is given by channel the numbers of all, or the one that all have."""
-    value, default = getattr(transform, name), NUMBERS[name]
+    value, default = getattr(transform, name), {"mean_value": 0.0, "std_value": 1.0}.get(name)
     if default is None:
         return value
     values = value or (default,)
     return values[:1] if len(set(values)) == 1 else values
-
-
-def shown_apart(old: object, new: object) -> tuple[str, str]:
-    """Two values of a field, numbers with as many digits as tell them apart."""
-    digits = 6
-    while old != new and _short(old, digits) == _short(new, digits) and digits < 17:
-        digits += 1
-    return _short(old, digits), _short(new, digits)
 
 
 def _short(value: object, digits: int) -> str:

@@ -65,8 +65,11 @@ def channel_order(schedule: Schedule) -> Iterator[Finding]:
             text = f"`mean_value` of stage `{stage.name}` is ImageNet's in the other order: its channels are {order}"
         else:
             continue
-        hint = "write `channel_order: RGB`, and `mean_value` and `std_value` in that order"
-        hint = "write `mean_value` the other way round" if rgb else hint
+        hint = (
+            "write `mean_value` the other way round"
+            if rgb
+            else "write `channel_order: RGB`, and mean and deviation in that order"
+        )
         yield Finding("channel-order", text, _place(stage, "channel_order", "mean_value"), hint)
 
 
