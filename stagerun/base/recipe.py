@@ -736,7 +736,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ensemble:
-    """`members`, groups and ranges resolved, in the order of the schedule: `trunk` for a stage's end, `trunk@6000` for a place before it.
+    """`members`, groups and ranges resolved, in the order in which they are written: `trunk` for a stage's end, `trunk@6000` for a place before it.
     `shape`: of the decay that the average imitates (`schedule.averages`); None for the plain mean. `hold_out` names the validation set that
     GREEDY_SOUP takes members by."""
 

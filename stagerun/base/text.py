@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
-from typing import TextIO
+from typing import Any, TextIO
 
 # C0 but tab and newline, DEL, C1; what turns the direction of writing; line separators; halves of a pair, as in a name that isn't UTF-8.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -137,6 +137,18 @@ def between(least: float, most: float, form: str = "") -> str:
     """
     low, high = f"{least:{form}}", f"{most:{form}}"
     return high if low == high else f"{low} to {high}"
+
+
+def apart(values: Sequence[Any], digits: int = 4, show: Callable[[Any, int], str] = "{:.{}g}".format) -> list[str]:
+    """Each number with so many digits, and with more where different ones would look the same.
+
+    >>> apart([0.9, 0.95]), apart([0.999996, 0.9999971, 1]), apart([0.1 + 0.2, 0.3])
+    (['0.9', '0.95'], ['0.999996', '0.999997', '1'], ['0.3', '0.3'])
+    """
+    different = len({show(value, 12) for value in values})
+    while len({show(value, digits) for value in values}) < different:
+        digits += 1
+    return [show(value, digits) for value in values]
 
 
 def first(lines: Sequence[str], most: int = 20) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 from rich.text import Text
 
 from stagerun.base.errors import UsageError
+from stagerun.base.text import apart
 from stagerun.drawing.bands import (
     Band,
     Label,
@@ -99,7 +100,7 @@ def _course(stage: StagePicture) -> str:
     first, last = stage.points[0].lr, stage.points[-1].lr
     if first == last:
         return f"ends at {last:.4g}, too"
-    return f"{'falls' if last < first else 'rises'} from {first:.4g} to {last:.4g}"
+    return f"{'falls' if last < first else 'rises'} from {' to '.join(apart([first, last]))}"
 
 
 # -- the chart

@@ -18,26 +18,19 @@ from stagerun.language.values import layout
 from stagerun.language.view import Doubtful, View
 
 
-def build(schedule: Block, order: Sequence[Node], lengths: Mapping[str, int]) -> tuple[recipe.Ensemble, ...]:
-    """The ensembles of a valid schedule; `order` holds its stages in running order, `lengths` their iterations."""
-    return tuple(_build(View(block), order, lengths) for block in schedule.blocks("ensemble"))
+def build(schedule: Block, found: Sequence[Node], lengths: Mapping[str, int]) -> tuple[recipe.Ensemble, ...]:
+    """The ensembles of a valid schedule; `found` holds its stages, those of a block in its order, `lengths` their iterations."""
+    return tuple(_build(View(block), found, lengths) for block in schedule.blocks("ensemble"))
 
 
-def _build(view: View, order: Sequence[Node], lengths: Mapping[str, int]) -> recipe.Ensemble:
+def _build(view: View, found: Sequence[Node], lengths: Mapping[str, int]) -> recipe.Ensemble:
     name, count = view.text("name"), view.whole("batch_norm_iter")
     assert name is not None and count is not None
-    meant: dict[str, set[int]] = {}
-    for value in _members(view.block):
-        named, iters = members.read(str(value.value))
-        for stage in stages_of(named, order):
-            meant.setdefault(stage, set()).update(iter or lengths[stage] for iter in iters)
+    written = [members.read(str(value.value)) for value in _members(view.block)]
+    points = [(stage, iter) for named, iters in written for stage in stages_of(named, found) for iter in iters]
     return recipe.Ensemble(
         name=name,
-        members=tuple(
-            stage.name if iter == lengths[stage.name] else f"{stage.name}@{iter}"
-            for stage in order
-            for iter in sorted(meant.get(stage.name, ()))
-        ),
+        members=tuple(_label(stage, None if iter == lengths[stage] else iter) for stage, iter in points),
         rule=recipe.EnsembleRule(view.text("rule")),
         batch_norm_iter=count,
         shape=view.text("shape"),

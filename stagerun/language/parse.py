@@ -249,7 +249,13 @@ class Reader(Cursor):
                     return True
                 self.field(kind, read, doubtful)
             else:
-                self.fail(self.take(), f"expected a field's name, not `{shown(token.text)}`")
+                hint = ""
+                if self.at > 2 and token.kind is Kind.NUMBER and self.tokens[self.at - 1].text == ",":
+                    pair = shown(self.tokens[self.at - 2].text), shown(token.text)
+                    hint = f"numbers of a list stand in brackets: `[{', '.join(pair)}]`"
+                    if all(map(str.isdecimal, pair)):
+                        hint = f"a number has a point: `{'.'.join(pair)}`; {hint}"
+                self.fail(self.take(), f"expected a field's name, not `{shown(token.text)}`", hint)
                 self.skip()
 
     def field(self, kind: Descriptor, read: Read, doubtful: set[str]) -> None:

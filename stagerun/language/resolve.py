@@ -434,7 +434,9 @@ def _build(
     derived = {"name": tree.quoted(name), **_derived_of(model)}
     shared = list(build.facts(SCHEDULE, schedule, "", derived, path))
     data = build.data(view.inside("data"), root, given.labels)
-    found = ensembles.build(schedule, order, _numbers(settings, lambda view: view.whole("max_iter")))
+    nodes = {node.name: node for node in order}
+    as_written = [nodes[name] for name in settings]  # which may be another order than that in which they run
+    found = ensembles.build(schedule, as_written, _numbers(settings, lambda view: view.whole("max_iter")))
     averages = {one.name: (one, block) for one, block in zip(found, schedule.blocks("ensemble"), strict=True)}
     made: dict[str, recipe.Stage] = {}
     for node in order:

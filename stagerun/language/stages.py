@@ -262,7 +262,13 @@ def _resolved(
         problems.add(node.parent_place, message, f'name one of them, `from: "{those[0]}"`, or several')
         return replace(node, parent=None)
     averages = [name for name in ensembles if name is not None]
-    hint = nearest(node.parent, [*(other.name for other in found), *averages]) or _FRESH
+    names = [*(other.name for other in found if other.name != node.name), *averages]
+    others = (
+        f"was it renamed? {'The other one is' if len(names) == 1 else 'The others are'} {some(names)}; "
+        if names
+        else ""
+    )
+    hint = nearest(node.parent, names) or others + _FRESH
     what = "neither a stage nor an ensemble" if averages else "not a stage"
     message = f"stage `{node.group or node.name}` starts from `{shown(node.parent)}`, which is {what}"
     problems.add(node.parent_place, message, hint)

@@ -18,7 +18,7 @@ from stagerun.base.recipe import (
 from stagerun.base.snapshots import TRAINING_SET, Inventory, SnapshotRef, how_far, same_set
 from stagerun.language.values import unsaid
 from stagerun.plan.planned import Change, Plan, PlannedStage, State, label
-from stagerun.plan.raised import MAX_ITER, goes_beyond, only_longer, shorter, what_differs
+from stagerun.plan.raised import MAX_ITER, goes_beyond, length_before, on_the_way, what_differs
 
 IMAGES = "data.train.source"  # in a Change: no field of identity, but what lies there
 
@@ -26,18 +26,34 @@ IMAGES = "data.train.source"  # in a Change: no field of identity, but what lies
 @dataclass(frozen=True, slots=True)
 class Source:
     """What a stage with a parent starts from: `at` are the snapshots of the parent there that count, the one to take first;
-    `since` is the attempt of the oldest of the parent's that count, anywhere in it."""
+    `since` is the attempt of the oldest of the parent's that count, anywhere in it; `alike` are the ids of `same_weights`."""
 
     parent: PlannedStage
     at: tuple[SnapshotRef, ...]
     since: int = 0
+    alike: frozenset[str] = frozenset()
 
     @property
     def start(self) -> SnapshotRef | None:
         return self.at[0] if self.at else None
 
 
-def source_of(stage: Stage, parent: PlannedStage, usable: tuple[SnapshotRef, ...]) -> Source:
+EMA = {"solver.ema_decay", "solver.ema_interval"}
+
+
+def same_weights(stage: Stage, iter: int | None, source: Source | None, inventory: Inventory) -> frozenset[str]:
+    """The ids of snapshots of a stage, at an iteration, None for its end, that lack nothing but the average that it keeps of its weights, or
+    have one that it doesn't keep. What starts there starts from the same trained weights."""
+    parents = {""} if source is None else {ref.id for ref in source.at} | source.alike
+    return frozenset(
+        ref.id
+        for ref in inventory.of(stage.name)
+        if ref.iter == (stage.solver.max_iter if iter is None else iter) and ref.parent in parents
+        if stage.solver.early_stop is None and (changed := changed_fields(ref, stage)) and EMA.issuperset(changed)
+    )
+
+
+def source_of(stage: Stage, parent: PlannedStage, usable: tuple[SnapshotRef, ...], alike: frozenset[str]) -> Source:
     """`usable` are the parent's snapshots that count.
 
     If there are several at one iteration (one was trained again elsewhere), the oldest is taken, so that all that start there start
@@ -45,9 +61,9 @@ def source_of(stage: Stage, parent: PlannedStage, usable: tuple[SnapshotRef, ...
     """
     since = min((ref.attempt for ref in usable), default=0)
     if stage.parent_iter is None:
-        return Source(parent, (parent.end,) if parent.end is not None else (), since)
+        return Source(parent, (parent.end,) if parent.end is not None else (), since, alike)
     at = [ref for ref in usable if ref.iter == stage.parent_iter]
-    return Source(parent, tuple(sorted(at, key=lambda ref: ref.attempt)), since)
+    return Source(parent, tuple(sorted(at, key=lambda ref: ref.attempt)), since, alike)
 
 
 def points_of(schedule: Schedule, usable: Mapping[str, tuple[SnapshotRef, ...]]) -> dict[tuple[str, int], SnapshotRef]:
@@ -113,9 +129,11 @@ def taught_by(stage: Stage, teacher: PlannedStage, inventory: Inventory) -> Stag
 def averaged_from(
     stage: Stage,
     members: Sequence[tuple[PlannedStage, int | None, SnapshotRef | None]],
+    alike: Mapping[tuple[str, int | None], frozenset[str]],
     inventory: Inventory,
 ) -> Stage:
-    """The stage with the ids of the snapshots that it is averaged from in its identity, as `taught_by`; '' where one is not known."""
+    """The stage with the ids of the snapshots that it is averaged from in its identity, as `taught_by`; '' where one is not known. `alike`:
+    `same_weights` of each stage and iteration."""
     own = inventory.of(stage.name)
     before = own[-1].identity.get(AVERAGE_OF, "").split() if own else []
     before = before if len(before) == len(members) else [""] * len(members)
@@ -124,7 +142,10 @@ def averaged_from(
     for (planned, iter, ref), id in zip(members, before, strict=True):
         same = planned.comes_to_the_same_end if iter is None else planned.comes_by_the_same
         comes_again = same and id not in there
-        ids.append(ref.id if ref is not None else id if comes_again else "")
+        if id in alike[planned.stage.name, iter]:
+            ids.append(id)
+        else:
+            ids.append(ref.id if ref is not None else id if comes_again else "")
     return replace(stage, identity={**stage.identity, AVERAGE_OF: " ".join(ids) if all(ids) else ""})
 
 
@@ -133,8 +154,8 @@ def counts(ref: SnapshotRef, stage: Stage, source: Source | None, inventory: Inv
     changed = set(changed_fields(ref, stage))
     if source is None:
         came_from = ref.parent == ""
-    elif source.at:
-        came_from = any(ref.parent == start.id for start in source.at)
+    elif source.at or ref.parent in source.alike:
+        came_from = ref.parent in source.alike or any(ref.parent == start.id for start in source.at)
         changed.discard(FROM_ITER)  # the id says it: that place may have been the parent's end
     else:
         # The parent has lost that snapshot (damaged, or deleted). Unchanged, it will come to the same bits, and if not,
@@ -189,7 +210,7 @@ def changed_fields(ref: SnapshotRef, stage: Stage) -> list[str]:
             return ref.identity.get(field, default) != stage.identity.get(field, default)
         if field == TESTED_LABELS and field not in ref.identity:
             return False  # not known then; a stage that had neither labels nor `early_stop` differs in these
-        if field == MAX_ITER and only_longer(ref, stage):
+        if field == MAX_ITER and on_the_way(ref, stage):
             return False
         if field == AVERAGE_MEMBERS and (ref.identity.get(AVERAGE_OF) or "?") == stage.identity.get(AVERAGE_OF):
             return False  # the ids say it: one of them may have been a stage's end
@@ -216,8 +237,8 @@ def why_stale(
     changed = changed_fields(newest, stage)
     changes = tuple(_change(field, newest, stage) for field in changed if field not in (FROM_ITER, TEACHER, AVERAGE_OF))
     images = _other_images(newest, stage, schedule)
-    if changed == [MAX_ITER] and (differs := what_differs(newest, stage)):
-        return f"its max_iter was raised, and it can't go on from what was trained: {differs}", changes + images
+    if changed == [MAX_ITER] and newest.iter < stage.solver.max_iter and (differs := what_differs(newest, stage)):
+        return f"its max_iter was changed, and it can't go on from what was trained: {differs}", changes + images
     if changes:
         return (
             "its definition has changed since it was trained: it was edited, or `run` had a --set that isn't given here",
@@ -268,7 +289,7 @@ def _from_old_end(ref: SnapshotRef, stage: Stage, source: Source, inventory: Inv
 
 def raised(ref: SnapshotRef, stage: Stage) -> tuple[Change, ...]:
     """The change of `max_iter` since a snapshot that counts, if there was one."""
-    return (_change(MAX_ITER, ref, stage),) * (shorter(ref, stage) is not None)
+    return (_change(MAX_ITER, ref, stage),) * (length_before(ref, stage) is not None)
 
 
 def _other_teacher(ref: SnapshotRef, stage: Stage, inventory: Inventory) -> str:
@@ -439,15 +460,26 @@ def other_set(schedule: Schedule, stage: Stage, tested: str) -> bool:
     return any(same_set(*pair) is False for pair in zip(before, now, strict=False))
 
 
-def tested_on(stage: Stage) -> str:
-    """Images and transform of a stage's evaluation, as text; '' without validation images."""
-    if not stage.data.val:
-        return ""
-    transform = str(stage.solver.test_transform)
+def tested_on(stage: Stage, places: bool = False) -> str:
+    """Images and transform of a stage's evaluation, as text; '' without validation images. `places`: with where they are on this machine in
+    place of what is written, as results of older versions have it."""
+    images = [f"{val.path if places else val.source} {val.images}" for val in stage.data.val]
+    return f"{BESIDE.join(images)} {_seen_as(stage, places)}" if images else ""
+
+
+def _seen_as(stage: Stage, places: bool = False) -> str:
+    transform = stage.solver.test_transform
+    text = str(transform if places else replace(transform, mean_path=""))
     for unset in (", crop_size_ramp=None", ", python=None", ", mean_file=None, mean_path=''"):
-        transform = transform.replace(
-            unset, ""
-        )  # so that the results of a version that did not know the field still count
-    images = BESIDE.join(f"{val.path} {val.images}" for val in stage.data.val)
-    labels = "".join(f" {val.labels_digest}" for val in stage.data.val if val.labels_digest)
-    return f"{images} {transform}{labels}"
+        text = text.replace(unset, "")  # so that the results of a version that did not know the field still count
+    return text + "".join(f" {val.labels_digest}" for val in stage.data.val if val.labels_digest)
+
+
+def tested_alike(schedule: Schedule, stage: Stage, tested: str, images: str) -> bool:
+    """Whether a result (its `tested_on` and `tested_set`) is of the images and the transform that the stage has now. Images that are known
+    to be the same may have moved."""
+    if tested in (tested_on(stage), tested_on(stage, places=True)):
+        return not other_set(schedule, stage, images)
+    pairs = zip(images.split(BESIDE), tested_set(schedule, stage).split(BESIDE), strict=False)
+    same = all(same_set(*pair) for pair in pairs) and images.count(BESIDE) == len(stage.data.val) - 1
+    return same and tested.endswith(f" {stage.data.val[-1].images} {_seen_as(stage)}")

@@ -2,6 +2,7 @@
 
 import enum
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -18,6 +19,7 @@ from stagerun.base.recipe import (
     Stage,
     Transform,
 )
+from stagerun.base.text import apart
 from stagerun.language.values import layout
 from stagerun.schedule import POLICIES, SOLVER_TYPES, fields_read, is_ever, make_knobs, own_fields
 from stagerun.schedule.image_size import crop_size
@@ -92,12 +94,17 @@ def course(solver: Solver, name: str) -> str:
     seen = [getattr(knobs(i), name) for i in sorted({0, last} | {i for i in inner if 0 < i < last})]
     values = [v for v, _ in groupby(seen)]
     turns = [b for a, b, c in zip(values, values[1:], values[2:], strict=False) if (b - a) * (c - b) < 0]
-    return " -> ".join(f"{v:.4g}" for v in (seen[0], *turns, seen[-1]))
+    return " -> ".join(apart((seen[0], *turns, seen[-1])))
+
+
+# Of the average that `ema_decay` keeps: a larger share of the stage's first weights is worth a look.
+MOST_OF_FIRST = 0.1
 
 
 def update_notes(stage: Stage) -> list[str]:
     """One sentence for each field that is written and not read, and for each value that makes little of the solver type."""
-    return [*_unread_fields(stage), *_unread_rules(stage), *_doubtful_values(stage)]
+    doubtful = [f"{text}{place(stage, f'solver.{field}')}" for text, field in doubtful_values(stage)]
+    return [*_unread_fields(stage), *_unread_rules(stage), *doubtful]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +120,7 @@ class Unread:
 
 def unread_fields(stage: Stage) -> list[Unread]:
     found = []
-    for field, why in _unread(stage.solver):
+    for field, why in _unread(stage):
         origin = stage.origins.get(f"solver.{field}")
         if origin is not None and origin.span is not None:
             found.append(Unread(field, _written_as(field, origin), why, origin, origin.span))
@@ -124,8 +131,9 @@ def _unread_fields(stage: Stage) -> list[str]:
     return [f"{u.name} is not read{u.why}{place(stage, f'solver.{u.field}')}" for u in unread_fields(stage)]
 
 
-def _unread(solver: Solver) -> list[tuple[str, str]]:
+def _unread(stage: Stage) -> list[tuple[str, str]]:
     """(field, why) of all that the stage doesn't read, written or not, as the end of `FIELD is not read`."""
+    solver = stage.solver
     of_policies = {name for kind in POLICIES for name in own_fields(kind)}
     unread = [(n, f" by lr_policy {solver.lr_policy}") for n in sorted(of_policies - {*own_fields(solver.lr_policy)})]
     of_types = {name for kind in SOLVER_TYPES.values() for name in kind.reads} - {"adapt", "local_lr_auto"}
@@ -144,6 +152,8 @@ def _unread(solver: Solver) -> list[tuple[str, str]]:
         unread.append(("ema_interval", ": there is no ema_decay"))
     if solver.sampling is not Sampling.FILE:
         unread.append(("sampling_file", f": sampling is {solver.sampling.value}"))
+    if not solver.test_interval:
+        unread.append(("test_iter", ": there is no test_interval, and the evaluation after a stage covers every image"))
     if solver.on_nan is OnNan.STOP:
         unread.append(("max_nan", ": on_nan is STOP"))
     return unread
@@ -168,33 +178,37 @@ def _unread_rules(stage: Stage) -> list[str]:
     return [f"lr_mult {r.lr_mult:g} of param `{r.name}` is replaced by local_lr_auto{where}" for r in rules]
 
 
-def _doubtful_values(stage: Stage) -> list[str]:
+def doubtful_values(stage: Stage) -> Iterator[tuple[str, str]]:
+    """Sentences, and the field of Solver that each is about."""
     solver, kind = stage.solver, SOLVER_TYPES[stage.solver.type]
-    found = []
     for name in ("momentum", "weight_decay"):
         value, curve = getattr(solver, name), getattr(solver, f"{name}_policy")
         if curve is not None and not is_ever(value, curve):
-            where = place(stage, f"solver.{name}_policy.policy")
-            found.append(f"{name}_policy moves nothing: {name} is 0, and stays so by policy {curve.policy}{where}")
+            text = f"{name}_policy moves nothing: {name} is 0, and stays so by policy {curve.policy}"
+            yield text, f"{name}_policy.policy"
     if kind.momentum_is is not None and not is_ever(solver.momentum, solver.momentum_policy):
         meaning, usual = kind.momentum_is
-        found.append(
-            f"momentum is 0, and {meaning} of type {solver.type}: {usual} is usual{place(stage, 'solver.momentum')}"
-        )
+        yield f"momentum is 0, and {meaning} of type {solver.type}: {usual} is usual", "momentum"
     if kind.divides and solver.delta == 0:
-        found.append(f"delta is 0: a weight without a gradient divides 0 by 0{place(stage, 'solver.delta')}")
-    if solver.ema_decay is not None and solver.ema_interval > solver.max_iter:
-        found.append(
-            f"ema_interval {solver.ema_interval} is never reached: the stage ends at {solver.max_iter}"
-            f"{place(stage, 'solver.ema_interval')}"
+        yield "delta is 0: a weight without a gradient divides 0 by 0", "delta"
+    if solver.ema_decay is None:
+        return
+    first = solver.ema_decay ** (solver.max_iter // solver.ema_interval)
+    if first == 1:
+        text = f"ema_interval {solver.ema_interval} is never reached: the stage ends at {solver.max_iter}"
+        yield text, "ema_interval"
+    elif first > MOST_OF_FIRST:
+        steps = f"{solver.ema_decay:g}^{solver.max_iter // solver.ema_interval}"
+        yield (
+            f"{100 * first:.3g} % of the average at the stage's end ({steps}) are the weights that it starts with",
+            "ema_decay",
         )
-    return found
 
 
 # -- images
 
-# The fields that turn pixels into the network's numbers, with the value that counts if none is given.
-_NUMBERS: dict[str, float | None] = {"channel_order": None, "mean_value": 0.0, "std_value": 1.0, "scale": None}
+# The fields that turn pixels into the network's numbers.
+_NUMBERS = ("channel_order", "mean_value", "std_value", "scale", "mean_file")
 
 
 def augmentation(solver: Solver) -> str:
@@ -242,31 +256,54 @@ def augmentation(solver: Solver) -> str:
 def augmentation_changes(before: Transform, now: Transform) -> list[str]:
     """`field old -> new` for each part of the transform that differs."""
     pairs = ((m.name, getattr(before, m.attribute), getattr(now, m.attribute)) for m in layout(Transform))
-    return [f"{name} {_short(old)} -> {_short(new)}" for name, old, new in pairs if old != new]
+    return [f"{name} {' -> '.join(apart((old, new), 6, _short))}" for name, old, new in pairs if old != new]
 
 
-def image_notes(stage: Stage) -> list[str]:
-    """One sentence for each thing about the size of training images, then for each way in which an evaluation shows the network
-    something else than training does."""
+def image_notes(stage: Stage, parent: Stage | None) -> list[str]:
+    """One sentence for each thing about the size of training images, then for each way in which the network is given other numbers than
+    in an evaluation, or in its parent."""
     solver, found = stage.solver, _ramp_notes(stage)
-    if not stage.data.val:
-        return found
-    if _resizes(solver.transform) and not _resizes(solver.test_transform):
+    if stage.data.val and resizes(solver.transform) and not resizes(solver.test_transform):
         shown = f"the centre {crop} x {crop} pixels" if (crop := solver.test_transform.crop_size) else "the whole"
         found.append(
             f"training resizes images, an evaluation doesn't: it shows {shown} of each as it is stored; "
             "test_transform_param { random_resize_param { min_size: ... } } makes its shorter side that long first"
         )
-    for name in _NUMBERS:
-        trained, tested = (_number(t, name) for t in (solver.transform, solver.test_transform))
-        if trained != tested:
-            where = place(stage, f"solver.test_transform_param.{name}")
-            where = where or place(stage, f"solver.transform_param.{name}")
-            found.append(
-                f"an evaluation has {name} {_short(tested)}, training {_short(trained)}: the network is given other numbers "
-                f"than it was trained on{where}"
-            )
-    return found
+    return found + [f"{text}{place(stage, field)}" for text, field in number_notes(stage, parent)]
+
+
+def number_notes(stage: Stage, parent: Stage | None) -> Iterator[tuple[str, str]]:
+    """Sentences, and the field that each is about. What changes inputs by less than 1 % is no difference."""
+    solver, channels = stage.solver, stage.model.channels
+    others = [("an evaluation", "test_transform_param", solver.test_transform)] if stage.data.val else []
+    if parent is not None and parent.model.channels == channels:
+        others.append((f"stage `{parent.name}`", "transform_param", parent.solver.transform))
+    for who, message, other in others:
+        if _same_numbers(solver.transform, other, channels):
+            continue
+        for name in _NUMBERS:
+            trained, seen = (_number(t, name) for t in (solver.transform, other))
+            if trained != seen:
+                shown, usual = apart((seen, trained), 6, _short)
+                field = f"solver.{message}.{name}"
+                yield (
+                    f"{who} has {name} {shown}, training {usual}: the network is given other numbers than it was trained on",
+                    field if stage.written(field) else f"solver.transform_param.{name}",
+                )
+        return
+
+
+def _same_numbers(a: Transform, b: Transform, channels: int) -> bool:
+    pairs = zip(input_ranges(a, channels), input_ranges(b, channels), strict=True)
+    near = all(abs(x - y) <= 0.01 * abs(p[1] - p[0]) for p, q in pairs for x, y in zip(p, q, strict=True))
+    return near and a.mean_file == b.mean_file and (channels == 1 or a.channel_order == b.channel_order)
+
+
+def input_ranges(transform: Transform, channels: int) -> list[tuple[float, float]]:
+    """What the pixels 0 and 255 of each channel become."""
+    mean, std = ((v * channels)[:channels] for v in (transform.mean_value or (0.0,), transform.std_value or (1.0,)))
+    factors = [transform.scale / s for s in std]
+    return [((0 - m) * factor, (255 - m) * factor) for m, factor in zip(mean, factors, strict=True)]
 
 
 def crop_size_ramp(solver: Solver) -> str:
@@ -291,20 +328,20 @@ def _ramp_notes(stage: Stage) -> list[str]:
     return found
 
 
-def _resizes(transform: Transform) -> bool:
+def resizes(transform: Transform) -> bool:
     return bool(transform.random_resize or transform.random_aspect_ratio or transform.random_resized_crop)
 
 
 def _number(transform: Transform, name: str) -> object:
     """The transform's value; of what is given by channel the numbers of all, or the one that all have."""
-    value, default = getattr(transform, name), _NUMBERS[name]
+    value, default = getattr(transform, name), {"mean_value": 0.0, "std_value": 1.0}.get(name)
     if default is None:
         return value
     values = value or (default,)
     return values[:1] if len(set(values)) == 1 else values
 
 
-def _short(value: object) -> str:
+def _short(value: object, digits: int) -> str:
     if value is None:
         return "none"
     if isinstance(value, str):
@@ -314,9 +351,9 @@ def _short(value: object) -> str:
     if isinstance(value, enum.Enum):
         return str(value.value)
     if isinstance(value, tuple):
-        return " ".join(f"{v:g}" for v in value) or "none"
+        return " ".join(f"{v:.{digits}g}" for v in value) or "none"
     if isinstance(value, int | float):
-        return f"{value:g}"
+        return f"{value:.{digits}g}"
     fields = getattr(value, "__dataclass_fields__", {})
     inner = " ".join(f"{name}: {getattr(getattr(value, name), 'value', getattr(value, name))}" for name in fields)
     return "{ " + inner + " }"

@@ -11,7 +11,7 @@ from stagerun.base.recipe import AVERAGE, AVERAGE_OF, Ensemble, EnsembleRule, Sc
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.base.text import columns, count, listed
 from stagerun.language.values import NONE
-from stagerun.plan.counting import other_set, tested_on
+from stagerun.plan.counting import tested_alike, tested_on
 from stagerun.plan.hours import EVALUATION_SHARE, Speed, Spent
 from stagerun.plan.plan import Plan
 
@@ -65,9 +65,9 @@ def _with_result(
         return PlannedEnsemble(ensemble=ensemble, state=EnsembleState.READY, members=members)
     now = made_from(plan.schedule, ensemble, members)
     result = _with_names(result, ensemble) if result.snapshots == now["snapshots"] else result
-    changed = [name for name, value in now.items() if getattr(result, name) != value]
+    changed = [name for name, value in now.items() if getattr(result, name) != value and name != "tested_on"]
     first = plan.schedule.stage(ensemble.points[0][0])
-    if other_set(plan.schedule, first, result.tested_set) and "tested_on" not in changed:
+    if not tested_alike(plan.schedule, first, result.tested_on, result.tested_set):
         changed.append("tested_on")
     if changed:
         why = f"evaluated with {listed([_WORDS[name] for name in changed])}"
@@ -178,7 +178,7 @@ def in_words(members: Sequence[str]) -> list[str]:
     for stage, points in groupby((point(member) for member in members), key=lambda place: place[0]):
         places = list(points)
         iters = [iter for _, iter in places if iter is not None]
-        many = len(iters) > 2
+        many = len(iters) > 2 and iters == sorted(iters)
         found += (
             [f"{stage}@{iters[0]}..{iters[-1]} ({len(iters)} snapshots)"] if many else [f"{stage}@{i}" for i in iters]
         )

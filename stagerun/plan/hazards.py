@@ -46,7 +46,7 @@ def notes(schedule: Schedule, stage: Stage) -> list[str]:
     rate = learning_rate(solver)
     first, last = rate(stage.begins), rate(solver.max_iter - 1)
     found = roundings(stage, stage.data.train.images) + scaling(stage) + update_notes(stage)
-    found += image_notes(stage)
+    found += image_notes(stage, schedule.stage(stage.parent) if stage.parent is not None else None)
     if solver.on_nan is OnNan.ROLLBACK and not solver.snapshot and not schedule.branch_points(stage.name):
         found.append("without a `snapshot` in its midst, `on_nan: ROLLBACK` goes back to the stage's start")
     for joint in joints(schedule, stage):

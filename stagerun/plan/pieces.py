@@ -105,7 +105,7 @@ def lost_points(
     children: dict[tuple[str, int | None], list[str]] = {}
     for name, child in planned.items():
         source = sources[name]
-        parent = source.parent if source is not None and not source.at else None
+        parent = source.parent if source is not None and not (source.at or source.alike) else None
         comes = parent is not None and (child.stage.parent_iter is not None or parent.comes_to_the_same_end)
         gone = [(parent.stage.name, child.stage.parent_iter)] if parent is not None and comes else []
         if usable[name] and child.state is not State.DISABLED:

@@ -25,6 +25,7 @@ from stagerun.plan.counting import (
     points_averaged,
     points_of,
     raised,
+    same_weights,
     source_of,
     taken_over,
     taught_by,
@@ -221,8 +222,11 @@ def make_plan(
     _require_rest(schedule)
     for stage in schedule.stages:
         name, above = stage.name, stage.parent
-        source = source_of(stage, planned[above], usable[above]) if above is not None else None
+        starts = {*points_averaged(schedule, stage), *([(above, stage.parent_iter)] if above is not None else [])}
+        alike = {(of, iter): same_weights(planned[of].stage, iter, sources[of], inventory) for of, iter in starts}
+        source = None
         if above is not None:
+            source = source_of(stage, planned[above], usable[above], alike[above, stage.parent_iter])
             _require_later(schedule, stage, planned[above].stage)
         teacher = planned[stage.solver.teacher] if stage.solver.teacher is not None else None
         averaged = [
@@ -234,12 +238,14 @@ def make_plan(
         if teacher is not None:
             stage = taught_by(stage, teacher, inventory)
         if averaged:
-            stage = averaged_from(stage, averaged, inventory)
+            stage = averaged_from(stage, averaged, alike, inventory)
         sources[name] = source
         inventory = taken_over(stage, source, inventory, known)
         usable[name], found = _plan_stage(schedule, stage, sources, needs, inventory, name in below, asked)
         planned[name] = _with_average(found, [ref for *_, ref in averaged], teacher)
-        lacking[name] = [(one.stage.name, iter) for one, iter, ref in averaged if ref is None]
+        lacking[name] = [
+            (one.stage.name, iter) for one, iter, ref in averaged if ref is None and not alike[one.stage.name, iter]
+        ]
     planned = {name: _left_out(stage, name in asked.chosen, planned) for name, stage in planned.items()}
     points = points_of(schedule, usable)
     again = pieces(planned, usable, sources, _missing(schedule, points, asked.chosen, planned))

@@ -8,7 +8,7 @@ from stagerun.base.errors import Span
 from stagerun.base.recipe import TEACHER_DIGEST, WEIGHTS_DIGEST, Given, Schedule, Stage
 from stagerun.base.snapshots import Inventory, SnapshotRef
 from stagerun.base.text import between, count
-from stagerun.plan.raised import shorter
+from stagerun.plan.raised import length_before
 
 
 class State(enum.Enum):
@@ -79,9 +79,9 @@ class PlannedStage:
 
     @property
     def comes_to_the_same_end(self) -> bool:
-        """The same of its end, which is another one where the stage has become longer since."""
+        """The same of its end, which is another one where the stage has another length since."""
         ref = self.start if self.state is State.RESUME else None
-        return self.comes_by_the_same and (ref is None or shorter(ref, self.stage) is None)
+        return self.comes_by_the_same and (ref is None or length_before(ref, self.stage) is None)
 
     @property
     def begins_at(self) -> int:

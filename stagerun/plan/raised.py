@@ -1,4 +1,4 @@
-"""Stages whose `max_iter` was raised: whether what was trained before is the beginning of what the longer stage trains. Pure."""
+"""Stages whose `max_iter` was changed: whether what was trained before is the beginning of what the stage trains now. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,32 +10,34 @@ from stagerun.schedule import learning_rate, moving
 MAX_ITER = "solver.max_iter"
 
 
-def shorter(ref: SnapshotRef, stage: Stage) -> int | None:
-    """The `max_iter` that a snapshot was made with, where the stage has a larger one now."""
+def length_before(ref: SnapshotRef, stage: Stage) -> int | None:
+    """The `max_iter` that a snapshot was made with, where the stage has another now."""
     text = ref.identity.get(MAX_ITER, "")
     known = text.isascii() and text.isdigit() and len(text) <= 18
-    return int(text) if known and int(text) < stage.solver.max_iter else None
+    return int(text) if known and int(text) != stage.solver.max_iter else None
 
 
 def goes_beyond(ref: SnapshotRef, stage: Stage) -> bool:
     """Whether the stage ended with the snapshot when it was shorter."""
-    return not ref.ended and ref.iter == shorter(ref, stage)
+    return not ref.ended and ref.iter == length_before(ref, stage) and ref.iter < stage.solver.max_iter
 
 
-def only_longer(ref: SnapshotRef, stage: Stage) -> bool:
+def on_the_way(ref: SnapshotRef, stage: Stage) -> bool:
     """Whether a snapshot that differs from the stage in `max_iter` alone is one that the stage comes by."""
-    return shorter(ref, stage) is not None and not what_differs(ref, stage)
+    return length_before(ref, stage) is not None and not what_differs(ref, stage)
 
 
 def what_differs(ref: SnapshotRef, stage: Stage) -> str:
-    """Why such a snapshot of a shorter stage is not on the longer one's way, in words; '' if it is."""
-    before = shorter(ref, stage)
+    """Why such a snapshot of a shorter or longer stage is not on the stage's way, in words; '' if it is."""
+    before, now = length_before(ref, stage), stage.solver.max_iter
     if before is None:
         return ""
+    if before > now and (ref.iter >= now or ref.ended):
+        return f"it was trained to iteration {ref.iter}, and would end at {now}"  # which does more than a snapshot in its midst
     ended = _done_by_end(stage.solver, before) if goes_beyond(ref, stage) else ""
     # In the midst, too: it may have gone back from the end, and not be there again.
     if stage.solver.on_nan is OnNan.ROLLBACK and ref.skipped and not ended:
-        ended = f"`on_nan: ROLLBACK` has left out images, and does so in another way at the end, iteration {before}"
+        ended = f"`on_nan: ROLLBACK` has left out images, and does so in another way at the end, iteration {min(before, now)}"
     return next(_readers(stage.solver, before), ended)
 
 

@@ -11,7 +11,7 @@ from pathlib import PurePath
 from stagerun.base.recipe import Determinism, Memory, Metric, Sampling, Schedule, Solver, Stage, Sync
 from stagerun.base.shares import told
 from stagerun.base.snapshots import SnapshotRef
-from stagerun.base.text import between, columns, count, listed
+from stagerun.base.text import apart, between, columns, count, listed
 from stagerun.base.units import epochs
 from stagerun.base.weights import Kind, place_of
 from stagerun.language.values import plain
@@ -67,7 +67,7 @@ def table_rows(plan: Plan) -> list[tuple[str, ...]]:
                 starts_from(stage),
                 between(least - stage.begins, most - stage.begins),
                 between(_epochs(stage, least - stage.begins), _epochs(stage, most - stage.begins), ".2f"),
-                f"{rate(stage.begins):.4g} -> {rate(most - 1):.4g}",
+                " -> ".join(apart([rate(stage.begins), rate(most - 1)])),
                 course(solver, "weight_decay"),
                 augmentation(solver),
                 stage_state(planned),
@@ -203,7 +203,7 @@ def _piece(piece: PlannedStage) -> tuple[str, ...]:
         label(piece.stage.name, piece.iter) if piece.iter else starts_from(piece.stage),
         str(piece.iterations_left),
         f"{_epochs(piece.stage, piece.iterations_left):.2f}",
-        f"{rate(piece.iter):.4g} -> {rate(piece.last - 1):.4g}",
+        " -> ".join(apart([rate(piece.iter), rate(piece.last - 1)])),
         course(solver, "weight_decay"),
         augmentation(solver),
         f"again, for {', '.join(piece.children)}",

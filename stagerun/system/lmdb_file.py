@@ -120,13 +120,7 @@ def class_sizes(folder: str, classes: int, ignored: int | None = None) -> tuple[
     with suppress(StagerunError), _odd_side_file_ignored():
         fd, meta = open_file(folder)
         os.close(fd)
-        with _side_file(folder) as stream:
-            header, start = _header(stream)
-            first, end = header["labels"]["data_offsets"]
-            stream.seek(start + first)
-            labels = array("i", stream.read(end - first))
-        if sys.byteorder == "big":
-            labels.byteswap()
+        header, (labels,) = _arrays(folder, "labels")
         counted: Counter[int | None] = Counter(labels)
         counted.pop(-1, None)  # records without one
         counted.pop(ignored, None)
@@ -167,12 +161,46 @@ def class_names(folder: str) -> tuple[str, ...]:
     if is_class_folder(folder):
         with suppress(StagerunError):
             return class_folders(folder)
+    names = _known_facts(folder).get("classes")
+    return tuple(map(str, names)) if isinstance(names, list) else ()
+
+
+def pixel_statistics(folder: str) -> list[tuple[float, float]]:
+    """Mean and standard deviation of all pixels by channel (B, G, R), as the side file has them; empty where they aren't known."""
+    with _odd_side_file_ignored():
+        facts = _known_facts(folder)
+        return [(float(m), float(d)) for m, d in zip(facts["mean_bgr"], facts["deviation_bgr"], strict=True)]
+    return []
+
+
+def _known_facts(folder: str) -> Mapping[str, Any]:
+    """`side_facts`; empty without an LMDB, too."""
     with suppress(StagerunError):
         fd, meta = open_file(folder)
         os.close(fd)
-        names = side_facts(folder, meta).get("classes")
-        return tuple(map(str, names)) if isinstance(names, list) else ()
-    return ()
+        return side_facts(folder, meta)
+    return {}
+
+
+def stored_sides(folder: str) -> list[int]:
+    """The shorter sides of the first images, as the side file has them, in pixels; empty where they aren't known."""
+    with _odd_side_file_ignored():
+        return sorted(map(min, *_arrays(folder, "heights", "widths", most=100)[1]))
+    return []
+
+
+def _arrays(folder: str, *names: str, most: int | None = None) -> tuple[dict[str, Any], list["array[int]"]]:
+    """The side file's header, and the first `most` numbers of arrays of int32, or all."""
+    found = []
+    with _side_file(folder) as stream:
+        header, start = _header(stream)
+        for name in names:
+            first, end = header[name]["data_offsets"]
+            stream.seek(start + first)
+            found.append(array("i", stream.read(end - first if most is None else min(end - first, 4 * most))))
+            if sys.byteorder == "big":
+                found[-1].byteswap()
+    return header, found
 
 
 def _checked(fd: int, file: Path) -> Meta:

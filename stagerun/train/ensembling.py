@@ -63,6 +63,16 @@ class EnsembleRun:
     def stages(self) -> list[Stage]:
         return [self.worker.schedule.stage(name) for name, _ in self.ensemble.points]
 
+    @property
+    def begins_at(self) -> tuple[str, int]:
+        """Stage and iteration of the member that is trained last."""
+        running = [stage.name for stage in self.worker.schedule.stages]
+        lengths = {stage.name: stage.solver.max_iter for stage in self.stages}
+        return max(
+            ((name, lengths[name] if iter is None else iter) for name, iter in self.ensemble.points),
+            key=lambda end: (running.index(end[0]), end[1]),
+        )
+
 
 def test_ensemble(run: EnsembleRun) -> Iterator[Event]:
     """Evaluates the ensemble and writes its result. Collective; ends after a Stopped, or after EnsembleTested.
@@ -89,9 +99,9 @@ def test_ensemble(run: EnsembleRun) -> Iterator[Event]:
         if members:
             found = _score(run, members, size)
     if found is None or alone is None:
-        last = run.stages[-1]
         reason = f"asked to stop; ensemble `{run.ensemble.name}` is left out"
-        yield Stopped(stage=last.name, iter=last.solver.max_iter, reason=reason)
+        stage, iter = run.begins_at
+        yield Stopped(stage=stage, iter=iter, reason=reason)
         return
     if run.ensemble.rule.averages:
         rank0(run.worker.comm, lambda: _keep(run, members[0].model))
@@ -207,10 +217,12 @@ def _weight_average(
             raise ResumeRefused(f"not all snapshots that ensemble `{run.ensemble.name}` is averaged from are there")
         mean, shape = WeightMean(model), run.ensemble.shape
         those = [run.trained[number] for number in numbers]
-        shares = weights(shape, [trained.ref.iter for trained in those])
-        for trained, share in zip(those, shares, strict=True):
+        iters = [trained.ref.iter for trained in those]
+        shares = weights(shape, sorted(iters))
+        for trained in those:
+            share = None if shape is None else shares[sorted(iters).index(trained.ref.iter)]
             with _of_this_network(trained):
-                mean.add(_weights(run, trained), None if shape is None else share)
+                mean.add(_weights(run, trained), share)
         with _of_this_network(run.trained[0]):
             restore(dict(model.state_dict()), mean.mean())
 

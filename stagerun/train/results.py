@@ -14,7 +14,7 @@ from stagerun.base.recipe import Schedule
 from stagerun.base.snapshots import Inventory, SnapshotRef, same_set
 from stagerun.language import canonical
 from stagerun.plan import Plan, PlannedStage, State
-from stagerun.plan.counting import other_set, tested_on, tested_set
+from stagerun.plan.counting import tested_alike, tested_set
 from stagerun.plan.ensembles import EnsembleState, PlannedEnsemble, made_of, plan_ensembles
 from stagerun.plan.estimate import Figures
 from stagerun.store.errors import reporting
@@ -62,9 +62,7 @@ def unfinished(plan: Plan, out: Path) -> list[PlannedStage]:
 
     def missing(planned: PlannedStage) -> bool:
         result = read_result(out, planned.end) if planned.end is not None else None
-        if result is None or result.tested_on != tested_on(planned.stage):
-            return True
-        return other_set(plan.schedule, planned.stage, result.tested_set)
+        return result is None or not tested_alike(plan.schedule, planned.stage, result.tested_on, result.tested_set)
 
     return [s for s in plan.stages if s.state is State.DONE and missing(s)]
 

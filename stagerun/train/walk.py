@@ -126,12 +126,12 @@ def _walk(worker: Worker) -> Generator[Event, None, bool | None]:
         if step is None:
             break
         if anyone(worker.comm, worker.stopping.asked):
-            stage, iter = _place(worker.schedule, step)
+            stage, iter = _place(step)
             yield Stopped(stage=stage, iter=iter, reason="asked to stop")
             return None
         if not worker.images.looked_at:
             if (yield from worker.images.imported(worker.comm, worker.stop)):
-                stage, iter = _place(worker.schedule, step)
+                stage, iter = _place(step)
                 reason = "asked to stop while the images were imported; the import goes on where it was"
                 yield Stopped(stage=stage, iter=iter, reason=reason)
                 return None
@@ -141,7 +141,7 @@ def _walk(worker: Worker) -> Generator[Event, None, bool | None]:
             stopped = yield from worker.images.open(worker.comm, worker.world, worker.stop)
             if stopped:
                 reason = "asked to stop while the images were copied; the copy goes on where it was"
-                stage, iter = _place(worker.schedule, step)
+                stage, iter = _place(step)
                 yield Stopped(stage=stage, iter=iter, reason=reason)
                 return None
             worker.images.remove_others(worker.comm, worker.world)
@@ -231,12 +231,11 @@ def _opening(worker: Worker) -> Iterator[Event]:
         yield Renamed(stage=name, snapshots=tuple(snapshot for snapshot, stage in taken.items() if stage == name))
 
 
-def _place(schedule: Schedule, step: Step | EnsembleRun) -> tuple[str, int]:
-    """Stage and iteration at which a step begins: of an ensemble the end of its last member."""
+def _place(step: Step | EnsembleRun) -> tuple[str, int]:
+    """Stage and iteration at which a step begins: of an ensemble those of the member that is trained last."""
     if isinstance(step, Step):
         return step.planned.stage.name, step.planned.iter
-    name, iter = step.ensemble.points[-1]
-    return name, schedule.stage(name).solver.max_iter if iter is None else iter
+    return step.begins_at
 
 
 # Of a PlannedStage, what the other ranks need beside its stage, its state, and the identity, for which rank 0 alone looks at files.

@@ -119,6 +119,29 @@ def test_ensembles() -> None:
     assert difference(schedule(), with_ensemble("MEAN_LOGIT")).only_b == ("ensemble all",)
 
 
+def test_members_are_in_the_order_in_which_they_are_written() -> None:
+    """Wherever the blocks of their stages stand; the first says which images BatchNorm's statistics are taken from, the last where the data goes on."""
+
+    def averaged(members: str, blocks: str) -> Schedule:
+        stages = {
+            n: f'stage {{ name: "{n}" from: "trunk" solver_param {{ base_lr: 0.{n} lr_policy: "fixed" max_iter: 10 }} }}'
+            for n in "12"
+        }
+        shared = SCHEDULE + "".join(stages[n] for n in blocks)
+        average = f'ensemble {{ name: "all" members: {members} rule: WEIGHT_AVERAGE }}'
+        return schedule(shared + average + 'stage { name: "on" from: "all" solver: "collapse.prototxt" }')
+
+    one, other = averaged('["2", "1"]', "12"), averaged('["2", "1"]', "21")
+    assert one.ensembles[0].members == other.ensembles[0].members == ("2", "1") and one.stage("on").parent == "1"
+    assert (difference(one, other).same, difference(one, other).fields) == (True, ())
+    assert one.stage("on").identity == other.stage("on").identity
+    (field,) = difference(one, averaged('["1", "2"]', "12")).fields[:1]
+    assert (field.field, field.trains) == ("ensemble all.members", True)
+    assert not difference(one, averaged('["1", "2"]', "12")).same
+    along = averaged('["trunk@12", "trunk@4", "trunk@8..10/2"]', "12").ensembles[0]
+    assert along.members == ("trunk@12", "trunk@4", "trunk@8", "trunk@10")
+
+
 def test_a_longer_stage_goes_on_or_is_stale() -> None:
     longer = schedule(
         trunk=STAGES["trunk"].replace("20", "25"),

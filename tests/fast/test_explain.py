@@ -75,7 +75,8 @@ def test_from_the_stages_file_in_place_of_the_schedules(folder: str) -> None:
         "\n"
         "Solver.max_iter   whole number\n"
         "  Iterations (weight updates) of the stage. 1 or more. This or max_epoch is required. Caffe's. A trained stage that is given more goes on\n"
-        "  from its end, where nothing that it was trained with depends on its length; or else it is stale.\n"
+        "  from its end, and one that is given fewer from its newest snapshot before, where nothing that it was trained with depends on its length; or\n"
+        "  else it is stale.\n"
         "  See `max_epoch`: one of the two can be given."
     )
     assert (

@@ -28,7 +28,7 @@ data {
   train { source: "a" images: 6400 }
   val { source: "b" images: 100 }
 }
-solver { batch_size: 64 device_batch_size: 32 base_lr: 0.1 lr_policy: "fixed" transform_param { crop_size: 32 mirror: true } }
+solver { batch_size: 64 device_batch_size: 32 base_lr: 0.1 lr_policy: "fixed" transform_param { crop_size: 32 mirror: true scale: 0.01 } }
 stage { name: "trunk" from: "" }
 stage { name: "side" from: ["trunk@100", "trunk"] solver_param { max_epoch: 2 base_lr: 0.2 } }
 stage {
@@ -38,7 +38,7 @@ stage {
 }
 ensemble { name: "both" members: ["side", "trunk"] }
 """
-TRUNK = "max_iter: 200\ntransform_param { mirror: false crop_size: 32 }\n"
+TRUNK = "max_iter: 200\ntransform_param { mirror: false crop_size: 32 scale: 0.01 }\n"
 
 
 @pytest.fixture

@@ -23,6 +23,17 @@ def said(solver: str, shared: str = SCHEDULE) -> list[str]:
     return notes(s, s.stage("trunk"))
 
 
+def test_numbers_that_differ_look_different() -> None:
+    """Where four or six digits would make them the same."""
+    solver = f'{START} momentum: 0.99999 momentum_policy {{ policy: "linear" end_value: 0.999999 }}'
+    images = "transform_param { crop_size: 32 scale: 0.017124754 }"
+    tested = "test_transform_param { crop_size: 32 mean_value: 9 scale: 0.017124751 }"
+    shared = SCHEDULE.replace("1000 } }", '1000 } val { source: "v" images: 9 } }')
+    text = render_text(make_plan(trunk(f"{solver} {images} {tested}", shared), Inventory()))
+    assert "momentum 0.99999 -> 1, poly" in text
+    assert "an evaluation has scale 0.017124751, training 0.017124754" in text
+
+
 @pytest.mark.parametrize(
     "solver, words",
     [
@@ -50,6 +61,14 @@ def test_what_matters_for_the_type_is_shown(solver: str, words: str) -> None:
 @pytest.mark.parametrize(
     "solver, note",
     [
+        (
+            "test_iter: 5",
+            "test_iter is not read: there is no test_interval, and the evaluation after a stage covers every image (trunk.prototxt:2)",
+        ),
+        (
+            "ema_decay: 0.9999",
+            "81.9 % of the average at the stage's end (0.9999^2000) are the weights that it starts with (trunk.prototxt:2)",
+        ),
         ("momentum2: 0.9", "momentum2 is not read by type SGD (trunk.prototxt:2)"),
         ("delta: 1e-6", "delta is not read by type SGD (trunk.prototxt:2)"),
         ("local_gw_ratio: 0.1", "local_gw_ratio is not read by type SGD without local_lr_auto (trunk.prototxt:2)"),
@@ -90,7 +109,7 @@ def test_what_says_nothing_is_pointed_at_with_its_place(solver: str, note: str) 
         "local_lr_auto: true local_gw_ratio: 0.01 param { adapt: false lr_mult: 2 } param { lr_mult: 0 }",
         'type: "LAMB" momentum: 0.9 momentum2: 0.99 delta: 1e-6 param { adapt: false }',
         'type: "RMSProp" rms_decay: 0.9 delta: 1e-6 weight_decay: 1e-4 regularization_type: "L1"',
-        "ema_decay: 0.9 ema_interval: 2000",
+        "ema_decay: 0.9 ema_interval: 50",
     ],
 )
 def test_what_is_read_is_not_pointed_at(solver: str) -> None:

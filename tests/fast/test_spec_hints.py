@@ -33,3 +33,30 @@ def test_a_device_batch_that_lacks_is_offered_once_and_divides(tmp_path: Path) -
 def test_a_stages_file_is_its_solver(tmp_path: Path) -> None:
     [found] = mistakes(tmp_path, "device_batch_size: 16", "file")
     assert (found.message, found.hint) == ("StageEntry has no field `file`", "did you mean `solver`?")
+
+
+@pytest.mark.parametrize(
+    "solver, message, hint",
+    [
+        ("momentum: 0,9", "expected a field's name, not `9`", "a number has a point: `0.9`"),
+        ("stepvalue: 30, 60", "expected a field's name, not `60`", "numbers of a list stand in brackets: `[30, 60]`"),
+        ("momentum: 0.9, 9", "expected a field's name, not `9`", "numbers of a list stand in brackets: `[0.9, 9]`"),
+    ],
+)
+def test_a_comma_in_a_number(tmp_path: Path, solver: str, message: str, hint: str) -> None:
+    [found] = mistakes(tmp_path, f"device_batch_size: 16 {solver}")
+    assert found.message == message and hint in found.hint and "0.9.9" not in found.hint
+
+
+def test_a_parent_that_was_renamed(tmp_path: Path) -> None:
+    (tmp_path / "schedule.prototxt").write_text(
+        SCHEDULE.replace("SOLVER", "device_batch_size: 16").replace('KEY: "b.prototxt" from: "a"', 'from: "warm"')
+    )
+    for name in "ab":
+        (tmp_path / f"{name}.prototxt").write_text("")
+    with pytest.raises(RecipeError) as caught:
+        load(str(tmp_path))
+    assert (
+        caught.value.problems[0].hint
+        == 'was it renamed? The other one is `a`; write `from: ""` to start from fresh weights'
+    )

@@ -147,9 +147,9 @@ def test_mean_logit_by_hand(base: Path) -> None:
 
 
 def test_weight_average_by_hand(base: Path) -> None:
-    """The mean of weights, and of each BatchNorm layer's input over the 20 first device batches of `collapse`, the first in
-    running order."""
-    one, two = network(base / "out", "collapse"), network(base / "out", "early")
+    """The mean of weights, and of each BatchNorm layer's input over the 20 first device batches of `early`, the first that is
+    written."""
+    one, two = network(base / "out", "early"), network(base / "out", "collapse")
     with torch.no_grad():
         for mine, other in zip(one.parameters(), two.parameters(), strict=True):
             mine.copy_((mine.double() + other.double()) / 2)
@@ -176,7 +176,7 @@ def test_weight_average_by_hand(base: Path) -> None:
 
 
 def training_images(base: Path, schedule: Schedule) -> Iterator[Tensor]:
-    stage = schedule.stage("collapse")
+    stage = schedule.stage("early")
     loader = training_loader(LmdbSource(str(base / "data" / "train_lmdb")), schedule, stage)
     for position in range(0, 5 * 16, 4):
         images = torch.from_numpy(loader.batch(position, 4).images.copy()).permute(0, 3, 1, 2).float()
@@ -201,7 +201,7 @@ def test_the_run_says_each_and_shows_them_under_its_table(base: Path) -> None:
     said = next(line for line in lines if line.startswith("ensemble both: MEAN_PROBABILITY of 2 stages, top-1 "))
     assert "on 100 images in" in said
     assert any(
-        line.startswith("both      MEAN_PROBABILITY  collapse, early ") and "waiting for" in line for line in lines
+        line.startswith("both      MEAN_PROBABILITY  early, collapse ") and "waiting for" in line for line in lines
     )
     table = lines[-4:]
     assert table[0].split()[:3] == ["ensemble", "members", "rule"] and "against the best" in table[0]
@@ -220,13 +220,13 @@ def test_status_plan_and_report_know_them(base: Path) -> None:
         status = json.loads(said("status", *target, "--json"))["ensembles"]
         assert [e["name"] for e in status] == list(NAMES) and status[0]["top1"] == both["top1"]
         assert status[0]["gain"] == both["top1"] - both["best_top1"]
-    assert "both      collapse, early        MEAN_PROBABILITY" in said("status", out)
+    assert "both      early, collapse        MEAN_PROBABILITY" in said("status", out)
     planned = json.loads(said("plan", base / "schedule", "--out", out, "--json"))["ensembles"]
     assert [(e["state"], e["batch_norm_iter"]) for e in planned] == [("done", None), ("done", None), ("done", 5)]
     rows = said("report", out, "--by", "ensemble", "--format", "csv").splitlines()
     assert len(rows) == 1 + 3 + 4 + 3
     assert rows[3].split(",")[:5] == ["out", "both", "", "MEAN_PROBABILITY", repr(both["top1"])]
-    assert rows[1].split(",")[:3] == ["out", "both", "collapse"]
+    assert rows[1].split(",")[:3] == ["out", "both", "early"]
     text = said("report", out)
     assert "## Ensembles" in text and "Ensemble soup: top-1 " in text and " its best member" in text
     page = base / "page.html"

@@ -256,9 +256,9 @@ def refusal(*blocks: str, shared: str = TREE, **stages: str) -> str:
     return caught.value.render()
 
 
-def test_members_are_in_the_order_of_the_schedule_and_the_rule_has_a_default() -> None:
+def test_members_are_in_the_order_that_is_written_and_the_rule_has_a_default() -> None:
     (found,) = with_ensembles('name: "all" members: ["early", "collapse"]').ensembles
-    assert (found.members, found.rule) == (("collapse", "early"), EnsembleRule.MEAN_PROBABILITY)
+    assert (found.members, found.rule) == (("early", "collapse"), EnsembleRule.MEAN_PROBABILITY)
     assert str(found.span) == "schedule.prototxt:10:18"
 
 

@@ -17,7 +17,16 @@ from click.testing import CliRunner
 
 from stagerun import store
 from stagerun.base.errors import UsageError
-from stagerun.base.events import EnsembleTested, Event, Iterated, Note, PieceStarted, StageStarted, Stopped
+from stagerun.base.events import (
+    EnsembleTested,
+    Event,
+    Iterated,
+    Note,
+    PieceStarted,
+    StageFinished,
+    StageStarted,
+    Stopped,
+)
 from stagerun.base.text import size
 from stagerun.cli import main
 from stagerun.comm import SoloComm
@@ -373,3 +382,56 @@ def test_its_gain_is_against_the_average_as_far_as_that_was_evaluated(base: Path
     # What is there under that name was made from other snapshots.
     file.write_text(json.dumps(below | {"snapshots": tested["snapshots"][::-1]}))
     assert "the average it starts from" not in run("report", out)
+
+
+@pytest.mark.parametrize("kept", ["as they are", "as older versions wrote them"])
+def test_what_has_moved_is_not_evaluated_again(tmp_path: Path, data: Path, kept: str) -> None:
+    """The folder of the schedule, with its images below it, and then the images alone."""
+    folder, out = made(tmp_path / "s", Path("data"), ALONG), tmp_path / "out"
+    shutil.copytree(data, folder / "data")
+    assert [type(e).__name__ for e in nan_help.lives(folder, out) if isinstance(e, StageFinished | EnsembleTested)]
+    if "older" in kept:
+        for file in (out / "results").rglob("*.json"):
+            file.write_text(file.read_text().replace('"tested_on": "data ', f'"tested_on": "{tmp_path}/moved/data '))
+    folder = folder.rename(tmp_path / "moved")
+    (folder / "data").rename(tmp_path / "images")
+    (folder / "data").symlink_to(tmp_path / "images")
+    for options in ((), (f"data.val.source={tmp_path}/images",)):
+        found = nan_help.lives(folder, out, 1, *options)
+        assert [e for e in found if isinstance(e, StageFinished | EnsembleTested)] == []
+    changed = nan_help.lives(folder, out, 1, "solver.test_transform_param.mean_value=[1]")
+    assert {type(e) for e in changed if isinstance(e, StageFinished | EnsembleTested)}
+
+
+def test_an_average_that_a_stage_keeps_beside_its_weights_makes_nothing_below_it_stale(
+    tmp_path: Path, data: Path
+) -> None:
+    """What starts from it, or from an average of it and others, starts from its trained weights; another setting of it does."""
+    ends = 'stage { name: "two" from: "trunk" solver_param { max_iter: 2 MORE } }\nensemble { name: "all" members: ["trunk", "two"] rule: WEIGHT_AVERAGE }\n'
+    below = (
+        FINE
+        + 'stage { name: "plain" from: "two" solver_param { max_iter: 2 } }\nstage { name: "last" from: "plain" solver_param { max_iter: 2 } }\n'
+    )
+    out = tmp_path / "out"
+
+    def schedule(more: str) -> Path:
+        return made(tmp_path / "s", data, ends.replace("MORE", more), below)
+
+    nan_help.lives(schedule(""), out)
+    for more, change in (
+        ("ema_decay: 0.5", "none -> 0.5"),
+        ("ema_decay: 0.5 ema_interval: 2", "1 -> 2"),
+    ):
+        assert states(schedule(more), out) == {
+            "trunk": State.DONE,
+            "two": State.STALE,
+            **dict.fromkeys(("fine", "plain", "last"), State.DONE),
+        }
+        planned = CliRunner().invoke(main, ["plan", str(tmp_path / "s"), "--out", str(out), "--redo", "two"])
+        assert change in planned.output and "lost" not in planned.output
+        run = CliRunner().invoke(main, ["run", str(tmp_path / "s"), "--out", str(out), "--redo", "two"])
+        assert run.exit_code == 0 and set(re.findall(r"^stage \d/5 (\w+):", run.output, re.M)) == {"two"}, run.output
+        assert set(states(tmp_path / "s", out).values()) == {State.DONE}
+    assert set(states(schedule(""), out).values()) == {State.DONE}, "what was trained first is there"
+    changed = states(schedule("ema_decay: 0.5 momentum: 0.8"), out)
+    assert {name for name, state in changed.items() if state is State.STALE} == {"two", "fine", "plain", "last"}

@@ -65,6 +65,36 @@ def test_what_the_state_holds_goes_on(data: Path, tmp_path: Path, more: str) -> 
         assert stopped and straight.iter == 12
 
 
+@pytest.mark.parametrize("to, start", [(7, 6), (6, 4), (5, 4), (2, None)])
+def test_a_shorter_stage_goes_on_from_its_newest_snapshot_before_its_end(
+    data: Path, tmp_path: Path, to: int, start: int | None
+) -> None:
+    """To the bits of one that was as short from the start; without such a snapshot, or where the rate reads max_iter, it is stale."""
+
+    def made(length: int, policy: str = "fixed") -> Path:
+        text = f'base_lr: 0.05 lr_policy: "{policy}" max_iter: {length} snapshot: 2 power: 1\n'
+        file = make_schedule(tmp_path / "s", data, MAIN, main=text) / "schedule.prototxt"
+        file.write_text(file.read_text().replace("keep_snapshots: 1", "keep_snapshots: 9"))
+        return file.parent
+
+    go(made(8), tmp_path / "out")
+    command("plan", made(to, "poly"), "--out", tmp_path / "out")
+    assert (
+        json.loads(command("plan", made(to, "poly"), "--out", tmp_path / "out", "--json"))["stages"][0]["state"]
+        == "stale"
+    )
+    schedule = made(to)
+    if start is None:
+        assert "max_iter 8 -> 2" in command("run", schedule, "--out", tmp_path / "out", *ALONE, code=78)
+        return
+    assert f"max_iter 8 -> {to}" in command("plan", schedule, "--out", tmp_path / "out")
+    seen = go(schedule, tmp_path / "out")
+    assert [(e.iter, e.max_iter) for e in of(seen, StageStarted)] == [(start, to)]
+    go(schedule, tmp_path / "straight")
+    assert ends(tmp_path / "out", "main")[-1].id == ends(tmp_path / "straight", "main")[-1].id
+    assert not of(go(schedule, tmp_path / "out"), Iterated)
+
+
 def test_a_raised_trunk_and_its_branches(data: Path, tmp_path: Path) -> None:
     schedule, out = make_schedule(tmp_path / "s", data, MAIN + BELOW, main=SHORT), tmp_path / "out"
     command("run", schedule, "--out", out, *ALONE)

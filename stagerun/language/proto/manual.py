@@ -497,7 +497,8 @@ COMMENTS: dict[str, str] = {
     ),
     "Solver.max_iter": (
         "Iterations (weight updates) of the stage. 1 or more. This or max_epoch is required. Caffe's. A trained stage that is given more goes on\n"
-        "from its end, where nothing that it was trained with depends on its length; or else it is stale."
+        "from its end, and one that is given fewer from its newest snapshot before, where nothing that it was trained with depends on its length; or\n"
+        "else it is stale."
     ),
     "Solver.max_epoch": (
         "The same in epochs of the training images. New in stagerun."

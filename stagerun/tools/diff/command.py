@@ -1,5 +1,6 @@
 """`stagerun diff`: in what two schedules differ, and two schedules, or a schedule and what a run was made from, shown beside each other."""
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -141,23 +142,22 @@ def _names(schedule: Schedule) -> list[str]:
 
 
 def _trained(schedule: Schedule) -> tuple[object, ...]:
-    """What training depends on: for each stage what it starts from and its settings. Names are not in it."""
-    number = {stage.name: n for n, stage in enumerate(schedule.stages)}
+    """What training depends on: for each stage what it starts from and its settings. Names and the order of siblings are not in it."""
+    made: dict[str, str] = {}  # digests by stage
     sets = list(dict.fromkeys((s.data.train.path, s.data.train.images) for s in schedule.stages))
-    stages = (
-        (
-            number.get(s.parent or "", -1),
+    for s in schedule.stages:
+        facts = (
+            made.get(s.parent or ""),
             s.parent_iter,
-            _averaged(schedule, s, number),
+            _averaged(schedule, s, made),
             sets.index((s.data.train.path, s.data.train.images)),
-            number.get(s.solver.teacher or "", -1),
+            made.get(s.solver.teacher or ""),
             s.data.train.labels_digest,
             s.data.val[0].labels_digest if s.solver.early_stop is not None and s.data.val else None,
             _counting(s),
         )
-        for s in schedule.stages
-    )
-    return text(schedule.seed), text(schedule.determinism), tuple(stages)
+        made[s.name] = hashlib.sha256(repr(facts).encode()).hexdigest()
+    return text(schedule.seed), text(schedule.determinism), sorted(made.values())
 
 
 def _counting(stage: Stage) -> list[tuple[str, str]]:
@@ -197,10 +197,11 @@ def _shared(a: Schedule, b: Schedule) -> Iterator[FieldDifference]:
     yield from _paths(a, b)
     for ensemble in a.ensembles:
         twin = next((e for e in b.ensembles if e.name == ensemble.name), None)
-        for name in ("members", "rule", "batch_norm_iter") if twin else ():
+        trains = any(stage.average == ensemble.name for stage in (*a.stages, *b.stages))
+        for name in ("members", "rule", "shape", "batch_norm_iter") if twin else ():
             old, new = getattr(ensemble, name), getattr(twin, name)
             if old != new:
-                yield FieldDifference("", f"ensemble {ensemble.name}.{name}", _held(old), _held(new), False)
+                yield FieldDifference("", f"ensemble {ensemble.name}.{name}", _held(old), _held(new), trains)
 
 
 def _paths(a: Schedule, b: Schedule) -> Iterator[FieldDifference]:
@@ -212,13 +213,13 @@ def _paths(a: Schedule, b: Schedule) -> Iterator[FieldDifference]:
             yield FieldDifference("", f"{name}, found at", here, there, False)
 
 
-def _averaged(schedule: Schedule, stage: Stage, number: Mapping[str, int]) -> tuple[object, ...]:
+def _averaged(schedule: Schedule, stage: Stage, made: Mapping[str, str]) -> tuple[object, ...]:
     """What the average that a stage starts from is made of."""
     if stage.average is None:
         return ()
     found = schedule.ensemble(stage.average)
-    points = [(number[name], iter) for name, iter in found.points]
-    return found.rule, found.shape, found.batch_norm_iter, *points
+    points = [(made[name], iter) for name, iter in found.points]
+    return found.rule.value, found.shape, found.batch_norm_iter, *points
 
 
 def _origins(schedule: Schedule) -> Mapping[str, Origin]:

@@ -1,7 +1,7 @@
 """What a rule finds; the comments of a solver file, and which findings they silence. Pure."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from stagerun.base.errors import Span, listing, nearest
@@ -19,10 +19,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`purpose`: what a file that the rule finds nothing in is spared, one line."""
+    """`purpose`: what a file that the rule finds nothing in is spared, one line. `looks`: it depends on images that may be elsewhere."""
 
     find: Callable[[Schedule], Iterable[Finding]]
     purpose: str
+    looks: bool = False
 
 
 def place_of(stage: Stage, *fields: str) -> Span:
@@ -88,7 +89,9 @@ class _Word:
         return here and finding.id == self.id
 
 
-def unsilenced(findings: Sequence[Finding], comments: Sequence[Comment], known: Collection[str]) -> Iterator[Finding]:
+def unsilenced(
+    findings: Sequence[Finding], comments: Sequence[Comment], known: Mapping[str, Rule]
+) -> Iterator[Finding]:
     """The findings of which no comment speaks, and one for each comment, or id in it, that does nothing."""
     words, wrong = _words(comments)
     silenced: set[int] = set()
@@ -98,7 +101,7 @@ def unsilenced(findings: Sequence[Finding], comments: Sequence[Comment], known: 
         if word.id not in known or word.id == ID:
             hint = nearest(word.id, known) or f"the ids are {listing(sorted(set(known) - {ID}))}"
             wrong.append(Finding(ID, f"`{word.id}` isn't an id that can be silenced", word.span, hint))
-        elif not spoken:
+        elif not spoken and not known[word.id].looks:
             where = "in this file" if word.lines is None else "here"
             wrong.append(Finding(ID, f"`{word.id}` is silenced, and {where} is nothing to silence", word.span, HINT))
     yield from (finding for n, finding in enumerate(findings) if n not in silenced)

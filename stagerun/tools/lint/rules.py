@@ -14,11 +14,13 @@ from stagerun.base.units import epochs
 from stagerun.drawing.picture import steps_at_corners
 from stagerun.language.layers import DURATIONS
 from stagerun.language.networks import known_of
-from stagerun.plan.described import unread_fields
-from stagerun.plan.hazards import policy_end
+from stagerun.plan.described import doubtful_values, unread_fields
+from stagerun.plan.hazards import JUMP, policy_end
 from stagerun.schedule import learning_rate, own_fields, warm_up_end
+from stagerun.schedule.averages import DECAYS
 from stagerun.tools.lint.finding import ID, Finding, Rule, comments_of, place_of
 from stagerun.tools.lint.gradients import compress_alone, compress_more, no_memory
+from stagerun.tools.lint.images import channel_order, far_mean, odd_range, other_numbers, other_sizes
 from stagerun.tools.lint.replicas import one_replica, period_beyond, staleness_waits
 
 # Images that may be lost: six epochs of ImageNet, or more than two hours of a GPU that does a thousand in a second.
@@ -159,6 +161,34 @@ def unread_field(schedule: Schedule) -> Iterator[Finding]:
             why = field.why if field.why.startswith(":") else f",{field.why}"
             text = f"`{field.name}` is not read in stage `{stage.name}`{why}"
             yield Finding("unread-field", text, field.span, "take it out, or is another policy or type meant?")
+
+
+def doubtful_value(schedule: Schedule) -> Iterator[Finding]:
+    """A value that makes little of its solver type, or of the average of the weights."""
+    hints = {
+        "momentum": "`momentum: 0.9` is Adam's beta1, say",
+        "ema_decay": "take a smaller decay, or leave the average out",
+    }
+    for stage in schedule.stages:
+        for text, field in doubtful_values(stage):
+            if field != "momentum" or stage.written("solver.momentum") is None:  # `momentum: 0` was meant
+                place = place_of(stage, field, "type")
+                yield Finding(
+                    "doubtful-value", f"stage `{stage.name}`: {text}", place, hints.get(field, "is it meant?")
+                )
+
+
+def warm_up_cut(schedule: Schedule) -> Iterator[Finding]:
+    """A decay that is read at the iteration of the stage, so that after a warm-up it has come some way down already. `poly` and `poly_cyc`
+    are meant to, as in Caffe."""
+    for stage in schedule.stages:
+        solver, end = stage.solver, warm_up_end(stage.solver)
+        if solver.lr_policy not in DECAYS or solver.policy_start_iter or not 0 < end < solver.max_iter:
+            continue
+        rate = learning_rate(solver)(end)
+        if rate < (1 - JUMP) * solver.base_lr:
+            text = f"`{solver.lr_policy}` is at {rate:.4g} where the warm-up of stage `{stage.name}` to {solver.base_lr:g} ends"
+            yield Finding("warmup-cut", text, place_of(stage, "lr_policy"), "`decay_from: WARMUP_END` starts it there")
 
 
 def _written(stage: Stage, but_for: list[str]) -> set[Span]:
@@ -431,6 +461,7 @@ RULES: dict[str, Rule] = {
         "the learning rate jumps, where two stages, or a warm-up and its policy, meet, or up inside a stage",
     ),
     "warmup-start": Rule(warmup_start, "a warm-up starts above base_lr"),
+    "warmup-cut": Rule(warm_up_cut, "a decay that has come down before the warm-up ends"),
     "zero-parent": Rule(zero_parent, "a stage goes up again from a parent whose rate has come down to zero"),
     "never-reached": Rule(never_reached, "a step or a knot of the learning rate lies beyond the stage's end"),
     "lr-batch": Rule(lr_batch, "a large batch whose learning rate is far from those of published runs"),
@@ -439,6 +470,20 @@ RULES: dict[str, Rule] = {
     "comment-number": Rule(comment_number, "a comment that gives another length than the line it stands in"),
     "unsaved-work": Rule(unsaved_work, "a kill costs much, since snapshots are far apart"),
     "unread-field": Rule(unread_field, "a field that the policy, or the type, of no stage that has it reads"),
+    "doubtful-value": Rule(
+        doubtful_value, "a value that makes little of the solver type, or of an average of the weights"
+    ),
+    "other-numbers": Rule(
+        other_numbers, "a network that is given other numbers than in its evaluation, or in its parent"
+    ),
+    "odd-range": Rule(odd_range, "images that nothing normalises, or mean_value for pixels of 0 to 1"),
+    "channel-order": Rule(
+        channel_order, "weights or a mean of R, G, B where channels are B, G, R, or the other way round"
+    ),
+    "far-mean": Rule(far_mean, "a mean_value far from the mean of the images", looks=True),
+    "other-sizes": Rule(
+        other_sizes, "images that are resized in training alone, or in an evaluation alone", looks=True
+    ),
     "compress-alone": Rule(compress_alone, "gradients are compressed that one worker alone can't send"),
     "compress-more": Rule(compress_more, "compressed gradients that take more bytes than dense ones"),
     "no-memory": Rule(no_memory, "a compression that loses the same part of each gradient, since it has no memory"),
