@@ -154,7 +154,8 @@ def check_classes(root: str, classes: Sequence[str], names: Iterable[str] = ()) 
     below = tuple(inner[classes[0]])
     if len(classes) == 1 and len(below) > 1 and "" not in below:
         raise UsageError(
-            f"{root}: its one folder, {classes[0]}, holds only folders: {listing(below[:4], 'and')}", _each(root, classes)
+            f"{root}: its one folder, {classes[0]}, holds only folders: {listing(below[:4], 'and')}",
+            _each(root, classes),
         )
 
 

@@ -450,6 +450,8 @@ def test_folders_of_sets_are_not_taken_for_classes(tmp_path: Path, folders: str,
     assert result.exit_code == (64 if words else 0), result.output
     assert words in result.output
     if words:
-        first = next(name for name in ("train", "Training", "test", "all", "fruit") if f"/photos/{name}" in result.output)
+        first = next(
+            name for name in ("train", "Training", "test", "all", "fruit") if f"/photos/{name}" in result.output
+        )
         assert f"`stagerun data import {tmp_path}/photos/{first} LMDB_{first.upper()}`" in result.output
         assert not (tmp_path / "lmdb").exists()

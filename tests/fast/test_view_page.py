@@ -17,8 +17,11 @@ from click.testing import CliRunner
 from made_up_runs import Story
 from view_help import Markup, ask, asking, changes, hub_of
 
+from stagerun import store
 from stagerun.base.errors import UsageError
 from stagerun.cli import main
+from stagerun.language import load
+from stagerun.language.values import canonical
 from stagerun.tools.view import before, command, page
 from stagerun.tools.view.app import hosts_of
 from stagerun.tools.view.looking import Looker, asked
@@ -71,7 +74,46 @@ def test_the_page_has_the_plan_the_picture_and_each_stage(folder: Path) -> None:
 def test_what_differs_from_the_parent_stands_beside_it(folder: Path) -> None:
     (stage,) = asking(hub_of(folder), "stage/collapse")
     row = re.search(r"<tr><th scope=\"row\">weight_decay</th>.*?</tr>", stage.body, re.DOTALL)
-    assert (row and Markup(row[0]).text == "weight_decay2e-45e-5collapse.prototxt:13") or "5e-5" in Markup(row[0]).text
+    assert row and Markup(row[0]).text == "weight_decay2e-45e-5collapse.prototxt:18"
+
+
+def test_a_stage_of_a_run_has_the_settings_of_its_schedule(tmp_path: Path) -> None:
+    """Of a finished run the page knows the recipe in its newest snapshot, which has every field and no places."""
+    folder, out, files = SOLVERS / "resnet50_72ep", tmp_path / "out", {"recipe.prototxt": b""}
+    files["recipe.prototxt"] = canonical(load(str(folder))).encode()
+    (out / "snapshots").mkdir(parents=True)
+    place = store.Place("collapse", 4690, 1)
+    metadata = store.Metadata(place=place, parent="", identity={}, environment={})
+    store.commit(store.LocalDisk(), out, metadata, files=files, content=tuple(files))
+
+    def settings(path: Path) -> dict[str, list[list[str]]]:
+        result = CliRunner().invoke(main, ["view", str(path), "--save", str(tmp_path / "page.html")])
+        assert result.exit_code == 0, result.output
+        found = {}
+        for name, html in re.findall(
+            r'data-detail="([^"]+)">(.*?)<details', (tmp_path / "page.html").read_text(), re.DOTALL
+        ):
+            cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in html.split("<tr>")[2:]]
+            numbers = [
+                [re.sub(r"-?\d[\d.]*(e-\d+)?", lambda n: f"{float(n[0]):g}", one) for one in row] for row in cells
+            ]
+            found[name] = [row[: 2 if name == "init" else 3] for row in numbers]
+        return found
+
+    there, here = settings(folder), settings(out)
+    assert list(here) == ["init", "cyc1", "cyc2", "cyc3", "collapse"]
+    at_defaults = (
+        "max_area_ratio",
+        "max_attempt",
+        "scale",
+        "crop_size",
+        "mean_value",
+    )  # stated there, and what holds anyway
+    for name, rows in there.items():
+        differing = [row for row in rows if row not in here[name]] + [row for row in here[name] if row not in rows]
+        said = {row[0] for row in differing if not row[0].endswith(at_defaults)}
+        assert said <= {"test_transform_param.random_resize_param.max_size"}, differing
+    assert ["weight_decay", "<strong>0.0002</strong>", "5e-05"] in here["collapse"]
 
 
 def test_mistakes_stand_above_the_last_version_without_any(folder: Path) -> None:

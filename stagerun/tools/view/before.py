@@ -159,22 +159,33 @@ def detail(before: Before, name: str) -> str:
     parent = schedule.stage(stage.parent) if stage.parent is not None else None
     was = {s.name: s.value for s in settings_of(schedule, parent)} if parent is not None else {}
     found = list(settings_of(schedule, stage))
-    head, rows = ["field", "value", *([f"in {parent.name}"] if parent is not None else []), "from"], []
+    head, rows = ["field", "value"], []
+    head += [f"in {parent.name}"] if parent is not None else []
+    head += [] if before.stored else ["from"]
     folder = posixpath.dirname(schedule.files[0][0]) + "/" if schedule.files else ""
     for one in found:
         changed = parent is not None and was.get(one.name) != one.value
         before_it = [cell(was.get(one.name, "") if changed else "")] if parent is not None else []
         value = Cell(f"<strong>{text(one.value)}</strong>") if changed else cell(one.value)
         if one.place:
-            rows.append([cell(one.name), value, *before_it, cell(one.place.removeprefix(folder))])
+            rows.append(
+                [cell(one.name), value, *before_it, *([] if before.stored else [cell(one.place.removeprefix(folder))])]
+            )
     defaults = [[cell(one.name), cell(one.value)] for one in found if not one.place]
     lines = [line.strip() for line in details(before.plan, planned).split("\n")]
+    start = start_text(stage).removeprefix(f"{name}: ")
+    start = start.rpartition(" (")[0] if before.stored else start
     return "".join(
         [
             f'<h2 id="chosen">{text(name)}</h2>',
-            f"<p>{text(start_text(stage).removeprefix(f'{name}: '))}</p>",
+            f"<p>{text(start)}</p>",
             f"<ul>{''.join(f'<li>{text(line)}</li>' for line in lines)}</ul>",
-            table("settings", f"Settings of {name} that are written somewhere", head, rows),
+            table(
+                "settings",
+                f"Settings of {name} that {'differ from their defaults' if before.stored else 'are written somewhere'}",
+                head,
+                rows,
+            ),
             f'<details id="defaults">{_summary(count(len(defaults), "default"))}'
             f"{table('default', f'Defaults of {name}', ['field', 'value'], defaults)}</details>",
         ]
