@@ -151,10 +151,10 @@ def check_classes(root: str, classes: Sequence[str], names: Iterable[str] = ()) 
             f"{root}: the folder {repeated[0]} holds folders named as others beside it: {listing(tuple(inner[repeated[0]])[:4], 'and')}",
             f"{_each(root, repeated)}, or move {repeated[0]} elsewhere",
         )
-    below = tuple(inner[classes[0]])
-    if len(classes) == 1 and len(below) > 1 and "" not in below:
+    own = tuple(inner[classes[0]])
+    if len(classes) == 1 and len(own) > 1 and "" not in own:
         raise UsageError(
-            f"{root}: its one folder, {classes[0]}, holds only folders: {listing(below[:4], 'and')}",
+            f"{root}: its one folder, {classes[0]}, holds only folders: {listing(own[:4], 'and')}",
             _each(root, classes),
         )
 

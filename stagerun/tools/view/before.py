@@ -96,19 +96,20 @@ def stages_at(schedule: Schedule | None) -> Callable[[Span], str]:
 # -- the plan
 
 
-def plan(before: Before | None) -> str:
-    """The table of `plan`, with the hours of each stage where they are known."""
+def plan(before: Before | None, running: Mapping[str, float] | None = None) -> str:
+    """The table of `plan`, with the hours of each stage where they are known. `running`: the seconds left of a run that goes on."""
     if before is None:
         return ""
     head, *rows = table_rows(before.plan)
     parts = {**left(before.plan, before.hours), **(before.together or {})} if before.hours else {}
+    parts = {name: Spent(training=seconds) for name, seconds in (running or {}).items()} or parts
     heads = [*head[:-1], *["time left"] * bool(parts), head[-1]]
     made = [_plan_row(row, parts, before) for row in rows]
     lead = [f"<p>{text(title(before.plan))}</p>"]
     if before.stored:  # what runs have done of it stands in their report
         heads, made = heads[:-1], [cells[:-1] for cells in made]
     else:
-        lead.append(_time(before, parts))
+        lead.append("" if running else _time(before, parts))  # the run itself says how long it takes
     foot = [f"<pre>{text(block)}</pre>" for block in before.blocks if block]
     if before.hours is not None:
         counted = [f"not counted: {', '.join(before.hours.left_out)}"] if before.hours.left_out else []
