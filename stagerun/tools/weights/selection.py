@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stagerun import store
 from stagerun.base.errors import UsageError, listing, nearest
-from stagerun.base.recipe import Ensemble, Schedule
+from stagerun.base.recipe import Ensemble, EnsembleRule, Schedule
 from stagerun.base.snapshots import Inventory, SnapshotRef
 from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.plan import PlannedStage, State, make_plan
@@ -30,14 +30,33 @@ class Chosen:
 
 
 def choose_snapshot(argument: str, out: str | None) -> Path:
-    """The directory of SNAPSHOT: a path to it, or the name of a snapshot or of an averaged ensemble, and the output folder. UsageError."""
+    """The directory of SNAPSHOT: a path to it, or the name of a snapshot, of a stage with one end, or of an averaged ensemble, and the output
+    folder. UsageError."""
     found = _snapshot(argument, out)
+    if found is None and out is not None and not os.path.exists(argument):
+        ends = [ref for ref in store.inventory(DISK, Path(out)).of(argument) if ref.ends_stage]
+        found = snapshots_folder(Path(out)) / ends[0].name if len(ends) == 1 else None
     if found is None:
         _require_unknown(argument, out, evaluated=False)
         text = f"{argument} is not a snapshot"
         hint = "give the directory of one (OUT/snapshots/NAME), or its name with --out; `stagerun snapshots` lists them"
         raise UsageError(text, hint)
     return found
+
+
+def choose_members(argument: str, out: str | None) -> tuple[Path, ...]:
+    """The same, or the members of an ensemble that averages probabilities. UsageError."""
+    if out is not None and not os.path.exists(argument):
+        ensemble = _ensembles_of(None, Path(out)).get(argument)
+        asked = ensemble is not None and ensemble.rule is EnsembleRule.MEAN_PROBABILITY
+        tested = read_ensemble(Path(out), argument) if asked else None
+        if tested is not None:
+            names = {ref.id: ref.name for ref in store.inventory(DISK, Path(out)).snapshots}
+            if gone := [member for member, id in zip(tested.members, tested.snapshots, strict=True) if id not in names]:
+                text = f"`{argument}` is made from snapshots that are not in {out} any more: those of {listing(gone, 'and')}"
+                raise UsageError(text, "`stagerun run DIR` makes it anew")
+            return tuple(snapshots_folder(Path(out)) / names[id] for id in tested.snapshots)
+    return (choose_snapshot(argument, out),)
 
 
 def choose(argument: str, overrides: Sequence[str], out: str | None, stage: str | None) -> Chosen:
@@ -198,7 +217,9 @@ def _not_a_stage(ensemble: Ensemble, out: Path) -> UsageError:
         hint = "`stagerun run` evaluates it when its members are trained"
         if found is not None:
             top1 = f"top-1 {100 * found.top1:.2f} %, "
-            hint = f"`run` has evaluated it: {top1}in {ensemble_path(out, name)}"
+            hint = f"`run` has evaluated it: {top1}in {ensemble_path(out, name)}; its members have networks: {listing(ensemble.members, 'and')}"
+            if ensemble.rule is EnsembleRule.MEAN_PROBABILITY:
+                hint += f"; `stagerun predict {name} --out {out}` asks them all"
         return UsageError(f"`{name}` is an ensemble ({ensemble.rule.value}), which has no network of its own", hint)
     if store.inventory(DISK, averages_folder(out) / name).snapshots:
         return UsageError(
