@@ -32,7 +32,7 @@ from stagerun.data.rows import Statistics, look
 from stagerun.language.proto import caffe_pb2
 
 # What decides the records besides source and options: it changes with the rules here and in `odd`.
-VERSION = 2
+VERSION = 3
 DEFAULT_QUALITY = 95
 LONGEST_KEY = 511  # LMDB's limit, bytes
 _MOST = 10**8  # keys have eight digits
