@@ -244,7 +244,7 @@ class Run:
         if (parent := self.history.follows(stage)) is not None:
             return parent.finished.top1 if parent.finished else None
         # From the midst of a stage: the evaluation there, of as many images.
-        above, own = self.history.stage(stage.parent), {test.images for _, test in stage.tests if not test.ema}
+        above, own = self.history.stage(stage.parent or ""), {test.images for _, test in stage.tests if not test.ema}
         tests = [test for _, test in above.tests if not test.ema and test.images in own] if above else []
         return next((test.top1 for test in tests if test.iter == stage.parent_iter), None)
 
