@@ -487,3 +487,15 @@ def test_status_view_and_plan_say_one_time_left(tmp_path: Path, monkeypatch: pyt
         said("view", "dir", "out", "--save", "page.html")
     page = Markup((tmp_path / "page.html").read_text()).text
     assert "left in all" + duration(now["seconds_left"]) in page and "left with 1 worker" not in page
+
+
+def test_ensembles_of_the_plan_are_a_table(tmp_path: Path) -> None:
+    result = CliRunner().invoke(
+        main, ["view", str(SOLVERS / "fashion_ensemble"), "--save", str(tmp_path / "page.html")]
+    )
+    assert result.exit_code == 0, result.output
+    page = (tmp_path / "page.html").read_text()
+    assert (
+        re.search(r'<table id="planned">.*<th scope="col">members</th>', page, re.DOTALL)
+        and "ensemble  rule" not in page
+    )

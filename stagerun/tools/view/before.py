@@ -11,6 +11,7 @@ from stagerun.base.snapshots import Inventory
 from stagerun.base.text import count, duration
 from stagerun.drawing.picture import Picture
 from stagerun.plan import Plan, State, make_plan
+from stagerun.plan.ensembles import PlannedEnsemble, ensembles_costs, ensembles_rows
 from stagerun.plan.hours import Hours, Spent, left
 from stagerun.plan.render import details, table_rows, title
 from stagerun.tools.diff.command import Difference, FieldDifference, Found, rate_text, value_text, verdict
@@ -20,7 +21,7 @@ from stagerun.tools.view.sections import Cell, cell, paragraphs, problem, sectio
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Before:
-    """A schedule without mistakes, and what `plan` says of it. `blocks`: its ensembles, and where an allocation ends. `hours` is None
+    """A schedule without mistakes, and what `plan` says of it. `blocks`: where an allocation ends. `hours` is None
     where nothing was measured. `compared`: with another schedule. `stored`: it was read from a snapshot, and where its settings were
     written is not known."""
 
@@ -29,6 +30,7 @@ class Before:
     picture: Picture
     findings: tuple[Problem, ...] = ()
     notes: tuple[str, ...] = ()
+    ensembles: tuple[PlannedEnsemble, ...] = ()
     blocks: tuple[str, ...] = ()
     hours: Hours | None = None
     together: Mapping[str, Spent | None] | None = None
@@ -111,6 +113,11 @@ def plan(before: Before | None, running: Mapping[str, float] | None = None) -> s
     else:
         lead.append("" if running else _time(before, parts))  # the run itself says how long it takes
     foot = [f"<pre>{text(block)}</pre>" for block in before.blocks if block]
+    if before.ensembles:
+        titles, *members = ensembles_rows(before.ensembles)
+        cells = [[cell(word) for word in row] for row in members]
+        foot.append(table("planned", "The ensembles of the plan", titles, cells))
+        foot.append(paragraphs(ensembles_costs(before.ensembles)))
     if before.hours is not None:
         counted = [f"not counted: {', '.join(before.hours.left_out)}"] if before.hours.left_out else []
         foot.append(paragraphs([*counted, *before.hours.notes]))
