@@ -72,9 +72,7 @@ class Progress:
     staleness: Staleness | None = None  # of the last pushes, of a stage with `method: ASYNC`
     seconds_left_in_stage: float | None = None
     seconds_left: float | None = None
-    left: Mapping[str, float] = field(
-        default_factory=dict
-    )  # by stage and ensemble, in seconds; what is not known of by name under ''
+    left: Mapping[str, float] = field(default_factory=dict)  # seconds by stage and ensemble; others under ''
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

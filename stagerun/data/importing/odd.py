@@ -96,18 +96,6 @@ class BadImage(DataError):
         self.reason = reason
 
 
-# By EXIF's orientation. Caffe and torchvision leave a picture as the camera held it.
-_TURNED: dict[int, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
-    2: lambda image: image[:, ::-1],
-    3: lambda image: image[::-1, ::-1],
-    4: lambda image: image[::-1],
-    5: lambda image: image.swapaxes(0, 1),
-    6: lambda image: np.rot90(image, -1),
-    7: lambda image: image.swapaxes(0, 1)[::-1, ::-1],
-    8: np.rot90,
-}
-
-
 def judge(data: bytes, name: str = "", max_pixels: int = jpeg.MAX_PIXELS, background: Colour = WHITE) -> Judged:
     """BadImage if the image can't be used. `name` is only looked at for its suffix; `background` shows where the image is transparent.
     Memory: some 10 bytes per pixel."""
@@ -128,10 +116,12 @@ def judge(data: bytes, name: str = "", max_pixels: int = jpeg.MAX_PIXELS, backgr
 
 
 def _turned(judged: Judged, orientation: int) -> Judged:
-    """The picture as it is to be looked at."""
+    """The picture as EXIF says that it is to be looked at. Caffe and torchvision leave it as the camera was held."""
     if orientation == 1:
         return judged
-    image = np.ascontiguousarray(_TURNED[orientation](judged.image))
+    image = judged.image.swapaxes(0, 1) if orientation > 4 else judged.image
+    image = image[::-1] if orientation in (3, 4, 7, 8) else image
+    image = np.ascontiguousarray(image[:, ::-1] if orientation in (2, 3, 6, 7) else image)
     if not judged.kind.endswith("JPEG"):
         return _judged(judged.kind, list(judged.oddities), encode_png(image), image)
     grey = image.shape[2] == 1

@@ -7,7 +7,7 @@ import shlex
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate
 from pathlib import Path
 from typing import TypeVar
 
@@ -122,9 +122,7 @@ def new_schedule(out: str, base: str, train: str, val: str) -> None:
         tell(error.render())
     show(f"{out}: the stages of {base} for {count(len(own), 'image')}; next:")
     if _sides(own, other)[1]:
-        tell(
-            "note: the images are of many sizes: training cuts out and resizes a part at random, an evaluation the midst"
-        )
+        tell("note: images of many sizes: training cuts out and resizes a part at random, an evaluation the midst")
     word = shlex.quote(out)
     rows = [
         (f"  stagerun plan {word} --plot", "what will run, and its learning rate"),
@@ -161,11 +159,8 @@ def _number_of_classes(index: Index) -> int:
 
 def _sides(*indexes: Index) -> tuple[int, bool]:
     """The shortest side of any image, and whether they are of many sizes."""
-    sides = [
-        np.concatenate([one[one > 0] for one in both])
-        for both in zip(*((i.heights, i.widths) for i in indexes), strict=True)
-    ]
-    return int(min(side.min() for side in sides)), any(side.min() != side.max() for side in sides)
+    sizes = {size for i in indexes for size in zip(i.heights.tolist(), i.widths.tolist(), strict=True)} - {(0, 0)}
+    return min(map(min, sizes)), len(sizes) > 1
 
 
 def _fitted(
@@ -382,16 +377,10 @@ class _File:
         if "crop_size" not in transform.entries:
             self.insert(next(iter(transform.entries.values())), resized)
         if "test_transform_param" not in block.entries:
-            kept = [
-                transform.entries[n]
-                for n in ("mean_value", "std_value", "scale", "channel_order")
-                if n in transform.entries
-            ]
-            texts = [
-                list(self.changed(transform, one, 1)) or [f"{one.field.name}: {v.text}" for v in one.values]
-                for one in kept
-            ]
-            self.insert(entry, f"test_transform_param {{ {'  '.join([resized, *filter(None, chain(*texts))])} }}")
+            for one in filter(None, map(transform.entries.get, ("mean_value", "std_value", "scale", "channel_order"))):
+                said = list(self.changed(transform, one, 1)) or [f"{one.field.name}: {v.text}" for v in one.values]
+                resized = "  ".join([resized, *filter(None, said)])
+            self.insert(entry, f"test_transform_param {{ {resized} }}")
 
     def insert(self, entry: Entry, text: str) -> None:
         """Above the line of the field."""

@@ -204,9 +204,8 @@ class Console:
             return self._show(Text(self._line(event)), live=True)
         assert self.stage is not None
         width = self.rich.width - 1  # in the last column a terminal may begin a new line
-        marks, bar, rest = live_line(
-            self._marks(), self.stage, self.window, self._seconds_left(self.stage), width, self.met
-        )
+        left = self._seconds_left(self.stage)
+        marks, bar, rest = live_line(self._marks(), self.stage, self.window, left, width, self.met)
         parts: list[Text | ProgressBar] = [_painted(marks), Text("  ")]
         if bar:
             parts += [ProgressBar(self.stage.max_iter, self.window[-1].iter, width=bar), Text("  ")]
