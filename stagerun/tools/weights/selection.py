@@ -33,11 +33,8 @@ def choose_snapshot(argument: str, out: str | None) -> Path:
     """The directory of SNAPSHOT: a path to it, or the name of a snapshot, of a stage with one end, or of an averaged ensemble, and the output
     folder. UsageError."""
     found = _snapshot(argument, out)
-    if found is None and out is not None and not os.path.exists(argument):
-        ends = [ref for ref in store.inventory(DISK, Path(out)).of(argument) if ref.ends_stage]
-        found = snapshots_folder(Path(out)) / ends[0].name if len(ends) == 1 else None
     if found is None:
-        _require_unknown(argument, out, evaluated=False)
+        _require_unknown(argument, out)
         text = f"{argument} is not a snapshot"
         hint = "give the directory of one (OUT/snapshots/NAME), or its name with --out; `stagerun snapshots` lists them"
         raise UsageError(text, hint)
@@ -66,7 +63,7 @@ def choose(argument: str, overrides: Sequence[str], out: str | None, stage: str 
     """
     found = _snapshot(argument, out)
     if found is None and not os.path.exists(argument):
-        _require_unknown(argument, out, evaluated=True)
+        _require_unknown(argument, out)
         text = f"there is no {argument} here"
         hint = (
             "give a snapshot's directory (OUT/snapshots/NAME), its name with --out, that of an ensemble with averaged weights, or the "
@@ -81,11 +78,9 @@ def choose(argument: str, overrides: Sequence[str], out: str | None, stage: str 
     return Chosen((found,))
 
 
-def _require_unknown(argument: str, out: str | None, evaluated: bool) -> None:
+def _require_unknown(argument: str, out: str | None) -> None:
     """UsageError that says what the argument is, where it is a name of something else in the output folder, or near one."""
-    error = (
-        _not_a_snapshot(argument, Path(out), evaluated) if out is not None and not os.path.exists(argument) else None
-    )
+    error = _not_a_snapshot(argument, Path(out)) if out is not None and not os.path.exists(argument) else None
     if error is not None:
         raise error
 
@@ -97,7 +92,7 @@ def ensemble_of(folder: Path) -> str | None:
 
 
 def _snapshot(argument: str, out: str | None) -> Path | None:
-    """None if the argument is not a snapshot, nor an ensemble's network."""
+    """None if the argument is not a snapshot, nor an ensemble's network, nor a stage with one end."""
     path = Path(argument)
     average = averages_folder(Path(out)) / argument if out is not None else path
     if average.parent.name == averages_folder(Path()).name and os.path.isdir(snapshots_folder(average)):
@@ -116,7 +111,9 @@ def _snapshot(argument: str, out: str | None) -> Path | None:
             raise UsageError("--out, but the snapshot is given as a directory", "leave --out out")
         return real
     if store.parse_name(argument) is None:
-        return None
+        refs = store.inventory(DISK, Path(out)).of(argument) if out is not None and not os.path.exists(argument) else ()
+        ends = [ref.name for ref in refs if ref.ends_stage]
+        return snapshots_folder(Path(out or "")) / ends[0] if len(ends) == 1 else None
     if out is None:
         text = f"there is no directory {argument}; it is a snapshot's name, but of which output folder?"
         raise UsageError(text, "give --out FOLDER, or the path of its directory")
@@ -184,8 +181,8 @@ def _newest(out: Path, inventory: Inventory) -> tuple[dict[str, SnapshotRef], di
 # -- a name that no snapshot has: that of a stage, of an ensemble, or a slip of the pen
 
 
-def _not_a_snapshot(name: str, out: Path, evaluated: bool) -> UsageError | None:
-    """What to type in place of a name; None where nothing is known of the folder. `evaluated`: for `eval`, which takes a stage."""
+def _not_a_snapshot(name: str, out: Path) -> UsageError | None:
+    """What to type in place of a name; None where nothing is known of the folder."""
     inventory = store.inventory(DISK, out)
     schedule = newest_recipe(out, inventory)
     ensembles = _ensembles_of(schedule, out)
@@ -203,11 +200,9 @@ def _not_a_snapshot(name: str, out: Path, evaluated: bool) -> UsageError | None:
     own = inventory.of(name)
     if not own:
         return UsageError(f"`{name}` is a stage, which has no snapshot in {out} yet", "`stagerun run DIR` trains it")
-    end = next((ref for ref in reversed(own) if ref.ends_stage), None)
-    hint = f"its newest snapshot is `{own[-1].name}`" if end is None else f"the snapshot of its end is `{end.name}`"
-    if evaluated and end is not None:
-        hint = f"`stagerun eval {out} --stage {name}`, or `stagerun eval DIR --stage {name}` with the schedule's folder; {hint}"
-    return UsageError(f"`{name}` is a stage, not a snapshot", hint)
+    if ends := [ref.name for ref in own if ref.ends_stage]:
+        return UsageError(f"stage `{name}` has {len(ends)} ends in {out}", f"give one of them: {listing(ends)}")
+    return UsageError(f"`{name}` is a stage that has not ended", f"its newest snapshot is `{own[-1].name}`")
 
 
 def _not_a_stage(ensemble: Ensemble, out: Path) -> UsageError:
