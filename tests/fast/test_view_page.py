@@ -499,3 +499,17 @@ def test_ensembles_of_the_plan_are_a_table(tmp_path: Path) -> None:
         re.search(r'<table id="planned">.*<th scope="col">members</th>', page, re.DOTALL)
         and "ensemble  rule" not in page
     )
+
+
+def test_members_of_a_sweep_with_one_rate_are_said_to_share_its_line(tmp_path: Path) -> None:
+    (tmp_path / "dir").mkdir()
+    (tmp_path / "dir" / "schedule.prototxt").write_text("""
+        name: "swept" model { name: "resnet_small" num_classes: 10 } data { train { source: "t" images: 100 } }
+        solver { batch_size: 25 device_batch_size: 25 base_lr: 0.1 lr_policy: "fixed" transform_param { crop_size: 28 } max_iter: 6 }
+        stage { name: "init" solver_param { } }
+        stage { name: "end" solver_param { } sweep { name: "low" solver { weight_decay: 1e-4 } } sweep { name: "mid" solver { weight_decay: 1e-3 } }
+          sweep { name: "fast" solver { base_lr: 1 } } }
+    """)
+    whole, css = asking(hub_of(tmp_path / "dir"), "", "page.css")
+    assert "one line, for the rate is the same: end_low and end_mid" in Markup(whole.body).text
+    assert "#chart { min-width: 720px; }" in css.body  # a phone scrolls the picture
