@@ -173,7 +173,7 @@ class Synchronised:
     iter: int
     bytes: int  # that this worker sent for it
     iterations: int  # since they last met or parted, or this process life began
-    sent_bytes: int  # in all of those, `bytes` among them
+    sent_bytes: int = 0  # in all of those, `bytes` among them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

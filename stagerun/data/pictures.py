@@ -115,6 +115,7 @@ class _Hand(threading.local):
         return self._decoder
 
 
+_MINUS_ONE = "the label is -1, below 0, or the Datum has"  # which `data import` writes then
 _BY_SOME = (
     "only part of the net ignores it: a `loss` of the stage's own knows no `ignore_label`, and each SoftmaxWithLoss and Accuracy "
     "needs its own; make the LMDB without such images, or have all of them ignore it"
@@ -178,7 +179,7 @@ class Pictures:
         label = i if self._numbered else fields.label
         # An ignored label may be -1, by which a Datum says that it has several.
         if not self._numbered and (label != self._ignored or (fields.several and fields.floats)):
-            self._check(i, label, fields.several)
+            self._check(i, label, ("the Datum has" if fields.floats else _MINUS_ONE) if fields.several else "")
         if memory is not None and memory.fits(picture) and (self._keeps_jpegs or not picture.reducible):
             image = self._decode(i, picture, None, 1)
             memory.keep(i, image, label, jpeg=picture.reducible)
@@ -213,13 +214,13 @@ class Pictures:
         """Record i, as a message names it."""
         return f"{self.records.name}: record `{printable(self.records.key(i))}`"
 
-    def _check(self, i: int, label: int, several: bool = False) -> None:
-        """DataError for a label that training can't take. `several`: the Datum has several, or none."""
+    def _check(self, i: int, label: int, several: str = "") -> None:
+        """DataError for a label that training can't take. `several`: what has several, or none."""
         try:
             if several:
                 raise DataError(
-                    "the Datum has several labels, or none, in float_data",
-                    'write `labels: "float_data"` beside `source`; one label alone counts from 0',
+                    f"{several} several labels, or none, in float_data",
+                    'one label alone counts from 0; for several write `labels: "float_data"` beside `source`',
                 )
             datum.check_label(label, self.num_classes)
         except DataError as error:

@@ -24,6 +24,9 @@ class BatchStatistics:
         held = set(map(id, frozen))
         layers = [m for m in norms(model) if id(m) not in held]
         self.layers = [m for m, moves in zip(layers, _in_training(model, layers), strict=True) if moves]
+        # Kept here: in a forward pass, which may run in another thread than `move`, a layer with a forward of its own has a copy in the
+        # counter's place.
+        self._counters = [layer.num_batches_tracked for layer in self.layers]
         self._seen: list[int] = []  # passes, by layer
         self._last_passes: list[int] = []
         self._parts: list[slice] = []
@@ -78,10 +81,10 @@ class BatchStatistics:
         if not self.layers:
             return
         if not self._seen:  # read once, after any restoring, because on a GPU it waits for the device
-            self._seen = torch.stack([layer.num_batches_tracked for layer in self.layers]).tolist()
+            self._seen = torch.stack(self._counters).tolist()
         passes = self._last_passes = [_passes(layer, logical_workers) for layer in self.layers]
         self._seen = [n + k for n, k in zip(self._seen, passes, strict=True)]
-        torch._foreach_add_([layer.num_batches_tracked for layer in self.layers], passes)
+        torch._foreach_add_(self._counters, passes)
         mean = (total / logical_workers).to(self.running.dtype)
         seen = zip(self.layers, self._seen, passes, strict=True)
         weights = [_weight(layer.moving_average_fraction, n, k) for layer, n, k in seen]

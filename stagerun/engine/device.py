@@ -71,13 +71,10 @@ def _instruction_set() -> str:
 def differences(before: dict[str, str], now: dict[str, str], elastic: bool) -> list[str]:
     """Why a resumed run may have other bits, one sentence each; none: BIT-EXACT.
 
-    With `determinism: ELASTIC` the number of workers doesn't matter. A stage that changes no colours doesn't say what would
-    have changed them, though its parent may, and older snapshots do. What an older snapshot didn't record, or one side couldn't read,
-    is unknown.
+    With `determinism: ELASTIC` the number of workers doesn't matter. A library that only some stages need (`STAGE_LIBRARIES`) is compared
+    where both need it. What an older snapshot didn't record, or one side couldn't read, is unknown.
     """
-    ignored = {"workers"} if elastic else set()
-    if not ("colour library" in before and "colour library" in now):
-        ignored.add("colour library")
+    ignored = STAGE_LIBRARIES - (before.keys() & now.keys()) | ({"workers"} if elastic else set())
     names = sorted((before.keys() | now.keys()) - ignored)
     since = [n for n in names if n in RECORDED_SINCE and n not in before]
     pairs = {n: (before.get(n, "none"), now.get(n, "none")) for n in names if n not in since}
@@ -87,6 +84,7 @@ def differences(before: dict[str, str], now: dict[str, str], elastic: bool) -> l
     return found + [f"{', '.join(since)}: unknown, made by a stagerun that didn't record that"] * bool(since)
 
 
+STAGE_LIBRARIES = {"colour library", "numpy"}  # recorded by stages that change colours, or transform images in Python
 RECORDED_SINCE = {"processor", "processor flags", "math settings"}  # what the first versions' snapshots lack
 
 

@@ -66,8 +66,7 @@ def train(
     would take longer is broken off, and Stopped comes in the place of Iterated.
     """
     pace = Pace()
-    if loop.tests_first and state.best.tested < state.iter and due(state.iter, loop.test_interval, loop.max_iter):
-        yield TestDue(stage=loop.stage, iter=state.iter)  # which a stop came before
+    yield from overdue(loop, state)
     while state.iter < loop.max_iter and not state.best.ended:
         started, before = time.monotonic(), state.plateau
         pieces = ((worker, next(batches), worker == loop.run[-1]) for worker in loop.run)
@@ -114,8 +113,15 @@ def train(
         yield from whats_due(loop, state)
 
 
+def overdue(loop: StageLoop, state: TrainState) -> Iterator[TestDue]:
+    """The evaluation that is due where the stage goes on, if the snapshot was written before it."""
+    tested = state.best.tested if loop.tests_first else state.tested
+    if tested < state.iter and due(state.iter, loop.test_interval, loop.max_iter):
+        yield TestDue(stage=loop.stage, iter=state.iter)
+
+
 def whats_due(loop: StageLoop, state: TrainState) -> Iterator[SnapshotDue | TestDue]:
-    """The snapshot first, which is then written behind the evaluation: a kill in there loses a line of the log, not training. Where the
+    """The snapshot first, which is then written behind the evaluation: a kill in there repeats an evaluation, not training. Where the
     evaluation may end the stage it comes before: the stage's last snapshot says so, and there is one of each iteration."""
     tests = due(state.iter, loop.test_interval, loop.max_iter)
     if tests and loop.tests_first:

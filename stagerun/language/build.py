@@ -12,10 +12,10 @@ from stagerun.base import compression, recipe, weights
 from stagerun.base.code import Sources
 from stagerun.language import layers, tree, values
 from stagerun.language.code import LocalFiles, digest, version
+from stagerun.language.consent import NEEDED, Consent
 from stagerun.language.layers import pairs
 from stagerun.language.nets import Held
 from stagerun.language.networks import NET, PLAIN, code_in, network_of
-from stagerun.language.proto import stagerun_pb2
 from stagerun.language.tree import SCHEDULE, SOLVER, SOURCE, Block, Entry, is_message
 from stagerun.language.values import NONE, RATES
 from stagerun.language.view import View
@@ -303,7 +303,8 @@ def _facts_of_sources(
 def code_entries(block: Block | None) -> Iterator[tuple[Block, Entry]]:
     """The entries of a message, and of those in it, that name a function of Python; each with the message that it stands in."""
     for inner, entry in block.walk() if block is not None else ():
-        if entry.field.GetOptions().Extensions[stagerun_pb2.code] and code_in(str(entry.values[0].value)) is not None:
+        key = f"{inner.kind.name}.{entry.field.name}"
+        if NEEDED.get(key) is Consent.CODE and code_in(str(entry.values[0].value)) is not None:
             yield inner, entry
 
 

@@ -7,7 +7,8 @@ from stagerun.base.code import Code
 from stagerun.base.errors import Problems, listing, nearest
 from stagerun.language import arguments
 from stagerun.language.code import LocalFiles
-from stagerun.language.networks import TIMM, TIMMS_WEIGHTS, Network, code_in
+from stagerun.language.consent import unlisted
+from stagerun.language.networks import TIMM, TIMM_ARGUMENTS, Network, code_in
 from stagerun.language.signature import Signature
 from stagerun.language.tree import Block, Entry
 from stagerun.language.view import Doubtful, View
@@ -78,5 +79,9 @@ def check_args(name: str, network: Network, model: View, problems: Problems) -> 
                 problems.add(
                     place, f"`{word}` in `args`", f"write `{field}: ...` beside `args`: images are checked against it"
                 )
-            elif name.startswith(TIMM) and word in TIMMS_WEIGHTS:
-                problems.add(place, f"`{word}` in `args`: a network starts with fresh weights", "remove it")
+            elif word in unlisted(name, text):
+                other = 'take `weights { file: "timm/NAME" }` for weights; for another argument call timm in a file of your own'
+                message = (
+                    f"timm's networks are called with listed arguments alone, which open no file, and not with `{word}`"
+                )
+                problems.add(place, message, nearest(word, TIMM_ARGUMENTS) or other)

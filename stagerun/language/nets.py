@@ -5,6 +5,7 @@ import posixpath
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from google.protobuf.descriptor import Descriptor
 
@@ -347,6 +348,7 @@ class Nets:
         return f"layer parameter `{one.name}` is {_by(one.shape)} for images of {_by(held.shape[1:])}, and {_by(two.shape)} for {_by(size)}"
 
 
+@lru_cache(maxsize=16)
 def of_model(model: recipe.Model) -> Net:
     """The net that a network is. ValueError if it can't be one: a snapshot need not be ours."""
     assert model.net is not None

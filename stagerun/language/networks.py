@@ -12,7 +12,8 @@ import re
 from dataclasses import dataclass
 
 from stagerun.base import recipe
-from stagerun.base.code import Code, code_of, names_code
+from stagerun.base.code import Code, WrongCode, code_of, names_code
+from stagerun.language.lexer import shown
 
 # moving_average_fraction and eps of BatchNorm where the network's authors wrote nothing else: 1 - momentum and eps of torch.
 PLAIN = (0.9, 1e-5)
@@ -111,8 +112,18 @@ _FOREIGN = Network(fc_weight=False, fc_bias=False, foreign=True)
 NET = Network(batch_norm=None, fc_weight=False, fc_bias=False)
 TIMM = "timm/"
 _TIMM = re.compile(r"timm/[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)?")
-# What timm's `create_model` would fetch or read: weights are not of the network.
-TIMMS_WEIGHTS = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
+# What timm's networks are called with unasked: no argument that loads weights, opens a file, or changes what the network answers with.
+TIMM_ARGUMENTS = frozenset((
+    "aa_layer", "act_layer", "always_partition", "attn_drop_rate", "avg_down", "base_width", "block_reduce_first", "bn_eps", "bn_momentum", "bn_tf",
+    "cardinality", "channel_multiplier", "class_token", "conv_bias", "conv_mlp", "depth", "depth_mult", "depths", "dims", "down_kernel_size",
+    "drop_block_rate", "drop_path_rate", "drop_rate", "dynamic_img_pad", "dynamic_img_size", "embed_dim", "embed_dims", "expand_ratio", "fc_norm",
+    "final_norm", "fix_init", "fix_stem", "global_pool", "growth_rate", "head_dim", "head_hidden_size", "head_init_scale", "head_norm_first",
+    "img_size", "init_values", "kernel_size", "kernel_sizes", "layer_scale_init_value", "layers", "ls_init_value", "mlp_ratio", "mlp_ratios",
+    "no_embed_class", "norm_eps", "norm_layer", "num_features", "num_heads", "output_stride", "pad_type", "patch_drop_rate", "patch_size",
+    "pool_type", "pos_drop_rate", "pos_embed", "pre_norm", "proj_bias", "proj_drop_rate", "qk_norm", "qkv_bias", "reg_tokens", "replace_stem_pool",
+    "se_ratio", "sr_ratios", "stem_chs", "stem_size", "stem_type", "stem_width", "strict_img_size", "use_grn", "use_pos_embed", "weight_init",
+    "width_factor", "width_mult", "window_size", "zero_init_last",
+))  # fmt: skip
 
 
 def network_of(name: str) -> Network:
@@ -142,7 +153,10 @@ def is_timm(name: str) -> bool:
 def code_in(name: str) -> Code | None:
     """What makes a network from outside; None for one of stagerun's. WrongCode."""
     if name.startswith(TIMM):
-        return Code("", "timm", "create_model")
+        if is_timm(name):
+            return Code("", "timm", "create_model")
+        hint = 'write `"timm/resnet26d"`, say: weights that timm has are not of the network'
+        raise WrongCode(f"`{shown(name)}` is not a network of timm", hint)
     return code_of(name) if names_code(name) else None
 
 

@@ -9,8 +9,9 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from stagerun.base.code import WrongCode, code_of
 from stagerun.base.errors import Problems, Span, listing, nearest
+from stagerun.language.consent import NEEDED, Consent
 from stagerun.language.lexer import shown
-from stagerun.language.networks import FILLER_FIELDS, NETWORKS, TIMM, is_foreign, is_timm
+from stagerun.language.networks import FILLER_FIELDS, NETWORKS, code_in, is_foreign
 from stagerun.language.proto import stagerun_pb2
 from stagerun.language.tree import SCHEDULE, SOURCE, Block, Entry, Scalar, Value
 from stagerun.schedule import CURVES, POLICIES, SOLVER_TYPES
@@ -126,8 +127,12 @@ _HINTS = {
 def _wrong(key: str, field: FieldDescriptor, value: Scalar, text: str) -> tuple[str, str]:
     """What is wrong with one value and what to do about it; ('', '') if nothing is."""
     if isinstance(value, str):
-        if field.GetOptions().Extensions[stagerun_pb2.code] and (key != "Model.name" or is_foreign(value)):
-            return _wrong_code(value)
+        if NEEDED.get(key) is Consent.CODE and (key != "Model.name" or is_foreign(value)):
+            try:
+                code_in(value) if key == "Model.name" else code_of(value)
+            except WrongCode as wrong:
+                return wrong.message, wrong.hint
+            return "", ""
         return _wrong_text(key, field.name, value)
     if missed := bounds_missed(field, value):
         return f"`{field.name}` must be {missed}, not {shown(text)}", _HINTS.get(key, "")
@@ -137,17 +142,6 @@ def _wrong(key: str, field: FieldDescriptor, value: Scalar, text: str) -> tuple[
         return "`std_value` must not be 0", "each value is divided by it; 58.395 is torchvision's for red"
     if key == "TransformParameter.scale" and value == 0:
         return "`scale` must not be 0", "it would make every image black; 0.0078125 is 1/128"
-    return "", ""
-
-
-def _wrong_code(value: str) -> tuple[str, str]:
-    if value.startswith(TIMM):
-        hint = 'write `"timm/resnet26d"`, say: weights that timm has are not of the network'
-        return ("", "") if is_timm(value) else (f"`{shown(value)}` is not a network of timm", hint)
-    try:
-        code_of(value)
-    except WrongCode as wrong:
-        return wrong.message, wrong.hint
     return "", ""
 
 

@@ -12,14 +12,19 @@ from typing import Any
 from stagerun.base import recipe
 from stagerun.base.errors import Span
 from stagerun.language import lexer
+from stagerun.language.consent import asked, scalars
 from stagerun.language.lexer import Kind, Token, tokens
+from stagerun.language.nets import of_model
 from stagerun.language.networks import is_foreign
-from stagerun.language.ranges import bounds_missed
+from stagerun.language.ranges import CHOICES, bounds_missed
 from stagerun.language.tree import SCHEDULE
 from stagerun.language.values import Member, layout
 
 # What divides, or is stepped by: a snapshot need not be ours, and `check` has not seen its recipe.
-_OF_SOLVER = ("max_iter", "batch_size", "device_batch_size", "test_batch_size")
+_POSITIVE = {
+    "Model.num_classes", "Model.channels", "Source.images", "Solver.max_iter", "Solver.batch_size", "Solver.device_batch_size",
+    "Solver.test_batch_size",
+}  # fmt: skip
 
 _UNSAID = recipe.Data(train=recipe.Source(source="", path="", images=0))  # of a stage that has the schedule's
 
@@ -45,23 +50,30 @@ def read_recipe(text: str) -> recipe.Schedule:
 
 
 def read_foreign(text: str) -> recipe.Schedule:
-    """`read_recipe` for a text that someone else may have written. Raises ValueError, too, for a number below 1 where that can't be, and for a
-    transform with a value out of its range."""
+    """`read_recipe` for a text that someone else may have written. Raises ValueError, too, for a number below 1 where that can't be, for a
+    transform with a value out of its range, and for names of code, methods and stages that no schedule has. No code may be run
+    (`consent.trusted`)."""
     schedule = read_recipe(text)
-    models = [schedule.model, *(stage.model for stage in schedule.stages)]
-    sources = [source for stage in schedule.stages for source in (stage.data.train, *stage.data.val)]
-    counts = {"num_classes": min(m.num_classes for m in models), "channels": min(m.channels for m in models)}
-    counts |= {"images": min(source.images for source in sources)}
-    for name in _OF_SOLVER:
-        counts[name] = min((getattr(stage.solver, name) for stage in schedule.stages), default=1)
-    for name, least in counts.items():
-        if least < 1:
-            raise ValueError(f"`{name}` must be 1 or more")
+    list(asked(schedule))
+    for holder, key, member, held in scalars(schedule):
+        if key in _POSITIVE and held < 1:
+            raise ValueError(f"`{member.name}` must be 1 or more")
+        if key in CHOICES and key != "Model.name" and held not in (None, *CHOICES[key]):
+            raise ValueError(f"`{member.name}` has no value `{lexer.shown(held)}`")
+        named = key == "Source.labels" and held not in (None, recipe.FLOAT_DATA)
+        if named and None in (holder.labels_path, holder.labels_digest):
+            raise ValueError("`labels` without the place and the digest of its file")
+        if key == "Model.net" and held is not None:
+            of_model(holder)
     stages, ensembles = {stage.name for stage in schedule.stages}, {one.name for one in schedule.ensembles}
     for name, iter in (place for ensemble in schedule.ensembles for place in ensemble.points):
         if name not in stages or (iter is not None and iter < 1):
             raise ValueError(f"an ensemble has a member `{lexer.shown(name)}` that is no place in a stage")
+    before: set[str | None] = {None}
     for stage in schedule.stages:
+        if not {stage.parent, stage.solver.teacher} <= before:
+            raise ValueError(f"stage `{stage.name}` starts from, or is taught by, no stage before it")
+        before.add(stage.name)
         if stage.average is not None and stage.average not in ensembles:
             raise ValueError(f"stage `{stage.name}` starts from the average of no ensemble")
         _require_in_range(stage.solver.transform)
@@ -71,15 +83,11 @@ def read_foreign(text: str) -> recipe.Schedule:
     return schedule
 
 
-def _require_in_range(value: Any) -> None:
-    """A message of the recipe and those in it, by the ranges of what `check` reads; a default needs not be in one."""
-    kind = SCHEDULE.file.message_types_by_name[f"{type(value).__name__}Parameter"]
-    for member in layout(type(value)):
-        found = getattr(value, member.attribute)
-        field = kind.fields_by_name.get(member.name)
-        if dataclasses.is_dataclass(found):
-            _require_in_range(found)
-        elif field is not None and found not in (None, member.default) and (missed := bounds_missed(field, found)):
+def _require_in_range(transform: recipe.Transform) -> None:
+    """By the ranges of what `check` reads; a default needs not be in one."""
+    for _, key, member, held in scalars(transform):
+        field = SCHEDULE.file.message_types_by_name[key.partition(".")[0]].fields_by_name.get(member.name)
+        if field is not None and held not in (None, member.default) and (missed := bounds_missed(field, held)):
             raise ValueError(f"`{member.name}` must be {missed}")
 
 

@@ -12,12 +12,12 @@ from stagerun.base.recipe import ZeroGamma
 from stagerun.language.nets import of_model
 from stagerun.language.networks import NETWORKS, TORCHVISION, is_foreign, network_of
 from stagerun.models.catalog import torchvision_network
-from stagerun.models.foreign import foreign_network, require_trusted
+from stagerun.models.foreign import foreign_network
 from stagerun.models.layers import BatchNorm2d, fill, norms
 from stagerun.models.net import build as build_net
 from stagerun.models.resnet import add_blur_pool, set_gamma
 
-__all__ = ["BatchNorm2d", "build", "maker", "norms", "require_trusted"]
+__all__ = ["BatchNorm2d", "build", "maker", "norms"]
 
 
 def maker(name: str) -> Callable[[recipe.Model], nn.Module]:

@@ -12,6 +12,7 @@ from stagerun.base import recipe
 from stagerun.base.code import Code, Sources
 from stagerun.base.errors import StagerunError, UsageError, nearest
 from stagerun.language import arguments
+from stagerun.language.consent import require_consent
 from stagerun.language.networks import TIMM, code_in
 from stagerun.models.layers import keep_statistics
 from stagerun.models.vision import torchvision_models
@@ -27,6 +28,7 @@ def foreign_network(model: recipe.Model) -> nn.Module:
     """
     code = code_in(model.name)
     assert code is not None
+    require_consent(model, model.name)
     function, net = _timm(model) if model.name.startswith(TIMM) else _own(code, model)
     sources = model.sources or Sources()
 
@@ -49,19 +51,8 @@ def foreign_network(model: recipe.Model) -> nn.Module:
     return net
 
 
-def require_trusted(model: recipe.Model, where: str) -> None:
-    """UsageError if a network that is read from `where` runs someone's Python. timm's, by name, run timm's alone."""
-    code = code_in(model.name)
-    if code is not None and model.sources is None and not model.name.startswith(TIMM):
-        raise UsageError(
-            f"{where}: its network is made by `{code}`, and Python that came with a snapshot is not run unasked",
-            "add --trust-code, or `trust_code=True` in Python, if you know where the snapshot comes from",
-        )
-
-
 def _own(code: Code, model: recipe.Model) -> tuple[Callable[..., Any], Any]:
     sources = model.sources
-    require_trusted(model, model.name)
     assert sources is not None
     if not code.file or any("torchvision" in text or "timm" in text for _, text in sources.files):
         torchvision_models()  # which a CPU build of torch imports at the second attempt only

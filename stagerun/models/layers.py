@@ -90,19 +90,22 @@ def _swap(layer: nn.Module, inputs: object) -> None:
     if layer.training:
         buffers = layer._buffers
         counter = buffers["num_batches_tracked"]
-        layer.__dict__["_own"] = layer.momentum, counter
+        layer.__dict__["_own"] = layer.momentum, counter, [buffers[batch] for _, batch in _STATISTICS]
         layer.momentum = 1.0  # type: ignore[assignment]
         buffers["num_batches_tracked"] = None if counter is None else counter.clone()
         for running, batch in _STATISTICS:
             buffers[running], buffers[batch] = buffers[batch], buffers[running]
 
 
+@torch.no_grad()
 def _swap_back(layer: nn.Module, inputs: object, output: object) -> None:
     if (own := layer.__dict__.pop("_own", None)) is not None:
         buffers = layer._buffers
-        layer.momentum, buffers["num_batches_tracked"] = own
-        for running, batch in _STATISTICS:
-            buffers[running], buffers[batch] = buffers[batch], buffers[running]
+        layer.momentum, buffers["num_batches_tracked"], batches = own
+        for (running, batch), kept in zip(_STATISTICS, batches, strict=True):
+            if (found := buffers[running]) is not kept:  # the layer assigns its statistics, in place of changing them
+                kept.copy_(found)
+            buffers[running], buffers[batch] = buffers[batch], kept
 
 
 class ConvUnit(nn.Module):

@@ -416,6 +416,8 @@ def _gone_on(planned: PlannedStage, newest: SnapshotRef, kept: bool) -> PlannedS
     why = ["kept as it is"] * kept if done else [f"from {newest.name}"]
     if not done and goes_beyond(newest, planned.stage):
         why.insert(0, f"goes on from iteration {newest.iter} to {length}")
+    if kept and not done:
+        why.append(f"iterations {newest.iter} to {length} are trained as the schedule says now, not as those before")
     why += [f"trained as `{newest.trained_as}`"] * bool(newest.trained_as)
     stage = planned.stage
     gone = (FILES & stage.origins.keys() & newest.identity.keys()) - stage.identity.keys()

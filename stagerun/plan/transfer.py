@@ -99,8 +99,8 @@ def transfer(
         if not hint and here:
             hint = f"{_named_like(here, 'its')}, and the network's like `{next(iter(network), '')}`"
         mistakes.append(Mistake("file", f"no tensor of {weights.file} is one of the network", hint))
-    elif weights.strict:
-        mistakes += _strict(made, dropped, {n: names[n] for n in reasons}, here, network, weights)
+    else:
+        mistakes += _unaccounted(made, dropped, {n: names[n] for n in reasons}, here, network, weights)
     return made, tuple(mistakes)
 
 
@@ -145,14 +145,16 @@ def _idle(network: Shapes, here: Shapes, file: Shapes, weights: Weights, used: s
             )
 
 
-def _strict(
+def _unaccounted(
     made: Transfer, dropped: set[str], unused: Mapping[str, str], here: Shapes, network: Shapes, weights: Weights
 ) -> Iterator[Mistake]:
     odd = [n for n in network if n in here and n not in dropped and here[n] != network[n]]
     if odd:
         shown = [f"`{n}` {size(here[n])} there and {size(network[n])} here" for n in odd]
         text = f"{count(len(odd), 'tensor')} of {weights.file} {_have(odd)} another shape: {some(shown)}"
-        yield Mistake("file", text, f"write `{_drop(odd)}` to leave {_it(odd)} out, or `strict: false`")
+        yield Mistake("file", text, f"write `{_drop(odd)}` to leave {_it(odd)} out")
+    if not weights.strict:
+        return
     anew = [row.name for row in made.of(Origin.ANEW, Origin.MISFIT)]
     missing = [n for n in anew if n not in here and n not in dropped and not n.endswith(COUNTER)]
     if missing:

@@ -146,6 +146,9 @@ class Lease:
         if not self.lost:
             with self._writing:
                 self._ask(self.disk)
+        if self.lost and not self.out.is_dir():
+            hint = "nothing can be saved: run the same command again, which trains what is not there"
+            raise StorageError(f"{self.out} was removed while this run was writing into it", hint)
         if self.lost:
             raise FolderInUseError(self.lost, _TAKEN)
 

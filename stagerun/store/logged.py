@@ -4,7 +4,7 @@ They come from outside: each value is checked against the types of `stagerun.bas
 """
 
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
 from stagerun.base.events import EnsembleTested, Event, Indexed, StageFinished
@@ -12,6 +12,8 @@ from stagerun.system.typed import json_object, number, read_as
 
 BLOCK = 1 << 12  # bytes that are read at first; four times as many with each further look
 _MOST = 1 << 20
+# Numbers in events are no larger: sums and products of them are finite, and a time is a date.
+LARGEST, _LATEST = 1e100, 1e11
 _INDEXED = b'"event": "Indexed"'  # as `report.jsonl` writes it; inside a text the quotes would have backslashes
 
 
@@ -21,7 +23,21 @@ def event_of(line: bytes) -> tuple[float, Event] | None:
     if not isinstance(record.get("event"), str):
         raise ValueError("event is of another kind")
     kind = _KINDS.get(str(record["event"]))
-    return None if kind is None else (number(record.get("time")), read_as(kind, record))
+    if kind is None:
+        return None
+    time = number(record.get("time"))
+    if not 0 <= time < _LATEST or _largest(record.values()) > LARGEST:
+        raise ValueError("a number that no run writes")
+    return time, read_as(kind, record)
+
+
+def _largest(values: Iterable[object]) -> float:
+    """Return the largest size of the numbers, in lists too."""
+    sizes = (
+        _largest(value) if isinstance(value, list) else abs(value) if isinstance(value, int | float) else 0.0
+        for value in values
+    )
+    return max(sizes, default=0.0)
 
 
 def result_of(text: bytes) -> StageFinished:

@@ -151,6 +151,15 @@ def verify(disk: Disk, out: Path, name: str) -> None:
             raise Damaged(name, f"{file} is not as it was written")
 
 
+def is_harmed(disk: Disk, out: Path, name: str) -> bool:
+    """Return whether a snapshot reads back otherwise than it was written. StorageError, PermissionDenied."""
+    try:
+        verify(disk, out, name)
+    except Damaged:
+        return True
+    return False
+
+
 def read_file(disk: Disk, out: Path, name: str, file: str, most: int | None = None) -> bytes:
     """One file of a snapshot, as it was written. Raises as `read` does; Damaged, too, if the snapshot doesn't have the file."""
     return read_file_of(disk, snapshots_folder(out) / name, file, most)[1]

@@ -21,13 +21,14 @@ import hashlib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from stagerun.base.errors import StagerunError, StorageError
+from stagerun.base.errors import PermissionDenied, StagerunError, StorageError
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.store.disk import Disk, delete, make_folder, rename, was_renamed
 from stagerun.store.errors import Damaged, not_as_written, reporting, storage_failure
 from stagerun.store.layout import MANIFEST, snapshot_name, snapshots_folder, temp_name
 from stagerun.store.manifest import FileEntry, Manifest, Metadata, check_names, encode, manifest_of
 from stagerun.store.read import inspect
+from stagerun.system.files import untrusted_links
 
 Blob = bytes | bytearray | memoryview
 
@@ -38,9 +39,18 @@ CHUNK = 1 << 20  # bytes hashed and written at a time: they are still in the cac
 def prepare(disk: Disk, out: Path) -> None:
     """Makes `out`, with what is above it, and `out`/snapshots; writes, syncs and deletes a file there.
 
-    For rank 0; needs no lock, and disturbs no run that holds it. StorageError, PermissionDenied.
+    For rank 0; needs no lock, and disturbs no run that holds it. StorageError; PermissionDenied, also for a link in `out` that another user
+    made: what a run writes would land where it says. A link of this user's own is followed.
     """
     root = snapshots_folder(out)
+    if out.is_dir():
+        with reporting("look at the output folder", out):
+            links = untrusted_links(out)
+        if links:
+            raise PermissionDenied(
+                f"{links[0]} is a link that another user made: what is written there would land elsewhere",
+                "remove it, and see what else is there that you did not make; or give another --out",
+            )
     with reporting("make the output folder", out):
         make_folder(disk, root)
     with reporting("write", root):

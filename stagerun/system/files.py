@@ -132,6 +132,42 @@ def private_folder(folder: Path, content: str, instead: str, make: bool = True) 
     return folder
 
 
+def open_shared(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Return a descriptor of a file in a folder that others may write to. OSError for a link, which another user may have put there to have
+    something else read or written, and for what is no regular file: opening a FIFO would wait for its other end."""
+    try:
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a link, which is not followed", str(path)) from error
+        if error.errno == errno.ENXIO:
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path)) from error
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return fd
+
+
+def untrusted_links(folder: Path) -> list[Path]:
+    """Return the links in a folder that are another user's: what is written there would land where they say."""
+    return sorted(
+        Path(entry.path)
+        for entry in os.scandir(folder)
+        if entry.is_symlink() and entry.stat(follow_symlinks=False).st_uid not in (0, os.geteuid())
+    )
+
+
+def who_else_writes(folder: Path) -> str:
+    """Return who besides this user may put files into a folder, in words; '' for nobody. OSError."""
+    found = folder.stat()
+    if found.st_uid not in (0, os.geteuid()):
+        return "another user owns it"
+    if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+        return f"every user may write to it (mode {stat.S_IMODE(found.st_mode):04o})"
+    return ""
+
+
 def open_lock(path: Path) -> int:
     """A descriptor of a lock file, which is made where there is none. flock(2) needs no more than a descriptor to read, so the file is for
     its owner alone, and for those who may write to its folder as its group. OSError."""

@@ -97,12 +97,17 @@ def _shortly(plan: Plan, out: Path, options: RunOptions) -> str:
 
 
 def look(schedule: Schedule, out: Path, options: RunOptions) -> tuple[Plan, Inventory]:
-    """The plan, and the proof that the folder can be written and that no lock says it is held. A run on another host, of which only
-    a lease is seen, is waited for by the worker."""
+    """Return the plan, and what it was made of: snapshots that read back otherwise than they were written don't count, as for the workers. The
+    folder can be written then, and no lock says that it is held. A run on another host, of which only a lease is seen, is waited for by
+    the worker."""
     store.prepare(DISK, out)
     with store.Lock(out, optional=True):
         found = store.inventory(DISK, out)
         plan = make_plan(schedule, found, *options.selection)
+        while harmed := [ref for ref in results.relied_on(plan) if store.is_harmed(DISK, out, ref.name)]:
+            whole = tuple(ref for ref in found.snapshots if ref not in harmed)
+            found = replace(found, snapshots=whole, damaged=(*found.damaged, *(ref.name for ref in harmed)))
+            plan = make_plan(schedule, found, *options.selection)
     require_fresh(plan)
     return plan, found
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,10 +14,12 @@ from stagerun.base.snapshots import SnapshotRef, how_far
 from stagerun.language import canonical
 from stagerun.plan import Plan, State, changed_fields, make_plan, require_fresh
 from stagerun.plan.counting import names_of, targets, under
+from stagerun.store.errors import reporting
 from stagerun.store.given import looked_at
 from stagerun.store.layout import averages_folder
+from stagerun.system.files import who_else_writes
 from stagerun.train.progress import ARRIVALS, CODE, RECIPE, STATE, WEIGHTS, Progress, progress_of
-from stagerun.train.results import require_progress, standing
+from stagerun.train.results import relied_on, require_progress, standing
 
 
 class Selection(NamedTuple):
@@ -63,6 +65,7 @@ class Keeper:
         self.schedule, self.out, self.selection = schedule, out, selection
         self.disk = store.disk_of_run()
         self.attempt = 1
+        self.harmed: list[str] = []  # snapshots that were set aside when this process life began
         self.began_empty = False  # no snapshot was there when this process life began
         self.serial = 0  # of the newest snapshot that this process life has written, or tried to
         self.retry, self.say, self.stop = retry, say, stop
@@ -82,6 +85,9 @@ class Keeper:
         """
         self.look_at_images()
         store.prepare(self.disk, self.out)
+        with reporting("look at the output folder", self.out):
+            if others := who_else_writes(self.out):
+                self.say(f"warning: {self.out}: {others}, who could change what this run trains from; `chmod o-w` it")
         self._lock = store.Lock(self.out, optional=True)
         self._lock.acquire()
         # Beats come when they come: on a disk of their own they don't shift the calls of one that is to fail at a certain call.
@@ -96,6 +102,15 @@ class Keeper:
         self.attempt = lease.take(newest, store.attempts_seen(self.disk, self.out))
         lease.keep_beating()
         store.sweep(self.disk, self.out)  # only now: until then they might be those of a run that lives
+        while any(self._was_harmed(ref) for ref in relied_on(self.plan())):
+            pass  # the plan without them relies on others
+
+    def _was_harmed(self, ref: SnapshotRef) -> bool:
+        """Whether a snapshot read back otherwise than it was written; it is set aside then."""
+        if not store.is_harmed(self.disk, self.out, ref.name) or self.read(ref) is not None:
+            return False
+        self.harmed.append(ref.name)
+        return True
 
     def look_at_images(self) -> None:
         """Which images there are, and which weights."""
@@ -276,7 +291,11 @@ class Keeper:
             pinned |= _ahead(inventory, stage)
         keep = self.schedule.keep_snapshots if spared is None else 1
         ends = {s.name: s.solver.max_iter for s in self.schedule.stages}
-        drop = store.superfluous(inventory, keep, pinned | (spared or frozenset()), ends)
+        pinned |= spared or frozenset()
+        # One of another definition takes no place among those to keep.
+        own = tuple(r for r in inventory.snapshots if r.stage != newest.stage or r.identity == newest.identity)
+        drop = store.superfluous(replace(inventory, snapshots=own), keep, pinned, ends)
+        drop += tuple(r for r in store.superfluous(inventory, keep, pinned, ends) if r not in own)
         if not drop:
             return
         if not self._verified & {ref.name for ref in _newer(inventory, drop)}:

@@ -1,6 +1,8 @@
 """The labels of images that have several, from their file, as a table that batches are looked up in."""
 
 import hashlib
+import os
+import stat
 from collections.abc import Iterator
 
 import numpy as np
@@ -135,6 +137,8 @@ def with_labels(batches: Iterator[Batch], table: Table) -> Iterator[Batch]:
 
 def _read(path: str) -> bytes:
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise DataError(f"{path} is not a regular file", "it has the `labels` of the images")
         with open(path, "rb") as file:
             return file.read()
     except OSError as error:

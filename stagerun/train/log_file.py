@@ -28,6 +28,7 @@ from stagerun.base.events import (
 from stagerun.base.pace import WINDOW
 from stagerun.store.errors import reporting
 from stagerun.store.logged import Backwards, event_of
+from stagerun.system.files import open_shared
 
 # As JsonLines writes them. Inside a text the quotes would have backslashes.
 _STARTED, _ITERATED, _RETRACED, _COMPRESSED, _SYNCHRONISED, _PROOF = (
@@ -71,7 +72,7 @@ class Tail:
     def __call__(self) -> list[tuple[float, Event]]:
         """What has come since the last call. A line that a kill cut short is left out."""
         try:
-            with open(self._path, "rb") as file:
+            with os.fdopen(open_shared(self._path), "rb") as file:
                 file.seek(self._at)
                 new = file.read()
         except FileNotFoundError:
@@ -85,7 +86,7 @@ def read_last_life(log: Path) -> Life | None:
     """None if the log is missing or empty. StorageError, PermissionDenied."""
     with reporting("read the log", log):
         try:
-            with open(log, "rb", buffering=_BUFFER) as file:
+            with os.fdopen(open_shared(log), "rb", buffering=_BUFFER) as file:
                 return _last_life(Backwards(file))
         except FileNotFoundError:
             return None
@@ -138,7 +139,7 @@ def earlier_tests(log: Path, stage: str) -> list[Tested]:
     were trained again after a kill. Reads back to the stage's start. StorageError, PermissionDenied.
     """
     found: list[Tested] = []
-    with reporting("read the log", log), open(log, "rb", buffering=_BUFFER) as file:
+    with reporting("read the log", log), os.fdopen(open_shared(log), "rb", buffering=_BUFFER) as file:
         lines = Backwards(file)
         lines.skipping, last = True, None
         for line in lines:
@@ -188,7 +189,7 @@ class JsonLines:
     def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
         self._path, self._warn, self._warned = path, warn, False
         try:
-            self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - closed by __exit__
+            self._file = os.fdopen(open_shared(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "a+b", buffering=0)
             size = self._file.seek(0, os.SEEK_END)
             self._file.seek(max(0, size - 1))
             self._torn = size > 0 and self._file.read(1) != b"\n"

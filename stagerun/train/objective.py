@@ -12,6 +12,7 @@ from stagerun.engine.device import dtype_of
 from stagerun.engine.losses import Loss, Own, loss_of, try_out
 from stagerun.engine.state import restore, to_channels_last
 from stagerun.language import arguments
+from stagerun.language.consent import require_consent
 from stagerun.language.nets import of_model
 from stagerun.models import build
 from stagerun.models.net import losses
@@ -76,6 +77,7 @@ def made_loss(model: Model, solver: Solver, device: torch.device, teacher: nn.Mo
 
 def _own(how: recipe.Loss, smoothing: float, classes: int, device: torch.device, dtype: torch.dtype) -> Own:
     """What the user's function builds, after one trial on four made-up images. UsageError with the place in the user's file."""
+    require_consent(how, "the loss of a snapshot")
     assert how.function is not None and how.sources is not None
     code, sources = code_of(how.function), how.sources
     builder, named = function_of(code, sources), arguments.read(how.args)

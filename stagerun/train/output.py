@@ -25,6 +25,7 @@ from stagerun.plan.ensembles import EnsembleState
 from stagerun.store.given import looked_at
 from stagerun.store.layout import MANIFEST, snapshots_folder
 from stagerun.store.logged import event_of
+from stagerun.system.files import open_shared
 from stagerun.system.imports import with_imports
 from stagerun.train.keeper import ALL, Selection
 from stagerun.train.log_file import Life, earlier_tests, newest_start, started
@@ -128,7 +129,7 @@ def _outputs(folder: Path, name: str) -> list[Path]:
 
 def _schedule_of(out: Path) -> str | None:
     """By the first line of its log; None where there is none."""
-    with suppress(OSError, ValueError), open(out / LOG, "rb") as file:
+    with suppress(OSError, ValueError), os.fdopen(open_shared(out / LOG), "rb") as file:
         found = event_of(file.readline(_LINE))
         return found[1].schedule if found is not None and isinstance(found[1], RunStarted) else None
     return None

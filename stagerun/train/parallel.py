@@ -40,6 +40,7 @@ from stagerun.plan.counting import lineage
 from stagerun.store.errors import reporting
 from stagerun.store.layout import snapshots_folder
 from stagerun.store.second_names import borrow, give_back
+from stagerun.system.files import open_shared
 from stagerun.system.host import host_name, nvidia_gpus
 from stagerun.system.imports import with_imports
 from stagerun.system.process import program
@@ -97,7 +98,7 @@ def _take_over(keeper: Keeper, made: Path) -> list[str]:
     if log.is_file():
         with reporting("take over the log", out):
             lines = [line for line in log.read_bytes().splitlines() if _taken(line)]
-            with open(out / "log.jsonl", "a+b") as file:
+            with os.fdopen(open_shared(out / "log.jsonl", os.O_RDWR | os.O_CREAT | os.O_APPEND), "a+b") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
                 torn = file.read(1) not in (b"", b"\n")  # by a kill
                 file.write(b"\n" * torn + b"".join(line + b"\n" for line in lines))

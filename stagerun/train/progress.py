@@ -27,7 +27,7 @@ class Progress:
     `plateau`: what lr_policy `plateau` goes on from; None of a stage with another policy. `skips`,
     `skips_in_all` and `rollbacks`: those of TrainState; the limit `max_nan` goes by them. `choice`: what `method: AUTO` chose; `weights`: of
     each tensor where it came from when the stage started (`given.record`); `best`: what `early_stop` goes by; `proof`: the newest link of the
-    chain of proofs (`audit_param`). These are left out of
+    chain of proofs (`audit_param`); `tested`: the iteration of the newest evaluation. These are left out of
     the file where there is none.
     """
 
@@ -44,10 +44,11 @@ class Progress:
     best: BestSoFar | None = None
     bad_beside: dict[str, list[tuple[int, int, str]]] = field(default_factory=dict)
     proof: str = ""
+    tested: int = 0
 
     def record(self) -> dict[str, object]:
         found = asdict(self)
-        for name in ("choice", "weights", "best", "bad_beside", "proof"):
+        for name in ("choice", "weights", "best", "bad_beside", "proof", "tested"):
             if not found[name]:
                 del found[name]
         return found

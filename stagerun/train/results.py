@@ -140,6 +140,13 @@ def nothing_to_do(plan: Plan, out: Path) -> bool:
     return plan.next is None and not unfinished(plan, out) and not ready_ensembles(plan, out)
 
 
+def relied_on(plan: Plan) -> list[SnapshotRef]:
+    """Return what a run goes on from: the snapshot that the next stretch starts with or, where nothing is left, the ends of all stages."""
+    if plan.next is not None:
+        return [plan.next.start] if plan.next.start is not None else []
+    return [s.end for s in plan.stages if s.state is State.DONE and s.end is not None]
+
+
 def ready_ensembles(plan: Plan, out: Path) -> list[PlannedEnsemble]:
     """Those whose members are all trained and evaluated, and that are not."""
     waiting = {s.stage.name for s in unfinished(plan, out)}
@@ -148,6 +155,9 @@ def ready_ensembles(plan: Plan, out: Path) -> list[PlannedEnsemble]:
 
 
 # -- what a rehearsal measured
+
+
+_MOST_FIGURES = 1 << 24  # bytes of that file
 
 
 def figures_file(out: Path) -> Path:
@@ -162,7 +172,7 @@ def write_figures(disk: store.Disk, out: Path, figures: Figures) -> None:
 def read_figures(out: Path) -> Figures | None:
     """What the last rehearsal left; None if there was none, or another version's."""
     try:
-        return read_as(Figures, json_object(figures_file(out).read_bytes()))
+        return read_as(Figures, json_object(store.LocalDisk().read(figures_file(out), _MOST_FIGURES)))
     except (OSError, ValueError):
         return None
 

@@ -88,6 +88,7 @@ def trained_again(run: StageRun, error: StagerunError) -> Generator[Event, None,
     start = target.ref.name if target.ref is not None else f"seed {run.stage.solver.random_seed}"
     why = "to find out which is wrong" if seeks else "and on with the same images"
     yield Note(text=f"{found.error.message}: back to iteration {target.iter} ({start}), {why}", warning=True)
+    found.error.with_traceback(None)  # whose frames hold the state that differs
     again = _from(run, target, target.skipped, target.rollbacks)
     return replace(again, differed={**run.differed, iter: found})
 
@@ -123,7 +124,7 @@ def _target(run: StageRun, iter: int, what: str) -> tuple[_Target, list[Note]]:
 
 
 def _from(run: StageRun, target: _Target, skipped: int, rollbacks: int) -> StageRun:
-    planned = run.planned
+    planned, run.audits = run.planned, None  # which holds the old state, and is held until the stage is over
     return replace(
         run,
         step=replace(

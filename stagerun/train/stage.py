@@ -411,8 +411,9 @@ def _handle(
             yield event
             scores = yield from test(run, state, run.stage.solver.test_iter)
             if scores is None:
-                stopped, reason = True, "asked to stop; its evaluation is left out"
+                stopped, reason = True, "asked to stop; its evaluation comes first when the run goes on"
             else:
+                state.tested = iter
                 yield from decide(run, state, scores.trained)
     if stopped:
         if run.stage.solver.on_nan is OnNan.ROLLBACK and not finite(state):
@@ -537,6 +538,7 @@ def _progress(run: StageRun, state: TrainState) -> Progress:
         best=state.best if solver.early_stop is not None else None,
         bad_beside=run.worker.images.bad_beside(run.stage),
         proof=run.proof,
+        tested=state.tested,
     )
 
 

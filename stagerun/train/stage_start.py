@@ -83,7 +83,7 @@ def restored(run: StageRun) -> TrainState:
     model = build(run.stage.model)
     everyone(run.worker.comm, lambda: _refuse_idle_rules(run, model))
     state = make_state(model, solver, run.worker.device)
-    state.iter = run.planned.iter
+    state.iter = state.tested = run.planned.iter
     if not rank0(run.worker.comm, lambda: _fill(run, state)):
         state.average = None
     tensors = [*weights(state).values()]
@@ -101,7 +101,9 @@ def restored(run: StageRun) -> TrainState:
     if solver.lr_policy == "plateau" and run.planned.state is not State.FRESH:
         state.plateau = _plateau(run)
     if run.planned.state in (State.RESUME, State.DONE):
-        state.skips, state.skips_in_all, state.rollbacks = _failures(run)
+        state.skips, state.skips_in_all, state.rollbacks, tested = _counts(run)
+        if run.rollbacks is None:  # else the evaluation was done on the way there
+            state.tested = tested
         if solver.early_stop is not None:
             state.best = saved_best(run)
     if run.rollbacks is not None:
@@ -116,15 +118,17 @@ def take_up_residual(run: StageRun, state: TrainState, solver: Solver) -> None:
         _restore_residual(run, state.residual)
 
 
-def _failures(run: StageRun) -> tuple[int, int, int]:
-    """How often it failed before the snapshot (`on_nan`), so that the limit is the same for a run that was interrupted. Collective."""
+def _counts(run: StageRun) -> tuple[int, ...]:
+    """How often it failed before the snapshot (`on_nan`), so that the limit is the same for a run that was interrupted: `skips`,
+    `skips_in_all` and `rollbacks`; and `tested`. Collective."""
 
     def saved() -> list[int]:
         progress = progress_of(run.step.files) if run.step.files is not None else None
-        return [progress.skips, progress.skips_in_all, progress.rollbacks] if progress is not None else [0, 0, 0]
+        if progress is None:
+            return [0, 0, 0, 0]
+        return [progress.skips, progress.skips_in_all, progress.rollbacks, progress.tested]
 
-    skips, skips_in_all, rollbacks = rank0(run.worker.comm, saved)
-    return skips, skips_in_all, rollbacks
+    return tuple(rank0(run.worker.comm, saved))
 
 
 def parent_id(planned: PlannedStage) -> str:

@@ -19,13 +19,13 @@ from stagerun.engine.codec import decode
 from stagerun.engine.device import dtype_of
 from stagerun.engine.state import restore, to_channels_last
 from stagerun.language.code import is_reserved
+from stagerun.language.consent import require_consent
 from stagerun.language.networks import from_outside
 from stagerun.language.stored import read_foreign
-from stagerun.models import build, require_trusted
+from stagerun.models import build
 from stagerun.models.skeleton import without_memory
 from stagerun.plan import PlannedStage, State
 from stagerun.system.host import available_memory
-from stagerun.system.imports import with_imports
 from stagerun.system.typed import json_object
 from stagerun.train.progress import (
     ARRIVALS,
@@ -159,7 +159,7 @@ def open_snapshot(folder: Path, trust: Trust = Trust()) -> Stored:
         require_large_enough(ref.name, stage.model, files[WEIGHTS])
         known = {field: ref.identity[field] for field in FILES & ref.identity.keys()}
         stage = replace(stage, identity={**stage.identity, **known})
-        return Stored(ref, files, with_imports(schedule, folder.resolve().parent.parent), stage)
+        return Stored(ref, files, schedule, stage)
     except (KeyError, ValueError) as error:
         version = ref.environment.get("stagerun", "another version")
         raise ResumeRefused(
@@ -180,7 +180,7 @@ def _with_code(disk: store.LocalDisk, folder: Path, ref: SnapshotRef, stage: Sta
     elif trust.given:
         sources = sources_in(disk, folder)
     trusted = replace(stage.model, sources=sources)
-    require_trusted(trusted, f"snapshot {folder.name}")
+    require_consent(trusted, f"snapshot {folder.name}")
     return replace(stage, model=trusted)
 
 

@@ -115,6 +115,8 @@ def _walk(worker: Worker) -> Generator[Event, None, bool | None]:
     """Whether there was anything to do; None after Stopped."""
     opened = known = False
     yield from _opening(worker)
+    for name in worker.keeper.harmed if worker.keeper is not None else ():
+        yield aside(name, f".bad-{name}")
     for name in worker.keeper.inventory().damaged if worker.keeper is not None else ():
         yield Note(text=f"snapshot {name} is damaged and is passed over", warning=True)
     while True:

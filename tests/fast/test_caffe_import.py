@@ -294,6 +294,7 @@ def test_solver_types(said: str, kind: str, tmp_path: Path) -> None:
     [
         ('"poly_cyc"', '"cosine"', "`lr_policy` has no value `cosine`"),
         ("momentum: 0.9", 'type: "LARS"', "`type` has no value `LARS`"),
+        ("momentum: 0.9", 'type: "SGD" solver_type: SGD', "`solver_type` beside `type`, which Caffe refuses"),
         ("momentum: 0.9", "iter_size: 0", "`iter_size` must be at least 1"),
         ("momentum: 0.9", 'train_net: "nets/tiny_lr_net.prototxt"', "`train_net` and `net` both name the net to train"),
         ("momentum: 0.9", 'weights: "x.caffemodel"', "SolverParameter has no field `weights`"),
@@ -407,10 +408,10 @@ caffe time --solver three.prototxt
 caffe train --solver=$A/four.prototxt
 """
     found = train_lines("x.sh", text)
-    assert [(c.solver.text, c.launch.number) for c in found] == [
+    assert [(c.solver.text, c.workers) for c in found] == [
         ("x/one.prototxt", 8),
-        ("two.prototxt", None),
-        ("/opt/caffe/four.prototxt", 1),
+        ("two.prototxt", 0),
+        ("/opt/caffe/four.prototxt", None),
     ]
     assert (found[0].solver.span.line, found[0].solver.span.column) == (6, 11)
 

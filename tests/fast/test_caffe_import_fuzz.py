@@ -41,9 +41,6 @@ class Held(CaffeFolder):
     def net(self, path: str) -> tuple[str, bytes] | None:
         return (path, self.files[path]) if path in self.files else None
 
-    def near(self, path: str) -> str:
-        return ""
-
     def mean_file(self, path: str) -> bytes | None:
         return self.files.get(path)
 

@@ -9,6 +9,7 @@ from stagerun.base import recipe
 from stagerun.base.errors import ExitCode
 from stagerun.cli import main
 from stagerun.language import load
+from stagerun.language.proto import caffe_pb2
 from stagerun.schedule import make_knobs
 from stagerun.tools.caffe.train_lines import train_lines
 
@@ -61,9 +62,9 @@ def imported(*arguments: str, out: str = "out") -> tuple[dict[str, recipe.Stage]
     return {stage.name: stage for stage in load(out).stages}, " ".join(result.stdout.split())
 
 
-def mistakes(*arguments: str) -> str:
-    result = run(*arguments)
-    assert result.exit_code == ExitCode.RECIPE and not Path("out").exists(), result.output
+def mistakes(*arguments: str, out: str = "out") -> str:
+    result = run(*arguments, out=out)
+    assert result.exit_code == ExitCode.RECIPE and not Path(out).exists(), result.output
     return result.stderr
 
 
@@ -157,7 +158,7 @@ def test_its_rates_are_read_where_caffe_reads_them(policy: str, warm_up: int, he
     )
     more, listed = imported()
     whole, told = imported("--order", "solver_more", out="whole")  # the same solver from its iteration 0
-    assert "no line starts solver_more.prototxt" in told
+    assert "`--snapshot` names `a_iter_600.solverstate`, which no stage before makes" in told
     assert rates(more["more"]) == rates(next(iter(whole.values())))[600:]  # to the last bit
     assert ("warmup_iter of more, warmup_start_lr of more: the stage begins at" in listed) == (0 < warm_up <= 600)
 
@@ -183,16 +184,24 @@ def test_momentum_of_another_kind_is_a_mistake_at_its_line(here: Path) -> None:
     path = Path("cifar10_quick_solver_lr1.prototxt")
     path.write_text(path.read_text() + 'type: "AdaDelta"')
     said = mistakes()
-    assert "train_quick.sh:6:14: stage `lr1` keeps the momentum of `main`" in said and "1 mistake" in said
+    assert "train_quick.sh:6:3: stage `lr1` keeps the momentum of `main`" in said and "1 mistake" in said
 
 
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        ("iter_4000", "iter_3500", "solver.prototxt` makes no snapshot at iteration 3500"),
-        ("quick_iter_4000", "slow_iter_4000", "no stage makes `examples/cifar10/slow_iter_4000.solverstate`"),
+        (
+            "iter_4000",
+            "iter_3500",
+            "quick_iter_3500.solverstate`, which no stage before makes, and no such file is here",
+        ),
+        (
+            "quick_iter_4000",
+            "slow_iter_4000",
+            "slow_iter_4000.solverstate`, which no stage before makes, and no such file is here",
+        ),
         (".solverstate", ".caffemodel", "which is not a .solverstate"),
-        ("--solver=examples/cifar10/cifar10_quick_solver.prototxt $@", "--help", "which is not trained before"),
+        ("--solver=examples/cifar10/cifar10_quick_solver.prototxt $@", "--help", "which no stage before makes"),
     ],
 )
 def test_snapshots_that_no_stage_makes(before: str, after: str, said: str, here: Path) -> None:
@@ -207,7 +216,9 @@ def test_snapshots_that_no_stage_makes(before: str, after: str, said: str, here:
 def test_a_solver_that_is_at_its_end_already(here: Path) -> None:
     quick()
     write(cifar10_quick_solver_lr1=solver("quick", "0.0001", 4000, 5000))
-    assert "has nothing to do from iteration 4000 on: its max_iter is 4000" in mistakes()
+    assert (
+        "quick_iter_4000.solverstate`, which several stages make, or its solver's max_iter is no longer" in mistakes()
+    )
 
 
 def test_two_that_make_one_snapshot(here: Path) -> None:
@@ -218,7 +229,7 @@ def test_two_that_make_one_snapshot(here: Path) -> None:
         README="".join(f"caffe train --solver solver_{n}.prototxt\n" for n in "ab")
         + "caffe train --solver solver_c.prototxt --snapshot x_iter_100.solverstate\n",
     )
-    assert "`solver_a.prototxt` and `solver_b.prototxt` write to one `snapshot_prefix`" in mistakes()
+    assert "`x_iter_100.solverstate`, which several stages make" in mistakes()
 
 
 def test_two_ways_to_start(here: Path) -> None:
@@ -226,23 +237,56 @@ def test_two_ways_to_start(here: Path) -> None:
     with open("train_quick.sh", "a") as file:
         file.write("caffe train --solver=cifar10_quick_solver_lr1.prototxt --weights=quick_iter_4000.caffemodel\n")
     said = mistakes()
-    assert "starts from a snapshot of `main` in one line and from the weights of `main` in another" in said
+    assert (
+        "train_quick.sh:7:13: `cifar10_quick_solver_lr1.prototxt` starts here from something else than in a line"
+        in said
+    )
 
 
-def test_a_snapshot_of_its_own_is_one_stage(here: Path) -> None:
-    """Which is said where no line has its beginning."""
+def state(name: str, weights: str = "", iteration: int = 200) -> None:
+    said = caffe_pb2.SolverState(iter=iteration, learned_net=f"x/{name}.caffemodel")
+    Path(f"{name}.solverstate").write_bytes(said.SerializeToString())
+    if weights:
+        Path(f"{name}.caffemodel").write_bytes(caffe_pb2.NetParameter(name=weights).SerializeToString())
+
+
+@pytest.mark.parametrize("name", ["a_iter_200", "a_iter_123", "y/a_iter_200", "other_iter_5", "interrupted"])
+def test_a_snapshot_goes_on_from_its_file_or_is_asked_for(name: str, here: Path) -> None:
+    """Caffe writes one at any iteration on Ctrl-C. Nothing is trained from the seed in its place."""
+    Path("y").mkdir()
     write(
         solver=solver("a", "0.1", 600, 200),
-        README="caffe train --solver solver.prototxt --snapshot a_iter_200.solverstate",
+        README=f"caffe train --solver solver.prototxt --snapshot {name}.solverstate",
     )
+    state("b_iter_7")
+    said = mistakes()
+    assert f"`--snapshot` names `{name}.solverstate`" in said and "hint: there are `b_iter_7.solverstate`" in said
+    state(name, "net")
     stages, listed = imported()
-    assert starts(stages) == {"main": (None, None)} and stages["main"].solver.max_iter == 600
-    assert "README:1: --snapshot: no line starts solver.prototxt" in listed
-    with open("README", "a") as file:
-        file.write("\ncaffe train --solver solver.prototxt\n")
-    assert "--snapshot" in imported(out="b")[1]
-    write(README="caffe train --solver solver.prototxt\n" + Path("README").read_text())
-    assert "--snapshot" not in imported(out="c")[1]
+    assert stages["main"].solver.solverstate == str(here / f"{name}.solverstate") and "--snapshot" not in listed
+
+
+def test_a_snapshot_of_a_stage_from_its_beginning(here: Path) -> None:
+    """Is one stage with it; that a file could go on is listed."""
+    start = "caffe train --solver solver.prototxt\n"
+    again = "caffe train --solver solver.prototxt --snapshot x/a_iter_123.solverstate\n"
+    for number, text in enumerate((start + again, again + start)):
+        write(solver=solver("a", "0.1", 600, 200), README=text)
+        stages, listed = imported(out=f"out{number}")
+        assert starts(stages) == {"main": (None, None)} and stages["main"].solver.solverstate is None
+        assert stages["main"].solver.max_iter == 600 and "--snapshot" not in listed
+    Path("x").mkdir()
+    state("x/a_iter_123", "net")
+    assert "--snapshot: one stage, from its beginning" in imported(out="listed")[1]
+
+
+@pytest.mark.parametrize("name", ["$WEIGHTS", "${A}_iter_5.caffemodel"])
+def test_a_variable_that_no_line_sets(name: str, here: Path) -> None:
+    write(solver=solver("a", "0.1", 600, 200), README=f"caffe train --solver solver.prototxt --weights={name}")
+    Path("b.caffemodel").touch()
+    said = mistakes()
+    assert f"`--weights` names `{name}`, and no line sets the variable to a plain text" in said
+    assert "hint: there are `b.caffemodel`; `--order` trains without it" in said
 
 
 def test_without_nets_too(here: Path) -> None:
@@ -282,12 +326,11 @@ def test_what_the_order_contradicts_is_listed(here: Path) -> None:
     write(solver_between=solver("c", "0.2", 402, 402))
     stages, listed = imported("--order", "main,between,collapse")
     assert starts(stages)["collapse"] == ("between", None)
-    place = "README:3: --weights: `collapse` starts from the weights of `main@7638` here"
-    assert f"{place}; with `--order` it starts from the weights of `between`" in listed
+    assert "README:3: --weights: the command starts from something else; with `--order` `collapse` starts" in listed
     stages, listed = imported("--order", "collapse,main", out="b")
     assert starts(stages) == {"collapse": (None, None), "main": ("collapse", None)}
-    assert "`ckpt/a_iter_7638.caffemodel` is made by `solver.prototxt`, which is not trained before; with" in listed
-    assert "README:2: --solver: `main` starts from fresh weights here; with `--order` it starts from the" in listed
+    assert "`ckpt/a_iter_7638.caffemodel`, which no stage before makes, and no such file is here; with" in listed
+    assert "README:2: --solver: the command starts from something else; with `--order` `main` starts from the" in listed
 
 
 def test_a_wrong_line_does_not_stop_the_order(here: Path) -> None:
@@ -317,15 +360,14 @@ def test_scripts_that_do_not_belong_together(here: Path) -> None:
     """Two trainings in one folder, as BVLC's examples/cifar10; and two versions of one."""
     quick()
     write(solver=solver("a", "0.1", 600, 200), train_other_sh="caffe train --solver solver.prototxt\n")
-    assert "differ from those of train_other.sh" in mistakes()
+    said = mistakes()
+    assert "`train_other.sh` and `train_quick.sh` each train something from the beginning" in said
+    assert (
+        "in its order, with `--order`: solver.prototxt, cifar10_quick_solver.prototxt, cifar10_quick_solver_lr1.prototxt"
+        in said
+    )
     stages, _ = imported("--order", "cifar10_quick_solver,cifar10_quick_solver_lr1")
     assert starts(stages)["lr1"] == ("main", None)
-    text = (
-        Path("train_quick.sh").read_text()
-        + "caffe train --solver solver.prototxt --weights=quick_iter_5000.caffemodel\n"
-    )
-    write(train_quick_sh=text)
-    assert "differ from those of" in run(out="none").stderr and not Path("none").exists()
 
 
 # ---- commands as they are written
@@ -347,25 +389,18 @@ def test_two_commands_in_one_line(between: str, after: str) -> None:
     first = "mpirun -n 4 caffe train --solver=a.prototxt"
     second = "mpirun -np 8 caffe train --solver b.prototxt --weights x/a_iter_5.caffemodel"
     found = train_lines("README.md", f"{first}{between}{second}{after}")
-    assert [(c.solver.text, c.weights and c.weights.text, c.launch.number) for c in found] == [
+    assert [(c.solver.text, c.start and c.start.text, c.workers) for c in found] == [
         ("a.prototxt", None, 4),
         ("b.prototxt", "x/a_iter_5.caffemodel", 8),
     ]
-    weights = found[1].weights
-    assert weights and weights.span.width == len("x/a_iter_5.caffemodel")
 
 
 @pytest.mark.parametrize("end", [".", ",", ").", ";", "`.", " # --snapshot y_iter_1.solverstate"])
 def test_what_follows_a_command_in_a_sentence(end: str) -> None:
     text = f"Run (caffe train --solver a.prototxt --weights a_iter_5.caffemodel{end}"
     (found,) = train_lines("train.sh" if "#" in end else "README", text)
-    assert found.weights and found.weights.text == "a_iter_5.caffemodel" and found.snapshot is None
-    assert text[found.weights.span.column - 1 :].startswith("a_iter_5")
-
-
-def test_a_page() -> None:
-    (found,) = train_lines("README.html", '<pre class="x">caffe train --solver=a.prototxt</pre>')
-    assert (found.solver.text, found.solver.span.column) == ("a.prototxt", 37)
+    assert found.start and found.start.text == "a_iter_5.caffemodel" and found.option == "--weights"
+    assert text[found.start.span.column - 1 :].startswith("a_iter_5")
 
 
 # ---- what is said of nets and files

@@ -206,3 +206,53 @@ def test_layers_of_two_nets_stay_in_their_order(tmp_path: Path) -> None:
     made = of_model(imported(tmp_path).stages[0].model)
     assert [layer.name for layer in made.train.layers] == ["data", "conv1", "drop", "ip", "loss"]
     assert [layer.name for layer in made.test.layers] == ["data", "conv1", "half", "ip", "loss"]
+
+
+def test_mistakes_in_a_net_that_is_put_together_are_at_their_places(tmp_path: Path) -> None:
+    test = NET.replace("num_output: 10", "num_output: 9")
+    write(tmp_path, a=NET, b=test, solver=f'train_net: "a.prototxt" test_net: "b.prototxt" {SOLVER}')
+    code, said = run(tmp_path)
+    assert (
+        code == ExitCode.RECIPE and "/a.prototxt:16:1: ip.weight is 10 x 144 in training and 9 x 144 in testing" in said
+    )
+    assert (
+        "/a.prototxt:1:1: the number of classes is 10 in training and 9 in testing" in said and "net_main" not in said
+    )
+
+
+def test_a_net_beside_the_solver_is_taken_where_its_path_leads_nowhere(tmp_path: Path) -> None:
+    code, said = run(write(tmp_path, net=NET, solver=f'net: "models/small/net.prototxt" {SOLVER}'))
+    assert code == 0 and load(tmp_path / "out").stages[0].model.name == "net.prototxt"
+    assert "net `models/small/net.prototxt`:" in said and "beside the solver, is taken" in said
+
+
+NORM = (
+    'layer { name: "bn" type: "BatchNorm" bottom: "conv1" top: "conv1" %s batch_norm_param { use_global_stats: %s } }\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("phase", "value", "start", "listed"),
+    [
+        ("TRAIN", "true", "", "use_global_stats: the stage starts from fresh weights, and no pass has moved them"),
+        ("TRAIN", "true", "--weights x.caffemodel", ""),
+        ("TEST", "false", "", "use_global_stats: an evaluation normalises by its own batch"),
+        ("TRAIN", "false", "", ""),
+        ("TEST", "true", "", ""),
+    ],
+)
+def test_batch_norm_with_statistics_unlike_its_phase(
+    phase: str, value: str, start: str, listed: str, tmp_path: Path
+) -> None:
+    other = {"TRAIN": "TEST", "TEST": "TRAIN"}[phase]
+    norms = NORM % (f"include {{ phase: {phase} }}", value)
+    norms += (NORM % (f"include {{ phase: {other} }}", value)).replace(f"use_global_stats: {value}", "")
+    net = NET.replace('layer { name: "ip"', norms + 'layer { name: "ip"')
+    write(
+        tmp_path,
+        net=net,
+        solver=f'net: "net.prototxt" {SOLVER}',
+        README=f"caffe train --solver solver.prototxt {start}",
+    )
+    code, said = run(tmp_path)
+    assert code == 0 and (listed in said if listed else "use_global_stats" not in said), said

@@ -169,6 +169,7 @@ def test_every_option_is_a_decision() -> None:
             "--no-nets",
             "--order",
             "--out",
+            "--overlap",
             "--root",
             "--train-source",
             "--val-images",

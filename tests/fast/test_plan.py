@@ -272,6 +272,8 @@ def test_keep_of_a_half_finished_stage_goes_on_with_the_new_definition() -> None
     plan = make_plan(now, inventory(trunk, half), keep=["long"])
     long = planned(plan, "long")
     assert (long.state, long.iter, long.start, long.kept) == (State.RESUME, 12, half, True)
+    text = "iterations 12 to 30 are trained as the schedule says now, not as those before"
+    assert text in render_text(plan) and text in going_on(plan)
 
 
 def test_keep_of_a_child_holds_against_a_parent_trained_again() -> None:

@@ -5,6 +5,7 @@ All pixels are 0 or 1, `scale` is 1e18, and BatchNorm divides it away again; the
 a float holds. Records are taken in key order, so that it is known which iteration meets which.
 """
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from engine_help import Threads
 from stagerun.base.events import Event, Iterated, NotFinite
 from stagerun.comm import SoloComm
 from stagerun.data.write import write_lmdb
+from stagerun.engine.state import TrainState
 from stagerun.language import load
 from stagerun.language.proto import caffe_pb2
 from stagerun.system.world import World
@@ -114,6 +116,12 @@ def lives(
     for other in told[1:]:
         assert [told_of(event) for event in same(other)] == [told_of(event) for event in same(told[0])]
     return told[0]
+
+
+def states_alive() -> int:
+    """How many states of training this process holds."""
+    gc.collect()
+    return sum(type(one) is TrainState for one in gc.get_objects())
 
 
 def same(events: list[Event]) -> list[Event]:

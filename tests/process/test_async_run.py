@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -82,6 +83,12 @@ def assert_replays(schedule: Path, out: Path, workers: int) -> None:
     done = small.run(schedule, again, "--replay", out, nproc=workers)
     assert done.returncode == 0, done.stdout + done.stderr
     assert last(again) == last(out) and "has the same bits as" in done.stdout
+    assert curve(again) == curve(out)
+
+
+def curve(out: Path) -> dict[object, object]:
+    """What was trained again after a kill counts as it was then."""
+    return {event["iter"]: event["loss"] for event in events(out, "Iterated")}
 
 
 def test_a_worker_that_serves_nothing_is_killed_and_the_others_go_on(schedule: Path, tmp_path: Path) -> None:
@@ -211,7 +218,7 @@ if os.environ.get("RANK") == "2":
 def at_a_moment(moment: str, folder: Path) -> dict[str, str]:
     (folder / "path").mkdir()
     (folder / "path" / "sitecustomize.py").write_text(AT_A_MOMENT)
-    return {"MOMENT": moment, "PYTHONPATH": str(folder / "path")}
+    return {"MOMENT": moment, "PYTHONPATH": os.pathsep.join([str(folder / "path"), *sys.path])}
 
 
 def stands_still(pid: int) -> bool:

@@ -140,6 +140,25 @@ def test_the_output_folder_alone_is_enough(base: Path, audited: Path, tmp_path: 
     assert done.returncode == 0 and "\nBIT-EXACT: 4 proofs chained" in done.stdout, done.stdout + done.stderr
 
 
+LOSS = """def build(num_classes):
+    def loss(z, t):
+        return -(t * z.log_softmax(1)).sum(1).mean()
+    return loss
+"""
+
+
+def test_a_loss_of_ones_own_needs_consent_and_is_proven(base: Path, tmp_path: Path) -> None:
+    folder, out = small.make_schedule(tmp_path / "own", base / "data"), tmp_path / "out"
+    (folder / "loss.py").write_text(LOSS)
+    own = ("--set", 'init.loss={ type: PYTHON function: "loss.py:build" }')
+    assert small.run(folder, out, *AUDIT, *own, "--only", "init").returncode == 0
+    shutil.rmtree(folder)
+    refused = small.stagerun("verify-run", out)
+    assert refused.returncode == 64 and "runs Python that it names: `loss.py:build`" in refused.stderr
+    done = small.stagerun("verify-run", out, "--trust-code")
+    assert done.returncode == 0 and "\nBIT-EXACT: 4 proofs chained" in done.stdout, done.stdout + done.stderr
+
+
 def test_what_redo_has_replaced_is_passed_over(base: Path, audited: Path, tmp_path: Path) -> None:
     """The old ends of stages whose parent was trained again are there, too, and of no proof."""
     out, words = tmp_path / "out", ("--set", "cyc1.weight_decay=0.01")

@@ -11,6 +11,7 @@ import pytest
 import torch
 from async_help import ITERATIONS, SNAPSHOT, Found, Killed, Stage, survivors
 from engine_help import CPU, SOLVER, ConvNet, assert_same, dataset, tensors
+from torch import Tensor, nn
 
 from stagerun.base.errors import Diverged, PeerError, RanksDiffer
 from stagerun.base.events import Iterated, Note, NotFinite, SnapshotDue, Stopped
@@ -21,6 +22,7 @@ from stagerun.engine.asynchronous.desk import Done
 from stagerun.engine.asynchronous.training import Asynchronous
 from stagerun.engine.loop import train
 from stagerun.engine.state import TrainState, make_state
+from stagerun.models.layers import keep_statistics
 
 pytestmark = pytest.mark.long
 
@@ -54,6 +56,11 @@ def assert_replays(stage: Stage, run: Found, *replicas: int) -> None:
         assert_same(run.tensors(), again.tensors())
         assert again.record.encoded() == run.record.encoded()
         assert again.state.iter == run.state.iter
+        assert curve(run).items() <= curve(again).items(), "of a run that went on, those of its last life"
+
+
+def curve(run: Found) -> dict[int, float]:
+    return {event.iter: event.loss for event in run.of(Iterated)}
 
 
 def last_of(run: Found, leg: int = -1) -> list[int]:
@@ -105,6 +112,30 @@ def plainly(stage: Stage) -> tuple[TrainState, list[float]]:
     places = ((8 * i + 2 * worker, 2) for i in range(ITERATIONS) for worker in range(4))
     events = list(train(loop, state, stage.batches(places), reducer, lambda: False))
     return state, [event.loss for event in events if isinstance(event, Iterated)]
+
+
+class OwnNorm(nn.BatchNorm2d):
+    """A forward of its own that takes long enough for pushes of others to come in meanwhile."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(0.001)
+        return super().forward(x)
+
+
+def with_own_norms() -> nn.Module:
+    net = ConvNet()
+    net.bn1, net.bn2 = OwnNorm(4, momentum=0.2), OwnNorm(5, momentum=0.2)
+    for layer in (net.bn1, net.bn2):
+        keep_statistics(layer, None)
+    return net
+
+
+@pytest.mark.parametrize("make", [ConvNet, with_own_norms])
+def test_batch_norms_count_every_push_also_while_they_compute(make: Callable[[], nn.Module]) -> None:
+    stage = Stage(make=make)
+    run = same_everywhere(stage.run(3))
+    assert {int(n) for name, n in run.tensors().items() if name.endswith("num_batches_tracked")} == {ITERATIONS}
+    assert_replays(stage, run, 1, 3)
 
 
 # -- what is told

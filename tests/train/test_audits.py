@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from nan_help import lives, make_data, make_schedule, same, told_of
+from nan_help import lives, make_data, make_schedule, same, states_alive, told_of
 from processes import content
 
 from stagerun import store
@@ -220,7 +220,14 @@ def test_going_back_ends_in_the_same_bits_and_says_who_was_wrong(
     schedule = make_schedule(tmp_path / "s", data, solver)
     lives(schedule, tmp_path / "straight", workers)
     assert harmed(monkeypatch, flip, {1}, 6 if workers == 2 else 5) == []
-    events = lives(schedule, tmp_path / "out", workers)
+    before, alive = states_alive(), list[int]()
+
+    def ask(event: Event) -> None:
+        if isinstance(event, Iterated) and event.iter == 9:
+            alive.append(states_alive() - before)
+
+    events = lives(schedule, tmp_path / "out", workers, ask=ask)
+    assert alive == [workers], "none of what it went back from is held"
     said = [e.text for e in events if isinstance(e, Note) and e.warning]
     assert isinstance(events[-1], RunFinished) and content(tmp_path / "straight") == content(tmp_path / "out")
     assert "back to iteration 4 (main-00000004-a0001), and on with the same images" in said[0]

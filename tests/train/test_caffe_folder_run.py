@@ -48,3 +48,23 @@ def test_it_trains_to_the_weights_of_real_caffe(tmp_path: Path) -> None:
         trained = load_file(snapshot / "model.safetensors")
         for tensor, value in caffe_nets.expected(GOLDEN / f"lenet_m09_{name}" / "end.caffemodel").items():
             np.testing.assert_allclose(trained[tensor], value, rtol=0, atol=most, err_msg=f"{name} {tensor}")
+
+
+def test_weights_of_another_shape_stop_it_and_other_layers_are_passed_over(tmp_path: Path) -> None:
+    """Caffe aborts at the one, and passes over the other."""
+    folder, out = tmp_path / "caffe", tmp_path / "schedule"
+    (folder / "nets").mkdir(parents=True)
+    weights, net = GOLDEN / "init_lenet_iter_0.caffemodel", (GOLDEN / "lenet.prototxt").read_text()
+    shutil.copy(weights, folder)
+    shutil.copy(GOLDEN / "lenet_m09_A" / "solver.prototxt", folder)
+    (folder / "README").write_text(f"caffe train --solver=solver.prototxt --weights={weights.name}\n")
+    for part in ("train", "test"):
+        record = caffe_pb2.Datum(channels=1, height=28, width=28, data=bytes(784), label=1).SerializeToString()
+        write_lmdb(str(folder / "data" / f"fmnist_{part}_lmdb"), [record] * 64)
+    for before, after, code in (('"ip2"', '"fc8"', 0), ("num_output: 64", "num_output: 65", 64)):
+        (folder / "nets" / "lenet.prototxt").write_text(net.replace(before, after))
+        stagerun("import", "caffe", folder, "--out", out)
+        done = CliRunner().invoke(main, ["plan", str(out), "--weights"])
+        assert done.exit_code == code, done.output
+        shutil.rmtree(out)
+    assert "`ip1.weight` 64 x 256 there and 65 x 256 here" in done.output

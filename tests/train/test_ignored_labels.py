@@ -85,7 +85,7 @@ def test_what_is_ignored_counts_for_nothing_in_weights_and_scores(normalization:
         ({"accuracy": ""}, "the label is 255, but num_classes is 3"),  # of an evaluation alone
         ({"more": "loss { type: SOFTMAX }"}, "the label is 255, but num_classes is 3"),
         ({"labels": [*LABELS[:-1], 254]}, "the label is 254, but num_classes is 3"),
-        ({"labels": [-1, *LABELS[1:]]}, "several labels, or none"),
+        ({"labels": [-1, *LABELS[1:]]}, "the label is -1, below 0, or the Datum has several labels, or none"),
     ],
 )
 def test_any_other_label_is_a_mistake(texts: dict, found: str, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import small
 from click.testing import CliRunner
-from nan_help import lives, make_data, make_schedule, same
+from nan_help import lives, make_data, make_schedule, same, states_alive
 from processes import ends
 
 from stagerun import store
@@ -75,7 +75,14 @@ def test_killed_before_and_after_a_failure(
 ) -> None:
     """After iteration 6, before which it fails; after the failure, with no snapshot that knows of it; after one that does."""
     folder, whole = make_schedule(tmp_path / "s", data, solver), tmp_path / "whole"
-    events = lives(folder, whole, workers)
+    before, alive = states_alive(), list[int]()
+
+    def ask(event: Event) -> None:
+        if isinstance(event, Iterated) and event.iter == 12:
+            alive.append(states_alive() - before)
+
+    events = lives(folder, whole, workers, ask=ask)
+    assert alive == [workers], "none of what it went back from is held"
     assert done(events) == expected and isinstance(events[-1], RunFinished)
     assert all(f.keys == tuple(f"{i:08d}" for i in range(48, 56)) for f in failures(events))
     for kill_after in (6, 8, 11):

@@ -11,6 +11,7 @@ import small
 import tiny
 import torch
 from test_plan_trees import SCHEDULE, inventory, on_disk, schedule, snapshot
+from test_run_trees import command
 
 from stagerun.base.errors import ResumeRefused
 from stagerun.base.events import Note
@@ -304,6 +305,18 @@ def test_the_images_of_an_update_are_the_same_whoever_computes_them() -> None:
         asked.append(updates)
     assert all(updates == asked[0] for updates in asked)
     assert asked[0][0] == [(160 + 4 * k, 4) for k in range(8)]
+
+
+def test_a_library_that_only_some_stages_need_is_no_other_environment(tmp_path: Path) -> None:
+    tiny.make_data(tmp_path / "data")
+    line = 'base_lr: 0.01 lr_policy: "fixed" max_iter: 1 '
+    own = 'transform_param { crop_size: 20 python: "aug.py:augment" }'
+    with_and_without = {"init": line + own, "cyc1": line, "collapse": line + own, "early": line}
+    of = small.make_schedule(tmp_path / "schedule", tmp_path / "data", **with_and_without)
+    (of / "aug.py").write_text("def augment(image, rng):\n    return image\n")
+    out = tmp_path / "out"
+    said = command("run", of, "--out", out, "--nproc", 1, "--threads", 1, "--require-bit-exact")
+    assert "EQUIVALENT" not in said and len(list((out / "results").glob("*"))) == 4, said
 
 
 @pytest.mark.process

@@ -1,6 +1,6 @@
 """What a replica asks server 0's process for, and what it is answered: `Hub` and `Replay` answer it there, `RemoteDesk` over the network."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,6 +39,22 @@ class Done:
     seconds: float
     staleness: int = 0
     wrong: str = ""
+
+
+class InOrder:
+    """Pushes in the order of their claims, whichever is over first: so a run and its replay tell the same losses in the same order."""
+
+    def __init__(self, claims: Iterable[int] = ()) -> None:
+        self._coming, self._early = iter(claims), dict[int, Done | None]()
+        self._next = next(self._coming, -1)
+
+    def over(self, claim: int, done: Done | None) -> Iterator[Done]:
+        """Those that need not wait for another any more. `done` is None for a push that doesn't count."""
+        self._early[claim] = done
+        while self._next in self._early:
+            if (found := self._early.pop(self._next)) is not None:
+                yield found
+            self._next = next(self._coming, -1)
 
 
 class Desk(Protocol):

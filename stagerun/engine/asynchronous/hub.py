@@ -7,11 +7,12 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import TypeVar
 
-from stagerun.engine.asynchronous.desk import Done, LegEnd, Work
+from stagerun.engine.asynchronous.desk import Done, InOrder, LegEnd, Work
 from stagerun.engine.asynchronous.record import Arrived, Leg
 from stagerun.engine.asynchronous.tickets import Begin, End, Granted, Refused, Tickets, Wait
 
@@ -67,6 +68,7 @@ class Hub:
         self.present, self.gone = set(replicas), set[int]()
         self.news: deque[tuple[Done, float]] = deque()  # and when, by time.monotonic()
         self.skips = self.skips_in_all = 0
+        self._told = InOrder()
         self._needed = frozenset(needed)
         self._changed = threading.Condition()
         self._computing, self._pushing = _Doing(clock), _Doing(clock)
@@ -87,6 +89,7 @@ class Hub:
             self._tickets.leg(first, limit)
             self._iterations, self._replicas, self._seen, self._ended, self._end = [], [], [], set(), None
             self.skips, self.skips_in_all = skips, skips_in_all
+            self._told = InOrder(count())
             self._changed.notify_all()
 
     def ask(self, replica: int) -> int | None:
@@ -130,9 +133,9 @@ class Hub:
                 return
             self._computing.ends(replica)
             self._pushing.ends(replica)
-            self._pushes.pop(replica, None)
+            claim, _ = self._pushes.pop(replica, (-1, done))
             if self._tickets.done(replica):  # else it was given to another, who will see for itself, or counts already
-                self._count(done)
+                self._count([done] if done.wrong else self._told.over(claim, done))
 
     def lost(self, replica: int) -> None:
         """It is dead, or as good as dead."""
@@ -155,15 +158,16 @@ class Hub:
         claims = tuple(self._iterations), tuple(self._replicas)
         return Leg(first, end.iter, *claims, tuple(servers), end.skips, end.skips_in_all)
 
-    def _count(self, done: Done) -> None:
-        self.news.append((done, self._clock()))
-        if done.wrong:
-            self.skips, self.skips_in_all = self.skips + 1, self.skips_in_all + 1
-            if self.skips > self._most and not self._wrong:
-                self._wrong = self._explained(done, self.skips)
-                self._cut()
-        else:
-            self.skips = 0
+    def _count(self, over: Iterable[Done]) -> None:
+        for done in over:
+            self.news.append((done, self._clock()))
+            if done.wrong:
+                self.skips, self.skips_in_all = self.skips + 1, self.skips_in_all + 1
+                if self.skips > self._most and not self._wrong:
+                    self._wrong = self._explained(done, self.skips)
+                    self._cut()
+            else:
+                self.skips = 0
         self._changed.notify_all()
 
     def _void(self, replica: int) -> None:
@@ -171,8 +175,7 @@ class Hub:
         claim, computed = self._pushes.pop(replica)
         staleness = self._void_at_server_0(claim)
         self._tickets.void(replica, applied=staleness >= 0)
-        if staleness >= 0:
-            self._count(replace(computed, staleness=staleness))
+        self._count(self._told.over(claim, replace(computed, staleness=staleness) if staleness >= 0 else None))
 
     def _cut(self) -> None:
         self._stopped = self._stopped or not self._wrong

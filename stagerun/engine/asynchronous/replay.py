@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from stagerun.base.errors import PeerError, RanksDiffer
 from stagerun.comm.group import AGAIN
-from stagerun.engine.asynchronous.desk import Done, LegEnd, Work
+from stagerun.engine.asynchronous.desk import Done, InOrder, LegEnd, Work
 from stagerun.engine.asynchronous.record import Arrived, Leg
 
 
@@ -31,6 +31,7 @@ class Replay:
         self._ended: set[int] = set()
         self._meeting = 0  # threads that wait for the others at the end of a leg
         self._now: Leg | None = None
+        self._told = InOrder()
         self.skips = self.skips_in_all = 0
 
     @staticmethod
@@ -44,6 +45,7 @@ class Replay:
             self._now = self._legs[first]
             assert limit == self._now.last
             self._left, self._ended, self._top = len(self._applied(self._now)), set(), 0
+            self._told = InOrder(sorted(self._now.servers[0].order))  # what other claims were for was done once more
             self.skips, self.skips_in_all = skips, skips_in_all
             self._changed.notify_all()
 
@@ -105,7 +107,7 @@ class Replay:
                     "test memory and processor of both machines",
                 )
             self._left -= 1
-            self.news.append((done, time.monotonic()))
+            self.news += ((told, time.monotonic()) for told in self._told.over(self._claims[replica], done))
             self._changed.notify_all()
 
     def noted(self, first: int, end: LegEnd, arrived: Sequence[Arrived]) -> Leg:

@@ -31,7 +31,7 @@ from stagerun.engine.asynchronous.servers import Push, Server
 from stagerun.engine.asynchronous.shards import Shards, needs_whole
 from stagerun.engine.asynchronous.tickets import Tickets
 from stagerun.engine.images import Batch
-from stagerun.engine.loop import NOT_FINITE_HINT, StageLoop, all_skipped, diverged, failed, iterated, whats_due
+from stagerun.engine.loop import NOT_FINITE_HINT, StageLoop, all_skipped, diverged, failed, iterated, overdue, whats_due
 from stagerun.engine.state import TrainState
 from stagerun.engine.update import Outcome, Summed, clip_summed, not_finite, summed, too_fast
 from stagerun.schedule.sync import boundaries
@@ -171,10 +171,11 @@ class Asynchronous:
         stop: Callable[[], bool],
         within: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> Iterator[Iterated | NotFinite | SnapshotDue | TestDue | Stopped | Note]:
-        """Takes the state to the end of the stage, or of the record. Of iterations rank 0 tells, as the servers do them; all ranks yield the same
+        """Takes the state to the end of the stage, or of the record. Rank 0 tells of iterations, in the order of claims; all ranks yield the same
         SnapshotDue, TestDue and Stopped. `batches` are those of `requests`; `read` reads those of one iteration. `within`: entered for each
         leg, where the others go on without a rank that doesn't serve; not for what is between legs."""
         state, loop = self.state, self.loop
+        yield from overdue(loop, state)
         while state.iter < self.last:
             first = state.iter
             self._open(self._limit())
@@ -369,10 +370,9 @@ class Asynchronous:
         return replace(event, staleness=done.staleness, replica=self.workers[done.replica])
 
     def _skipped(self, done: Done, seconds: float) -> NotFinite:
+        """The next push has its number, since a replay knows only that there was one in the leg."""
         self.state.skips += 1
-        event = self._not_finite(done, self.state.skips, seconds)
-        self.state.iter += event.done == OnNan.SKIP.value
-        return event
+        return self._not_finite(done, self.state.skips, seconds)
 
     def _not_finite(self, done: Done, number: int, seconds: float) -> NotFinite:
         return failed(self.loop, number, done.wrong, self.loop.knobs(done.iteration), seconds, done.iteration)

@@ -192,7 +192,8 @@ COMMENTS: dict[str, str] = {
     ),
     "Model.args": (
         "What a network of your own, or of timm, is called with besides: `args { drop_path_rate: 0.1 depths: [2, 2] act: \"gelu\" }`.\n"
-        "Numbers, `true`, `false`, texts in quotes, and lists of these. Default: nothing. New in stagerun."
+        "Numbers, `true`, `false`, texts in quotes, and lists of these. timm's networks take those that open no file: the page your-own-network lists them.\n"
+        "Default: nothing. New in stagerun."
     ),
     "Model.caffe_net": (
         "A net of Caffe's in place of `name`: the path of its prototxt, from the schedule's folder. Its layers are the network, in\n"
@@ -1200,8 +1201,8 @@ COMMENTS: dict[str, str] = {
     ),
     "WeightsParameter.strict": (
         "true: every tensor of the network comes from the file, or from the stage before, or is dropped; every one of the file is used or\n"
-        "dropped; all have the network's shapes. Anything else is a mistake, and so a misspelt name is found. false: what fits is taken,\n"
-        "as by Caffe, and the table shows the rest."
+        "dropped. Anything else is a mistake, and so a misspelt name is found. false: names that are on one side alone are passed over, as by\n"
+        "Caffe, and the table shows them. A tensor with the name and another shape is a mistake either way, until it is dropped."
     ),
     "Rename": (
         "`rename { from: \"module.*\" to: \"*\" }`: each `*` of `to` is what the `*` at its place in `from` stands for."

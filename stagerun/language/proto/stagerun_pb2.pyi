@@ -129,8 +129,6 @@ QUIET_FIELD_NUMBER: _ClassVar[int]
 quiet: _descriptor.FieldDescriptor
 ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
 arguments: _descriptor.FieldDescriptor
-CODE_FIELD_NUMBER: _ClassVar[int]
-code: _descriptor.FieldDescriptor
 
 class Schedule(_message.Message):
     __slots__ = ("name", "seed", "model", "data", "solver", "stage", "determinism", "keep_snapshots", "ensemble")

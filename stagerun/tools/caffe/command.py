@@ -30,9 +30,13 @@ class CaffeOptions:
 
     workers: int | None = option(
         "--workers N",
-        "Processes that Caffe ran in, whose batches add up.  [default: as `mpirun -n` and `-gpu` in those lines say, else 1; "
-        "where they leave it open, as `-gpu all`, batch_size is asked for]",
+        "Processes that Caffe ran in, whose batches add up.  [default: as `mpirun -n` and `-gpu` in those lines say, else 1]",
         type=click.IntRange(1),
+    )
+    overlap: bool = flag(
+        "--overlap",
+        "Writes the rates of SURFsara's and Intel's usual build for several nodes, which applies the gradient of an iteration in the "
+        "next one, with its rate.",
     )
     root: str | None = option(
         "--root DIR",
@@ -119,6 +123,8 @@ def _refuse_mixed(wanted: Wanted, root: str | None) -> None:
     if not wanted.nets:
         if wanted.workers is not None:
             raise UsageError("`--workers` with `--no-nets`", "`--batch-size` is that of all workers together")
+        if wanted.overlap:
+            raise UsageError("`--overlap` with `--no-nets`", "write its rates as knots, or import again with the nets")
         if root is not None:
             raise UsageError("`--root` with `--no-nets`", "no path in Caffe's files is followed; leave it out")
     for name, value, said in (

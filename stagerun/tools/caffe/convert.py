@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from stagerun.base.errors import RecipeError, Span
+from stagerun.base.errors import RecipeError, Span, UsageError
 from stagerun.language.net.phases import State, layers_in, state_of
 from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.language.tree import Block, Entry, quoted
@@ -15,6 +15,7 @@ from stagerun.tools.caffe.disk import CaffeFolder
 from stagerun.tools.caffe.images import Count, count_images, count_lmdb, images_of, source_lines
 from stagerun.tools.caffe.lines import Line, Setting, message, setting
 from stagerun.tools.caffe.model import WHICH, last_linear, model_lines, multipliers, note_other_network, whole_lines
+from stagerun.tools.caffe.nodes import norm_lines, note_norms, overlapped_rates, overlapped_start
 from stagerun.tools.caffe.order import ordered_steps
 from stagerun.tools.caffe.settings import (
     AS_CAFFE,
@@ -26,6 +27,7 @@ from stagerun.tools.caffe.settings import (
     go_on,
     note_sources,
     parent_of,
+    passes_of,
     seeded,
     seeds,
     solver_settings,
@@ -46,6 +48,7 @@ class Wanted:
 
     order: tuple[str, ...] = ()
     workers: int | None = None
+    overlap: bool = False
     model: str | None = None
     images: int | None = None
     val_images: int | None = None
@@ -154,6 +157,8 @@ def _read_stage(
             )
         return None
     val = images_of(tested, "TEST", found, folder)
+    if not stand_in:
+        note_norms(step, layers, tested, found)
     own = None if stand_in or train.whole is None else written(step.name, train, tests, states, taken)
     return CaffeStage(step, text, train.block, layers, images, val, own)
 
@@ -180,17 +185,15 @@ def _net(
     if path not in nets:
         there = folder.net(path)
         nets[path] = read_net(there[0], there[1], stand_in, found) if there else None
-        if there and folder.above(there[0]) and not posixpath.dirname(path):
-            why = f"{there[0]}, in a folder above, is taken; there is none of that name here"
+        if there and ((above := folder.above(there[0]) and not posixpath.dirname(path)) or not folder.file(path)):
+            where = "in a folder above, is taken; there is none of that name here"
+            why = f"{there[0]}, {where if above else 'beside the solver, is taken; there is none at that path'}"
             found.leave(entry.place, f"net `{path}`", why, "read it: it may be another's")
     net = nets[path]
     if net is not None:
         return net
-    near = folder.near(path)
     hint = (
-        f"the nearest there is is {near}; write its path as seen from the folder of the solver"
-        if near
-        else f"copy the net to {folder.meant(path)}; or `--root`, the folder in which Caffe is started and its paths begin; "
+        f"copy the net to {folder.meant(path)}; or `--root`, the folder in which Caffe is started and its paths begin; "
         "or `--no-nets`, which imports the solvers alone"
     )
     found.mistakes.add(entry.place, f"there is no net `{path}`", hint)
@@ -205,36 +208,53 @@ def _with_nets(stages: Sequence[CaffeStage], folder: CaffeFolder, wanted: Wanted
     channels = first.train.channels or train_count.channels
     name = wanted.model or ""
     stages = [_as_first(stage, first) for stage in stages]
-    if first.written is not None:
-        model = whole_lines(first.net, first.written.name, channels, train_count.there)
-    else:
-        model = model_lines(first.net, first.layers, name, channels, found)
-        for other in stages[1:]:
-            note_other_network(first.layers, other.layers, first.step.file, found)
+    steps = tuple(s.step for s in stages)
+    workers = {s.step.name: workers_of(s.step, steps, wanted.workers, s.train.batch_place, found) for s in stages}
+    if wanted.overlap and not any(w.nodes for w in workers.values()):
+        raise UsageError("`--overlap`, and no stage has several processes", "give their number with `--workers N`")
+    for stage in stages[1:] if first.written is None else ():
+        note_other_network(first.layers, stage.layers, first.step.file, found)
+
+    def model_of(stage: CaffeStage) -> tuple[Line, ...]:
+        if stage.written is not None:
+            lines = whole_lines(stage.net, stage.written.name, channels, train_count.there)
+            return (*lines, *norm_lines(stage, workers[stage.step.name], found))
+        return model_lines(first.net, first.layers, name, channels, passes_of(first), found)
+
+    model = model_of(first)
     last = last_linear(first.layers)
     note_sources(stages, val, found)
 
     def add(stage: CaffeStage, made: dict[str, Setting]) -> None:
-        workers = workers_of(stage.step, [s.step for s in stages], wanted.workers, stage.train.batch_place)
-        made |= {s.name: s for s in (*batch(stage, workers, found), *transforms(stage, val))}
+        nodes = workers[stage.step.name]
+        made |= {s.name: s for s in (*batch(stage, nodes, made, found), *transforms(stage, val))}
         if any(s.step.parents for s in stages) and (not stage.train.shuffle or seeded(stage)):
             # Every Caffe begins at the first record, in the same order where there is nothing random about it.
             made["carry"] = AS_CAFFE
         evaluation(stage, val, made, val_count.number if val_count else 0, found)
         if stage.written is None and (rules := multipliers(stage.layers, name, last, found)) is not None:
             made["param"] = rules
-        if stage.written is not None and first.written is not None and stage.written.name != first.written.name:
-            made["net"] = setting("net", quoted(stage.written.name), stage.net.place)
-        if stage.step.given is not None:
-            made |= {s.name: s for s in [_given(stage.step.given, folder, found)]}
+        own = model_of(stage) if stage.written is not None else model
+        if [line.text for line in own] != [line.text for line in model]:
+            # `net` alone stands for a model without settings of its own.
+            norm = any(line.text.startswith("batch_norm_param") for line in own)
+            net = setting("net", quoted(stage.written.name if stage.written else ""), stage.net.place)
+            made |= {"model": Setting("model", message("model", own, stage.net.place))} if norm else {"net": net}
+        if stage.step.given and stage.step.start is not None:
+            made |= {s.name: s for s in [_given(stage.step.start, folder, found)]}
 
     seed, settings = _settings(stages, add, found)
+    for stage in stages:
+        if workers[stage.step.name].nodes:
+            settings[stage.step.name] = overlapped_rates(stage, settings[stage.step.name], wanted.overlap, found)
     data = message("train", source_lines(train_count, first.train.source_place), first.train.source_place)
     if val is not None and val_count is not None:
         data += message("val", source_lines(val_count, val.source_place), val.source_place)
     if not first.train.shuffle:
         data += (Line("shuffle: false", first.train.layer.place),)
-    steps = tuple(s.step for s in stages)
+    if wanted.overlap:
+        before = [parent_of(s, stages) for s in stages]
+        steps = tuple(overlapped_start(s, b, workers[b.step.name].nodes) for s, b in zip(stages, before, strict=True))
     nets = {s.step.name: s.net.place.path for s in stages if s.net.place.path != s.text.path}
     copies = {s.written.name: s.written for s in stages if s.written is not None}
     return Converted(
@@ -323,17 +343,13 @@ def _model(wanted: Wanted, train: Count) -> tuple[Line, ...]:
 
 def _batch(stage: SolverStage, wanted: Wanted, found: Findings) -> list[Setting]:
     """batch_size and device_batch_size, the same in all stages."""
-    view, workers = (
-        View(stage.text.block),
-        workers_of(stage.step, [stage.step], None, stage.text.block.place).number or 1,
-    )
+    view = View(stage.text.block)
     passes = (view.whole("iter_size") or 1) if view.has("iter_size") else 1
     if passes > 1:
         why = f"batch_size is that of a whole update, its {passes} passes together"
         found.leave(view.place("iter_size"), "iter_size", why, "write the stage's own batch_size where it is another")
-    together = f"{workers} workers" if workers > 1 else "all workers"
     asked = (
-        ("batch_size", wanted.batch_size, f"images of one update, of {together} together?"),
+        ("batch_size", wanted.batch_size, "images of one update, of all workers together?"),
         ("device_batch_size", wanted.device_batch_size, "those of one worker's pass? BatchNorm sees these"),
     )
     return [

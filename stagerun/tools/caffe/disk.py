@@ -1,18 +1,16 @@
 """The files of a folder of Caffe's: the one place of the import that reads."""
 
 import os
+import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from difflib import get_close_matches
+from contextlib import contextmanager
 
 from stagerun.base.errors import DataError, PermissionDenied, UsageError
 from stagerun.language.parse import LARGEST
 from stagerun.system.files import upward
-from stagerun.tools.caffe.text import is_net
 
 SCRIPTS = (".sh", ".bash")
-MOST_FILES = 2000  # that are looked at for the nearest one, and how many of them are opened
-MOST_NEAR = 10
+MOST_NAMED = 10  # files in a hint
 LARGEST_MEAN = 64_000_000  # bytes of a mean image
 
 CountLmdb = Callable[[str], tuple[int, int | None] | None]
@@ -42,9 +40,15 @@ class CaffeFolder:
         return self._named(lambda name: name.endswith(".prototxt"))
 
     def scripts(self) -> dict[str, bytes]:
-        """Scripts first: where a README has other commands, that is said of the README."""
+        """Scripts first, 2_collapse.sh before 10_again.sh, then READMEs."""
         found = self._named(lambda name: name.endswith(SCRIPTS) or name.upper().startswith("README"))
-        return dict(sorted(found.items(), key=lambda item: not item[0].endswith(SCRIPTS)))
+
+        def rank(name: str) -> tuple[bool, list[str]]:
+            return not name.endswith(SCRIPTS), [
+                part.zfill(9) if part.isdecimal() else part for part in re.split("([0-9]+)", name)
+            ]
+
+        return {name: found[name] for name in sorted(found, key=rank)}
 
     def _named(self, wanted: Callable[[str], bool]) -> dict[str, bytes]:
         with _reading(self._folder):
@@ -56,8 +60,15 @@ class CaffeFolder:
         return found
 
     def net(self, path: str) -> tuple[str, bytes] | None:
-        there = self._found(path)
+        beside = os.path.join(self.shown, os.path.basename(path))
+        there = self._found(path) or (beside if os.path.isfile(beside) else "")
         return (there, _bytes(there, there, LARGEST + 1)) if there else None
+
+    def beside(self, path: str, ending: str) -> list[str]:
+        """Files with an ending in FOLDER, and where a path of Caffe's leads."""
+        places = {self._folder, *(os.path.dirname(place) for place in self._places(path))}
+        found = {name for place in places if os.path.isdir(place) for name in os.listdir(place)}
+        return sorted(name for name in found if name.removesuffix(".h5").endswith(ending))[:MOST_NAMED]
 
     def file(self, path: str) -> str:
         """The absolute path of what a path of Caffe's means; '' if there is no such file."""
@@ -98,32 +109,9 @@ class CaffeFolder:
     def above(self, path: str) -> bool:
         return self._root is None and not os.path.abspath(path).startswith(os.path.join(self._folder, ""))
 
-    def near(self, path: str) -> str:
-        """A net of the same name in the folder or below, else the one with the nearest name. Other .prototxts, as solvers are,
-        are none."""
-        files: dict[str, list[str]] = {}
-        for number, file in enumerate(self._below()):
-            if number > MOST_FILES:
-                break
-            files.setdefault(os.path.basename(file), []).append(file)
-        base = os.path.basename(path)
-        names = [base, *get_close_matches(base, files, n=MOST_NEAR, cutoff=0.6)]
-        fitting = [file for name in names for file in files.get(name, ())][:MOST_NEAR]
-        return next((_short(file) for file in fitting if _is_net(file)), "")
-
-    def _below(self) -> Iterator[str]:
-        for folder, _, names in os.walk(self._folder):
-            yield from (os.path.join(folder, name) for name in names if name.endswith(".prototxt"))
-
     def meant(self, path: str) -> str:
         """Where a file is first looked for."""
         return next(self._places(path), path)
-
-
-def _is_net(path: str) -> bool:
-    with suppress(DataError, PermissionDenied):
-        return os.path.isfile(path) and is_net(_bytes(path, path, LARGEST))
-    return False
 
 
 def _short(path: str) -> str:

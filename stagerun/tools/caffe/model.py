@@ -30,9 +30,10 @@ def whole_lines(net: Block, file: str, channels: int | None, there: bool) -> tup
 
 
 def model_lines(
-    net: Block, layers: Sequence[Block], name: str, channels: int | None, found: Findings
+    net: Block, layers: Sequence[Block], name: str, channels: int | None, passes: int, found: Findings
 ) -> tuple[Line, ...]:
-    """The inside of `model` with a network of stagerun's, called `name`, that stands for the net."""
+    """The inside of `model` with a network of stagerun's, called `name`, that stands for the net. `passes` of each worker make an
+    iteration."""
     known = shapes(layers)
     title = text_of(net, "name")
     lines: list[Line] = []
@@ -45,7 +46,7 @@ def model_lines(
     lines += _classes(known)
     if channels == 1:
         lines.append(Line("channels: 1", place))
-    lines += _norm(layers, name, found)
+    lines += _norm(layers, name, passes, found)
     if name == RESNET50:
         gamma = zero_gamma(layers)
         if gamma is None:
@@ -76,7 +77,7 @@ def _classes(known: Sequence[Shape]) -> list[Line]:
     return [Line("num_classes: 0", place, "how many? the net ends in no InnerProduct layer", asks=True)]
 
 
-def _norm(layers: Sequence[Block], name: str, found: Findings) -> list[Line]:
+def _norm(layers: Sequence[Block], name: str, passes: int, found: Findings) -> list[Line]:
     """batch_norm_param of all BatchNorm layers. Caffe's default is another one than those of stagerun's networks."""
     norms = list(of_type(layers, "BatchNorm"))
     if not norms or (name in NETWORKS and NETWORKS[name].batch_norm is None):
@@ -100,6 +101,7 @@ def _norm(layers: Sequence[Block], name: str, found: Findings) -> list[Line]:
             found.leave(other[2], "batch_norm_param", f"another than in the first BatchNorm ({fraction}, eps {eps})")
             break
     inner = f"moving_average_fraction: {fraction}" + (f" eps: {eps}" if float(eps) != 1e-5 else "")
+    inner += f" moving_average_passes: {passes}" if passes > 1 else ""
     return [Line(f"batch_norm_param {{ {inner} }}", place)]
 
 

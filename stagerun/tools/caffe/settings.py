@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from stagerun import schedule
-from stagerun.base.errors import nearest
+from stagerun.base.errors import Span, nearest
 from stagerun.language.tree import Block, Entry, quoted
 from stagerun.language.view import Doubtful, View
 from stagerun.tools.caffe.images import Images
@@ -148,6 +148,9 @@ def _carried(text: CaffeText, entry: Entry, value: str) -> Setting:
 def _type(text: CaffeText, found: Findings) -> Iterable[Setting]:
     entries = text.block.entries
     if "type" in entries:
+        if "solver_type" in entries:
+            message = "`solver_type` beside `type`, which Caffe refuses"
+            found.mistakes.add(entries["solver_type"].place, message, "take the older word out: `solver_type`")
         kind = str(entries["type"].values[0].value)
         if kind not in TYPES.values():
             hint = nearest(kind, TYPES.values()) or "known: " + ", ".join(TYPES.values())
@@ -243,30 +246,35 @@ def note_sources(stages: Sequence[CaffeStage], val: Images | None, found: Findin
             found.leave(images.source_place, "source", why)
 
 
-def batch(stage: CaffeStage, workers: Workers, found: Findings) -> list[Setting]:
-    """batch_size over the whole job, and device_batch_size, over which BatchNorm normalises."""
-    view, images = View(stage.text.block), stage.train
+def _device_batch(stage: CaffeStage) -> tuple[int, Span]:
+    """Images over which BatchNorm normalises."""
+    part, size = View(stage.net).whole("bn_stats_batch_size") or 0, stage.train.batch or 1
+    fits = part > 0 and size % part == 0
+    return (part, stage.net.entries["bn_stats_batch_size"].place) if fits else (size, stage.train.batch_place)
+
+
+def passes_of(stage: CaffeStage) -> int:
+    """How often a worker of Caffe's moves BatchNorm's statistics in an iteration."""
+    return (View(stage.text.block).whole("iter_size") or 1) * ((stage.train.batch or 1) // _device_batch(stage)[0])
+
+
+def batch(stage: CaffeStage, workers: Workers, made: dict[str, Setting], found: Findings) -> list[Setting]:
+    """batch_size over the whole job, and device_batch_size. Takes a clip of several nodes out of `made`."""
+    images, passes, (device, place) = stage.train, View(stage.text.block).whole("iter_size") or 1, _device_batch(stage)
     assert images.batch is not None
-    passes = (view.whole("iter_size") or 1) if view.has("iter_size") else 1
-    device, place = images.batch, images.batch_place
-    part = View(stage.net).whole("bn_stats_batch_size") or 0
-    if part and images.batch % part == 0:
-        device, place = part, stage.net.entries["bn_stats_batch_size"].place
-    elif part:
+    if (part := View(stage.net).whole("bn_stats_batch_size") or 0) and part != device:
         why = f"{part} does not divide the batch of {images.batch}; BatchNorm takes the statistics of one device batch"
         found.leave(stage.net.entries["bn_stats_batch_size"].place, "bn_stats_batch_size", why)
-    for doubt in workers.doubts:
-        found.add(doubt)
-    factors = [str(images.batch), *workers.factors] + ([f"iter_size {passes}"] if passes > 1 else [])
-    comment = " x ".join(factors) if len(factors) > 1 else ""
-    if workers.number != 1 and view.has("clip_gradients") and (view.number("clip_gradients") or -1) > 0:
-        why = "carried over, but Intel's Caffe on several machines does not clip, whatever this says"
-        found.leave(view.place("clip_gradients"), "clip_gradients", why, "take it out to do the same")
-    if workers.number is None:
-        total = Setting("batch_size", (Line("batch_size: 0", images.batch_place, f"{comment}?", asks=True),))
-    else:
-        total = setting("batch_size", str(images.batch * passes * workers.number), images.batch_place, comment)
-    return [total, setting("device_batch_size", str(device), place)]
+    factors = [str(images.batch), *([f"{workers.number} workers"] if workers.number > 1 else [])]
+    factors += [f"iter_size {passes}"] if passes > 1 else []
+    if workers.nodes and "clip_gradients" in made:
+        why = "left out: Intel's Caffe on several nodes does not clip, whatever this says"
+        found.leave(made.pop("clip_gradients").lines[0].span or place, "clip_gradients", why)
+    size, comment = images.batch * passes * workers.number, " x ".join(factors) if len(factors) > 1 else ""
+    return [
+        setting("batch_size", str(size), images.batch_place, comment),
+        setting("device_batch_size", str(device), place),
+    ]
 
 
 def transforms(stage: CaffeStage, val: Images | None) -> list[Setting]:
@@ -337,10 +345,9 @@ def go_on(stage: SolverStage, before: SolverStage, made: dict[str, Setting], fou
     Caffe takes over weights, momentum, and the count of iterations, by which it reads its policy, ends, evaluates and saves
     (`Restore` of solver.cpp and sgd_solver.cpp in sara-nl/caffe). A stage counts from its own start.
     """
-    resumed = stage.step.resumed
-    if resumed is None:
+    begins, view = stage.step.begins, View(stage.text.block)
+    if not begins or stage.step.start is None:
         return
-    begins, view = resumed.iteration, View(stage.text.block)
     end, policy = view.whole("max_iter") or 0, view.text("lr_policy") or ""
     made["max_iter"] = _said(made["max_iter"], str(end - begins), f"{end} of Caffe's, from {begins} on")
     if (view.whole("warmup_iter") or 0) <= begins:
@@ -356,7 +363,7 @@ def go_on(stage: SolverStage, before: SolverStage, made: dict[str, Setting], fou
     _note_steps(stage, before, begins, found)
     _note_intervals(view, [n for n in LOOKING if n in made], begins, end, found)
     carry = "carry { momentum: KEEP data: RESTART }" if made.get("carry") == AS_CAFFE else "carry { momentum: KEEP }"
-    made["carry"] = Setting("carry", (Line(carry, resumed.span, "as Caffe's `--snapshot`"),))
+    made["carry"] = Setting("carry", (Line(carry, stage.step.start.span, "as Caffe's `--snapshot`"),))
 
 
 def _said(before: Setting, value: str, comment: str) -> Setting:

@@ -132,10 +132,6 @@ def is_solver(data: bytes) -> bool:
     )
 
 
-def is_net(data: bytes) -> bool:
-    return bool(_at_top(data) & {"layer", "layers"})
-
-
 def _at_top(data: bytes) -> set[str]:
     """The words outside all braces."""
     depth, names = 0, set()

@@ -3,15 +3,16 @@
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from itertools import chain, count
 
-from stagerun.base.errors import Problems
+from stagerun.base.errors import Problems, Span
 from stagerun.language.net import NetText, State, read
 from stagerun.language.net.phases import TEST, TRAIN
 from stagerun.language.net.upgrade import upgraded
 from stagerun.language.tree import Block
+from stagerun.tools.caffe.net import text_of
 from stagerun.tools.caffe.text import NET, Findings, read_text
 
 SAID_OF = re.compile(r" include \{ phase: (TRAIN|TEST) \}")
@@ -58,12 +59,18 @@ def inside(path: str, block: Block, stand_in: bool, found: Findings) -> CaffeNet
 @dataclass(frozen=True, slots=True)
 class Written:
     """The net of a stage as a file. `network`: its canonical form. `source`: the file
-    that it is a copy of, '' for one that was put together."""
+    that it is a copy of, '' for one that was put together; then `places` are those of its layers."""
 
     name: str
     text: str
     network: str
     source: str = ""
+    places: Mapping[str, Span] = field(default_factory=dict)
+
+    def place(self, line: int) -> Span | None:
+        """Where the layer in a line of a net that was put together comes from; else where its net begins."""
+        named = re.search(r' name: "([^"]*)"', self.text.split("\n")[line - 1])
+        return self.places.get(named[1] if named else "", self.places.get(""))
 
     @property
     def layers(self) -> list[str]:
@@ -96,7 +103,8 @@ def written(
     title = train.whole.name
     head = f'name: "{title}"\n' if title.isprintable() and '"' not in title and title else ""
     network = "".join(f"{line}\n" for line in kept)
-    return Written(_own_name(stage, taken), head + network, network)
+    places = {text_of(layer, "name"): layer.place for net in (test, train) if net is not None for layer in net.layers}
+    return Written(_own_name(stage, taken), head + network, network, places=places | {"": train.block.place})
 
 
 def _own_name(stage: str, taken: Mapping[str, str]) -> str:

@@ -19,7 +19,7 @@ from stagerun.tools.caffe.text import Findings
 from stagerun.tools.caffe.whole import Written
 
 # The fields of Solver in the order in which they are written; those of a message after an empty line.
-OWN = ("net", *OF_STAGE, "policy_start_iter")  # what makes a stage, and stands in its own file
+OWN = ("net", "model", *OF_STAGE, "knot", "policy_start_iter")  # what makes a stage, and stands in its own file
 ORDER = (
     *OWN,
     *("weights", "solverstate"),
@@ -62,19 +62,12 @@ def _shared(converted: Converted) -> dict[str, Setting]:
         value, number = Counter(h.value for h in having).most_common(1)[0]
         if name == "carry" and number < len(stages):
             continue  # a stage that goes on from a snapshot says so itself
-        if name == "batch_size" and any(line.asks for h in having for line in h.lines) and not _alike(having):
-            continue  # each stage asks for its own
         first = stages[0].get(name)
         if first is not None and sum(h.value == first.value for h in having) == number:
             value = first.value
         if number * 2 > len(stages) or (number * 2 == len(stages) and first is not None and first.value == value):
             shared[name] = next(h for h in having if h.value == value)
     return shared
-
-
-def _alike(settings: Sequence[Setting]) -> bool:
-    """Whether the same is asked, or said."""
-    return len({(setting.value, *(line.comment for line in setting.lines)) for setting in settings}) == 1
 
 
 def _written(settings: Mapping[str, Setting]) -> Iterator[Line]:
@@ -192,7 +185,8 @@ def check_lines(
             if line.asks:
                 asked.append(problem)
             elif net := next((net for net in nets if net.name == name), None):
-                mistakes.append(_in_net(problem, net))
+                copied = Line("", net.place(problem.span.line))
+                mistakes.append(_in_net(problem, net) if net.source else _moved(problem, copied, found))
             else:
                 mistakes.append(_moved(problem, line, found))
         if mistakes:
@@ -202,8 +196,8 @@ def check_lines(
 
 
 def _in_net(problem: Problem, net: Written) -> Problem:
-    """A mistake in a net at its place in the file that was copied, if one was."""
-    return replace(problem, span=replace(problem.span, path=net.source)) if net.source else problem
+    """A mistake in a net at its place in the file that was copied."""
+    return replace(problem, span=replace(problem.span, path=net.source))
 
 
 def _moved(problem: Problem, line: Line, found: Findings) -> Problem:

@@ -3,7 +3,6 @@
 import math
 import os
 import re
-import stat
 import statistics
 from array import array
 from bisect import bisect_right
@@ -19,7 +18,8 @@ from typing import BinaryIO, NamedTuple, overload
 from stagerun.base.errors import PermissionDenied, StorageError, UsageError
 from stagerun.base.events import Event, Iterated
 from stagerun.base.staleness import Staleness
-from stagerun.store.logged import event_of
+from stagerun.store.logged import LARGEST, event_of
+from stagerun.system.files import open_shared
 from stagerun.tools.report.history import Bin, Span, Trained
 
 # The epoch is the ceiling of what is done, but for what sums of fractions may be off by: one that ends with an update must not
@@ -272,9 +272,7 @@ def opened(out: Path) -> Iterator[BinaryIO]:
     """The log of an output folder, to be read. UsageError if there is none, PermissionDenied or StorageError if it can't be read."""
     path = out / LOG
     try:
-        if stat.S_ISFIFO(os.stat(path).st_mode):  # opening it would wait for a writer
-            raise UsageError(f"{path} is a FIFO, not a file", "name the output folder of a run")
-        with open(path, "rb") as file:
+        with os.fdopen(open_shared(path), "rb") as file:
             yield file
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageError(*_no_log(out)) from error
@@ -325,8 +323,8 @@ def _updates(stage: str, rows: Iterable[tuple[str, ...]]) -> Updates:
     """Raises ValueError for what is not a finite number."""
     times, _, iters, epochs, rates, decays, losses, images, seconds, sent, *pushes, _ = zip(*rows, strict=True)
     floats = [array("d", map(float, column)) for column in (times, epochs, rates, decays, losses, seconds)]
-    if not all(math.isfinite(sum(column)) for column in floats):
-        raise ValueError("not a finite number")
+    if not all(abs(number) <= LARGEST for column in floats for number in (min(column), max(column), sum(column))):
+        raise ValueError("not a number that a run writes")
     time, epoch, lr, decay, loss, long = floats
     whole = [array("q", (int(text or 0) for text in column)) for column in (iters, images, sent)]
     stale = [array("i", (int(text or -1) for text in column)) for column in pushes]

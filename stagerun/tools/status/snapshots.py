@@ -10,9 +10,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from stagerun import store
-from stagerun.base.errors import PermissionDenied, ResumeRefused, StagerunError, StorageError, UsageError, nearest
+from stagerun.base.errors import (
+    PermissionDenied,
+    ResumeRefused,
+    StagerunError,
+    StorageError,
+    UsageError,
+    listing,
+    nearest,
+)
 from stagerun.base.events import StageFinished
-from stagerun.base.recipe import Schedule
+from stagerun.base.recipe import Schedule, Stage
 from stagerun.base.snapshots import Inventory, SnapshotRef
 from stagerun.base.text import columns, count, percent, size
 from stagerun.command.ending import show, tell
@@ -101,7 +109,8 @@ def list_snapshots(out: Path, verify: bool = False, schedule: Schedule | None = 
     inventory = known = store.inventory(DISK, out, looking=True)
     if schedule is not None:
         inventory = make_plan(schedule, inventory).inventory
-    found = [_complete(out, ref, inventory, verify) for ref in inventory.snapshots]
+    definitions = {stage.name: stage for stage in schedule.stages} if schedule is not None else {}
+    found = [_complete(out, ref, inventory, verify, definitions.get(ref.stage)) for ref in inventory.snapshots]
     found += [_damaged(out, name) for name in (*inventory.damaged, *known.forbidden)]
     found += _set_aside(out)
     # A run that goes on may have deleted some while they were looked at.
@@ -155,6 +164,7 @@ def snapshots_text(out: Path, found: Sequence[Found]) -> str:
     lines = columns([titles, *([row[title] for title in titles] for row in rows)])
     lines.append(f"{count(len(whole), 'complete snapshot')}, {size(sum(f.bytes or 0 for f in whole))}")
     lines += [f"{f.state}: {f.name}: {f.reason}" for f in found if f.state in ("damaged", "unreadable", _FORBIDDEN)]
+    lines += [f"of another definition: {f.name}: {f.reason}" for f in whole if f.reason]
     return "\n".join(lines)
 
 
@@ -178,8 +188,8 @@ def refuse_damaged(out: Path, found: Sequence[Found]) -> None:
         names = " ".join(f"--drop {f.name}" for f in damaged) + " --force" * any(f.end or f.started for f in damaged)
         raise ResumeRefused(
             f"{count(len(damaged), 'snapshot')} damaged",
-            f"`stagerun run` goes on from the one before, where it would start from it; of a finished stage it looks at none: `stagerun "
-            f"snapshots {shlex.quote(str(out))} {names}` has it trained again",
+            f"`stagerun run` goes on from the one before; `stagerun snapshots {shlex.quote(str(out))} {names}` removes "
+            f"{'it' if len(damaged) == 1 else 'them'}",
         )
 
 
@@ -188,8 +198,10 @@ def date(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
-def _complete(out: Path, ref: SnapshotRef, inventory: Inventory, verify: bool) -> Found:
+def _complete(out: Path, ref: SnapshotRef, inventory: Inventory, verify: bool, stage: Stage | None) -> Found:
     epoch, state, reason = None, "complete", ""
+    if stage is not None and (changed := changed_fields(ref, stage)):
+        reason = f"another {listing([name.removeprefix('solver.') for name in changed], 'and')} than the schedule's"
     try:
         if verify:
             store.verify(DISK, out, ref.name)

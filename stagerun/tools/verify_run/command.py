@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from stagerun import store
-from stagerun.base.errors import ExitCode, StagerunError, UsageError
+from stagerun.base.errors import ExitCode, StagerunError, UsageError, listing
 from stagerun.base.recipe import Audit, Schedule, Stage
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.base.text import count
@@ -17,7 +17,7 @@ from stagerun.command.ending import say
 from stagerun.command.options import arguments, command
 from stagerun.command.shared import limits
 from stagerun.language import load
-from stagerun.language.networks import from_outside
+from stagerun.language.consent import asked, trusted
 from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.language.stored import read_foreign
 from stagerun.launch import die_with_launcher
@@ -131,22 +131,20 @@ def stored_schedule(out: Path, trust_code: bool) -> Schedule:
             f"{out} has no snapshot that says what was trained", f"give the schedule's folder, and `--out {out}`"
         )
     stages = tuple(_as_trained(schedule, out, {ref.stage: ref for ref in found.snapshots}))
-    if any(from_outside(stage.model) or stage.solver.transform.python for stage in stages):
+    if code := list(dict.fromkeys(name for stage in stages for name in asked(stage))):
         from stagerun.train.stored import sources_in  # and with it torch
 
         if not trust_code:
             raise UsageError(
-                f"the schedule in snapshot {newest.name} runs Python that it names",
+                f"the schedule in snapshot {newest.name} runs Python that it names: {listing(code, 'and')}",
                 "read it; --trust-code runs the snapshot's copy, and with the schedule's folder DIR its own files are taken",
             )
         sources = sources_in(DISK, snapshots_folder(out) / newest.name)
-        stages = tuple(
-            replace(stage, model=replace(stage.model, sources=sources)) if from_outside(stage.model) else stage
-            for stage in stages
-        )
+        stages = tuple(trusted(stage, sources) for stage in stages)
         files = [(RECIPE, ""), *sources.files]
         schedule = replace(schedule, files=tuple((f"{out}/{path}", text) for path, text in files))
-    return looked_at(replace(schedule, stages=stages), out)
+    # Scratch is a folder that is written to.
+    return looked_at(replace(schedule, stages=stages).with_data(lambda data: replace(data, scratch=None)), out)
 
 
 def _as_trained(schedule: Schedule, out: Path, newest: Mapping[str, SnapshotRef]) -> Iterator[Stage]:

@@ -156,21 +156,23 @@ def _evaluate(
                 f"note: {stage} is evaluated as the schedule says now, not as in the run: {', '.join(changes)}; {SETS}"
             )
     if options.data is None:
-        stored = _with_images(stored, folder)
+        stored = _with_images(stored, folder, chosen.schedule.data.scratch if chosen.schedule is not None else None)
     sets = 1 if options.data is not None else max(1, len(stored.stage.data.val))
     return [_on_set(stored, stage, ensemble_of(folder), number, options, device) for number in range(sets)]
 
 
-def _with_images(stored: "Stored", folder: Path) -> "Stored":
+def _with_images(stored: "Stored", folder: Path, scratch: str | None) -> "Stored":
     """Imports the validation sets that are folders of class folders, where their LMDBs are gone, or files have another time than in the
-    run. `folder`: of the snapshot. DataError for one that can't be used, or has no place."""
+    run. `folder`: of the snapshot. `scratch`: of a schedule that the user names; nothing is written to the recipe's. DataError for one that can't
+    be used, or has no place."""
     from stagerun.command.progress import Shown
     from stagerun.data.importing.first_use import have
 
     out, schedule = folder.resolve().parent.parent, stored.schedule
     imports = dict(schedule.imports)
     for path in (val.path for val in stored.stage.data.val if is_class_folder(val.path)):
-        made = imports[path] = import_of(small(path), schedule.data.scratch, out)
+        run, own = (import_of(small(path), place, out) for place in (schedule.data.scratch, scratch))
+        made = imports[path] = run if is_there(run) else own
         if is_there(made):
             continue
         if not made.in_scratch and snapshots_folder(out) != folder.resolve().parent:

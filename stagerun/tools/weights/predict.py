@@ -22,6 +22,7 @@ from stagerun.data.importing.items import Names
 from stagerun.data.records import ListRecords, LmdbSource, spread
 from stagerun.system.files import write_output
 from stagerun.system.image_folder import IMAGE_SUFFIXES, files_below, is_image
+from stagerun.system.imports import with_imports
 from stagerun.tools.data.pictures import ResizeOptions, class_names, classes_of
 from stagerun.tools.weights.selection import choose_members, ensemble_of
 
@@ -94,7 +95,8 @@ def predict_images(folders: Sequence[Path], options: PredictOptions, name: str) 
 
     torch.set_num_threads(options.threads or default_threads(1))
     members = [_not_rectangular(open_snapshot(folder, Trust(options.trust_code))) for folder in folders]
-    stored, wanted = members[0], Wanted(views=evaluate.Views(options.views), ema=options.ema)
+    wanted = Wanted(views=evaluate.Views(options.views), ema=options.ema)
+    stored = replace(members[0], schedule=with_imports(members[0].schedule, folders[0].resolve().parent.parent))
     names = _class_names(stored, options.classes)
     networks = [classifier(member, wanted, choose_device(World())) for member in members]
     batch = options.device_batch or stored.stage.solver.test_batch_size

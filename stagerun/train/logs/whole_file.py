@@ -1,10 +1,12 @@
 """A log that is written as a whole each time, in the place of the old one."""
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from stagerun.base.errors import PermissionDenied, StagerunError, StorageError
 from stagerun.store import LocalDisk, write_atomic
+from stagerun.system.files import open_shared
 
 
 class WholeFile:
@@ -18,7 +20,8 @@ class WholeFile:
     def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
         self.path, self.warn, self._warned = path, warn, False
         try:
-            self.lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+            with os.fdopen(open_shared(path), encoding="utf-8", errors="replace") as file:
+                self.lines = file.read().splitlines()
         except FileNotFoundError:
             self.lines = []
         except PermissionError as error:

@@ -27,7 +27,7 @@ from typing import Any, TextIO
 
 from stagerun.base.events import RunFinished, RunStarted, Stopped
 from stagerun.store.logged import event_of
-from stagerun.system.files import write_whole
+from stagerun.system.files import open_shared, write_whole
 from stagerun.train.logs.table import tracker_of
 from stagerun.train.logs.trackers.settled import Line, Restart, Settling, Undone
 from stagerun.train.logs.trackers.tracker import Point, Text, TrackedRun, Tracker
@@ -159,7 +159,7 @@ class Follower:
     def _read(self) -> Iterator[Line | Text]:
         """New lines of the log. Where this process life begins, what it will train again counts as undone."""
         settling = self.settling
-        with open(self.out / "log.jsonl", "rb") as file:
+        with os.fdopen(open_shared(self.out / "log.jsonl"), "rb") as file:
             file.seek(settling.at)
             while True:
                 at = settling.at

@@ -1,0 +1,72 @@
+"""What is due at an iteration where a run stops is done once, over all process lives: evaluations, averages, snapshots, proofs,
+synchronisations, and the losses themselves."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import tiny
+from test_run_trees import go, ids, make_schedule, of
+
+from stagerun.base.events import Event, Iterated, Proof, RunFinished, SnapshotWritten, Synchronised, TestDue, Tested
+
+# Evaluations at 2, 4, 6; snapshots at 3, 6 and, for the branch, 4.
+LINE = 'base_lr: 0.02 lr_policy: "fixed" max_iter: 7 test_interval: 2 test_iter: 1 snapshot: 3 '
+KINDS = {
+    "plain": "",
+    "average": "ema_decay: 0.9 ema_interval: 2",
+    "rollback": "on_nan: ROLLBACK",
+    "early stop": "early_stop { metric: LOSS patience_iter: 40 }",
+    "proofs": "audit_param { proof_iter: 2 }",
+    "replicas": "sync_param { method: LOCAL replicas: 2 period: 2 }",
+    "pushes": "sync_param { method: ASYNC replicas: 2 max_staleness: 1 }",
+}
+STAGES = 'stage { name: "main" }\nstage { name: "cut" from: "main@4" solver_param { base_lr: 0.02 lr_policy: "fixed" max_iter: 1 } }\n'
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("once")
+    tiny.make_data(folder)
+    return folder
+
+
+def stops_after_each_iteration(seen: list[Event]) -> bool:
+    return bool(of(seen, Iterated))
+
+
+def stops_in_each_evaluation(seen: list[Event]) -> bool:
+    """But for one that comes first in a life: the one that was stopped before."""
+    return isinstance(seen[-1], TestDue) and bool(of(seen, Iterated))
+
+
+def done(events: list[Event]) -> dict[str, Counter[object]]:
+    """By what it is, how often each was done."""
+    return {
+        "losses": Counter((e.stage, e.iter, e.loss) for e in of(events, Iterated)),
+        "evaluations": Counter((e.iter, e.ema, e.loss, e.top1) for e in of(events, Tested)),
+        "proofs": Counter((e.iter, e.chain) for e in of(events, Proof)),
+        "synchronisations": Counter(e.iter for e in of(events, Synchronised)),
+    }
+
+
+@pytest.mark.parametrize(
+    "stop", [stops_after_each_iteration, stops_in_each_evaluation], ids=["iterations", "evaluations"]
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_due_where_a_run_stops_is_done_once(kind: str, stop, data: Path, tmp_path: Path) -> None:
+    folder = make_schedule(tmp_path / "s", data, STAGES, main=LINE + KINDS[kind] + "\n")
+    whole = go(folder, tmp_path / "whole", "keep_snapshots=20")
+    assert {e.iter for e in of(whole, Tested)} >= {2, 4, 6, 7}
+    events: list[Event] = []
+    lives = 0
+    while not of(events, RunFinished):
+        events += go(folder, tmp_path / "out", "keep_snapshots=20", stop=stop)
+        lives += 1
+        assert lives < 20
+    assert lives >= 4
+    assert done(events) == done(whole)
+    written = Counter((e.stage, e.iter) for e in of(events, SnapshotWritten))
+    assert set(written.values()) == {1} and written.keys() >= {(e.stage, e.iter) for e in of(whole, SnapshotWritten)}
+    mine, there = ids(tmp_path / "out"), ids(tmp_path / "whole")
+    assert {name: mine[name] for name in there} == there
