@@ -52,18 +52,17 @@ def progress_line(
     stage: "StageStarted",
     stages: int,
     window: "Sequence[Iterated]",
-    left: int,
+    left: tuple[float, float],
     behind: Staleness | None = None,
     met: "Synchronised | None" = None,
 ) -> str:
-    """Where training is after the last iteration of `window`, with `left` iterations to go in all `stages`. `behind`: of the pushes that
-    it is about."""
+    """Where training is after the last iteration of `window`, with `left` seconds to go in the stage and in all `stages`. `behind`: of the
+    pushes that it is about."""
     now, speed = window[-1], pace(window, met)
     return (
         f"stage {stage.number}/{stages} {now.stage}  {now.iter}/{stage.max_iter}  epoch {now.epoch:.2f}  "
         f"LR {now.lr:.4g}  loss {speed.loss:.4f}  {speed.images_per_second:.0f} images/s  "
-        f"{_sent(stage, speed)}{_behind(behind)}{duration((stage.max_iter - now.iter) * speed.seconds_per_iteration)} left in stage, "
-        f"{duration(left * speed.seconds_per_iteration)} in all"
+        f"{_sent(stage, speed)}{_behind(behind)}{duration(left[0])} left in stage, {duration(left[1])} in all"
     )
 
 
@@ -97,15 +96,14 @@ def live_line(
     marks: Mapping[str, str],
     stage: "StageStarted",
     window: "Sequence[Iterated]",
-    left: int,
+    left: tuple[float, float],
     width: int,
     met: "Synchronised | None" = None,
 ) -> tuple[dict[str, str], int, str]:
     """As `progress_line`, in at most `width` characters if that can be: the marks to show, how long a bar, 0 for none, and the rest,
     with two spaces between them. A narrow terminal leaves out first epoch, LR and bytes, or other stages, then the bar."""
     now, speed = window[-1], pace(window, met)
-    stage_left = duration((stage.max_iter - now.iter) * speed.seconds_per_iteration)
-    times = f"{stage_left} of {duration(left * speed.seconds_per_iteration)} left"
+    times = f"{duration(left[0])} of {duration(left[1])} left"
     done, loss = f"{now.iter}/{stage.max_iter}", f"loss {speed.loss:.4f}"
     short = f"{done}  {speed.images_per_second:.0f} img/s  {loss}  {times}"
     long = f"{done}  epoch {now.epoch:.2f}  LR {now.lr:.4g}  {speed.images_per_second:.0f} images/s  {loss}  {_sent(stage, speed)}{_behind(stale(window))}{times}"

@@ -35,6 +35,7 @@ class Header:
     channels: int  # as stored: 4 is CMYK in a JPEG; 0 where the header doesn't say
     plain: bool  # a JPEG or PNG of 8 bits, B, G, R or grey, without anything that must be taken out
     oddities: tuple[str, ...] = ()  # those of odd.ODDITIES that the header shows
+    orientation: int = 1  # by EXIF, 1 .. 8
 
 
 def family(data: bytes) -> str:
@@ -60,11 +61,12 @@ def _jpeg(data: bytes) -> Header:
     found = jpeg.read_header(data)
     if found.unusual:
         raise Unreadable("unsupported", "a JPEG of an unusual kind: arithmetic coding, lossless or hierarchical")
-    odd = ["EXIF rotation"] if orientation(jpeg.exif_of(data)) > 1 else []
+    turned = orientation(jpeg.exif_of(data))
+    odd = ["EXIF rotation"] if turned > 1 else []
     if found.components == 4:
         odd.append("CMYK")
     plain = found.components != 4
-    return Header("JPEG", found.kind, found.height, found.width, found.components, plain, tuple(odd))
+    return Header("JPEG", found.kind, found.height, found.width, found.components, plain, tuple(odd), turned)
 
 
 def _png(data: bytes) -> Header:
@@ -84,13 +86,14 @@ def _png(data: bytes) -> Header:
     if b"acTL" in chunks:
         odd.append("animated")
     plain = not odd
-    if b"eXIf" in chunks and orientation(chunks[b"eXIf"]) > 1:
+    turned = orientation(chunks.get(b"eXIf", b""))
+    if turned > 1:
         odd.append("EXIF rotation")
     channels = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}.get(colour)
     if channels is None:
         raise Unreadable("damaged", f"the PNG's colour type is {colour}")
     name = "grey PNG" if channels == 1 else "PNG"
-    return Header("PNG", name, height, width, channels, plain, tuple(odd))
+    return Header("PNG", name, height, width, channels, plain, tuple(odd), turned)
 
 
 def png_chunks(data: bytes | memoryview) -> Iterator[tuple[bytes, int, int]]:

@@ -364,9 +364,6 @@ def _message(block: Block) -> str:
 
 # -- identities of snapshots that another version of stagerun made, in the words of this one
 
-# Defaults that the .proto does not state, and that follow from no other field.
-_CONSTANT = {"warmup_iter": "0", "mean_value": "[0.0]", "std_value": "[1.0]"}
-
 
 def completed(identity: Mapping[str, str]) -> dict[str, str]:
     """The identity (`recipe.Stage.identity`) with the fields that it lacks at their defaults, and without those that count no
@@ -400,7 +397,7 @@ def _defaults(kind: Descriptor, prefix: str, said: Mapping[str, str]) -> Iterato
             continue
         elif not is_message(field) or field.is_repeated:
             if not tree.quiet(field):
-                yield key, _CONSTANT.get(field.name) or default_text(field)
+                yield key, values.CONSTANT.get(field.name) or default_text(field)
         elif not _optional(field) or any(name.startswith(f"{key}.") for name in said):
             yield from _defaults(field.message_type, f"{key}.", said)
         elif not tree.quiet(field):

@@ -290,6 +290,19 @@ def unsaid(key: str) -> str:
     return NONE if value is None else tree.canonical(value, field)
 
 
+# Defaults that the .proto does not state, and that follow from no other field.
+CONSTANT = {"warmup_iter": "0", "mean_value": "[0.0]", "std_value": "[1.0]"}
+
+
+def at_default(key: str, value: str) -> bool:
+    """Whether a field has the default that the language states for it, or nothing."""
+    field = _fields(key)[-1]
+    if field is None or value in (NONE, "[]", CONSTANT.get(field.name)):
+        return True
+    stated = tree.default(field)
+    return stated is not None and value == tree.canonical(stated, field)
+
+
 def known(key: str) -> bool:
     """Whether the language has the field of that name."""
     return None not in _fields(key)

@@ -152,16 +152,24 @@ def ensembles_text(ensembles: Sequence[PlannedEnsemble]) -> str:
     """A table, and what to know; '' without ensembles."""
     if not ensembles:
         return ""
-    rows: list[Sequence[str]] = [("ensemble", "rule", "members", "state")]
-    rows += [
-        (e.ensemble.name, rule_in_words(e.ensemble), ", ".join(in_words(e.ensemble.members)), _state_in_words(e))
-        for e in ensembles
+    return "\n".join([*columns(ensembles_rows(ensembles)), *(f"  {cost}" for cost in ensembles_costs(ensembles))])
+
+
+def ensembles_rows(ensembles: Sequence[PlannedEnsemble]) -> list[Sequence[str]]:
+    """The table, with its head."""
+    return [
+        ("ensemble", "rule", "members", "state"),
+        *(
+            (e.ensemble.name, rule_in_words(e.ensemble), ", ".join(in_words(e.ensemble.members)), _state_in_words(e))
+            for e in ensembles
+        ),
     ]
-    lines = columns(rows)
-    for e in ensembles:
-        if e.state in (EnsembleState.READY, EnsembleState.WAITING):
-            lines.append(f"  {e.ensemble.name}: {at_once(e.ensemble)}")
-    return "\n".join(lines)
+
+
+def ensembles_costs(ensembles: Sequence[PlannedEnsemble]) -> list[str]:
+    """What evaluating each of those to come takes."""
+    waiting = EnsembleState.READY, EnsembleState.WAITING
+    return [f"{e.ensemble.name}: {at_once(e.ensemble)}" for e in ensembles if e.state in waiting]
 
 
 def rule_in_words(ensemble: Ensemble) -> str:

@@ -108,6 +108,29 @@ def left(plan: Plan, hours: Hours) -> dict[str, Spent | None]:
     }
 
 
+def left_at(
+    plan: Plan, hours: Hours | None, together: Mapping[str, Spent | None], stage: str, iter: int, todo: int, pace: float
+) -> dict[str, float]:
+    """Seconds that a run has left, by stage and ensemble: it has done `iter` updates of `stage`, at `pace` seconds each, and has `todo` to do in
+    all, as the ones that it was told to do. What `plan` or `hours` don't know counts with that pace, under ''."""
+    speeds = hours.speeds if hours is not None else {}
+    place = {one.name: number for number, one in enumerate(plan.schedule.stages)}
+    found: dict[str, float] = {}
+    if stage in speeds:
+        now, speed = plan.schedule.stage(stage), replace(speeds[stage], iteration=pace)
+        last = max(iter, now.solver.max_iter)
+        found[stage] = spent(plan.schedule, now, speed, iter, last).total + speed.test + speed.written
+        todo -= last - iter
+        for planned in plan.work:
+            name = planned.stage.name
+            if place[name] > place[stage] and name in speeds and 0 < planned.iterations_left <= todo:
+                found[planned.label] = stage_left(plan.schedule, planned, speeds[name]).total
+                todo -= planned.iterations_left
+        if not todo:
+            found |= {name: part.total for name, part in together.items() if part is not None}
+    return found | ({"": todo * pace} if todo > 0 else {})
+
+
 def seconds_at(schedule: Schedule, hours: Hours, name: str, iter: int) -> float | None:
     """Seconds from the seed to `iter` updates of a stage, along its path of ancestors and in one process life. The
     ancestors' evaluations and snapshots are in it; None if the speed of one of them is not known.

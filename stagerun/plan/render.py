@@ -3,9 +3,11 @@
 import csv
 import io
 import json
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import PurePath
 
 from stagerun.base.recipe import Determinism, Memory, Metric, Sampling, Schedule, Solver, Stage, Sync
@@ -107,14 +109,26 @@ def render_text(plan: Plan, remarks: Iterable[str] = (), beside: Iterable[str] =
     blocks += ["\n".join(f"audits of {whose}: {text}" for text, whose in shared.items())] * bool(shared)
     alike: dict[str, list[str]] = {}
     left_out = _left_out(plan)
-    for planned in plan.stages:
-        if planned.stage.name not in left_out:
-            alike.setdefault(details(plan, planned, shared), []).append(planned.stage.name)
+    for group, stages in groupby(plan.stages, key=lambda planned: planned.stage.group or planned.stage.name):
+        said = {p.stage.name: details(plan, p, shared) for p in stages if p.stage.name not in left_out}
+        for text, names in _once(said, group):
+            alike.setdefault(text, []).extend(names)
     blocks += ["\n".join([listed(names), text]) for text, names in alike.items()]
     remarks = list(remarks)
     if remarks:
         blocks.append("\n".join(f"note: {remark}" for remark in remarks))
     return "\n\n".join(blocks)
+
+
+def _once(said: Mapping[str, str], group: str) -> Iterator[tuple[str, list[str]]]:
+    """What is to be said of the stages of a sweep: first what holds for all, then the rest of each. A line has those that are further in with it."""
+    parts = {name: re.split(r"\n(?!    )", text) for name, text in said.items()}
+    common = [part for part in next(iter(parts.values()), []) if all(part in others for others in parts.values())]
+    if common:
+        yield "\n".join(common), list(said) if len(said) < 4 else [f"all {len(said)} stages of {group}"]
+    for name, own in parts.items():
+        if rest := [part for part in own if part not in common]:
+            yield "\n".join(rest), [name]
 
 
 def _shared_audits(plan: Plan) -> dict[str, str]:

@@ -9,11 +9,11 @@ Files of other names are no images, nor is what lies beside the class folders; `
 import errno
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from stagerun.base.errors import DataError, PermissionDenied, StorageError, UsageError
+from stagerun.base.errors import DataError, PermissionDenied, StorageError, UsageError, listing
 from stagerun.base.text import count
 
 # In any case of letters. Beside ImageFolder's there are the other two names of JPEGs, and GIF.
@@ -21,6 +21,7 @@ IMAGE_SUFFIXES = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif",
 )  # fmt: skip
 SPLITS = ("train", "val", "test")
+_HELD_OUT = {"val", "valid", "validation", "test", "testing", "eval", "dev"}
 # Images of a `source` that is a folder: each command asks for the size and time of every file.
 MOST = 100_000
 
@@ -61,8 +62,8 @@ def is_class_folder(path: str) -> bool:
 
 
 def listed(root: str, most: int | None = None) -> Listed:
-    """DataError if there are no class folders, one of them has no images, or more files lie beside them than images in them; UsageError if
-    they are `train` and `val`. DataError as soon as there are more than `most` images: no folder after that is read."""
+    """DataError if there are no class folders, one of them has no images, or more files lie beside them than images in them; UsageError as in
+    `check_classes`. DataError as soon as there are more than `most` images: no folder after that is read."""
     folders = class_folders(root)
     try:
         names: list[str] = []
@@ -81,6 +82,7 @@ def listed(root: str, most: int | None = None) -> Listed:
         beside = sorted(entry.name for entry in os.scandir(root) if not is_folder(entry) and entry.name[0] != ".")
     except OSError as error:
         can_not_open(error.filename or root, error)
+    check_classes(root, folders, names)
     if empty := [name for name, images in zip(folders, counts, strict=True) if images == 0]:
         shown = ", ".join(empty[:5]) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
         raise DataError(
@@ -128,14 +130,40 @@ def seen(found: Listed) -> Seen:
     return Seen(files.hexdigest(), state.hexdigest(), total)
 
 
-def check_classes(root: str, classes: Sequence[str]) -> None:
+def check_classes(root: str, classes: Sequence[str], names: Iterable[str] = ()) -> None:
+    """DataError without classes. UsageError where the folders are sets (`train` and `val`) and not classes, or where by the images' `names`
+    the class folders lie a folder further down."""
     if not classes:
         raise DataError(f"{root}: no class folders in it", "give a folder with one folder of images per class")
-    if {name.lower() for name in classes} <= {*SPLITS, "validation"}:
+    words = {name: name.lower() for name in classes}
+    sets = [name for name, word in words.items() if word in {"train", "training", *_HELD_OUT}]
+    held_out = [name for name in sets if words[name] in _HELD_OUT]
+    # One of these names may be that of a class: CIFAR-100 has trains.
+    if len(sets) == len(classes) or (held_out and len(sets) > 1):
+        are = "its folders are" if len(sets) == len(classes) else "among its folders are"
+        raise UsageError(f"{root}: {are} {listing(sets, 'and')}, which are not classes", _each(root, sets))
+    inner: dict[str, dict[str, None]] = {name: {} for name in classes}
+    for name in names:
+        first, *below, _ = name.split("/")
+        inner[first][below[0] if below else ""] = None
+    if repeated := [name for name, below in inner.items() if (set(below) & set(classes)) - {name}]:
         raise UsageError(
-            f"{root}: its folders are {', '.join(classes)}, which are not classes",
-            f"give one of them: {os.path.join(root, classes[0])}",
+            f"{root}: the folder {repeated[0]} holds folders named as others beside it: {listing(tuple(inner[repeated[0]])[:4], 'and')}",
+            f"{_each(root, repeated)}, or move {repeated[0]} elsewhere",
         )
+    own = tuple(inner[classes[0]])
+    if len(classes) == 1 and len(own) > 1 and "" not in own:
+        raise UsageError(
+            f"{root}: its one folder, {classes[0]}, holds only folders: {listing(own[:4], 'and')}",
+            _each(root, classes),
+        )
+
+
+def _each(root: str, folders: Sequence[str]) -> str:
+    if not os.path.isdir(root):
+        return f"unpack it, and import {listing(folders, 'and')} by themselves"
+    commands = [f"stagerun data import {os.path.join(root, name)} LMDB_{name.upper()}" for name in folders[:4]]
+    return f"give one of them at a time: {listing(commands, 'and')}"
 
 
 def files_below(root: str, folder: str) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """How fast a schedule goes here, for `plan`: as the user says, as the last run went, or as it was rehearsed."""
 
+import math
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -7,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from stagerun.base.errors import StagerunError, UsageError
+from stagerun.base.events import StageFinished
 from stagerun.base.pace import pace
 from stagerun.base.recipe import Schedule
 from stagerun.base.text import count, size
@@ -21,6 +23,7 @@ from stagerun.plan.hours import (
     at_images_per_second,
     hours_of_run,
     hours_record,
+    left_at,
     measured,
     not_known,
     render_hours,
@@ -40,6 +43,7 @@ class Beside:
     record: dict[str, object]
 
 
+_EVERY_S = 10.0
 HINT = "give --images-per-second N, `stagerun rehearse` it here, or wait until a stage is trained"
 
 
@@ -65,6 +69,26 @@ def beside(
         blocks.append(render_budget(ends))
         record["budget"] = asdict(ends)
     return Beside(tuple(blocks), record)
+
+
+class TimeLeft:
+    """What a run still takes, in seconds by stage and ensemble. What its log shows of its speed is read again after `_EVERY_S` seconds."""
+
+    def __init__(self, plan: Plan, out: Path) -> None:
+        self._plan, self._out, self._read = plan, out, -math.inf
+        self._hours: Hours | None = None
+        self._together: Mapping[str, Spent | None] = {}
+
+    def __call__(self, stage: str, iter: int, todo: int, pace: float) -> dict[str, float]:
+        """As `left_at`."""
+        if time.monotonic() - self._read > _EVERY_S:
+            self._read = time.monotonic()
+            with suppress(StagerunError):  # a log that can't be read
+                self._hours = find_hours(self._plan, self._out, None)
+            if self._hours is not None:
+                ensembles = planned_ensembles(self._plan, self._out)
+                self._together = ensembles_left(self._plan.schedule, ensembles, self._hours.speeds)
+        return left_at(self._plan, self._hours, self._together, stage, iter, todo, pace)
 
 
 def find_hours(plan: Plan, out: Path, images_per_second: float | None) -> Hours | None:
@@ -105,8 +129,9 @@ def _given(schedule: Schedule, rate: float, figures: Figures | None, run: Measur
 
 def _speeds(plan: Plan, out: Path, life: Life) -> dict[str, float]:
     """Images per second of each stage that was trained, and of the one that is being trained."""
-    found = {r.stage: r.images_per_second for r in results(plan, out) if r.images_per_second > 0}
     known = {stage.name for stage in plan.schedule.stages}
+    ended = (*results(plan, out), *(e for e in life.of(StageFinished) if e.stage in known))
+    found = {r.stage: r.images_per_second for r in ended if r.images_per_second > 0}
     if life.window and (name := life.window[-1].stage) in known and name not in found:
         rate = pace(life.window).images_per_second
         found |= {name: rate} if rate > 0 else {}

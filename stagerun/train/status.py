@@ -28,6 +28,7 @@ from stagerun.base.staleness import Staleness
 from stagerun.plan import Plan, State, make_plan
 from stagerun.plan.counting import under
 from stagerun.train.choices import in_words
+from stagerun.train.hours import TimeLeft
 from stagerun.train.log_file import Life, names, newest_start, read_last_life, started
 from stagerun.train.logs.results import failed_line
 from stagerun.train.output import (
@@ -71,6 +72,7 @@ class Progress:
     staleness: Staleness | None = None  # of the last pushes, of a stage with `method: ASYNC`
     seconds_left_in_stage: float | None = None
     seconds_left: float | None = None
+    left: Mapping[str, float] = field(default_factory=dict)  # seconds by stage and ensemble; others under ''
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,14 +157,17 @@ def look(target: Target, now: float, say: Callable[[str], None] | None = None) -
         life = Life()
     newest = newest_snapshot(target.out, inventory)
     plan = make_plan(target.schedule, inventory) if target.schedule else None
+    stored = None if plan else newest_recipe(target.out, found)
+    whole = plan or (make_plan(stored, Inventory()) if stored else None)
+    time_left = TimeLeft(whole, target.out) if whole else None
     # Under the names that the stages have now.
     inventory = plan.inventory if plan else under(inventory, names(life))
     beside = _side_by_side(target.out) if state in ("running", "killed", "failed") else {}
     ended = life.last[1] if life.last else None
     last = max((one.last for one in (life, *beside.values()) if one.last), key=lambda line: line[0], default=None)
-    working = tuple(_progress(one) or _starting(stage) for stage, one in beside.items())
+    working = tuple(_progress(one, time_left) or _starting(stage) for stage, one in beside.items())
     working, broken_off = (working, ()) if state == "running" else ((), working)
-    progress = None if working else _progress(life)
+    progress = None if working else _progress(life, time_left)
     evaluated = evaluations(target.out, plan, life, inventory)
     return Status(
         state=state,
@@ -304,7 +309,7 @@ def _piece(life: Life) -> Progress | None:
     )
 
 
-def _progress(life: Life) -> Progress | None:
+def _progress(life: Life, time_left: TimeLeft | None = None) -> Progress | None:
     if (piece := _piece(life)) is not None:
         return piece
     run, start = started(life), newest_start(life)
@@ -318,11 +323,14 @@ def _progress(life: Life) -> Progress | None:
     now = life.window[-1]
     left = start.iterations_left - (now.iter - start.iter)
     speed, behind = pace(life.window, life.met), stale(life.window)
+    seconds = speed.seconds_per_iteration
+    parts = time_left(start.stage, now.iter, left, seconds) if time_left else {"": left * seconds}
+    in_stage, in_all = parts.get(start.stage, (start.max_iter - now.iter) * seconds), sum(parts.values())
     return Progress(
         **place,
         iter=now.iter,
         iterations_left=left,
-        line=progress_line(start, stages, life.window, left, behind, life.met),
+        line=progress_line(start, stages, life.window, (in_stage, in_all), behind, life.met),
         epoch=now.epoch,
         lr=now.lr,
         loss=speed.loss,
@@ -330,8 +338,9 @@ def _progress(life: Life) -> Progress | None:
         sent_bytes=speed.sent_bytes if start.dense_bytes else None,
         dense_bytes=start.dense_bytes or None,
         staleness=behind,
-        seconds_left_in_stage=(start.max_iter - now.iter) * speed.seconds_per_iteration,
-        seconds_left=left * speed.seconds_per_iteration,
+        seconds_left_in_stage=in_stage,
+        seconds_left=in_all,
+        left=parts,
     )
 
 

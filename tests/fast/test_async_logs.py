@@ -55,10 +55,12 @@ def test_progress_lines_say_how_stale_the_pushes_were() -> None:
     window = [iterated("trunk", i, staleness=s, replica=r) for i, (s, r) in enumerate(PUSHES, 1)]
     stage, plain = stage_started("trunk"), [iterated("trunk", i) for i in range(1, 7)]
     words = "  staleness 1, at most 2  "
-    assert words in progress_line(stage, 2, window, 4, stale(window))
-    assert progress_line(stage, 2, window, 4, stale(window)).replace(words, "  ") == progress_line(stage, 2, plain, 4)
-    assert words in live_line({"trunk": "50 %"}, stage, window, 4, 220)[2]
-    assert "stale" not in live_line({"trunk": "50 %"}, stage, plain, 4, 220)[2]
+    assert words in progress_line(stage, 2, window, (4, 4), stale(window))
+    assert progress_line(stage, 2, window, (4, 4), stale(window)).replace(words, "  ") == progress_line(
+        stage, 2, plain, (4, 4)
+    )
+    assert words in live_line({"trunk": "50 %"}, stage, window, (4, 4), 220)[2]
+    assert "stale" not in live_line({"trunk": "50 %"}, stage, plain, (4, 4), 220)[2]
 
 
 def test_a_line_is_about_the_pushes_since_the_last(capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,11 +52,11 @@ def test_progress_lines_name_bytes_where_a_stage_compresses() -> None:
     window = [iterated("trunk", 3, sent_bytes=20_000), iterated("trunk", 4, sent_bytes=24_000)]
     dense, stage = stage_started("trunk"), stage_started("trunk", dense_bytes=DENSE)
     words = "  22.0 kB sent, 2.2 % of dense  "
-    assert words in progress_line(stage, 2, window, 4) and "sent" not in progress_line(dense, 2, window, 4)
-    assert progress_line(stage, 2, window, 4).replace(words, "  ") == progress_line(dense, 2, window, 4)
-    assert words in live_line({"trunk": "50 %"}, stage, window, 4, 200)[2]
-    assert "sent" not in live_line({"trunk": "50 %"}, stage, window, 4, 80)[2]
-    assert "sent" not in live_line({"trunk": "50 %"}, dense, window, 4, 200)[2]
+    assert words in progress_line(stage, 2, window, (4, 4)) and "sent" not in progress_line(dense, 2, window, (4, 4))
+    assert progress_line(stage, 2, window, (4, 4)).replace(words, "  ") == progress_line(dense, 2, window, (4, 4))
+    assert words in live_line({"trunk": "50 %"}, stage, window, (4, 4), 200)[2]
+    assert "sent" not in live_line({"trunk": "50 %"}, stage, window, (4, 4), 80)[2]
+    assert "sent" not in live_line({"trunk": "50 %"}, dense, window, (4, 4), 200)[2]
 
 
 def logged(path: Path, *events: Event) -> list[dict[str, object]]:
@@ -173,7 +173,7 @@ def test_the_last_life_finds_the_newest_synchronisation_however_long_ago(tmp_pat
     assert life is not None and life.met == events[-3001] and life.met.iter == 6000 and len(life.seen) == 2
     start = events[1]
     assert isinstance(start, StageStarted)
-    assert "  600 B sent, 0.06 % of dense  " in progress_line(start, 2, life.window, 4, met=life.met)
+    assert "  600 B sent, 0.06 % of dense  " in progress_line(start, 2, life.window, (4, 4), met=life.met)
     with JsonLines(tmp_path / "log.jsonl", print) as log:
         feed(log, stage_started("next"), iterated("next", 1))
     life = read_last_life(tmp_path / "log.jsonl")

@@ -3,6 +3,7 @@
 import errno
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -339,3 +340,22 @@ def test_sheets_take_wrong_tiles_and_long_lines() -> None:
     paper = sheet(tiles, ("a heading that is much longer than the two pictures below it",), 64)
     assert paper.shape[1] < 200 and paper.dtype == np.uint8
     assert (paper == (0, 0, 176)).all(axis=2).any()  # red, in B, G, R
+
+
+def test_names_have_their_letters_and_two_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    def drawn(*lines: str) -> bytes:
+        return sheet([Tile(np.zeros((8, 8, 1), np.uint8), lines)], (), 112).tobytes()
+
+    if Path("/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf").exists():
+        assert drawn("Br\u00f6tchen") not in (drawn("Brotchen"), drawn("Br\uffffotchen"))
+    assert drawn("golden retriever of the valley") == drawn("golden retriever", "of the valley")
+
+    real = ImageFont.truetype
+
+    def missing(font: object, *given: Any, **named: Any) -> object:
+        if isinstance(font, str):
+            raise OSError
+        return real(font, *given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ImageFont, "truetype", missing)
+    assert drawn("Br\u00f6tchen") == drawn("Brotchen") != drawn("Br tchen")

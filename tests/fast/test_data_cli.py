@@ -424,3 +424,34 @@ def test_commands_are_listed_in_the_order_of_their_use() -> None:
     listed = [line.split()[0] for line in data("--help").output.partition("Commands:")[2].splitlines() if line.strip()]
     order = ["import", "index", "info", "verify", "prepare", "show", "stage", "unstage"]
     assert [word for word in listed if word in order] == order
+
+
+@pytest.mark.parametrize(
+    "folders, words",
+    [
+        ("apple/ train/apple/ train/pear/ val/apple/ val/pear/", "among its folders are `train` and `val`"),
+        ("train/ test/ pear/", "among its folders are `test` and `train`"),
+        ("Training/a/ valid/a/", "its folders are `Training` and `valid`"),
+        ("test/ validation/", "its folders are `test` and `validation`"),
+        ("apple/ pear/ all/apple/ all/pear/", "the folder all holds folders named as others beside it"),
+        ("apple/ pear/ train/apple/ train/pear/", "the folder train holds folders named as others beside it"),
+        ("fruit/apple/ fruit/pear/", "its one folder, fruit, holds only folders: `apple` and `pear`"),
+        ("car/ train/steam/ train/diesel/", ""),  # classes, with pictures at any depth
+        ("apple/ apple/apple/ pear/", ""),
+        ("fruit/ fruit/pear/", ""),
+    ],
+)
+def test_folders_of_sets_are_not_taken_for_classes(tmp_path: Path, folders: str, words: str) -> None:
+    image = next((made_images.class_folders(tmp_path / "made", 1, 1)).rglob("*.*"))
+    for folder in folders.split():
+        (tmp_path / "photos" / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "photos" / folder / image.name).write_bytes(image.read_bytes())
+    result = data("import", tmp_path / "photos", tmp_path / "lmdb")
+    assert result.exit_code == (64 if words else 0), result.output
+    assert words in result.output
+    if words:
+        first = next(
+            name for name in ("train", "Training", "test", "all", "fruit") if f"/photos/{name}" in result.output
+        )
+        assert f"`stagerun data import {tmp_path}/photos/{first} LMDB_{first.upper()}`" in result.output
+        assert not (tmp_path / "lmdb").exists()

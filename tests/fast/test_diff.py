@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from stagerun import store
 from stagerun.base.recipe import Schedule
 from stagerun.cli import main
-from stagerun.language import canonical, read
+from stagerun.language import canonical, load, read
 from stagerun.language.stored import read_recipe
 from stagerun.store.layout import MANIFEST, snapshots_folder
 from stagerun.tools.diff.command import Difference, FieldDifference, compare, difference
@@ -330,3 +330,15 @@ def test_what_early_stop_hangs_on_is_trained_from(tmp_path: Path) -> None:
     assert not found.same and named(found)[".data.val.images"].trains
     plain = difference(schedule(), schedule(trunk=STAGES["trunk"] + "test_iter: 2\n"))
     assert plain.same and not named(plain)["trunk.test_iter"].trains
+
+
+@pytest.mark.parametrize("name", ["resnet50_72ep", "imagenet_18min", "wsd_branches", "cifar10_resnet9_24ep"])
+def test_rates_are_not_compared_where_no_setting_of_theirs_differs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Iteration by iteration a long schedule takes a second."""
+    folder = str(Path(__file__).parents[2] / "solvers" / name)
+    monkeypatch.setattr("stagerun.tools.diff.command.MOST", 0)  # a division by it, where they are
+    found = difference(load(folder), load(folder, ("solver.display=7",)))
+    assert {field.field for field in found.fields} == {"display"} and found.rates == ()
+    with pytest.raises(ZeroDivisionError):
+        first = load(folder).stages[0].name
+        difference(load(folder), load(folder, (f"{first}.base_lr=7",)))

@@ -260,7 +260,10 @@ def test_a_folder_that_is_none_is_refused_with_the_words_of_data_import(
     with pytest.raises(RecipeError) as caught:
         load(written(folder), ('data.train.source="."',))
     (problem,) = caught.value.problems
-    assert "its folders are train, val, which are not classes" in problem.message and "give one of them" in problem.hint
+    assert (
+        "its folders are `train` and `val`, which are not classes" in problem.message
+        and "give one of them" in problem.hint
+    )
     (folder / "train" / "empty").mkdir()
     with pytest.raises(RecipeError, match="no images in the class folder empty"):
         load(folder)

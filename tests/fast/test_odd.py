@@ -14,7 +14,7 @@ import simplejpeg
 from drawn import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps
 
 from stagerun.base.errors import DataError
 from stagerun.data.datum import decode
@@ -92,12 +92,22 @@ def exif(turned: int) -> bytes:
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG"])
-def test_a_rotation_is_counted_and_not_applied(format: str) -> None:
-    for turned, odd in ((6, ("EXIF rotation",)), (1, ())):
-        data = pillow(BGR, format, exif=exif(turned))
-        found = judge(data, f"a.{format}")
-        assert found.oddities == odd and found.data is data and (found.height, found.width) == (40, 60)
-        np.testing.assert_array_equal(found.image, opencv(data))
+@pytest.mark.parametrize("turned", range(2, 9))
+def test_a_picture_is_stored_as_viewers_show_it(format: str, turned: int) -> None:
+    data = pillow(BGR, format, exif=exif(turned))
+    found = judge(data, f"a.{format}")
+    with Image.open(io.BytesIO(data)) as picture:
+        shown = np.asarray(ImageOps.exif_transpose(picture).convert("RGB"))[:, :, ::-1]
+    assert found.oddities == ("EXIF rotation",) and (found.height, found.width) == shown.shape[:2]
+    np.testing.assert_array_equal(found.image, opencv(found.data))
+    assert np.abs(found.image.astype(int) - shown).mean() < (3 if format == "JPEG" else 1e-9)
+    assert judge(found.data, f"a.{format}").oddities == ()  # not turned twice
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG"])
+def test_a_picture_that_exif_leaves_as_it_is_keeps_its_bytes(format: str) -> None:
+    data = pillow(BGR, format, exif=exif(1))
+    assert judge(data, f"a.{format}").data is data
 
 
 def test_orientation_of_damaged_exif_data_is_none() -> None:

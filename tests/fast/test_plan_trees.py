@@ -452,7 +452,9 @@ def test_of_stages_of_which_the_same_is_to_be_said_it_is_said_once() -> None:
     schedule = read({"schedule.prototxt": SWEPT}, "/s", [])
     heads = [block.splitlines()[0] for block in render_text(make_plan(schedule, inventory([]))).split("\n\n")]
     a, b = "cool_main_8_a and cool_main_8_b", "cool_main_a and cool_main_b"
-    assert [head for head in heads if "cool" in head] == [a, b]
+    assert [head for head in heads if "cool" in head] == ["all 4 stages of cool", a, b]
+    text = render_text(make_plan(schedule, inventory([])))
+    assert text.count("\n  batch ") == 4  # c1, fine, main, and once for the sweep
     chosen = render_text(make_plan(schedule, inventory([]), only=["main", "cool_main_a"])).splitlines()
     (row,) = (line.split() for line in chosen if "stages of" in line and "chosen" in line)
     assert row == ["3", "other", "stages", "of", "cool", "60", "6.00", "not", "chosen"]

@@ -225,7 +225,7 @@ def test_the_live_line_is_drawn_a_few_times_a_second_and_gives_way_to_what_is_sa
 def test_largest_numbers_fit_eighty_columns() -> None:
     stage = replace(stage_started("collapse", 2), max_iter=22610)
     window = [replace(iterated("collapse", 12345), seconds=4.3, images=4096 * 10)]
-    marks, bar, rest = live_line({"init": "ok", "collapse": "54 %"}, stage, window, 90000, 79)
+    marks, bar, rest = live_line({"init": "ok", "collapse": "54 %"}, stage, window, (10265 * 4.3, 90000 * 4.3), 79)
     assert rest == "12345/22610  9526 img/s  loss 2.5000  12 h 15 min of 4 d 11 h left"
     assert len(strip(marks)) + 2 + len(rest) + (bar + 2 if bar else 0) <= 79
 

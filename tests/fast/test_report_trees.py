@@ -428,3 +428,20 @@ def test_a_run_with_stages_side_by_side_is_one_life_with_what_it_did_afterwards(
     story.begin()
     story.write(RunFinished(trained=True, seconds=1))
     assert len(rows(story.out, "--by", "life")) == 2, "a later run is another"
+
+
+@pytest.mark.parametrize("tested, gain", [((3, 0.3), 0.1), ((2, 0.3), None)])
+def test_a_branch_from_the_midst_gains_on_the_evaluation_there(
+    tmp_path: Path, tested: tuple[int, float], gain: float | None
+) -> None:
+    story = Story(tmp_path / "out")
+    story.begin()
+    story.start("main", None)
+    story.train("main", 1, 3, 0)
+    story.test("main", *tested)
+    story.snapshot("main", 3, None, "half")
+    story.train("main", 4, 6, 0)
+    story.end("main", None, 0.5)
+    trained(story, "cut", "main@3", 3, 0.4)
+    (row,) = (row for row in rows(tmp_path / "out", "--by", "stage") if row["stage"] == "cut")
+    assert row["gain"] == "" if gain is None else float(row["gain"]) == pytest.approx(gain)

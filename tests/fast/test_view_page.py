@@ -17,8 +17,13 @@ from click.testing import CliRunner
 from made_up_runs import Story
 from view_help import Markup, ask, asking, changes, hub_of
 
+from stagerun import store
 from stagerun.base.errors import UsageError
+from stagerun.base.events import StageStarted
+from stagerun.base.text import duration
 from stagerun.cli import main
+from stagerun.language import load
+from stagerun.language.values import canonical
 from stagerun.tools.view import before, command, page
 from stagerun.tools.view.app import hosts_of
 from stagerun.tools.view.looking import Looker, asked
@@ -71,7 +76,46 @@ def test_the_page_has_the_plan_the_picture_and_each_stage(folder: Path) -> None:
 def test_what_differs_from_the_parent_stands_beside_it(folder: Path) -> None:
     (stage,) = asking(hub_of(folder), "stage/collapse")
     row = re.search(r"<tr><th scope=\"row\">weight_decay</th>.*?</tr>", stage.body, re.DOTALL)
-    assert (row and Markup(row[0]).text == "weight_decay2e-45e-5collapse.prototxt:13") or "5e-5" in Markup(row[0]).text
+    assert row and Markup(row[0]).text == "weight_decay2e-45e-5collapse.prototxt:18"
+
+
+def test_a_stage_of_a_run_has_the_settings_of_its_schedule(tmp_path: Path) -> None:
+    """Of a finished run the page knows the recipe in its newest snapshot, which has every field and no places."""
+    folder, out, files = SOLVERS / "resnet50_72ep", tmp_path / "out", {"recipe.prototxt": b""}
+    files["recipe.prototxt"] = canonical(load(str(folder))).encode()
+    (out / "snapshots").mkdir(parents=True)
+    place = store.Place("collapse", 4690, 1)
+    metadata = store.Metadata(place=place, parent="", identity={}, environment={})
+    store.commit(store.LocalDisk(), out, metadata, files=files, content=tuple(files))
+
+    def settings(path: Path) -> dict[str, list[list[str]]]:
+        result = CliRunner().invoke(main, ["view", str(path), "--save", str(tmp_path / "page.html")])
+        assert result.exit_code == 0, result.output
+        found = {}
+        for name, html in re.findall(
+            r'data-detail="([^"]+)">(.*?)<details', (tmp_path / "page.html").read_text(), re.DOTALL
+        ):
+            cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in html.split("<tr>")[2:]]
+            numbers = [
+                [re.sub(r"-?\d[\d.]*(e-\d+)?", lambda n: f"{float(n[0]):g}", one) for one in row] for row in cells
+            ]
+            found[name] = [row[: 2 if name == "init" else 3] for row in numbers]
+        return found
+
+    there, here = settings(folder), settings(out)
+    assert list(here) == ["init", "cyc1", "cyc2", "cyc3", "collapse"]
+    at_defaults = (
+        "max_area_ratio",
+        "max_attempt",
+        "scale",
+        "crop_size",
+        "mean_value",
+    )  # stated there, and what holds anyway
+    for name, rows in there.items():
+        differing = [row for row in rows if row not in here[name]] + [row for row in here[name] if row not in rows]
+        said = {row[0] for row in differing if not row[0].endswith(at_defaults)}
+        assert said <= {"test_transform_param.random_resize_param.max_size"}, differing
+    assert ["weight_decay", "<strong>0.0002</strong>", "5e-05"] in here["collapse"]
 
 
 def test_mistakes_stand_above_the_last_version_without_any(folder: Path) -> None:
@@ -385,3 +429,87 @@ def test_a_user_without_a_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     monkeypatch.setattr(getpass, "getuser", nameless)
     command._say_where("127.0.0.1", 80, "token")
     assert f"ssh -N -L 80:127.0.0.1:80 {socket.gethostname()}," in capsys.readouterr().err
+
+
+def test_status_view_and_plan_say_one_time_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With evaluations, of averaged weights too, and an ensemble: training alone takes a third of it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dir").mkdir()
+    (tmp_path / "dir" / "schedule.prototxt").write_text("""
+        name: "made_up" model { name: "resnet_small" num_classes: 10 }
+        data { train { source: "t" images: 100 } val { source: "v" images: 100 } }
+        solver { batch_size: 25 device_batch_size: 25 base_lr: 0.1 lr_policy: "fixed" transform_param { crop_size: 28 } test_interval: 2 }
+        stage { name: "init" solver_param { max_iter: 6 } }
+        stage { name: "cyc1" solver_param { max_iter: 4 } }
+        stage { name: "collapse" solver_param { max_iter: 2 ema_decay: 0.9 } }
+        ensemble { name: "both" members: "cyc1" members: "collapse" }
+    """)
+    story = Story(tmp_path / "out")
+    story.clock = time.time()  # or it would be the log of a run before the one that holds the folder
+    story.begin()
+    story.start("init", None)
+    story.train("init", 1, 6, 0)
+    story.test("init", 2, 0.4)
+    story.end("init", None, 0.5)
+    start = {
+        "stage": "cyc1",
+        "number": 2,
+        "iter": 0,
+        "max_iter": 4,
+        "start": "",
+        "batch_size": 25,
+        "device_batch_size": 25,
+    }
+    story.write(StageStarted(**start, iterations_left=6))
+    story.train("cyc1", 1, 1, 6)
+
+    def said(*words: str) -> str:
+        result = CliRunner().invoke(main, [*words, "--out", "out"] if words[0] != "view" else list(words))
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    now = json.loads(said("status", "dir", "--json"))["progress"]
+    tested, written = 2.0, 0.1  # seconds that an evaluation and a snapshot took here
+    cyc1 = 3 + tested + tested + written  # three iterations, evaluated in the midst and at the end
+    assert now["seconds_left_in_stage"] == pytest.approx(cyc1)
+    collapse = 2 + 2 * tested + written
+    assert now["left"]["collapse"] == pytest.approx(collapse)
+    assert now["seconds_left"] == pytest.approx(sum(now["left"].values())) and set(now["left"]) == {
+        "cyc1",
+        "collapse",
+        "ensemble both",
+    }
+    assert f"{duration(cyc1)} left in stage, {duration(now['seconds_left'])} in all" in said("status", "dir")
+    planned = {one["stage"]: one for one in json.loads(said("plan", "dir", "--json"))["time"]["stages"]}
+    for name in ("collapse", "ensemble both"):
+        assert planned[name]["in_all"] == pytest.approx(now["left"][name])
+    with store.Lock(tmp_path / "out"):  # it runs
+        said("view", "dir", "out", "--save", "page.html")
+    page = Markup((tmp_path / "page.html").read_text()).text
+    assert "left in all" + duration(now["seconds_left"]) in page and "left with 1 worker" not in page
+
+
+def test_ensembles_of_the_plan_are_a_table(tmp_path: Path) -> None:
+    result = CliRunner().invoke(
+        main, ["view", str(SOLVERS / "fashion_ensemble"), "--save", str(tmp_path / "page.html")]
+    )
+    assert result.exit_code == 0, result.output
+    page = (tmp_path / "page.html").read_text()
+    assert (
+        re.search(r'<table id="planned">.*<th scope="col">members</th>', page, re.DOTALL)
+        and "ensemble  rule" not in page
+    )
+
+
+def test_members_of_a_sweep_with_one_rate_are_said_to_share_its_line(tmp_path: Path) -> None:
+    (tmp_path / "dir").mkdir()
+    (tmp_path / "dir" / "schedule.prototxt").write_text("""
+        name: "swept" model { name: "resnet_small" num_classes: 10 } data { train { source: "t" images: 100 } }
+        solver { batch_size: 25 device_batch_size: 25 base_lr: 0.1 lr_policy: "fixed" transform_param { crop_size: 28 } max_iter: 6 }
+        stage { name: "init" solver_param { } }
+        stage { name: "end" solver_param { } sweep { name: "low" solver { weight_decay: 1e-4 } } sweep { name: "mid" solver { weight_decay: 1e-3 } }
+          sweep { name: "fast" solver { base_lr: 1 } } }
+    """)
+    whole, css = asking(hub_of(tmp_path / "dir"), "", "page.css")
+    assert "one line, for the rate is the same: end_low and end_mid" in Markup(whole.body).text
+    assert "#chart { min-width: 720px; }" in css.body  # a phone scrolls the picture

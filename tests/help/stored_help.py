@@ -76,10 +76,12 @@ def network(model: recipe.Model, seed: int) -> nn.Module:
     return net.eval()
 
 
-def make_snapshot(out: Path, schedule: recipe.Schedule, seed: int = 1, ema: int | None = None, iter: int = 3) -> Path:
-    """The directory of a snapshot of the only stage with the weights of `network(seed)`, and averaged ones of seed `ema`."""
+def make_snapshot(
+    out: Path, schedule: recipe.Schedule, seed: int = 1, ema: int | None = None, iter: int = 3, number: int = 0
+) -> Path:
+    """The directory of a snapshot of the only stage, or of that `number`, with the weights of `network(seed)`, and averaged ones of seed `ema`."""
     disk = store.LocalDisk()
-    stage = schedule.stages[0]
+    stage = schedule.stages[number]
     dtype = torch.float64 if stage.solver.precision is recipe.Precision.FP64 else torch.float32
     files = {
         WEIGHTS: encode(network(schedule.model, seed).to(dtype).state_dict()),

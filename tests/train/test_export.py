@@ -45,6 +45,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return snapshot(tmp_path_factory.mktemp("export") / "out", TINY, GREY)
 
 
+@pytest.fixture(scope="module")
+def timms(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("stagerun.models.torchvision")  # without it timm can't be imported beside a CPU build of torch
+    pytest.importorskip("timm")
+    return snapshot(tmp_path_factory.mktemp("export") / "out", 'name: "timm/test_resnet" num_classes: 4')
+
+
 def export(*arguments: object) -> str:
     done = stagerun("export", *arguments)
     assert done.exit_code == 0, done.stderr
@@ -223,7 +230,7 @@ def test_which_network_of_torchvision_it_is(model: recipe.Model, said: str) -> N
 
 @pytest.mark.process
 @pytest.mark.parametrize("kind", ["torch", "safetensors"])
-@pytest.mark.parametrize("of", ["resnet18", "tiny"])
+@pytest.mark.parametrize("of", ["resnet18", "tiny", "timms"])
 def test_the_lines_that_are_printed_load_the_file_in_a_script_of_ones_own(
     of: str, kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -14,7 +14,7 @@ import torch
 from click.testing import CliRunner
 from PIL import Image
 
-from stagerun.base.errors import ResumeRefused
+from stagerun.base.errors import DataError, ResumeRefused
 from stagerun.base.events import Event, Iterated, Note, RunFinished, StageFinished, Stopped
 from stagerun.cli import main
 from stagerun.comm import SoloComm
@@ -184,3 +184,22 @@ def test_images_stay_open_for_another_run_while_they_are_what_they_were(photos: 
     with opened_images(with_imports(load(folder, []), tmp_path / "out"), cpu, kept) as other:
         assert other is not images and other.schedule == before, "though it says the same"
     kept.close()
+
+
+@pytest.mark.parametrize("bad, policy, ends", [(1, "REPLACE", True), (2, "REPLACE", False), (1, "STOP", False)])
+def test_a_picture_that_cant_be_used_is_replaced_as_a_record_of_an_lmdb_is(
+    photos: Path, tmp_path: Path, bad: int, policy: str, ends: bool
+) -> None:
+    """One in a thousand may be so, and one of any number."""
+    folder = shutil.copytree(photos, tmp_path / "photos")
+    for file in sorted((folder / "train").rglob("*.bmp"))[:bad]:
+        file.write_bytes(b"")
+    change = f"data.on_bad_record={policy}"
+    if not ends:
+        with pytest.raises(DataError, match=f"{bad} of 300 images can't be used"):
+            events(folder, tmp_path / "out", change)
+        return
+    found = events(folder, tmp_path / "out", change, "two.max_iter=20")  # all images once
+    told = [event.text for event in found if isinstance(event, Note)]
+    assert any("another record is taken in the place of a bad one" in text and ".bmp" in text for text in told), told
+    assert isinstance(found[-1], RunFinished)

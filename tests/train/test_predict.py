@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import cv2
@@ -10,6 +11,8 @@ import pytest
 import stored_help
 from PIL import Image
 
+from stagerun import store
+from stagerun.base.events import EnsembleTested
 from stagerun.data import index, indexing
 from stagerun.language import load
 from stagerun.tools.weights import confusion
@@ -224,3 +227,36 @@ def test_eval_of_a_schedule_names_what_a_run_with_set_had_otherwise(tmp_path: Pa
         assert done.exit_code == 64 and text in done.stderr and hint in done.stderr
         assert "stage `only` is stale (its definition has changed" in done.stderr and "base_lr 0.2 -> " in done.stderr
     assert "or `run` had a --set" in stored_help.stagerun("plan", folder, "--out", tmp_path / "b").stdout
+
+
+def test_a_stage_and_an_ensemble_of_probabilities_are_asked_by_name(files: Path, tmp_path: Path) -> None:
+    folder, out = tmp_path / "schedule", tmp_path / "out"
+    stored_help.make_schedule(folder, MODEL, CROPPED, files / "lmdb", 23)
+    with open(folder / "schedule.prototxt", "a") as file:
+        file.write(
+            'stage { name: "other" from: "" solver: "only.prototxt" } ensemble { name: "both" members: ["other", "only"] }'
+        )
+    schedule = load(folder)
+    paths = [stored_help.make_snapshot(out, schedule, seed=5 + n, number=n) for n in (0, 1)]
+    refs = store.inventory(store.LocalDisk(), out).snapshots
+    tested = EnsembleTested(
+        name="both", rule="MEAN_PROBABILITY", members=("other", "only"), images=23, top1=0.1, top5=0.5, loss=1.0, seconds=1.0, best="only",
+        best_top1=0.1, mean_top1=0.1, snapshots=tuple(next(r.id for r in refs if r.stage == name) for name in ("other", "only")),
+        batch_norm_iter=0, tested_on="",
+    )  # fmt: skip
+    (out / "results" / "ensembles").mkdir(parents=True)
+    (out / "results" / "ensembles" / "both.json").write_text(json.dumps(asdict(tested)))
+
+    def shares(*words: object) -> np.ndarray:
+        found = said("predict", *words, files / "classes", "--top", 10)["predictions"]
+        return np.array(
+            [[p for _, p in sorted((a["label"], a["probability"]) for a in one["answers"])] for one in found]
+        )
+
+    one, other = (shares(path) for path in paths)
+    assert np.array_equal(shares("only", "--out", out), one) and not np.allclose(one, other)
+    assert np.allclose(shares("both", "--out", out), (one + other) / 2, atol=1e-7)
+    done = stored_help.stagerun("export", "both", "--out", out)
+    assert done.exit_code == 64 and f"`stagerun predict both --out {out}` asks them all" in done.stderr
+    stored_help.make_snapshot(out, schedule, seed=9, iter=2)
+    assert np.array_equal(shares("only", "--out", out), one)  # half of it is no other end

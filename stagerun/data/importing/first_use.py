@@ -15,8 +15,9 @@ from pathlib import Path
 
 import stagerun
 from stagerun.base.errors import DataError, FolderInUseError, PermissionDenied, ResumeRefused, StorageError
-from stagerun.base.recipe import Data, Import
+from stagerun.base.recipe import Data, Import, OnBadRecord
 from stagerun.base.text import count
+from stagerun.data.bad_records import allowed
 from stagerun.data.importing.engine import Job, Result, Unusable, run
 from stagerun.data.importing.folder import folder_files
 from stagerun.data.importing.images import ImportOptions, ImportWork
@@ -77,7 +78,9 @@ def have(
                     stop,
                     lambda found: None,
                 )
-            said = tuple(_import(folder, made, stop, watch))
+            # As of an LMDB: those of training are replaced, one in a thousand at most.
+            replaced = data.on_bad_record is OnBadRecord.REPLACE and folder not in {val.path for val in data.val}
+            said = tuple(_import(folder, made, allowed(made.images) if replaced else 0, stop, watch))
         if not made.in_scratch:
             target.with_name(f"{target.name}.lock").unlink(
                 missing_ok=True
@@ -119,14 +122,16 @@ def _explained(target: Path) -> Iterator[None]:
         raise StorageError(f"{error.filename or target.parent}: {error.strerror}", hint) from None
 
 
-def _import(folder: str, made: Import, stop: Callable[[], bool], watch: Watch) -> Iterator[str]:
+def _import(folder: str, made: Import, bad: int, stop: Callable[[], bool], watch: Watch) -> Iterator[str]:
+    """`bad`: so many images may be unusable, and are stored all the same."""
     target = Path(made.lmdb)
     _require_same(folder, made)
-    work = ImportWork(folder_files(small(folder)), folder, ImportOptions())
+    work = ImportWork(folder_files(small(folder)), folder, ImportOptions(), keeps_bad=bad > 0)
     said: list[str] = []
     job = Job(
         threads=len(os.sched_getaffinity(0)),
         progress=lambda done, total: watch(Progress(done, total, waiting=False)),
+        max_bad=bad,
         stop=stop,
         tell=said.append,
     )
@@ -152,7 +157,7 @@ def _run(work: ImportWork, folder: str, target: Path, job: Job) -> Result:
         except ResumeRefused:  # begun by another version
             return run(work, str(target), replace(job, restart=True))
     except Unusable as error:
-        hint = f"repair or remove them, or go without them: `stagerun data import {folder} LMDB --max-bad N`, and name that LMDB as `source`"
+        hint = f"repair or remove them; `on_bad_record: REPLACE` under `data` trains others in the place of one in a thousand; or go without them: `stagerun data import {folder} LMDB --max-bad N`, and name that LMDB as `source`"
         raise DataError(error.message, hint) from None
     except DataError as error:
         if "--restart" not in error.hint:

@@ -28,11 +28,11 @@ from stagerun.data.importing.folder import Files
 from stagerun.data.importing.items import Item, Pixels, Source, state_of
 from stagerun.data.importing.partial import Note
 from stagerun.data.pixels import Draw
-from stagerun.data.rows import Statistics, look
+from stagerun.data.rows import UNUSABLE, Look, Statistics, look
 from stagerun.language.proto import caffe_pb2
 
 # What decides the records besides source and options: it changes with the rules here and in `odd`.
-VERSION = 2
+VERSION = 3
 DEFAULT_QUALITY = 95
 LONGEST_KEY = 511  # LMDB's limit, bytes
 _MOST = 10**8  # keys have eight digits
@@ -53,8 +53,10 @@ class ImportOptions:
 class ImportWork:
     """`Work` of the engine. Position p is the image at place p of the order; what is left out keeps its number."""
 
-    def __init__(self, source: Source, path: str, options: ImportOptions, pixels_alone: bool = False) -> None:
-        """`pixels_alone`: the format holds pixels, and no encoded images."""
+    def __init__(
+        self, source: Source, path: str, options: ImportOptions, pixels_alone: bool = False, keeps_bad: bool = False
+    ) -> None:
+        """`pixels_alone`: the format holds pixels, and no encoded images. `keeps_bad`: images that can't be used are stored, not left out."""
         if not len(source):
             raise DataError(f"{path}: there are no images in it", "check the path")
         if len(source) >= _MOST:
@@ -68,7 +70,7 @@ class ImportWork:
             raise UsageError(
                 f"--background is for transparent images; {source.kind} has none", "leave --background out"
             )
-        self._source, self._options = source, options
+        self._source, self._options, self._keeps_bad = source, options, keeps_bad
         self._background, self.background = _colour(options.background or "white")
         # Files of their own; the state of an archive, or its content, is in the signature.
         self._files = source if isinstance(source, Files) else None
@@ -91,6 +93,7 @@ class ImportWork:
             "size": _size_text(options),
             "quality": options.quality or "as it is",
             "background": self.background,
+            **({"bad": "kept"} if keeps_bad else {}),
         }
 
     def __len__(self) -> int:
@@ -99,16 +102,14 @@ class ImportWork:
     def make(self, position: int) -> Made:
         i = int(self._order[position])
         name = f"image {i} of the source"
-        state = 0
+        state, key, content = 0, b"", b""
         try:
             item = self._source.item(i)
             name = item.name
             key = b"%08d_" % position + name.encode(errors="surrogateescape")
-            content: bytes | Pixels
             if self._files is None:
-                content = self._source.read(i)
-            else:
-                content, state = self._files.read_with_state(i)
+                return self._make(key, item, self._source.read(i), state)
+            content, state = self._files.read_with_state(i)
             return self._make(key, item, content, state)
         except MemoryError:
             # No fault of the image: to leave it out would make the result depend on the machine.
@@ -117,7 +118,11 @@ class ImportWork:
             reason = error.reason if isinstance(error, odd.BadImage) else "can't be read"
             if not state and self._files is not None:
                 state = state_of(self._files.path(i))
-            return Made(b"", None, notes=(Note(name, reason, error.message, bad=True),), state=state)
+            notes = (Note(name, reason, error.message, bad=True),)
+            if self._keeps_bad and 0 < len(key) <= LONGEST_KEY:
+                record = caffe_pb2.Datum(data=content, encoded=True, label=item.label).SerializeToString()
+                return Made(key, record, item.label, Look(UNUSABLE, 0, 0), notes, state)
+            return Made(b"", None, notes=notes, state=state)
 
     def changed(self, position: int, state: int) -> str:
         if self._files is None:

@@ -1,6 +1,6 @@
 """One image file judged by rule, as `stagerun data import` does with each: kept, converted, or bad. Pure, on bytes.
 
-A baseline, progressive or grey JPEG of 8 bits and a PNG of 8 bits, RGB or grey, are kept byte for byte. Whatever else
+A baseline, progressive or grey JPEG of 8 bits and a PNG of 8 bits, RGB or grey, are kept byte for byte unless EXIF turns them. Whatever else
 Pillow reads safely becomes one of them, losslessly but for CMYK: ODDITIES is the table. What can't be used is a BadImage
 with a reason out of REASONS. Sizes are read from the header, and compared with the limit, before anything is decoded.
 """
@@ -30,7 +30,7 @@ from stagerun.data.headers import Header, family, png_chunks, read_header
 
 ODDITIES = {
     "CMYK": "a JPEG in CMYK or YCCK: B, G, R as OpenCV makes them, encoded again as JPEG of quality 95, 4:4:4",
-    "EXIF rotation": "not applied, as in Caffe and torchvision; the bytes are kept",
+    "EXIF rotation": "applied: the picture as viewers show it, encoded again, a JPEG with quality 95, 4:4:4",
     "JPEG with warnings": "damage, or an unusual kind, that OpenCV and Pillow both decode all the same, as in Caffe and torchvision; the bytes are kept",
     "palette": "to RGB, as PNG",
     "alpha": "composited on the background, white unless --background says otherwise; as PNG; opaque alpha is dropped and not counted",
@@ -105,14 +105,29 @@ def judge(data: bytes, name: str = "", max_pixels: int = jpeg.MAX_PIXELS, backgr
     if _SUFFIXES.get(suffix.lower(), found.family) != found.family:
         odd.append(f"{found.family} named {suffix}")
     if found.family == "JPEG":
-        return _jpeg(data, found, odd, max_pixels)
+        return _turned(_jpeg(data, found, odd, max_pixels), found.orientation)
     if found.family == "PNG" and found.plain:
         _check_png(data, found)
         image = _with_opencv(data, found)
-        return _judged(found.kind, odd, data, image)
+        return _turned(_judged(found.kind, odd, data, image), found.orientation)
     image = _with_pillow(data, found, odd, max_pixels, background)
     kind = "PNG" if image.shape[2] == 3 else "grey PNG"
-    return _judged(kind, odd, encode_png(image), image)
+    return _turned(_judged(kind, odd, encode_png(image), image), found.orientation)
+
+
+def _turned(judged: Judged, orientation: int) -> Judged:
+    """The picture as EXIF says that it is to be looked at. Caffe and torchvision leave it as the camera was held."""
+    if orientation == 1:
+        return judged
+    image = judged.image.swapaxes(0, 1) if orientation > 4 else judged.image
+    image = image[::-1] if orientation in (3, 4, 7, 8) else image
+    image = np.ascontiguousarray(image[:, ::-1] if orientation in (2, 3, 6, 7) else image)
+    if not judged.kind.endswith("JPEG"):
+        return _judged(judged.kind, list(judged.oddities), encode_png(image), image)
+    grey = image.shape[2] == 1
+    data = simplejpeg.encode_jpeg(image, QUALITY, "GRAY" if grey else "BGR", "Gray" if grey else "444")
+    decoded = simplejpeg.decode_jpeg(data, "GRAY" if grey else "BGR")
+    return _judged("grey JPEG" if grey else "baseline JPEG", list(judged.oddities), data, decoded)
 
 
 def _judged(kind: str, odd: list[str], data: bytes, image: NDArray[np.uint8]) -> Judged:

@@ -1,6 +1,7 @@
 """A contact sheet: many pictures on one, each with lines of text under it. Pure."""
 
 import textwrap
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -71,15 +72,16 @@ def sheet(tiles: Sequence[Tile], heading: Sequence[str], box: int) -> Image:
     pixels, down left, next to its lines.
 
     Pictures smaller than that are enlarged a whole number of times, so that their pixels can be told apart; larger ones shrink.
-    Text that is too long loses its middle.
+    Text that two lines are too short for loses its middle.
     """
     columns = columns_of(len(tiles))
     step = box + _GAP
     width = columns * step + _GAP
-    font, large = ImageFont.load_default(_TEXT), ImageFont.load_default(_HEADING)
+    font, large = _font(_TEXT), _font(_HEADING)
     head = [part for line in heading for part in _wrap(line, large, width - 2 * _GAP)]
     top = _GAP + len(head) * (_HEADING + 5) + (_GAP if head else 0)
-    lines = max(len(tile.lines) for tile in tiles)
+    said = [[part for line in tile.lines for part in _folded(line, font, box)] for tile in tiles]
+    lines = max(map(len, said))
     high = box + lines * _LINE + _GAP + _GAP // 2
     paper = Pillow.new("RGB", (width, top + -(-len(tiles) // columns) * high + _GAP // 2), _PAPER)
     draw = ImageDraw.Draw(paper)
@@ -94,9 +96,17 @@ def sheet(tiles: Sequence[Tile], heading: Sequence[str], box: int) -> Image:
         else:
             fitted = _fit(tile.picture, box)
             paper.paste(Pillow.fromarray(fitted[:, :, ::-1].copy()), (left, y + box - fitted.shape[0]))
-        for n, line in enumerate(tile.lines):
-            draw.text((left, y + box + 2 + n * _LINE), _shorten(line, font, box), _INK, font)
+        for n, line in enumerate(said[i]):
+            draw.text((left, y + box + 2 + n * _LINE), line, _INK, font)
     return np.asarray(paper)[:, :, ::-1]
+
+
+def _font(size: int) -> _Font:
+    """DejaVu Sans, which has the letters of most languages; without it Pillow's own, which has those of ASCII alone."""
+    try:
+        return ImageFont.truetype("DejaVuSans.ttf", size)
+    except OSError:
+        return ImageFont.load_default(size)
 
 
 def png(image: Image) -> bytes:
@@ -119,10 +129,18 @@ def _fit(image: Image, box: int) -> Image:
 
 def _wrap(text: str, font: _Font, width: int) -> list[str]:
     """Lines that fit into `width` pixels; for proportional letters, by their mean width in this text."""
+    if isinstance(font, ImageFont.FreeTypeFont) and font.getname()[0] == "Aileron":  # Pillow's own
+        text = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
     letters = max(1, int(len(text) * width / max(1.0, font.getlength(text))))
     while letters > 1 and any(font.getlength(line) > width for line in textwrap.wrap(text, letters)):
         letters -= 1
     return textwrap.wrap(text, letters)
+
+
+def _folded(text: str, font: _Font, width: int) -> list[str]:
+    """The text in one line or two."""
+    first, *rest = _wrap(text, font, width) or [""]
+    return [first, _shorten(text.removeprefix(first).strip(), font, width)] if rest else [first]
 
 
 def _shorten(text: str, font: _Font, width: int) -> str:

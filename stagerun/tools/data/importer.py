@@ -89,8 +89,8 @@ def import_images(
 
     JPEGs and PNGs of 8 bits keep their bytes unless they are resized. Resizing uses area interpolation to shrink and linear to
     grow. What is odd is taken by rule, counted, and listed in OUT/stagerun-import.txt: CMYK becomes JPEG in B, G, R; palettes,
-    16 bits, alpha channels (composited on white, or --background), GIF, BMP, TIFF, WebP and PPM become PNG of 8 bits; EXIF rotation
-    is not applied, as in Caffe. What can't be used is left out: empty, cut off, damaged, not an image, above 100 million pixels.
+    16 bits, alpha channels (composited on white, or --background), GIF, BMP, TIFF, WebP and PPM become PNG of 8 bits; a JPEG
+    or PNG that EXIF turns is turned, and encoded again. What can't be used is left out: empty, cut off, damaged, not an image, above 100 million pixels.
     What holds pixels, as CIFAR does, is stored as pixels.
 
     Interrupted, by whatever means, the same command goes on where it was, and the result is the same.

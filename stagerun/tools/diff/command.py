@@ -283,6 +283,8 @@ def _rates(name: str, a: Solver, b: Solver) -> RateDifference | None:
     if a == b:
         return None
     one, other = learning_rate(a), learning_rate(b)
+    if one == other:  # policies are values
+        return None
     length = min(a.max_iter, b.max_iter)
     step = -(-length // MOST)
     first, most, largest = -1, -1, 0.0

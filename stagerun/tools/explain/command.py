@@ -14,10 +14,11 @@ from stagerun.command.shared import Folder, Overrides
 from stagerun.language import load, tree
 from stagerun.language.layers import LMDB, NET, pairs
 from stagerun.language.tree import SCHEDULE, SOLVER, SOURCE, is_message, quoted
-from stagerun.language.values import NONE, leaves, own_images, shown, text
+from stagerun.language.values import NONE, at_default, leaves, own_images, shown, text
 from stagerun.manual.fields import help_text
 from stagerun.plan.raised import MAX_ITER, what_end_differs
 from stagerun.tools.explain.history import Said, history, of_ensemble, of_stage_entry
+from stagerun.train.progress import RECIPE
 
 STAGE_ENTRY: Descriptor = SCHEDULE.fields_by_name["stage"].message_type
 ENSEMBLE: Descriptor = SCHEDULE.fields_by_name["ensemble"].message_type
@@ -270,10 +271,18 @@ class Setting:
 
 
 def settings_of(schedule: Schedule, stage: Stage) -> Iterator[Setting]:
-    """Every field, in the order of the recipe."""
-    for key, value in _values(schedule, stage):
+    """Every field, in the order of the recipe. Of a schedule that was read from a snapshot, which doesn't say where a setting was written,
+    those that differ from their defaults stand in the snapshot's recipe."""
+    values = dict(_values(schedule, stage))
+    images = "solver.transform_param."
+    follows = {key.replace(".", ".test_", 1): value for key, value in values.items() if key.startswith(images)}
+    follows["solver.random_seed"] = text(schedule.seed)
+    follows["solver.test_batch_size"] = text(stage.solver.device_batch_size)
+    for key, value in values.items():
         origin = _origin(stage, key)
         place = "" if origin is None or origin.span is None else _place(origin)
+        if not stage.origins and not at_default(key, value) and value != follows.get(key):
+            place = RECIPE
         yield Setting(key.removeprefix("solver."), _value(schedule, stage, key, value), place)
 
 

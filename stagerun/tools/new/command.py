@@ -111,8 +111,8 @@ def new_schedule(out: str, base: str, train: str, val: str) -> None:
     if folder is None or schedule is None or own is None or other is None:
         raise Unfit(mistakes)
     texts = _fitted(folder, schedule, out, (train, val), (own, other))
-    mistakes += [*_classes(own, other, val), *_sizes(schedule, own, other)]
-    tried(read, texts, os.path.abspath(out), (), os.path.normpath(out))
+    made = tried(read, texts, os.path.abspath(out), (), os.path.normpath(out))
+    mistakes += [*_classes(own, other, val), *_sizes(made or schedule, own, other)]
     if mistakes:
         raise Unfit(mistakes)
     write_folder(out, texts)
@@ -121,6 +121,8 @@ def new_schedule(out: str, base: str, train: str, val: str) -> None:
     except Suspicious as error:
         tell(error.render())
     show(f"{out}: the stages of {base} for {count(len(own), 'image')}; next:")
+    if _sides(own, other)[1]:
+        tell("note: images of many sizes: training cuts out and resizes a part at random, an evaluation the midst")
     word = shlex.quote(out)
     rows = [
         (f"  stagerun plan {word} --plot", "what will run, and its learning rate"),
@@ -155,16 +157,23 @@ def _number_of_classes(index: Index) -> int:
     return len(index.facts.classes) or int(index.labels.max()) + 1
 
 
+def _sides(*indexes: Index) -> tuple[int, bool]:
+    """The shortest side of any image, and whether they are of many sizes."""
+    sizes = {size for i in indexes for size in zip(i.heights.tolist(), i.widths.tolist(), strict=True)} - {(0, 0)}
+    return min(map(min, sizes)), len(sizes) > 1
+
+
 def _fitted(
     folder: Path, schedule: Schedule, out: str, paths: tuple[str, str], indexes: tuple[Index, Index]
 ) -> dict[str, str]:
     train, val = indexes
-    sides = (array[array > 0].min() for index in indexes for array in (index.heights, index.widths))
+    side, mixed = _sides(train, val)
     images = Images(
         train=(os.path.abspath(paths[0]), len(train)),
         val=(os.path.abspath(paths[1]), len(val)),
         classes=_number_of_classes(train),
-        side=int(min(sides)),
+        side=min(side, _OF_MIXED) if mixed else side,
+        mixed=mixed,
         mean=train.facts.mean_bgr,
         deviation=train.facts.deviation_bgr,
         sizes=tuple(np.bincount(train.labels[train.labels >= 0], minlength=_number_of_classes(train)).tolist()),
@@ -205,9 +214,12 @@ def _sizes(schedule: Schedule, train: Index, val: Index) -> Iterator[StagerunErr
             found.setdefault("batch", DataError(message, hint))
         for t, own in ((solver.transform, sizes[0]), (solver.test_transform, sizes[1])):
             resized = t.random_resize or t.random_aspect_ratio or t.random_resized_crop
-            if not resized and (t.crop_size is None or t.pad) and least != most:
+            if not resized and t.crop_size is None and least != most:
                 message = f"images from {_size(least)} to {_size(most)}, and {where} takes one size alone"
-                hint = "`stagerun data import --resize-height N --resize-width N` makes them one size"
+                hint = (
+                    "write `crop_size: 64 random_resized_crop_param { }` in its `transform_param`, and "
+                    "`crop_size: 64 random_resize_param { min_size: 73 }` in its `test_transform_param`"
+                )
                 found.setdefault("mixed", DataError(message, hint))
             typical = own[len(own) // 2 if resized else 0]
             if t.crop_size is not None and not t.pad and min(typical) < t.crop_size and solver.transform.pad == 0:
@@ -221,6 +233,8 @@ def _size(size: tuple[int, int]) -> str:
     return f"{size[0]} x {size[1]}"
 
 
+_OF_MIXED = 64  # the most pixels of a side to which `new` crops images of many sizes
+
 # Not the updates that a rate is ahead by, however long the stage.
 _EPOCHS = {iterations: epochs for iterations, epochs in DURATIONS if iterations != "policy_start_iter"}
 _START = re.compile(r'"([\w-]+)@(\d+)(?:\.\.(\d+)/(\d+))?"')  # "trunk@15000", or the members "trunk@6000..8000/500"
@@ -230,7 +244,8 @@ _LENGTH = re.compile(r"[:,;][^:,;]*\d[\d,.]* updates?\b.*")  # `: 7800 updates, 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Images:
     """`train` and `val` are paths with their number of records, `side` the shortest side of any image in pixels, `mean` and
-    `deviation` those of B, G and R, or of grey; `sizes` how many training images each class has, () where they are alike."""
+    `deviation` those of B, G and R, or of grey; `sizes` how many training images each class has, () where they are alike; `mixed`: the
+    images are not of one size."""
 
     train: tuple[str, int]
     val: tuple[str, int]
@@ -239,6 +254,7 @@ class Images:
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
     sizes: tuple[int, ...] = ()
+    mixed: bool = False
 
     @property
     def class_weight(self) -> str:
@@ -350,7 +366,26 @@ class _File:
             if branch or entry.field.name in ("data", "snapshot_epoch"):
                 self.without_comment(self.place[entry.name.line, entry.name.column])
             for inner in block.blocks(entry.field.name):
+                whole = "pad" in inner.entries or ("crop_size" not in inner.entries and inner.entries)
+                if self.images.mixed and entry.field.name == "transform_param" and whole:
+                    self.make_one_size(block, entry, inner)
                 self.visit(inner, batch)
+
+    def make_one_size(self, block: Block, entry: Entry, transform: Block) -> None:
+        """Images of many sizes, of which the transform takes the whole: the shorter side is resized to 8/7 of the crop, which is cut out."""
+        resized = f"crop_size: {self.images.side}  random_resize_param {{ min_size: {self.images.side * 8 // 7} }}"
+        if "crop_size" not in transform.entries:
+            self.insert(next(iter(transform.entries.values())), resized)
+        if "test_transform_param" not in block.entries:
+            for one in filter(None, map(transform.entries.get, ("mean_value", "std_value", "scale", "channel_order"))):
+                said = list(self.changed(transform, one, 1)) or [f"{one.field.name}: {v.text}" for v in one.values]
+                resized = "  ".join([resized, *filter(None, said)])
+            self.insert(entry, f"test_transform_param {{ {resized} }}")
+
+    def insert(self, entry: Entry, text: str) -> None:
+        """Above the line of the field."""
+        at = self.ends[self.place[entry.name.line, entry.name.column]] - len(entry.field.name)
+        self.edits.append((at, at, f"{text}\n{' ' * (entry.name.column - 1)}"))
 
     def changed(self, block: Block, entry: Entry, batch: int) -> Iterator[str]:
         """What is to stand in place of a field: a text for each time it is written, '' to take it out; nothing to leave it."""
@@ -369,7 +404,9 @@ class _File:
                 count = "" if "images" in block.entries else f" images: {number}"
                 yield f"images: {number}" if field == "images" else f"source: {quoted(path)}{count}"
             case "TransformParameter", "crop_size" if "pad" in block.entries:  # the whole image, moved by the padding
-                yield f"crop_size: {images.side}"
+                yield f"crop_size: {images.side}" + "  random_resized_crop_param { }" * images.mixed
+            case "TransformParameter", "pad" | "pad_mode" if images.mixed:
+                yield ""
             case "TransformParameter", "mean_value" | "std_value" | "scale" if "mean_value" in block.entries:
                 word, values = ("mean_value", images.mean) if field == "mean_value" else ("std_value", images.deviation)
                 order = block.entries.get("channel_order")
@@ -391,7 +428,7 @@ class _File:
         places: dict[int, tuple[int, list[str]]] = {}
         for value, text in zip(entry.values, new, strict=True):
             last = first = self.place[value.span.line, value.span.column]
-            while self.tokens[first].kind is not Kind.WORD:
+            while self.tokens[first].kind is not Kind.WORD or self.tokens[first - 1].text == ":":  # an enum's value
                 first -= 1
             while self.tokens[last + 1].text == "]" or self.tokens[last + 1].kind is Kind.STRING:
                 last += 1

@@ -173,11 +173,14 @@ def _rehearse(options: RehearseOptions, world: World, stop: StopRequest) -> int:
 
 
 def _watcher(quiet: bool) -> Callable[[Event], None]:
+    tested: set[str] = set()  # a line for the first evaluation of each stage; the table has the time of all
+
     def watch(event: Event) -> None:
         match event:
             case Started():
                 say(f"  {event.stage}: iterations {event.iter} to {event.max_iter}, from {event.start}")
-            case Tested() | TestedBeside():
+            case Tested() | TestedBeside() if event.stage not in tested:
+                tested.add(event.stage)
                 say(f"  {event.stage}: evaluated {event.images} images in {duration(event.seconds)}")
             case EnsembleTested():
                 of = count(len(event.members), "stage")

@@ -10,7 +10,7 @@ from stagerun.base.events import EnsembleTested
 from stagerun.base.recipe import point
 from stagerun.drawing.colours import COLOURS, CURVES, DASHES, FILLS, GRID, INK, RULE, SOFT
 from stagerun.drawing.html import variable
-from stagerun.tools.report.history import History, Run, StageHistory
+from stagerun.tools.report.history import Run, StageHistory
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,19 +85,6 @@ def ensembles(run: Run) -> list[tuple[EnsembleTested, float]]:
     return [(tested, max(map(epoch, tested.members))) for tested in run.history.ensembles]
 
 
-def hidden(histories: Iterable[History]) -> float | None:
-    """Where the axis of top-1 starts, if anything lies below it: a little below the lowest result of a stage, since the first tests
-    of a training are far below all that is worth comparing. None: at the bottom."""
-    stages = [stage for history in histories for stage in history.stages]
-    ends = [100 * s.finished.top1 for s in stages if s.finished and s.finished.top1 is not None]
-    tests = [100 * test.top1 for stage in stages for _, test in stage.tests]
-    if not ends or not tests:
-        return None
-    low, high = min(ends), max(*ends, *tests)
-    least = low - max(0.5, 0.12 * (high - low))
-    return least if least > min(tests) else None
-
-
 def points(runs: Sequence[Run]) -> tuple[list[dict[str, str]], list[list[object]]]:
     """Series, one for each stage of each run, and what can be pointed at: [series, iteration, epoch, top-1 in percent, loss,
     learning rate, what it is], None for what it doesn't have. Numbers are short."""
@@ -140,8 +127,6 @@ def caption(runs: Sequence[Run]) -> str:
         "Epochs count along the path of ancestors",
         "Images/s: over the time that processes were alive, what was done again among it",
     ]
-    if (least := hidden(run.history for run in runs)) is not None:
-        found.insert(1, f"Tests below {least:.1f} % are not shown")
     if any(run.history.ensembles for run in runs):
         found.insert(1, "Diamonds: ensembles, where the last of their members ends")
     if any(len(run.history.lives) > 1 for run in runs):
@@ -305,8 +290,6 @@ def _accuracies(runs: Sequence[Run], axes: "Axes") -> None:
     together = [(epoch, 100 * tested.top1) for run in runs for tested, epoch in ensembles(run)]
     strokes.add(together, marker="D", color=INK, markerfacecolor="none", markersize=8, linestyle="none")
     strokes.draw(axes)
-    if (least := hidden(run.history for run in runs)) is not None:
-        axes.set_ylim(bottom=least)
 
 
 def _stages(run: Run, alone: bool, axes: "Axes", last: float) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from stagerun.base.errors import UsageError
+from stagerun.base.text import listed
 from stagerun.tools.report.compare import recipe_but_seeds, settings
 from stagerun.tools.report.history import Run, StageHistory
 from stagerun.tools.report.table import Column, Table, Value
@@ -42,14 +43,32 @@ class Interval:
     runs: int
 
 
-def interval(values: Sequence[float]) -> Interval:
-    """Student's t interval of the mean. `values`: one for each run, at least one."""
+def interval(values: Sequence[float], twins: Sequence[str] = ()) -> Interval:
+    """Student's t interval of the mean; none where there are `twins`. `values`: one for each run, at least one."""
     n = len(values)
     mean = math.fsum(values) / n
-    if n == 1:
-        return Interval(mean, None, None, 1)
+    if n == 1 or twins:
+        return Interval(mean, None, None, n)
     half = t95(n - 1) * math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1) / n)
     return Interval(mean, mean - half, mean + half, n)
+
+
+def _twins(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Labels of runs that trained the same from the same seeds: they say nothing about what another seed would give."""
+    found: dict[object, list[str]] = {}
+    for run in runs:
+        if seeds := tuple((s.name, run.seed(s), recipe_but_seeds(run, s)) for s in run.history.stages if run.seed(s)):
+            found.setdefault(repr(seeds), []).append(run.label)
+    return next((tuple(labels) for labels in found.values() if len(labels) > 1), ())
+
+
+def _said_of(rows: Sequence[Sequence[Value]], twins: Sequence[str], what: str) -> str:
+    """On the intervals, if any row has several runs."""
+    if not any(isinstance(runs, int) and runs > 1 for *_, runs in rows):
+        return ""
+    if twins:
+        return f"no intervals: {listed(twins, 3)} trained the same from the same seed, and an interval is over seeds"
+    return f"95 %: Student's t over the runs' {what}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +115,7 @@ def effect_table(runs: Sequence[Run], setting: str, across: str | None = None, a
     Within a run, stages that are alike in all else are matched; the mean of their differences is the run's number, and the
     interval is over runs. Raises UsageError where no two stages differ in `setting` alone.
     """
-    ends = [list(_ends(run)) for run in runs]
+    ends, twins = [list(_ends(run)) for run in runs], _twins(runs)
     of_runs = [_matched(found, setting, across) for found in ends]
     values = [value for matched in of_runs for _, group in matched if len(group) > 1 for value in group]
     base = against if against is not None else next(iter(values), "")
@@ -114,7 +133,7 @@ def effect_table(runs: Sequence[Run], setting: str, across: str | None = None, a
             pairs = [found for found in pairs if found]
             if value == base or not pairs:
                 continue
-            found = interval([math.fsum(a - b for a, b in of_run) / len(of_run) for of_run in pairs])
+            found = interval([math.fsum(a - b for a, b in of_run) / len(of_run) for of_run in pairs], twins)
             level = math.fsum(math.fsum(a for a, _ in of_run) / len(of_run) for of_run in pairs) / len(pairs)
             count = sum(len(of_run) for of_run in pairs)
             rows.append((place, value, level, found.mean, found.low, found.high, count, found.runs))
@@ -127,16 +146,9 @@ def effect_table(runs: Sequence[Run], setting: str, across: str | None = None, a
             + (f", one of them with {against}" if against is not None else ""),
             f"settings that differ between stages: {', '.join(varied) or 'none'}",
         )
-    note = (
-        f"difference: top-1 against {setting} {base}, in percentage points, between stages of the same run that are alike in all else"
-        + "; 95 %: Student's t over the runs' means" * _spread(rows)
-    )
+    note = f"difference: top-1 against {setting} {base}, in percentage points, between stages of the same run that are alike in all else"
+    note = "; ".join(filter(None, (note, _said_of(rows, twins, "means"))))
     return Table(f"Effect of {setting}, against {base}", _columns(across or "", setting), tuple(rows), (note,))
-
-
-def _spread(rows: Sequence[Sequence[Value]]) -> bool:
-    """Whether any row has several runs, and so an interval."""
-    return any(isinstance(runs, int) and runs > 1 for *_, runs in rows)
 
 
 def _columns(across: str, setting: str) -> tuple[Column, ...]:
@@ -173,11 +185,12 @@ def paired_table(runs: Sequence[Run], pairs: Sequence[tuple[str, str]]) -> Table
     Raises UsageError where no run has both.
     """
     rows: list[tuple[Value, ...]] = []
+    twins = _twins(runs)
     for one, other in pairs:
         both = [(a, b) for run in runs if (a := _top1(run, one)) is not None and (b := _top1(run, other)) is not None]
         if not both:
             raise UsageError(f"no run has finished both {one} and {other}", "stages and ensembles are meant")
-        found = interval([a - b for a, b in both])
+        found = interval([a - b for a, b in both], twins)
         firsts, seconds = (math.fsum(column) / len(both) for column in zip(*both, strict=True))
         rows.append((one, other, firsts, seconds, found.mean, found.low, found.high, None, found.runs))
     columns = (
@@ -187,8 +200,8 @@ def paired_table(runs: Sequence[Run], pairs: Sequence[tuple[str, str]]) -> Table
         Column("other_top1", "of the other", "percent"),
         *_DIFFERENCE,
     )
-    notes = ("95 %: Student's t over the runs' differences",) if _spread(rows) else ()
-    return Table("Pairs", columns, tuple(rows), notes)
+    said = _said_of(rows, twins, "differences")
+    return Table("Pairs", columns, tuple(rows), (said,) if said else ())
 
 
 def _top1(run: Run, name: str) -> float | None:

@@ -231,7 +231,7 @@ class Run:
         return ", ".join(seeds)
 
     def gain(self, stage: StageHistory) -> float | None:
-        """Top-1 against the stage at whose end it started, or the average, as a fraction; None where one of them was not evaluated, or is
+        """Top-1 against the stage where it started, or the average, as a fraction; None where one of them was not evaluated, or is
         another now."""
         before, after = self._before(stage), stage.finished.top1 if stage.finished else None
         return None if before is None or after is None else after - before
@@ -239,8 +239,14 @@ class Run:
     def _before(self, stage: StageHistory) -> float | None:
         if stage.average or stage.name in self.before:
             return self.before.get(stage.name)
-        parent = self.history.follows(stage) if stage.name not in self.stale else None
-        return parent.finished.top1 if parent and parent.finished else None
+        if stage.name in self.stale:
+            return None
+        if (parent := self.history.follows(stage)) is not None:
+            return parent.finished.top1 if parent.finished else None
+        # From the midst of a stage: the evaluation there, of as many images.
+        above, own = self.history.stage(stage.parent or ""), {test.images for _, test in stage.tests if not test.ema}
+        tests = [test for _, test in above.tests if not test.ema and test.images in own] if above else []
+        return next((test.top1 for test in tests if test.iter == stage.parent_iter), None)
 
     def alone(self, tested: EnsembleTested) -> list[StageFinished | None]:
         """How each member of an ensemble does by itself: the results of the snapshots that it was made from, which need not be

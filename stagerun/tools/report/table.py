@@ -84,8 +84,9 @@ def shown(table: Table) -> tuple[list[Column], list[list[str]]]:
     return [table.columns[i] for i in kept], cells
 
 
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
+def _escaped(text: str, room: int | None) -> str:
+    """For Markdown in a file; on a terminal of `room` columns as it is."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|") if room is None else text
 
 
 def markdown(table: Table, room: int | None = None) -> str:
@@ -94,7 +95,7 @@ def markdown(table: Table, room: int | None = None) -> str:
     lines = [f"## {table.title}", ""]
     if table.rows:
         rows = [[c.title for c in columns], *cells]
-        rows = [[_escaped(cell) for cell in row] for row in rows]
+        rows = [[_escaped(cell, room) for cell in row] for row in rows]
         widths = [max(3, *(len(row[i]) for row in rows)) for i in range(len(columns))]
         right = [c.kind != "text" for c in columns]
         padded = [
@@ -104,7 +105,7 @@ def markdown(table: Table, room: int | None = None) -> str:
         padded.insert(1, ["-" * (w - 1) + ":" if r else "-" * w for w, r in zip(widths, right, strict=True)])
         for part in parts([w + 1 for w in widths], room and room - 3):
             lines += [f"| {' | '.join(row[i] for i in part)} |" for row in padded] + [""]
-    lines += [f"{_escaped(note)}." for note in table.notes]
+    lines += [f"{_escaped(note, room)}." for note in table.notes]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -118,9 +119,9 @@ def document(
     title: str, lead: Sequence[str], tables: Sequence[Table], notes: Sequence[str], room: int | None = None
 ) -> str:
     """A Markdown document, with tables for a terminal of `room` columns; None: for a file."""
-    blocks = [f"# {_escaped(title)}\n"]
-    blocks += [_escaped(line) + "\n" for line in lead]
+    blocks = [f"# {_escaped(title, room)}\n"]
+    blocks += [_escaped(line, room) + "\n" for line in lead]
     blocks += [markdown(table, room) for table in tables]
     if notes:
-        blocks.append("## Notes\n\n" + "".join(f"- {_escaped(note)}\n" for note in notes))
+        blocks.append("## Notes\n\n" + "".join(f"- {_escaped(note, room)}\n" for note in notes))
     return wrapped("\n".join(blocks), room)

@@ -11,6 +11,7 @@ from stagerun.base.snapshots import Inventory
 from stagerun.base.text import count, duration
 from stagerun.drawing.picture import Picture
 from stagerun.plan import Plan, State, make_plan
+from stagerun.plan.ensembles import PlannedEnsemble, ensembles_costs, ensembles_rows
 from stagerun.plan.hours import Hours, Spent, left
 from stagerun.plan.render import details, table_rows, title
 from stagerun.tools.diff.command import Difference, FieldDifference, Found, rate_text, value_text, verdict
@@ -20,7 +21,7 @@ from stagerun.tools.view.sections import Cell, cell, paragraphs, problem, sectio
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Before:
-    """A schedule without mistakes, and what `plan` says of it. `blocks`: its ensembles, and where an allocation ends. `hours` is None
+    """A schedule without mistakes, and what `plan` says of it. `blocks`: where an allocation ends. `hours` is None
     where nothing was measured. `compared`: with another schedule. `stored`: it was read from a snapshot, and where its settings were
     written is not known."""
 
@@ -29,6 +30,7 @@ class Before:
     picture: Picture
     findings: tuple[Problem, ...] = ()
     notes: tuple[str, ...] = ()
+    ensembles: tuple[PlannedEnsemble, ...] = ()
     blocks: tuple[str, ...] = ()
     hours: Hours | None = None
     together: Mapping[str, Spent | None] | None = None
@@ -96,20 +98,26 @@ def stages_at(schedule: Schedule | None) -> Callable[[Span], str]:
 # -- the plan
 
 
-def plan(before: Before | None) -> str:
-    """The table of `plan`, with the hours of each stage where they are known."""
+def plan(before: Before | None, running: Mapping[str, float] | None = None) -> str:
+    """The table of `plan`, with the hours of each stage where they are known. `running`: the seconds left of a run that goes on."""
     if before is None:
         return ""
     head, *rows = table_rows(before.plan)
     parts = {**left(before.plan, before.hours), **(before.together or {})} if before.hours else {}
+    parts = {name: Spent(training=seconds) for name, seconds in (running or {}).items()} or parts
     heads = [*head[:-1], *["time left"] * bool(parts), head[-1]]
     made = [_plan_row(row, parts, before) for row in rows]
     lead = [f"<p>{text(title(before.plan))}</p>"]
     if before.stored:  # what runs have done of it stands in their report
         heads, made = heads[:-1], [cells[:-1] for cells in made]
     else:
-        lead.append(_time(before, parts))
+        lead.append("" if running else _time(before, parts))  # the run itself says how long it takes
     foot = [f"<pre>{text(block)}</pre>" for block in before.blocks if block]
+    if before.ensembles:
+        titles, *members = ensembles_rows(before.ensembles)
+        cells = [[cell(word) for word in row] for row in members]
+        foot.append(table("planned", "The ensembles of the plan", titles, cells))
+        foot.append(paragraphs(ensembles_costs(before.ensembles)))
     if before.hours is not None:
         counted = [f"not counted: {', '.join(before.hours.left_out)}"] if before.hours.left_out else []
         foot.append(paragraphs([*counted, *before.hours.notes]))
@@ -159,22 +167,33 @@ def detail(before: Before, name: str) -> str:
     parent = schedule.stage(stage.parent) if stage.parent is not None else None
     was = {s.name: s.value for s in settings_of(schedule, parent)} if parent is not None else {}
     found = list(settings_of(schedule, stage))
-    head, rows = ["field", "value", *([f"in {parent.name}"] if parent is not None else []), "from"], []
+    head, rows = ["field", "value"], []
+    head += [f"in {parent.name}"] if parent is not None else []
+    head += [] if before.stored else ["from"]
     folder = posixpath.dirname(schedule.files[0][0]) + "/" if schedule.files else ""
     for one in found:
         changed = parent is not None and was.get(one.name) != one.value
         before_it = [cell(was.get(one.name, "") if changed else "")] if parent is not None else []
         value = Cell(f"<strong>{text(one.value)}</strong>") if changed else cell(one.value)
         if one.place:
-            rows.append([cell(one.name), value, *before_it, cell(one.place.removeprefix(folder))])
+            rows.append(
+                [cell(one.name), value, *before_it, *([] if before.stored else [cell(one.place.removeprefix(folder))])]
+            )
     defaults = [[cell(one.name), cell(one.value)] for one in found if not one.place]
     lines = [line.strip() for line in details(before.plan, planned).split("\n")]
+    start = start_text(stage).removeprefix(f"{name}: ")
+    start = start.rpartition(" (")[0] if before.stored else start
     return "".join(
         [
             f'<h2 id="chosen">{text(name)}</h2>',
-            f"<p>{text(start_text(stage).removeprefix(f'{name}: '))}</p>",
+            f"<p>{text(start)}</p>",
             f"<ul>{''.join(f'<li>{text(line)}</li>' for line in lines)}</ul>",
-            table("settings", f"Settings of {name} that are written somewhere", head, rows),
+            table(
+                "settings",
+                f"Settings of {name} that {'differ from their defaults' if before.stored else 'are written somewhere'}",
+                head,
+                rows,
+            ),
             f'<details id="defaults">{_summary(count(len(defaults), "default"))}'
             f"{table('default', f'Defaults of {name}', ['field', 'value'], defaults)}</details>",
         ]

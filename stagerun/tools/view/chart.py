@@ -6,9 +6,10 @@ are classes, whose style `style` gives, and the page's in the dark too.
 
 import json
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from stagerun.base.text import listed
 from stagerun.drawing.bands import Band, Label, Segment, bands, captions, keyed, leaves, mark_labels, mark_text, on_rows
 from stagerun.drawing.colours import DARK, FILLS
 from stagerun.drawing.html import variable
@@ -124,6 +125,7 @@ def chart(
             lanes.append((None, top, top + HIGH * len(picture.ensembles)))
             top += HIGH * len(picture.ensembles) + GAP
     said = [*map(_in_words, (band for band in found if not _shown(band)))]
+    said += _same_rates(picture)
     said += [*captions(picture, scale, shown, left_out), *remarks(others, traces, drawn)]
     foot = [line for text in said for line in textwrap.wrap(text, int(width / 6.2))]
     parts += [words(line, LEFT, top + CAPTION * n, "caption") for n, line in enumerate(foot, 1)]
@@ -245,6 +247,15 @@ def _in_words(band: Band) -> str:
     texts = list(dict.fromkeys(segment.text for lane in band.lanes for segment in lane))
     more = f" and {len(texts) - MOST_SAID} more" if len(texts) > MOST_SAID else ""
     return f"{band.title}, which stages differ in: {', '.join(texts[:MOST_SAID])}{more}"
+
+
+def _same_rates(picture: Picture) -> Iterator[str]:
+    """Stages of a sweep whose lines lie on each other."""
+    alike: dict[object, list[str]] = {}
+    for stage in picture.stages:
+        rates = tuple((point.iter, point.lr) for point in stage.points)
+        alike.setdefault((stage.parent, stage.parent_iter, rates), []).append(stage.name)
+    yield from (f"one line, for the rate is the same: {listed(names, 4)}" for names in alike.values() if len(names) > 1)
 
 
 def _row(band: Band) -> float:

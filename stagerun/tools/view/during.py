@@ -1,7 +1,7 @@
 """What the page shows of a run, and of several: how far it is, what has happened, what came out. Pure."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stagerun.base.pace import DONE, STALE
@@ -96,6 +96,14 @@ def _figures(status: Status) -> str:
     )
     found += [(name, words(value)) for name, value, words in values if value is not None]
     return f'<dl class="figures">{"".join(f"<div><dt>{n}</dt><dd>{text(v)}</dd></div>" for n, v in found)}</dl>'
+
+
+def time_left(seen: Sequence[Seen]) -> Mapping[str, float]:
+    """Of one run that goes on."""
+    status = seen[0].status if len(seen) == 1 else None
+    return (
+        status.progress.left if status is not None and status.state == "running" and status.progress is not None else {}
+    )
 
 
 def _stages(one: Seen) -> str:

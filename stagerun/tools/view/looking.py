@@ -17,7 +17,7 @@ from stagerun.language import load
 from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.plan import make_plan
 from stagerun.plan.budget import render_budget
-from stagerun.plan.ensembles import ensembles_left, ensembles_text
+from stagerun.plan.ensembles import ensembles_left
 from stagerun.store.given import looked_at
 from stagerun.store.layout import results_folder, snapshots_folder
 from stagerun.tools.diff.command import Found, compare, overlay
@@ -199,7 +199,7 @@ class Looker:
         hours = find_hours(plan, out, self.asked.images_per_second)
         ensembles = planned_ensembles(plan, out)
         together = ensembles_left(plan.schedule, ensembles, hours.speeds) if hours else {}
-        blocks = [ensembles_text(ensembles)]
+        blocks = []
         if self.asked.allocation is not None:
             blocks.append(render_budget(find_budget(plan, hours, self.asked.allocation, together)))
         return Before(
@@ -208,6 +208,7 @@ class Looker:
             picture=picture,
             findings=findings,
             notes=(*remarks(plan), *disk_remark(plan, out), *results_remark(plan, out), *choices_remark(plan, out)),
+            ensembles=ensembles,
             blocks=tuple(blocks),
             hours=hours,
             together=together,

@@ -51,7 +51,7 @@ def sections(looker: Looker, unit: Unit, now: float, narrow: bool = False) -> di
         "picture": picture(looker, unit, WIDE),
         **({NARROW_PICTURE: picture(looker, unit, NARROW)} if narrow else {}),
         "ranking": during.ranking(seen, stages),
-        "plan": planned.plan(before) if before is not None and before.compared is None else "",
+        "plan": planned.plan(before, during.time_left(seen)) if before is not None and before.compared is None else "",
         "compared": planned.compared(before),
         "findings": planned.findings(before),
         "report": during.results(seen, stages),

@@ -8,7 +8,7 @@ from statistics import median
 from stagerun.base.events import Tested, TestedBeside
 from stagerun.drawing.colours import SOFT, Stroke
 from stagerun.drawing.scale import Scale
-from stagerun.tools.report.curves import colour, hidden
+from stagerun.tools.report.curves import colour
 from stagerun.tools.report.history import StageHistory
 from stagerun.tools.view.panel import SIZE, Axis, Panel, dash, hue
 from stagerun.tools.view.svg import Place, element, number, path, spaced, title, wide, words
@@ -79,11 +79,10 @@ def panels(axis: Axis, top: float, traces: Sequence[Trace], drawn: Sequence[Cour
     found = []
     top1 = [e.top1 for course in drawn for e in course.evaluations]
     if top1:
-        least = hidden(trace.history for trace in traces)
-        low, high = min(top1) if least is None else least, max(top1)
+        low, high = min(top1), max(top1)
         room = max(0.5, 0.06 * (high - low))
-        low = low - room if least is None else low
-        found.append(Panel(TOP1, axis, top + BETWEEN, HIGH, Scale(False, max(0.0, low), min(100.0, high + room))))
+        scale = Scale(False, max(0.0, low - room), min(100.0, high + room))
+        found.append(Panel(TOP1, axis, top + BETWEEN, HIGH, scale))
         top = found[-1].bottom
     losses = [loss for course in drawn for _, loss in course.losses]
     losses += [e.loss for course in drawn for e in course.evaluations]
@@ -216,9 +215,6 @@ def remarks(panels: Sequence[Panel], traces: Sequence[Trace], drawn: Sequence[Co
     found = []
     if any(panel.name == LOSS for panel in panels):
         found.append("loss: the line is that of training, dots are evaluations, a larger one at the end of a stage")
-    top1 = [panel for panel in panels if panel.name == TOP1]
-    if any(e.top1 < panel.scale.low for panel in top1 for course in drawn for e in course.evaluations):
-        found.append(f"evaluations below {top1[0].scale.low:.1f} % are not shown")
     beyond = dict.fromkeys(course.past.name for course in drawn if course.beyond)
     if beyond:
         found.append(f"trained further than the schedule goes now, which is not drawn: {', '.join(beyond)}")

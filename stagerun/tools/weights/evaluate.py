@@ -60,7 +60,7 @@ def evaluate(
 ) -> None:
     """Evaluates a snapshot: top-1, top-5 and loss over the validation images.
 
-    SNAPSHOT is a snapshot's directory, or its name with --out, or that of an ensemble that averages weights. Images and transform are those of the recipe inside of it.
+    SNAPSHOT is a snapshot's directory, or its name with --out, or that of a stage, or of an ensemble that averages weights. Images and transform are those of the recipe inside of it.
     With DIR, a schedule's folder or an output folder, the end of every finished stage is evaluated; images and transform are
     then those that the schedule names now.
 

@@ -21,6 +21,8 @@ from stagerun.system.code import function_of
 from stagerun.tools.weights import caffe
 from stagerun.train.stored import Stored, load_network, saved_weights
 
+_MENDED = "import stagerun.models.torchvision  # only where `import torchvision` fails: beside a CPU build of torch"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
@@ -174,11 +176,7 @@ def loading(model: Model, wanted: Wanted) -> list[str]:
         lines = [*_text_of_net(model, wanted), "from stagerun.models.net import build", made]
     elif model.name in TORCHVISION and in_torchvision(model).startswith("the weights"):
         network = in_torchvision(model).removeprefix("the weights are those of ")
-        lines = [
-            "import stagerun.models.torchvision  # only where `import torchvision` fails: beside a CPU build of torch",
-            "import torchvision",
-            f"net = {network}",
-        ]
+        lines = [_MENDED, "import torchvision", f"net = {network}"]
     elif from_outside(model):
         lines = _foreign(model)
     else:
@@ -214,7 +212,8 @@ def _foreign(model: Model) -> list[str]:
     else:
         words, given = [], arguments_for(function_of(code, model.sources or Sources()), model)
     words += [f"{name}={value!r}" for name, value in given.items()]
-    return [f"from {code.module} import {code.function}", f"net = {code.function}({', '.join(words)})"]
+    mended = [_MENDED] if model.name.startswith(TIMM) else []  # timm imports torchvision
+    return [*mended, f"from {code.module} import {code.function}", f"net = {code.function}({', '.join(words)})"]
 
 
 def in_torchvision(model: Model) -> str:

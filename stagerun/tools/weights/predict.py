@@ -24,7 +24,7 @@ from stagerun.system.files import write_output
 from stagerun.system.image_folder import IMAGE_SUFFIXES, files_below, is_image
 from stagerun.system.imports import with_imports
 from stagerun.tools.data.pictures import ResizeOptions, class_names, classes_of
-from stagerun.tools.weights.selection import choose_snapshot, ensemble_of
+from stagerun.tools.weights.selection import choose_members, ensemble_of
 
 _SAMPLES = 16  # records of an LMDB that say how large its images are
 
@@ -53,11 +53,11 @@ class PredictOptions:
 def predict(snapshot: str = argument("SNAPSHOT"), out: OutOfName = None, *, options: PredictOptions) -> None:
     """Shows what a snapshot's network says about pictures: names of classes and probabilities.
 
-    SNAPSHOT is a snapshot's directory, or its name with --out, or that of an ensemble that averages weights. A FOLDER stands for every picture in it, at any depth. Files become
+    SNAPSHOT is a snapshot's directory, or its name with --out, or that of a stage or an ensemble. A FOLDER stands for every picture in it, at any depth. Files become
     records as by `data import`, and are cropped and normalised as in the stage's evaluations: a network that was trained on
     images resized by `data import` needs the same --resize options here, and the same --background.
     """
-    predict_images(choose_snapshot(snapshot, out), options)
+    predict_images(choose_members(snapshot, out), options, snapshot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,9 @@ class Prediction:
         return "  ".join([self.image, *said])
 
 
-def predict_images(folder: Path, options: PredictOptions) -> None:
-    """A line for each picture as soon as it is known. A picture that can't be used is named; the exit code is then that of DataError."""
+def predict_images(folders: Sequence[Path], options: PredictOptions, name: str) -> None:
+    """A line for each picture as soon as it is known: the mean of what the networks say. A picture that can't be used is named; the exit code is
+    then that of DataError. `name`: of an ensemble, where there are several."""
     paths, resize = _paths(options.images), options.resize.checked()
     import torch
 
@@ -93,15 +94,16 @@ def predict_images(folder: Path, options: PredictOptions) -> None:
     from stagerun.train.stored import Trust, open_snapshot
 
     torch.set_num_threads(options.threads or default_threads(1))
-    stored = _not_rectangular(open_snapshot(folder, Trust(options.trust_code)))
-    stored = replace(stored, schedule=with_imports(stored.schedule, folder.resolve().parent.parent))
+    members = [_not_rectangular(open_snapshot(folder, Trust(options.trust_code))) for folder in folders]
+    wanted = Wanted(views=evaluate.Views(options.views), ema=options.ema)
+    stored = replace(members[0], schedule=with_imports(members[0].schedule, folders[0].resolve().parent.parent))
     names = _class_names(stored, options.classes)
-    classify = classifier(stored, Wanted(views=evaluate.Views(options.views), ema=options.ema), choose_device(World()))
+    networks = [classifier(member, wanted, choose_device(World())) for member in members]
     batch = options.device_batch or stored.stage.solver.test_batch_size
     found: list[Prediction] = []
     bad: list[str] = []
     for images, records in _records(stored, paths, resize, batch, bad):
-        for image, shares in zip(images, classify(records).numpy(), strict=True):
+        for image, shares in zip(images, np.mean([ask(records).numpy() for ask in networks], axis=0), strict=True):
             order = np.argsort(-shares, kind="stable")[: options.top].tolist()
             answers = (Answer(n, names[n] if n < len(names) else "", float(shares[n])) for n in order)
             found.append(Prediction(image, tuple(answers)))
@@ -109,8 +111,19 @@ def predict_images(folder: Path, options: PredictOptions) -> None:
                 show(found[-1].line())
     if options.as_json:
         predictions = [asdict(one) for one in found]
-        of = {"ensemble": name} if (name := ensemble_of(folder)) else {}
-        show(json.dumps({**of, "snapshot": stored.ref.name, "predictions": predictions, "failed": bad}, indent=1))
+        averaged = name if len(members) > 1 else ensemble_of(folders[0])
+        of = {"ensemble": averaged} if averaged else {}
+        show(
+            json.dumps(
+                {
+                    **of,
+                    "snapshot": " ".join(member.ref.name for member in members),
+                    "predictions": predictions,
+                    "failed": bad,
+                },
+                indent=1,
+            )
+        )
     if options.csv is not None:
         rows = [(p.image, n, a.label, a.name, a.probability) for p in found for n, a in enumerate(p.answers, 1)]
         text = csv_text([("image", "rank", "label", "name", "probability"), *rows])

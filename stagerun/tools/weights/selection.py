@@ -7,7 +7,7 @@ from pathlib import Path
 
 from stagerun import store
 from stagerun.base.errors import UsageError, listing, nearest
-from stagerun.base.recipe import Ensemble, Schedule
+from stagerun.base.recipe import Ensemble, EnsembleRule, Schedule
 from stagerun.base.snapshots import Inventory, SnapshotRef
 from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.plan import PlannedStage, State, make_plan
@@ -30,14 +30,30 @@ class Chosen:
 
 
 def choose_snapshot(argument: str, out: str | None) -> Path:
-    """The directory of SNAPSHOT: a path to it, or the name of a snapshot or of an averaged ensemble, and the output folder. UsageError."""
+    """The directory of SNAPSHOT: a path to it, or the name of a snapshot, of a stage with one end, or of an averaged ensemble, and the output
+    folder. UsageError."""
     found = _snapshot(argument, out)
     if found is None:
-        _require_unknown(argument, out, evaluated=False)
+        _require_unknown(argument, out)
         text = f"{argument} is not a snapshot"
         hint = "give the directory of one (OUT/snapshots/NAME), or its name with --out; `stagerun snapshots` lists them"
         raise UsageError(text, hint)
     return found
+
+
+def choose_members(argument: str, out: str | None) -> tuple[Path, ...]:
+    """The same, or the members of an ensemble that averages probabilities. UsageError."""
+    if out is not None and not os.path.exists(argument):
+        ensemble = _ensembles_of(None, Path(out)).get(argument)
+        asked = ensemble is not None and ensemble.rule is EnsembleRule.MEAN_PROBABILITY
+        tested = read_ensemble(Path(out), argument) if asked else None
+        if tested is not None:
+            names = {ref.id: ref.name for ref in store.inventory(DISK, Path(out)).snapshots}
+            if gone := [member for member, id in zip(tested.members, tested.snapshots, strict=True) if id not in names]:
+                text = f"`{argument}` is made from snapshots that are not in {out} any more: those of {listing(gone, 'and')}"
+                raise UsageError(text, "`stagerun run DIR` makes it anew")
+            return tuple(snapshots_folder(Path(out)) / names[id] for id in tested.snapshots)
+    return (choose_snapshot(argument, out),)
 
 
 def choose(argument: str, overrides: Sequence[str], out: str | None, stage: str | None) -> Chosen:
@@ -47,7 +63,7 @@ def choose(argument: str, overrides: Sequence[str], out: str | None, stage: str 
     """
     found = _snapshot(argument, out)
     if found is None and not os.path.exists(argument):
-        _require_unknown(argument, out, evaluated=True)
+        _require_unknown(argument, out)
         text = f"there is no {argument} here"
         hint = (
             "give a snapshot's directory (OUT/snapshots/NAME), its name with --out, that of an ensemble with averaged weights, or the "
@@ -62,11 +78,9 @@ def choose(argument: str, overrides: Sequence[str], out: str | None, stage: str 
     return Chosen((found,))
 
 
-def _require_unknown(argument: str, out: str | None, evaluated: bool) -> None:
+def _require_unknown(argument: str, out: str | None) -> None:
     """UsageError that says what the argument is, where it is a name of something else in the output folder, or near one."""
-    error = (
-        _not_a_snapshot(argument, Path(out), evaluated) if out is not None and not os.path.exists(argument) else None
-    )
+    error = _not_a_snapshot(argument, Path(out)) if out is not None and not os.path.exists(argument) else None
     if error is not None:
         raise error
 
@@ -78,7 +92,7 @@ def ensemble_of(folder: Path) -> str | None:
 
 
 def _snapshot(argument: str, out: str | None) -> Path | None:
-    """None if the argument is not a snapshot, nor an ensemble's network."""
+    """None if the argument is not a snapshot, nor an ensemble's network, nor a stage with one end."""
     path = Path(argument)
     average = averages_folder(Path(out)) / argument if out is not None else path
     if average.parent.name == averages_folder(Path()).name and os.path.isdir(snapshots_folder(average)):
@@ -97,7 +111,9 @@ def _snapshot(argument: str, out: str | None) -> Path | None:
             raise UsageError("--out, but the snapshot is given as a directory", "leave --out out")
         return real
     if store.parse_name(argument) is None:
-        return None
+        refs = store.inventory(DISK, Path(out)).of(argument) if out is not None and not os.path.exists(argument) else ()
+        ends = [ref.name for ref in refs if ref.ends_stage]
+        return snapshots_folder(Path(out or "")) / ends[0] if len(ends) == 1 else None
     if out is None:
         text = f"there is no directory {argument}; it is a snapshot's name, but of which output folder?"
         raise UsageError(text, "give --out FOLDER, or the path of its directory")
@@ -165,8 +181,8 @@ def _newest(out: Path, inventory: Inventory) -> tuple[dict[str, SnapshotRef], di
 # -- a name that no snapshot has: that of a stage, of an ensemble, or a slip of the pen
 
 
-def _not_a_snapshot(name: str, out: Path, evaluated: bool) -> UsageError | None:
-    """What to type in place of a name; None where nothing is known of the folder. `evaluated`: for `eval`, which takes a stage."""
+def _not_a_snapshot(name: str, out: Path) -> UsageError | None:
+    """What to type in place of a name; None where nothing is known of the folder."""
     inventory = store.inventory(DISK, out)
     schedule = newest_recipe(out, inventory)
     ensembles = _ensembles_of(schedule, out)
@@ -184,11 +200,9 @@ def _not_a_snapshot(name: str, out: Path, evaluated: bool) -> UsageError | None:
     own = inventory.of(name)
     if not own:
         return UsageError(f"`{name}` is a stage, which has no snapshot in {out} yet", "`stagerun run DIR` trains it")
-    end = next((ref for ref in reversed(own) if ref.ends_stage), None)
-    hint = f"its newest snapshot is `{own[-1].name}`" if end is None else f"the snapshot of its end is `{end.name}`"
-    if evaluated and end is not None:
-        hint = f"`stagerun eval {out} --stage {name}`, or `stagerun eval DIR --stage {name}` with the schedule's folder; {hint}"
-    return UsageError(f"`{name}` is a stage, not a snapshot", hint)
+    if ends := [ref.name for ref in own if ref.ends_stage]:
+        return UsageError(f"stage `{name}` has {len(ends)} ends in {out}", f"give one of them: {listing(ends)}")
+    return UsageError(f"`{name}` is a stage that has not ended", f"its newest snapshot is `{own[-1].name}`")
 
 
 def _not_a_stage(ensemble: Ensemble, out: Path) -> UsageError:
@@ -198,7 +212,9 @@ def _not_a_stage(ensemble: Ensemble, out: Path) -> UsageError:
         hint = "`stagerun run` evaluates it when its members are trained"
         if found is not None:
             top1 = f"top-1 {100 * found.top1:.2f} %, "
-            hint = f"`run` has evaluated it: {top1}in {ensemble_path(out, name)}"
+            hint = f"`run` has evaluated it: {top1}in {ensemble_path(out, name)}; its members have networks: {listing(ensemble.members, 'and')}"
+            if ensemble.rule is EnsembleRule.MEAN_PROBABILITY:
+                hint += f"; `stagerun predict {name} --out {out}` asks them all"
         return UsageError(f"`{name}` is an ensemble ({ensemble.rule.value}), which has no network of its own", hint)
     if store.inventory(DISK, averages_folder(out) / name).snapshots:
         return UsageError(

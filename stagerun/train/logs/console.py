@@ -4,7 +4,7 @@ import shlex
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
 from rich.control import Control
@@ -13,7 +13,7 @@ from rich.segment import ControlType
 from rich.text import Text
 
 from stagerun.base import events
-from stagerun.base.pace import DONE, TO_DO, WINDOW, colour, live_line, progress_line, share, stale
+from stagerun.base.pace import DONE, TO_DO, WINDOW, colour, live_line, pace, progress_line, share, stale
 from stagerun.base.recipe import OnNan
 from stagerun.base.text import count, duration, size, to_nowhere, wrapped
 from stagerun.command.terminal import Terminal
@@ -44,7 +44,7 @@ class _Terminal(Terminal):
 class Console:
     """A sink for events. `display` maps a stage to the iterations between two plain lines (0: none); `results` and
     `ensembles` are those of stages and ensembles finished before. `live`: whether to show a live line; by default on a terminal,
-    but not on an MPI launcher's, which may write what is printed into a file."""
+    but not on an MPI launcher's, which may write what is printed into a file. `time_left`: as `TimeLeft`; by default by the pace alone."""
 
     def __init__(
         self,
@@ -53,6 +53,7 @@ class Console:
         results: Sequence[events.StageFinished] = (),
         live: bool | None = None,
         ensembles: Sequence[events.EnsembleTested] = (),
+        time_left: Callable[[str, int, int, float], Mapping[str, float]] | None = None,
     ) -> None:
         self.rich = _Terminal(file=sys.stdout, highlight=False)
         here = sys.stdout.isatty() and not self.rich.is_dumb_terminal and not relayed()  # FORCE_COLOR makes no terminal
@@ -65,7 +66,7 @@ class Console:
         self.pushes: list[events.Iterated] = []  # since the last line
         self.met: events.Synchronised | None = None  # the stage's newest
         self.retraced: deque[float] = deque(maxlen=WINDOW)  # seconds of the last updates of a piece
-        self.left = 0
+        self.left, self._time_left = 0, time_left
         self.results = list(results)
         self.ensembles = {tested.name: tested for tested in ensembles}
 
@@ -203,7 +204,8 @@ class Console:
             return self._show(Text(self._line(event)), live=True)
         assert self.stage is not None
         width = self.rich.width - 1  # in the last column a terminal may begin a new line
-        marks, bar, rest = live_line(self._marks(), self.stage, self.window, self.left, width, self.met)
+        left = self._seconds_left(self.stage)
+        marks, bar, rest = live_line(self._marks(), self.stage, self.window, left, width, self.met)
         parts: list[Text | ProgressBar] = [_painted(marks), Text("  ")]
         if bar:
             parts += [ProgressBar(self.stage.max_iter, self.window[-1].iter, width=bar), Text("  ")]
@@ -217,7 +219,13 @@ class Console:
         assert self.stage is not None
         behind = stale(self.pushes)
         self.pushes.clear()
-        return progress_line(self.stage, self._stages, self.window, self.left, behind, self.met)
+        seconds = self._seconds_left(self.stage)
+        return progress_line(self.stage, self._stages, self.window, seconds, behind, self.met)
+
+    def _seconds_left(self, stage: events.StageStarted) -> tuple[float, float]:
+        speed, now = pace(self.window).seconds_per_iteration, self.window[-1].iter
+        parts = self._time_left(stage.stage, now, self.left, speed) if self._time_left else {"": self.left * speed}
+        return parts.get(stage.stage, (stage.max_iter - now) * speed), sum(parts.values())
 
 
 def _painted(marks: Mapping[str, str]) -> Text:

@@ -206,9 +206,10 @@ def require_evaluation(names: Sequence[str], schedule: "Schedule") -> None:
 
 
 def _text(plan: "Plan", out: Path, results: "Sequence[StageFinished]", ensembles: "Sequence[EnsembleTested]") -> Screen:
+    from stagerun.train.hours import TimeLeft
     from stagerun.train.logs.console import Console
 
-    return Console(_display(plan), parents(plan, out), results, ensembles=ensembles)
+    return Console(_display(plan), parents(plan, out), results, ensembles=ensembles, time_left=TimeLeft(plan, out))
 
 
 def _caffe(

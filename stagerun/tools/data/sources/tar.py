@@ -221,7 +221,7 @@ def by_truth(path: str, names: list[str], options: SourceOptions) -> tuple[NDArr
 
 def _by_class(kind: str, archive: Archive, found: dict[str, list[Member]], options: SourceOptions) -> Archived:
     names = sorted(found)
-    check_classes(archive.path, names)
+    check_classes(archive.path, names, (member.name for images in found.values() for member in images))
     classes, labels = classes_and_labels(archive.path, names, options.synsets)
     ordered = [sorted(found[name], key=lambda member: member.name.rpartition("/")[::2]) for name in names]
     return Archived(
