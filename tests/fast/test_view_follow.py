@@ -133,7 +133,7 @@ def test_a_log_that_is_gone_or_holds_nothing_is_said(tmp_path: Path, whole: byte
         follower.read()
     (tmp_path / "log.jsonl").rmdir()
     os.mkfifo(tmp_path / "log.jsonl")  # which no one writes to
-    with pytest.raises(UsageError, match="is a FIFO"):
+    with pytest.raises(StorageError, match="not a regular file"):
         follower.read()
 
 
