@@ -6,6 +6,7 @@ They say no types of layers, and no order: groups come by name.
 
 import io
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,42 +18,42 @@ MAGIC = b"\x89HDF\r\n\x1a\n"
 
 
 def read_net(data: bytes) -> CaffeNet:
-    try:
-        with _opened(data) as file:
-            groups = _group(file, "data")
-            layers = tuple(
+    with _opened(data) as file:
+        groups = _group(file, "data")
+        return CaffeNet(
+            "",
+            tuple(
                 Layer(name, "", tuple(_numbered(_group(groups, name), name, len(data))), fraction=None)
                 for name in _names(groups)
-            )
-    except (OSError, RuntimeError, KeyError, TypeError) as error:
-        raise ValueError(f"it is no whole HDF5 file of Caffe's: {_first(error)}") from error
-    return CaffeNet("", layers)
+            ),
+        )
 
 
 def read_state(data: bytes) -> SolverState:
-    try:
-        with _opened(data) as file:
-            learned = _dataset(file, "learned_net", len(data)).asstr()[()] if "learned_net" in file else ""
-            return SolverState(
-                int(_dataset(file, "iter", len(data))[()]),
-                str(learned),
-                tuple(_numbered(_group(file, "history"), "history", len(data))),
-                int(_dataset(file, "current_step", len(data))[()]) if "current_step" in file else 0,
-            )
-    except (OSError, RuntimeError, KeyError, TypeError) as error:
-        raise ValueError(f"it is no whole HDF5 file of Caffe's: {_first(error)}") from error
+    with _opened(data) as file:
+        learned = _dataset(file, "learned_net", len(data)).asstr()[()] if "learned_net" in file else ""
+        return SolverState(
+            int(_dataset(file, "iter", len(data))[()]),
+            str(learned),
+            tuple(_numbered(_group(file, "history"), "history", len(data))),
+            int(_dataset(file, "current_step", len(data))[()]) if "current_step" in file else 0,
+        )
 
 
-def _opened(data: bytes) -> Any:
+@contextmanager
+def _opened(data: bytes) -> Iterator[Any]:
     try:
         import h5py
     except ImportError:
         raise UsageError("HDF5 files are read with the package h5py", "pip install 'stagerun[caffe]'") from None
-    return h5py.File(io.BytesIO(data), "r")
-
-
-def _first(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    try:
+        with h5py.File(io.BytesIO(data), "r") as file:
+            yield file
+    except ValueError:
+        raise
+    except Exception as error:  # h5py lets any of Python's through for a damaged file
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ValueError(f"it is no whole HDF5 file of Caffe's: {reason}") from error
 
 
 def _names(group: Any) -> list[str]:
@@ -86,7 +87,8 @@ def _dataset(group: Any, name: str, size: int) -> Any:
     found = _member(group, name, "dataset")
     if not isinstance(found, h5py.Dataset):
         raise ValueError(f"`{name}` in it is not a dataset")
-    if found.chunks is not None or found.is_virtual or found.external or found.nbytes > size:
+    elsewhere = found.is_virtual or found.external or found.dtype.hasobject  # texts of any length lie in a heap
+    if found.chunks is not None or elsewhere or max(found.size, found.nbytes) > size:
         raise ValueError(f"dataset `{found.name}` is not as Caffe writes it")
     return found
 

@@ -43,6 +43,7 @@ class Wanted:
     val: int = 0  # which of the recipe's validation sets
     batch: int | None = None
     ema: bool = False
+    most: int | None = None  # images, from the first
 
 
 def use_schedule(stored: Stored, schedule: Schedule, stage: str) -> Stored:
@@ -67,7 +68,9 @@ def score(
     solver, ignored = stored.stage.solver, ignored_in(stored.stage)
     loader = _loader(stored, _records(stored, wanted), wanted, device)
     labelled = _labelled(stored, wanted, loader.records, device)
-    asked = _cut(len(loader.records), wanted.batch or solver.test_batch_size, solver)
+    asked = _cut(
+        min(wanted.most or len(loader.records), len(loader.records)), wanted.batch or solver.test_batch_size, solver
+    )
     loader.preflight()
     answer, normalise = _network(stored, wanted, device)
 

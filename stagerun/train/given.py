@@ -1,20 +1,32 @@
 """Where the weights of a stage come from at its start: a file, the stage before, or the seed. On rank 0; the others are handed them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from stagerun.base.errors import DataError, Problems, RecipeError, StagerunError
+from stagerun.base.errors import DataError, Problems, RecipeError, StagerunError, UsageError
 from stagerun.base.net import Net
-from stagerun.base.recipe import TEACHER_DIGEST, WEIGHTS_DIGEST, Model, Rename, Schedule, Stage, Weights
+from stagerun.base.recipe import (
+    TEACHER_DIGEST,
+    WEIGHTS_DIGEST,
+    CompressionRule,
+    Given,
+    Model,
+    ParamRule,
+    Rename,
+    Schedule,
+    Stage,
+    Weights,
+)
 from stagerun.base.text import size
 from stagerun.base.weights import COUNTER, LONG, renamed
-from stagerun.engine.parameters import frozen_parameters
+from stagerun.engine.parameters import frozen_parameters, idle_patterns, idle_rules, trained_parameters
 from stagerun.engine.weights_file import tensors_in
 from stagerun.language.caffe_names import here
 from stagerun.language.nets import of_model
+from stagerun.language.networks import from_outside
 from stagerun.models.skeleton import shapes, without_memory
 from stagerun.plan import Plan, PlannedStage
 from stagerun.plan.planned import needed
@@ -201,6 +213,47 @@ def mistakes_in(schedule: Schedule, planned: Sequence[PlannedStage], problems: P
     for one in planned:
         for named in needed(one) if one.stage.enabled else ():
             _look_into(schedule, one.stage, named.field, problems)
+
+
+def report_idle(stages: Iterable[Stage], problems: Problems, made: Callable[[Model], nn.Module]) -> None:
+    """Adds the rules and patterns of stages that fit nothing in their networks, and those that leave nothing to train."""
+    good: list[tuple[object, ...]] = []  # of hundreds of stages, most have the same
+    for stage in stages:
+        own = stage.model, stage.solver.param, stage.solver.freeze, stage.solver.compress
+        if not stage.enabled or own in good:
+            continue
+        before = problems.all()
+        model = made(stage.model)
+        try:
+            trained_parameters(model, stage.solver.param, stage.solver.freeze)
+        except UsageError as error:
+            place = stage.written("solver.freeze" if stage.solver.freeze else "solver.param")
+            problems.add(place or stage.span, error.message, error.hint)
+        for pattern, hint in idle_patterns(model, stage.solver.freeze):
+            text = f'`freeze: "{pattern}"` fits no parameter of the model, and no BatchNorm layer\'s `running_mean`'
+            problems.add(stage.written("solver.freeze") or stage.span, text, hint)
+        how = stage.solver.compress
+        places: dict[str, Sequence[ParamRule | CompressionRule]] = {"param": stage.solver.param}
+        places["compress_param.param"] = how.param if how is not None else ()
+        for field, rules in places.items():
+            for rule, hint in idle_rules(model, rules):
+                text = f"`{field}` with name `{rule.name}` and kind {rule.kind.value} fits no parameter of the model"
+                problems.add(stage.written(f"solver.{field}") or stage.span, text, hint)
+        if problems.all() == before:
+            good.append(own)
+
+
+def require_fitting(schedule: Schedule, found: Sequence[tuple[Stage, Given]]) -> None:
+    """What `run` raises before the first update about weights and networks, without a plan and without running a user's code. `found`: the
+    weights that are on this machine. RecipeError."""
+    problems = Problems(schedule.files)
+    for stage, one in found:
+        models = stage.model, schedule.teacher_model(stage), stage.parent and schedule.stage(stage.parent).model
+        if not any(isinstance(model, Model) and from_outside(model) for model in models):
+            _look_into(schedule, stage, one.field, problems)
+    report_idle((stage for stage in schedule.stages if not from_outside(stage.model)), problems, without_memory)
+    if problems:
+        raise RecipeError(problems.all())
 
 
 def _look_into(schedule: Schedule, stage: Stage, field: str, problems: Problems) -> Transfer | None:

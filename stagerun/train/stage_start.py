@@ -1,6 +1,6 @@
 """Where a stage starts on one rank: its state from a snapshot or the seed, the same on every rank."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from stagerun.base import order
-from stagerun.base.errors import Problems, RecipeError, ResumeRefused, UsageError
-from stagerun.base.recipe import MEAN_DIGEST, CompressionRule, Model, ParamRule, Solver, Transform
+from stagerun.base.errors import Problems, RecipeError, ResumeRefused
+from stagerun.base.recipe import MEAN_DIGEST, Model, Solver, Transform
 from stagerun.comm.residual import BASIS, Residual
 from stagerun.engine.codec import decode
 from stagerun.engine.compression import residual_of
@@ -17,7 +17,6 @@ from stagerun.engine.device import dtype_of
 from stagerun.engine.images import Normalise
 from stagerun.engine.losses import Loss
 from stagerun.engine.mixing import Mixing
-from stagerun.engine.parameters import idle_patterns, idle_rules, trained_parameters
 from stagerun.engine.replicas import Replicas
 from stagerun.engine.state import TrainState, average, make_state, momentum, replicas_of, restore, slots, weights
 from stagerun.engine.update import Arithmetic
@@ -31,7 +30,7 @@ from stagerun.train import given
 from stagerun.train.agreement import everyone, hand_out, rank0
 from stagerun.train.caffe_state import remember
 from stagerun.train.early_stop import saved_best
-from stagerun.train.given import mistakes_in
+from stagerun.train.given import mistakes_in, report_idle
 from stagerun.train.objective import made_loss
 from stagerun.train.progress import ARRIVALS, AVERAGE, MOMENTUM, REPLICAS, RESIDUAL, WEIGHTS, progress_of
 from stagerun.train.worker import StageRun
@@ -333,36 +332,10 @@ def _saved_momentum(run: StageRun, state: TrainState, data: bytes) -> dict[str, 
 
 def _refuse_idle_rules(run: StageRun, model: torch.nn.Module) -> None:
     """In all stages, before the first of them is trained; what is wrong with weights that stages are given, on rank 0."""
-    schedule, trained = run.worker.schedule, model
+    schedule, own = run.worker.schedule, run.stage.model
     problems = Problems(schedule.files)
     if run.worker.keeper is not None and any(stage.solver.given for stage in schedule.stages):
         mistakes_in(schedule, run.worker.keeper.plan().stages, problems)
-    good: list[tuple[object, ...]] = []  # of hundreds of stages, most have the same
-    for stage in schedule.stages:
-        own = stage.model, stage.solver.param, stage.solver.freeze, stage.solver.compress
-        if not stage.enabled or own in good:
-            continue
-        before = problems.all()
-        model = trained if stage.model == run.stage.model else without_memory(stage.model)
-        try:
-            trained_parameters(model, stage.solver.param, stage.solver.freeze)
-        except UsageError as error:
-            problems.add(
-                stage.written("solver.freeze" if stage.solver.freeze else "solver.param") or stage.span,
-                error.message,
-                error.hint,
-            )
-        for pattern, hint in idle_patterns(model, stage.solver.freeze):
-            text = f'`freeze: "{pattern}"` fits no parameter of the model, and no BatchNorm layer\'s `running_mean`'
-            problems.add(stage.written("solver.freeze") or stage.span, text, hint)
-        how = stage.solver.compress
-        places: dict[str, Sequence[ParamRule | CompressionRule]] = {"param": stage.solver.param}
-        places["compress_param.param"] = how.param if how is not None else ()
-        for place, rules in places.items():
-            for rule, hint in idle_rules(model, rules):
-                text = f"`{place}` with name `{rule.name}` and kind {rule.kind.value} fits no parameter of the model"
-                problems.add(stage.written(f"solver.{place}") or stage.span, text, hint)
-        if problems.all() == before:
-            good.append(own)
+    report_idle(schedule.stages, problems, lambda other: model if other == own else without_memory(other))
     if problems:
         raise RecipeError(problems.all())

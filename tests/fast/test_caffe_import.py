@@ -290,6 +290,18 @@ def test_solver_types(said: str, kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("policy", "made"),
+    [('"multistep" gamma: 0.1', ("fixed", None)), ('"poly" power: 0', ("poly", 0)), ('"poly"', ("poly", 0))],
+)
+def test_what_a_policy_lacks_is_caffes_default(policy: str, made: tuple[str, float | None], tmp_path: Path) -> None:
+    folder = five(tmp_path / "five")
+    path = folder / "custom_lr_cyc1.prototxt"
+    path.write_text(re.sub(r"\npower:.*", "", path.read_text()).replace('"poly_cyc"', policy))
+    solver = imported(folder, tmp_path / "out", "--order", "cyc1").stages[0].solver
+    assert (solver.lr_policy, solver.power) == made
+
+
+@pytest.mark.parametrize(
     ("before", "after", "said"),
     [
         ('"poly_cyc"', '"cosine"', "`lr_policy` has no value `cosine`"),

@@ -1,13 +1,16 @@
 """`stagerun import caffe`: nets that are kept whole, and what a stage starts from that no stage makes."""
 
+import io
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 
 from stagerun.base import recipe
 from stagerun.base.errors import ExitCode
 from stagerun.cli import main
+from stagerun.data.write import write_lmdb
 from stagerun.language import load
 from stagerun.language.nets import of_model
 from stagerun.language.proto import caffe_pb2
@@ -61,6 +64,20 @@ def test_the_net_is_copied_as_it_is(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "net.prototxt").read_text() == NET
     assert (stage.model.name, stage.model.num_classes, stage.model.input_shape) == ("net.prototxt", 10, (3, 8, 8))
     assert [(rule.name, rule.lr_mult) for rule in stage.solver.param] == [("conv1.bias", 2.0)]
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("L", 1)])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_encoded_images_say_their_channels(mode: str, channels: int, kind: str, tmp_path: Path) -> None:
+    """As Caffe, which decodes the first; no mean has as many numbers."""
+    held = io.BytesIO()
+    Image.new(mode, (12, 12)).save(held, kind)
+    datum = caffe_pb2.Datum(data=held.getvalue(), encoded=True, label=1).SerializeToString()
+    write_lmdb(str(tmp_path / "lmdb"), [datum] * 3)
+    net = NET.replace("/data/cifar10_train_lmdb", str(tmp_path / "lmdb"))
+    net = net.replace(" mean_value: 1 mean_value: 2 mean_value: 3", "")
+    schedule = imported(write(tmp_path, net=net, solver=f'net: "net.prototxt" {SOLVER}'))
+    assert schedule.stages[0].model.input_shape == (channels, 8, 8)
 
 
 ASPECT = (

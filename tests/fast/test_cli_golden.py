@@ -123,6 +123,7 @@ def test_every_option_is_a_decision() -> None:
             "--data",
             "--device-batch",
             "--ema",
+            "--iterations",
             "--json",
             "--out",
             "--output",
@@ -132,6 +133,7 @@ def test_every_option_is_a_decision() -> None:
             "--threads",
             "--trust-code",
             "--views",
+            "--weights",
         ],
         "export": [
             "--caffemodel",

@@ -274,6 +274,19 @@ def test_inputs_beside_the_layers() -> None:
     assert "1:1 `input` needs one `input_shape`, or four `input_dim`, for each" in mistakes(f'input: "data" {end}')
 
 
+def test_fields_that_caffe_passes_over() -> None:
+    """`input` without shapes where a layer has that top, a V0 layer's fields of windows, and what a dropout drops in testing."""
+    ip = 'layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 10 } }'
+    given = 'layer { name: "d" type: "Input" top: "data" input_param { shape { dim: 1 dim: 3 dim: 5 dim: 7 } } }'
+    assert net_from(f'input: "data" {given} {ip}', None) == net_from(given + ip, None)
+    assert net_from(
+        V0.replace('source: "train"', 'source: "train" det_crop_mode: "warp" det_fg_fraction: 0.5')
+    ) == net_from(V0)
+    drop = 'layer { name: "drop" type: "Dropout" bottom: "data" top: "data" dropout_param { dropout_ratio: 1 } include { phase: TEST } }'
+    kept = 'layer { name: "p" type: "Power" bottom: "data" top: "last" }'
+    assert net_from(between(drop, kept)).train == net_from(between(kept)).train
+
+
 def test_the_two_names_of_shared_parameters() -> None:
     text = """
     layers { name: "data" type: DATA top: "data" top: "label" }

@@ -1,7 +1,9 @@
 """Caffe's HDF5 files."""
 
 import io
+import random
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +36,9 @@ def test_hdf5() -> None:
     found = caffe_blobs.tensors(net)
     np.testing.assert_array_equal(found["fc.weight"], one)
     np.testing.assert_array_equal(found["bn.running_var"], one[0] / 2)
-    state = caffe_h5.read_state(h5({"history/0": one}, iter=7, learned_net="x.caffemodel.h5", current_step=1))
+    state = caffe_h5.read_state(
+        h5({"history/0": one}, iter=7, learned_net=np.bytes_("x.caffemodel.h5"), current_step=1)
+    )
     assert (state.iter, state.learned_net, state.current_step) == (7, "x.caffemodel.h5", 1)
 
 
@@ -73,7 +77,7 @@ def test_a_state_in_hdf5_goes_on_with_a_net(tmp_path: Path) -> None:
     blobs = {f"data/{layer.name}/{i}": b.array() for layer in net.layers for i, b in enumerate(layer.blobs)}
     (tmp_path / "x.caffemodel.h5").write_bytes(h5(blobs))
     history = {f"history/{i}": blob.array() for i, blob in enumerate(state.history)}
-    held = h5(history, iter=75, learned_net="/gone/x.caffemodel.h5", current_step=0)
+    held = h5(history, iter=75, learned_net=np.bytes_("/gone/x.caffemodel.h5"), current_step=0)
     (tmp_path / "x.solverstate.h5").write_bytes(held)
     shutil.copy(golden / "lenet.prototxt", tmp_path)
     (tmp_path / "schedule.prototxt").write_text(
@@ -91,3 +95,22 @@ def test_a_state_in_hdf5_goes_on_with_a_net(tmp_path: Path) -> None:
     remember(schedule, stage, live)
     for name, blob in zip(names, state.history, strict=True):
         np.testing.assert_array_equal(live[f"steps/{name}"].numpy(), blob.array().astype(np.float32))
+
+
+def test_a_damaged_file_is_one_error() -> None:
+    """Whatever h5py raises of it; numbers of no size are no reason to read for minutes."""
+    one = np.ones((3, 4), np.float32)
+    net = h5({f"data/l{i}/{j}": one for i in range(4) for j in range(2)})
+    state = h5(
+        {f"history/{i}": one for i in range(4)}, iter=7, learned_net=np.bytes_("x.caffemodel.h5"), current_step=1
+    )
+    drawn = random.Random(1)
+    for data, read in ((net, caffe_blobs.net_in), (state, caffe_h5.read_state)):
+        for _ in range(1000):
+            damaged = bytearray(data)
+            for at in (drawn.randrange(len(data)) for _ in range(drawn.choice((1, 2, 8)))):
+                damaged[at : at + 8] = drawn.choice(
+                    (bytes([drawn.randrange(256)]) + damaged[at + 1 : at + 8], b"\xff" * 8)
+                )
+            with suppress(ValueError):
+                read(bytes(damaged))

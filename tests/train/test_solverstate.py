@@ -199,3 +199,31 @@ def test_a_stage_with_a_parent_does_not_begin_with_one(data: Path, tmp_path: Pat
     (folder / "schedule.prototxt").write_text(text.replace("stage {", 'stage { name: "z" solver_param { } }\nstage {'))
     output = stagerun("check", folder)
     assert "`solverstate` in stage `a`, which starts from `z`" in output, output
+
+
+# What `run` says before the first update, `check` says, too.
+EARLY = {
+    'solverstate: "x.solverstate" type: "Adam" momentum2: 0.99': "remembers 8 blobs, and type `Adam` 16",
+    'solverstate: "x.solverstate" lr_policy: "multistep" gamma: 0.1 stepvalue: 20 stepvalue: 60': "has passed 0 steps, and by iteration 75",
+    'weights { file: "other.caffemodel" strict: false }': "other.caffemodel",
+    'freeze: "**"': "there is nothing to train",
+    'freeze: "nosuch.*"': "fits no parameter of the model",
+}
+
+
+@pytest.mark.parametrize("written", EARLY)
+def test_what_check_finds_of_weights_and_freezing(written: str, tmp_path: Path) -> None:
+    shutil.copy(GOLDEN / "start.solverstate", tmp_path / "x.solverstate")
+    shutil.copy(GOLDEN / "start.caffemodel", tmp_path / "lenet_m09_A_iter_75.caffemodel")
+    shutil.copy(caffe_nets.GOLDEN / "lenet.prototxt", tmp_path)
+    other = caffe_file.net_bytes("n", [(caffe_file.layer_bytes("z", "InnerProduct"), [np.ones((2, 2), np.float32)])])
+    (tmp_path / "other.caffemodel").write_bytes(other)
+    (tmp_path / "schedule.prototxt").write_text(
+        """name: "x" model { caffe_net: "lenet.prototxt" num_classes: 10 channels: 1 } data { train { source: "/d" images: 640 } }
+        solver { batch_size: 64 device_batch_size: 64 base_lr: 0.05 lr_policy: "fixed" max_iter: 150 momentum: 0.9
+        transform_param { crop_size: 28 } } stage { name: "a" solver_param { """
+        + written
+        + " } }"
+    )
+    output = stagerun("check", tmp_path)
+    assert output.startswith("64") and EARLY[written] in output and "schedule.prototxt:" in output, output

@@ -1,6 +1,6 @@
 """Older forms of a net as today's: V0 and V1 layers, inputs beside the layers, transformations among a data layer's own fields."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from google.protobuf.descriptor import Descriptor
 
@@ -56,7 +56,7 @@ def _upgraded(net: Block, problems: Problems) -> tuple[Block, ...]:
     layers = [_v1(layer) for layer in _without_padding([_v0(layer, problems) for layer in old], problems)]
     layers += [_v2(layer) for layer in new]
     layers = [_without_unread_fillers(layer, View(net).text("engine") or "") for layer in layers]
-    given = _input(net, problems)
+    given = _input(net, layers, problems)
     return (given, *layers) if given is not None else tuple(layers)
 
 
@@ -118,8 +118,8 @@ def renamed(kind: Descriptor, name: str, old: Entry) -> Entry:
     return Entry(kind.fields_by_name[name], old.name, old.values)
 
 
-def _input(net: Block, problems: Problems) -> Block | None:
-    """The Input layer of `input` beside the layers, with `input_shape` or four `input_dim` for each."""
+def _input(net: Block, layers: Sequence[Block], problems: Problems) -> Block | None:
+    """The Input layer of `input` beside the layers, with `input_shape` or four `input_dim` for each. Without any, Caffe passes over `input`."""
     if "input" not in net.entries:
         return None
     names, view = net.entries["input"], View(net)
@@ -130,6 +130,12 @@ def _input(net: Block, problems: Problems) -> Block | None:
             Block(SHAPE, names.name, {"dim": entry(SHAPE, "dim", names.name, *dims[i : i + 4])})
             for i in range(0, len(dims), 4)
         ]
+    if (
+        not shapes
+        and not dims
+        and {v.value for v in names.values} <= {t for one in layers for t in View(one).texts("top")}
+    ):
+        return None
     if len(shapes) != len(names.values):
         problems.add(
             names.name, "`input` needs one `input_shape`, or four `input_dim`, for each", "write the shapes beside it"
@@ -194,7 +200,7 @@ def _v0(layer: Block, problems: Problems) -> Block:
             )
         elif message and to in _message(kind, message).fields_by_name:
             messages.setdefault(message, {})[to] = renamed(_message(kind, message), to, found)
-        else:
+        elif not name.startswith("det_"):  # of windows; Caffe passes over them in other layers
             problems.add(found.name, f"a layer of type `{old}` has no field `{name}`", "take it out")
     for message, inside in messages.items():
         entries[message] = entry(kind, message, inner.place, Block(_message(kind, message), inner.place, inside))

@@ -1,5 +1,6 @@
 """What `import caffe` does: reads, checks what it made before it writes it, and shows the plan."""
 
+import io
 import os
 import re
 import sys
@@ -7,6 +8,7 @@ from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, replace
 
 import click
+from google.protobuf.message import DecodeError
 
 from stagerun.base.errors import ExitCode, StagerunError, UsageError, nearest
 from stagerun.base.snapshots import Inventory
@@ -15,10 +17,11 @@ from stagerun.command.options import argument, command, flag, option
 from stagerun.language import load
 from stagerun.language.folder import refuse_existing, write_folder
 from stagerun.language.networks import NETWORKS
+from stagerun.language.proto import caffe_pb2
 from stagerun.language.resolve import first_record
 from stagerun.plan import make_plan
 from stagerun.plan.render import render_text
-from stagerun.system.lmdb_file import check_file
+from stagerun.system.lmdb_file import check_file, first_value
 from stagerun.tools.caffe.convert import Wanted, convert
 from stagerun.tools.caffe.disk import CaffeFolder
 from stagerun.tools.caffe.write import check_lines, folder_lines, left_text, net_files, text_of_lines
@@ -162,5 +165,16 @@ def _count(path: str) -> tuple[int, int | None] | None:
     """Records of an LMDB, and the channels of the first one; None where they are unknown; `run` will say why."""
     with suppress(StagerunError):
         number, first = check_file(path), first_record(path)
-        return number, first.channels if first is not None else None
+        return number, first.channels or _channels_of_image(path) if first is not None else None
+    return None
+
+
+def _channels_of_image(path: str) -> int | None:
+    """The channels of the first record of an LMDB, an encoded image, whose header says them; None where it can't be read."""
+    from PIL import Image
+
+    with suppress(DecodeError, OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        datum = caffe_pb2.Datum.FromString(first_value(path))
+        with Image.open(io.BytesIO(datum.data)) as image:
+            return 1 if image.mode in ("1", "L", "I", "I;16") else 3
     return None

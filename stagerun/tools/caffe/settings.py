@@ -28,6 +28,8 @@ LOOKING = ("display", "test_interval", "snapshot")
 POLICIES = ("fixed", "step", "exp", "inv", "multistep", "poly", "poly_cyc", "sigmoid", "plateau")
 # Fields that a policy may read, and that are left out where it does not.
 OF_POLICY = ("gamma", "power", "stepsize", "stepvalue", "lr_iter", "plateau_winsize", "average_loss")
+# Fields of policies that are 0 or empty in Caffe where a solver has none: `multistep` is then `fixed`.
+UNWRITTEN = ("power", "stepvalue")
 # The values of BVLC's deprecated solver_type.
 TYPES = {
     "SGD": "SGD", "NESTEROV": "Nesterov", "ADAGRAD": "AdaGrad", "RMSPROP": "RMSProp", "ADADELTA": "AdaDelta", "ADAM": "Adam",
@@ -85,7 +87,7 @@ def _check_policy(view: View, found: Findings) -> None:
         return
     for name in schedule.policy_fields(policy):
         there = name in view.block.entries and bool(view.block.entries[name].values)
-        if name in OF_POLICY and name != "average_loss" and not there and not _doubtful(view, name):
+        if name in OF_POLICY and name not in ("average_loss", *UNWRITTEN) and not there and not _doubtful(view, name):
             found.mistakes.add(place, f"lr_policy `{policy}` needs `{name}`", f"write `{name}: ...`")
 
 
@@ -109,7 +111,9 @@ def _check_nets(text: CaffeText, found: Findings) -> None:
 def solver_settings(text: CaffeText, found: Findings) -> dict[str, Setting]:
     """The settings that the solver's own fields make, by the name of stagerun's field. The text has no mistakes."""
     view, result = View(text.block), {}
-    policy = view.text("lr_policy") or ""
+    policy = written_policy = view.text("lr_policy") or ""
+    if policy == "multistep" and not view.numbers("stepvalue"):
+        policy = "fixed"
     for name, entry in text.block.entries.items():
         if not entry.values:
             continue
@@ -121,6 +125,11 @@ def solver_settings(text: CaffeText, found: Findings) -> dict[str, Setting]:
             found.idle[name] = IDLE[name]
         elif name in NOT_CARRIED:
             found.leave(entry.place, name, *NOT_CARRIED[name])
+    place = view.place("lr_policy")
+    if policy != written_policy:
+        result["lr_policy"] = setting("lr_policy", quoted(policy), place, f"{written_policy} without a `stepvalue`")
+    if "power" in schedule.policy_fields(policy) and "power" not in result:
+        result["power"] = setting("power", "0", place, "Caffe's, where the solver has none")
     result |= {s.name: s for s in (*_type(text, found), *_clip(text), *_local_rate(view))}
     return result | _warm_up_cut_short(view, result)
 

@@ -20,13 +20,19 @@ def check(
     overrides: Overrides = (),
     lint: bool = flag("--lint", "Also what is legal and looks wrong; `stagerun help lint` lists it."),
 ) -> None:
-    """Finds every mistake in a schedule's files at once, in a fraction of a second. Trains nothing."""
+    """Finds every mistake in a schedule's files at once, in a fraction of a second. Of weights that it starts from the headers are
+    read, and where it has any, or freezes some, the network is looked at. Trains nothing."""
     schedule = load(folder, overrides)
     weights = missing_weights(stage for stage in schedule.stages if stage.enabled)
     changes = (line for stage in schedule.stages if (line := network_change(schedule, stage)))
     tell("\n".join(f"note: {line}" for line in (*missing_data(schedule), *weights, *changes)))
     if lint:
         require_nothing_found(schedule)
+    found = [(s, g) for s in schedule.stages if s.enabled for g in s.solver.given if _sought(g) is None]
+    if found or any(stage.enabled and stage.solver.freeze for stage in schedule.stages):
+        from stagerun.train.given import require_fitting  # torch, which takes a second, only where a network matters
+
+        require_fitting(schedule, found)
     show(
         f"{schedule.name}: {count(len(schedule.stages), 'stage')}, "
         f"{count(sum(s.solver.max_iter for s in schedule.stages), 'iteration')}, no mistakes{', no findings' * lint}, "

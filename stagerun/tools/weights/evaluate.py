@@ -9,6 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from stagerun.base.errors import DataError, StagerunError, UsageError
 from stagerun.base.text import duration
 from stagerun.command.ending import show, tell
@@ -32,6 +34,12 @@ _MOST_MISTAKES, _TILE = 60, 112  # pictures of a sheet, and the side of one in p
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalOptions:
     data: str | None = option("--data LMDB", "Evaluate on these images, all of them, in place of the recipe's.")
+    weights: str | None = option(
+        "--weights FILE", "Weights of a net (NET.prototxt), or of a stage of DIR, that no run here has trained."
+    )
+    iterations: int | None = option(
+        "--iterations N", "With --weights: the first N test batches.", type=click.IntRange(1)
+    )
     views: Views = "one"
     device_batch: ForwardBatch = None
     threads: OwnThreads = None
@@ -47,7 +55,7 @@ class EvalOptions:
 
 @command("eval")
 def evaluate(
-    what: str = argument("SNAPSHOT|DIR"),
+    what: str = argument("SNAPSHOT|DIR|NET"),
     out: str | None = option(
         "--out FOLDER", "Output folder of DIR, or of a SNAPSHOT's name.  [default of DIR: ./out/NAME]"
     ),
@@ -69,10 +77,20 @@ def evaluate(
     the numbers are those that `run` printed; a stage with `compile` may differ in the last digits. Rectangles are those of
     batches of test_batch_size with any --device-batch.
 
+    With --weights a file of weights (.caffemodel, .safetensors, .pth) is evaluated, as `caffe test` does: the argument is a net's
+    NET.prototxt, whose data layer of TEST says images and transform, or DIR, of which --stage says them.
+
     With --per-class the names of classes are those of the side file of the images.
     """
     if options.output is not None and not options.per_class:
         raise UsageError("--output without --per-class", "add --per-class, or leave --output out")
+    if options.weights is not None:
+        if out is not None or options.ema:
+            raise UsageError("--weights with --out or --ema: a file of weights is in no output folder", "leave it out")
+        evaluate_weights(what, overrides, stage, options)
+        return
+    if options.iterations is not None:
+        raise UsageError("--iterations without --weights", "a snapshot is evaluated on all images")
     chosen = choose(what, overrides, out, stage)
     for note in chosen.notes:
         tell(f"note: {note}")
@@ -102,6 +120,26 @@ class Answers:
         return tuple(torch.cat(column).numpy() for column in zip(*self.parts, strict=True))
 
 
+def evaluate_weights(what: str, overrides: Sequence[str], stage: str | None, options: EvalOptions) -> None:
+    """As `caffe test --model --weights`. UsageError, RecipeError, DataError."""
+    from stagerun.tools.weights.untrained import stored_weights
+
+    assert options.weights is not None
+    device = _device(options)
+    stored = stored_weights(what, overrides, stage, options.weights, options.data)
+    row, lines = _on_set(stored, stored.stage.name, None, 0, options, device)
+    show(json.dumps({"evaluations": [row], "failed": []}, indent=1) if options.as_json else "\n".join(lines))
+
+
+def _device(options: EvalOptions) -> Any:
+    import torch
+
+    from stagerun.engine.device import choose_device
+
+    torch.set_num_threads(options.threads or default_threads(1))
+    return choose_device(World())
+
+
 def evaluate_all(chosen: Chosen, options: EvalOptions) -> None:
     """One line for each snapshot, as soon as it is known; with --json one object at the end.
 
@@ -112,12 +150,7 @@ def evaluate_all(chosen: Chosen, options: EvalOptions) -> None:
         raise UsageError(
             "--output draws with matplotlib, which is not installed", "pip install 'stagerun[plots]', or leave it out"
         )
-    import torch
-
-    from stagerun.engine.device import choose_device
-
-    torch.set_num_threads(options.threads or default_threads(1))
-    device = choose_device(World())
+    device = _device(options)
     rows: list[dict[str, Any]] = []
     errors: dict[str, StagerunError] = {}  # by snapshot
     for folder in chosen.folders:
@@ -191,7 +224,8 @@ def _on_set(
 
     started = time.monotonic()
     views = evaluation.Views(options.views)
-    wanted = Wanted(views=views, data=options.data, val=number, batch=options.device_batch, ema=options.ema)
+    most = options.iterations and options.iterations * stored.stage.solver.test_batch_size
+    wanted = Wanted(views=views, data=options.data, val=number, batch=options.device_batch, ema=options.ema, most=most)
     answers = Answers()
     answered = answers.add if options.per_class else None
     name = ensemble or stored.ref.name
