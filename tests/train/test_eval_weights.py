@@ -64,7 +64,7 @@ def test_what_is_refused(folder: Path) -> None:
         (
             [net, "--weights", caffe_nets.GOLDEN / "bnnet_m09_A" / "end.caffemodel"],
             64,
-            "random numbers would be evaluated",
+            "has another shape: `conv1.weight` 8 x 1 x 3 x 3 there and 8 x 1 x 5 x 5 here",
         ),
         ([folder / "elsewhere.prototxt", "--weights", end], 64, "are not here"),
         ([folder, "--weights", end], 64, "name one with --stage"),
