@@ -102,13 +102,17 @@ def new_life(grace: float) -> Iterator[Life]:
         held = _claim(folder)
     except OSError as error:
         signals.release()
-        raise unwritable(error) from error
+        raise unwritable(error, Path(tempfile.gettempdir())) from error
     os.environ[REPORT_DIR] = str(folder)
     os.environ[LAUNCHER_PID] = str(os.getpid())
     relay = Relay(folder, grace)
     relay.start()
     try:
         yield Life(folder, relay)
+    except OSError as error:  # torch's agent makes files there, too
+        if not Path(str(error.filename)).is_relative_to(folder):
+            raise
+        raise unwritable(error, folder) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(held)
