@@ -43,14 +43,13 @@ def prepare(disk: Disk, out: Path) -> None:
     made: what a run writes would land where it says. A link of this user's own is followed.
     """
     root = snapshots_folder(out)
-    if out.is_dir():
-        with reporting("look at the output folder", out):
-            links = untrusted_links(out)
-        if links:
-            raise PermissionDenied(
-                f"{links[0]} is a link that another user made: what is written there would land elsewhere",
-                "remove it, and see what else is there that you did not make; or give another --out",
-            )
+    with reporting("look at the output folder", out):
+        links = untrusted_links(out) if out.is_dir() else []
+    if links:
+        raise PermissionDenied(
+            f"{links[0]} is a link that another user made: what is written there would land elsewhere",
+            "remove it, and see what else is there that you did not make; or give another --out",
+        )
     with reporting("make the output folder", out):
         make_folder(disk, root)
     with reporting("write", root):

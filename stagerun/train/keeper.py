@@ -66,6 +66,7 @@ class Keeper:
         self.disk = store.disk_of_run()
         self.attempt = 1
         self.harmed: list[str] = []  # snapshots that were set aside when this process life began
+        self._whole = False  # what the plan relies on was read back
         self.began_empty = False  # no snapshot was there when this process life began
         self.serial = 0  # of the newest snapshot that this process life has written, or tried to
         self.retry, self.say, self.stop = retry, say, stop
@@ -102,8 +103,6 @@ class Keeper:
         self.attempt = lease.take(newest, store.attempts_seen(self.disk, self.out))
         lease.keep_beating()
         store.sweep(self.disk, self.out)  # only now: until then they might be those of a run that lives
-        while any(self._was_harmed(ref) for ref in relied_on(self.plan())):
-            pass  # the plan without them relies on others
 
     def _was_harmed(self, ref: SnapshotRef) -> bool:
         """Whether a snapshot read back otherwise than it was written; it is set aside then."""
@@ -144,10 +143,12 @@ class Keeper:
         while True:
             found = store.inventory(self.disk, self.out)
             plan = self._made(found)
+            if not self._whole and any(self._was_harmed(ref) for ref in relied_on(plan)):
+                continue  # the plan without them relies on others
             anew = {planned.stage.name for planned in plan.stages if planned.state is State.FRESH}
             if not store.answers_now(self.disk, self.out, found, anew):
                 break
-        self._names = names_of(plan.inventory)
+        self._names, self._whole = names_of(plan.inventory), True
         require_fresh(plan)
         return plan
 
