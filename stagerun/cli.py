@@ -154,6 +154,14 @@ GROUPS: dict[str, tuple[str, Rows]] = {
 HIDDEN: Rows = (("agent", "stagerun.train.agent:agent", "what `run --hosts` starts on each host"),)
 
 
+# What people of other programs type.
+_MEANT = {
+    "train": "`stagerun run DIR` trains",
+    "resume": "`stagerun run DIR`, the same command, goes on",
+    "test": "`stagerun eval` evaluates",
+}
+
+
 class Group(click.Group):
     """Commands of a table. A mistake on the command line ends with exit code 64, and a hint at the nearest name."""
 
@@ -169,7 +177,8 @@ class Group(click.Group):
         if name not in self.rows:
             if ctx.resilient_parsing:  # a shell completes what comes after it
                 return None
-            ctx.fail(f"No such command {name!r}. {nearest(name, self.rows).capitalize()}".rstrip())
+            hint = _MEANT.get(name, "") if self.rows.get("run") else ""
+            ctx.fail(f"No such command {name!r}. {hint or nearest(name, self.rows).capitalize()}".rstrip())
         place, _ = self.rows[name]
         if not place:
             about, rows = GROUPS[name]

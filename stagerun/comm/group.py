@@ -21,7 +21,7 @@ from torch import Tensor
 
 from stagerun.base.errors import PeerError
 from stagerun.base.spans import Spans
-from stagerun.comm.store import AGAIN, MEETING, client, first_words, meet, served
+from stagerun.comm.store import AGAIN, MEETING, client, first_words, meet, private, served
 from stagerun.system.pulse import Pulse
 from stagerun.system.world import World
 
@@ -189,8 +189,9 @@ class TorchComm:
         self._groups: dict[tuple[int, ...], int] = {}  # how many these ranks have had of their own
         self._backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         with peers("meet the other workers", self.pulse):
-            self._served = served(world)
-            dist.init_process_group(self._backend, rank=world.rank, world_size=world.size, timeout=timeout)
+            store = private()
+            self._served = served(world) if store is None else None
+            dist.init_process_group(self._backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout)
         self._store = default_store()  # on rank 0 perhaps a server
 
     def without(self, gone: Collection[int]) -> None:
@@ -365,7 +366,7 @@ class peers:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self.pulse is not None:
             self.pulse.go_on()
-        if isinstance(error, RuntimeError):
+        if isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError):
             raise PeerError(
                 f"lost {self.whom} while trying to {self.doing}: {first_words(error)}",
                 AGAIN,

@@ -1,4 +1,5 @@
-"""The job's store, in which its workers meet: on rank 0 or in our launcher it is served, and lives on when workers are gone."""
+"""The job's store, in which its workers meet, and which outlives workers that are gone: our launcher's file where all are on one machine, or
+else a server in rank 0 or in our launcher."""
 
 import ipaddress
 import os
@@ -7,6 +8,7 @@ import socket
 import time
 from collections.abc import Collection
 from datetime import timedelta
+from pathlib import Path
 
 import torch.distributed as dist
 
@@ -14,6 +16,7 @@ from stagerun.base.errors import PeerError
 from stagerun.base.text import duration
 from stagerun.system.world import World
 
+STORE_FILE = "store"  # in our launcher's folder, which is the user's alone, where all workers are of one machine
 AGAIN = "run the same command again: it goes on from the newest snapshot"
 # Until all have come to a meeting that they call at about the same time. One that is gone shows there by nothing else.
 MEETING = timedelta(minutes=1)
@@ -39,6 +42,12 @@ def serve(address: str, port: int) -> dist.TCPStore:
         raise PeerError(f"the workers can't meet at {address}, port {port}: {why}", AGAIN) from error
 
 
+def private() -> dist.Store | None:
+    """The file in which workers of one machine meet; None where they meet over a network. RuntimeError."""
+    path = Path(os.environ.get("STAGERUN_REPORT_DIR", ""), STORE_FILE)
+    return dist.FileStore(str(path)) if "STAGERUN_REPORT_DIR" in os.environ and path.exists() else None
+
+
 def served(world: World) -> dist.TCPStore | None:
     """On rank 0, where no launcher serves the store and this host has the address that the others reach; else None, and torch's own
     server listens on all interfaces. A name may mean another address on another host."""
@@ -59,10 +68,13 @@ def client(of: dist.Store, name: str, timeout: timedelta) -> dist.Store:
 
     Under torchrun each life of the workers has another part, as it has of what is torch's own.
     """
-    while isinstance(of, dist.PrefixStore):
-        of = of.underlying_store
-    assert isinstance(of, dist.TCPStore)
-    own = dist.TCPStore(of.host, of.port, None, False, timeout, wait_for_workers=False)
+    own = private()
+    if own is None:
+        while isinstance(of, dist.PrefixStore):
+            of = of.underlying_store
+        assert isinstance(of, dist.TCPStore)
+        own = dist.TCPStore(of.host, of.port, None, False, timeout, wait_for_workers=False)
+    own.set_timeout(timeout)
     return dist.PrefixStore(f"stagerun/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}", own)
 
 

@@ -29,7 +29,7 @@ from typing import Any, TypeVar, get_args, get_origin
 import click
 from click.shell_completion import CompletionItem
 
-from stagerun.base.errors import Problem, RecipeError, Span
+from stagerun.base.errors import UsageError
 from stagerun.command.ending import guarded
 
 T = TypeVar("T")
@@ -186,21 +186,32 @@ def given(options: Any) -> list[str]:
 
 
 def require_least(of: Callable[..., Any], values: Mapping[str, Any]) -> None:
-    """RecipeError with a mistake for each number that is too small."""
+    """UsageError with each number that is too small."""
     problems = []
     for one in declared(of):
         least, value, flag = one.least, values[one.name], one.flag
         if least is not None and value is not None and value < least:
-            place = Span("argument", 1, len(flag) + 2)
-            problems.append(Problem(f"{flag} must be {least} or more", place, f"{flag} {value}"))
+            problems.append(f"{flag} must be {least} or more, and is {value}")
     if problems:
-        raise RecipeError(problems)
+        raise UsageError("\n".join(problems))
+
+
+_GOES_ON = {"--resume", "--continue", "--restart", "--snapshot"}
 
 
 class Command(click.Command):
     """`titles`: the group in --help for each option that is in one. The others come first."""
 
     titles: dict[str, str]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name not in _GOES_ON:
+                raise
+            message = f"No such option {error.option_name!r}: the same command goes on where a run stopped"
+            raise click.UsageError(message, ctx) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {"Options": []}

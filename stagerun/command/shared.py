@@ -214,10 +214,10 @@ def limits(words: Sequence[str]) -> Limits | None:
         if section in given:
             raise UsageError(f"--timeout {name} is given twice")
         try:
-            given[section] = units.seconds(time)
+            given[section] = math.inf if time == "off" else units.seconds(time)
         except ValueError:
             raise UsageError(
-                f"--timeout {word}: `{time}` is not a length of time", "write 90s, 5m, 2h or 1:30:00"
+                f"--timeout {word}: `{time}` is not a length of time", "write 90s, 5m, 2h, 1:30:00 or off"
             ) from None
         if given[section] < LEAST_S:
             raise UsageError(

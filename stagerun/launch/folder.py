@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stagerun.base.errors import ExitCode, StorageError
-from stagerun.system.files import write_whole
+from stagerun.system.files import why, write_whole
 from stagerun.system.process import living
 
 REPORT_DIR = "STAGERUN_REPORT_DIR"
@@ -109,15 +109,15 @@ def enter(rank: int) -> None:
         _put(shared / f"{rank}.pid", str(os.getpid()))
     except OSError as error:
         if os.environ.get(LAUNCHER_PID) == str(os.getppid()):
-            raise unwritable(error) from error
+            raise unwritable(error, shared) from error
         # Otherwise the launcher is gone, and the kernel is about to end this process, too.
 
 
-def unwritable(error: OSError) -> StorageError:
+def unwritable(error: OSError, where: Path) -> StorageError:
     """The folder can't be made or written."""
     return StorageError(
-        f"no folder for temporary files: {error.strerror or error}",
-        "make room in /tmp, or set TMPDIR to a folder on this machine that can be written",
+        f"no folder for temporary files in {where}: {why(error, where)}",
+        "make room there, or set TMPDIR to a folder on this machine that can be written",
     )
 
 

@@ -102,13 +102,17 @@ def new_life(grace: float) -> Iterator[Life]:
         held = _claim(folder)
     except OSError as error:
         signals.release()
-        raise unwritable(error) from error
+        raise unwritable(error, Path(tempfile.gettempdir())) from error
     os.environ[REPORT_DIR] = str(folder)
     os.environ[LAUNCHER_PID] = str(os.getpid())
     relay = Relay(folder, grace)
     relay.start()
     try:
         yield Life(folder, relay)
+    except OSError as error:  # torch's agent makes files there, too
+        if not Path(str(error.filename)).is_relative_to(folder):
+            raise
+        raise unwritable(error, folder) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(held)
@@ -142,7 +146,7 @@ def _elastic(
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    from stagerun.comm.store import serve
+    from stagerun.comm.store import STORE_FILE, serve
 
     _silence("torch.distributed.elastic")
     if life.relay.asked is not None:
@@ -151,10 +155,12 @@ def _elastic(
     # started to ignore.
     options: dict[str, Any] = {"signals_to_handle": ""}
     known = {field.name for field in dataclasses.fields(LaunchConfig)}
-    # All workers of this host alone meet on the loopback device.
-    node = node or Node(0, 1, 0, "127.0.0.1:0", uuid.uuid4().hex)
+    # Workers of one host meet in a file, which no other user can reach; the port is only a value that torch wants.
+    node = node or Node(0, 1, 0, "127.0.0.1:1", uuid.uuid4().hex)
     address, _, port = node.endpoint.rpartition(":")
-    served = serve(address, int(port)) if node.index == 0 else None
+    if node.count == 1:
+        (life.folder / STORE_FILE).touch()
+    served = serve(address, int(port)) if node.index == 0 and node.count > 1 else None
     # `static`, since `c10d` unpickles what it finds in its store. It has ranks in the order of the hosts: rank 0 is where the output
     # folder may be.
     options |= {
@@ -174,7 +180,7 @@ def _elastic(
     )
     try:
         patient = _rank0_saves(life.folder, least_before(life.relay.grace)) if saves else nullcontext()
-        with patient, _going_on(watch, node.first), _no_barrier():
+        with patient, _going_on(watch, node.first), _no_barrier(), nullcontext() if node.count > 1 else _no_server():
             elastic_launch(config, sys.executable)("-u", *program("stagerun"), *command)
     except ChildFailedError as error:
         return {rank: failure.exitcode for rank, failure in error.failures.items()}
@@ -230,6 +236,18 @@ def _no_barrier() -> AbstractContextManager[None]:
     from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 
     return _replaced(SimpleElasticAgent, "_exit_barrier", lambda self: None)
+
+
+def _no_server() -> AbstractContextManager[None]:
+    """Has an agent without others keep its store in its own memory: torch's would listen for every user of this machine."""
+    from torch.distributed import HashStore
+    from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
+    from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+
+    def alone(self: StaticTCPRendezvous) -> RendezvousInfo:
+        return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo(self.master_addr, self.master_port))
+
+    return _replaced(StaticTCPRendezvous, "next_rendezvous", alone)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from stagerun.base.text import count
 from stagerun.command.ending import bug_report, of_surroundings, tell
 from stagerun.launch.ancestors import bound_note
 from stagerun.launch.folder import report
-from stagerun.launch.local import run_workers
+from stagerun.launch.local import run_workers, sweep
 from stagerun.launch.meeting import go_there, meet, place_note
 from stagerun.launch.stopping import GRACE_S, StopRequest, die_with_launcher
 from stagerun.launch.watch.worker import Monitored, monitored
@@ -67,6 +67,7 @@ def start(job: Job, orders: Orders, nproc: int) -> int:
     give_threads(orders.threads)
     threads = orders.threads or default_threads(nproc)
     if nproc == 1:
+        sweep()
         os.environ["OMP_NUM_THREADS"] = str(threads)
         return work(job, orders)
     _require_files(nproc)

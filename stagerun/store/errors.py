@@ -1,7 +1,6 @@
 """What the operating system says went wrong, as errors that say what to do."""
 
 import errno
-import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +8,7 @@ from pathlib import Path
 
 from stagerun.base.errors import ExitCode, PermissionDenied, StagerunError, StorageError
 from stagerun.base.text import size
+from stagerun.system.files import why
 
 _GONE = "see that its file system is mounted and its server answers, then run the same command again"
 
@@ -87,9 +87,9 @@ def storage_failure(
     error: OSError, doing: str, path: Path, needed: int | None = None, free: int | None = None
 ) -> StorageError | PermissionDenied:
     """The error for `can't {doing}`. `needed` and `free` are bytes, said when the space, or a quota on it, ran out."""
-    text = os.strerror(error.errno) if error.errno else str(error)
+    text = why(error, path)
     message = f"can't {doing} in {path}: {text}"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT) and needed is not None:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT) and "inodes" not in text and needed is not None:
         message += f" ({size(needed)} needed" + (f", {size(free)} free)" if free is not None else ")")
     hint = HINTS.get(error.errno or 0, "")
     if error.errno == errno.EFBIG and (most := resource.getrlimit(resource.RLIMIT_FSIZE)[0]) != resource.RLIM_INFINITY:

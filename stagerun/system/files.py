@@ -14,6 +14,8 @@ from stagerun.base.errors import PermissionDenied, StorageError
 
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
+_FEW_INODES = 32
+
 _OTHER = "check the disk and its server; the same command goes on"
 _HINTS = {
     errno.ENOSPC: "free some space there; the same command goes on",
@@ -26,6 +28,17 @@ _HINTS = {
     errno.ELOOP: "a link in that path leads back to itself: give another folder",
     errno.EMFILE: "raise the limit on open files (`ulimit -n`); the same command goes on",
 }
+
+
+def why(error: OSError, path: Path) -> str:
+    """What the system says of `path`, in its words; a file system may have room for bytes and none for another file."""
+    text = os.strerror(error.errno) if error.errno else str(error)
+    if error.errno == errno.ENOSPC:
+        with contextlib.suppress(OSError):
+            found = os.statvfs(path)
+            if found.f_files and found.f_favail < _FEW_INODES:  # what failed may have given its own back
+                text += f": {found.f_favail} of {found.f_files:,} inodes are left for new files"
+    return text
 
 
 def hint_for(error: Exception) -> str:

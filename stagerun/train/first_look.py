@@ -17,6 +17,7 @@ from stagerun.launch.worker_count import check_workers
 from stagerun.plan import Plan, State, make_plan, require_fresh
 from stagerun.plan.ensembles import ensembles_text
 from stagerun.plan.hours import render_hours
+from stagerun.plan.plan import choice
 from stagerun.plan.planned import needed
 from stagerun.plan.render import going_on, render_text
 from stagerun.store.given import find, looked_at
@@ -100,6 +101,7 @@ def look(schedule: Schedule, out: Path, options: RunOptions) -> tuple[Plan, Inve
     """Return the plan, and what it was made of: snapshots that read back otherwise than they were written don't count, as for the workers. The
     folder can be written then, and no lock says that it is held. A run on another host, of which only a lease is seen, is waited for by
     the worker."""
+    choice(schedule, *options.selection)  # a mistake in a name comes before a folder that is held
     store.prepare(DISK, out)
     with store.Lock(out, optional=True):
         found = store.inventory(DISK, out)

@@ -74,7 +74,7 @@ class RunOptions(PlannedOptions):
         "--timeout SECTION=TIME",
         "End the run (69), naming the rank, when one has not moved for so long in a section: start (10m without it), copy (30m), "
         "first_iteration (10m), iteration and evaluation (1m, or ten times the slowest step of late; with `compile` 10m), save (10m). "
-        "`off`: never, for a debugger. Repeatable.",
+        "SECTION=off, or `off` for all: never, for a debugger. Repeatable.",
         title=STOPPING,
         default=(),
     )

@@ -1,10 +1,12 @@
 """Who is to blame when a job hangs, and who is slow: over tables of what is known of each rank."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from stagerun.command.shared import limits
 from stagerun.launch.watch import process
 from stagerun.launch.watch.judge import SLOW, WINDOW, Compared, Seen, judge, lagging, quiet, stragglers, tick
 from stagerun.launch.watch.process import shortened
@@ -319,3 +321,8 @@ def test_a_host_that_hears_nothing_of_several_others_is_cut_off_itself() -> None
     assert verdict is not None and [one.seen.rank for one in verdict.guilty] == [2, 3]
     verdict = judge([*ranks[:4], seen(4, 61, True)], 5, Limits())
     assert verdict is not None and [one.seen.rank for one in verdict.guilty] == [2, 3]
+
+
+def test_a_section_may_be_without_a_limit() -> None:
+    found = limits(["iteration=off", "save=90s"])
+    assert found is not None and found.of(Section.ITERATION) == math.inf and found.of(Section.SAVE) == 90

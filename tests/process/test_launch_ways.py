@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import processes
 import pytest
 import small
+import tiny
 
 from stagerun.base.units import seconds
 from stagerun.system import process
@@ -172,3 +174,26 @@ def test_commands_are_declared_as_an_older_click_allows() -> None:
             if isinstance(node, ast.ClassDef):
                 for one in node.bases:
                     assert not (isinstance(one, ast.Subscript) and ast.unparse(one).startswith("click.")), path
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="mounts a file system")
+def test_temporary_files_where_no_inodes_are_left(tmp_path: Path) -> None:
+    data, there = tmp_path / "data", tmp_path / "there"
+    data.mkdir()
+    there.mkdir()
+    tiny.make_data(data)
+    schedule = small.make_schedule(tmp_path / "schedule", data)
+    for inodes in (2, 4, 7, 9):
+        words = [sys.executable, "-m", "stagerun", "run", schedule, "--out", tmp_path / f"out{inodes}", "--nproc", "2"]
+        mounted = f"mount -t tmpfs -o nr_inodes={inodes},size=10m none {there} && TMPDIR={there} exec {shlex.join(map(str, words))}"
+        done = subprocess.run(["unshare", "-m", "sh", "-c", mounted], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 74, done.stderr
+        assert f"of {inodes} inodes are left" in done.stderr and "bug of stagerun" not in done.stderr, done.stderr
+
+
+def test_what_a_killed_launcher_left_goes_with_the_next_run(base: Path, tmp_path: Path) -> None:
+    left = tmp_path / "stagerun-launch-left"
+    left.mkdir(0o700)
+    (left / "launcher").touch(0o600)
+    small.run(base / "schedule", tmp_path / "out", "--only", "init", env={**os.environ, "TMPDIR": str(tmp_path)})
+    assert not left.exists()

@@ -1,5 +1,6 @@
 """Workers that something else starts: RANK, WORLD_SIZE and their like set by hand."""
 
+import os
 import re
 import subprocess
 import sys
@@ -88,3 +89,39 @@ def test_a_run_on_one_host_listens_on_its_loopback_device_alone(base: Path, tmp_
         time.sleep(0.02)
     assert [run.wait()[0] for run in runs] == [0] * len(runs)
     assert {address for address, _ in found} == {"127.0.0.1"}
+
+
+STRANGER = """
+import glob, os, signal, sys, tempfile, datetime, torch.distributed as dist
+os.setuid(65534)
+print("file " * bool(glob.glob(f"{tempfile.gettempdir()}/stagerun-launch-*/*")), flush=True)
+for port in map(int, sys.argv[1:]):
+    if not os.fork():
+        signal.alarm(6)  # whatever isn't a store leaves torch waiting
+        store = dist.TCPStore("127.0.0.1", port, None, False, datetime.timedelta(seconds=5), wait_for_workers=False)
+        print("store of", store.num_keys(), "keys", flush=True)
+        os._exit(0)
+for port in sys.argv[1:]:
+    os.wait()
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
+@pytest.mark.parametrize("words", [["--nproc", "2"], ["--hosts", "localhost:2"]], ids=lambda words: words[0])
+def test_another_user_cannot_reach_the_store_of_one_machines_workers(
+    base: Path, tmp_path: Path, words: list[str]
+) -> None:
+    arguments = ["run", str(base / "schedule"), "--out", str(tmp_path / "out"), "--threads", "1", *small.ENDLESS]
+    run = processes.Run([*arguments, *words]).start()
+    try:
+        small.wait_for(tmp_path / "out/snapshots/init-00000006-a0001", run)
+        ports = [str(port) for _, port in processes.listening(run.pids())]
+        assert ports, "gloo listens"
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", STRANGER, *ports], capture_output=True, text=True, timeout=120
+        )
+        assert (done.returncode, done.stdout.strip()) == (0, ""), done.stdout
+        assert run.process.poll() is None, "the run isn't disturbed"
+    finally:
+        run.process.terminate()
+    assert run.wait()[0] == 75

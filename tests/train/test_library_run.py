@@ -177,3 +177,8 @@ def test_a_generator_in_a_thread_is_asked_one_step_at_a_time() -> None:
     never = Lockstep[Any](count)
     never.finish()
     assert never.next() is None and made == [0, 1, 2]
+
+
+def test_until_takes_one_name(base: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="one stage's name"):
+        stagerun.run(base / "schedule", tmp_path / "out", until=["init"])  # type: ignore[arg-type]

@@ -48,6 +48,8 @@ def run(
             f"a launcher has started this process as one of several ({started_by()}), and `stagerun.run` is one worker",
             "let the launcher start `stagerun run DIR`",
         )
+    if until is not None and not isinstance(until, str):
+        raise UsageError(f"until={until!r}: one stage's name is wanted", "`only` takes several names")
     folder = None if out is None else os.fspath(out)
     options = RunOptions(
         folder=found.name, out=folder, threads=threads, retry=retry, exact=require_bit_exact, until=until,
