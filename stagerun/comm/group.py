@@ -366,7 +366,7 @@ class peers:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self.pulse is not None:
             self.pulse.go_on()
-        if error is not None and misses_a_peer(error):
+        if isinstance(error, RuntimeError) and misses_a_peer(error):
             raise PeerError(
                 f"lost {self.whom} while trying to {self.doing}: {first_words(error)}",
                 AGAIN,

@@ -96,9 +96,9 @@ _GONE = re.compile(r"gloo/|nccl|connect|socket|broken pipe|peer|pair|timed out|t
 _HERE = re.compile(r"out of memory|allocate memory|cuda (error|failure)|open files|no space left", re.I)
 
 
-def misses_a_peer(error: BaseException) -> bool:
+def misses_a_peer(error: RuntimeError) -> bool:
     """Whether a collective, or a call of the store, failed because another process is gone or out of reach."""
-    if not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError) or _HERE.search(str(error)):
+    if isinstance(error, torch.OutOfMemoryError) or _HERE.search(str(error)):
         return False
     return isinstance(error, dist.DistError) or _GONE.search(str(error)) is not None
 

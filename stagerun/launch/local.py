@@ -95,14 +95,19 @@ class Life:
 @contextmanager
 def new_life(grace: float) -> Iterator[Life]:
     """The report folder, and signals passed on to the workers. Main thread. StorageError without a folder for temporary files."""
+    folder = None
     signals.block()  # one that came in between would leave the folder behind; the relay answers it
     try:
         sweep()
         folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
         held = _claim(folder)
     except OSError as error:
+        where = Path(error.filename).parent if error.filename else Path(os.environ.get("TMPDIR", "/tmp"))
+        failure = unwritable(error, where)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
         signals.release()
-        raise unwritable(error, Path(tempfile.gettempdir())) from error
+        raise failure from error
     os.environ[REPORT_DIR] = str(folder)
     os.environ[LAUNCHER_PID] = str(os.getpid())
     relay = Relay(folder, grace)
@@ -122,11 +127,15 @@ def live(
     life: Life, command: Sequence[str], nproc: int, threads: int, saves: bool, watch: Watch, node: Node | None = None
 ) -> tuple[list[Report], dict[int, int]]:
     """Runs `stagerun COMMAND...` in this host's workers, to their end: what they reported, and the exit codes of those that failed, by
-    rank, but for those that the others went on without. Main thread. `node`: where other hosts have workers, too."""
+    rank, but for those that the others went on without. Main thread. `node`: where other hosts have workers, too. OSError where a report is
+    missing and the folder takes no more files."""
     os.environ["OMP_NUM_THREADS"] = str(threads)
     deaths = _elastic(command, nproc, life, saves, watch, node)
     life.relay.end()
-    return without(reports(life.folder, nproc, node.first if node else 0), deaths, spared(life.folder))
+    found = reports(life.folder, nproc, node.first if node else 0)
+    if len(found) < nproc and not any(one.code == ExitCode.DONE for one in found):  # was there room for a report?
+        (life.folder / "room").touch()
+    return without(found, deaths, spared(life.folder))
 
 
 def too_late(number: signal.Signals, grace: float) -> str:
