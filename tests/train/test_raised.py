@@ -198,7 +198,9 @@ def test_what_is_kept_is_compared_with_the_end_that_it_started_from(data: Path, 
     assert places["end"][0] == pytest.approx(at_five, abs=0.002)
     assert [(tested.name, epoch) for tested, epoch in ensembles(run)] == [("late", pytest.approx(at_five, abs=0.002))]
     old.unlink()
-    assert "12.50 points above" not in command("report", out)  # what the log says of iteration 5 is left to compare with
+    assert "12.50 points above" not in command(
+        "report", out
+    )  # what the log says of iteration 5 is left to compare with
 
 
 def test_an_ensemble_is_undone_where_a_member_is_trained_anew() -> None:
