@@ -67,11 +67,6 @@ COMMANDS: Rows = (
         "stagerun.tools.retry.command:retry",
         "starts a launcher's command, and anew when a worker was lost",
     ),
-    (
-        "topology",
-        "stagerun.tools.topology.command:topology",
-        "this machine's cores, and which of them each worker gets",
-    ),
     ("status DIR", "stagerun.tools.status.command:status", "whether a run is alive, how far it is, its warnings"),
     (
         "snapshots DIR",
@@ -159,6 +154,7 @@ _MEANT = {
     "train": "`stagerun run DIR` trains",
     "resume": "`stagerun run DIR`, the same command, goes on",
     "test": "`stagerun eval` evaluates",
+    "topology": "It was retired: `stagerun run DIR --bind numa` places workers",
 }
 
 

@@ -15,8 +15,6 @@ from stagerun.command.options import argument, option
 from stagerun.system.files import require_writable
 from stagerun.system.pulse import LEAST_S, Limits, Section
 
-# Values of --bind.
-AUTO, CORES, NONE = BIND = ("auto", "cores", "none")
 TRAINED = "What is trained"
 WORKERS = "Workers"
 

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from stagerun.system.binding import step_aside
-
 if TYPE_CHECKING:
     from stagerun.data.loader import Job, Loader
 
@@ -143,7 +141,6 @@ class _Work:
 
     def run(self) -> None:
         """One thread's life."""
-        step_aside(self._loader.threads)
         while (chunk := self._take()) is not None:
             place, job, first, last = chunk
             error: BaseException | None = None

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from stagerun.base.errors import DataError
 from stagerun.engine.images import Batch
-from stagerun.system.binding import step_aside
 
 T = TypeVar("T")
 
@@ -42,7 +41,7 @@ class Ahead(Iterator[T], Generic[T]):
 
     def __init__(self, source: Iterator[T]) -> None:
         self._source = source
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="feed", initializer=step_aside)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="feed")
         self._next: Future[T] = self._pool.submit(next, source)
 
     def __next__(self) -> T:

@@ -29,7 +29,7 @@ from stagerun.launch.sparing import Watch, without
 from stagerun.launch.wire import ALIVE_S, SILENCE_S, line, reader
 from stagerun.system import signals
 from stagerun.system.lines import Garbled
-from stagerun.system.world import giving_threads
+from stagerun.system.world import default_threads
 
 # A pause so long between two looks, and this process was stopped itself: no one else's silence is known.
 _ASLEEP_S = 5.0
@@ -108,8 +108,8 @@ class Agent:
             )
             for early in self._early:
                 self._pass_on(life, early)
-            with giving_threads(message["threads"], nproc) as threads:
-                deaths = live(life, message["command"], nproc, threads, message["saves"], self._watch, node)[1]
+            threads = message["threads"] or default_threads(nproc)
+            deaths = live(life, message["command"], nproc, threads, message["saves"], self._watch, node)[1]
             self._drain()
             self._say_ended(life, deaths)
             self._life = None

@@ -23,7 +23,6 @@ from stagerun.system.world import (
     World,
     default_threads,
     from_environment,
-    give_threads,
     launched,
     rank_said,
     started_by,
@@ -64,7 +63,6 @@ def joined(nproc: int | None) -> bool:
 
 def start(job: Job, orders: Orders, nproc: int) -> int:
     """Runs `nproc` workers on this machine, or `job` here if one is enough; the exit code."""
-    give_threads(orders.threads)
     threads = orders.threads or default_threads(nproc)
     if nproc == 1:
         sweep()

@@ -1,16 +1,14 @@
 """How many workers a machine has by default, and how many a schedule can have. No torch, but for counting several GPUs."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 from stagerun.base.errors import DataError, Problem, RecipeError, UsageError, listing
 from stagerun.base.recipe import Schedule, Stage
 from stagerun.base.text import count
-from stagerun.launch.sharing import default_workers
 from stagerun.system import signals
-from stagerun.system.cores import read
 from stagerun.system.host import nvidia_gpus
+from stagerun.system.numa import default_workers
 
 
 def devices(schedule: Schedule | None = None) -> int:
@@ -29,7 +27,7 @@ def devices(schedule: Schedule | None = None) -> int:
             found = torch.cuda.device_count()
     stages = schedule.stages if schedule is not None else ()
     most = min((stage.solver.most_workers for stage in stages if stage.enabled), default=None)
-    return found or default_workers(replace(read(), gpus=()), most)
+    return found or default_workers(most)
 
 
 def check_workers(schedule: Schedule, nproc: int) -> None:

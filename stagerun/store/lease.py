@@ -52,7 +52,6 @@ from stagerun.store.lives import (
 )
 from stagerun.store.lock import Holder, holder_named
 from stagerun.store.write import make_file, replace_file
-from stagerun.system.binding import step_aside
 from stagerun.system.process import Identity, this_process
 
 BEAT_S = 5.0
@@ -177,7 +176,6 @@ class Lease:
             self.lost = self.lost or f"this run has ended, and writes no more into {self.out}"
 
     def _beat_on(self) -> None:
-        step_aside()
         while not self._over.wait(self.beat_s) and not self.lost:
             # One that can't be written may cost the lease, where another run wants it, and no more: the fence is read.
             with contextlib.suppress(StagerunError):

@@ -1,16 +1,12 @@
 """Who this process is in the job. A value; only the functions here look at the environment."""
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stagerun.base.errors import PeerError
 from stagerun.system.host import cpu_quota, evenly
 from stagerun.system.nodelist import per_node
-
-# Threads of a worker that someone chose, as our launcher passes them to its workers; empty: no one did.
-THREADS_GIVEN = "STAGERUN_THREADS_GIVEN"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,38 +124,6 @@ def default_threads(workers: int) -> int:
     may use, no more than its control groups give it the time of, shared evenly; at least 1.
     """
     return _said("OMP_NUM_THREADS") or evenly(len(os.sched_getaffinity(0)), cpu_quota(), workers)
-
-
-def given_threads() -> int | None:
-    """The threads of a worker that someone chose: whoever started our launcher, or this process. None: no one did."""
-    return _said(THREADS_GIVEN if THREADS_GIVEN in os.environ else "OMP_NUM_THREADS")
-
-
-def give_threads(threads: int | None) -> None:
-    """Passes on to the workers that this process is about to start, or itself, what was chosen (None: nothing was), since what
-    OMP_NUM_THREADS says to them is our launcher's."""
-    os.environ[THREADS_GIVEN] = str(threads or _said("OMP_NUM_THREADS") or "")
-
-
-@contextmanager
-def giving_threads(threads: int | None, workers: int) -> Iterator[int]:
-    """The threads of each of `workers` that this process starts meanwhile: `threads`, or those of `default_threads`. As `give_threads`;
-    and afterwards OMP_NUM_THREADS says what it said before, since our launcher's word is not a user's choice in the next life of a job."""
-    said = os.environ.get("OMP_NUM_THREADS")
-    give_threads(threads)
-    try:
-        yield threads or default_threads(workers)
-    finally:
-        if said is None:
-            os.environ.pop("OMP_NUM_THREADS", None)
-        else:
-            os.environ["OMP_NUM_THREADS"] = said
-
-
-def torchrun_chose() -> bool:
-    """Whether `given_threads` may be torchrun's: with several workers it says 1 where no one has said anything."""
-    started = "TORCHELASTIC_RUN_ID" in os.environ and THREADS_GIVEN not in os.environ
-    return started and os.environ.get("OMP_NUM_THREADS") == "1"
 
 
 def _said(name: str) -> int | None:

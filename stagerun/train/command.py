@@ -12,7 +12,7 @@ from stagerun.base.errors import UsageError
 from stagerun.base.text import duration
 from stagerun.command.ending import over_live_line
 from stagerun.command.options import command
-from stagerun.command.shared import CORES, limits
+from stagerun.command.shared import limits
 from stagerun.language import load
 from stagerun.launch import StopRequest
 from stagerun.launch.options import HostOptions, chosen_hosts
@@ -87,9 +87,6 @@ def _check(options: RunOptions) -> None:
     limits(options.timeouts)
     if options.profile is None and options.profile_iterations is not None:
         raise UsageError("--profile-iterations without --profile", "`--profile FILE` says where to write them")
-    if options.comm_cores is not None and options.bind != CORES:
-        hint = "it says how many cores of a worker are set apart"
-        raise UsageError(f"--comm-cores {options.comm_cores} without --bind cores", hint)
     if options.replay is not None and (options.redo or options.keep):
         raise UsageError("--replay with --redo or --keep", "take another --out to replay once more")
     store.planned_fault()  # a mistake in it is reported here, too

@@ -21,7 +21,6 @@ from stagerun.comm import Comm, gather_json
 from stagerun.data.records import SwitchingRecords
 from stagerun.data.scratch import Copy, CopyStopped, Found, How, Original, Progress, look, stage
 from stagerun.data.scratch.sharing import Exchange
-from stagerun.system.binding import step_aside
 from stagerun.system.host import host_name
 from stagerun.system.pulse import Section
 from stagerun.train.agreement import everyone, hosts_of
@@ -153,7 +152,6 @@ class Task(threading.Thread):
         raise NotImplementedError
 
     def run(self) -> None:
-        step_aside()  # and with it the threads that it starts
         try:
             self.work()
         except BaseException as error:  # whatever it is, it belongs to the rank

@@ -10,10 +10,6 @@ from stagerun.base.events import Event
 from stagerun.base.recipe import Schedule
 from stagerun.command.options import arguments, flag, option
 from stagerun.command.shared import (
-    AUTO,
-    BIND,
-    CORES,
-    NONE,
     TRAINED,
     WORKERS,
     Duration,
@@ -25,7 +21,6 @@ from stagerun.command.shared import (
 )
 from stagerun.language import load
 from stagerun.launch import GRACE_S
-from stagerun.launch.sharing import Wish
 from stagerun.launch.start import Orders
 from stagerun.train.keeper import Selection
 from stagerun.train.logs.table import SCREENS, all_logs
@@ -41,18 +36,10 @@ class RunOptions(PlannedOptions):
     threads: Threads = None
     bind: str = option(
         "--bind",
-        "Put each worker on cores of its own, within one NUMA node, and its memory there; `stagerun topology` draws it. auto: where "
-        "the cores are known to be the job's own (some of a machine's CPUs, a whole one from Slurm, several hosts), or a machine has "
-        "several NUMA nodes; not where a worker is alone.",
+        "numa: put each worker on contiguous cores of one NUMA node, where a machine has several and is the job's own.",
         title=WORKERS,
-        type=click.Choice(BIND),
-        default=AUTO,
-    )
-    comm_cores: int | None = option(
-        "--comm-cores N",
-        "With --bind cores: cores of each worker that are set apart for all that doesn't compute.  [default: one in 12, at most 4]",
-        title=WORKERS,
-        least=0,
+        type=click.Choice(("none", "numa")),
+        default="none",
     )
     grace: float | None = option(
         "--grace TIME",
@@ -147,10 +134,6 @@ class RunOptions(PlannedOptions):
     @property
     def selection(self) -> Selection:
         return Selection(self.redo, self.keep, self.only, self.until)
-
-    @property
-    def wish(self) -> Wish:
-        return Wish({AUTO: None, CORES: True, NONE: False}[self.bind], self.comm_cores, self.threads)
 
     @property
     def orders(self) -> Orders:

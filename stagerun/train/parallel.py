@@ -44,7 +44,7 @@ from stagerun.system.files import open_shared
 from stagerun.system.host import host_name, nvidia_gpus
 from stagerun.system.imports import with_imports
 from stagerun.system.process import program
-from stagerun.system.world import World, default_threads, give_threads
+from stagerun.system.world import World, default_threads
 from stagerun.train.first_look import look_first
 from stagerun.train.keeper import Keeper
 from stagerun.train.log_file import JsonLines
@@ -63,7 +63,7 @@ def refuse(options: RunOptions, others: bool) -> None:
     wrong = {
         "--nproc": options.nproc not in (None, 1), "--hosts": others, "--profile": options.profile is not None,
         "--replay": options.replay is not None, "--log": bool(options.log), "--log-format": options.log_format != "text",
-        "--bind cores": options.bind == "cores", "--timeout": bool(options.timeouts), "--comm-cores": options.comm_cores is not None,
+        "--bind numa": options.bind == "numa", "--timeout": bool(options.timeouts),
     }  # fmt: skip
     if names := [name for name, given in wrong.items() if given]:
         raise UsageError(
@@ -402,7 +402,6 @@ def serve(options: RunOptions) -> int:
                     break
         return ExitCode.DONE
 
-    give_threads(options.threads)
     return work(job, Orders((), options.threads, options.grace_s))
 
 

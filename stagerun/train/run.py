@@ -48,7 +48,7 @@ def train(
     device, comm = join(world, options.threads, stop, watch, patient=True)
     read = cut.read if cut is not None else load
     schedule = load_everywhere(options.folder, options.overrides, comm, read)
-    placed = place(world, device, comm, options.wish, watch)
+    placed = place(world, comm, watch) if options.bind == "numa" else None
     if cut is not None:
         schedule = cut.schedule(schedule)
     there = False

@@ -10,7 +10,6 @@ from stagerun.base.errors import Diverged, StagerunError, StorageError
 from stagerun.base.events import Note, SnapshotFailed, SnapshotWritten
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.engine.state import Capture, TrainState
-from stagerun.system.binding import step_aside
 from stagerun.train.keeper import Keeper, Lineage
 from stagerun.train.progress import ARRIVALS, AVERAGE, MOMENTUM, REPLICAS, RESIDUAL, WEIGHTS, Progress
 
@@ -97,7 +96,6 @@ class Snapshotter:
         return [Note(text=text, warning=True)]
 
     def _write(self, iter: int, progress: Progress, blocked: float, cpu: float) -> None:
-        step_aside()
         began = time.monotonic()
         try:
             names = (WEIGHTS, MOMENTUM, AVERAGE, RESIDUAL, REPLICAS, ARRIVALS)

@@ -250,7 +250,6 @@ def test_every_option_is_a_decision() -> None:
         "retry": ["--max-restarts", "--out", "--schedule"],
         "run": [
             "--bind",
-            "--comm-cores",
             "--grace",
             "--hosts",
             "--keep",
@@ -299,7 +298,6 @@ def test_every_option_is_a_decision() -> None:
         "show": ["--channels", "--phase", "--size", "--svg"],
         "snapshots": ["--drop", "--force", "--json", "--out", "--pin", "--set", "--unpin", "--verify"],
         "status": ["--json", "--out", "--set"],
-        "topology": ["--comm-cores", "--faked", "--json", "--save", "--workers-per-node"],
         "verify-run": [
             "--iterations",
             "--json",

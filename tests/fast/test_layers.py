@@ -17,7 +17,7 @@ TRUNK = (
 )  # fmt: skip
 TOOLS = {
     "bench", "caffe", "find_lr", "library", "new", "plan", "data", "diff", "explain", "fmt", "lint", "lsp", "preflight", "rehearse", "report", "retry", "show", "slurm", "status",
-    "topology", "verify_resume", "verify_run", "view", "weights",
+    "verify_resume", "verify_run", "view", "weights",
 }  # fmt: skip
 # (tool, what it imports of another tool), with the reason.
 TOOL_IMPORTS_TOOL = {

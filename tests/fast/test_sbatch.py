@@ -85,6 +85,12 @@ def test_the_script_is_made_from_the_command(schedule: Path) -> None:
     assert re.search(r"stagerun run schedule --retry --threads 2 --grace 280s &$", text, re.M), text
 
 
+def test_words_of_the_template_in_a_path_stay_as_they_are(schedule: Path) -> None:
+    out = "run@FRUITLESS@-@AGAIN@"
+    code, text, _ = sbatch("schedule", "--nodes", 2, "--time", "90m", "--", "--out", out)
+    assert code == 0 and text.count(out) > 1 and "@OUT@" not in text
+
+
 def test_all_that_run_would_refuse_is_told_now(schedule: Path) -> None:
     code, text, told = sbatch("schedule", "--nodes", 3, "--workers-per-node", 3, "--time", "4h")
     assert (code, text) == (64, "") and "9 workers are too many for stages" in told and "use at most 8 workers" in told

@@ -1,24 +1,17 @@
 """Who a process is, by what its launcher has set: environments as the launchers made them (Open MPI 4.1.4 and 5.0.11, MPICH
 4.0.2 and 5.0.2, Slurm 22.05), without what no one reads."""
 
-import os
-
 import pytest
 
 from stagerun.base.errors import PeerError
 from stagerun.system import world
 from stagerun.system.world import (
-    THREADS_GIVEN,
     World,
-    default_threads,
     from_environment,
-    given_threads,
-    giving_threads,
     launched,
     rank_said,
     relayed,
     started_by,
-    torchrun_chose,
     torchrun_note,
 )
 
@@ -116,39 +109,6 @@ def test_torchrun_is_joined_with_one_worker_too() -> None:
 def test_contradictions_are_reported(text: str, said: str) -> None:
     with pytest.raises(PeerError, match=said):
         from_environment(env(text))
-
-
-@pytest.mark.parametrize("said, chosen", [(None, None), ("3", 3)])
-def test_threads_of_one_life_are_not_a_choice_in_the_next(
-    said: str | None, chosen: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An agent lives for all lives of a job, whose workers OMP_NUM_THREADS tells how many threads they have."""
-    monkeypatch.setenv(THREADS_GIVEN, "")  # is put back afterwards
-    monkeypatch.setenv("OMP_NUM_THREADS", "")
-    if said is None:
-        monkeypatch.delenv("OMP_NUM_THREADS")
-    else:
-        monkeypatch.setenv("OMP_NUM_THREADS", said)
-    for _ in range(3):
-        with giving_threads(None, 1) as threads:
-            os.environ["OMP_NUM_THREADS"] = str(threads)  # as `launch.local.live` does
-            assert given_threads() == chosen and threads == (chosen or default_threads(1))
-    with giving_threads(7, 1) as threads:
-        assert threads == given_threads() == 7
-    assert os.environ.get("OMP_NUM_THREADS") == said
-
-
-def test_whether_torchrun_chose_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(THREADS_GIVEN, raising=False)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert not torchrun_chose()
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-    assert torchrun_chose()
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert not torchrun_chose()
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv(THREADS_GIVEN, "")  # our launcher's workers
-    assert not torchrun_chose()
 
 
 def test_in_a_contradiction_a_rank_speaks_as_what_its_launcher_calls_it() -> None:

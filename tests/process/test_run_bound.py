@@ -2,11 +2,9 @@
 
 import json
 import os
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import processes
@@ -19,8 +17,6 @@ pytestmark = [
     pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU is allowed: nothing can be told apart"),
 ]
 FIRST, SECOND = sorted(os.sched_getaffinity(0))[:2]
-# A batch system's word that the machine is the job's own: `auto` binds there.
-WHOLE = {"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": str(len(os.sched_getaffinity(0)))}
 
 
 @pytest.fixture(scope="module")
@@ -92,47 +88,14 @@ def threads(pid: int) -> dict[int, tuple[str, str]]:
 
 def test_threads_are_where_the_plan_says(schedule: Path, unbound: dict[str, str], tmp_path: Path) -> None:
     """One core for each worker: its main thread and gloo's are on it, and on no other's."""
-    run = start(schedule, tmp_path / "out", "--bind", "cores")
+    run = start(schedule, tmp_path / "out", "--bind", "numa")
     found = seen(run, watch=False)
     assert run.wait()[0] == 0
     for rank, cpu in ((0, FIRST), (1, SECOND)):
         for name in ("main", "gloo_tcp_loop", "pt_gloo_runloop"):
             assert found[rank][name] == {str(cpu)}, (rank, name)
     [note] = notes(tmp_path / "out")
-    assert note == (f"bound to cores (as asked): worker 0 to CPU {FIRST}; worker 1 to CPU {SECOND}; 1 thread each")
-    assert processes.content(tmp_path / "out") == unbound
-
-
-def test_auto_binds_where_the_machine_is_the_jobs_own(schedule: Path, unbound: dict[str, str], tmp_path: Path) -> None:
-    run = start(schedule, tmp_path / "out", environment=WHOLE)
-    found = seen(run, watch=True)
-    assert run.wait()[0] == 0
-    assert found[0] == {"main": {str(FIRST)}} and found[1] == {"main": {str(SECOND)}}, "the monitors"
-    assert len(notes(tmp_path / "out")) == 1
-    assert processes.content(tmp_path / "out") == unbound
-
-
-@contextmanager
-def another_job() -> Iterator[None]:
-    """That has said that it is bound to the first CPU."""
-    text = "from stagerun.system import binding; from stagerun.launch.placing import Seat; "
-    text += f"print(binding.claim(Seat(0, (0,), 1, 0, frozenset({{{FIRST}}}), frozenset({{{FIRST}}}))), flush=True); input()"
-    job = subprocess.Popen([sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert job.stdout is not None and job.stdout.readline() == "True\n"
-    try:
-        yield
-    finally:
-        job.communicate("\n")
-
-
-def test_two_jobs_do_not_sit_on_one_core(schedule: Path, unbound: dict[str, str], tmp_path: Path) -> None:
-    with another_job():
-        run = start(schedule, tmp_path / "out", environment=WHOLE)
-        code, text = run.wait()
-    assert code == 0
-    [note] = notes(tmp_path / "out")
-    assert note.endswith("; not rank 0: other workers of stagerun on that host have said that they are bound there")
-    assert f"warning: {note}" in text
+    assert note == "bound to cores: rank 0 to 1 CPU of NUMA node 0; rank 1 to 1 CPU of NUMA node 0"
     assert processes.content(tmp_path / "out") == unbound
 
 
@@ -142,9 +105,7 @@ def test_what_cannot_be_had_is_said_before_training(schedule: Path, tmp_path: Pa
         "-c",
         f"import os, sys; os.sched_setaffinity(0, {{{FIRST}}}); os.execv(sys.argv[1], sys.argv[1:])",
     ]
-    command = ["run", str(schedule), "--out", str(tmp_path / "out"), "--nproc", "2", "--bind", "cores"]
+    command = ["run", str(schedule), "--out", str(tmp_path / "out"), "--nproc", "2", "--bind", "numa"]
     code, text = processes.Run(command).start(within=one).wait()
-    assert code == 64 and "--bind cores can't be had: 2 workers on 1 core: no one is bound" in text
-    assert "hint: fewer workers, more cores, or --bind none" in text
-    done = small.run(schedule, tmp_path / "out", "--comm-cores", 1)
-    assert done.returncode == 64 and "--comm-cores 1 without --bind cores" in done.stderr
+    assert code == 64 and "--bind numa: 2 workers for the 1 core" in text
+    assert "hint: take fewer workers, or --bind none" in text

@@ -16,7 +16,6 @@ from stagerun.command.options import arguments, command, option
 from stagerun.command.shared import Folder, Json, Overrides, Synthetic, output_folder, require_picture
 from stagerun.language import load
 from stagerun.launch import StopRequest
-from stagerun.launch.sharing import Wish
 from stagerun.launch.start import Job, Orders, joined, start, work
 from stagerun.launch.watch.worker import Monitored
 from stagerun.launch.worker_count import check_short
@@ -131,13 +130,12 @@ def _scaling(options: ScalingOptions, world: World, stop: StopRequest) -> int:
     from stagerun.tools.bench.measure import require_workers, scaling
     from stagerun.train.agreement import rank0
     from stagerun.train.images import Images, made_up_images
-    from stagerun.train.join import join, load_everywhere, place
+    from stagerun.train.join import join, load_everywhere
 
     device, comm = join(world, options.threads, stop)
     require_workers(comm, options.workers)
     schedule = load_everywhere(options.folder, options.overrides, comm)
     processors = len(os.sched_getaffinity(0))  # not those of this worker alone
-    placed = place(world, device, comm, Wish(threads=options.threads))
     shape = str(synthetic_images(schedule)) if options.synthetic else ""
     short = _cut(options, with_imports(schedule, output_folder(schedule.name, None)))
     if options.plot is not None:
@@ -172,7 +170,7 @@ def _scaling(options: ScalingOptions, world: World, stop: StopRequest) -> int:
             threads=torch.get_num_threads(),
             processors=processors,
             sharing=sharing(turns),
-            bound=placed.text if placed is not None else "",
+            bound="",
             synthetic=shape,
             rounds=options.rounds,
             iterations=options.iterations,

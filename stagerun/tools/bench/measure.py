@@ -19,7 +19,6 @@ from stagerun.engine.state import TrainState, make_state
 from stagerun.engine.timed import timed_train
 from stagerun.models import build
 from stagerun.plan import PlannedStage, State
-from stagerun.system.binding import bind_communication
 from stagerun.system.host import host_name
 from stagerun.system.world import World
 from stagerun.tools.bench.report import WARM_UP, Share, Turn
@@ -47,7 +46,6 @@ def scaling(
     torch.manual_seed(stage.solver.random_seed)
     state = make_state(build(stage.model), stage.solver, device)
     trials = {workers: _Trial(schedule, workers, comm, device, images, state, stop) for workers in counts}
-    bind_communication(sum(comm.rank < workers for workers in {*counts, comm.size}))  # that of each part, too
     turns: list[Turn] = []
     for round in range(rounds):
         for workers in counts if round % 2 == 0 else reversed(counts):

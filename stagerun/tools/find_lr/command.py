@@ -24,7 +24,6 @@ from stagerun.command.shared import (
 )
 from stagerun.language import load
 from stagerun.launch import StopRequest
-from stagerun.launch.sharing import Wish
 from stagerun.launch.start import Job, Orders, joined, start, work
 from stagerun.launch.watch.worker import Monitored
 from stagerun.launch.worker_count import check_workers, devices
@@ -153,12 +152,11 @@ def _out(options: FindOptions, schedule: Schedule) -> Path:
 def _find(options: FindOptions, world: World, stop: StopRequest) -> int:
     from stagerun.tools.find_lr.measure import Asked, sweep
     from stagerun.train.agreement import everyone
-    from stagerun.train.join import join, load_everywhere, place
+    from stagerun.train.join import join, load_everywhere
 
     device, comm = join(world, options.threads, stop)
     schedule = load_everywhere(options.folder, options.overrides, comm)
     schedule = with_imports(schedule, _out(options, schedule))
-    place(world, device, comm, Wish(threads=options.threads))
     everyone(comm, lambda: _check(options, schedule))
     cut, left_out = swept(schedule, options.stage, options.iterations)
     everyone(comm, lambda: check_workers(cut, comm.size))

@@ -15,7 +15,6 @@ from stagerun.launch.compare import Finding, differences, troubles, worst
 from stagerun.launch.facts import Facts, host_facts
 from stagerun.launch.hosts import Task, on_hosts
 from stagerun.launch.options import HostOptions, ReachOptions, chosen_hosts
-from stagerun.launch.sharing import Wish
 from stagerun.launch.start import Job, Orders, joined, start, work
 from stagerun.launch.watch.worker import Monitored
 from stagerun.launch.worker_count import check_workers, devices
@@ -125,7 +124,7 @@ def show(
 def _measured(options: PreflightOptions, world: World, stop: StopRequest, watch: Monitored | None) -> int:
     from stagerun.tools.preflight.measure import measure, meet
     from stagerun.train.agreement import rank0
-    from stagerun.train.join import join, place
+    from stagerun.train.join import join
 
     device, comm = join(world, options.threads, stop, watch, patient=True)
     hosts, facts = meet(
@@ -138,7 +137,6 @@ def _measured(options: PreflightOptions, world: World, stop: StopRequest, watch:
         require_stages(schedule)
         check_workers(schedule, comm.size)
         # As `run` does; not before, since a bound worker sees its own cores alone.
-        place(world, device, comm, Wish(threads=options.threads), watch)
         measured = measure(schedule, comm, device, hosts, stop)
         if measured is None:
             if comm.rank == 0:

@@ -32,7 +32,6 @@ from stagerun.command.shared import (
 from stagerun.language import load
 from stagerun.language.stages import some
 from stagerun.launch import StopRequest
-from stagerun.launch.sharing import Wish
 from stagerun.launch.start import Job, Orders, joined, start, work
 from stagerun.launch.watch.worker import Monitored
 from stagerun.launch.worker_count import check_short, devices
@@ -141,11 +140,10 @@ def _check(options: RehearseOptions, schedule: Schedule, workers: int) -> None:
 def _rehearse(options: RehearseOptions, world: World, stop: StopRequest) -> int:
     from stagerun.tools.rehearse import measure as runner
     from stagerun.train.agreement import everyone, rank0
-    from stagerun.train.join import join, load_everywhere, place
+    from stagerun.train.join import join, load_everywhere
 
     device, comm = join(world, options.threads, stop)
     schedule = load_everywhere(options.folder, options.overrides, comm)
-    placed = place(world, device, comm, Wish(threads=options.threads))  # as `run` does, whose time this is to tell
     whole = schedule
     schedule = everyone(comm, lambda: options.part(whole))
     everyone(comm, lambda: _check(options, schedule, comm.size))
@@ -157,8 +155,6 @@ def _rehearse(options: RehearseOptions, world: World, stop: StopRequest) -> int:
             f"rehearsing {schedule.name}: {count(sum(s.enabled for s in schedule.stages), 'stage')}, "
             f"{count(comm.size, 'worker')} on {device}"
         )
-        if placed is not None:
-            say(f"{'warning' if placed.warning else 'note'}: {placed.text}")
     with ExitStack() as stack:
         rank0(comm, lambda: str(claim(out / THROW_AWAY, "out", stack)))
         figures = runner.rehearse(

@@ -1,6 +1,7 @@
 """`stagerun sbatch`: refuses what `run` would refuse; then writes the script, and queues it."""
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -350,9 +351,7 @@ def script(batch: Batch) -> str:
         "MEANINGS": "\n".join(f"#   {int(code)}  {EXIT_MEANINGS[code]}" for code in WORTH_ANOTHER_START),
         "AGAIN": " | ".join(str(int(code)) for code in WORTH_ANOTHER_START),
     }
-    body = _BODY
-    for name, value in values.items():
-        body = body.replace(f"@{name}@", value)
+    body = re.sub(r"@([A-Z]+)@", lambda found: values[found[1]], _BODY)  # at once: a value may hold such a word, too
     return "\n".join([*head, "", *options, body])
 
 
