@@ -477,7 +477,7 @@ def test_without_room_for_temporary_files_it_says_so(tmp_path: Path, monkeypatch
         folder.enter(0)
     assert "TMPDIR" in caught.value.hint
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "gone"))
-    with pytest.raises(StorageError, match="no folder for temporary files: "):
+    with pytest.raises(StorageError, match="no folder for temporary files in "):
         run_workers(["run"], 2, 1)
 
 
