@@ -16,7 +16,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ from stagerun.system.process import program
 
 FOLDER_PREFIX = "stagerun-launch-"
 _HELD = "launcher"  # a lock of the process that has made the folder
+_MADE_S = 60  # by then a folder that is being made has its lock
 _LOOK_S = 0.05
 _MEET_S = 300  # until the other hosts have come, whose interpreters may start from a slow disk
 
@@ -295,13 +296,18 @@ def _claim(folder: Path) -> int:
 
 
 def sweep() -> None:
-    """Removes the report folders of launchers of this user that were killed. One without a lock is just being made. Others can make
-    such a folder, too, and a link in it: neither is followed."""
+    """Removes the report folders of launchers of this user that were killed. One without a lock is just being made, or its launcher was
+    killed while it removed it. Others can make such a folder, too, and a link in it: neither is followed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
         try:
             if not own_folder(folder.lstat()):
                 continue
             lock = os.open(folder / _HELD, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except FileNotFoundError:
+            with suppress(OSError):
+                if time.time() > folder.lstat().st_mtime + _MADE_S:
+                    shutil.rmtree(folder, ignore_errors=True)
+            continue
         except OSError:
             continue  # another launcher was faster
         try:

@@ -196,5 +196,9 @@ def test_what_a_killed_launcher_left_goes_with_the_next_run(base: Path, tmp_path
     left = tmp_path / "stagerun-launch-left"
     left.mkdir(0o700)
     (left / "launcher").touch(0o600)
+    half, new = tmp_path / "stagerun-launch-half", tmp_path / "stagerun-launch-new"
+    for folder in (half, new):
+        (folder / "logs").mkdir(0o700, parents=True)
+    os.utime(half, (0, 0))  # killed while it removed its folder, and one that is just being made
     small.run(base / "schedule", tmp_path / "out", "--only", "init", env={**os.environ, "TMPDIR": str(tmp_path)})
-    assert not left.exists()
+    assert not left.exists() and not half.exists() and new.exists()
