@@ -21,7 +21,7 @@ from torch import Tensor
 
 from stagerun.base.errors import PeerError
 from stagerun.base.spans import Spans
-from stagerun.comm.store import AGAIN, MEETING, client, first_words, meet, private, served
+from stagerun.comm.store import AGAIN, MEETING, client, first_words, meet, misses_a_peer, private, served
 from stagerun.system.pulse import Pulse
 from stagerun.system.world import World
 
@@ -353,8 +353,8 @@ class TorchComm:
 
 
 class peers:
-    """Turns the RuntimeError of a collective whose peer is gone into PeerError. With `pulse` this rank waits for the others meanwhile;
-    only the training thread does."""
+    """Turns the RuntimeError of a collective whose peer is gone into PeerError, and leaves any other as it is. With `pulse` this rank waits
+    for the others meanwhile; only the training thread does."""
 
     def __init__(self, doing: str, pulse: Pulse | None = None, whom: str = "the other workers") -> None:
         self.doing, self.pulse, self.whom = doing, pulse, whom
@@ -366,7 +366,7 @@ class peers:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self.pulse is not None:
             self.pulse.go_on()
-        if isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError):
+        if isinstance(error, RuntimeError) and misses_a_peer(error):
             raise PeerError(
                 f"lost {self.whom} while trying to {self.doing}: {first_words(error)}",
                 AGAIN,

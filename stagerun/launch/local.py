@@ -16,7 +16,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ from stagerun.system.process import program
 
 FOLDER_PREFIX = "stagerun-launch-"
 _HELD = "launcher"  # a lock of the process that has made the folder
+_MADE_S = 60  # by then a folder that is being made has its lock
 _LOOK_S = 0.05
 _MEET_S = 300  # until the other hosts have come, whose interpreters may start from a slow disk
 
@@ -95,14 +96,19 @@ class Life:
 @contextmanager
 def new_life(grace: float) -> Iterator[Life]:
     """The report folder, and signals passed on to the workers. Main thread. StorageError without a folder for temporary files."""
+    folder = None
     signals.block()  # one that came in between would leave the folder behind; the relay answers it
     try:
         sweep()
         folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
         held = _claim(folder)
     except OSError as error:
+        where = Path(error.filename).parent if error.filename else Path(os.environ.get("TMPDIR", "/tmp"))
+        failure = unwritable(error, where)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
         signals.release()
-        raise unwritable(error, Path(tempfile.gettempdir())) from error
+        raise failure from error
     os.environ[REPORT_DIR] = str(folder)
     os.environ[LAUNCHER_PID] = str(os.getpid())
     relay = Relay(folder, grace)
@@ -122,11 +128,15 @@ def live(
     life: Life, command: Sequence[str], nproc: int, threads: int, saves: bool, watch: Watch, node: Node | None = None
 ) -> tuple[list[Report], dict[int, int]]:
     """Runs `stagerun COMMAND...` in this host's workers, to their end: what they reported, and the exit codes of those that failed, by
-    rank, but for those that the others went on without. Main thread. `node`: where other hosts have workers, too."""
+    rank, but for those that the others went on without. Main thread. `node`: where other hosts have workers, too. OSError where a report is
+    missing and the folder takes no more files."""
     os.environ["OMP_NUM_THREADS"] = str(threads)
     deaths = _elastic(command, nproc, life, saves, watch, node)
     life.relay.end()
-    return without(reports(life.folder, nproc, node.first if node else 0), deaths, spared(life.folder))
+    found = reports(life.folder, nproc, node.first if node else 0)
+    if len(found) < nproc and not any(one.code == ExitCode.DONE for one in found):  # was there room for a report?
+        (life.folder / "room").touch()
+    return without(found, deaths, spared(life.folder))
 
 
 def too_late(number: signal.Signals, grace: float) -> str:
@@ -286,13 +296,18 @@ def _claim(folder: Path) -> int:
 
 
 def sweep() -> None:
-    """Removes the report folders of launchers of this user that were killed. One without a lock is just being made. Others can make
-    such a folder, too, and a link in it: neither is followed."""
+    """Removes the report folders of launchers of this user that were killed. One without a lock is just being made, or its launcher was
+    killed while it removed it. Others can make such a folder, too, and a link in it: neither is followed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
         try:
             if not own_folder(folder.lstat()):
                 continue
             lock = os.open(folder / _HELD, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except FileNotFoundError:
+            with suppress(OSError):
+                if time.time() > folder.lstat().st_mtime + _MADE_S:
+                    shutil.rmtree(folder, ignore_errors=True)
+            continue
         except OSError:
             continue  # another launcher was faster
         try:

@@ -86,7 +86,7 @@ def writing(file: str | Path, hint: str = "") -> Iterator[None]:
     except PermissionError as error:
         raise PermissionDenied(f"may not write {file}", hint) from error
     except OSError as error:
-        raise StorageError(f"can't write {file}: {error.strerror}", hint) from error
+        raise StorageError(f"can't write {file}: {why(error, Path(file).parent)}", hint) from error
 
 
 def require_writable(file: str | Path) -> None:

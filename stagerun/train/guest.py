@@ -41,7 +41,7 @@ def train_as_guest(
         here = Here(
             comm,
             world,
-            choose_device(world),
+            choose_device(world, exact=True),
             stop,
             Grace(options.grace_s, left),
             screen=_NoScreen(say),

@@ -44,7 +44,7 @@ def join(
     UsageError with more workers than GPUs, PeerError if the others don't come.
     """
     torch.set_num_threads(threads or default_threads(world.local_size))
-    device = choose_device(world)
+    device = choose_device(world, exact=True)
     pulse = watch.pulse if watch is not None else None
     comm: Comm = SoloComm(pulse)
     if world.size > 1:

@@ -28,7 +28,7 @@ from stagerun.base.events import (
 from stagerun.base.pace import WINDOW
 from stagerun.store.errors import reporting
 from stagerun.store.logged import Backwards, event_of
-from stagerun.system.files import open_shared
+from stagerun.system.files import open_shared, why
 
 # As JsonLines writes them. Inside a text the quotes would have backslashes.
 _STARTED, _ITERATED, _RETRACED, _COMPRESSED, _SYNCHRONISED, _PROOF = (
@@ -199,14 +199,14 @@ class JsonLines:
         except PermissionError as error:
             raise PermissionDenied(f"{path}: may not be written", "give another output folder with --out") from error
         except OSError as error:
-            raise StorageError(f"{path}: can't be written: {error.strerror}", "check the disk") from error
+            raise StorageError(f"{path}: can't be written: {why(error, path.parent)}", "check the disk") from error
 
     def __call__(self, event: Event) -> None:
         try:
             line = b"\n" * self._torn + self._index(event) + _line(event)
             written = self._file.write(line)
         except OSError as error:
-            self._failed(error.strerror or str(error))
+            self._failed(why(error, self._path.parent))
             return
         # A disk with room for a part of the line takes that part, and says so.
         self._torn = written != len(line)

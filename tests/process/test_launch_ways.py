@@ -183,17 +183,22 @@ def test_temporary_files_where_no_inodes_are_left(tmp_path: Path) -> None:
     there.mkdir()
     tiny.make_data(data)
     schedule = small.make_schedule(tmp_path / "schedule", data)
-    for inodes in (2, 4, 7, 9):
+    for inodes in (2, 4, 7, 9, 10):
         words = [sys.executable, "-m", "stagerun", "run", schedule, "--out", tmp_path / f"out{inodes}", "--nproc", "2"]
         mounted = f"mount -t tmpfs -o nr_inodes={inodes},size=10m none {there} && TMPDIR={there} exec {shlex.join(map(str, words))}"
         done = subprocess.run(["unshare", "-m", "sh", "-c", mounted], capture_output=True, text=True, timeout=120)
         assert done.returncode == 74, done.stderr
         assert f"of {inodes} inodes are left" in done.stderr and "bug of stagerun" not in done.stderr, done.stderr
+        assert "said nothing" not in done.stderr, done.stderr
 
 
 def test_what_a_killed_launcher_left_goes_with_the_next_run(base: Path, tmp_path: Path) -> None:
     left = tmp_path / "stagerun-launch-left"
     left.mkdir(0o700)
     (left / "launcher").touch(0o600)
+    half, new = tmp_path / "stagerun-launch-half", tmp_path / "stagerun-launch-new"
+    for folder in (half, new):
+        (folder / "logs").mkdir(0o700, parents=True)
+    os.utime(half, (0, 0))  # killed while it removed its folder, and one that is just being made
     small.run(base / "schedule", tmp_path / "out", "--only", "init", env={**os.environ, "TMPDIR": str(tmp_path)})
-    assert not left.exists()
+    assert not left.exists() and not half.exists() and new.exists()

@@ -179,6 +179,8 @@ def test_a_generator_in_a_thread_is_asked_one_step_at_a_time() -> None:
     assert never.next() is None and made == [0, 1, 2]
 
 
-def test_until_takes_one_name(base: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="one stage's name"):
-        stagerun.run(base / "schedule", tmp_path / "out", until=["init"])  # type: ignore[arg-type]
+@pytest.mark.parametrize("words", [{"until": ["init"]}, {"until": 3}, {"redo": 3}, {"only": [3]}, {"keep": [["init"]]}])
+def test_what_is_not_a_name_is_refused(base: Path, tmp_path: Path, words: dict[str, Any]) -> None:
+    for call in (stagerun.run, stagerun.plan):
+        with pytest.raises(UsageError, match=r"one stage's name is wanted|neither a text nor several"):
+            call(base / "schedule", tmp_path / "out", **words)

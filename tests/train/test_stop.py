@@ -473,11 +473,11 @@ def test_without_room_for_temporary_files_it_says_so(tmp_path: Path, monkeypatch
     monkeypatch.setenv(folder.REPORT_DIR, str(tmp_path / "gone"))
     folder.enter(0)  # the launcher is gone
     monkeypatch.setenv(folder.LAUNCHER_PID, str(os.getppid()))
-    with pytest.raises(StorageError, match="no folder for temporary files: ") as caught:
+    with pytest.raises(StorageError, match="no folder for temporary files in ") as caught:
         folder.enter(0)
     assert "TMPDIR" in caught.value.hint
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "gone"))
-    with pytest.raises(StorageError, match="no folder for temporary files: "):
+    with pytest.raises(StorageError, match="no folder for temporary files in "):
         run_workers(["run"], 2, 1)
 
 

@@ -1,7 +1,7 @@
 """What functions of the library take in several forms."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from stagerun.base.errors import UsageError
 from stagerun.base.recipe import Schedule
@@ -12,8 +12,17 @@ Names = str | Sequence[str]
 
 
 def names_of(given: Names) -> tuple[str, ...]:
-    """One name, or several."""
-    return (given,) if isinstance(given, str) else tuple(given)
+    """One name, or several. UsageError for anything else."""
+    names = (given,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
+    if all(isinstance(name, str) for name in names):
+        return names
+    raise UsageError(f"{given!r} is neither a text nor several", 'write "NAME", or ["NAME", "NAME"]')
+
+
+def require_name(until: str | None) -> None:
+    """UsageError where `until` isn't one name."""
+    if until is not None and not isinstance(until, str):
+        raise UsageError(f"until={until!r}: one stage's name is wanted", "`only` takes several names")
 
 
 def schedule_of(given: Schedule | Folder, overrides: Names) -> Schedule:

@@ -8,7 +8,7 @@ from stagerun.base.text import count
 from stagerun.command.shared import output_folder
 from stagerun.plan import planned
 from stagerun.plan.render import render_text
-from stagerun.tools.library.common import Folder, Names, names_of, schedule_of
+from stagerun.tools.library.common import Folder, Names, names_of, require_name, schedule_of
 from stagerun.train.keeper import Selection
 from stagerun.train.output import plan_of
 
@@ -44,6 +44,7 @@ def plan(
 
     `out`: the output folder, by default out/NAME. RecipeError for mistakes in the files or a stage that there isn't.
     """
+    require_name(until)
     found = schedule_of(schedule, overrides)
     folder = output_folder(found.name, None if out is None else os.fspath(out))
     made = plan_of(found, folder, Selection(names_of(redo), names_of(keep), names_of(only), until))

@@ -16,7 +16,7 @@ from stagerun.command.ending import of_surroundings
 from stagerun.launch import GRACE_S
 from stagerun.launch.worker_count import check_workers
 from stagerun.system.world import launched, started_by
-from stagerun.tools.library.common import Folder, Names, names_of, schedule_of
+from stagerun.tools.library.common import Folder, Names, names_of, require_name, schedule_of
 from stagerun.tools.library.lockstep import Lockstep
 from stagerun.train.first_look import require_packages
 from stagerun.train.logs.table import all_logs, require_evaluation
@@ -48,8 +48,7 @@ def run(
             f"a launcher has started this process as one of several ({started_by()}), and `stagerun.run` is one worker",
             "let the launcher start `stagerun run DIR`",
         )
-    if until is not None and not isinstance(until, str):
-        raise UsageError(f"until={until!r}: one stage's name is wanted", "`only` takes several names")
+    require_name(until)
     folder = None if out is None else os.fspath(out)
     options = RunOptions(
         folder=found.name, out=folder, threads=threads, retry=retry, exact=require_bit_exact, until=until,
