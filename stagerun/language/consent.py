@@ -16,7 +16,7 @@ from stagerun.language.values import Member, layout
 
 
 class Consent(enum.Enum):
-    """CODE names Python: a command that trains with DIR, or --trust-code, runs it. ARGUMENTS are what it is called with; timm's networks need no
+    """CODE names Python: a command that trains or evaluates with DIR, or --trust-code, runs it. ARGUMENTS are what it is called with; timm's networks need no
     consent, with `TIMM_ARGUMENTS` alone. IMAGES are read by commands that evaluate, predict or train. TRAINING is read, or written to, by commands that
     train. SCHEDULE is part of the schedule, and read with it; a stored recipe has its content."""
 

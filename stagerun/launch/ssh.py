@@ -28,15 +28,7 @@ _NO_FOLDER, _NO_PYTHON = 200, 201
 _SSH_FAILED = 255
 # Variables by which the environment changes what a worker does; no secrets among them.
 _PASSED = ("OMP_", "MKL_", "ONEDNN_", "DNNL_", "STAGERUN_", "NCCL_", "GLOO_", "TORCH_")
-_PASSED_WHOLE = (
-    "CUDA_VISIBLE_DEVICES",
-    "KMP_AFFINITY",
-    "KMP_BLOCKTIME",
-    "SLURM_JOB_ID",
-    "PBS_JOBID",
-    "LSB_JOBID",
-    "JOB_ID",
-)
+_PASSED_WHOLE = ("CUDA_VISIBLE_DEVICES", "KMP_AFFINITY", "KMP_BLOCKTIME")
 _NOT_PASSED = ("STAGERUN_REPORT_DIR", "STAGERUN_LAUNCHER_PID", "TORCHELASTIC_RUN_ID")
 
 

@@ -1,6 +1,7 @@
 """What the operating system says went wrong, as errors that say what to do."""
 
 import errno
+import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -89,7 +90,8 @@ def storage_failure(
     """The error for `can't {doing}`. `needed` and `free` are bytes, said when the space, or a quota on it, ran out."""
     text = why(error, path)
     message = f"can't {doing} in {path}: {text}"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT) and "inodes" not in text and needed is not None:
+    spent = error.errno in (errno.ENOSPC, errno.EDQUOT) and text == os.strerror(error.errno)  # of bytes, not of inodes
+    if spent and needed is not None:
         message += f" ({size(needed)} needed" + (f", {size(free)} free)" if free is not None else ")")
     hint = HINTS.get(error.errno or 0, "")
     if error.errno == errno.EFBIG and (most := resource.getrlimit(resource.RLIMIT_FSIZE)[0]) != resource.RLIM_INFINITY:

@@ -60,13 +60,6 @@ def test_what_is_told():
     assert not any("machine" in text or "synthetic" in text for text in notes(found, apart))
 
 
-def test_it_says_that_workers_are_bound():
-    bound = replace(MEASURED, bound="bound to cores (why): worker 0 to CPU 0; 1 thread each")
-    found = rows(TURNS, 100, 5)
-    assert "note: bound to cores (why)" in render(found, bound)
-    assert not any("bound" in text for text in notes(found, MEASURED))
-
-
 def test_a_file_that_is_there_stays_until_there_is_something_better(tmp_path):
     """A short life after a crash, or a mistake, would leave nothing in the place of a good trace."""
     there = tmp_path / "trace.json"

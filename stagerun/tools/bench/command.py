@@ -170,7 +170,6 @@ def _scaling(options: ScalingOptions, world: World, stop: StopRequest) -> int:
             threads=torch.get_num_threads(),
             processors=processors,
             sharing=sharing(turns),
-            bound="",
             synthetic=shape,
             rounds=options.rounds,
             iterations=options.iterations,

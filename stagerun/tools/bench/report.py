@@ -102,8 +102,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What it was measured with. `sharing`: most workers on one host, which has `processors`. `bound`: what was said of binding all
-    workers; '' where they are not."""
+    """What it was measured with. `sharing`: most workers on one host, which has `processors`."""
 
     schedule: str
     stage: str
@@ -116,7 +115,6 @@ class Measured:
     synthetic: str
     rounds: int
     iterations: int
-    bound: str = ""
 
 
 def rows(turns: Sequence[Turn], batch_size: int, logical_workers: int) -> list[Row]:
@@ -203,8 +201,6 @@ def notes(found: Sequence[Row], measured: Measured) -> list[str]:
             f"up to {count(measured.sharing, 'worker')} share the {count(measured.processors, 'processor')} of one machine{over}: how "
             "they get in each other's way there says nothing of a cluster"
         )
-    if measured.bound:
-        said.append(f"{measured.bound}; a turn with fewer workers leaves the cores of the others idle")
     if measured.synthetic:
         said.append(
             f"synthetic images ({measured.synthetic}), in memory: waiting for data would be another with real ones"

@@ -43,7 +43,7 @@ def stored_weights(what: str, overrides: Sequence[str], stage: str | None, weigh
         raise UsageError(f"{weights}: {error.problems[0].message}", "name weights of this network") from None
     missing = [row.name for row in made.rows if row.origin is not Origin.FILE and not row.name.endswith(COUNTER)]
     if missing:
-        text = f"{weights} lacks {some(missing)}, or has another shape of it, so random numbers would be evaluated"
+        text = f"{weights} lacks {some(missing)}, so random numbers would be evaluated"
         raise UsageError(text, "name weights of this network")
     ref = SnapshotRef(name=Path(weights).name, stage=found.name, iter=0, attempt=1, id="", parent="")
     return Stored(ref, {WEIGHTS: encode(live)}, schedule, found)
