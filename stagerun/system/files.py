@@ -32,7 +32,7 @@ _HINTS = {
 
 def why(error: OSError, path: Path) -> str:
     """What the system says of `path`, in its words; a file system may have room for bytes and none for another file."""
-    text = os.strerror(error.errno) if error.errno else str(error)
+    text = error.strerror or str(error)
     if error.errno == errno.ENOSPC:
         with contextlib.suppress(OSError):
             found = os.statvfs(path)

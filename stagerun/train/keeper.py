@@ -20,6 +20,7 @@ from stagerun.store.layout import averages_folder
 from stagerun.system.files import who_else_writes
 from stagerun.train.progress import ARRIVALS, CODE, RECIPE, STATE, WEIGHTS, Progress, progress_of
 from stagerun.train.results import relied_on, require_progress, standing
+from stagerun.train.stored import most_bytes
 
 
 class Selection(NamedTuple):
@@ -106,8 +107,11 @@ class Keeper:
 
     def _was_harmed(self, ref: SnapshotRef) -> bool:
         """Whether a snapshot read back otherwise than it was written; it is set aside then."""
-        if not store.is_harmed(self.disk, self.out, ref.name) or self.read(ref) is not None:
-            return False
+        most = most_bytes(self.schedule.stage(ref.stage).model)  # one of 100 GB is refused before its bytes are read
+        if self.read(ref, most) is not None:
+            if not store.is_harmed(self.disk, self.out, ref.name):
+                return False
+            self._set_aside(ref)
         self.harmed.append(ref.name)
         return True
 
