@@ -20,7 +20,6 @@ from stagerun.store.layout import averages_folder
 from stagerun.system.files import who_else_writes
 from stagerun.train.progress import ARRIVALS, CODE, RECIPE, STATE, WEIGHTS, Progress, progress_of
 from stagerun.train.results import relied_on, require_progress, standing
-from stagerun.train.stored import most_bytes
 
 
 class Selection(NamedTuple):
@@ -107,6 +106,8 @@ class Keeper:
 
     def _was_harmed(self, ref: SnapshotRef) -> bool:
         """Whether a snapshot read back otherwise than it was written; it is set aside then."""
+        from stagerun.train.stored import most_bytes  # needs torch, which nobody who only imports this does
+
         most = most_bytes(self.schedule.stage(ref.stage).model)  # one of 100 GB is refused before its bytes are read
         if self.read(ref, most) is not None:
             if not store.is_harmed(self.disk, self.out, ref.name):
