@@ -30,9 +30,12 @@ COMMANDS: Rows = (
         "stagerun.tools.lsp.command:lsp",
         "an editor's help with them: mistakes as you type, the manual, completion",
     ),
-    ("plan DIR", "stagerun.tools.plan.command:plan", "what will run: stages, epochs, learning rate, joints"),
+    (
+        "plan DIR",
+        "stagerun.tools.plan.command:plan",
+        "what will run: stages, epochs, learning rate, joints; --why: one setting",
+    ),
     ("view DIR", "stagerun.tools.view.command:view", "a page of all this and its run, which follows both"),
-    ("explain DIR X.Y", "stagerun.tools.explain.command:explain", "where a setting came from, and what it means"),
     ("diff A B", "stagerun.tools.diff.command:diff", "in what two schedules differ, or a schedule and a run"),
     (
         "rehearse DIR",
@@ -40,26 +43,10 @@ COMMANDS: Rows = (
         "all stages with a few iterations, and what the real run will take",
     ),
     (
-        "find-lr DIR STAGE",
-        "stagerun.tools.find_lr.command:find_lr",
-        "the loss over growing rates, from a stage's start",
+        "verify DIR|OUT",
+        "stagerun.tools.verify.command:verify",
+        "proof of a run by its log, or that a killed run goes on to the same bits here",
     ),
-    (
-        "preflight DIR",
-        "stagerun.tools.preflight.command:preflight",
-        "which host of a job is missing, slow or different, before it costs anything",
-    ),
-    (
-        "verify-resume DIR",
-        "stagerun.tools.verify_resume.command:verify_resume",
-        "proof that a killed run goes on to the same bits here",
-    ),
-    (
-        "verify-run DIR",
-        "stagerun.tools.verify_run.command:verify_run",
-        "proof that a run's weights come from its schedule and images: parts of it are trained again",
-    ),
-    ("fetch DIR", "stagerun.tools.weights.fetch:fetch", "downloads the published weights that its stages start from"),
     ("run DIR", "stagerun.train.command:run", "runs what is not yet done; the same command goes on after anything"),
     ("sbatch DIR", "stagerun.tools.slurm.command:sbatch", "the same in allocations of Slurm, as many as it takes"),
     (
@@ -67,24 +54,17 @@ COMMANDS: Rows = (
         "stagerun.tools.retry.command:retry",
         "starts a launcher's command, and anew when a worker was lost",
     ),
-    ("status DIR", "stagerun.tools.status.command:status", "whether a run is alive, how far it is, its warnings"),
     (
-        "snapshots DIR",
-        "stagerun.tools.status.snapshots:snapshots",
-        "what is saved, whole or damaged, and what started from it",
+        "status DIR",
+        "stagerun.tools.status.command:status",
+        "whether a run is alive, how far it is, its warnings; its snapshots",
     ),
     ("eval SNAPSHOT", "stagerun.tools.weights.evaluate:evaluate", "top-1, top-5 and loss of what was trained"),
     ("predict SNAPSHOT IMAGE...", "stagerun.tools.weights.predict:predict", "what it says of pictures"),
     ("export SNAPSHOT", "stagerun.tools.weights.export:export", "its network as safetensors, for torch, or as ONNX"),
     ("report OUT", "stagerun.tools.report.command:report", "tables and curves of one run or several"),
-    ("bench ...", "", "speed by number of workers; accuracy by compression of the gradients"),
     ("data ...", "", "makes, checks and shows the LMDBs that it reads"),
     ("import caffe ...", "", "makes a schedule of Caffe's solver files"),
-    (
-        "show NET",
-        "stagerun.tools.show.command:show",
-        "a net prototxt of Caffe's: its layers, shapes, parameters and cost",
-    ),
     (
         "help [PAGE]",
         "stagerun.manual.command:help_command",
@@ -94,21 +74,6 @@ COMMANDS: Rows = (
 )
 # The text of --help, and rows as above.
 GROUPS: dict[str, tuple[str, Rows]] = {
-    "bench": (
-        "Measures on the machines at hand.",
-        (
-            (
-                "scaling",
-                "stagerun.tools.bench.command:scaling",
-                "Speed and efficiency with 1, 2, 4 ... workers, and where the time goes.",
-            ),
-            (
-                "compression",
-                "stagerun.tools.bench.compression:compression",
-                "Accuracy, bytes and time of a stage by each method of compress_param.",
-            ),
-        ),
-    ),
     "data": (
         """Makes, checks and shows the LMDBs that a schedule reads.
 
@@ -124,20 +89,9 @@ GROUPS: dict[str, tuple[str, Rows]] = {
             ("info", "stagerun.tools.data.index:info", "Counts, sizes, classes, and how fast it can be read here."),
             ("verify", "stagerun.tools.data.index:verify", "Every byte against its digest."),
             (
-                "prepare",
-                "stagerun.tools.data.importer:prepare",
-                "Arranges the JPEGs of an LMDB anew, losslessly, so that they decode faster.",
-            ),
-            (
                 "show",
                 "stagerun.tools.data.show:show_images",
                 "A contact sheet of records, or of what a stage makes of them.",
-            ),
-            ("stage", "stagerun.tools.data.scratch:stage", "Copies LMDBs to this node's fast disk, ahead of a run."),
-            (
-                "unstage",
-                "stagerun.tools.data.scratch:unstage",
-                "Removes copies that stagerun made on this node's fast disk.",
             ),
         ),
     ),
@@ -146,25 +100,33 @@ GROUPS: dict[str, tuple[str, Rows]] = {
         (("caffe", "stagerun.tools.caffe.command:caffe", "Makes a schedule of Caffe's solver files and nets."),),
     ),
 }
-HIDDEN: Rows = (("agent", "stagerun.train.agent:agent", "what `run --hosts` starts on each host"),)
-
-
-# What people of other programs type.
-_MEANT = {
+# What people of other programs, or of stagerun before 1.0, type; and what to type now.
+INSTEAD = {
     "train": "`stagerun run DIR` trains",
     "resume": "`stagerun run DIR`, the same command, goes on",
     "test": "`stagerun eval` evaluates",
     "topology": "It was retired: `stagerun run DIR --bind numa` places workers",
+    "data stage": "It was retired: `stagerun run` has each node copy its images to `scratch`",
+    "data prepare": "It was retired: `stagerun data import DIR OUT --prepare`",
+    "data unstage": "It was retired: remove the folder SCRATCH/stagerun-UID",
+    "bench": "It was retired: `stagerun rehearse DIR --workers 1,2,4` compares numbers of workers",
+    "fetch": "It was retired: `stagerun check DIR --fetch`",
+    "verify-run": "It was retired: `stagerun verify OUT`, or `stagerun verify DIR --out OUT`",
+    "verify-resume": "It was retired: `stagerun verify DIR`",
+    "snapshots": "It was retired: `stagerun status DIR --snapshots`",
+    "explain": "It was retired: `stagerun plan DIR --why STAGE.FIELD`",
+    "show": "It was retired: `stagerun plan --net FILE`",
+    "find-lr": "It was retired: `stagerun rehearse DIR --find-lr STAGE`",
+    "preflight": "It was retired: `stagerun rehearse DIR --hosts FILE`",
 }
 
 
 class Group(click.Group):
     """Commands of a table. A mistake on the command line ends with exit code 64, and a hint at the nearest name."""
 
-    def __init__(self, name: str, rows: Rows, hidden: Rows = (), **settings: Any) -> None:
+    def __init__(self, name: str, rows: Rows, **settings: Any) -> None:
         super().__init__(name, **settings)
-        self.shown = rows
-        self.rows = {usage.split()[0]: (place, line) for usage, place, line in (*rows, *hidden)}
+        self.rows = {usage.split()[0]: (place, line) for usage, place, line in rows}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.rows)
@@ -173,8 +135,10 @@ class Group(click.Group):
         if name not in self.rows:
             if ctx.resilient_parsing:  # a shell completes what comes after it
                 return None
-            hint = _MEANT.get(name, "") if self.rows.get("run") else ""
-            ctx.fail(f"No such command {name!r}. {hint or nearest(name, self.rows).capitalize()}".rstrip())
+            words = name if self.rows.get("run") else f"{self.name} {name}"
+            ctx.fail(
+                f"No such command {name!r}. {INSTEAD.get(words) or nearest(name, self.rows).capitalize()}".rstrip()
+            )
         place, _ = self.rows[name]
         if not place:
             about, rows = GROUPS[name]
@@ -191,8 +155,8 @@ class Group(click.Group):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Without importing them, too."""
-        names = ((usage.split()[0], line) for usage, _, line in self.shown)
-        found = [CompletionItem(name, help=line) for name, line in names if name.startswith(incomplete)]
+        rows = self.rows.items()
+        found = [CompletionItem(name, help=line) for name, (_, line) in rows if name.startswith(incomplete)]
         return found + click.Command.shell_complete(self, ctx, incomplete)  # its options
 
 
@@ -234,7 +198,6 @@ PATHS = [usage.split()[0] for usage, _, _ in COMMANDS] + [
 main = Main(
     "main",
     COMMANDS,
-    HIDDEN,
     context_settings={"help_option_names": ["-h", "--help"], "obj": PATHS},
     help=f"Trains a staged schedule, written as a folder of solver files, as one job.\n\n\b\n{_USES}",
     epilog=EXIT_CODES,

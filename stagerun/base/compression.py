@@ -17,50 +17,37 @@ SETTINGS = ("ratio", "threshold", "qstates", "rank")  # by their names in Compre
 class Known:
     """`reads` has the default of each setting that the method reads; None: the operator finds one for each tensor.
 
-    `memory` is the default. `exact`: nothing is lost, so that there is nothing to remember. `released`: the code of
-    arXiv:1911.08250 has the operator, which `as_released` is for.
+    `memory` is the default. `exact`: nothing is lost, so that there is nothing to remember.
     """
 
     reads: Mapping[str, Setting] = field(default_factory=dict)
     memory: Memory = Memory.NONE
     exact: bool = False
-    released: bool = False
 
 
 METHODS: dict[Method, Known] = {
     Method.NONE: Known(exact=True),
-    Method.TOP_K: Known(reads={"ratio": 0.01}, memory=Memory.RESIDUAL, released=True),
-    Method.RANDOM_K: Known(reads={"ratio": 0.01}, memory=Memory.RESIDUAL, released=True),
-    Method.THRESHOLD: Known(reads={"threshold": 0.001}, memory=Memory.RESIDUAL, released=True),
-    Method.ADAPTIVE_THRESHOLD: Known(memory=Memory.RESIDUAL, released=True),
-    Method.TERNGRAD: Known(released=True),
-    Method.QSGD: Known(reads={"qstates": 255}, released=True),
-    Method.TWO_BIT: Known(reads={"threshold": None}, memory=Memory.RESIDUAL),
-    Method.SIGN: Known(memory=Memory.RESIDUAL),
+    Method.TOP_K: Known(reads={"ratio": 0.01}, memory=Memory.RESIDUAL),
+    Method.RANDOM_K: Known(reads={"ratio": 0.01}, memory=Memory.RESIDUAL),
+    Method.THRESHOLD: Known(reads={"threshold": 0.001}, memory=Memory.RESIDUAL),
+    Method.TERNGRAD: Known(),
+    Method.QSGD: Known(reads={"qstates": 255}),
     Method.POWER_SGD: Known(reads={"rank": 4}, memory=Memory.RESIDUAL),
-    Method.INT8: Known(),
     Method.BF16: Known(),
-    Method.FP16: Known(),
-    Method.LOSSLESS: Known(exact=True),
     Method.AUTO: Known(memory=Memory.RESIDUAL),
 }
 # Fields that take a method, and those they don't take.
 REFUSED = {
     "CompressionParameter.allow": (Method.NONE, Method.AUTO),
-    "CompressionRule.method": (Method.AUTO, Method.LOSSLESS),
+    "CompressionRule.method": (Method.AUTO,),
 }
 # What AUTO chooses among where `allow` is not written.
-ALLOWED = (Method.TOP_K, Method.QSGD, Method.INT8, Method.BF16, Method.LOSSLESS)
+ALLOWED = (Method.TOP_K, Method.QSGD, Method.BF16)
 
 
 def methods_of(how: Compression) -> set[Method]:
     """That of all parameters, and those of its rules."""
     return {how.method, *(rule.method for rule in how.param)}
-
-
-def default_memory(method: Method, as_released: bool) -> Memory:
-    """What was released has none."""
-    return Memory.NONE if as_released else METHODS[method].memory
 
 
 def settings_read(method: Method, allow: Sequence[Method] = ()) -> Mapping[str, Setting]:
@@ -107,5 +94,5 @@ def applied(how: Compression, choice: Choice) -> Compression:
 
 
 def _settings(method: Method, how: Compression) -> dict[str, Any]:
-    memory = default_memory(method, how.as_released) if how.memory is Memory.RESIDUAL else Memory.NONE
+    memory = METHODS[method].memory if how.memory is Memory.RESIDUAL else Memory.NONE
     return {**settings_of(method, how), "memory": memory}

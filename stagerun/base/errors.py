@@ -164,13 +164,9 @@ class Diverged(StagerunError):
 
 
 class RanksDiffer(StagerunError):
-    """`names`: of the tensors that differ, where a state does; `decided`: whether it is known who is wrong."""
+    """Workers hold different bits of the same state."""
 
     exit_code = ExitCode.RANKS_DIFFER
-
-    def __init__(self, message: str, hint: str = "", names: Sequence[str] = (), decided: bool = True) -> None:
-        super().__init__(message, hint)
-        self.names, self.decided = tuple(names), decided
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:

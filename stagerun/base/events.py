@@ -53,6 +53,7 @@ class StageStarted:
     gradients: str = ""  # how they are sent, in words; '' where they are added up as they are at every iteration
     begins: int = 0  # the stage's first iteration: that of its `solverstate`
     weights: str = ""  # the file that its weights come from, if it begins now and has no stage before it
+    display: int = 1  # iterations from one that is displayed to the next; 0: none; 1 in logs of before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +64,6 @@ class CompressionChosen:
     methods: tuple[tuple[str, int, int, str], ...]  # method; tensors and numbers that have it; which, in words
     why: str  # in words
     tried: tuple[tuple[str, float], ...] = ()  # way; seconds of an iteration, the median
-    bandwidth: float = 0.0  # bytes per second that a worker sends; 0: not measured
-    latency: float = 0.0  # seconds of a collective that carries next to nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

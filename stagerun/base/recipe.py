@@ -91,26 +91,17 @@ class OnBadRecord(enum.Enum):
     REPLACE = "REPLACE"
 
 
-class OnDifference(enum.Enum):
-    STOP = "STOP"
-    ROLLBACK = "ROLLBACK"
-
-
 class OnNan(enum.Enum):
     STOP = "STOP"
     SKIP = "SKIP"
     ROLLBACK = "ROLLBACK"
 
 
-class ScratchCopy(enum.Enum):
+class Retired(enum.Enum):
+    """Values that retired fields had where they were not written: canonical forms still have them."""
+
     BEFORE = "BEFORE"
-    BESIDE = "BESIDE"
-
-
-class ScratchFrom(enum.Enum):
     MEASURED = "MEASURED"
-    SOURCE = "SOURCE"
-    NODES = "NODES"
 
 
 class ZeroGamma(enum.Enum):
@@ -133,16 +124,10 @@ class Method(enum.Enum):
     TOP_K = "TOP_K"
     RANDOM_K = "RANDOM_K"
     THRESHOLD = "THRESHOLD"
-    ADAPTIVE_THRESHOLD = "ADAPTIVE_THRESHOLD"
     TERNGRAD = "TERNGRAD"
     QSGD = "QSGD"
-    TWO_BIT = "TWO_BIT"
-    SIGN = "SIGN"
     POWER_SGD = "POWER_SGD"
-    INT8 = "INT8"
     BF16 = "BF16"
-    FP16 = "FP16"
-    LOSSLESS = "LOSSLESS"
     AUTO = "AUTO"
 
 
@@ -279,8 +264,8 @@ class Data:
     cache: Cache = Cache.AUTO
     on_bad_record: OnBadRecord = OnBadRecord.STOP
     scratch_reserve: float = 1.0  # gigabytes
-    scratch_copy: ScratchCopy = ScratchCopy.BEFORE
-    scratch_from: ScratchFrom = ScratchFrom.MEASURED
+    scratch_copy: Retired = Retired.BEFORE
+    scratch_from: Retired = Retired.MEASURED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,14 +292,6 @@ class RandomResizedCrop:
     max_aspect_ratio: float = 4 / 3
     max_attempt: int = 10
     interp_mode: InterpMode = InterpMode.LINEAR
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ColorJitter:
-    brightness: float = 0.0
-    contrast: float = 0.0
-    saturation: float = 0.0
-    hue: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,7 +324,7 @@ class Transform:
     std_value: tuple[float, ...] = ()
     cutout_size: int = 0
     lighting_std: float = 0.0
-    color_jitter: ColorJitter | None = None
+    color_jitter: bool | None = None  # retired
     rand_augment: RandAugment | None = None
     trivial_augment: bool = False
     rectangular: bool = False
@@ -358,7 +335,7 @@ class Transform:
 
     @property
     def changes_colours(self) -> bool:
-        return bool(self.color_jitter or self.rand_augment or self.trivial_augment)
+        return self.rand_augment is not None or self.trivial_augment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -393,7 +370,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressionRule:
-    """The method for some parameters. A setting that the method reads and nothing states is None for `TWO_BIT` alone."""
+    """The method for some parameters. Settings that the method doesn't read are None."""
 
     name: str = "*"
     kind: ParamKind = ParamKind.ANY
@@ -407,8 +384,8 @@ class CompressionRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compression:
-    """CompressionParameter. `ratio`, `threshold`, `qstates` and `rank` are None where the method doesn't read them, and a threshold
-    of `TWO_BIT` or `AUTO` where none is written. `allow` is empty for all but `AUTO`."""
+    """CompressionParameter. `ratio`, `threshold`, `qstates` and `rank` are None where the method doesn't read them. `allow` is empty for
+    all but `AUTO`. `as_released` was retired; canonical forms have it."""
 
     method: Method
     ratio: float | None = None
@@ -478,10 +455,7 @@ class EarlyStop:
 class Audit:
     """AuditParameter."""
 
-    compare_iter: int = 200
-    replay_iter: int = 200
     proof_iter: int = 100
-    on_difference: OnDifference = OnDifference.STOP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

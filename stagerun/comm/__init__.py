@@ -9,7 +9,7 @@ from torch import nn
 from stagerun.base.recipe import Determinism
 from stagerun.comm.elastic import TreeReducer, cover
 from stagerun.comm.group import PATIENT, TIMEOUT, Comm, SoloComm, TorchComm, gather_json
-from stagerun.comm.reduce import FlatReducer, Reducer, SoloReducer, chunks_of, runs_of
+from stagerun.comm.reduce import FlatReducer, Reducer, SoloReducer, runs_of
 
 __all__ = [
     "PATIENT",
@@ -22,7 +22,6 @@ __all__ = [
     "gather_json",
     "layout_of",
     "make_reducer",
-    "pieces_of",
     "runs_of",
 ]
 
@@ -40,18 +39,6 @@ def make_reducer(
     if kind is TreeReducer:
         return TreeReducer(parameters, comm, runs or runs_of(logical_workers, comm.size))
     return SoloReducer(parameters) if kind is SoloReducer else FlatReducer(parameters, comm)
-
-
-def pieces_of(model: nn.Module) -> list[int]:
-    """Bytes of what an iteration sends with `determinism: FIXED`, in that order, where all parameters are trained: the tail, which has
-    mean and variance of each BatchNorm's channels in float64, the loss and a flag; then the gradients, chunk by chunk."""
-    channels = sum(m.num_features for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
-    parameters = list(reversed([p for p in model.parameters() if p.requires_grad]))
-    found, index = [8 * (2 * channels + 2)], 0
-    for count in chunks_of([p.numel() for p in parameters], parameters[0].element_size()):
-        found.append(sum(p.numel() * p.element_size() for p in parameters[index : index + count]))
-        index += count
-    return found
 
 
 def dense_bytes(

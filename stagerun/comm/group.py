@@ -5,11 +5,9 @@ A peer that is gone becomes PeerError. No objects are pickled: what crosses the 
 """
 
 import copy
-import hashlib
 import json
-import sys
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol, cast
@@ -21,7 +19,7 @@ from torch import Tensor
 
 from stagerun.base.errors import PeerError
 from stagerun.base.spans import Spans
-from stagerun.comm.store import AGAIN, MEETING, client, first_words, meet, misses_a_peer, private, served
+from stagerun.comm.store import AGAIN, first_words, misses_a_peer, private, served
 from stagerun.system.pulse import Pulse
 from stagerun.system.world import World
 
@@ -54,15 +52,6 @@ class Comm(Protocol):
     traffic: Traffic
     pulse: Pulse  # this rank's signs of life
     spans: Spans | None  # where it is noted how long gradients are on their way; None: nowhere
-
-    @property
-    def workers(self) -> Sequence[int]:
-        """The ranks that these had at the job's start, by rank: what launcher, monitors and logs call them."""
-
-    def without(self, gone: Collection[int]) -> None:
-        """Goes on as a job of fewer: ranks `gone`, never 0, are gone, and the others move up. All others call this, of the whole, with
-        the same `gone` and nothing else under way. `twin` goes on likewise; parts are to be asked for anew, of whichever ranks. PeerError
-        if one doesn't come: then all that can be done is to call it again, with more `gone`."""
 
     def first(self, size: int) -> "Comm | None":
         """The first `size` ranks as a job of their own, on these; None on the others. Collective over all. Only `close` of the
@@ -119,14 +108,10 @@ class SoloComm:
     pulse = Pulse()  # that no one reads
     traffic = Traffic()  # stays 0
     spans: Spans | None = None
-    workers: Sequence[int] = (0,)
 
     def __init__(self, pulse: Pulse | None = None) -> None:
         if pulse is not None:
             self.pulse = pulse
-
-    def without(self, gone: Collection[int]) -> None:
-        assert not gone
 
     def first(self, size: int) -> "SoloComm":
         return self
@@ -184,7 +169,6 @@ class TorchComm:
         self.group: dist.ProcessGroup | None = None  # the default group
         self._twin: TorchComm | None = None  # as soon as it is asked for
         self.ranks: Sequence[int] = range(world.size)  # of the default group, by rank of this one
-        self.workers: Sequence[int] = range(world.size)
         self._parts: dict[tuple[int, ...], dist.ProcessGroup] = {}
         self._groups: dict[tuple[int, ...], int] = {}  # how many these ranks have had of their own
         self._backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -192,38 +176,6 @@ class TorchComm:
             store = private()
             self._served = served(world) if store is None else None
             dist.init_process_group(self._backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout)
-        self._store = default_store()  # on rank 0 perhaps a server
-
-    def without(self, gone: Collection[int]) -> None:
-        assert self.group is None and 0 not in gone and self.rank not in gone
-        if not gone:
-            return
-        workers = [worker for rank, worker in enumerate(self.workers) if rank not in gone]
-        own = self.workers[self.rank]
-        # The members fall by each that is lost, so none of these names comes twice, whoever failed to come to the call before.
-        name = hashlib.sha256(repr(workers).encode()).hexdigest()
-        with peers("go on without those that are gone", self.pulse):
-            # First, since a collective that one that is gone has left half done ends only when the ranks that know leave it.
-            if dist.is_initialized():
-                dist.destroy_process_group()
-            store = client(self._store, f"without/{name}", MEETING)
-            meet(store, own, workers, MEETING)
-            self._begin_anew(store, workers.index(own), len(workers))
-        self.rank, self.size, self.ranks, self.workers = workers.index(own), len(workers), range(len(workers)), workers
-        self._parts.clear()
-        self._groups.clear()
-        twin, self._twin = self._twin, None
-        if twin is not None:
-            twin.__dict__.update(self.twin().__dict__, pulse=twin.pulse)
-            self._twin = twin
-
-    def _begin_anew(self, store: dist.Store, rank: int, size: int) -> None:
-        """A default group of fewer. Not a group within the old one, which torch would name by how many groups a rank has been in."""
-        hook = sys.excepthook  # torch puts the rank before what it prints, once more each time
-        # One that ends between the meeting and this would be waited for, for as long as a collective may take.
-        dist.init_process_group(self._backend, store=store, rank=rank, world_size=size, timeout=MEETING)
-        c10d._set_pg_timeout(self.timeout, dist.group.WORLD)
-        sys.excepthook = hook
 
     def first(self, size: int) -> "TorchComm | SoloComm | None":
         return self.part(range(size))
@@ -242,7 +194,6 @@ class TorchComm:
             return SoloComm(self.pulse)
         part = copy.copy(self)
         part.rank, part.size, part.group, part.ranks = key.index(self.rank), len(key), self._parts[key], key
-        part.workers = [self.workers[rank] for rank in key]
         part._twin = None
         return part
 

@@ -21,7 +21,7 @@ class Line:
     raises PeerError."""
 
     def __init__(self, comm: TorchComm, peer: int, name: str, meeting: timedelta, pulse: Pulse | None) -> None:
-        own, self.worker = comm.workers[comm.rank], comm.workers[peer]
+        own, self.worker = comm.ranks[comm.rank], comm.ranks[peer]
         both = sorted((own, self.worker))
         self._traffic, self._pulse = comm.traffic, pulse
         self._other = both.index(self.worker)

@@ -196,7 +196,23 @@ def require_least(of: Callable[..., Any], values: Mapping[str, Any]) -> None:
         raise UsageError("\n".join(problems))
 
 
-_GOES_ON = {"--resume", "--continue", "--restart", "--snapshot"}
+_GOES_ON = "the same command goes on where a run stopped"
+# What people of other programs, or of stagerun before 1.0, type; and what to type now.
+_INSTEAD = {
+    **dict.fromkeys(("--resume", "--continue", "--restart", "--snapshot"), _GOES_ON),
+    "--workers-per-node": "with --hosts, --nproc is the number of workers on each",
+    "--remote-python": "the hosts need this interpreter at the same path",
+    **dict.fromkeys(
+        ("--min-nodes", "--max-restarts"), "it was retired: `stagerun retry -- stagerun run DIR --hosts FILE`"
+    ),
+    "--sync-code": "it was retired: install stagerun on the hosts",
+    "--watch": "it was retired: `stagerun view DIR` follows",
+    "--paired": "it was retired: `stagerun report OUT --format csv` has the numbers",
+    "--log-format": "it was retired: `stagerun report OUT --format caffe` writes Caffe's log",
+    "--notify": "it was retired: `stagerun run DIR; COMMAND` runs COMMAND at the end, with the exit code in `$?`",
+    "--lint": "findings are always shown, and fail with --strict",
+    "--keep": "it was retired: undo the edit of the stage, which `stagerun plan` names, or --redo the stage",
+}
 
 
 class Command(click.Command):
@@ -208,9 +224,9 @@ class Command(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            if error.option_name not in _GOES_ON:
+            if error.option_name not in _INSTEAD:
                 raise
-            message = f"No such option {error.option_name!r}: the same command goes on where a run stopped"
+            message = f"No such option {error.option_name!r}: {_INSTEAD[error.option_name]}"
             raise click.UsageError(message, ctx) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -1,7 +1,6 @@
 """Options that several commands have, and the types of their values."""
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,6 @@ import click
 from stagerun.base import units
 from stagerun.base.errors import UsageError, listing, nearest
 from stagerun.command.options import argument, option
-from stagerun.system.files import require_writable
 from stagerun.system.pulse import LEAST_S, Limits, Section
 
 TRAINED = "What is trained"
@@ -49,34 +47,6 @@ class Duration(click.ParamType):  # generic in a newer click alone
         return seconds
 
 
-class Bandwidth(click.ParamType):
-    """`10Gbit/s`, in bytes per second."""
-
-    name = "rate"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            return value if isinstance(value, float) else units.bandwidth(str(value))
-        except ValueError:
-            self.fail(
-                f"{value!r} is not the speed of a link: write 10Gbit/s, 100Mbit/s or 1.2GB/s, with a B for bytes.",
-                param,
-                ctx,
-            )
-
-
-class Latency(click.ParamType):
-    """`50us`, in seconds."""
-
-    name = "time"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            return value if isinstance(value, float) else units.short_seconds(str(value))
-        except ValueError:
-            self.fail(f"{value!r} is not a latency: write 50us or 0.2ms.", param, ctx)
-
-
 Folder = Annotated[str, argument("DIR")]
 Overrides = Annotated[
     tuple[str, ...],
@@ -100,9 +70,6 @@ class PlannedOptions:
     redo: tuple[str, ...] = option(
         "--redo STAGE", "Train a stale stage, and what follows from it, again.", title=TRAINED, default=()
     )
-    keep: tuple[str, ...] = option(
-        "--keep STAGE", "Keep a stale stage's snapshots as they are.", title=TRAINED, default=()
-    )
     only: tuple[str, ...] = option(
         "--only STAGE",
         "Train this stage alone; what it starts from must be there. Repeatable.",
@@ -118,7 +85,8 @@ Nproc = Annotated[
     int | None,
     option(
         "--nproc N",
-        "Workers on this machine; they end with this process, unsaved if it is killed.  [default: one per GPU, else one per NUMA node]",
+        "Workers on this machine, which end with this process, unsaved if it is killed; with --hosts on each.  [default: one per GPU, else one "
+        "per NUMA node]",
         title=WORKERS,
         least=1,
         launcher=True,
@@ -163,24 +131,7 @@ Synthetic = Annotated[bool, option("--synthetic", "Make up images of the right k
 Json = Annotated[bool, option("--json", "One JSON object on stdout.")]
 
 
-def _no_folder(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """A word after --plot is its FILE: `plan --plot DIR` would draw into DIR, and miss its DIR."""
-    if value is not None and os.path.isdir(value):
-        words = f"plan {value}" if ctx.info_name == "plan" else f"{ctx.info_name} A B"
-        raise click.BadParameter(f"{value} is a folder: write `stagerun {words} --plot`.", ctx, param)
-    return value
-
-
-PlotFile = Annotated[
-    str | None,
-    option(
-        "--plot [FILE]",
-        "Also draw it, in the terminal or into FILE (.svg, .png, .html; pip install 'stagerun[plots]').",
-        is_flag=False,
-        flag_value="-",
-        callback=_no_folder,
-    ),
-]
+PlotFile = Annotated[str | None, option("--plot FILE.svg", "Also draw it.")]
 Scale = Annotated[
     str | None,
     option(
@@ -222,13 +173,6 @@ def limits(words: Sequence[str]) -> Limits | None:
                 f"--timeout {word} is too short", "on a busy machine, a process may wait for its turn that long"
             )
     return Limits(given)
-
-
-def require_picture(file: str) -> None:
-    """UsageError, StorageError or PermissionDenied for --plot FILE, before what it is to show is measured."""
-    if Path(file).suffix not in (".svg", ".png"):
-        raise UsageError(f"--plot {file}: write FILE.svg or FILE.png")
-    require_writable(file)
 
 
 def output_folder(name: str, out: str | None) -> Path:

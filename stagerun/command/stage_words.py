@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from google.protobuf.descriptor import Descriptor
 
 from stagerun.base.errors import RecipeError
-from stagerun.language import files_in, stage_nodes
+from stagerun.language import files_in, stage_nodes, tree
 from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.language.stages import Node
 from stagerun.language.tree import SCHEDULE, SOLVER, is_message
@@ -42,5 +42,5 @@ def settings(folder: str, word: str, end: str) -> list[str]:
 
 def _fields(kind: Descriptor, end: str) -> Iterator[str]:
     """Those inside a list of messages can't be set one by one."""
-    for field in kind.fields:
+    for field in tree.fields(kind):
         yield field.name + (end if not is_message(field) or field.is_repeated else ".")

@@ -1,12 +1,10 @@
 """What can be known of a schedule's images before anything is started: its LMDBs are opened, and some records of each looked at."""
 
-import os
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 
-from stagerun.base.errors import DataError, Problem, RecipeError, StagerunError
+from stagerun.base.errors import DataError, Problem, RecipeError
 from stagerun.base.recipe import Cache, OnBadRecord, Schedule, Source, Stage
 from stagerun.data.bad_records import BadRecords
 from stagerun.data.loader import together
@@ -14,7 +12,6 @@ from stagerun.data.loaders import evaluation_loader, training_loader
 from stagerun.data.pictures import Decoded, make_memory
 from stagerun.data.python_transform import PythonTransform
 from stagerun.data.records import LmdbSource, Records
-from stagerun.data.scratch import copies_of
 from stagerun.language import require_folders
 from stagerun.language.check_images import classes_problem
 from stagerun.language.nets import ignored_by_some_in, ignored_in
@@ -28,11 +25,7 @@ def preflight(schedule: Schedule) -> None:
     """
     require_folders(schedule)
     there = [s for s in schedule.sources if s.path not in schedule.imports or is_there(schedule.imports[s.path])]
-    try:
-        records = opened(schedule, there)
-    except DataError as error:
-        raise DataError(error.message, _copies_left(schedule) or error.hint) from None
-
+    records = opened(schedule, there)
     data = schedule.data
     kept = Cache.DISK if data.cache is Cache.DEVICE else data.cache
     memory = cache(lambda path: make_memory(records[path], schedule.model.channels, kept))
@@ -141,16 +134,3 @@ def _other_classes(train: Records, val: Records) -> DataError | None:
                 "that state the labels",
             )
     return None
-
-
-def _copies_left(schedule: Schedule) -> str:
-    """A hint at the copies of LMDBs that are gone themselves."""
-    data, found = schedule.data, []
-    for source in schedule.sources:
-        if data.scratch is not None and not os.path.exists(source.path):
-            with suppress(StagerunError):
-                found += [(source.path, one) for one in copies_of(data.scratch, source.path)]
-    return "; ".join(
-        f"a copy of {path}, made {one.manifest.made}, is in {one.folder}: it can be given as `source`"
-        for path, one in found
-    )

@@ -191,7 +191,7 @@ T = TypeVar("T")
 
 
 class SwitchingRecords:
-    """`Records` of `original`. Begins where that is, or with a copy; `name` is the original's path in either case.
+    """`Records` of `original`. Reads a copy; `name` is the original's path.
 
     A copy that can't be read any more (its disk fails, its file is cut off) is left for the original, in mid-run too:
     training goes on with the same bytes, and `trouble` says so.
@@ -206,11 +206,6 @@ class SwitchingRecords:
         self._copy: Copy | None = None
         self._now = LmdbSource(original.path if copy is None else copy.path, images)
         self._copy = copy
-
-    @property
-    def copied(self) -> bool:
-        """Whether a copy is read."""
-        return self._copy is not None
 
     @property
     def index(self) -> Index | None:
@@ -230,13 +225,6 @@ class SwitchingRecords:
 
     def expect(self, indices: list[int]) -> None:
         self._now.expect(indices)
-
-    def switch(self, copy: Copy) -> None:
-        """From now on the copy is read. A read under way in another thread ends with the file it began with, which is closed
-        when the last of them is done. LmdbSource's errors: then nothing is changed."""
-        new = LmdbSource(copy.path, self._images)
-        with self._lock:
-            self._now, self._copy = new, copy
 
     def _try(self, read: Callable[[LmdbSource], T]) -> T:
         now = self._now

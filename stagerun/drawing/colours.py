@@ -2,7 +2,6 @@
 can put another in its place."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from stagerun.drawing.picture import Picture, Unit
 
@@ -11,30 +10,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#2
 DASHES = ("solid", "dashed", "dotted")
 
 INK, SOFT, RULE, GRID = "#1d2430", "#5b6472", "#c3c9d2", "#e6e8ec"
-
-# matplotlib's, of all pictures.
-SETTINGS: dict[Any, Any] = {
-    "svg.hashsalt": "stagerun",
-    "svg.fonttype": "none",  # text stays text: it can be searched, and a page gives it the colour of its own
-    "text.parse_math": False,
-    "text.color": INK,
-    "font.family": "DejaVu Sans",  # comes with matplotlib
-    "font.size": 9.0,
-    "figure.dpi": 72,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": RULE,
-    "axes.labelcolor": SOFT,
-    "axes.titlesize": 10.0,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": GRID,
-    "xtick.color": SOFT,
-    "ytick.color": SOFT,
-    "lines.linewidth": 1.3,
-}
+TEXTS = {"ink": INK, "soft": SOFT, "rule": RULE, "grid": GRID}
 
 # What the values of a band are filled with, in turn.
 FILLS = ("#e3eaf3", "#cfdcec", "#f3ebdc", "#e0eedf", "#efe0ea", "#dfecee")
@@ -53,17 +29,20 @@ DARK = {
     **dict(zip(CURVES, ("#5fb2f0", "#ff8f4d", "#2fc79b", "#e79ac8", "#f2bb45", "#93d0f5", "#c9ced6"), strict=True)),
 }
 
-
-Dashes = str | tuple[int, tuple[int, ...]]
-OVER: Dashes = (0, (4, 3))  # of the second of two sides: the first is seen through it
+OVER = "over"  # the dashes of the second of two sides: the first is seen through it
 
 
 @dataclass(frozen=True, slots=True)
 class Stroke:
-    """How a stage's curve is drawn. `dashes` are matplotlib's."""
+    """How a stage's curve is drawn. `dashes` is one of DASHES, or OVER."""
 
     colour: str
-    dashes: Dashes
+    dashes: str
+
+
+def stroke_of_run(number: int) -> Stroke:
+    """Of several runs that with this number, 0-based."""
+    return Stroke(CURVES[number % len(CURVES)], DASHES[number // len(CURVES) % len(DASHES)])
 
 
 def strokes(picture: Picture, unit: Unit) -> dict[str, Stroke]:
@@ -72,10 +51,26 @@ def strokes(picture: Picture, unit: Unit) -> dict[str, Stroke]:
     found = {}
     for stage in picture.stages:
         number = numbers[stage.name]
-        dashes: Dashes = DASHES[number // len(CURVES) % len(DASHES)]
+        dashes = DASHES[number // len(CURVES) % len(DASHES)]
         if stage.side != picture.sides[0]:
             dashes = OVER
         elif not stage.enabled:
             dashes = "dashed"
         found[stage.name] = Stroke(CURVES[number % len(CURVES)] if stage.enabled else OFF, dashes)
     return found
+
+
+# -- as styles of a page or an SVG
+
+
+def variable(colour: str) -> str:
+    """The style variable that stands for a colour of the light set."""
+    return "--c" + colour.lstrip("#")
+
+
+def colour_style() -> str:
+    """The variables of a page, light or dark as the reader's system is. Those of texts follow the others."""
+    light = "".join(f"{variable(colour)}: {colour}; " for colour in DARK)
+    texts = "".join(f"--{word}: var({variable(colour)}); " for word, colour in TEXTS.items())
+    dark = "".join(f"{variable(colour)}: {other}; " for colour, other in DARK.items())
+    return f":root {{ {light}{texts}}}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark}}} }}\n"

@@ -1,7 +1,6 @@
 """What is done to an image's colours at random, by torchvision's own functions on Pillow images.
 
-ColorJitter is that of torchvision (pytorch/vision: torchvision/transforms/transforms.py), RandAugment (Cubuk et al.,
-arXiv:1909.13719) and TrivialAugment (Mueller and Hutter, arXiv:2103.10158) are torchvision's with their ranges
+RandAugment (Cubuk et al., arXiv:1909.13719) and TrivialAugment (Mueller and Hutter, arXiv:2103.10158) are torchvision's with their ranges
 (pytorch/vision: torchvision/transforms/autoaugment.py) and its defaults: pixels are not interpolated, and what comes in from
 outside is black. Only the drawing is not torchvision's: all that is decided comes of the numbers that an image is given, so that
 it is the same whichever thread or worker makes the image. Nothing here touches torch's or Python's own random states.
@@ -9,9 +8,8 @@ it is the same whichever thread or worker makes the image. Nothing here touches 
 
 import functools
 import importlib.metadata
-import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -21,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from stagerun.base.order import UInt64, randint, uniform
-from stagerun.base.recipe import ColorJitter, RandAugment, Transform
+from stagerun.base.order import UInt64, randint
+from stagerun.base.recipe import RandAugment, Transform
 from stagerun.models.vision import torchvision_part
 
 # A picture in R, G, B and its numbers -> the picture.
@@ -62,22 +60,20 @@ _NAMES = tuple(OPERATIONS)
 
 
 class Augment:
-    """The steps of a transform, one after the other, on images in B, G, R. `numbers`: how many random ones an image needs.
+    """Changes colours of images in B, G, R. `numbers`: how many random ones an image needs.
 
     May be called from several threads at once: nothing is remembered but tables.
     """
 
-    def __init__(self, steps: Sequence[tuple[int, Step]]) -> None:
-        self.numbers = sum(count for count, _ in steps)
-        ends = list(itertools.accumulate(count for count, _ in steps))
-        self._steps = [(slice(end - count, end), step) for end, (count, step) in zip(ends, steps, strict=True)]
+    def __init__(self, numbers: int, step: Step) -> None:
+        self.numbers = numbers
+        self._step = step
 
     def __call__(self, image: NDArray[np.uint8], numbers: UInt64) -> NDArray[np.uint8]:
         """uint8[height, width, 3] and uint64[`numbers`] -> uint8[height, width, 3]."""
         height, width = image.shape[:2]
         picture = Image.frombytes("RGB", (width, height), image.tobytes(), "raw", "BGR")
-        for part, step in self._steps:
-            picture = step(picture, numbers[part])
+        picture = self._step(picture, numbers)
         return np.frombuffer(picture.tobytes("raw", "BGR"), np.uint8).reshape(height, width, 3)
 
 
@@ -90,37 +86,10 @@ def make_augment(transform: Transform) -> Augment | None:
     """What the transform does to colours; None where it leaves them alone."""
     if not transform.changes_colours:
         return None
-    steps: list[tuple[int, Step]] = []
-    if transform.color_jitter:
-        steps.append((JITTER_NUMBERS, functools.partial(jitter, transform.color_jitter)))
-    if transform.rand_augment:
-        steps.append((2 * transform.rand_augment.num_ops, functools.partial(rand_augment, transform.rand_augment)))
-    if transform.trivial_augment:
-        steps.append((TRIVIAL_NUMBERS, trivial_augment))
     _functional()  # imported here and not by the first of several threads
-    return Augment(steps)
-
-
-# Numbers of ColorJitter: the order, then each factor.
-JITTER_NUMBERS = 5
-_ORDERS = tuple(itertools.permutations(range(4)))
-
-
-def jitter(ranges: ColorJitter, picture: Image.Image, numbers: UInt64) -> Image.Image:
-    f = _functional()
-    # Function, centre of the factor, how far it goes, its least value.
-    parts = (
-        (f.adjust_brightness, 1.0, ranges.brightness, 0.0),
-        (f.adjust_contrast, 1.0, ranges.contrast, 0.0),
-        (f.adjust_saturation, 1.0, ranges.saturation, 0.0),
-        (f.adjust_hue, 0.0, ranges.hue, -0.5),
-    )
-    for i in _ORDERS[randint(numbers[0], len(_ORDERS))]:
-        adjust, centre, reach, least = parts[i]
-        if reach:
-            low, high = max(least, centre - reach), centre + reach
-            picture = adjust(picture, low + (high - low) * uniform(numbers[1 + i]))
-    return picture
+    if transform.rand_augment:
+        return Augment(2 * transform.rand_augment.num_ops, functools.partial(rand_augment, transform.rand_augment))
+    return Augment(TRIVIAL_NUMBERS, trivial_augment)
 
 
 def rand_augment(settings: RandAugment, picture: Image.Image, numbers: UInt64) -> Image.Image:

@@ -10,7 +10,6 @@ from stagerun.comm.compressed import CompressedReducer
 from stagerun.comm.compression import Operator, make
 from stagerun.comm.jobs import Inline, Jobs
 from stagerun.comm.kept import Kept
-from stagerun.comm.lossless import coded
 from stagerun.comm.reduce import Switch
 from stagerun.comm.residual import Residual
 from stagerun.engine.parameters import first_that_fits, kind_of
@@ -52,7 +51,6 @@ def operator(how: Compression, shape: Sequence[int], senders: int) -> Operator:
         qstates=how.qstates,
         rank=how.rank,
         memory=how.memory,
-        as_released=how.as_released,
     )
 
 
@@ -103,19 +101,14 @@ def reducer_of(
         dense = _dense(determinism, state, solver, comm)
         if how is None or not compresses(solver):
             return dense
-        if how.method is Method.LOSSLESS:
-            after = _dense(determinism, state, solver, coded(comm))
-        elif all(rule.method is Method.NONE for rule in rules_of(state, how).values()):
+        if all(rule.method is Method.NONE for rule in rules_of(state, how).values()):
             return dense
-        else:
-            runs, each = senders(determinism, solver.logical_workers, comm.size), determinism is Determinism.ELASTIC
-            after = _compressed(state, solver, how, comm, runs, each, state.residual, kept)
+        runs, each = senders(determinism, solver.logical_workers, comm.size), determinism is Determinism.ELASTIC
+        after = _compressed(state, solver, how, comm, runs, each, state.residual, kept)
         return From(how.start_iter, dense, after) if how.start_iter else after
 
     if replicas is None:
         return of_all()
-    if how is not None and how.method is Method.LOSSLESS:
-        replicas.averaging = coded(comm)
     if how is not None and replicas.compresses:
         past = replicas.apart_after(state.iter)
         replicas.residual = state.residual if past else _zeros(state, solver, comm, replicas.senders)

@@ -77,11 +77,7 @@ class Replicas:
         self.changes: CompressedReducer | None = None
         self.residual: Residual | None = None
         self.compress_start = solver.compress.start_iter if solver.compress is not None else 0
-        self.averaging = comm  # for what is averaged
         self.digests: dict[str, int] = {}
-        # Looks at what all have of `iter`, before a synchronisation makes one of it: later a wrong holder has spoilt all alike. And at the
-        # tensors that it has made, which all have: later each replica has gone its own way from them. Collective.
-        self.look: Callable[[int, Tensors], None] | None = None
 
     def around(self, plain: Callable[[], Reducer], iter: int) -> Switch:
         """The reducer of a stage that goes on from `iter`; `plain` makes that of all workers."""
@@ -152,8 +148,6 @@ class Replicas:
         """The synchronisation after `iter` updates, and the bytes that this rank sent for it; None where there is none. Collective."""
         if not self.parted or iter not in self.meetings:
             return None
-        if self.look is not None:
-            self.look(iter, {})
         before = self.comm.traffic.sent
         self._keep()
         joined = self.apart if self.sync.momentum is SyncMomentum.AVERAGE else self.weights
@@ -168,14 +162,11 @@ class Replicas:
             _copy(self.trained, self.common)
         for r in self.own:
             _copy(joined, {name: self.kept[r][name] for name in joined})
-        sent = self.comm.traffic.sent - before
-        if self.look is not None:
-            self.look(iter, {**joined, **self.common_by_name()})
-        return sent
+        return self.comm.traffic.sent - before
 
     def _average(self, out: Tensors) -> None:
         own = [[self.kept[r][name] for name in out] for r in self.senders[self.comm.rank]]
-        average(self.averaging, self.holders, own, list(out.values()))
+        average(self.comm, self.holders, own, list(out.values()))
 
     def _add_changes(self, changes: CompressedReducer, iter: int) -> None:
         """The network's weights are those that all went on from, and the mean of what each replica's message says of its change and its
@@ -189,7 +180,7 @@ class Replicas:
         for name, change in changes.add_up(iter, fill).items():
             torch.add(self.common[name], change, out=self.trained[name])
 
-    # -- audits
+    # -- proofs
 
     def held_here(self) -> dict[int, Tensors]:
         """By replica, the live tensors of those that this rank holds, which have parted."""
@@ -256,9 +247,9 @@ class Replicas:
 
 
 def compresses_changes(solver: Solver) -> bool:
-    """Whether synchronisations send messages in the place of the changes. LOSSLESS codes the averages themselves."""
+    """Whether synchronisations send messages in the place of the changes."""
     how = solver.compress
-    return how is not None and how.method is not Method.LOSSLESS and methods_of(how) != {Method.NONE}
+    return how is not None and methods_of(how) != {Method.NONE}
 
 
 def shares_of(solver: Solver, workers: int) -> list[dict[int, range]]:

@@ -195,7 +195,7 @@ def _compression(view: View) -> recipe.Compression:
     return replace(
         written,
         **settings,
-        memory=recipe.Memory(memory) if memory else compression.default_memory(method, written.as_released),
+        memory=recipe.Memory(memory) if memory else compression.METHODS[method].memory,
         allow=allow,
         param=tuple(_rule(rule, written, memory) for rule in view.views("param")),
     )
@@ -206,7 +206,7 @@ def _rule(view: View, around: recipe.Compression, memory: str | None) -> recipe.
     rule = values.build(recipe.CompressionRule, view)
     settings: dict[str, Any] = compression.settings_of(rule.method, rule, around)
     written = view.text("memory") or memory
-    kept = recipe.Memory(written) if written else compression.default_memory(rule.method, around.as_released)
+    kept = recipe.Memory(written) if written else compression.METHODS[rule.method].memory
     return replace(rule, **settings, memory=kept)
 
 
@@ -380,6 +380,27 @@ def completed(identity: Mapping[str, str]) -> dict[str, str]:
     }
     defaults = {key: text for key, text in _defaults(SCHEDULE, "", identity) if values.is_read(key, policy)}
     return found | {key: text for key, text in defaults.items() if key not in identity}
+
+
+_SAME_RULE = "lr_mult: 1.0 decay_mult: 1.0 adapt: true }"  # the end of an entry of `param` that changes nothing
+_LOSS = "solver.loss.type"
+
+
+def meant(identity: Mapping[str, str]) -> Mapping[str, str]:
+    """The identity with one text for what is written in several ways and trains to the same bits: a value for each channel where all
+    are equal, entries of `param` of which none changes anything, the loss that there is by default."""
+    found = dict(identity)
+    for key in ("mean_value", "std_value"):
+        text = identity.get(f"solver.transform_param.{key}", "")
+        if len(channels := set(text.strip("[]").split(", "))) == 1:
+            found[f"solver.transform_param.{key}"] = f"[{channels.pop()}]"
+    rules = identity.get("solver.param", "[]").removeprefix("[").removesuffix("]")
+    if rules and all(rule.endswith(_SAME_RULE) for rule in rules.replace("}, {", "}\n{").split("\n")):
+        found["solver.param"] = "[]"
+    loss = {key for key in identity if key.startswith("solver.loss.")}
+    if identity.get(_LOSS) == "SOFTMAX" and all(values.at_default(key, identity[key]) for key in loss - {_LOSS}):
+        found = {key: text for key, text in found.items() if key not in loss}
+    return found
 
 
 def _stops_early(identity: Mapping[str, str]) -> bool:

@@ -135,13 +135,10 @@ def check_data(schedule: View, problems: Problems) -> None:
     """Reports settings for copies that are never made."""
     data = schedule.inside("data")
     with contextlib.suppress(Doubtful):
-        for name in ("scratch_reserve", "scratch_copy", "scratch_from"):
+        for name in ("scratch_reserve",):
             if not data.has("scratch") and data.has(name):
                 message = f"`{name}` without `scratch`: nothing is copied"
                 problems.add(data.place(name), message, 'write `scratch: "/tmp"`, say, or remove it')
-        if data.text("scratch_copy") == "BESIDE" and data.text("scratch_from") == "NODES":
-            message = "`scratch_from: NODES` with `scratch_copy: BESIDE`: what is copied beside training comes from the source"
-            problems.add(data.place("scratch_from"), message, "remove one of them")
 
 
 def check_sources(holder: View, problems: Problems) -> None:

@@ -9,9 +9,6 @@ from stagerun.base.errors import Problems, listing
 from stagerun.base.recipe import Method
 from stagerun.language.view import Doubtful, View
 
-# Of the whole gradient, not of some parameters.
-WHOLE = (Method.AUTO, Method.LOSSLESS)
-
 
 def check_compression(stage: str, view: View, problems: Problems) -> None:
     """Everything about one stage's `compress_param`."""
@@ -49,10 +46,8 @@ def _remembers(view: View) -> bool:
     message = view.view("compress_param")
     if message is None:
         return False
-    released = message.flag("as_released")
     return any(
-        (view.text("memory") or message.text("memory") or compression.default_memory(method, released).value)
-        == "RESIDUAL"
+        (view.text("memory") or message.text("memory") or METHODS[method].memory.value) == "RESIDUAL"
         for view, method in [(message, _method(message)), *_rules(message)]
     )
 
@@ -74,7 +69,7 @@ def _rules(message: View) -> Iterator[tuple[View, Method]]:
     for rule in message.views("param"):
         with contextlib.suppress(Doubtful):
             method = _method(rule)
-            if method not in WHOLE:
+            if method is not Method.AUTO:
                 yield rule, method
 
 
@@ -112,15 +107,11 @@ def _allow(message: View, problems: Problems) -> None:
 
 
 def _whole_methods(message: View, problems: Problems) -> None:
-    """AUTO and LOSSLESS are not for some parameters."""
-    if message.has("param") and _method(message) is Method.LOSSLESS:
-        text = "`param` with method `LOSSLESS`, which codes all parameters alike"
-        problems.add(message.place("param"), text, "remove it; training has the same bits in any case")
-        return
+    """Report AUTO for some parameters only."""
     for rule in message.views("param"):
         with contextlib.suppress(Doubtful):
             method = _method(rule)
-            if method in WHOLE:
+            if method is Method.AUTO:
                 text = f"method `{method.value}` can't be for some parameters only"
                 problems.add(rule.place("method"), text, f"write `method: {method.value}` outside `param`")
 
@@ -158,22 +149,6 @@ def _memory(message: View, problems: Problems) -> None:
         problems.add(message.place("memory"), text, "remove it")
 
 
-def _as_released(message: View, problems: Problems) -> None:
-    """Only what the code of the paper has is there in its form."""
-    if not message.flag("as_released"):
-        return
-    method, rules = _method(message), list(_rules(message))
-    hint = f"it has {listing([m.value for m, known in METHODS.items() if known.released], 'and')}; remove `as_released`"
-    if not METHODS[method].released and not (method is Method.NONE and rules):
-        text = f"`as_released` with method `{method.value}`, which the released code doesn't have"
-        problems.add(message.place("as_released"), text, hint)
-        return
-    for rule, own in rules:
-        if own is not Method.NONE and not METHODS[own].released:
-            text = f"`as_released` with method `{own.value}` for some parameters, which the released code doesn't have"
-            problems.add(rule.place("method"), text, hint)
-
-
 def _start(stage: str, view: View, message: View, problems: Problems) -> None:
     """Compression begins before the stage ends."""
     start, length = message.whole("start_iter"), view.whole("max_iter")
@@ -188,5 +163,4 @@ CHECKS: tuple[Callable[[View, Problems], None], ...] = (
     _whole_methods,
     _scope,
     _memory,
-    _as_released,
 )

@@ -17,7 +17,6 @@ GEOMETRIES = ("random_resize_param", "random_aspect_ratio_param", "random_resize
 # What needs colours, and how to recognise it in a transform.
 COLOURED: dict[str, Callable[[View], bool]] = {
     "lighting_std": lambda view: bool(view.number("lighting_std")),
-    "color_jitter_param": lambda view: view.has("color_jitter_param"),
     "rand_augment_param": lambda view: view.has("rand_augment_param"),
     "trivial_augment": lambda view: view.flag("trivial_augment"),
 }
@@ -189,13 +188,6 @@ def _policies(view: View, channels: int | None, problems: Problems) -> None:
         problems.add(view.place("trivial_augment"), message, "remove one: each is a whole policy")
 
 
-def _jitter(view: View, channels: int | None, problems: Problems) -> None:
-    inner = view.view("color_jitter_param")
-    if inner and not any(inner.number(name) for name in ("brightness", "contrast", "saturation", "hue")):
-        message = "`color_jitter_param` changes nothing: all of it is 0"
-        problems.add(view.place("color_jitter_param"), message, "write `brightness: 0.4` in it, say, or remove it")
-
-
 def _magnitude(view: View, channels: int | None, problems: Problems) -> None:
     inner = view.view("rand_augment_param")
     if inner is None:
@@ -218,7 +210,6 @@ CHECKS: tuple[Callable[[View, int | None, Problems], None], ...] = (
     _padding,
     _colours,
     _policies,
-    _jitter,
     _magnitude,
 )
 

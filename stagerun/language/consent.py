@@ -1,5 +1,5 @@
 """Which fields of the language may name code or a file, and what consent runs or opens it: one table. `check`, stored recipes, the networks that are
-built, and `verify-run` read it. A schedule or a snapshot may come from anyone. Pure."""
+built, and `verify` read it. A schedule or a snapshot may come from anyone. Pure."""
 
 import dataclasses
 import enum

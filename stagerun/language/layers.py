@@ -1,8 +1,9 @@
 """Inheritance: what a stage's settings are, from the layers that set them. Pure.
 
 Layers are, from the lowest: `Schedule.solver`, `--set solver.FIELD=...`, the stage's own file or `solver_param`, its entry in `sweep`,
-`--set STAGE.FIELD=...`. A field that a layer sets replaces the inherited one whole. If two fields say the same
-thing in different units, the one in the higher layer replaces the other.
+`--set STAGE.FIELD=...`. They merge as protobuf messages do: a message merges field by field into the inherited one, and any other
+field, a repeated one too, replaces it. `clear` takes inherited fields away first. If two fields say the same thing in different units,
+the one in the higher layer replaces the other.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from stagerun.base import units
 from stagerun.base.errors import Problems, Span, nearest
 from stagerun.language.lexer import INT64_MAX
-from stagerun.language.tree import SOLVER, Block, Entry, Value
+from stagerun.language.tree import SOLVER, Block, Entry, Value, fields, is_message
 from stagerun.language.view import Doubtful, View
 
 # (in iterations, in epochs): all that a duration can be written as.
@@ -62,24 +63,55 @@ def partner(field: FieldDescriptor) -> str:
 
 
 def merge(layers: Sequence[Block]) -> Block:
-    """The settings that the layers, lowest first, come to. `check_layers` finds mistakes in `clear` and in pairs."""
-    place = layers[-1].place
-    entries: dict[str, Entry] = {}
-    doubtful: set[str] = set()
-    broken = False
+    """Return the settings that the layers, lowest first, come to. `check_layers` finds mistakes in `clear` and in pairs."""
+    merged = Block(SOLVER, layers[-1].place)
     for layer in layers:
-        touched = {*layer.entries, *layer.doubtful}
-        for name in {*cleared(layer), *touched, *(PARTNER[n] for n in touched if n in PARTNER)}:
-            entries.pop(name, None)
-            doubtful.discard(name)
-        entries |= {name: entry for name, entry in layer.entries.items() if name != "clear"}
-        doubtful |= layer.doubtful | {PARTNER[n] for n in layer.doubtful if n in PARTNER}
-        broken |= layer.broken
-    return Block(SOLVER, place, entries, frozenset(doubtful), broken)
+        merged = _merged(merged, layer)
+    return merged
+
+
+def _merged(base: Block, layer: Block) -> Block:
+    for path in cleared(layer):
+        base = _without(base, path.split("."))
+    entries, doubtful = dict(base.entries), set(base.doubtful)
+    for name in {*layer.entries, *layer.doubtful} - {"clear"}:
+        field = layer.kind.fields_by_name.get(name)
+        other = partner(field) if field is not None else ""
+        entries.pop(other, None)
+        below, entry = entries.pop(name, None), layer.entries.get(name)
+        doubtful -= {name, other}
+        if entry is not None:
+            entries[name] = _merged_entry(below, entry)
+        if name in layer.doubtful:
+            doubtful |= {name, *([other] if other else [])}
+    return Block(layer.kind, layer.place, entries, frozenset(doubtful), base.broken or layer.broken)
+
+
+def _merged_entry(below: Entry | None, entry: Entry) -> Entry:
+    if below is None or entry.field.is_repeated or not is_message(entry.field):
+        return entry
+    value, inherited = entry.values[0], below.values[0].value
+    if not isinstance(value.value, Block) or not isinstance(inherited, Block):
+        return entry
+    return replace(entry, values=(replace(value, value=_merged(inherited, value.value)),))
+
+
+def _without(block: Block, path: Sequence[str]) -> Block:
+    """The block without the field that `path` leads to."""
+    name, *rest = path
+    entry, inner = block.entries.get(name), block.block(name)
+    if rest and inner is not None and entry is not None and not entry.field.is_repeated:
+        value = replace(entry.values[0], value=_without(inner, rest))
+        return replace(block, entries={**block.entries, name: replace(entry, values=(value,))})
+    if rest:
+        return block
+    return replace(
+        block, entries={n: e for n, e in block.entries.items() if n != name}, doubtful=block.doubtful - {name}
+    )
 
 
 def cleared(layer: Block) -> tuple[str, ...]:
-    """The names that a layer takes away."""
+    """The paths that a layer takes away: `momentum`, `transform_param.random_aspect_ratio_param`."""
     entry = layer.entries.get("clear")
     return tuple(str(v.value) for v in entry.values) if entry else ()
 
@@ -101,25 +133,37 @@ def _same_thing(first: Entry, second: Entry, problems: Problems) -> None:
     problems.add(later.name, message, f"keep one of them; the other stands in line {earlier.name.line}")
 
 
-def _check_clear(name: str, value: Value, layer: Block, below: Sequence[Block], problems: Problems) -> None:
-    if name not in SOLVER.fields_by_name or name == "clear":
+def _check_clear(path: str, value: Value, layer: Block, below: Sequence[Block], problems: Problems) -> None:
+    kind, field = SOLVER, None
+    for word in path.split("."):
+        if kind is None or (field is not None and field.is_repeated):
+            problems.add(value.span, f"`clear` names `{path}`, and `{field.name if field else ''}` has no such field")
+            return
+        field = kind.fields_by_name.get(word)
+        if field is None or path == "clear":
+            problems.add(
+                value.span,
+                f"`clear` names `{path}`, which is not a field of {kind.name}",
+                nearest(word, [other.name for other in fields(kind)]),
+            )
+            return
+        kind = field.message_type
+    assert field is not None
+    name = path.split(".")[0]
+    if path in layer.entries and not is_message(field):
+        line = layer.entries[path].name.line
         problems.add(
-            value.span, f"`clear` names `{name}`, which is not a field of Solver", nearest(name, SOLVER.fields_by_name)
-        )
-    elif name in layer.entries:
-        line = layer.entries[name].name.line
-        problems.add(
-            value.span, f"`{name}` is cleared and set in one place", f"it is set in line {line}; take one of them out"
+            value.span, f"`{path}` is cleared and set in one place", f"it is set in line {line}; take one of them out"
         )
     elif not below:
         problems.add(
             value.span, "`clear` takes away what is inherited, and here nothing is", "write it in a stage's file"
         )
-    elif not any(b.broken or name in b.doubtful for b in below):
+    elif path == name and not any(b.broken or name in b.doubtful for b in below):
         inherited = merge(below).entries
-        partner = PARTNER.get(name, "")
-        if name not in inherited and partner in inherited:
-            problems.add(value.span, f"`{name}` is not inherited, but `{partner}` is", f'write `clear: "{partner}"`')
+        other = PARTNER.get(name, "")
+        if name not in inherited and other in inherited:
+            problems.add(value.span, f"`{name}` is not inherited, but `{other}` is", f'write `clear: "{other}"`')
 
 
 def edit(base: Block | None, path: Sequence[str], leaf: Block) -> Block:
@@ -129,14 +173,15 @@ def edit(base: Block | None, path: Sequence[str], leaf: Block) -> Block:
         others = {other for entry in leaf.entries.values() if (other := partner(entry.field))}
         doubtful = (base.doubtful - set(leaf.entries) - others) | leaf.doubtful
         kept = {n: e for n, e in base.entries.items() if n not in leaf.doubtful | others}
-        return replace(base, entries=kept | dict(leaf.entries), doubtful=doubtful)
+        changed = {n: _merged_entry(base.entries.get(n), e) for n, e in leaf.entries.items()}
+        return replace(base, entries=kept | changed, doubtful=doubtful)
     assert base is not None
     field = base.kind.fields_by_name[path[0]]
     inner = base.block(path[0])
     name = base.entries[path[0]].name if inner else leaf.place
-    changed = edit(inner or Block(field.message_type, leaf.place), path[1:], leaf)
+    edited = edit(inner or Block(field.message_type, leaf.place), path[1:], leaf)
     rest = base.entries[path[0]].values[1:] if inner else ()  # of a list the first is changed
-    entry = Entry(field, name, (Value(changed, "", name), *rest))
+    entry = Entry(field, name, (Value(edited, "", name), *rest))
     return replace(base, entries={**base.entries, path[0]: entry}, doubtful=base.doubtful - {path[0]})
 
 

@@ -13,7 +13,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from stagerun.base.errors import listing, nearest
 from stagerun.language.proto import stagerun_pb2
-from stagerun.language.tree import Scalar
+from stagerun.language.tree import Scalar, retired_value
 
 
 class Kind(enum.Enum):
@@ -147,7 +147,7 @@ def read(field: FieldDescriptor, token: Token) -> Scalar:
 
 def wanted(field: FieldDescriptor) -> str:
     if field.enum_type is not None:
-        return listing([v.name for v in field.enum_type.values])
+        return listing([v.name for v in field.enum_type.values if not retired_value(v)])
     return "`{ name: value ... }`" if field.GetOptions().Extensions[stagerun_pb2.arguments] else WORDS[field.type]
 
 
@@ -219,18 +219,21 @@ def _boolean(text: str) -> bool:
 
 
 def _enum(field: FieldDescriptor, text: str) -> str:
-    values = field.enum_type.values_by_name
-    if text in values:
-        return text
-    try:
-        number = int(text, 0)
-    except ValueError:
-        # A slip of the pen, TOPK for TOP_K: FP16 is no slip for FP64.
-        hint = nearest(text.upper(), values, cutoff=0.8) or f"known: {wanted(field)}"
-        raise WrongValue(f"has no value `{shown(text)}`", hint) from None
-    if number not in field.enum_type.values_by_number:
-        raise WrongValue(f"has no value number {shown(text)}", f"known: {wanted(field)}")
-    return str(field.enum_type.values_by_number[number].name)
+    value = field.enum_type.values_by_name.get(text)
+    if value is None:
+        try:
+            number = int(text, 0)
+        except ValueError:
+            # A slip of the pen, TOPK for TOP_K: FP16 is no slip for FP64.
+            known = [v.name for v in field.enum_type.values if not retired_value(v)]
+            hint = nearest(text.upper(), known, cutoff=0.8) or f"known: {wanted(field)}"
+            raise WrongValue(f"has no value `{shown(text)}`", hint) from None
+        value = field.enum_type.values_by_number.get(number)
+        if value is None:
+            raise WrongValue(f"has no value number {shown(text)}", f"known: {wanted(field)}")
+    if hint := retired_value(value):
+        raise WrongValue(f"had the value `{value.name}`, which was retired", hint)
+    return str(value.name)
 
 
 def shown(text: str) -> str:

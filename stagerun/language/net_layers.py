@@ -72,7 +72,7 @@ _NOT_HERE = {
     ),
     "distort_param": (
         "there is none with its formulas",
-        "write `transform_param` with `color_jitter_param` in the schedule",
+        "write `transform_param` with `rand_augment_param` in the schedule",
     ),
     "noise_param": ("there is none", ""),
     "expand_param": _OBJECTS,

@@ -15,7 +15,7 @@ from stagerun.base.errors import Problems, Span, nearest
 from stagerun.language.layers import PARTNER, SET
 from stagerun.language.lexer import Kind, tokens
 from stagerun.language.parse import ELSEWHERE, hint_for_unknown, parse_value, takes_arguments
-from stagerun.language.tree import SCHEDULE, SOLVER, SOURCE, Block, Entry, Value, is_message, quoted
+from stagerun.language.tree import SCHEDULE, SOLVER, SOURCE, Block, Entry, Value, is_message, quoted, retired
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,8 @@ def _follow(
         last = number == len(words) - 1
         if field is None:
             _unknown(span, word, number, kind, stages, problems)
+        elif hint := retired(field):
+            problems.add(span, f"`{word}` was retired", hint)
         elif kind is SCHEDULE and word == "stage":
             problems.add(
                 span, "stages are added and named in schedule.prototxt", "`--set` changes fields: STAGE.FIELD=VALUE"

@@ -13,7 +13,7 @@ from stagerun.base.errors import Problems, Span, listing, nearest
 from stagerun.language import arguments, lexer
 from stagerun.language.lexer import Kind, Token, WrongValue, shown, tokens
 from stagerun.language.proto import stagerun_pb2
-from stagerun.language.tree import SCHEDULE, SOLVER, Block, Entry, Value, is_message
+from stagerun.language.tree import SCHEDULE, SOLVER, Block, Entry, Value, is_message, retired
 
 LARGEST = 1_000_000  # bytes of a file
 BEGINNING = 4096  # bytes that show whether it is text
@@ -264,6 +264,11 @@ class Reader(Cursor):
         field = kind.fields_by_name.get(name.text)
         if field is None:
             self.unknown(kind, name, doubtful)
+            return
+        if hint := retired(field):
+            self.fail(name, f"`{name.text}` was retired", hint)
+            doubtful.add(name.text)
+            self.pass_over()
             return
         values = self.after_name(field, name)
         # Separators are optional, and one after a field is all that text_format takes.

@@ -100,7 +100,7 @@ def _weighted(stage: recipe.Stage, weights: Mapping[tuple[str, int | None], tupl
     if solver.sampling is not recipe.Sampling.FILE or solver.sampling_file is None:
         return stage
     own = weights[solver.sampling_file, stage.model.num_classes]
-    # Of few classes the weights themselves, which can be read in `explain` and in what is said of a change.
+    # Of few classes the weights themselves, which can be read in `plan --why` and in what is said of a change.
     text = values.text(own)
     if len(own) > _SHOWN_WHOLE:
         text = f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"

@@ -9,16 +9,18 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from google.protobuf.descriptor import FieldDescriptor
+
 from stagerun.base import recipe
 from stagerun.base.errors import Span
-from stagerun.language import lexer
+from stagerun.language import lexer, tree
 from stagerun.language.consent import asked, scalars
 from stagerun.language.lexer import Kind, Token, tokens
 from stagerun.language.nets import of_model
 from stagerun.language.networks import is_foreign
 from stagerun.language.ranges import CHOICES, bounds_missed
 from stagerun.language.tree import SCHEDULE
-from stagerun.language.values import Member, layout
+from stagerun.language.values import NONE, Member, layout
 
 # What divides, or is stepped by: a snapshot need not be ours, and `check` has not seen its recipe.
 _POSITIVE = {
@@ -27,6 +29,13 @@ _POSITIVE = {
 }  # fmt: skip
 
 _UNSAID = recipe.Data(train=recipe.Source(source="", path="", images=0))  # of a stage that has the schedule's
+
+# Retired fields and values, by their names: older snapshots may have them.
+_MESSAGES = SCHEDULE.file.message_types_by_name.values()
+_LIVE = {field.name for kind in _MESSAGES for field in tree.fields(kind)}
+_RETIRED = {field.name: field for kind in _MESSAGES for field in kind.fields if field.name not in _LIVE}
+_ENUMS = [*SCHEDULE.file.enum_types_by_name.values(), *(enum for kind in _MESSAGES for enum in kind.enum_types)]
+_RETIRED_VALUES = {value.name: hint for kind in _ENUMS for value in kind.values if (hint := tree.retired_value(value))}
 
 DEEPEST = 20  # messages inside messages; the language has five
 
@@ -123,6 +132,9 @@ def _read(kind: Any, block: _Block) -> Any:
     members = {member.name: member for member in layout(kind) if member.stored}
     values: dict[str, Any] = {"data": _UNSAID} if kind is recipe.Stage else {}
     for name, items in block.fields.items():
+        if (retired := _RETIRED.get(name)) is not None:
+            _require_default(retired, items)
+            continue
         if name not in members:
             raise ValueError(f"line {items[0].line}: {kind.__name__} has no field `{name}`")
         values[members[name].attribute] = _field(members[name], items)
@@ -138,6 +150,18 @@ def _read(kind: Any, block: _Block) -> Any:
         # Its model is known when the schedule's is.
         values |= {"model": None, "identity": {}, "origins": {}, "span": Span("recipe.prototxt", block.line, 1)}
     return kind(**values)
+
+
+def _require_default(retired: FieldDescriptor, items: "list[Token | _Block]") -> None:
+    """ValueError for a retired field whose value training depended on, unless it is the one that a schedule without it has."""
+    item = items[0]
+    if tree.identity(retired) and not (isinstance(item, Token) and item.text == _default(retired)):
+        raise ValueError(f"line {item.line}: `{retired.name}` was retired: {tree.retired(retired)}")
+
+
+def _default(field: FieldDescriptor) -> str:
+    value = tree.default(field)
+    return NONE if value is None else tree.canonical(value, field)
 
 
 def _data(shared: recipe.Data, own: recipe.Data) -> recipe.Data:
@@ -161,6 +185,8 @@ def _item(wanted: Any, name: str, item: "Token | _Block") -> Any:
             return _scalar(wanted, item)
         except (ValueError, lexer.WrongValue) as error:
             shown = lexer.shown(item.text)
+            if hint := _RETIRED_VALUES.get(item.text, ""):
+                raise ValueError(f"line {item.line}: `{name}: {shown}` was retired: {hint}") from error
             raise ValueError(f"line {item.line}: `{name}` can't be `{shown}`") from error
     raise ValueError(f"line {item.line}: `{name}` is of another kind")
 

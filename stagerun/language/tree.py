@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import Descriptor, EnumValueDescriptor, FieldDescriptor
 
 from stagerun.base.errors import Span
 from stagerun.language.proto import stagerun_pb2
@@ -88,6 +88,21 @@ def identity(field: FieldDescriptor) -> bool:
 def quiet(field: FieldDescriptor) -> bool:
     """Whether identities and the canonical form leave the field out at its default."""
     return bool(field.GetOptions().Extensions[stagerun_pb2.quiet])
+
+
+def retired(field: FieldDescriptor) -> str:
+    """What to write instead of a field that schedules can't set any more; '' for every other field."""
+    return str(field.GetOptions().Extensions[stagerun_pb2.retired])
+
+
+def retired_value(value: EnumValueDescriptor) -> str:
+    """The same of one value of an enum."""
+    return str(value.GetOptions().Extensions[stagerun_pb2.retired_value])
+
+
+def fields(kind: Descriptor) -> list[FieldDescriptor]:
+    """Fields of a message that schedules can set, in the order of the .proto."""
+    return [field for field in kind.fields if not retired(field)]
 
 
 def default(field: FieldDescriptor) -> Scalar | None:

@@ -245,7 +245,7 @@ def text(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(text, value))}]"
     if dataclasses.is_dataclass(value):
-        # A message inside another is written with the dots of a path: shorter, and what `explain` takes.
+        # A message inside another is written with the dots of a path: shorter, and what `--why` takes.
         said = [f"{name[1:]}: {shown}" for name, shown in leaves(value, "") if shown not in (NONE, "[]")]
         return "{ " + " ".join(said) + " }" if said else "{ }"
     if isinstance(value, bool):

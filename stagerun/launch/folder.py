@@ -1,6 +1,6 @@
 """The folder that our launcher and its workers share: who lives, that all are to stop, and how each ended.
 
-Files of a few bytes that appear whole, by a rename: `RANK.pid`, `RANK.spared`, `stop`, `gone` and `RANK.json`.
+Files of a few bytes that appear whole, by a rename: `RANK.pid`, `stop`, `gone` and `RANK.json`.
 """
 
 import contextlib
@@ -72,22 +72,6 @@ def reports(shared: Path, nproc: int, first: int = 0) -> list[Report]:
         except (OSError, ValueError, KeyError):
             continue  # killed before it wrote
     return found
-
-
-def spare(rank: int, yes: bool) -> None:
-    """From now on the others go on without this worker if it ends as it shouldn't, or not. Without our launcher it means nothing."""
-    if (shared := folder()) is None:
-        return
-    with contextlib.suppress(OSError):  # a full disk: then the end of one is the end of all, as ever
-        if yes:
-            _put(shared / f"{rank}.spared", "")
-        else:
-            (shared / f"{rank}.spared").unlink(missing_ok=True)
-
-
-def spared(shared: Path) -> frozenset[int]:
-    """Ranks that the others go on without, those that are gone among them."""
-    return frozenset(int(file.stem) for file in shared.glob("*.spared"))
 
 
 def another_ended(rank: int) -> bool:

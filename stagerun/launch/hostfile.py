@@ -157,11 +157,11 @@ class _Reader:
         self.problems.append(Problem(message, Span(self.path, number, column, width), line, hint))
 
 
-def workers(hosts: Sequence[Host], per_node: int | None, default: dict[str, int]) -> dict[str, int]:
-    """Workers on each host, by name: what `--workers-per-node` says, or else the host's line, or else what is usual there (`default`, by
+def workers(hosts: Sequence[Host], nproc: int | None, default: dict[str, int]) -> dict[str, int]:
+    """Workers on each host, by name: what `--nproc` says, or else the host's line, or else what is usual there (`default`, by
     name: one per GPU or socket), as far as the line allows. RecipeError where a line forbids it."""
     usual = {host.name: min(default[host.name], host.most or default[host.name]) for host in hosts}
-    found = {host.name: per_node or host.slots or usual[host.name] for host in hosts}
+    found = {host.name: nproc or host.slots or usual[host.name] for host in hosts}
     if problems := list(_too_many(hosts, found)):
         raise RecipeError(problems)
     return found

@@ -1,435 +1,321 @@
-"""`--hosts`: a job on several hosts, life after life. This process starts agents over ssh, compares what their hosts are, and decides
-what comes after each life; it trains nothing, and needs no torch."""
+"""`--hosts`: one command a host over ssh (`launch.on_host`), with its ranks and where all meet; all end together. This process trains nothing,
+and needs no torch."""
 
+import json
+import os
 import queue
+import signal
+import subprocess
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass
+from types import FrameType
+from typing import IO, Any
 
 from stagerun.base.errors import ExitCode, PeerError, UsageError
-from stagerun.base.text import count, duration, to_nowhere
-from stagerun.launch.compare import differences, troubles, worst
-from stagerun.launch.facts import Facts, from_json
+from stagerun.base.recipe import Schedule
+from stagerun.base.text import to_nowhere
+from stagerun.launch.folder import Report
 from stagerun.launch.hostfile import Host, read_hosts, workers
-from stagerun.launch.options import RESTARTS, HostOptions
-from stagerun.launch.remote import AGAIN_S, ANSWER_S, NO_ONE, Each, Message, Probe, Remote
-from stagerun.launch.restarting import AGAIN, Again, Asking, Ended, Finish, LifeEnd, Lived, Policy, decide
-from stagerun.launch.ssh import Bundle
+from stagerun.launch.local import too_late, verdict
+from stagerun.launch.on_host import MARK
+from stagerun.launch.options import HostOptions
+from stagerun.launch.ssh import Way, passed_on
 from stagerun.launch.start import Orders
+from stagerun.launch.worker_count import check_workers, most_workers
 from stagerun.system import signals
 
-# How long a host that was lost may take to answer before another life begins without it, or all ends.
-_BACK_S, _NEEDED_S = 4.0, 20.0
-_LOOK_S = 600.0  # for the first host's look at the schedule, its images and the output folder
-_SAVED_S = 60.0  # beside the grace of workers that no one hears any more
-# Of what the hosts print: characters that no one has read yet, and a line; a longer one is cut.
-_MOST_UNREAD, _LONGEST_LINE = 16 << 20, 1 << 16
+AGAIN = "run the same command again: it goes on from the newest snapshot"
+# From ssh's start until a host has said what it has: an interpreter and torch, perhaps from a busy file server.
+_HELLO_S, _WAITING_S = 90.0, 10.0
+_SYNC_S = 600.0
+_MARGIN_S, _END_S = 60.0, 2.0
+_LOOK_S = 0.25
+_LONGEST_LINE = 1 << 16
+_SAID_LINES = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is to be done on the hosts. `facts`: what the agents are asked about, see `answering`. `check`: the number of workers
-    against the schedule; RecipeError. `look`: asked of the first host before anything starts. `survey`: gets the facts of the hosts that
-    are there, and why others are missing, by name; the exit code of a job that is not to start, or 0. Without it that is reported here.
-    `again`: options of the command after a host was lost, since what comes then is not the same once more."""
+    """`orders`: of all workers. `schedule`: as it is here, in `folder`."""
 
     orders: Orders
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    check: Callable[[int], None] = lambda size: None
-    look: Mapping[str, Any] | None = None
-    bundle: Bundle | None = None
-    survey: Callable[[Mapping[str, Facts], Mapping[str, str]], int] | None = None
-    again: tuple[str, ...] = ()
+    folder: str
+    schedule: Schedule
 
 
-def on_hosts(task: Task, options: HostOptions) -> int:
-    """The exit code. StagerunError for what keeps it from beginning."""
+class _Connection:
+    """The command on one host. Threads put its lines into `lines`: the connection, the stream (out, err), the line; '' at its end."""
+
+    def __init__(self, host: Host, way: Way, lines: "queue.Queue[tuple[_Connection, str, str]]") -> None:
+        self.host, self.name = host, host.name
+        self.hello: dict[str, Any] | None = None
+        self.end: dict[str, Any] | None = None
+        self.lost = ""  # why, with a hint
+        self.said: list[str] = []  # last lines on stderr before its first word
+        self.first, self.nproc = 0, 0  # rank
+        self.open = 2  # streams
+        self.process = subprocess.Popen(
+            way.command(host), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for the launcher
+        )  # fmt: skip
+        for kind, stream in (("out", self.process.stdout), ("err", self.process.stderr)):
+            threading.Thread(target=self._read, args=(kind, stream, lines), daemon=True).start()
+
+    def _read(self, kind: str, stream: IO[bytes], lines: "queue.Queue[tuple[_Connection, str, str]]") -> None:
+        while data := stream.readline(_LONGEST_LINE):
+            lines.put((self, kind, data.decode(errors="replace")))
+        lines.put((self, kind, ""))
+
+    def send(self, **words: Any) -> None:
+        """Also from a signal handler: one short write."""
+        with suppress(OSError):  # gone: reading tells of that
+            os.write(self.process.stdin.fileno(), json.dumps(words).encode() + b"\n")  # type: ignore[union-attr]
+
+    @property
+    def over(self) -> bool:
+        return bool(self.end or self.lost)
+
+    @property
+    def ranks(self) -> str:
+        return " ".join(map(str, range(self.first, self.first + self.nproc)))
+
+
+def on_hosts(task: Task, options: HostOptions, nproc: int | None) -> int:
+    """The exit code. `nproc`: workers on each host; None: what the host file says, or else is usual there. StagerunError for what keeps it from beginning."""
     assert options.hosts is not None
-    hosts = read_hosts(options.hosts)
-    least = len(hosts) if options.least is None else options.least
-    if least > len(hosts):
-        raise UsageError(f"--min-nodes {least}, but --hosts names {count(len(hosts), 'host')}")
-    launch, code = _Launch(task, options, hosts, least), int(ExitCode.INTERRUPTED)
+    hosts, way = read_hosts(options.hosts), options.way(task.folder, task.schedule)
+    if way.sync is not None:
+        _copy(hosts, way)
+    launch = _Launch(task, hosts, way)
     try:
-        code, text = launch.run()
-        launch.printed.say(text)
+        endpoint, shares = launch.meet(nproc)
+        code, text = launch.run(endpoint, shares)
     finally:
-        if launch.started:
-            signals.leave(code, "")
-        launch.printed.close()
+        launch.close()
+    launch.say(text)
     return code
 
 
+def _copy(hosts: Sequence[Host], way: Way) -> None:
+    """PeerError with every host that the schedule can't be copied to."""
+    with signals.held():
+        started = [(host, subprocess.Popen(way.copy(host), stderr=subprocess.PIPE)) for host in hosts]
+    failures = []
+    for host, process in started:
+        try:
+            said = process.communicate(timeout=_SYNC_S)[1].decode(errors="replace").strip()
+        except subprocess.TimeoutExpired:
+            process.kill()
+            said = f"rsync had not ended after {_SYNC_S:.0f} s"
+        if process.returncode != 0:
+            failures.append(f"{host.name}: the schedule can't be copied there: {said or 'rsync failed'}")
+    if failures:
+        raise PeerError("\n".join(failures), "rsync must be installed on all hosts, and the folder there be your own")
+
+
 class _Launch:
-    def __init__(self, task: Task, options: HostOptions, hosts: Sequence[Host], least: int) -> None:
-        self.task, self.options, self.hosts = task, options, {host.name: host for host in hosts}
-        restarts = RESTARTS if options.restarts is None else options.restarts
-        self.policy = Policy(tuple(self.hosts), least, restarts)
-        self.way = options.way(task.bundle)
-        self.printed = Printed()
-        self.asking = Asking()
-        self.sees_out: frozenset[str] = frozenset()
-        self.facts: dict[str, Facts] = {}
-        self.restarts = 0
-        self.started = False  # a life
-        self.again = False  # one that followed upon the loss of a host
-        self.refused: dict[str, str] = {}  # hosts that came back as others than they were, and what was said of them
-        self.fruitless: dict[str, int] = {}  # how often a host answered, and then did not come
-        self.lost_at = 0.0
+    def __init__(self, task: Task, hosts: Sequence[Host], way: Way) -> None:
+        self.task, self.way = task, way
+        self.lines: queue.Queue[tuple[_Connection, str, str]] = queue.Queue()
+        self.asked: list[int] = []  # stop signals
+        self.asked_at = 0.0
+        self.running = False
+        with signals.held():
+            self.all = [_Connection(host, way, self.lines) for host in hosts]
 
-    def run(self) -> tuple[int, str]:
-        names, since = self.policy.hosts, 0.0
-        while True:
-            with Remote([self.hosts[name] for name in names], self.way, self.printed.show) as remote:
-                wanted = names
-                try:
-                    names, shares = self._gather(remote, names)
-                    if not self.started and (done := self._look(remote, names, sum(shares.values()))) is not None:
-                        return done
-                    self._ask_who_sees(remote, names)
-                    endpoint = self._endpoint(remote, names)
-                except _Lost as error:
-                    if not self.started:
-                        raise
-                    names = wanted
-                    end = LifeEnd(int(error.exit_code), error.render(), dict.fromkeys(error.hosts, ""), since)
-                    back: set[str] = set()
-                else:
-                    if since:
-                        passed = duration(time.monotonic() - since)
-                        self.printed.say(f"the next start, {passed} after that host was last heard of")
-                    end, back = self._live(remote, names, shares, endpoint)
-            if end.lost:
-                self.lost_at = time.monotonic()
-                self.sees_out -= set(end.lost)
-            step = self._step(end, names, back)
-            if isinstance(step, Finish):
-                return step.code, step.text
-            self.printed.say(step.says)
-            names, since = step.hosts, end.last_heard
-            self.again |= bool(end.lost)
-            self.restarts += step.failure
-            time.sleep(step.wait)
+    # -- before the start
 
-    def _live(
-        self, remote: Remote, names: tuple[str, ...], shares: Mapping[str, int], endpoint: str
-    ) -> tuple[LifeEnd, set[str]]:
-        """A life, and the hosts that have come back meanwhile."""
-        self.asking.install()
-        self.started = True
-        with self._probe([name for name in self.hosts if name not in names]) as probe:
-
-            def come() -> str:
-                back = ", ".join(self._back(probe, names))
-                return f"{back}: there again; all is saved now, to go on with it" if back else ""
-
-            orders = self.task.orders
-            if self.again:
-                orders = replace(orders, command=(*orders.command, *self.task.again))
-            life = Lived(remote, shares, endpoint, uuid.uuid4().hex, orders, self.asking, self.printed.say)
-            end = life.to_its_end(come)
-            if not self.asking:
-                signals.leave(ExitCode.SAVED, "stopped between two lives of the run; run the same command again")
-            self.printed.rest()
-            return end, set(self._back(probe, names))
-
-    def _step(self, end: LifeEnd, names: tuple[str, ...], back: set[str]) -> Finish | Again:
-        if end.lost and not self.asking:
-            with self._probe(end.lost) as probe:
-                enough = len(names) - len(end.lost) >= self.policy.least
-                last = time.monotonic() + (_BACK_S if enough else _NEEDED_S)
-                while time.monotonic() < last and len(back & set(end.lost)) < len(end.lost) and not self.asking:
-                    probe.look(0.2)
-                    back |= set(self._back(probe, names))
-        answering = {name for name in names if name not in end.lost} | back
-        return decide(
-            Ended(
-                code=end.code,
-                text=end.text,
-                hosts=names,
-                lost=tuple(end.lost),
-                asked=bool(self.asking),
-                answering=tuple(name for name in self.hosts if name in answering),
-                sees_out=self.sees_out,
-                releasing=self.again and time.monotonic() < self.lost_at + self.task.orders.grace + _SAVED_S,
-                slept=end.slept,
-                restarts=self.restarts,
-            ),
-            self.policy,
-        )
-
-    # -- before a life
-
-    def _gather(self, remote: Remote, names: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, int]]:
-        """The hosts that are there and alike, and how many workers each gets. PeerError, or as of what differs, if that won't do."""
-        self.printed.plain = names[0]  # until it is known who is there
-        each = {name: {"writes": name == names[0]} for name in names}
-        answers = self._ask(remote, names, "facts", each, **self.task.facts)
-        missing = [m for m in remote.receive(0.0) if m.kind in ("lost", "failed") and m.host not in answers]
-        there = tuple(name for name in names if name in answers)
-        self._same(answers)
-        for name in names if self.started else ():
-            self.fruitless[name] = 0 if name in answers else self.fruitless.get(name, 0) + 1
-        self.printed.plain = (there or names)[0]
-        facts = {name: _facts(name, answers[name]) for name in there}
-        if self.task.survey is not None:
-            if code := self.task.survey(facts, {m.host: _message_text(m) for m in missing}):
-                raise _Refused(code, "")
-        elif missing:
-            self._missing(missing, there, names)
-        if (before := self.facts.get(there[0])) is not None:
-            _require_mounted(there[0], before, facts[there[0]])
-        self.facts |= facts
-        if self.task.survey is None:
-            self._compare({name: self.facts[name] for name in there})
-        usual = {name: int(answers[name]["devices"]) for name in there}
-        shares = workers([self.hosts[name] for name in there], self.options.per_node, usual)
-        self.task.check(sum(shares.values()))
-        return there, shares
-
-    def _missing(self, missing: Sequence[Message], there: tuple[str, ...], names: tuple[str, ...]) -> None:
-        lines = [_message_text(m) for m in missing]
-        if names[0] not in there and not self.started:
-            lines.append(f"{names[0]} stands first, so rank 0 and the output folder are to be there")
-        elif len(there) >= self.policy.least and (names[0] in there or there[0] in self.sees_out):
-            self.printed.say("\n".join([*lines, f"going on with {count(len(there), 'host')}"]))
-            return
-        elif self.policy.least < len(self.hosts):
-            lines.append(f"{count(len(there), 'host')} left of at least {self.policy.least}")
-        raise _Lost("\n".join(lines), [name for name in names if name not in there])
-
-    def _same(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
-        """Two names of one host. UsageError."""
+    def meet(self, nproc: int | None) -> tuple[str, dict[str, int]]:
+        """Where all workers meet, and how many each host has. PeerError with every host that is missing; UsageError, RecipeError."""
+        head = self.all[0]
+        for one in self.all:
+            one.send(environment=passed_on(), most=most_workers(self.task.schedule), head=head.host.address)
+        last, say_at = time.monotonic() + _HELLO_S, time.monotonic() + _WAITING_S
+        while waiting := [one for one in self.all if one.hello is None and not one.lost]:
+            now = time.monotonic()
+            if now > say_at:
+                self.say(f"waiting for {', '.join(one.name for one in waiting)}")
+                say_at = last
+            for one in waiting if now > last else ():
+                one.lost = _why(self.way, one, None)
+            self._look()
+        if lost := [one.lost for one in self.all if one.lost]:
+            raise PeerError("\n".join(lost))
         first: dict[str, str] = {}
-        for name, answer in answers.items():
-            if (other := first.setdefault(answer["machine"], name)) != name:
-                raise UsageError(f"{other} and {name} are the same host", f"for two workers on it write `{other}:2`")
+        for one in self.all:
+            if (other := first.setdefault(_hello(one)["machine"], one.name)) != one.name:
+                raise UsageError(
+                    f"{other} and {one.name} are the same host", f"for two workers on it write `{other}:2`"
+                )
+        usual = {one.name: int(_hello(one)["workers"]) for one in self.all}
+        shares = workers([one.host for one in self.all], nproc, usual)
+        check_workers(self.task.schedule, sum(shares.values()))
+        return self._endpoint(), shares
 
-    def _ask(
-        self,
-        remote: Remote,
-        names: Sequence[str],
-        question: str,
-        each: Each = NO_ONE,
-        limit: float = ANSWER_S,
-        **words: Any,
-    ) -> dict[str, dict[str, Any]]:
-        def waiting_for(hosts: Sequence[str]) -> None:
-            self.printed.say(f"waiting for {', '.join(hosts)}")
-
-        return remote.ask(names, question, each, limit, waiting_for, **words)
-
-    def _compare(self, facts: dict[str, Facts]) -> None:
-        found = [*troubles(facts), *differences(facts)]
-        if code := worst(found):
-            raise _Refused(code, "\n".join(one.render() for one in found))
-        if not self.started:
-            self.printed.say("\n".join(one.render() for one in found))
-
-    def _look(self, remote: Remote, names: tuple[str, ...], size: int) -> tuple[int, str] | None:
-        """What the first host finds before anything starts: an exit code and text, or nothing."""
-        if self.task.look is None:
-            return None
-        answers = self._ask(remote, names[:1], "look", limit=_LOOK_S, size=size, **self.task.look)
-        if names[0] not in answers:
-            raise PeerError(_why(remote.receive(0.0), names[0]))
-        answer = answers[names[0]]
-        return None if answer.get("code") is None else (int(answer["code"]), str(answer["text"]))
-
-    def _ask_who_sees(self, remote: Remote, names: tuple[str, ...]) -> None:
-        """What the first host writes: one of those may go on in its place. Asked before each life, since a host that comes back may have
-        come without that file system."""
-        self.sees_out = frozenset(names[:1])
-        if self.task.look is None or self.policy.least == len(self.hosts) or len(names) == 1:
-            return
-        marked = self._ask(remote, names[:1], "mark", **self.task.facts)
-        if names[0] in marked:
-            path = marked[names[0]]["path"]
-            seen = self._ask(remote, names[1:], "sees", path=path)
-            self._ask(remote, names[:1], "unmark", path=path)
-            self.sees_out |= {name for name, words in seen.items() if words["seen"]}
-
-    def _endpoint(self, remote: Remote, names: tuple[str, ...]) -> str:
-        """Where the workers meet: an address of the first host's that the others know it by."""
-        answers = self._ask(remote, names, "meet", name=self.hosts[names[0]].address)
-        head = names[0]
-        port = self._ask(remote, [head], "port")
-        if len(answers) < len(names) or head not in port:
-            lost = [name for name in names if name not in answers] or [head]
-            raise _Lost(_why(remote.receive(0.0), ", ".join(lost)), lost)
-        if len(names) == 1:
-            return f"127.0.0.1:{port[head]['port']}"
-        own = answers[head]["own"]
-        known = [a for name in names[1:] for a in answers[name]["addresses"]] + answers[head]["addresses"]
+    def _endpoint(self) -> str:
+        """An address of the first host's that the others know it by, and a port that is free there. PeerError."""
+        head = self.all[0]
+        port, own = _hello(head)["port"], _hello(head)["own"]
+        if len(self.all) == 1:
+            return f"127.0.0.1:{port}"
+        known = [a for one in self.all[1:] for a in _hello(one)["addresses"]] + _hello(head)["addresses"]
         if len(own) == 1:
             known += own  # the only one that there is, whatever it is called by
         address = next((a for a in known if a in own), None)
         if address is None:
             raise PeerError(
-                f"{head} has the addresses {', '.join(own) or 'of its loopback device alone'}, and the other hosts know it by none of "
+                f"{head.name} has the addresses {', '.join(own) or 'of its loopback device alone'}, and the other hosts know it by none of "
                 f"these, but by {', '.join(dict.fromkeys(known)) or 'none'}",
                 "name it in the host file by a name or address by which the others reach it",
             )
-        return f"{address}:{port[head]['port']}"
+        return f"{address}:{port}"
 
-    # -- hosts that are gone
+    # -- the workers' life
 
-    def _probe(self, names: Sequence[str] | Mapping[str, str]) -> Probe:
-        rests = {name: AGAIN_S * 2 ** min(times, 10) for name, times in self.fruitless.items() if times}
-        hosts = {name: self.hosts[name] for name in names}
-        return Probe(self.way, hosts, {**self.task.facts, "writes": False}, rests)
+    def run(self, endpoint: str, shares: Mapping[str, int]) -> tuple[int, str]:
+        for number in signals.stop_signals():
+            signal.signal(number, self._stop)
+        orders, first = self.task.orders, 0
+        job = uuid.uuid4().hex
+        self.running = True
+        for index, one in enumerate(self.all):
+            one.first, one.nproc = first, shares[one.name]
+            node = {"index": index, "count": len(self.all), "first": first, "endpoint": endpoint, "job": job}
+            one.send(
+                command=list(orders.command), nproc=one.nproc, threads=orders.threads,
+                grace=orders.grace, saves=orders.saves, node=node,
+            )  # fmt: skip
+            first += one.nproc
+        trouble = 0.0
+        while not all(one.over for one in self.all):
+            self._look()
+            if not trouble and any(one.lost or (one.end and _failed(one.end)) for one in self.all):
+                trouble = time.monotonic()
+            began = self.asked_at or trouble
+            if began and time.monotonic() > began + orders.grace + _MARGIN_S:
+                for one in self.all:
+                    if not one.over:
+                        one.send(end=True)
+                        one.lost = f"{one.name}: its workers had not ended in time, and were killed\n  hint: {AGAIN}"
+        return self._verdict(shares)
 
-    def _back(self, probe: Probe, names: tuple[str, ...]) -> list[str]:
-        """Those that answer again, and are as they should be."""
-        probe.look()
-        fit = []
-        for name, answer in list(probe.answers.items()):
-            others = {other: self.facts[other] for other in names if other != name}
-            try:
-                facts = {**others, name: _facts(name, answer)}
-                found = [one.render() for one in (*troubles(facts), *differences(facts)) if one.code]
-            except UsageError as error:
-                found = [error.render()]
-            if found:
-                text = "\n".join([*found, f"{name} is left out until it is as before"])
-                if self.refused.get(name) != text:
-                    self.printed.say(text)
-                self.refused[name] = text
-                probe.again(name)
-            else:
-                fit.append(name)
-        return fit
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        """Passes a stop signal on, so that all save; a second SIGINT ends all at once."""
+        self.asked.append(number)
+        self.asked_at = self.asked_at or time.monotonic()
+        for one in self.all:
+            if self.asked.count(signal.SIGINT) > 1:
+                one.send(end=True)
+            elif len(self.asked) == 1:
+                one.send(stop=number)
 
+    def _verdict(self, shares: Mapping[str, int]) -> tuple[int, str]:
+        ends = [one.end for one in self.all if one.end]
+        found = sorted((Report(*row) for end in ends for row in end["reports"]), key=lambda report: report.rank)
+        deaths = {rank: code for end in ends for rank, code in end["deaths"]}
+        lost = [one.lost for one in self.all if one.lost]
+        if self.asked.count(signal.SIGINT) > 1:
+            if found and found[0].rank == 0 and found[0].code in (ExitCode.DONE, ExitCode.SAVED):
+                return found[0].code, found[0].text
+            return ExitCode.INTERRUPTED, "ended without saving"
+        if lost and not any(report.code not in (ExitCode.DONE, ExitCode.SAVED, ExitCode.PEER) for report in found):
+            return ExitCode.PEER, "\n".join(lost)
+        names = [name for name, nproc in shares.items() for _ in range(nproc)]
+        code, text = verdict(found, deaths, bool(self.asked), self.task.orders.stopped, dict(enumerate(names)))
+        if code == ExitCode.PEER and any(end["late"] for end in ends):
+            number = self.asked[0] if self.asked else signal.SIGTERM
+            return code, too_late(signal.Signals(number), self.task.orders.grace)
+        return code, text
 
-def _facts(host: str, answer: Mapping[str, Any]) -> Facts:
-    """UsageError where they are of another stagerun, and say other things."""
-    try:
-        return from_json(answer["facts"])
-    except ValueError:
-        raise UsageError(
-            f"{host} has another stagerun than this host",
-            "install the same on all, or let `--sync --sync-code` copy it",
-        ) from None
+    # -- what hosts say
 
+    def _look(self) -> None:
+        """Takes what has come."""
+        with suppress(queue.Empty):
+            self._heard(*self.lines.get(timeout=_LOOK_S))
+            while True:
+                self._heard(*self.lines.get_nowait())
 
-def _require_mounted(host: str, before: Facts, now: Facts) -> None:
-    """The output folder of a host that may have been away meanwhile. PeerError."""
-    if before.out and now.out and (before.out.kind, before.out.source) != (now.out.kind, now.out.source):
-        raise PeerError(
-            f"{host} is back, and its output folder is on {now.out.source} ({now.out.kind}); before it was on {before.out.source} "
-            f"({before.out.kind})",
-            f"mount that there again; then {AGAIN}",
-        )
-
-
-class _Lost(PeerError):
-    """`hosts`: that are missing."""
-
-    def __init__(self, text: str, hosts: Sequence[str]) -> None:
-        super().__init__(text)
-        self.hosts = hosts
-
-
-class _Refused(PeerError):
-    """With the exit code of what was found."""
-
-    def __init__(self, code: int, text: str) -> None:
-        super().__init__(text)
-        self.exit_code = ExitCode(code)
-
-
-def _why(messages: Sequence[Message], host: str) -> str:
-    lines = [_message_text(m) for m in messages if m.kind in ("lost", "failed")]
-    return "\n".join(lines) or f"{host} does not answer\n  hint: {AGAIN}"
-
-
-def _message_text(message: Message) -> str:
-    text = message.words["text"] if message.kind == "lost" else f"{message.host}: {message.words['text']}"
-    return text + (f"\n  hint: {message.words['hint']}" if message.words.get("hint") else "")
-
-
-# -- what is printed
-
-
-class Printed:
-    """What is printed on the hosts, and said of them. `plain`: the host whose words come as they are, since rank 0 speaks for all; those of
-    others have the host's name before each line. A thread writes them: one that writes to `less`, or to a terminal after Ctrl-S,
-    waits for its reader, and hosts that hear nothing meanwhile would take the launcher for gone."""
-
-    def __init__(self) -> None:
-        self.plain = ""
-        self._unended: dict[tuple[str, str], str] = {}
-        self._texts: queue.Queue[tuple[str, str]] = queue.Queue()
-        self._size = self._dropped = 0
-        self._lock = threading.Lock()
-        with signals.held():
-            threading.Thread(target=self._write_all, name="printed", daemon=True).start()
-
-    def show(self, host: str, stream: str, text: str) -> None:
-        if host != self.plain:
-            *lines, rest = (self._unended.pop((host, stream), "") + text).split("\n")
-            if len(rest) > _LONGEST_LINE:
-                lines, rest = [*lines, rest], ""
-            self._unended[host, stream] = rest
-            text = "".join(f"{host}: {line}\n" for line in lines)
-        self._put(stream, text)
-
-    def say(self, text: str) -> None:
-        """The launcher's own words, on stderr."""
-        if text:
-            self._put("err", f"{text}\n")
-
-    def rest(self) -> None:
-        """Lines without an end."""
-        for (host, stream), text in self._unended.items():
-            if text:
-                self._put(stream, f"{host}: {text}\n")
-        self._unended.clear()
-
-    def close(self) -> None:
-        """Returns when all is written."""
-        self.rest()
-        self._tell_dropped()
-        self._texts.join()
-
-    def _put(self, stream: str, text: str) -> None:
-        with self._lock:
-            full = self._size + len(text) > _MOST_UNREAD
-        if full:
-            self._dropped += text.count("\n")
+    def _heard(self, one: _Connection, kind: str, line: str) -> None:
+        if not line:
+            one.open -= 1
+            if not one.open and not one.over:
+                self._lose(one)
             return
-        self._tell_dropped()
-        self._queue(stream, text)
+        before, mark, own = line.partition(MARK) if kind == "out" else (line, "", "")
+        if before and one.hello is None:  # ssh's words, or a shell's
+            one.said = [*one.said, before.strip()][-_SAID_LINES:] if before.strip() else one.said
+        elif before:
+            self._show(one, kind, before)
+        if not mark:
+            return
+        with suppress(ValueError):  # cut off in the middle: its end follows
+            message = json.loads(own)
+            if one.hello is None:
+                one.hello = message
+            else:
+                one.end = message
 
-    def _queue(self, stream: str, text: str) -> None:
-        with self._lock:
-            self._size += len(text)
-        self._texts.put((stream, text))
+    def _lose(self, one: _Connection) -> None:
+        """Its connection has ended, before its workers have as far as is known: the others end, too."""
+        with suppress(subprocess.TimeoutExpired):
+            one.process.wait(1.0)
+        if not self.running:
+            one.lost = _why(self.way, one, one.process.poll())
+            return
+        what = f"rank{'s' * (one.nproc > 1)} {one.ranks}"
+        one.lost = f"{one.name} is gone: its connection ended ({what})\n  hint: {AGAIN}"
+        self.say(one.lost.partition("\n")[0])
+        for other in self.all:
+            if not other.over:
+                other.send(gone=one.lost, watched=self.task.orders.limits is not None)
 
-    def _tell_dropped(self) -> None:
-        if dropped := self._dropped:
-            self._dropped = 0
-            self._queue("err", f"{count(dropped, 'line')} left out here: no one read what is printed\n")
-
-    def _write_all(self) -> None:
-        while True:
-            stream, text = self._texts.get()
-            self._write(stream, text)
-            with self._lock:
-                self._size -= len(text)
-            self._texts.task_done()
-
-    def _write(self, stream: str, text: str) -> None:
-        to = sys.stdout if stream == "out" else sys.stderr
-        encoding = to.encoding or "utf-8"
+    def _show(self, one: _Connection, kind: str, line: str) -> None:
+        """The first host's lines come as they are, since rank 0 speaks for all; others have the host's name before them."""
+        stream = sys.stdout if kind == "out" else sys.stderr
+        text = line if one is self.all[0] else f"{one.name}: {line}"
+        encoding = stream.encoding or "utf-8"
         try:
-            to.write(text.encode(encoding, "backslashreplace").decode(encoding))
-            to.flush()
+            stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+            stream.flush()
         except OSError:  # no one reads any more; the run goes on
             with suppress(OSError):
-                to_nowhere(to)
+                to_nowhere(stream)
+
+    def say(self, text: str) -> None:
+        """The launcher's own words."""
+        if text:
+            with suppress(OSError):
+                print(text, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Ends what is left on the hosts."""
+        last = time.monotonic() + _END_S
+        for one in self.all:
+            with suppress(OSError):
+                one.process.stdin.close()  # type: ignore[union-attr]
+        for one in self.all:
+            try:
+                one.process.wait(max(0.0, last - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                one.process.kill()
+                one.process.wait()
+
+
+def _hello(one: _Connection) -> dict[str, Any]:
+    assert one.hello is not None
+    return one.hello
+
+
+def _failed(end: Mapping[str, Any]) -> bool:
+    return bool(end["deaths"]) or any(code not in (ExitCode.DONE, ExitCode.SAVED) for _, code, _ in end["reports"])
+
+
+def _why(way: Way, one: _Connection, code: int | None) -> str:
+    text, hint = way.why(one.host, code, one.said)
+    return f"{text}\n  hint: {hint}" if hint else text

@@ -22,7 +22,6 @@ from typing import Any
 
 from stagerun.base.errors import ExitCode
 from stagerun.base.text import duration
-from stagerun.command.ending import tell
 from stagerun.launch.folder import (
     LAUNCHER_PID,
     REPORT_DIR,
@@ -31,10 +30,8 @@ from stagerun.launch.folder import (
     nothing_started,
     reports,
     send,
-    spared,
     unwritable,
 )
-from stagerun.launch.sparing import Watch, lost_text, without
 from stagerun.launch.stopping import GRACE_S, Relay, least_before
 from stagerun.system import signals
 from stagerun.system.files import own_folder
@@ -65,8 +62,7 @@ def run_workers(
     with new_life(grace) as life:
         # All workers are here, so they meet on the loopback device, whatever this host's name resolves to.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        watch = Watch(life.folder, lambda rank, code, said: tell(signals.erase_line(2) + lost_text(rank, code, said)))
-        found, deaths = live(life, command, nproc, threads, saves, watch)
+        found, deaths = live(life, command, nproc, threads, saves)
         code, text = verdict(found, deaths, life.relay.asked is not None, stopped)
     if life.relay.late and code == ExitCode.PEER:
         text = too_late(life.relay.asked.signal, grace)  # type: ignore[union-attr]
@@ -125,18 +121,18 @@ def new_life(grace: float) -> Iterator[Life]:
 
 
 def live(
-    life: Life, command: Sequence[str], nproc: int, threads: int, saves: bool, watch: Watch, node: Node | None = None
+    life: Life, command: Sequence[str], nproc: int, threads: int, saves: bool, node: Node | None = None
 ) -> tuple[list[Report], dict[int, int]]:
     """Runs `stagerun COMMAND...` in this host's workers, to their end: what they reported, and the exit codes of those that failed, by
-    rank, but for those that the others went on without. Main thread. `node`: where other hosts have workers, too. OSError where a report is
+    rank. Main thread. `node`: where other hosts have workers, too. OSError where a report is
     missing and the folder takes no more files."""
     os.environ["OMP_NUM_THREADS"] = str(threads)
-    deaths = _elastic(command, nproc, life, saves, watch, node)
+    deaths = _elastic(command, nproc, life, saves, node)
     life.relay.end()
     found = reports(life.folder, nproc, node.first if node else 0)
     if len(found) < nproc and not any(one.code == ExitCode.DONE for one in found):  # was there room for a report?
         (life.folder / "room").touch()
-    return without(found, deaths, spared(life.folder))
+    return found, deaths
 
 
 def too_late(number: signal.Signals, grace: float) -> str:
@@ -146,9 +142,7 @@ def too_late(number: signal.Signals, grace: float) -> str:
     )
 
 
-def _elastic(
-    command: Sequence[str], nproc: int, life: Life, saves: bool, watch: Watch, node: Node | None
-) -> dict[int, int]:
+def _elastic(command: Sequence[str], nproc: int, life: Life, saves: bool, node: Node | None) -> dict[int, int]:
     """Runs the workers through torchrun's agent. Exit codes of those that it saw fail, by rank."""
     # Before the import, which sets up torch's loggers: the agent reports every worker's end in its own words.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -190,7 +184,7 @@ def _elastic(
     )
     try:
         patient = _rank0_saves(life.folder, least_before(life.relay.grace)) if saves else nullcontext()
-        with patient, _going_on(watch, node.first), _no_barrier(), nullcontext() if node.count > 1 else _no_server():
+        with patient, _no_barrier(), nullcontext() if node.count > 1 else _no_server():
             elastic_launch(config, sys.executable)("-u", *program("stagerun"), *command)
     except ChildFailedError as error:
         return {rank: failure.exitcode for rank, failure in error.failures.items()}
@@ -219,24 +213,6 @@ def _rank0_saves(folder: Path, patience: float) -> Iterator[None]:
         close(self, *words, **named)
 
     with _replaced(PContext, "close", patient):
-        yield
-
-
-@contextmanager
-def _going_on(watch: Watch, first: int) -> Iterator[None]:
-    """Has the agent, which ends all workers as soon as one has failed, see no failure while the others go on without that one."""
-    from torch.distributed.elastic.multiprocessing.api import SubprocessContext
-
-    poll = SubprocessContext._poll
-
-    def forgiving(self: SubprocessContext) -> Any:
-        processes = {first + local: one.proc for local, one in self.subprocess_handlers.items()}
-        codes = {rank: process.poll() for rank, process in processes.items()}
-        if watch.goes_on(codes, lambda rank: processes[rank].kill()):
-            return None
-        return poll(self)
-
-    with _replaced(SubprocessContext, "_poll", forgiving):
         yield
 
 

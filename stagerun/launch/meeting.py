@@ -1,27 +1,22 @@
 """Where the workers of a job meet (MASTER_ADDR, MASTER_PORT), found where no one says, and the network that they use among
 each other.
 
-Tried in this order: what is given; the launcher's own way of handing values from rank to rank (PMI-1, PMIx), by which rank 0
-tells a port that is free; a job on one node; the list of nodes of a Slurm step, with a port that all compute from the job's
-number.
+Tried in this order: what is given; a job on one node, with a port computed from the job's number; the list of nodes of a Slurm step;
+under MPI, `mpi4py`, by which all ranks see each other's hosts.
 """
 
-import ctypes
-import glob
+import importlib.util
 import ipaddress
 import json
 import os
-import socket
-import stat
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from ctypes import POINTER, byref, c_bool, c_char, c_char_p, c_size_t, c_uint8, c_uint16, c_uint32, c_uint64
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Protocol, cast
 
 from stagerun.base.errors import PeerError
 from stagerun.base.text import duration
+from stagerun.launch import ancestors
 from stagerun.launch.addresses import (
     Interface,
     by_default,
@@ -42,12 +37,12 @@ from stagerun.system.world import GIVEN, World
 PATIENCE_S = 600.0
 _LOOPBACK = "127.0.0.1"
 _LEAST_PORT, _PORTS = 20000, 10000  # below those that kernels hand out
-_MOST_BYTES = 900  # of a value; PMI-1 allows 1024
-_LONGEST = 1 << 16  # an answer of PMI-1
-_HINT = (
-    "say where rank 0 is: `mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500`, `mpiexec.hydra -genv MASTER_ADDR HOST "
-    "-genv MASTER_PORT 29500`, `MASTER_ADDR=HOST srun`"
-)
+_CARD_BYTES = 1000
+_HINTS = {
+    "srun": "say where rank 0 is: `MASTER_ADDR=HOST srun ...`",
+    "mpiexec.hydra": "install mpi4py, or add `-genv MASTER_ADDR HOST -genv MASTER_PORT 29500` to mpiexec; HOST has rank 0",
+}
+_HINT = "install mpi4py, or add `-x MASTER_ADDR=HOST -x MASTER_PORT=29500` to mpirun; HOST has rank 0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +55,8 @@ class Meeting:
     interface: str = ""
 
 
-class Space(Protocol):
-    """Values that ranks leave for each other: whoever has come past a fence sees all that was put before it."""
-
-    def put(self, key: str, value: str) -> None: ...
-    def fence(self) -> None: ...
-    def get(self, rank: int, key: str) -> str: ...
-    def close(self) -> None: ...
-
-
 def meet(world: World, environment: Mapping[str, str] = os.environ, patience: float = PATIENCE_S) -> Meeting:
-    """Collective where the launcher's way is used. PeerError where it can't be found, or the others don't come within
-    `patience` seconds."""
+    """Collective under MPI. PeerError where no place is found, or the others don't come within `patience` seconds."""
     if world.size == 1:
         return Meeting(_LOOPBACK, 0, "alone")
     number = job_number(environment)
@@ -83,20 +68,18 @@ def meet(world: World, environment: Mapping[str, str] = os.environ, patience: fl
             f"RANK and WORLD_SIZE are set, but not {' and '.join(missing)}",
             "a launcher such as torchrun sets all four; to start workers on this machine use `stagerun run DIR --nproc N`",
         )
-    if "PMI_FD" in environment:
-        return _handed_out(world, "PMI-1", lambda: Pmi1(environment, patience), environment, patience)
-    why = ""
-    if "PMIX_NAMESPACE" in environment:
-        try:
-            return _handed_out(world, "PMIx", lambda: Pmix(environment), environment, patience)
-        except _NoWay as error:
-            why = f" (PMIx: {error})"
-    if world.local_size == world.size and number:
+    if world.local_size == world.size and (number := number or _launcher_number()):
         return Meeting(_LOOPBACK, port_of(number), "one node", "lo")
     names = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
     if names and world.launcher == "srun":
         return _of_nodes(names, number, environment)
-    raise PeerError(f"{world.launcher} has started {world.size} workers, but doesn't say where they meet{why}", _HINT)
+    if _mpi4py_is_there():
+        address, port = agree(_exchanged(world, environment, patience))
+        return Meeting(address, port, "mpi4py", "lo" if address == _LOOPBACK else _interface(address))
+    raise PeerError(
+        f"{world.launcher} has started {world.size} workers, but doesn't say where they meet",
+        _HINTS.get(world.launcher, _HINT),
+    )
 
 
 def go_there(meeting: Meeting) -> None:
@@ -135,6 +118,12 @@ def job_number(environment: Mapping[str, str]) -> str:
     return environment.get("PMI_JOBID", "")
 
 
+def _launcher_number() -> str:
+    """What the ranks of one host have in common: the process that has started them."""
+    found = ancestors.launcher()
+    return f"{found.pid} {found.start}" if found is not None else ""
+
+
 def port_of(number: str) -> int:
     return _LEAST_PORT + zlib.crc32(number.encode()) % _PORTS
 
@@ -170,7 +159,7 @@ def _of_nodes(names: str, number: str, environment: Mapping[str, str]) -> Meetin
     try:
         nodes = expand(names)
     except ValueError as error:
-        raise PeerError(f"the node list of this step can't be read: {error}", _HINT) from error
+        raise PeerError(f"the node list of this step can't be read: {error}", _HINTS["srun"]) from error
     first = environment.get("SLURM_NODEID", "0") == "0"
     try:
         if is_loopback(resolve(nodes[0])) and not first:
@@ -181,93 +170,11 @@ def _of_nodes(names: str, number: str, environment: Mapping[str, str]) -> Meetin
         raise PeerError(
             f"`{nodes[0]}`, where rank 0 is by Slurm's node list, has no address on `{host_name()}`: "
             f"{error.strerror or error}",
-            _HINT,
+            _HINTS["srun"],
         ) from error
     found = towards(nodes[1] if first and len(nodes) > 1 else nodes[0], interfaces())
     # On the first node its own name may lead to 127.0.1.1: it meets itself there, since rank 0 listens on all interfaces.
     return Meeting(nodes[0], port_of(number), "Slurm's node list", found.name if found else "")
-
-
-# -- the launcher's way
-
-
-class _NoWay(Exception):
-    """It is not there; another one may be."""
-
-
-def _handed_out(
-    world: World, way: str, opened: Callable[[], Space], environment: Mapping[str, str], patience: float
-) -> Meeting:
-    """In a thread of its own: it waits in C, or for a pipe, and this one answers signals meanwhile."""
-    ended: list[tuple[str, int] | Exception] = []
-
-    def ask() -> None:
-        try:
-            space = opened()
-        except Exception as error:
-            ended.append(_NoWay(str(error)))
-            return
-        try:
-            place = agree(space, world, environment.get("GLOO_SOCKET_IFNAME", ""))
-            space.close()
-            ended.append(place)
-        except Exception as error:
-            ended.append(error)
-
-    thread = threading.Thread(target=ask, name="meeting", daemon=True)
-    with signals.held():
-        thread.start()
-    thread.join(patience)
-    if not ended:
-        raise PeerError(
-            f"not all of the {world.size} workers came to where {world.launcher} has them meet ({way}) within "
-            f"{duration(patience)}",
-            "a host may be gone, or a worker may have ended before it came; run the same command again",
-        )
-    match ended[0]:
-        case (str() as address, int() as port):
-            return Meeting(address, port, way, "lo" if address == _LOOPBACK else _interface(address))
-        case _NoWay() as error if way == "PMIx":
-            raise error
-        case PeerError() as error:
-            raise error
-        case error:
-            raise PeerError(f"the workers can't meet by {world.launcher} ({way}): {error}", _HINT)
-
-
-def _interface(address: str) -> str:
-    found = towards(address, interfaces())
-    return found.name if found else ""
-
-
-def agree(space: Space, world: World, wanted: str) -> tuple[str, int]:
-    """Rank 0's address, as seen from another host, and a port that is free there. Collective. `wanted`: the interface that
-    the user says.
-
-    All ranks put what they know, wait for each other once, and come to the same answer from what the same two of them have
-    put. (A second value, put when the first ones have been read, was not found by some ranks under `srun --mpi=pmix`.)
-    """
-    here = interfaces()
-    mine = Card(host_name(), world.local_size, free_port() if world.rank == 0 else 0, _preferred(wanted, here))
-    space.put(f"stagerun-{world.rank}", mine.text())
-    space.fence()
-
-    def card(rank: int) -> Card:
-        return mine if rank == world.rank else Card.read(space.get(rank, f"stagerun-{rank}"))
-
-    first = card(0)
-    if world.local_size == world.size:
-        return _LOOPBACK, first.port
-    # Ranks fill one host after the other, or go round them: either way the first look is at another host.
-    others = dict.fromkeys((first.local_size, 1, world.size - 1, *range(1, world.size)))
-    other = next((c for rank in others if rank < world.size and (c := card(rank)).host != first.host), None)
-    address = choose(first.addresses, other.addresses if other else ())
-    if not address:
-        raise PeerError(
-            f"`{first.host}`, where rank 0 is, has no network interface with an IPv4 address by which others could reach it",
-            _HINT,
-        )
-    return address, first.port
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,23 +183,95 @@ class Card:
     first."""
 
     host: str
-    local_size: int
     port: int
     addresses: tuple[str, ...]
 
+    @classmethod
+    def of_this_host(cls, world: World, wanted: str) -> "Card":
+        """`wanted`: the interface that the user names, as of `_preferred`."""
+        return cls(host_name(), free_port() if world.rank == 0 else 0, _preferred(wanted, interfaces()))
+
     def text(self) -> str:
-        """Without a space, and short enough for PMI-1."""
-        host, addresses = self.host.replace(" ", "_"), list(self.addresses)
-        while True:
-            text = json.dumps([host, self.local_size, self.port, *addresses], separators=(",", ":"))
-            if len(text) <= _MOST_BYTES or not addresses:
-                return text
+        """At most _CARD_BYTES: addresses beyond are left out."""
+        addresses = list(self.addresses)
+        while len(text := json.dumps([self.host, self.port, *addresses])) > _CARD_BYTES:
             addresses.pop()
+        return text
 
     @staticmethod
     def read(text: str) -> "Card":
-        host, local_size, port, *addresses = json.loads(text)
-        return Card(host, local_size, port, tuple(addresses))
+        host, port, *addresses = json.loads(text)
+        return Card(host, port, tuple(addresses))
+
+
+# -- mpi4py
+
+
+def _mpi4py_is_there() -> bool:
+    return importlib.util.find_spec("mpi4py") is not None
+
+
+def _exchanged(world: World, environment: Mapping[str, str], patience: float) -> list[Card]:
+    """The cards of all ranks. In a thread of its own: MPI waits in C, and this one answers signals meanwhile."""
+    mine = Card.of_this_host(world, environment.get("GLOO_SOCKET_IFNAME", ""))
+    ended: list[list[Card] | Exception] = []
+
+    def exchange() -> None:
+        try:
+            ended.append([Card.read(text) for text in _allgather(mine.text(), world.size)])
+        except Exception as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=exchange, name="meeting", daemon=True)
+    with signals.held():
+        thread.start()
+    thread.join(patience)
+    if not ended:
+        raise PeerError(
+            f"not all of the {world.size} workers came to where {world.launcher} has them meet within {duration(patience)}",
+            "a host may be gone, or a worker may have ended before it came; run the same command again",
+        )
+    if isinstance(ended[0], Exception):
+        raise PeerError(f"the workers can't meet by mpi4py: {ended[0]}", _HINTS.get(world.launcher, _HINT)) from ended[
+            0
+        ]
+    return ended[0]
+
+
+def _allgather(text: str, size: int) -> list[str]:
+    """One text of each rank, in order. RuntimeError. MPI is closed again: torch does the rest, and ranks may end by themselves."""
+    import mpi4py
+
+    mpi4py.rc.initialize = mpi4py.rc.finalize = False
+    from mpi4py import MPI
+
+    MPI.Init()
+    if MPI.COMM_WORLD.size != size:
+        raise RuntimeError(f"it is of another MPI than the launcher: it sees {MPI.COMM_WORLD.size} of {size} ranks")
+    every = bytearray(size * _CARD_BYTES)
+    MPI.COMM_WORLD.Allgather(bytearray(text.encode().ljust(_CARD_BYTES)), every)  # bytes: no pickle crosses the network
+    MPI.Finalize()
+    return [every[at : at + _CARD_BYTES].decode().rstrip() for at in range(0, len(every), _CARD_BYTES)]
+
+
+def _interface(address: str) -> str:
+    found = towards(address, interfaces())
+    return found.name if found else ""
+
+
+def agree(cards: Sequence[Card]) -> tuple[str, int]:
+    """Rank 0's address, as seen from another host, and a port that is free there. PeerError. `cards`: of all ranks, in order."""
+    first = cards[0]
+    other = next((card for card in cards if card.host != first.host), None)
+    if other is None:
+        return _LOOPBACK, first.port
+    address = choose(first.addresses, other.addresses)
+    if not address:
+        raise PeerError(
+            f"`{first.host}`, where rank 0 is, has no network interface with an IPv4 address by which others could reach it",
+            _HINT,
+        )
+    return address, first.port
 
 
 def _preferred(wanted: str, here: Sequence[Interface]) -> tuple[str, ...]:
@@ -319,147 +298,3 @@ def choose(ours: Sequence[str], theirs: Sequence[str]) -> str:
     left = [address for address in ours if address.partition("/")[0] not in taken]
     shared = [address for address in left if ipaddress.ip_interface(address).network in networks]
     return next(iter(shared or left), "").partition("/")[0]
-
-
-# -- PMI-1 and PMIx: the protocols of MPI launchers, spoken without an MPI
-
-
-class Pmi1:
-    """The text protocol of hydra, Intel MPI and `srun --mpi=pmi2`: lines of `name=value` words on the descriptor in PMI_FD.
-
-    Opened at most once in the life of a process. OSError where the launcher is gone or answers with an error;
-    TimeoutError after `timeout` seconds without an answer, which a fence waits for until all processes have come there."""
-
-    def __init__(self, environment: Mapping[str, str], timeout: float) -> None:
-        descriptor = os.dup(_descriptor(environment))
-        if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-            self._socket: socket.socket | None = socket.socket(fileno=descriptor)
-            self._socket.settimeout(timeout)
-            self._stream: Any = None
-        else:
-            self._socket, self._stream = None, cast(BinaryIO, os.fdopen(descriptor, "r+b", buffering=0))
-        self._came = b""
-        self._ask("init", "response_to_init", pmi_version="1", pmi_subversion="1")
-        self._space = self._ask("get_my_kvsname", "my_kvsname")["kvsname"]
-
-    def put(self, key: str, value: str) -> None:
-        """Neither holds a space."""
-        self._ask("put", "put_result", kvsname=self._space, key=key, value=value)
-
-    def fence(self) -> None:
-        self._ask("barrier_in", "barrier_out")
-
-    def get(self, rank: int, key: str) -> str:
-        """The space of names is one for all ranks, so keys tell who has put them."""
-        return self._ask("get", "get_result", kvsname=self._space, key=key)["value"]
-
-    def close(self) -> None:
-        self._ask("finalize", "finalize_ack")
-
-    def _ask(self, command: str, expected: str, **words: str) -> dict[str, str]:
-        line = " ".join([f"cmd={command}", *(f"{name}={value}" for name, value in words.items())])
-        self._send(line.encode() + b"\n")
-        answer = dict(word.partition("=")[::2] for word in self._line().split() if "=" in word)
-        if answer.get("cmd") != expected or answer.get("rc", "0") != "0":
-            raise OSError(f"the launcher's answer to {command} was {answer}")
-        return answer
-
-    def _send(self, data: bytes) -> None:
-        if self._socket is not None:
-            self._socket.sendall(data)
-        else:
-            self._stream.write(data)
-
-    def _line(self) -> str:
-        while b"\n" not in self._came:
-            data = self._socket.recv(4096) if self._socket is not None else self._stream.read(4096)
-            if not data or len(self._came) > _LONGEST:
-                raise OSError("the launcher is gone")
-            self._came += data
-        line, _, self._came = self._came.partition(b"\n")
-        return line.decode(errors="replace")
-
-
-def _descriptor(environment: Mapping[str, str]) -> int:
-    try:
-        return int(environment["PMI_FD"])
-    except ValueError as error:
-        raise OSError(f"PMI_FD={environment['PMI_FD']} is not a file descriptor") from error
-
-
-_GLOBAL, _BOOL, _STRING = 3, 1, 3  # PMIX_GLOBAL, PMIX_BOOL, PMIX_STRING
-
-
-class _Process(ctypes.Structure):
-    _fields_ = (("space", c_char * 256), ("rank", c_uint32))
-
-
-class _Value(ctypes.Structure):
-    """pmix_value_t: a tag and a union, of which the largest member is smaller than what stands here."""
-
-    _fields_ = (("type", c_uint16), ("string", c_char_p), ("rest", c_uint64 * 6))
-
-
-class _Truth(ctypes.Structure):
-    """A pmix_value_t that holds one."""
-
-    _fields_ = (("type", c_uint16), ("_gap", c_uint8 * 6), ("value", c_bool), ("rest", c_uint64 * 6))
-
-
-class _Info(ctypes.Structure):
-    """pmix_info_t."""
-
-    _fields_ = (("key", c_char * 512), ("flags", c_uint32), ("held", _Truth))
-
-
-class Pmix:
-    """OSError where libpmix is missing, or the launcher answers with an error."""
-
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self._library = _load(environment)
-        self._me = _Process()
-        self._call("PMIx_Init", byref(self._me), None, c_size_t(0))
-
-    def put(self, key: str, value: str) -> None:
-        held = _Value(type=_STRING, string=value.encode())
-        self._call("PMIx_Put", c_uint8(_GLOBAL), key.encode(), byref(held))
-        self._call("PMIx_Commit")
-
-    def fence(self) -> None:
-        """Returns when all processes have come here, and what they had put can be read."""
-        # All values are handed out here: asked for one by one afterwards, a rank that has gone on may not be there to answer.
-        collect = _Info(key=b"pmix.collect", held=_Truth(type=_BOOL, value=True))
-        self._call("PMIx_Fence", None, c_size_t(0), byref(collect), c_size_t(1))
-
-    def get(self, rank: int, key: str) -> str:
-        process, answer = _Process(space=self._me.space, rank=rank), POINTER(_Value)()
-        self._call("PMIx_Get", byref(process), key.encode(), None, c_size_t(0), byref(answer))
-        if not answer or answer.contents.type != _STRING:
-            raise OSError(f"PMIx_Get of `{key}` gave no text")
-        return (answer.contents.string or b"").decode(errors="replace")
-
-    def close(self) -> None:
-        self._call("PMIx_Finalize", None, c_size_t(0))
-
-    def _call(self, name: str, *arguments: object) -> None:
-        code = getattr(self._library, name)(*arguments)
-        if code != 0:
-            raise OSError(f"{name} ended with status {code}")
-
-
-def _load(environment: Mapping[str, str]) -> ctypes.CDLL:
-    """The library of the launcher itself, where it says where it is: its version fits. Else the system's."""
-    for place in _places(environment):
-        try:
-            return ctypes.CDLL(place)
-        except OSError:
-            continue
-    raise OSError("libpmix.so.2 is not installed here")
-
-
-def _places(environment: Mapping[str, str]) -> Iterator[str]:
-    for name in ("PMIX_PREFIX", "OPAL_PREFIX", "PRTE_PREFIX"):
-        if root := environment.get(name):
-            yield from sorted(glob.glob(os.path.join(glob.escape(root), "lib*", "**", "libpmix.so.2"), recursive=True))
-    yield "libpmix.so.2"
-    yield from sorted(glob.glob("/usr/lib/*/pmix*/lib/libpmix.so.2"))

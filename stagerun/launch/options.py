@@ -5,21 +5,15 @@ import shlex
 import shutil
 import sys
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeVar
 
 import click
 
 from stagerun.base.errors import UsageError
 from stagerun.base.recipe import Schedule
-from stagerun.command.options import flag, given, option
-from stagerun.launch.bundle import Bundle, bundle, named_files
-from stagerun.launch.ssh import Way
+from stagerun.command.options import given, option
+from stagerun.launch.ssh import Way, sync_of
 
 HOSTS = "Other hosts"
-RESTARTS = 3
-
-Reach = TypeVar("Reach", bound="ReachOptions")
 
 
 def _no_schedule(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
@@ -30,49 +24,34 @@ def _no_schedule(ctx: click.Context, param: click.Parameter, value: str | None) 
 
 
 @dataclass(frozen=True, slots=True)
-class ReachOptions:
+class HostOptions:
     """Which hosts, and how they are reached."""
 
     hosts: str | None = option(
         "--hosts FILE",
         "Start the workers on other hosts, over ssh. A file with a host on each line (`host`, `host:2`, `host slots=2`), or a "
-        "list, `a,b,c`. Rank 0 and the output folder are on the first.",
+        "list, `a,b,c`. Rank 0 and the output folder are on the first. Each has --nproc workers, and this interpreter at the same path.",
         title=HOSTS,
-    )
-    per_node: int | None = option(
-        "--workers-per-node N",
-        "With --hosts: workers on each.  [default: what the host file says, else one per GPU or NUMA node there]",
-        title=HOSTS,
-        least=1,
-    )
-    python: str | None = option(
-        "--remote-python PATH", "The interpreter there.  [default: this one's path]", title=HOSTS
     )
     ssh: str | None = option(
         "--ssh COMMAND", 'How to reach a host, as in "ssh -F my_config".  [default: ssh]', title=HOSTS
     )
     sync: str | None = option(
         "--sync [FOLDER]",
-        "With --hosts: copy the schedule's folder, and the files that it names, to each of them first, and run it there in FOLDER. For hosts without a file "
+        "With --hosts: copy the schedule's folder, and the files that it names, to each of them first, by rsync, and run it there in FOLDER. For hosts without a file "
         "system that they share; OUT is then on the first one.  [default: ~/stagerun/NAME]",
         title=HOSTS,
         is_flag=False,
         flag_value="",
         callback=_no_schedule,
     )
-    sync_code: bool = flag(
-        "--sync-code", "With --sync: copy this package, too; the interpreter there has all others.", title=HOSTS
-    )
 
-    def bundle(self, folder: str, schedule: Schedule) -> tuple[Bundle | None, str]:
-        """What is copied to all hosts, and the schedule's folder there. UsageError."""
-        if self.sync is None:
-            return None, folder
-        place = self.sync or f"~/stagerun/{Path(folder).resolve().name}"
-        return bundle(place, folder, self.sync_code, named_files(schedule))
+    def sync_folder(self, folder: str) -> str | None:
+        """Where the schedule's folder comes on each host; None without --sync."""
+        return None if self.sync is None else self.sync or f"~/stagerun/{os.path.basename(os.path.abspath(folder))}"
 
-    def way(self, bundle: Bundle | None) -> Way:
-        """UsageError."""
+    def way(self, folder: str, schedule: Schedule) -> Way:
+        """How hosts are reached. `folder`: the schedule's here. UsageError."""
         ssh = "ssh" if self.ssh is None else self.ssh
         try:
             words = tuple(shlex.split(ssh))
@@ -82,7 +61,15 @@ class ReachOptions:
             raise UsageError("--ssh is empty", 'write the command, as in --ssh "ssh -F my_config"')
         if shutil.which(words[0]) is None:
             raise UsageError(f"command `{words[0]}` is not found here", "install it, or name another with --ssh")
-        return Way(words, self.python or sys.executable, _here(), bundle)
+        place = self.sync_folder(folder)
+        if place is not None and shutil.which("rsync") is None:
+            raise UsageError("--sync needs rsync, which is not found here", "install it here and on the hosts")
+        sync = None if place is None else sync_of(place, folder, schedule)
+        return Way(words, sys.executable, _here(), sync)
+
+    def folder_there(self, folder: str) -> str:
+        """The schedule's folder as the command on a host names it."""
+        return folder if self.sync is None else os.path.basename(os.path.abspath(folder))
 
 
 def _here() -> str:
@@ -91,35 +78,10 @@ def _here() -> str:
     return known if os.path.isdir(known) and os.path.samefile(known, ".") else os.getcwd()
 
 
-@dataclass(frozen=True, slots=True)
-class HostOptions(ReachOptions):
-    """Also when the job starts anew without hosts that were lost."""
-
-    least: int | None = option(
-        "--min-nodes N",
-        "With --hosts: go on when hosts are lost, as long as N are left, and take them back when they answer.  [default: all]",
-        title=HOSTS,
-        least=1,
-    )
-    restarts: int | None = option(
-        "--max-restarts N",
-        f"With --hosts: start anew, from the newest snapshot, at most N times after lost workers or hosts.  [default: {RESTARTS}]",
-        title=HOSTS,
-        least=0,
-    )
-
-
-def chosen_hosts(options: Reach, nproc: int | None) -> Reach | None:
-    """None without --hosts. UsageError for an option that says something about hosts, without any, and for --nproc with them."""
+def chosen_hosts(options: HostOptions) -> HostOptions | None:
+    """None without --hosts. UsageError for an option that says something about hosts, without any."""
     if options.hosts is None:
         if unused := given(options):
             raise UsageError(f"{', '.join(unused)} without --hosts", "name the hosts, or leave it out")
         return None
-    if nproc is not None:
-        raise UsageError(
-            "--nproc and --hosts exclude each other",
-            "the host file or --workers-per-node says how many workers each host has",
-        )
-    if options.sync_code and options.sync is None:
-        raise UsageError("--sync-code without --sync", "`--sync` says that the schedule is copied, and where to")
     return options

@@ -1,13 +1,18 @@
 """How a command is started on another host, and why it did not start."""
 
 import os
+import posixpath
 import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from stagerun.launch.bundle import BAD_STREAM, CANT_WRITE, Bundle
+from stagerun.base.errors import StagerunError, UsageError
+from stagerun.base.recipe import Schedule, Weights
+from stagerun.base.weights import Kind, place_of
 from stagerun.launch.hostfile import Host
+from stagerun.store.given import find
 from stagerun.system.host import host_name
 from stagerun.system.process import program
 
@@ -23,7 +28,7 @@ _OPTIONS = {
     "ControlPath": "none",
     "ClearAllForwardings": "yes",
 }
-# Of the shell that is to become the agent, where it can't.
+# Exit codes of the shell that starts `on_host`, where it can't.
 _NO_FOLDER, _NO_PYTHON = 200, 201
 _SSH_FAILED = 255
 # Variables by which the environment changes what a worker does; no secrets among them.
@@ -33,46 +38,66 @@ _NOT_PASSED = ("STAGERUN_REPORT_DIR", "STAGERUN_LAUNCHER_PID", "TORCHELASTIC_RUN
 
 
 @dataclass(frozen=True, slots=True)
+class Sync:
+    """`folder` on each host; `~/` is its user's home there. `sources`: what is copied, with the part after `/./` as its path there."""
+
+    folder: str
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Way:
-    """`python`: the interpreter on each host. `folder`: where it is started; with a `bundle` its folder, into which it is copied first."""
+    """`python`: the interpreter on each host. `folder`: where it is started; with `sync` there instead."""
 
     ssh: tuple[str, ...] = ("ssh",)
     python: str = sys.executable
     folder: str = ""
-    bundle: Bundle | None = None
+    sync: Sync | None = None
 
     def start(self, host: Host, words: Sequence[str]) -> list[str]:
         """The command that runs a shell's words on a host: by ssh, if it isn't this one."""
         script = " ".join(words)
         if is_here(host):
             return ["/bin/sh", "-c", script]
-        options = [word for name, value in _OPTIONS.items() for word in ("-o", f"{name}={value}")]
         return [
             *self.ssh,
             "-T",
-            *options,
+            *_options(),
             host.name.replace("[", "").replace("]", ""),
             f"exec /bin/sh -c {shlex.quote(script)}",
         ]
 
-    def agent(self, host: Host) -> list[str]:
-        """The command that becomes a host's agent. It reads the bundle first."""
-        python, module = shlex.quote(self.python), shlex.join(program("stagerun", any_version=True))
-        words = [f"command -v {python} >/dev/null || exit {_NO_PYTHON};"]
-        folder, path = shlex.quote(self.folder), ""
-        if self.bundle is not None:
-            words.append(f"{self.bundle.unpack(python)} || exit;")
-            folder = self.bundle.place
-            path = f"PYTHONPATH={folder}/{self.bundle.code}${{PYTHONPATH:+:$PYTHONPATH}} " if self.bundle.code else ""
-        words += [f"cd {folder} 2>/dev/null || exit {_NO_FOLDER};", f"{path}exec {python} {module} agent"]
+    def command(self, host: Host) -> list[str]:
+        """The command that starts `launch.on_host` on a host."""
+        python, module = shlex.quote(self.python), shlex.join(program("stagerun.launch.on_host", any_version=True))
+        folder = _quoted(self.sync.folder) if self.sync is not None else shlex.quote(self.folder)
+        words = [
+            f"command -v {python} >/dev/null || exit {_NO_PYTHON};",
+            f"cd {folder} 2>/dev/null || exit {_NO_FOLDER};",
+            f"exec {python} {module}",
+        ]
         return self.start(host, words)
+
+    def copy(self, host: Host) -> list[str]:
+        """One call of rsync, which copies the schedule into a folder that is the user's own."""
+        assert self.sync is not None
+        folder = _quoted(self.sync.folder)
+        make = f"mkdir -p {folder} && test -O {folder} && rsync"
+        remote = shlex.join([*self.ssh, *_options()])
+        rsync = ["rsync", "-aRL", "--chmod=go-w", "--exclude=.*", "--exclude=__pycache__"]
+        if is_here(host):
+            place = os.path.expanduser(self.sync.folder)
+            os.makedirs(place, exist_ok=True)
+            return [*rsync, *self.sync.sources, f"{place}/"]
+        place = self.sync.folder.removeprefix("~/")  # relative to the home there
+        return [*rsync, "-e", remote, f"--rsync-path={make}", *self.sync.sources, f"{host.name}:{place}/"]
 
     def to(self, host: Host) -> str:
         """How a person gets there."""
         return shlex.join([*self.ssh, host.name])
 
     def why(self, host: Host, code: int | None, said: Sequence[str]) -> tuple[str, str]:
-        """Why a host has no agent, and a hint. `code`: the exit code of the command; None: it has not ended. `said`: the last
+        """Why a host did not start, and a hint. `code`: the exit code of the command; None: it has not ended. `said`: the last
         lines of its stderr."""
         last = said[-1] if said else ""
         ssh = self.to(host)
@@ -86,21 +111,79 @@ class Way:
         if code == _NO_PYTHON:
             return (
                 f"{host.name} has no {self.python}",
-                f"install it there, or name another with --remote-python; `{ssh} ls {shlex.quote(self.python)}`",
+                f"install it there, at the same path; `{ssh} ls {shlex.quote(self.python)}`",
             )
-        if code in (BAD_STREAM, CANT_WRITE):
-            return f"{host.name}: the schedule can't be copied there: {last}", "name another folder, `--sync FOLDER`"
         if "No module named stagerun" in last or "No module named 'stagerun'" in last:
             return (
                 f"{host.name}: {self.python} has no stagerun",
-                "install it there, or let `--sync --sync-code` copy it",
+                "install it there",
             )
         if code == _SSH_FAILED and not is_here(host):
             return (
                 f"{host.name} can't be reached: {last or 'ssh does not say why'}",
                 f"`{ssh} true` must work without a password or a question{_or_a_file(host)}",
             )
-        return f"{host.name}: the agent ended with exit code {code}: {last or 'no more is known'}", ""
+        return f"{host.name}: the command there ended with exit code {code}: {last or 'no more is known'}", ""
+
+
+def _options() -> list[str]:
+    return [word for name, value in _OPTIONS.items() for word in ("-o", f"{name}={value}")]
+
+
+def _quoted(folder: str) -> str:
+    """In a shell's words."""
+    home, rest = folder.startswith("~/"), folder.removeprefix("~/")
+    return f'"$HOME"/{shlex.quote(rest)}' if home else shlex.quote(folder)
+
+
+def sync_of(folder: str, schedule_folder: str, schedule: Schedule) -> Sync:
+    """The schedule's folder, and the files that it names by a relative path. UsageError for a file that would lie outside `folder`."""
+    if not folder.startswith(("/", "~/")):
+        raise UsageError(
+            f"--sync {folder} is not an absolute path", "hosts have no current folder: begin with `/`, or with `~/`"
+        )
+    top = Path(os.path.abspath(schedule_folder))
+    members = [top.name]
+    for file, path in named_files(schedule).items():
+        member = os.path.relpath(path, top.parent)
+        if member.startswith("../"):
+            raise UsageError(
+                f"--sync: `{file}` would lie outside {folder} on the hosts",
+                "keep it in the schedule's folder or beside that; with an absolute path each host reads its own",
+            )
+        if os.path.exists(path):  # the stages that need it may be done
+            members.append(member)
+    return Sync(folder, tuple(f"{top.parent}/./{member}" for member in members))
+
+
+def named_files(schedule: Schedule) -> dict[str, str]:
+    """The files of labels, weights, nets and mean images that a schedule names, by what it says: their paths. A file with an absolute path
+    is each host's own, as images are, and so are snapshots and what a cache holds. All others that it can name lie in its folder."""
+    found: dict[str | None, str | None] = {
+        s.labels: s.labels_path for stage in schedule.stages for s in (stage.data.train, *stage.data.val)
+    }
+    for weights in (one.weights for stage in schedule.stages for one in stage.solver.given):
+        if weights.state or place_of(weights.file).kind is Kind.FILE:
+            found[weights.file] = weights.path
+        if weights.state:
+            found.update(_beside(weights))
+    folder = posixpath.dirname(schedule.files[0][0]) if schedule.files else ""
+    for stage in schedule.stages:
+        loss, transforms = stage.solver.loss, (stage.solver.transform, stage.solver.test_transform)
+        models = (stage.model, loss.teacher_model if loss is not None else None)
+        found.update((m.name, posixpath.join(folder, m.name)) for m in models if m is not None and m.net is not None)
+        found.update((t.mean_file, t.mean_path) for t in transforms)
+    return {file: path for file, path in found.items() if file and path and not posixpath.isabs(file)}
+
+
+def _beside(weights: Weights) -> dict[str, str]:
+    """The .caffemodel of a .solverstate, beside it, where each host looks for it, whatever path the state has. Nothing where
+    they are not here: the stage that needs them may be done."""
+    try:
+        path = find(weights).path
+    except StagerunError:
+        return {}
+    return {posixpath.join(posixpath.dirname(weights.file), path.name): str(path)}
 
 
 def _or_a_file(host: Host) -> str:

@@ -11,9 +11,18 @@ from stagerun.system.host import nvidia_gpus
 from stagerun.system.numa import default_workers
 
 
-def devices(schedule: Schedule | None = None) -> int:
-    """One worker per GPU that torch can use here; where there is none, one per NUMA node, as far as the batch of `schedule` has device
-    batches for them. Nvidia's driver and the environment tell where there is at most
+def most_workers(schedule: Schedule) -> int | None:
+    """Workers that the smallest batch has device batches for; None where no stage is enabled."""
+    return min((stage.solver.most_workers for stage in schedule.stages if stage.enabled), default=None)
+
+
+def devices(schedule: Schedule) -> int:
+    """How many workers are usual here."""
+    return usual_workers(most_workers(schedule))
+
+
+def usual_workers(most: int | None) -> int:
+    """One worker per GPU that torch can use here; where there is none, one per NUMA node, `most` at most. Nvidia's driver and the environment tell where there is at most
     one, which spares importing torch; batch systems name GPUs for a torch that was built without them, too.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -25,8 +34,6 @@ def devices(schedule: Schedule | None = None) -> int:
             import torch
 
             found = torch.cuda.device_count()
-    stages = schedule.stages if schedule is not None else ()
-    most = min((stage.solver.most_workers for stage in stages if stage.enabled), default=None)
     return found or default_workers(most)
 
 

@@ -45,17 +45,23 @@ def help_text(name: str) -> str:
     fields = [
         f for m in messages.values() for f in m.fields if f.name == last and (not path or path[-1] in _ways_to(m))
     ]
+    gone = [f"{f.containing_type.name}.{f.name} was retired: {hint}" for f in fields if (hint := tree.retired(f))]
+    named = [kind.values_by_name[name] for kind in _enums() if name in kind.values_by_name]
+    gone += [f"{name} was retired: {hint}" for value in named if (hint := tree.retired_value(value))]
+    if gone and not any(not tree.retired(f) for f in fields):
+        return "\n".join(gone)
+    fields = [f for f in fields if not tree.retired(f)]
     if fields and (len(path) < 2 or _follows(path, last)):
         return "\n\n".join(_field(f) for f in fields)
     meant = [key for key, values in CHOICES.items() if name in values]  # a policy, a solver type, a network
-    meant += [f"{m.name}.{f.name}" for m in messages.values() for f in m.fields if name in _value_names(f)]
+    meant += [f"{m.name}.{f.name}" for m in messages.values() for f in tree.fields(m) if name in value_names(f)]
     if meant:
         return "\n\n".join(help_text(key) for key in meant)
     if topic := topic_text(name):
         return topic
     everything = [*PAGES, *messages, *enums, *WORDS, *(f.name for m in messages.values() for f in m.fields)]
-    everything += [f"{m.name}.{f.name}" for m in messages.values() for f in m.fields]
-    values = {value for m in messages.values() for f in m.fields for value in _value_names(f)}
+    everything += [f"{m.name}.{f.name}" for m in messages.values() for f in tree.fields(m)]
+    values = {value for m in messages.values() for f in tree.fields(m) for value in value_names(f)}
     spelled = "_".join(re.split(r"[\s_-]+", name.strip().lower()))
     for known in [*everything, *(value for values in CHOICES.values() for value in values), *sorted(values)]:
         if known.lower() == spelled and known != name:
@@ -63,10 +69,11 @@ def help_text(name: str) -> str:
     raise UsageError(f"the manual has no `{name}`", nearest(name, everything) or "`stagerun help` lists what there is")
 
 
-def _value_names(field: FieldDescriptor) -> set[str]:
+def value_names(field: FieldDescriptor) -> list[str]:
     """The values that a field takes of its enum."""
-    names = {str(v.name) for v in field.enum_type.values} if field.enum_type is not None else set()
-    return names - refused(field)
+    if field.enum_type is None:
+        return []
+    return [v.name for v in field.enum_type.values if not tree.retired_value(v) and v.name not in refused(field)]
 
 
 def _messages() -> list[Descriptor]:
@@ -103,7 +110,7 @@ def _type(field: FieldDescriptor) -> str:
     if is_message(field):
         base = str(field.message_type.name)
     elif field.enum_type is not None:
-        base = ", ".join(v.name for v in field.enum_type.values if v.name not in refused(field))
+        base = ", ".join(value_names(field))
     else:
         base = _TYPES[field.type]
     return f"{base}, any number of times" if field.is_repeated else base
@@ -147,7 +154,7 @@ def value_text(kind: EnumDescriptor, value: str) -> str:
 def _values(kind: EnumDescriptor, but: Collection[str] = ()) -> str:
     lines = []
     for value in kind.values:
-        if value.name in but:
+        if value.name in but or tree.retired_value(value):
             continue
         comment = COMMENTS.get(f"{enum_name(kind)}.{value.name}", "").replace("\n", "\n      ")
         lines.append(f"    {value.name}" + (f"\n      {comment}" if comment else ""))
@@ -155,9 +162,11 @@ def _values(kind: EnumDescriptor, but: Collection[str] = ()) -> str:
 
 
 def _message(message: Descriptor) -> str:
-    width = max(len(f.name) for f in message.fields)
+    width = max(len(f.name) for f in tree.fields(message))
     lines = [message.name, _indented(message.name), ""]
-    lines += [f"  {f.name:{width}}  {first_sentence(f'{message.name}.{f.name}') or _type(f)}" for f in message.fields]
+    lines += [
+        f"  {f.name:{width}}  {first_sentence(f'{message.name}.{f.name}') or _type(f)}" for f in tree.fields(message)
+    ]
     return "\n".join(lines)
 
 
@@ -223,10 +232,10 @@ frozen, freezing, unfreeze, unfreezing, lock, thaw, backbone, layer freezing, fr
 
 pretrained, transfer, finetune, fine tune, transfer learning, init weights, load weights, head, download, huggingface, hugging face
   A stage starts from the weights of another stage, `from`, or from those that `weights` names: a file, a snapshot of
-  another run, or what torchvision and timm publish; `stagerun fetch` downloads that. `drop: "fc.*"` in it draws a head
-  anew.
+  another run, or what torchvision and timm publish; `stagerun check --fetch` downloads that. `drop: "fc.*"` in it
+  draws a head anew.
   See `stagerun help fine-tuning`, `stagerun help Solver.weights`, `stagerun help StageEntry.from`, `stagerun help
-  Carry`, `stagerun help Solver.freeze`, `stagerun plan --help`, `stagerun fetch --help`.
+  Carry`, `stagerun help Solver.freeze`, `stagerun plan --help`, `stagerun check --help`.
 
 resize, image size, resolution, input size, crop
   Once, when the LMDB is made: `stagerun data import --resize-shorter N`, or `--resize-height N --resize-width N`.
@@ -247,13 +256,13 @@ warmup, warm up
 resume, continue, restart, checkpoint, crash
   The same `stagerun run DIR` goes on after anything. `snapshot` says how much a crash costs at most; a stop saves.
   See `stagerun help running-and-resuming`, `stagerun help snapshot`, `stagerun help keep_snapshots`, `stagerun run
-  --help`, `stagerun snapshots --help`.
+  --help`, `stagerun status --help`.
 
 learning rate, lr, scheduler, decay, lr finder, find lr, layerwise lr, lr per layer
-  `base_lr` and `lr_policy`; `stagerun plan DIR --plot` draws it over all stages. `stagerun find-lr DIR STAGE` tries
-  rates; `param { name: "layer1.*" lr_mult: 0.1 }` changes it for some of the network.
+  `base_lr` and `lr_policy`; `stagerun plan DIR --plot` draws it over all stages. `stagerun rehearse DIR
+  --find-lr STAGE` tries rates; `param { name: "layer1.*" lr_mult: 0.1 }` changes it for some of the network.
   See `stagerun help designing`, `stagerun help base_lr`, `stagerun help lr_policy`, `stagerun help base_lr_batch`,
-  `stagerun help ParamSpec`, `stagerun plan --help`, `stagerun find-lr --help`.
+  `stagerun help ParamSpec`, `stagerun plan --help`, `stagerun rehearse --help`.
 
 epochs, length, duration
   Every length can be given in iterations (weight updates) or in epochs: `max_iter` or `max_epoch`.
@@ -277,7 +286,7 @@ validation, evaluation, accuracy, evaluate, metrics, validation set, test set, s
 gpu, gpus, workers, nodes, machines, cluster, slurm, cuda, cpu, mps
   How many workers there are is not part of a schedule: `stagerun run DIR --nproc N`, `--hosts`, or `stagerun sbatch`.
   See `stagerun help many-machines`, `stagerun help batch_size`, `stagerun run --help`, `stagerun sbatch --help`,
-  `stagerun preflight --help`.
+  `stagerun rehearse --help`.
 
 inference, predict, deploy, onnx, torchvision, safetensors, state dict, trust code
   `stagerun predict SNAPSHOT FOLDER` says what is in pictures. `stagerun export` writes the network for torch,

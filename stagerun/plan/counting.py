@@ -1,4 +1,4 @@
-"""Which snapshots of a stage count for what it is now, and why others don't; renamed stages, and rollbacks. Pure."""
+"""Which snapshots of a stage count for what it is now, and why others don't; rollbacks. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,9 @@ from stagerun.base.recipe import (
     Stage,
 )
 from stagerun.base.snapshots import TRAINING_SET, Inventory, SnapshotRef, how_far, same_set
+from stagerun.language.build import meant
 from stagerun.language.values import unsaid
+from stagerun.plan.described import unread
 from stagerun.plan.planned import Change, Plan, PlannedStage, State, label
 from stagerun.plan.raised import MAX_ITER, goes_beyond, length_before, on_the_way, what_differs
 
@@ -26,11 +28,10 @@ IMAGES = "data.train.source"  # in a Change: no field of identity, but what lies
 @dataclass(frozen=True, slots=True)
 class Source:
     """What a stage with a parent starts from: `at` are the snapshots of the parent there that count, the one to take first;
-    `since` is the attempt of the oldest of the parent's that count, anywhere in it; `alike` are the ids of `same_weights`."""
+    `alike` are the ids of `same_weights`."""
 
     parent: PlannedStage
     at: tuple[SnapshotRef, ...]
-    since: int = 0
     alike: frozenset[str] = frozenset()
 
     @property
@@ -59,11 +60,10 @@ def source_of(stage: Stage, parent: PlannedStage, usable: tuple[SnapshotRef, ...
     If there are several at one iteration (one was trained again elsewhere), the oldest is taken, so that all that start there start
     from the same bits.
     """
-    since = min((ref.attempt for ref in usable), default=0)
     if stage.parent_iter is None:
-        return Source(parent, (parent.end,) if parent.end is not None else (), since, alike)
+        return Source(parent, (parent.end,) if parent.end is not None else (), alike)
     at = [ref for ref in usable if ref.iter == stage.parent_iter]
-    return Source(parent, tuple(sorted(at, key=lambda ref: ref.attempt)), since, alike)
+    return Source(parent, tuple(sorted(at, key=lambda ref: ref.attempt)), alike)
 
 
 def points_of(schedule: Schedule, usable: Mapping[str, tuple[SnapshotRef, ...]]) -> dict[tuple[str, int], SnapshotRef]:
@@ -93,8 +93,7 @@ def left_off(stage: Stage, sources: Mapping[str, Source | None]) -> tuple[int, i
     leaves it, and those that rollbacks have left out there; and whether that is the most it can be, because `early_stop` may yet end a
     stage before. `sources` are those of the stage and all above it.
 
-    A kept snapshot consumed as many as its own definition said: the stage would otherwise see other images than before, under the same
-    identity. Where a stage is not there yet, or has lost that place, it has left out as many as so far.
+    Where a stage is not there yet, or has lost that place, it has left out as many as so far.
     """
     source = sources[stage.name] if stage.solver.carry_data else None
     below = stage
@@ -107,8 +106,6 @@ def left_off(stage: Stage, sources: Mapping[str, Source | None]) -> tuple[int, i
     iterations, batch_size = parent.stage.solver.max_iter, parent.stage.solver.batch_size
     if parent.end is not None:
         iterations = parent.end.iter  # `early_stop` may have ended it
-    if parent.kept and parent.end is not None:
-        batch_size = parent.end.whole("solver.batch_size", batch_size)
     consumed = parent.position + (iterations if below.parent_iter is None else below.parent_iter) * batch_size
     open_end = below.parent_iter is None and parent.end is None and parent.stage.solver.earliest_end < iterations
     skipped = source.start.skipped if source.start is not None else parent.skipped
@@ -200,33 +197,38 @@ def changed_fields(ref: SnapshotRef, stage: Stage) -> list[str]:
     """The fields of identity in which a snapshot was made from something else than the stage is now.
 
     A field that the snapshot's version of stagerun did not know had its default then, and one that counted there and does not any
-    more is as good with any value: an upgrade makes nothing stale.
+    more is as good with any value: an upgrade makes nothing stale. Nor does what is written in another way and means the same, or
+    what the stage doesn't read: where it did, before, the field that says so has changed.
     """
-
-    def changed(field: str) -> bool:
-        if stage.identity.get(field) == ABSENT:  # a package that `run` has, and this machine hasn't
-            return False
-        if default := unsaid(field):
-            return ref.identity.get(field, default) != stage.identity.get(field, default)
-        if field == TESTED_LABELS and field not in ref.identity:
-            return False  # not known then; a stage that had neither labels nor `early_stop` differs in these
-        if field == MAX_ITER and on_the_way(ref, stage):
-            return False
-        if field == AVERAGE_MEMBERS and (ref.identity.get(AVERAGE_OF) or "?") == stage.identity.get(AVERAGE_OF):
-            return False  # the ids say it: one of them may have been a stage's end
-        if field in FILES and field not in ref.identity:
-            return field in stage.origins
-        if field not in stage.identity and field in stage.origins:
-            return False
-        if field in ref.identity:
-            return ref.identity[field] != stage.identity.get(field)
-        origin = stage.origins.get(field)
-        return origin is None or origin.layer != "default"
-
     given = FILES & stage.origins.keys()  # a file that is not there has no digest, and is weights nevertheless
     if ref.identity == stage.identity and given <= ref.identity.keys():
         return []  # as a plan of hundreds of stages finds most of the time
-    return sorted(field for field in ref.identity.keys() | stage.identity.keys() | given if changed(field))
+    had, has = meant(ref.identity), meant(stage.identity)
+    anything_goes = {f"solver.{field}" for field, _ in unread(stage)}
+
+    def changed(field: str) -> bool:
+        if field in anything_goes:
+            return False
+        if has.get(field) == ABSENT:  # a package that `run` has, and this machine hasn't
+            return False
+        if default := unsaid(field):
+            return had.get(field, default) != has.get(field, default)
+        if field == TESTED_LABELS and field not in had:
+            return False  # not known then; a stage that had neither labels nor `early_stop` differs in these
+        if field == MAX_ITER and on_the_way(ref, stage):
+            return False
+        if field == AVERAGE_MEMBERS and (had.get(AVERAGE_OF) or "?") == has.get(AVERAGE_OF):
+            return False  # the ids say it: one of them may have been a stage's end
+        if field in FILES and field not in had:
+            return field in stage.origins
+        if field not in stage.identity and field in stage.origins:
+            return False
+        if field in had:
+            return had[field] != has.get(field)
+        origin = stage.origins.get(field)
+        return origin is None or origin.layer != "default"
+
+    return sorted(field for field in had.keys() | has.keys() | given if changed(field))
 
 
 def why_stale(
@@ -327,36 +329,29 @@ def _change(field: str, ref: SnapshotRef, stage: Stage) -> Change:
     return Change("from" if field == FROM_ITER else name, old, new, stage.written(field))
 
 
-# -- snapshots under the names that their stages have now
+# -- snapshots by what they are, not by what they are called
 #
-# A block that makes several stages names them after what they start from, so one more entry in `from` renames those that are
-# trained already; and a person may think of a better word. What a snapshot depends on does not include the name: one that was
-# trained under a name that the schedule no longer has belongs to the stage that it counts for by everything else.
+# What a snapshot depends on does not include the stage's name. So a snapshot under a name that the schedule doesn't have belongs to
+# the first stage, in running order, that would come by it: the stage was renamed, or its block has one more entry in `from`.
 
 
-def taken_over(stage: Stage, source: Source | None, inventory: Inventory, known: Collection[str]) -> Inventory:
-    """The inventory in which `stage` has what counts for it of names that are not `known`: those of the schedule.
+def found_for(stage: Stage, source: Source | None, inventory: Inventory, known: Collection[str]) -> Inventory:
+    """Return the inventory with each snapshot that counts for `stage`, under a name that is not `known`, as one of the stage's.
 
-    Call it in running order, which makes the first of several stages that could have the same snapshots their owner.
-    A name that reached the stage's end is taken only if the stage has no end yet, its own name first: so two stages that were
-    trained alike each find their own. What is not an end may come from several names, since a stage can be renamed in its midst, and
-    twice. Where the snapshot that it came from is gone, what is older than all that is left of the parent came from another
-    one.
+    Where the snapshot that it came from is gone, nothing shows that it came from this parent, and it stays what it was. One end is
+    enough, the stage's own first: so two stages that were trained alike each find their own.
     """
-    if source is not None and not source.at and source.parent.state not in (State.DONE, State.RESUME):
-        return inventory  # under a parent that is not trained yet, one stage can't be distinguished from another
-    length = stage.solver.max_iter
+    if source is not None and not source.at:
+        return inventory
+    length, found = stage.solver.max_iter, dict[str, str]()
     ended = any(ref.ends(length) for ref in inventory.of(stage.name) if counts(ref, stage, source, inventory))
-    since = source.since if source is not None and not source.at else 0
-    taken: dict[str, str] = {}
-    for refs in _of_others(inventory, known).values():
-        fitting = [ref for ref in refs if counts(ref, stage, source, inventory) and ref.attempt >= since]
+    for name in dict.fromkeys(ref.stage for ref in inventory.snapshots if ref.stage not in known):
+        fitting = [ref for ref in inventory.of(name) if counts(ref, stage, source, inventory)]
         ends = any(ref.ends(length) for ref in fitting)
-        if ends and ended:
-            continue
-        ended = ended or ends
-        taken |= {ref.name: stage.name for ref in fitting}
-    return under(inventory, taken)
+        if not (ends and ended):
+            found |= {ref.name: stage.name for ref in fitting}
+            ended = ended or ends
+    return under(inventory, found)
 
 
 def under(inventory: Inventory, names: Mapping[str, str]) -> Inventory:
@@ -375,15 +370,6 @@ def under(inventory: Inventory, names: Mapping[str, str]) -> Inventory:
 def names_of(inventory: Inventory) -> dict[str, str]:
     """The names that `under` needs to make this inventory from the one on disk."""
     return {ref.name: ref.stage for ref in inventory.snapshots if ref.trained_as}
-
-
-def _of_others(inventory: Inventory, known: Collection[str]) -> dict[str, list[SnapshotRef]]:
-    """Snapshots by name; the name that was started first comes first."""
-    found: dict[str, list[SnapshotRef]] = {}
-    for ref in inventory.snapshots:  # oldest first
-        if ref.stage not in known:
-            found.setdefault(ref.stage, []).append(ref)
-    return found
 
 
 def lineage(schedule: Schedule, plan: Plan, planned: PlannedStage) -> list[SnapshotRef]:
@@ -424,19 +410,16 @@ def targets(
     parent: str,
     skipped: int,
     iter: int,
-    like: SnapshotRef | None = None,
 ) -> tuple[SnapshotRef, ...]:
     """The snapshots that a stage in training at `iter`, with `skipped` images left out so far, may go back to: the first is the one
     to take, the others stand in for it. None: back to the stage's start.
 
     Snapshots at other places than scheduled ones are passed over: they are there only where someone stopped the run, and the
-    bits must not depend on that. `parent` is the id of what the stage started from. `like`: the one it went on from, of a stage that
-    is kept though its definition has changed.
+    bits must not depend on that. `parent` is the id of what the stage started from.
     """
 
     def its_own(ref: SnapshotRef) -> bool:
-        same = not changed_fields(ref, stage) or (like is not None and ref.identity == like.identity)
-        return ref.parent == parent and same and (ref.skipped, ref.iter) <= (skipped, iter)
+        return ref.parent == parent and not changed_fields(ref, stage) and (ref.skipped, ref.iter) <= (skipped, iter)
 
     every = stage.solver.snapshot
     own = [ref for ref in inventory.of(stage.name) if scheduled(ref.iter, every, branches) and its_own(ref)]

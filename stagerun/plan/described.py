@@ -46,23 +46,6 @@ def loss(solver: Solver) -> str:
     return f"loss: DISTILL, taught by {teacher}, temperature {how.temperature:g}, weight {how.weight:g}"
 
 
-def audits(solver: Solver) -> str:
-    """What `audit_param` looks at, and the most that it adds to the arithmetic; '' without it."""
-    how = solver.audit
-    if how is None:
-        return ""
-    compared = f"at snapshots and every {how.compare_iter} iterations" if how.compare_iter else "at snapshots"
-    parts = [f"workers compared {compared}"]
-    if how.replay_iter:
-        share = 1 / how.replay_iter
-        parts.append(
-            f"a device batch of each computed again every {how.replay_iter} ({share:.2%} of the arithmetic at most)"
-        )
-    if how.proof_iter:
-        parts.append(f"a proof every {how.proof_iter}")
-    return f"{', '.join(parts)}; on a difference {how.on_difference.value}"
-
-
 def described(solver: Solver) -> str:
     """The type and those of its settings that matter, `delta` left out; then the average, if one is kept."""
     read = fields_read(solver)
@@ -120,7 +103,7 @@ class Unread:
 
 def unread_fields(stage: Stage) -> list[Unread]:
     found = []
-    for field, why in _unread(stage):
+    for field, why in unread(stage):
         origin = stage.origins.get(f"solver.{field}")
         if origin is not None and origin.span is not None:
             found.append(Unread(field, _written_as(field, origin), why, origin, origin.span))
@@ -131,32 +114,32 @@ def _unread_fields(stage: Stage) -> list[str]:
     return [f"{u.name} is not read{u.why}{place(stage, f'solver.{u.field}')}" for u in unread_fields(stage)]
 
 
-def _unread(stage: Stage) -> list[tuple[str, str]]:
+def unread(stage: Stage) -> list[tuple[str, str]]:
     """(field, why) of all that the stage doesn't read, written or not, as the end of `FIELD is not read`."""
     solver = stage.solver
     of_policies = {name for kind in POLICIES for name in own_fields(kind)}
-    unread = [(n, f" by lr_policy {solver.lr_policy}") for n in sorted(of_policies - {*own_fields(solver.lr_policy)})]
+    found = [(n, f" by lr_policy {solver.lr_policy}") for n in sorted(of_policies - {*own_fields(solver.lr_policy)})]
     of_types = {name for kind in SOLVER_TYPES.values() for name in kind.reads} - {"adapt", "local_lr_auto"}
     for name in sorted(of_types - fields_read(solver)):
         without = " without local_lr_auto" if (name, solver.type) == ("local_gw_ratio", "SGD") else ""
-        unread.append((name, f" by type {solver.type}{without}"))
+        found.append((name, f" by type {solver.type}{without}"))
         if name == "momentum":
-            unread.append(("momentum_policy.policy", f" by type {solver.type}"))
+            found.append(("momentum_policy.policy", f" by type {solver.type}"))
     if "local_lr_passes" not in fields_read(solver):
-        unread.append(("local_lr_passes", ": local_lr_auto is false"))
+        found.append(("local_lr_passes", ": local_lr_auto is false"))
     if not solver.warmup_iter:
-        unread += [("warmup_start_lr", ": there is no warm-up"), ("decay_from", ": there is no warm-up")]
+        found += [("warmup_start_lr", ": there is no warm-up"), ("decay_from", ": there is no warm-up")]
     if not is_ever(solver.weight_decay, solver.weight_decay_policy):
-        unread.append(("regularization_type", ": weight_decay is 0"))
+        found.append(("regularization_type", ": weight_decay is 0"))
     if solver.ema_decay is None:
-        unread.append(("ema_interval", ": there is no ema_decay"))
+        found.append(("ema_interval", ": there is no ema_decay"))
     if solver.sampling is not Sampling.FILE:
-        unread.append(("sampling_file", f": sampling is {solver.sampling.value}"))
+        found.append(("sampling_file", f": sampling is {solver.sampling.value}"))
     if not solver.test_interval:
-        unread.append(("test_iter", ": there is no test_interval, and the evaluation after a stage covers every image"))
+        found.append(("test_iter", ": there is no test_interval, and the evaluation after a stage covers every image"))
     if solver.on_nan is OnNan.STOP:
-        unread.append(("max_nan", ": on_nan is STOP"))
-    return unread
+        found.append(("max_nan", ": on_nan is STOP"))
+    return found
 
 
 def _written_as(field: str, origin: Origin) -> str:
@@ -232,8 +215,6 @@ def augmentation(solver: Solver) -> str:
     if transform.crop_size:
         ramp = transform.crop_size_ramp
         parts.append(f"crop {ramp.start_size} -> {transform.crop_size}" if ramp else f"crop {transform.crop_size}")
-    if transform.color_jitter:
-        parts.append("jitter")
     if transform.rand_augment:
         parts.append(f"RandAugment {transform.rand_augment.num_ops}x{transform.rand_augment.magnitude}")
     if transform.trivial_augment:

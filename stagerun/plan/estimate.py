@@ -307,7 +307,7 @@ def caveats(plan: Plan, figures: Figures, workers: int) -> list[str]:
             "was in memory"
         )
     found += [f"{cost}; Python code of its own makes more threads no faster" for cost in figures.python]
-    found += _audited(plan, figures, workers) + doubts(plan, figures)
+    found += doubts(plan, figures)
     if workers != figures.workers:
         found.append(
             f"{workers} workers are taken to be as fast as the {figures.workers} of the rehearsal; traffic between more "
@@ -322,24 +322,6 @@ def caveats(plan: Plan, figures: Figures, workers: int) -> list[str]:
         "a few iterations, at learning rates that are scaled down where the batch is smaller: that says nothing about accuracy"
     )
     return found
-
-
-def _audited(plan: Plan, figures: Figures, workers: int) -> list[str]:
-    """What `audit_param` costs, where it does the most: a pass more in some iterations, and digests, which take no longer than training
-    stands still for a snapshot, where they are taken, too."""
-    costs = {cost.key: cost for cost in figures.costs}
-    shares = []
-    for stage in plan.schedule.stages:
-        how, cost = stage.solver.audit, costs.get(cost_key(plan.schedule, stage))
-        if how is not None and cost is not None:
-            seconds = cost.pass_seconds / how.replay_iter if how.replay_iter else 0.0
-            seconds += sum(figures.blocked_seconds / every for every in (how.compare_iter, how.proof_iter) if every)
-            iteration = passes_of(stage.solver, workers) * cost.pass_seconds + cost.update_seconds
-            shares.append((seconds / iteration, stage.name))
-    if not shares:
-        return []
-    share, name = max(shares)
-    return [f"audits (`audit_param`) are not in it: up to {share:.2%} of an iteration of `{name}` more"]
 
 
 def _keeps_several(solver: Solver, workers: int) -> bool:

@@ -20,10 +20,9 @@ def compression(compress: Compression, solver: Solver, images: int) -> str:
     if compress.method is Method.AUTO:
         chosen = ", ".join(method_text(method, compress) for method in compress.allow)
         parts = [f"AUTO of {chosen} or dense"]
-    if compress.method not in (Method.NONE, Method.LOSSLESS):
+    if compress.method is not Method.NONE:
         parts.append("layer-wise" if compress.scope is Scope.LAYERWISE else "entire model")
     parts += ["with a residual"] if compress.memory is Memory.RESIDUAL else []
-    parts += ["as released"] if compress.as_released else []
     parts += [f"from epoch {epochs(compress.start_iter, images, solver.batch_size):g}"] if compress.start_iter else []
     parts += [f"{_pattern(rule)}: {method_text(rule.method, rule)}" for rule in compress.param]
     parts += ["two runs may choose differently"] if compress.method is Method.AUTO else []

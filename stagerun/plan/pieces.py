@@ -23,7 +23,7 @@ def pieces(
     iteration of each snapshot that an ensemble lacks."""
     wanted: dict[str, dict[int, list[str]]] = {}  # by stage and iteration, who starts there
     for ensemble, above, iter in missing:
-        if has_passed(planned[above], iter) and not planned[above].kept:  # a kept one would go on by another definition
+        if has_passed(planned[above], iter):
             wanted.setdefault(above, {}).setdefault(iter, []).append(ensemble)
     found: list[PlannedStage] = []
     # Children first: a piece from a stage's start may need a piece of the stage above.

@@ -2,7 +2,7 @@
 
 A stage's snapshot counts if the stage has the same identity now as when it was trained, and started from the snapshot that
 its parent ends in now. So a changed stage makes itself and its descendants stale, and never its ancestors. What it is called does
-not matter (`counting.taken_over`).
+not matter (`counting.found_for`).
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from stagerun.base.errors import Problem, Problems, RecipeError, ResumeRefused, Span, UsageError, listing, nearest
 from stagerun.base.recipe import FILES, WEIGHTS_DIGEST, Schedule, Stage
 from stagerun.base.snapshots import Inventory, SnapshotRef, how_far
-from stagerun.language.build import completed
 from stagerun.language.stages import some
 from stagerun.plan.counting import (
     IMAGES,
@@ -20,6 +19,7 @@ from stagerun.plan.counting import (
     averaged_from,
     changed_fields,
     counts,
+    found_for,
     left_off,
     of_these_images,
     points_averaged,
@@ -27,12 +27,11 @@ from stagerun.plan.counting import (
     raised,
     same_weights,
     source_of,
-    taken_over,
     taught_by,
     unless_over,
     why_stale,
 )
-from stagerun.plan.pieces import has_passed, lost_points, pieces
+from stagerun.plan.pieces import lost_points, pieces
 from stagerun.plan.planned import Change, Lost, Plan, PlannedStage, State, label
 from stagerun.plan.raised import goes_beyond
 
@@ -42,23 +41,18 @@ class Choice:
     """Names of stages, groups resolved. `chosen` are those that may be trained."""
 
     redo: frozenset[str]
-    keep: frozenset[str]
     chosen: frozenset[str]
 
 
-def choice(
-    schedule: Schedule, redo: Collection[str], keep: Collection[str], only: Collection[str], until: str | None
-) -> Choice:
+def choice(schedule: Schedule, redo: Collection[str], only: Collection[str], until: str | None) -> Choice:
     """Raises RecipeError with every name that no stage has, and every contradiction. The name of a stage that makes several
     stands for all of them."""
     members = _members(schedule)
     problems = []
-    asked = (("--redo", redo), ("--keep", keep), ("--only", only), ("--until", [until] if until is not None else []))
+    asked = (("--redo", redo), ("--only", only), ("--until", [until] if until is not None else []))
     for option, names in asked:
         for name in names:
             wrong = _wrong(schedule, members, option, name)
-            if not wrong and option == "--redo" and not _resolved(members, keep).isdisjoint(members[name]):
-                wrong = f"`{name}` is both in --redo and in --keep", ""
             if wrong:
                 problems.append(Problem(wrong[0], Span(option, 1, 1, len(name)), name, wrong[1]))
     if only and until is not None:
@@ -74,7 +68,7 @@ def choice(
     chosen = _resolved(members, only) if only else frozenset(everything)
     if until is not None:
         chosen = frozenset(everything[: 1 + max(everything.index(name) for name in members[until])])
-    return Choice(_resolved(members, redo), _resolved(members, keep), chosen)
+    return Choice(_resolved(members, redo), chosen)
 
 
 def require_starts(plan: Plan, chosen: Collection[str]) -> None:
@@ -107,21 +101,14 @@ def require_starts(plan: Plan, chosen: Collection[str]) -> None:
 
 
 def _not_averaged(plan: Plan, planned: PlannedStage, by_name: Mapping[str, PlannedStage]) -> Iterator[str]:
-    """The stages to be chosen for the snapshots that a stage is averaged from, as far as these are missing. UsageError for one that
-    can't be trained again."""
+    """The stages to be chosen for the snapshots that a stage is averaged from, as far as these are missing."""
     stage = planned.stage
     for name, iter in points_averaged(plan.schedule, stage):
         member, piece = by_name[name], any(piece.stage.name == name for piece in plan.pieces)
-        passed = iter is not None and has_passed(member, iter)
         if (name, iter) in plan.points or (iter is None and member.end is not None) or piece:
             continue
         if member.state is State.NOT_CHOSEN:
             yield from _not_chosen(by_name, name)
-        elif passed:
-            raise UsageError(
-                f"stage `{stage.name}` starts from ensemble `{stage.average}`, whose `{label(name, iter)}` is gone, and `{name}` is kept as it is",
-                f"`--redo {name}` trains it again, or take other members",
-            )
 
 
 def require_teachers(plan: Plan) -> None:
@@ -201,18 +188,17 @@ def make_plan(
     schedule: Schedule,
     inventory: Inventory,
     redo: Collection[str] = (),
-    keep: Collection[str] = (),
     only: Collection[str] = (),
     until: str | None = None,
 ) -> Plan:
     """What is left to do.
 
-    `redo` names stale stages to train again, with their stale descendants; `keep` names stale stages whose snapshots
-    count as they are. On a stage that is not stale both do nothing, so that a command with them can be repeated. `only` names
+    `redo` names stale stages to train again, with their stale descendants. On a stage that is not stale it does nothing,
+    so that a command with it can be repeated. `only` names
     the stages that may be trained, `until` the last one that may, in running order; without them all may.
     RecipeError when they name no stage, UsageError when a stage would start from what is left out and not on disk, or be taught by it.
     """
-    asked = choice(schedule, redo, keep, only, until)
+    asked = choice(schedule, redo, only, until)
     planned: dict[str, PlannedStage] = {}
     usable: dict[str, tuple[SnapshotRef, ...]] = {}
     sources: dict[str, Source | None] = {}
@@ -233,14 +219,14 @@ def make_plan(
             (planned[of], iter, at(iter, planned[of], usable[of])) for of, iter in points_averaged(schedule, stage)
         ]
         needs = tuple({id(one): one for one in (teacher, *(one for one, *_ in averaged)) if one is not None}.values())
-        if not below.isdisjoint((above, *(one.stage.name for one in needs))) and name not in asked.keep:
+        if not below.isdisjoint((above, *(one.stage.name for one in needs))):
             below.add(name)
         if teacher is not None:
             stage = taught_by(stage, teacher, inventory)
         if averaged:
             stage = averaged_from(stage, averaged, alike, inventory)
         sources[name] = source
-        inventory = taken_over(stage, source, inventory, known)
+        inventory = found_for(stage, source, inventory, known)
         usable[name], found = _plan_stage(schedule, stage, sources, needs, inventory, name in below, asked)
         planned[name] = _with_average(found, [ref for *_, ref in averaged], teacher)
         lacking[name] = [
@@ -249,7 +235,7 @@ def make_plan(
     planned = {name: _left_out(stage, name in asked.chosen, planned) for name, stage in planned.items()}
     points = points_of(schedule, usable)
     again = pieces(planned, usable, sources, _missing(schedule, points, asked.chosen, planned))
-    lost = lost_points(planned, again, usable, sources, asked.keep | below, lacking)
+    lost = lost_points(planned, again, usable, sources, below, lacking)
     plan = Plan(schedule, tuple(planned.values()), again, lost, inventory, points)
     require_starts(plan, asked.chosen)
     require_teachers(plan)
@@ -315,13 +301,11 @@ def require_fresh(plan: Plan) -> None:
         lines.append(f"stage `{planned.stage.name}` is stale: {planned.why}")
         lines += [f"  {change}" for change in planned.changes]
     own = _changed_themselves(plan)
-    names = own or [plan.stale[0].stage.parent or ""]  # who lost its start has one
-    redo, keep = (" ".join(f"--{word} {name}" for name in names) for word in ("redo", "keep"))
-    it, its = ("them", "their") if len(own) > 1 else ("it", "its")
-    keeps = f"`{keep}` keeps {its} snapshots as they are; " if own else ""
+    redo = " ".join(f"--redo {name}" for name in own)
+    it = "them" if len(own) > 1 else "it"
     raise ResumeRefused(
         "\n".join(lines),
-        f"`{redo}` trains {it} and what follows from {it} again; {keeps}or undo the change; if this is another schedule, give it "
+        f"`{redo}` trains {it} and what follows from {it} again; or undo the change; if this is another schedule, give it "
         "a `name:` of its own or another --out",
     )
 
@@ -329,7 +313,7 @@ def require_fresh(plan: Plan) -> None:
 def _changed_themselves(plan: Plan) -> list[str]:
     """The stale stages that are so not just because of their parent or teacher; for all stages of a block, its name."""
     stale = {s.stage.name for s in plan.stale}
-    own = [s.stage for s in plan.stale if not s.lost and (s.changes or stale.isdisjoint(_needs(s.stage)))]
+    own = [s.stage for s in plan.stale if s.changes or stale.isdisjoint(_needs(s.stage))]
     names = {stage.name for stage in own}
     others = {stage.group for stage in plan.schedule.stages if stage.name not in names}
     return list(dict.fromkeys(s.group if s.group is not None and s.group not in others else s.name for s in own))
@@ -379,18 +363,11 @@ def _plan_stage(
         # An end is an end, even if a stretch was trained once more elsewhere and left out images there.
         ends = [ref for ref in usable if ref.ends(stage.solver.max_iter)]
         newest = max(ends or usable, key=how_far)
-        if stage.name not in asked.keep or not goes_beyond(newest, stage):
-            return usable, _gone_on(planned, newest, kept=False)
-    if stage.name in asked.keep and own:
-        newest = max(own, key=lambda ref: (ref.attempt, ref.iter))
-        same = completed(newest.identity)
-        alike = [ref for ref in own if ref.parent == newest.parent and completed(ref.identity) == same]
-        return tuple(alike), _gone_on(planned, newest, kept=True)
+        return usable, _gone_on(planned, newest)
     parent = source.parent if source is not None else None
     planned = replace(planned, start=source.start if source is not None else None)
-    lost = _lost(stage, source)
     if not own:
-        return (), replace(planned, state=State.STALE, why=lost, lost=True) if lost else planned
+        return (), planned
     why, changes = why_stale(schedule, stage, source, own, inventory)
     # Below a stage that `redo` names but that is up to date again (the same command, typed a second time) only what is
     # stale because of it follows; a change of its own must be named, which other images are not.
@@ -401,29 +378,24 @@ def _plan_stage(
         and not any(needed is not None and needed.again for needed in (parent, *needs))
     ):
         redo = False
-    if lost or any(needed is not None and needed.state is State.STALE for needed in (parent, *needs)):
+    if any(needed is not None and needed.state is State.STALE for needed in (parent, *needs)):
         redo = False  # there is nothing to start from, or to learn from
     return (), replace(
         planned,
         state=State.FRESH if redo else State.STALE,
         changes=changes,
-        why=f"trained again: {why}" if redo else lost or why,
+        why=f"trained again: {why}" if redo else why,
         again=redo,
-        lost=bool(lost),
     )
 
 
-def _gone_on(planned: PlannedStage, newest: SnapshotRef, kept: bool) -> PlannedStage:
+def _gone_on(planned: PlannedStage, newest: SnapshotRef) -> PlannedStage:
     """The stage where its newest snapshot is where training has come to."""
     length = planned.stage.solver.max_iter
-    if kept:  # finished where it was to finish then
-        length = min(length, newest.whole("solver.max_iter", length))
     done = newest.ended or newest.iter >= length
-    why = ["kept as it is"] * kept if done else [f"from {newest.name}"]
+    why = [] if done else [f"from {newest.name}"]
     if not done and goes_beyond(newest, planned.stage):
         why.insert(0, f"goes on from iteration {newest.iter} to {length}")
-    if kept and not done:
-        why.append(f"iterations {newest.iter} to {length} are trained as the schedule says now, not as those before")
     why += [f"trained as `{newest.trained_as}`"] * bool(newest.trained_as)
     stage = planned.stage
     gone = (FILES & stage.origins.keys() & newest.identity.keys()) - stage.identity.keys()
@@ -441,20 +413,8 @@ def _gone_on(planned: PlannedStage, newest: SnapshotRef, kept: bool) -> PlannedS
         start=None if done else newest,
         end=newest if done else None,
         why=", ".join(why),
-        changes=() if done or kept else raised(newest, stage),
-        kept=kept,
+        changes=() if done else raised(newest, stage),
     )
-
-
-def _lost(stage: Stage, source: Source | None) -> str:
-    """Why the stage can't be trained, where its parent is kept as it is and has no snapshot that it could start from: to train
-    the parent there again would follow another definition than the one that is kept."""
-    if source is None or source.at or stage.parent_iter is None or not source.parent.kept:
-        return ""
-    if not has_passed(source.parent, stage.parent_iter) or source.parent.state is not State.DONE:
-        return ""
-    where, parent = label(source.parent.stage.name, stage.parent_iter), source.parent.stage.name
-    return f"there is no snapshot of `{where}` to start from, and `{parent}` is kept as it is"
 
 
 def _left_out(planned: PlannedStage, chosen: bool, everything: Mapping[str, PlannedStage]) -> PlannedStage:

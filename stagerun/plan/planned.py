@@ -60,9 +60,7 @@ class PlannedStage:
     end: SnapshotRef | None = None
     why: str = ""
     changes: tuple[Change, ...] = ()
-    kept: bool = False
     again: bool = False  # trained again by --redo
-    lost: bool = False  # stale for want of a snapshot to start from
     until: int | None = None
     children: tuple[str, ...] = ()
     like: SnapshotRef | None = None
@@ -144,7 +142,7 @@ def label(parent: str, iter: int | None) -> str:
 class Lost:
     """A snapshot of `stage`, at `iter`, that is gone, from which stages came that count, and that is trained once more.
 
-    `end`: it is the stage's end. `children` came from there, and count. `named` are those of them that --redo or --keep names,
+    `end`: it is the stage's end. `children` came from there, and count. `named` are those of them that --redo names,
     or that follow from such a one: of them the command says what becomes of them with other bits. `like` is a snapshot whose
     environment the stage was in there, as far as what is left shows; None if nothing does.
     """

@@ -5,7 +5,7 @@ import io
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import PurePath
@@ -17,7 +17,7 @@ from stagerun.base.text import apart, between, columns, count, listed
 from stagerun.base.units import epochs
 from stagerun.base.weights import Kind, place_of
 from stagerun.language.values import plain
-from stagerun.plan.described import audits, augmentation, augmentation_changes, course, crop_size_ramp, described, loss
+from stagerun.plan.described import augmentation, augmentation_changes, course, crop_size_ramp, described, loss
 from stagerun.plan.gradients import compression
 from stagerun.plan.hazards import joints, notes, solver_changes
 from stagerun.plan.meeting import pushes, replicas, starts_between
@@ -32,7 +32,7 @@ CSV_COLUMNS = ("stage", "iter", "epoch", "lr", "momentum", "weight_decay")
 def stage_state(planned: PlannedStage) -> str:
     if planned.state is State.RESUME:
         return f"resume at {planned.iter}"
-    return planned.state.value + (" (kept)" if planned.kept else "")
+    return planned.state.value
 
 
 def title(plan: Plan) -> str:
@@ -105,12 +105,10 @@ def render_text(plan: Plan, remarks: Iterable[str] = (), beside: Iterable[str] =
     concern the whole: missing data, disk."""
     blocks = ["\n".join([title(plan), "", *columns(table_rows(plan))])]
     blocks += [text for text in beside if text]
-    shared = _shared_audits(plan)
-    blocks += ["\n".join(f"audits of {whose}: {text}" for text, whose in shared.items())] * bool(shared)
     alike: dict[str, list[str]] = {}
     left_out = _left_out(plan)
     for group, stages in groupby(plan.stages, key=lambda planned: planned.stage.group or planned.stage.name):
-        said = {p.stage.name: details(plan, p, shared) for p in stages if p.stage.name not in left_out}
+        said = {p.stage.name: details(plan, p) for p in stages if p.stage.name not in left_out}
         for text, names in _once(said, group):
             alike.setdefault(text, []).extend(names)
     blocks += ["\n".join([listed(names), text]) for text, names in alike.items()]
@@ -129,16 +127,6 @@ def _once(said: Mapping[str, str], group: str) -> Iterator[tuple[str, list[str]]
     for name, own in parts.items():
         if rest := [part for part in own if part not in common]:
             yield "\n".join(rest), [name]
-
-
-def _shared_audits(plan: Plan) -> dict[str, str]:
-    """What several stages have audited in the same way, and which they are."""
-    found: dict[str, list[Stage]] = {}
-    for planned in plan.stages:
-        if text := audits(planned.stage.solver):
-            found.setdefault(text, []).append(planned.stage)
-    several = {text: stages for text, stages in found.items() if len(stages) > 1}
-    return {t: "all stages" if len(s) == len(plan.stages) else ", ".join(_names(s)) for t, s in several.items()}
 
 
 def _names(stages: Iterable[Stage]) -> list[str]:
@@ -162,7 +150,7 @@ def going_on(plan: Plan, hours: str = "") -> str:
     lines = [f"{plan.schedule.name}: {'; '.join(said)}"]
     lines.append(f"{plan.left} to do" + (f", {hours}" if hours else ""))
     states = State.STALE, State.NOT_CHOSEN
-    notable = (s for s in plan.stages if s.again or s.kept or s.changes or s.state in states)
+    notable = (s for s in plan.stages if s.again or s.changes or s.state in states)
     lines += [f"{s.stage.name}: {', '.join([stage_state(s), *([s.why] * bool(s.why)), *_raised(s)])}" for s in notable]
     return "\n".join(lines)
 
@@ -224,8 +212,8 @@ def _piece(piece: PlannedStage) -> tuple[str, ...]:
     )
 
 
-def details(plan: Plan, planned: PlannedStage, said: Collection[str] = ()) -> str:
-    """What to know about a stage: a line for each thing. `said`: its audits, if they are among these."""
+def details(plan: Plan, planned: PlannedStage) -> str:
+    """Return what to know about a stage, a line for each thing."""
     stage, solver = planned.stage, planned.stage.solver
     warm_up = warm_up_end(solver)
     lines = [
@@ -245,8 +233,8 @@ def details(plan: Plan, planned: PlannedStage, said: Collection[str] = ()) -> st
         lines.append(f"  {growing}")
     lines += [f"  {line}" for line in network_lines(plan.schedule, stage)]
     lines += [f"  images: {text}" for text in _other_images(plan.schedule, planned)]
-    audited = f"audits: {text}" if (text := audits(solver)) and text not in said else ""
-    lines += [f"  {line}" for line in (loss(solver), audited, _ends(planned)) if line]
+    proofs = f"a proof every {count(solver.audit.proof_iter, 'iteration')}" if solver.audit is not None else ""
+    lines += [f"  {line}" for line in (loss(solver), proofs, _ends(planned)) if line]
     if stage.parent is not None:
         lines.append(f"  carried over from {starts_from(stage)}: {carried_over(planned)}")
         if between := starts_between(plan.schedule, stage):
@@ -293,7 +281,7 @@ def _lost(schedule: Schedule, lost: Lost) -> Iterator[str]:
     if lost.unasked:
         yield f"    in another, `run` trains nothing until the command says what to do about {', '.join(lost.unasked)}"
     if lost.named:
-        yield f"    with other bits, {', '.join(lost.named)} will be trained again, or kept, as was asked for"
+        yield f"    with other bits, {', '.join(lost.named)} will be trained again, as was asked for"
 
 
 def _environment(schedule: Schedule, ref: SnapshotRef) -> str:

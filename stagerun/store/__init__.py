@@ -16,7 +16,6 @@ call at a time. Every OSError becomes a StorageError or PermissionDenied.
 from stagerun.base.snapshots import Inventory, SnapshotRef
 from stagerun.store.disk import Disk, File, LocalDisk
 from stagerun.store.errors import Damaged, TooLarge, is_full, not_as_written, only_one, reporting
-from stagerun.store.faults import FaultyDisk, disk_of_run, planned_fault
 from stagerun.store.layout import Place, lives_folder, parse_name, snapshot_name
 from stagerun.store.lease import SILENT_S, Lease, last_word, require_free
 from stagerun.store.lives import Life, last_lives
@@ -46,7 +45,6 @@ __all__ = [
     "Blob",
     "Damaged",
     "Disk",
-    "FaultyDisk",
     "File",
     "Holder",
     "Inventory",
@@ -63,7 +61,6 @@ __all__ = [
     "attempts_seen",
     "commit",
     "discard",
-    "disk_of_run",
     "drop",
     "holder",
     "inspect",
@@ -81,7 +78,6 @@ __all__ = [
     "parse_name",
     "pin",
     "pins",
-    "planned_fault",
     "prepare",
     "read",
     "read_file",

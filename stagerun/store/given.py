@@ -76,7 +76,7 @@ def find(weights: Weights) -> Found:
         return _snapshot(weights, place)
     if place.kind is Kind.FILE:
         return Found(_file(Path(weights.path), "the file is relative to the schedule's folder"))
-    fetch = "`stagerun fetch DIR` downloads what a schedule names"
+    fetch = "`stagerun check DIR --fetch` downloads what a schedule names"
     if place.kind is Kind.TORCHVISION:
         folder = torchvision_cache()
         exact = folder / f"{place.name}.pth"

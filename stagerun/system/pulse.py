@@ -47,7 +47,7 @@ _KNOWN = 2
 # The slowest step is forgotten after one to two stretches of so many iterations.
 _STRETCH = 50
 
-_SLOT = struct.Struct("=QB????ddqQdd64s")
+_SLOT = struct.Struct("=QB???ddqQdd64s")
 _SUM = struct.Struct("=I")
 _SLOT_BYTES = 256
 SIZE = 2 * _SLOT_BYTES
@@ -84,7 +84,6 @@ class Beat:
     waiting: bool = False  # for other ranks, in a collective
     printing: bool = False  # which may take as long as no one reads
     compiled: bool = False
-    spared: bool = False  # the others go on without it
     moved: float = 0.0  # when there last was progress
     since: float = 0.0  # when it began to wait
     iter: int = 0
@@ -124,7 +123,7 @@ class Pulse:
         self._clock, self._limits = clock, limits or Limits()
         self._number = 0
         self._section, self._stage, self._iter = Section.START, b"", 0
-        self._waiting = self._printing = self._compiled = self._spared = False
+        self._waiting = self._printing = self._compiled = False
         self._moved = self._since = self._printed = clock()
         self._batches = 0
         self._busy = 0.0
@@ -197,11 +196,6 @@ class Pulse:
         self._printing = on
         self._write()
 
-    def spare(self, yes: bool) -> None:
-        """From now on the others go on without this worker if it is gone, or not."""
-        self._spared = yes
-        self._write()
-
     def beat(self) -> None:
         """There was progress: a device batch, say."""
         now = self._clock()
@@ -259,7 +253,6 @@ class Pulse:
             self._waiting,
             self._printing,
             self._compiled,
-            self._spared,
             self._moved,
             self._since,
             self._iter,

@@ -6,7 +6,7 @@ Imported before anything else, so that no signal finds a process without an answ
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
@@ -47,15 +47,10 @@ def erase_line(file: int) -> str:
     return "\r\x1b[2K" if os.isatty(file) and os.environ.get("TERM", "dumb") != "dumb" else ""
 
 
-last_words: list[Callable[[int, str], None]] = []  # who is told how the process ends, before it ends at once
-
-
 def end_at_once(code: int, text: str) -> NoReturn:
     """Ends the process from a handler or another thread, with `text` on stderr if there is any."""
     if text:
         say(text)
-    for tell in last_words:
-        tell(code, text)
     os._exit(code)
 
 

@@ -210,19 +210,13 @@ def compare(comm: Comm, where: str, digests: Mapping[str, int], good: bool = Tru
     return not table[-1], different(where, [host for host, _ in everybody], [found for _, found in everybody])
 
 
-def different(
-    where: str, hosts: Sequence[str], digests: Sequence[Mapping[str, int]], ranks: Sequence[int] | None = None
-) -> RanksDiffer:
-    """The error that names tensors and ranks, for `digests` that are not all the same. Pure; `hosts` and `digests` are those of `ranks`, of
-    all if it is None."""
+def different(where: str, hosts: Sequence[str], digests: Sequence[Mapping[str, int]]) -> RanksDiffer:
+    """Return the error that names tensors and ranks, for `digests`, by rank, that are not all the same. Pure."""
     kinds = [combined(found) for found in digests]
     kind, many = Counter(kinds).most_common(1)[0]
     names = [name for name in digests[0] if len({found.get(name) for found in digests}) > 1]
     which = listed([f"`{name}`" for name in names], _NAMED)
-    called = [
-        f"rank {rank}" + (f" on {host}" if len(set(hosts)) > 1 else "")
-        for rank, host in zip(ranks or range(len(hosts)), hosts, strict=True)
-    ]
+    called = [f"rank {rank}" + (f" on {host}" if len(set(hosts)) > 1 else "") for rank, host in enumerate(hosts)]
     odd = [name for name, its in zip(called, kinds, strict=True) if its != kind]
     if 2 * many > len(kinds):
         text = f"{listed(odd, _NAMED)} {'has' if len(odd) == 1 else 'have'} other bits than the other {count(many, 'worker')} in {which}"
@@ -233,8 +227,6 @@ def different(
     return RanksDiffer(
         f"{where}: {text}",
         f"this state is not saved; run the same command again: it goes on from the newest snapshot; {again}",
-        names=names if ranks is None else (),
-        decided=2 * many > len(kinds),
     )
 
 

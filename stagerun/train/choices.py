@@ -1,4 +1,4 @@
-"""What `method: AUTO` chose for a stage, and what it went by: OUT/choices/STAGE.json. No torch: tables are made from it, too."""
+"""What `method: AUTO` chose for a stage, and the times it went by: OUT/choices/STAGE.json. No torch: tables are made from it, too."""
 
 import hashlib
 import json
@@ -15,7 +15,6 @@ from stagerun.store.layout import choices_folder
 from stagerun.system.typed import json_object, read_as
 
 DENSE = Method.NONE.value
-_RATES = 3
 _MOST = 16_000_000  # bytes of a file; of hundreds of layers it has some 10 kB
 
 
@@ -23,8 +22,7 @@ _MOST = 16_000_000  # bytes of a file; of hundreds of layers it has some 10 kB
 class Chosen:
     """`identity` is that of the stage, `parent` the id of the snapshot that it started from, '' for the seed: with others it doesn't count.
 
-    `seconds`: of an iteration, of each way that was tried. `rates`: by method, seconds per number to make a message and to add one up,
-    and its bytes per number. `bandwidth`: bytes per second of each worker, and `latency` of a message.
+    `seconds`: of an iteration, of each method that was timed.
     """
 
     stage: str
@@ -33,9 +31,6 @@ class Chosen:
     workers: int
     choice: dict[str, str]
     seconds: dict[str, float]
-    rates: dict[str, list[float]]
-    bandwidth: float
-    latency: float
 
 
 def identity_of(stage: Stage) -> str:
@@ -53,9 +48,6 @@ def read_chosen(out: Path, stage: Stage) -> Chosen | None:
         data = store.LocalDisk().read(Path(os.path.realpath(path.parent)) / path.name, _MOST)
         found = read_as(Chosen, json_object(data))
     except (OSError, ValueError):
-        return None
-    known = {method.value for method in Method}
-    if not known.issuperset(found.rates) or any(len(rate) != _RATES for rate in found.rates.values()):
         return None
     return found if found.identity == identity_of(stage) else None
 

@@ -1,12 +1,13 @@
 """`method: AUTO` of `compress_param`: how a stage's gradients are sent, chosen once, before its first update, and kept from then on.
 
 The choice is in OUT/choices, for a run that is killed before its first snapshot, and for stretches that are trained once more; and in
-each snapshot. `train.trying` finds it.
+each snapshot. Real steps of dense gradients and of each allowed method are timed in turn, on this link and with this network.
 """
 
+import statistics
 import time
-from collections.abc import Generator, Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,28 +16,27 @@ from stagerun.base.compression import Choice, applied
 from stagerun.base.errors import ResumeRefused
 from stagerun.base.events import CompressionChosen, Event, Note, Stopped
 from stagerun.base.recipe import Compression, Method
-from stagerun.base.text import duration
-from stagerun.comm import runs_of
-from stagerun.engine.compression import senders
+from stagerun.base.text import duration, listed
+from stagerun.comm import gather_json, runs_of
 from stagerun.engine.feed import DeviceBatch
 from stagerun.engine.state import TrainState
-from stagerun.engine.trials import Trial, random_state_kept
+from stagerun.engine.trials import Trial, random_state_kept, unseen
 from stagerun.models import build
 from stagerun.plan import State
-from stagerun.plan.link import Speeds
-from stagerun.plan.prediction import Link
-from stagerun.plan.ways import DENSE
 from stagerun.system.pulse import Section
 from stagerun.train.agreement import everyone, rank0
-from stagerun.train.choices import Chosen, grouped, identity_of, read_chosen, write_chosen
+from stagerun.train.choices import DENSE, Chosen, grouped, identity_of, read_chosen, write_chosen
 from stagerun.train.progress import progress_of
 from stagerun.train.stage_start import arithmetic_of, parent_id
-from stagerun.train.trying import Found, called, find
 from stagerun.train.worker import StageRun
 
-# Ways that are tried besides dense gradients: one, where each takes more bytes than this, since a sender's residual is as large as the
-# network.
-_MOST, _ROOM = 3, 2e9
+# Dense gradients stay unless a method takes so much less: what a few steps show is not surer.
+CLEARLY = 0.97
+# A method that takes so many times as long as the fastest is not timed again; after the first step, which makes room for things, more.
+WORSE, MUCH_WORSE = 1.5, 3.0
+# Timed steps of each; fewer, but _LEAST, after _ENOUGH seconds, and one after _LONG.
+STEPS = 9
+_LEAST, _ENOUGH, _LONG = 3, 30.0, 120.0
 
 
 def resolved(run: StageRun, state: TrainState) -> Generator[Event, None, Compression | None]:
@@ -56,8 +56,7 @@ def resolved(run: StageRun, state: TrainState) -> Generator[Event, None, Compres
         return applied(how, run.choice)
     if run.worker.comm.size == 1:
         run.choice = {"*": DENSE}
-        chosen = _record(run, Speeds(Link(0.0), Link(0.0)), {}, {})
-        yield from _publish(run, state, chosen, "one worker sends nothing")
+        yield from _publish(run, state, {}, "one worker sends nothing")
         return applied(how, run.choice)
     if run.is_piece:
         text = f"what stage `{run.stage.name}` chose is not in the output folder any more: it is chosen anew, and the bits may be others"
@@ -95,41 +94,81 @@ def _known(run: StageRun, state: TrainState, how: Compression) -> tuple[dict[str
 
 
 def _choose(run: StageRun, state: TrainState, how: Compression) -> Generator[Event, None, bool]:
-    """Measures, tries, publishes. Collective; False after a Stopped."""
+    """Time the methods and publish the choice. Collective; False after a Stopped."""
     comm, name, began = run.worker.comm, run.stage.name, time.monotonic()
-
-    def stop() -> bool:
-        comm.pulse.enter(Section.START)  # it goes on
-        return run.worker.stop() or run.worker.stopping.asked
-
-    with random_state_kept(run.worker.device):
+    names = [DENSE, *(method.value for method in how.allow)]
+    yield Note(text=f"{name}: timing steps with {listed([called(each) for each in names])} gradients, in turn")
+    with random_state_kept(run.worker.device), unseen(comm):
         trial = everyone(comm, lambda: _trial(run, state))
-        found = yield from _noted(name, find(comm, trial, how, stop, _room(run, state)))
-    if found is None:
+        taken = _race(run, trial, how, names)
+    comm.pulse.enter(Section.START)  # it goes on
+    if not taken:
         yield Stopped(stage=name, iter=state.iter, reason="asked to stop while it chose how gradients are sent")
         return False
-    run.choice = dict(found.choice)
-    chosen = _record(run, found.speeds, found.seconds, found.rates)
-    yield from _publish(
-        run, state, chosen, f"{found.why}; it took {duration(time.monotonic() - began, '.1f')} to choose"
-    )
+    best, why = decided(taken)
+    run.choice = {"*": best}
+    seconds = {each: statistics.median(times) for each, times in taken.items()}
+    yield from _publish(run, state, seconds, f"{why}; it took {duration(time.monotonic() - began, '.1f')} to choose")
     return True
 
 
-def _noted(name: str, looking: Generator[str, None, Found | None]) -> Generator[Event, None, Found | None]:
+def _race(run: StageRun, trial: Trial, how: Compression, names: Sequence[str]) -> dict[str, list[float]]:
+    """Return seconds of the slowest worker in each timed step, by method; nothing where a rank is asked to stop. Collective."""
+    comm, began = run.worker.comm, time.monotonic()
+    reducers = {name: trial.reducer(comm, applied(how, {"*": name})) for name in names}
+    first: dict[str, list[float]] = {}
+    taken: dict[str, list[float]] = {}
+    live = list(names)
     while True:
-        try:
-            text = next(looking)
-        except StopIteration as end:
-            return cast(Found | None, end.value)
-        yield Note(text=f"{name}: {text}")
+        turn = live if len(taken.get(live[0], ())) % 2 else live[::-1]
+        seconds = {}
+        for name in turn:
+            comm.barrier()
+            seconds[name] = trial.step(reducers[name])
+        stop = run.worker.stop() or run.worker.stopping.asked
+        answers = gather_json(comm, [seconds, stop, time.monotonic() - began])
+        if any(asked for _, asked, _ in answers):
+            return {}
+        slowest = {name: max(times[name] for times, _, _ in answers) for name in live}
+        if not first:
+            first = {name: [each] for name, each in slowest.items()}
+            live = still_timed(first, live, MUCH_WORSE)
+        else:
+            for name, each in slowest.items():
+                taken.setdefault(name, []).append(each)
+            live = still_timed(taken, live, WORSE)
+        for name in set(reducers) - set(live):
+            del reducers[name]  # with its residuals, each as large as the network
+        if enough(len(taken.get(live[0], ())), answers[0][2], len(live)):
+            return first | taken
 
 
-def _room(run: StageRun, state: TrainState) -> int:
-    """How many ways besides dense gradients fit into memory: each sender of this rank has a gradient and a residual."""
-    runs = senders(run.worker.schedule.determinism, run.stage.solver.logical_workers, run.worker.comm.size)
-    size = sum(p.tensor.nbytes for p in state.solver.parameters)
-    return _MOST if 2 * len(runs[0]) * size < _ROOM else 1
+def still_timed(taken: Mapping[str, Sequence[float]], live: Sequence[str], times: float) -> list[str]:
+    """Return the methods of `live` that take less than `times` the fastest one's seconds."""
+    middle = {name: statistics.median(taken[name]) for name in live}
+    return [name for name in live if middle[name] <= times * min(middle.values())]
+
+
+def enough(steps: int, elapsed: float, left: int) -> bool:
+    """Return whether to stop timing, with `steps` of each method and `left` methods."""
+    return left == 1 or steps >= STEPS or (elapsed > _ENOUGH and steps >= _LEAST) or (elapsed > _LONG and steps >= 1)
+
+
+def decided(taken: Mapping[str, Sequence[float]]) -> tuple[str, str]:
+    """Return the method to take, and why in words. `taken`: seconds of steps in turn, so that those of one turn make pairs."""
+    middle = {name: statistics.median(times) for name, times in taken.items()}
+    best = min(middle, key=lambda name: middle[name])
+    if best == DENSE or DENSE not in taken:
+        return best, "the fastest of those that were timed"
+    ratios = sorted(a / b for a, b in zip(taken[best], taken[DENSE], strict=False))
+    ratio, high = statistics.median(ratios), ratios[(3 * len(ratios)) // 4]
+    if ratio > CLEARLY or high >= 1:
+        return DENSE, f"nothing is clearly faster: {best} takes {ratio:.2f} times as long"
+    return best, f"it takes {ratio:.2f} times as long as dense"
+
+
+def called(method: str) -> str:
+    return "dense" if method == DENSE else method
 
 
 def _trial(run: StageRun, state: TrainState) -> Trial:
@@ -160,22 +199,16 @@ def _trial(run: StageRun, state: TrainState) -> Trial:
     return Trial(model, state, solver, run.worker.schedule.determinism, arithmetic, kept, own)
 
 
-def _record(run: StageRun, speeds: Speeds, seconds: Mapping[str, float], rates: Mapping[str, list[float]]) -> Chosen:
-    return Chosen(
+def _publish(run: StageRun, state: TrainState, seconds: Mapping[str, float], why: str) -> Iterator[Event]:
+    """Write the choice to disk before the first update. Collective."""
+    chosen = Chosen(
         stage=run.stage.name,
         identity=identity_of(run.stage),
         parent=parent_id(run.planned),
         workers=run.worker.comm.size,
         choice=dict(run.choice),
         seconds=dict(seconds),
-        rates=dict(rates),
-        bandwidth=speeds.messages.bandwidth,
-        latency=speeds.messages.latency,
     )
-
-
-def _publish(run: StageRun, state: TrainState, chosen: Chosen, why: str) -> Iterator[Event]:
-    """Has it on disk before the first update. Collective."""
 
     def write() -> None:
         assert run.worker.keeper is not None
@@ -188,8 +221,6 @@ def _publish(run: StageRun, state: TrainState, chosen: Chosen, why: str) -> Iter
         methods=_groups(state, chosen.choice),
         why=why,
         tried=tuple((called(name), taken) for name, taken in chosen.seconds.items()),
-        bandwidth=chosen.bandwidth,
-        latency=chosen.latency,
     )
 
 

@@ -5,9 +5,8 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 
-from stagerun import store
 from stagerun.base.errors import UsageError
 from stagerun.base.text import duration
 from stagerun.command.ending import over_live_line
@@ -18,12 +17,11 @@ from stagerun.launch import StopRequest
 from stagerun.launch.options import HostOptions, chosen_hosts
 from stagerun.launch.start import Job, joined, start, work
 from stagerun.launch.watch.worker import Monitored
-from stagerun.launch.worker_count import check_workers, devices
+from stagerun.launch.worker_count import devices
 from stagerun.system import signals
 from stagerun.system.world import World, default_threads, rank_said
 from stagerun.train.first_look import look_first
-from stagerun.train.logs.table import require_evaluation, require_packages
-from stagerun.train.notify import Notified, check_commands
+from stagerun.train.logs.table import require_packages
 from stagerun.train.options import Cut, RunOptions
 from stagerun.train.parallel import refuse, serve, train_side_by_side
 
@@ -37,19 +35,18 @@ def run(options: RunOptions, hosts: HostOptions) -> int:
     """
     if options.stage_by_stage:
         return serve(options)
-    others = chosen_hosts(hosts, options.nproc)
+    others = chosen_hosts(hosts)
     if options.parallel is not None:
         refuse(options, others is not None)
-    check_commands(options.notify)
-    with stopped_after(options.stop_after), Notified(options) as notified:
+    with stopped_after(options.stop_after):
         over_live_line()
         _check(options)
         if others is not None:
-            return notified.ended(_on_hosts(options, others))
+            return _on_hosts(options, others)
         job = job_of(options)
         if joined(options.nproc):
-            return notified.ended(work(notified.around(job), options.orders))
-        return notified.ended(_start(job, options))
+            return work(job, options.orders)
+        return _start(job, options)
 
 
 @contextmanager
@@ -85,11 +82,8 @@ def _check(options: RunOptions) -> None:
     """UsageError for options that don't go together, before anything is started."""
     require_packages(options.log)
     limits(options.timeouts)
-    if options.profile is None and options.profile_iterations is not None:
-        raise UsageError("--profile-iterations without --profile", "`--profile FILE` says where to write them")
-    if options.replay is not None and (options.redo or options.keep):
-        raise UsageError("--replay with --redo or --keep", "take another --out to replay once more")
-    store.planned_fault()  # a mistake in it is reported here, too
+    if options.replay is not None and options.redo:
+        raise UsageError("--replay with --redo", "take another --out to replay once more")
 
 
 def job_of(options: RunOptions, cut: Cut | None = None) -> Job:
@@ -120,16 +114,6 @@ def _on_hosts(options: RunOptions, hosts: HostOptions) -> int:
     from stagerun.launch.hosts import Task, on_hosts
 
     schedule = load(options.folder, options.overrides)
-    require_evaluation(options.log, schedule)
-    bundle, folder = hosts.bundle(options.folder, schedule)
     out = options.out if options.replay is None else str(options.output(schedule))
-    options = replace(options, folder=folder, out=out)
-    task = Task(
-        options.orders,
-        {"folder": folder, "overrides": options.overrides, "out": options.out},
-        lambda size: check_workers(schedule, size),
-        {"options": asdict(options)},
-        bundle,
-        again=() if options.retry else ("--retry",),
-    )
-    return on_hosts(task, hosts)
+    there = replace(options, folder=hosts.folder_there(options.folder), out=out)
+    return on_hosts(Task(there.orders, options.folder, schedule), hosts, options.nproc)

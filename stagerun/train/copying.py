@@ -1,4 +1,4 @@
-"""Copies of the images on the nodes' own disks: before training, while all ranks wait together, or beside it.
+"""Copies of the images on the nodes' own disks, made before training while all ranks wait together.
 
 Every rank asks for the copies, in a thread; which rank of a node makes them is settled by locks on the node's disk, so it
 doesn't matter how ranks are numbered. The ranks meanwhile meet once a second: no one stays in a collective for as long as a
@@ -13,18 +13,16 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from stagerun.base.errors import DataError, PeerError, StagerunError
+from stagerun.base.errors import DataError, PeerError
 from stagerun.base.events import Note
-from stagerun.base.recipe import Data, ScratchCopy, ScratchFrom, Source
+from stagerun.base.recipe import Data, Source
 from stagerun.base.text import count, duration, size
 from stagerun.comm import Comm, gather_json
 from stagerun.data.records import SwitchingRecords
 from stagerun.data.scratch import Copy, CopyStopped, Found, How, Original, Progress, look, stage
-from stagerun.data.scratch.sharing import Exchange
 from stagerun.system.host import host_name
 from stagerun.system.pulse import Section
 from stagerun.train.agreement import everyone, hosts_of
-from stagerun.train.handing_on import HandingOn
 
 _MOST_NODES_NAMED = 8
 
@@ -41,13 +39,11 @@ class Status(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one rank has to say: how many bytes it has copied itself, in how long, and how many of them other nodes handed on; or
-    `text`."""
+    """What one rank has to say: how many bytes it has copied itself, in how long; or `text`."""
 
     host: str
     bytes: int = 0
     seconds: float = 0.0
-    handed: int = 0
     text: str = ""
     warning: bool = True
 
@@ -78,12 +74,12 @@ def progress_text(ranks: Sequence[tuple[str, Status, int, int]], scratch: str, e
     return f"{head} of {len(copying)} of {count(len(everybody), 'node')}{each}; slowest {slowest}: {text}"
 
 
-def as_notes(outcomes: Sequence[Outcome], scratch: str, beside: bool) -> list[Note]:
+def as_notes(outcomes: Sequence[Outcome], scratch: str) -> list[Note]:
     """One note about all copies, and one for each thing else, with the nodes where it was so."""
     notes = []
     done = [one for one in outcomes if not one.text]
     if done:
-        notes.append(Note(text=_ended(done, scratch) + (", and are read there from now on" if beside else "")))
+        notes.append(Note(text=_ended(done, scratch)))
     for text, warning in dict.fromkeys((one.text, one.warning) for one in outcomes if one.text):
         hosts = list(dict.fromkeys(one.host for one in outcomes if one.text == text))
         notes.append(Note(text=f"{_names(hosts)}: {text}", warning=warning))
@@ -103,9 +99,6 @@ def _ended(done: Sequence[Outcome], scratch: str) -> str:
     if len(hosts) == 1:
         return f"the images were copied to {scratch}: {text}"
     there = f"; {count(len(hosts) - len(copied), 'node')} had them" if len(hosts) > len(copied) else ""
-    if handed := sum(one.handed for one in done):
-        share = 100 * handed / sum(one.bytes for one in copied.values())
-        there = f", {share:.0f} % of all copies from node to node{there}"
     return f"the images were copied to {scratch} of {count(len(copied), 'node')}, slowest {slowest.host}: {text}{there}"
 
 
@@ -125,7 +118,6 @@ def _names(hosts: Sequence[str]) -> str:
 
 
 _MEET_EVERY_S = 1.0
-_SETTLE_EVERY_S = 0.1  # until it is settled which way the images come
 # A note on progress: the first after 5 seconds, then less and less often, once a minute in the end.
 _FIRST_NOTE_S, _RARELY_S = 5.0, 60.0
 # How long a copy that is asked to stop may take. It asks between two pieces of 4 MB; a file server that hangs may never answer,
@@ -170,8 +162,6 @@ class Task(threading.Thread):
         return self._stop_asked.is_set()
 
     def status(self) -> Status:
-        if self.ident is None:  # it waits for that of another rank
-            return Status.STOPPED if self._stop_asked.is_set() else Status.WAITING
         if self.is_alive():
             late = self._stop_asked.is_set() and time.monotonic() > self._stopped_at + _PATIENCE_S
             return Status.STOPPED if late else Status.WAITING if self.progress.waiting else Status.RUNNING
@@ -189,37 +179,23 @@ class Task(threading.Thread):
 class Copier(Task):
     """Has the copies of this node made, or waits for another process that makes them."""
 
-    def __init__(
-        self,
-        originals: Sequence[Original],
-        data: Data,
-        then: Callable[[list[Copy]], None] | None = None,
-        exchange: Exchange | None = None,
-    ) -> None:
-        """`then` is called with the copies, in the thread. With it the copying is to disturb others as little as can be. `exchange`:
-        with the other nodes."""
+    def __init__(self, originals: Sequence[Original], data: Data) -> None:
         super().__init__("copier")
         assert data.scratch is not None
         self.scratch: str = data.scratch
         self.copies: list[Copy] | None = None
         self.removed: list[Found] = []
-        self._originals, self._reserve, self._then = originals, data.scratch_reserve, then
-        self._exchange = exchange
+        self._originals, self._reserve = originals, data.scratch_reserve
 
     def work(self) -> None:
-        copies = stage(
+        self.copies = stage(
             self._originals,
             self.scratch,
             self._reserve,
             stop=self._stop_asked.is_set,
             watch=self.watch,
             removed=self.removed.append,
-            beside=self._then is not None,
-            exchange=self._exchange,
         )
-        if self._then is not None:
-            self._then(copies)
-        self.copies = copies
 
     def told(self, ranks: Sequence[tuple[str, Status, int, int]], elapsed: float) -> str:
         return progress_text(ranks, self.scratch, elapsed)
@@ -240,57 +216,21 @@ class Copying:
         self._originals: list[Original] = []
         self._copier: Copier | None = None
         self._records: list[SwitchingRecords] = []
-        self._told = False  # how the copying beside training ended was reported
         self._said: set[tuple[str, str]] = set()  # (host, text) of what was reported
 
     def first(self, comm: Comm, stop: Callable[[], bool]) -> Generator[Note, None, bool]:
-        """Looks at the LMDBs and, unless they are to be copied beside training, has every node's copies made; True if asked to
-        stop meanwhile. Collective. DataError, StorageError, PermissionDenied."""
+        """Have every node's copies made; True if asked to stop meanwhile. Collective. DataError, StorageError, PermissionDenied."""
         everyone(comm, self._look)
-        if self._data.scratch_copy is ScratchCopy.BESIDE:
-            yield Note(text=f"the images are read where they are, and copied to {self._data.scratch} meanwhile")
-            return False
         hosts = hosts_of(comm)
-        handing = None
-        if self._data.scratch_from is not ScratchFrom.SOURCE and len(set(hosts)) > 1:
-            handing = HandingOn(comm, self._originals, self._data.scratch_from, hosts, lambda: copier.stopping)
-        self._copier = copier = Copier(self._originals, self._data, exchange=handing.exchange if handing else None)
-        try:
-            if handing is not None:
-                everyone(comm, handing.require)
-            with comm.pulse.section(Section.COPY):
-                stopped = yield from meet(copier, comm, stop, hosts, handing)
-        finally:
-            if handing is not None:
-                handing.close()
-        damaged = handing.judge(comm) if handing is not None else False
+        self._copier = copier = Copier(self._originals, self._data)
+        with comm.pulse.section(Section.COPY):
+            stopped = yield from meet(copier, comm, stop, hosts)
         everyone(comm, lambda: raise_unless_stopped(copier.error))
         if stopped:
             return True
-        trouble = [Outcome(host=self._host, text=text) for text in handing.trouble()] if handing else []
-        handed = handing.exchange.handed if handing and handing.exchange else 0
-        outcomes = self._results(handed) + trouble
-        if damaged and (yield from self._again(comm, stop, hosts, outcomes)):
-            return True
-        yield from as_notes(_gathered(comm, outcomes), copier.scratch, beside=False)
+        yield from as_notes(_gathered(comm, self._results()), copier.scratch)
         self._compare(comm, hosts)
         return False
-
-    def _again(
-        self, comm: Comm, stop: Callable[[], bool], hosts: Sequence[str], outcomes: list[Outcome]
-    ) -> Generator[Note, None, bool]:
-        """Where a copy that a node had has become suspect it is mended, which goes into `outcomes`; the others find theirs. As `first`."""
-        assert self._copier is not None
-        before, self._copier = self._copier, Copier(self._originals, self._data)
-        copier = self._copier
-        try:
-            with comm.pulse.section(Section.COPY):
-                stopped = yield from meet(copier, comm, stop, hosts, None)
-        finally:
-            before.close()
-        everyone(comm, lambda: raise_unless_stopped(copier.error))
-        outcomes += [] if stopped else self._mended()
-        return stopped
 
     def records(self) -> list[SwitchingRecords]:
         """What to read, of each source. DataError, StorageError."""
@@ -300,12 +240,6 @@ class Copying:
             for n, (original, source) in enumerate(zip(self._originals, self._sources, strict=True))
         ]
         return self._records
-
-    def begin_beside(self) -> None:
-        """Starts to copy beside training, where that is asked for; when the copies are there, they are read."""
-        if self._data.scratch_copy is ScratchCopy.BESIDE:
-            self._copier = Copier(self._originals, self._data, self._switch)
-            self._copier.start()
 
     def news(self) -> list[Note]:
         """What has happened on this rank's node since the last call."""
@@ -319,7 +253,7 @@ class Copying:
         """Passes on the first one heard of a node's ranks, which all say how it went."""
         new = [one for one in outcomes if (one.host, one.text) not in self._said]
         self._said |= {(one.host, one.text) for one in new}
-        return as_notes(new, str(self._data.scratch), beside=True)
+        return as_notes(new, str(self._data.scratch))
 
     def close(self) -> None:
         """Stops what is still being copied; the next run goes on from there."""
@@ -328,10 +262,6 @@ class Copying:
 
     def _look(self) -> None:
         self._originals = [look(source.path) for source in self._sources]
-
-    def _switch(self, copies: list[Copy]) -> None:
-        for records, copy in zip(self._records, copies, strict=True):
-            records.switch(copy)
 
     def _compare(self, comm: Comm, hosts: Sequence[str]) -> None:
         """DataError on all ranks where nodes have copies of one state of an LMDB that differ: some would train on other images."""
@@ -344,19 +274,18 @@ class Copying:
                 kinds = {digest for digest in found.values() if digest}
                 if len(kinds) > 1:
                     raise DataError(
-                        copies_differ(original.path, found), "`stagerun data unstage` there, then run again"
+                        copies_differ(original.path, found), "remove its copies from scratch there, then run again"
                     )
 
         everyone(comm, same)
 
-    def _results(self, handed: int = 0) -> list[Outcome]:
+    def _results(self) -> list[Outcome]:
         assert self._copier is not None and self._copier.copies is not None
         copies = self._copier.copies
         done = Outcome(
             host=self._host,
             bytes=sum(copy.bytes for copy in copies),
             seconds=sum(copy.seconds for copy in copies),
-            handed=handed,
         )
         removed = [
             f"removed {found.folder}, to make room: a copy of {found.manifest.source}" for found in self._copier.removed
@@ -370,17 +299,7 @@ class Copying:
         ]
 
     def _news(self) -> list[Outcome]:
-        copier, found = self._copier, list[Outcome]()
-        beside = self._data.scratch_copy is ScratchCopy.BESIDE
-        if beside and not self._told and copier is not None and not copier.is_alive():
-            self._told = True
-            if copier.error is None:
-                found += self._results()
-            elif isinstance(copier.error, StagerunError):
-                text = f"the images are read where they are: {copier.error.message}"
-                found.append(Outcome(host=self._host, text=text))
-            else:
-                raise_unless_stopped(copier.error)
+        found = list[Outcome]()
         for records in self._records:
             while records.trouble:
                 found.append(Outcome(host=self._host, text=records.trouble.pop(0)))
@@ -396,55 +315,36 @@ def _gathered(comm: Comm, mine: list[Outcome]) -> list[Outcome]:
     return [Outcome(**one) for rank in gather_json(comm, [asdict(one) for one in mine]) for one in rank]
 
 
-def meet(
-    copier: Task, comm: Comm, stop: Callable[[], bool], hosts: Sequence[str], handing: HandingOn | None = None
-) -> Generator[Note, None, bool]:
+def meet(copier: Task, comm: Comm, stop: Callable[[], bool], hosts: Sequence[str]) -> Generator[Note, None, bool]:
     """Until every rank's copier has ended, one way or another. Collective. True if it was a request to stop.
 
-    One rank's error, or request, ends all. With `handing` one copier per node is started, and those of its other ranks when that is
-    done: they find the copy.
+    One rank's error, or request, ends all.
     """
     began = time.monotonic()
     next_note, pause = _FIRST_NOTE_S, 0.02
     copied = -1
-    if handing is None or handing.leader == comm.rank:
-        copier.start()
+    copier.start()
     while True:
-        _wait(copier, pause)
+        copier.join(pause)
         # Whoever copies shows that it gets on; whoever is done, or waits for another run's copy, that it is there.
         if copier.status() is not Status.RUNNING or copier.progress.done != copied:
             copied = copier.progress.done
             comm.pulse.beat()
-        pause = min(_MEET_EVERY_S if handing is None or handing.settled() else _SETTLE_EVERY_S, 2 * pause)
+        pause = min(_MEET_EVERY_S, 2 * pause)
         # What a rank tells the others: its status, bytes done, bytes in all, whether its own process was asked to stop.
         progress = copier.progress
         row = [int(copier.status()), progress.done, progress.total, int(stop())]
-        if handing is not None:
-            row += handing.row(progress.done)
         rows = _added_up(comm, row)
         states = {row[0] for row in rows}
         if not states & {Status.RUNNING, Status.WAITING}:
             return Status.STOPPED in states and Status.FAILED not in states
         if Status.FAILED in states or any(row[3] for row in rows):
             copier.stop()
-        if handing is not None:
-            note = handing.meet([row[4:] for row in rows], progress.done)
-            if note is not None:
-                yield note
-            if copier.ident is None and not copier.stopping and rows[handing.leader][0] == Status.DONE:
-                copier.start()
         elapsed = time.monotonic() - began
         if comm.rank == 0 and elapsed > next_note:
             next_note = elapsed + min(_RARELY_S, max(_FIRST_NOTE_S, elapsed / 4))
             ranks = [(host, Status(row[0]), row[1], row[2]) for host, row in zip(hosts, rows, strict=True)]
             yield Note(text=copier.told(ranks, elapsed))
-
-
-def _wait(copier: Task, seconds: float) -> None:
-    if copier.ident is None:
-        time.sleep(seconds)
-    else:
-        copier.join(seconds)
 
 
 def _added_up(comm: Comm, row: Sequence[int]) -> list[list[int]]:

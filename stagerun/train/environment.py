@@ -121,7 +121,7 @@ def require_exact(said: Note | None) -> None:
 
 def require_same(plan: Plan, device: torch.device, workers: int, others: str = "") -> None:
     """ResumeRefused where the plan would bring back a snapshot that is gone, in another environment than it was made in, though
-    stages came from there that count: they would be stale afterwards. What --redo or --keep names is let be."""
+    stages came from there that count: they would be stale afterwards. What --redo names is let be."""
     schedule = plan.schedule
     texts: list[str] = []
     names: dict[str, None] = {}
@@ -142,11 +142,10 @@ def require_same(plan: Plan, device: torch.device, workers: int, others: str = "
         way = next(iter(ways)) if len(ways) == 1 else ""
         same = f"{way}; or " if way else ""
         these = list(_options(schedule, list(names)))
-        redo, keep = (" ".join(f"--{word} {name}" for name in these) for word in ("redo", "keep"))
+        redo = " ".join(f"--redo {name}" for name in these)
         raise ResumeRefused(
             "\n".join(texts),
-            f"{same}`{redo}` goes on here and, if other bits come, trains what came from there and what follows from it again; "
-            f"`{keep}`, now and in later runs, keeps those snapshots as they are",
+            f"{same}`{redo}` goes on here and, if other bits come, trains what came from there and what follows from it again",
         )
 
 

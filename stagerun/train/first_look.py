@@ -2,13 +2,12 @@
 
 import shlex
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 from stagerun import store
-from stagerun.base.errors import ExitCode, Problems, RecipeError, StagerunError, UsageError
+from stagerun.base.errors import ExitCode, Problems, RecipeError, StagerunError
 from stagerun.base.events import RunFinished
-from stagerun.base.recipe import Method, Schedule
+from stagerun.base.recipe import Schedule
 from stagerun.base.snapshots import Inventory
 from stagerun.command.ending import say
 from stagerun.command.options import arguments
@@ -25,7 +24,8 @@ from stagerun.system import signals
 from stagerun.train import results
 from stagerun.train.hours import find_hours
 from stagerun.train.logs.results import ensembles_table, finished_line, results_table
-from stagerun.train.logs.table import Opened, in_format, parents, require_evaluation, send_rest
+from stagerun.train.logs.table import Opened, all_logs
+from stagerun.train.logs.trackers.follower import lacks
 from stagerun.train.options import RunOptions
 from stagerun.train.output import DISK
 from stagerun.train.recorded import recorded
@@ -35,7 +35,6 @@ from stagerun.train.results import require_progress, standing
 def look_first(options: RunOptions, schedule: Schedule, size: int) -> ExitCode | None:
     """What `run` finds and prints where rank 0 will be, before `size` workers are started; the exit code where there is nothing to do.
     What is wrong is raised."""
-    require_evaluation(options.log, schedule)
     out = options.output(schedule)
     schedule = looked_at(schedule, out)
     if options.replay is not None:
@@ -46,14 +45,16 @@ def look_first(options: RunOptions, schedule: Schedule, size: int) -> ExitCode |
     if results.nothing_to_do(plan, out):
         left = tuple(s.stage.name for s in plan.left_out if s.state is State.NOT_CHOSEN)
         finished = RunFinished(trained=False, seconds=0.0, not_chosen=left)
-        say(in_format(options.log_format, finished_line(finished)))
-        say(in_format(options.log_format, _table(plan, out)))
-        send_rest(options.log, Opened(plan, out, (), say))
+        say(finished_line(finished))
+        say(_table(plan, out))
+        for name in dict.fromkeys(options.log):
+            if all_logs()[name].tracker and lacks(out, name):
+                with all_logs()[name].make(Opened(plan, out, say)):  # which sends the rest
+                    pass
         return ExitCode.DONE
     if not options.retry:
         require_progress(DISK, out, standing(DISK, out, schedule, found))
     check_workers(schedule, size)
-    require_packages(schedule)
     require_weights(plan)
     with signals.held():
         from stagerun.data.preflight import preflight
@@ -61,7 +62,7 @@ def look_first(options: RunOptions, schedule: Schedule, size: int) -> ExitCode |
     preflight(schedule)
     together = ensembles_text(results.planned_ensembles(plan, out))
     text = _shortly(plan, out, options) or render_text(plan, beside=[together])
-    say(in_format(options.log_format, text + "\n"))
+    say(text + "\n")
     return None
 
 
@@ -79,13 +80,6 @@ def require_weights(plan: Plan) -> None:
         raise RecipeError(problems.all())
 
 
-def require_packages(schedule: Schedule) -> None:
-    """Before anything is trained what a later stage needs. UsageError."""
-    methods = {s.solver.compress.method for s in schedule.stages if s.enabled and s.solver.compress is not None}
-    if Method.LOSSLESS in methods and find_spec("zstandard") is None:
-        raise UsageError("`method: LOSSLESS` needs the package zstandard", "pip install 'stagerun[lossless]'")
-
-
 def _shortly(plan: Plan, out: Path, options: RunOptions) -> str:
     """What is left of a run that goes on; '' for one that starts."""
     hours = find_hours(plan, out, None)
@@ -93,7 +87,7 @@ def _shortly(plan: Plan, out: Path, options: RunOptions) -> str:
     if not (text := going_on(plan, left if left.startswith("about") else "")):
         return ""
     options = options if options.replay is None else replace(options, out=str(out))
-    same = arguments(options, "folder", "overrides", "out", "redo", "keep", "only", "until")
+    same = arguments(options, "folder", "overrides", "out", "redo", "only", "until")
     return f"{text}\n`{shlex.join(['stagerun', 'plan', *same])}` shows the full plan"
 
 
@@ -119,11 +113,11 @@ def _report_idle_redo(plan: Plan, options: RunOptions) -> None:
         these = [s for s in plan.stages if name in (s.stage.name, s.stage.group)]
         if not any(s.again or any(s.stage.name in lost.named for lost in plan.lost) for s in these):
             text = f"note: stage `{name}` is not stale, so --redo has nothing to do there"
-            say(in_format(options.log_format, text))
+            say(text)
 
 
 def _table(plan: Plan, out: Path) -> str:
     ensembles = results.ensembles(plan, out)
-    stages = results_table(results.results(plan, out), parents(plan, out), ensembles)
+    stages = results_table(results.results(plan, out), results.parents(plan, out), ensembles)
     together = ensembles_table(ensembles)
     return f"{stages}\n\n{together}" if together else stages

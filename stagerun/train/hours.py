@@ -28,7 +28,6 @@ from stagerun.plan.hours import (
     not_known,
     render_hours,
 )
-from stagerun.plan.prediction import Job, hours_of, predict, prediction_record, render_prediction
 from stagerun.system.lmdb_file import data_file
 from stagerun.train.log_file import Life, read_last_life
 from stagerun.train.output import LOG
@@ -47,21 +46,14 @@ _EVERY_S = 10.0
 HINT = "give --images-per-second N, `stagerun rehearse` it here, or wait until a stage is trained"
 
 
-def beside(
-    plan: Plan, out: Path, images_per_second: float | None, allocation: float | None, job: Job | None = None
-) -> Beside:
-    """With the given speed, in images per second of the whole job, or else the one measured here, or with that predicted for
-    `job`; `allocation` in seconds. UsageError for an allocation where no speed is known; StorageError, PermissionDenied for a log that can't be read."""
-    predicted = predict(plan.schedule, job) if job else {}
-    hours = hours_of(plan.schedule, job, predicted) if job else find_hours(plan, out, images_per_second)
+def beside(plan: Plan, out: Path, images_per_second: float | None, allocation: float | None) -> Beside:
+    """With the given speed, in images per second of the whole job, or else the one measured here; `allocation` in seconds. UsageError for an allocation where no speed is known; StorageError, PermissionDenied for a log that can't be read."""
+    hours = find_hours(plan, out, images_per_second)
     ensembles = planned_ensembles(plan, out)
     together = ensembles_left(plan.schedule, ensembles, hours.speeds) if hours else {}
     ends = find_budget(plan, hours, allocation, together) if allocation is not None else None
     blocks = [ensembles_text(ensembles)]
     record: dict[str, object] = {"ensembles": ensembles_record(ensembles)}
-    if job:
-        blocks.append(render_prediction(job, predicted))
-        record["prediction"] = prediction_record(job, predicted)
     if hours:
         blocks.append(render_hours(plan, hours, together))
         record["time"] = hours_record(plan, hours, together)

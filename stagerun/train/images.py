@@ -165,8 +165,6 @@ class Images:
             if stopped:
                 return True
         everyone(comm, self.open_here)
-        if self._copying is not None:
-            self._copying.begin_beside()
         return False
 
     def open_here(self) -> None:

@@ -23,10 +23,9 @@ from stagerun.train.results import relied_on, require_progress, standing
 
 
 class Selection(NamedTuple):
-    """What --redo, --keep, --only and --until name."""
+    """What --redo, --only and --until name."""
 
     redo: Collection[str] = ()
-    keep: Collection[str] = ()
     only: Collection[str] = ()
     until: str | None = None
 
@@ -53,6 +52,8 @@ class Keeper:
     whether to go on waiting.
     """
 
+    disk: store.Disk = store.LocalDisk()  # tests put one here that fails
+
     def __init__(
         self,
         schedule: Schedule,
@@ -63,7 +64,6 @@ class Keeper:
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.schedule, self.out, self.selection = schedule, out, selection
-        self.disk = store.disk_of_run()
         self.attempt = 1
         self.harmed: list[str] = []  # snapshots that were set aside when this process life began
         self._whole = False  # what the plan relies on was read back
@@ -143,7 +143,7 @@ class Keeper:
         return under(store.inventory(self.disk, self.out), self._names)
 
     def plan(self) -> Plan:
-        """What is left to do. ResumeRefused when a stage is stale and neither --redo nor --keep names it; StorageError as of
+        """What is left to do. ResumeRefused when a stage is stale and --redo does not name it; StorageError as of
         `store.answers_now`."""
         while True:
             found = store.inventory(self.disk, self.out)

@@ -23,7 +23,7 @@ from stagerun.language import load
 from stagerun.launch import GRACE_S
 from stagerun.launch.start import Orders
 from stagerun.train.keeper import Selection
-from stagerun.train.logs.table import SCREENS, all_logs
+from stagerun.train.logs.table import LogName, all_logs
 from stagerun.train.recorded import SUFFIX
 
 STOPPING = "Stopping and going on"
@@ -89,41 +89,19 @@ class RunOptions(PlannedOptions):
         "workers, or other training images; on a GPU always. Without it the run goes on, and says EQUIVALENT.",
         title=STOPPING,
     )
-    log_format: str = option(
-        "--log-format",
-        "What is printed: text for people, or Caffe's own lines, for parse_log and the plot scripts that read Caffe's "
-        "logs; `Iteration N` then counts through all stages in the order in which they run.",
-        title=LOGGED,
-        type=click.Choice(list(SCREENS)),
-        default="text",
-    )
     log: tuple[str, ...] = option(
         "--log",
         f"Write a log into the output folder as well, or send it to a tracker. {' '.join(f'{name}: {log.about}' for name, log in all_logs().items())} Repeatable.",
         title=LOGGED,
-        type=click.Choice(list(all_logs())),
+        type=LogName(),
         multiple=True,
         default=(),
     )
-    notify: tuple[str, ...] = option(
-        "--notify COMMAND",
-        "Run COMMAND when a stage is trained and when the command ends, well or not, with one line of JSON about it on its stdin. No shell reads "
-        "it; after 30 s it is ended. Repeatable.",
-        title=LOGGED,
-        default=(),
-        launcher=True,  # the process that was called says how it ends, whatever becomes of the workers
-    )
     profile: str | None = option(
         "--profile FILE",
-        "Write a Chrome trace of some iterations (open it in ui.perfetto.dev): images, forward, backward, each piece of the gradients "
+        "Write a Chrome trace of ten iterations after the first three (open it in ui.perfetto.dev): images, forward, backward, each piece of the gradients "
         "on its way to the others, update, of all workers.",
         title=LOGGED,
-    )
-    profile_iterations: int | None = option(
-        "--profile-iterations N",
-        "With --profile: how many, after the first three.  [default: 10]",
-        title=LOGGED,
-        least=1,
     )
 
     @property
@@ -133,7 +111,7 @@ class RunOptions(PlannedOptions):
 
     @property
     def selection(self) -> Selection:
-        return Selection(self.redo, self.keep, self.only, self.until)
+        return Selection(self.redo, self.only, self.until)
 
     @property
     def orders(self) -> Orders:

@@ -34,7 +34,7 @@ from stagerun.launch import StopRequest
 from stagerun.launch.folder import LAUNCHER_PID
 from stagerun.launch.start import Orders, work
 from stagerun.launch.watch.worker import Monitored
-from stagerun.launch.worker_count import devices
+from stagerun.launch.worker_count import usual_workers
 from stagerun.plan import Plan, PlannedStage, State
 from stagerun.plan.counting import lineage
 from stagerun.store.errors import reporting
@@ -62,7 +62,7 @@ def refuse(options: RunOptions, others: bool) -> None:
     """UsageError for what can't go with --parallel."""
     wrong = {
         "--nproc": options.nproc not in (None, 1), "--hosts": others, "--profile": options.profile is not None,
-        "--replay": options.replay is not None, "--log": bool(options.log), "--log-format": options.log_format != "text",
+        "--replay": options.replay is not None, "--log": bool(options.log),
         "--bind numa": options.bind == "numa", "--timeout": bool(options.timeouts),
     }  # fmt: skip
     if names := [name for name, given in wrong.items() if given]:
@@ -70,7 +70,7 @@ def refuse(options: RunOptions, others: bool) -> None:
             f"--parallel with {' and '.join(names)}: stages side by side have one worker each, on this machine",
             "leave one of them out",
         )
-    if devices() > 1 or nvidia_gpus(Path("/proc")):
+    if usual_workers(None) > 1 or nvidia_gpus(Path("/proc")):
         raise UsageError("--parallel with a GPU", "stages side by side are for processors: leave --parallel out")
 
 

@@ -15,7 +15,7 @@ from stagerun.base.snapshots import Inventory, SnapshotRef, same_set
 from stagerun.language import canonical
 from stagerun.plan import Plan, PlannedStage, State
 from stagerun.plan.counting import tested_alike, tested_set
-from stagerun.plan.ensembles import EnsembleState, PlannedEnsemble, made_of, plan_ensembles
+from stagerun.plan.ensembles import EnsembleState, PlannedEnsemble, plan_ensembles
 from stagerun.plan.estimate import Figures
 from stagerun.store.errors import reporting
 from stagerun.store.layout import results_folder
@@ -73,10 +73,7 @@ Before = str | float | None  # what a stage is compared with: a stage or ensembl
 def before(plan: Plan, out: Path, planned: PlannedStage) -> Before:
     """What the gain of a stage is against; None if that isn't known."""
     stage, own = planned.stage, planned.end or planned.start
-    if planned.kept and stage.average is not None:
-        tested = read_ensemble(out, stage.average)
-        return tested.top1 if tested is not None and own is not None and made_of(own, tested) else None
-    if not planned.kept and (stage.average or stage.parent_iter is None):
+    if stage.average or stage.parent_iter is None:
         return stage.average or stage.parent
     if own is None:
         return None
@@ -237,3 +234,9 @@ def fruitless(disk: store.Disk, out: Path, newest: str) -> list[store.Life]:
 def stuck(lives: Sequence[store.Life], newest: str) -> bool:
     """Whether `lives`, the last ones, are LIMIT that ended badly and began from `newest`. Pure."""
     return len(lives) == LIMIT and all(life.code in _BAD and life.newest == newest for life in lives)
+
+
+def parents(plan: Plan, out: Path) -> dict[str, Before]:
+    """What each stage is compared with: the stage at whose end it starts, or the average. Of one that is kept, the name may stand for
+    something else by now: then top-1 of what it started from."""
+    return {planned.stage.name: before(plan, out, planned) for planned in plan.stages}

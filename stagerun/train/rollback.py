@@ -1,5 +1,4 @@
-"""`on_nan: ROLLBACK`: from an iteration that failed back to a snapshot, and on with other images; and which images those were. Likewise where
-workers differ (`audit_param`), with the same images.
+"""`on_nan: ROLLBACK`: from an iteration that failed back to a snapshot, and on with other images; and which images those were.
 
 What is known at the iteration that failed (how often it came to that, which images are left out) is in no snapshot before the
 next one. A run that is killed in between does the iterations before it once more, fails there once more, and comes to the same.
@@ -14,9 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stagerun import store
-from stagerun.base.errors import Diverged, ExitCode, StagerunError
+from stagerun.base.errors import Diverged
 from stagerun.base.events import Event, Note, NotFinite
-from stagerun.base.recipe import OnDifference
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.data.lmdb_offsets import printable
 from stagerun.data.sampling import order_of
@@ -28,9 +26,6 @@ from stagerun.train.progress import progress_of
 from stagerun.train.stage_start import parent_id
 from stagerun.train.stored import most_for
 from stagerun.train.worker import LOSS_WINDOW, StageRun
-
-# How often a process life goes back because workers differ.
-MOST_RETURNS = 3
 
 
 def keys_of(run: StageRun, failed: NotFinite) -> tuple[str, ...]:
@@ -70,29 +65,6 @@ def gone_back(run: StageRun, failed: NotFinite) -> Generator[Event, None, StageR
     return replace(_from(run, target, skipped, rollbacks), again=run.again | {failed.position} if again else run.again)
 
 
-def trained_again(run: StageRun, error: StagerunError) -> Generator[Event, None, StageRun]:
-    """The stage's run as it goes on from before `error`, by which ranks differ, with the same images. Collective; raises the error where it is
-    another, where `audit_param` has it that the run ends, and where going back has not helped before."""
-    audits, how = run.audits, run.stage.solver.audit
-    differed = audits.differed if audits is not None else None
-    if differed is None or how is None or error.exit_code != ExitCode.RANKS_DIFFER:
-        raise error
-    iter, found = differed
-    seeks = how.on_difference is OnDifference.STOP and bool(found.held)
-    if how.on_difference is OnDifference.STOP and not seeks:
-        raise error
-    if iter in run.differed or len(run.differed) == MOST_RETURNS:
-        raise error
-    target, notes = _target(run, iter, "workers differed")
-    yield from notes
-    start = target.ref.name if target.ref is not None else f"seed {run.stage.solver.random_seed}"
-    why = "to find out which is wrong" if seeks else "and on with the same images"
-    yield Note(text=f"{found.error.message}: back to iteration {target.iter} ({start}), {why}", warning=True)
-    found.error.with_traceback(None)  # whose frames hold the state that differs
-    again = _from(run, target, target.skipped, target.rollbacks)
-    return replace(again, differed={**run.differed, iter: found})
-
-
 @dataclass(frozen=True, slots=True)
 class _Target:
     """Where training goes back to. `ref` (None: the seed) and its verified `files` are rank 0's; `own`: of the stage itself."""
@@ -124,7 +96,7 @@ def _target(run: StageRun, iter: int, what: str) -> tuple[_Target, list[Note]]:
 
 
 def _from(run: StageRun, target: _Target, skipped: int, rollbacks: int) -> StageRun:
-    planned, run.audits = run.planned, None  # which holds the old state, and is held until the stage is over
+    planned = run.planned
     return replace(
         run,
         step=replace(
@@ -156,7 +128,6 @@ def _choose(
     keeper, planned, stage = run.worker.keeper, run.planned, run.stage
     assert keeper is not None
     branches, parent = run.worker.schedule.branch_points(stage.name), parent_id(planned)
-    like = planned.start if planned.kept and planned.state is State.RESUME else None
     for name in keeper.inventory().damaged:
         parsed = store.parse_name(name)
         # Training may come by there once more, and need the name.
@@ -165,7 +136,7 @@ def _choose(
             notes.append(aside(name, store.set_aside(keeper.disk, keeper.out, name)))
     while True:
         known = keeper.inventory()
-        own = targets(known, stage, branches, parent, planned.skipped, iter, like)
+        own = targets(known, stage, branches, parent, planned.skipped, iter)
         start = next((ref for ref in known.snapshots if ref.id == parent), None)
         if not own and parent and start is None:
             raise Diverged(

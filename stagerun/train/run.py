@@ -23,11 +23,13 @@ from stagerun.system.pulse import Section
 from stagerun.system.world import World
 from stagerun.train import results
 from stagerun.train.agreement import rank0
+from stagerun.train.hours import TimeLeft
 from stagerun.train.images import KeptImages
 from stagerun.train.join import join, load_everywhere, place
 from stagerun.train.keeper import Keeper
 from stagerun.train.log_file import JsonLines
-from stagerun.train.logs.table import SCREENS, Opened, Screen, Sink, all_logs, require_evaluation
+from stagerun.train.logs.console import Console
+from stagerun.train.logs.table import Opened, Screen, Sink, all_logs
 from stagerun.train.options import Cut, RunOptions
 from stagerun.train.parallel import take_over
 from stagerun.train.profiling import Profile
@@ -90,11 +92,7 @@ def events(
     keeper = Keeper(schedule, out, options.selection, options.retry, here.say, here.stop) if comm.rank == 0 else None
     with Output(options, here, keeper) as output:
         rank0(comm, output.open)
-        profile = (
-            Profile(options.profile, options.profile_iterations or PROFILED, comm)
-            if options.profile is not None
-            else None
-        )
+        profile = Profile(options.profile, PROFILED, comm) if options.profile is not None else None
         replay = Path(options.replay).resolve() if options.replay is not None else None
         found = run(
             schedule, str(out), comm, here.world, here.device, keeper, here.stop, test_iter, here.grace, options.exact,
@@ -140,16 +138,18 @@ class Output:
         if self.watch is not None:
             self.watch.log(log)
         plan = keeper.plan()
-        before = results.results(plan, keeper.out)
-        screen = self._screen or SCREENS[options.log_format](
-            plan, keeper.out, before, results.ensembles(plan, keeper.out)
+        screen = self._screen or Console(
+            {stage.name: stage.solver.display for stage in plan.schedule.stages},
+            results.parents(plan, keeper.out),
+            results.results(plan, keeper.out),
+            ensembles=results.ensembles(plan, keeper.out),
+            time_left=TimeLeft(plan, keeper.out),
         )
         stack.callback(self.comm.pulse.prints, False)
         self._sinks.append(stack.enter_context(screen))
         stack.callback(self.comm.pulse.prints, True)  # its end prints, too
         self._sinks.append(stack.enter_context(JsonLines(log, screen.say)))
-        require_evaluation(options.log, plan.schedule)
-        opened = Opened(plan, keeper.out, before, screen.say, self.comm.size, min(30.0, options.grace_s / 4))
+        opened = Opened(plan, keeper.out, screen.say, self.comm.size, min(30.0, options.grace_s / 4))
         for name in dict.fromkeys(options.log):
             self._sinks.append(stack.enter_context(all_logs()[name].make(opened)))
 

@@ -10,7 +10,6 @@ from stagerun.base.errors import (
     ExitCode,
     PeerError,
     PermissionDenied,
-    RanksDiffer,
     StagerunError,
     StorageError,
     UsageError,
@@ -43,14 +42,12 @@ from stagerun.engine.loop import StageLoop, train
 from stagerun.engine.losses import Loss
 from stagerun.engine.state import TrainState, digests, digests_common, finite, saved_residual
 from stagerun.engine.traffic import dense_bytes_of
-from stagerun.launch.sparing import sparing
 from stagerun.plan import State
 from stagerun.plan.gradients import sending
 from stagerun.plan.render import carried_over, weights_name
 from stagerun.schedule import make_knobs, parting
 from stagerun.system.pulse import Section, beating
 from stagerun.train.agreement import ToldByAnother, rank0
-from stagerun.train.auditing import Audits, agree
 from stagerun.train.choosing import resolved
 from stagerun.train.early_stop import decide
 from stagerun.train.ensembling import averaged_start
@@ -60,9 +57,10 @@ from stagerun.train.foreign import look_at
 from stagerun.train.keeper import Lineage
 from stagerun.train.objective import objective
 from stagerun.train.progress import Progress, progress_of
+from stagerun.train.proofs import Proofs, agree
 from stagerun.train.pushing import asynchronous
 from stagerun.train.resident import keep, training_batches
-from stagerun.train.rollback import gone_back, keys_of, trained_again
+from stagerun.train.rollback import gone_back, keys_of
 from stagerun.train.snapshotter import Snapshotter
 from stagerun.train.stage_start import arithmetic_of, parent_id, restored, take_up_residual
 from stagerun.train.worker import StageRun
@@ -72,11 +70,7 @@ def train_stage(run: StageRun) -> Iterator[Event]:
     """Trains what is left of the stage, and evaluates it; of a piece, the stretch that is asked for, and no evaluation.
     Collective; ends early after a Stopped."""
     while True:
-        try:
-            failed = yield from _train(run)
-        except (RanksDiffer, ToldByAnother) as error:
-            run = yield from trained_again(run, error)
-            continue
+        failed = yield from _train(run)
         if failed is None:
             return
         run = yield from gone_back(run, failed)  # `on_nan: ROLLBACK`
@@ -101,8 +95,8 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
     if run.weights_table:
         yield Note(text=run.weights_table)
     loop = make_loop(run, objective(run))
-    how = run.stage.solver.audit
-    run.audits = Audits(run, state, loop, how) if how is not None else None
+    audit = solver.audit
+    proofs = Proofs(run, state, loop, audit.proof_iter) if audit is not None and audit.proof_iter else None
     kept = Kept(solver.display if comm.rank == 0 else 0)
     way = asynchronous(run, loop, state) if solver.asynchronous else (yield from _reducer(run, state, kept))
     if way is None:
@@ -112,7 +106,7 @@ def _train(run: StageRun) -> Generator[Event, None, NotFinite | None]:
         run.saved = state.iter  # a stop before the first update has nothing to write
     snapshotter = _snapshotter(run, state, bits)
     try:
-        ended = yield from _iterate(run, loop, state, way, kept, snapshotter)
+        ended = yield from _iterate(run, loop, state, way, kept, snapshotter, proofs)
         if ended is not None:
             return ended if isinstance(ended, NotFinite) else None
         yield from _save(run, state, snapshotter)
@@ -175,27 +169,25 @@ def _iterate(
     way: Reducer | Asynchronous,
     kept: Kept,
     snapshotter: Snapshotter | None,
+    proofs: Proofs | None,
 ) -> Generator[Event, None, Event | None]:
     """What ended it before the end: an event at which the run stops, or a NotFinite from which it is to go back."""
     solver, comm, replacing = run.stage.solver, run.worker.comm, run.worker.images.replacing(run.stage)
     pushing = way if isinstance(way, Asynchronous) else None
     size = solver.device_batch_size
-    beside = run.audits.place if run.audits is not None else lambda i: None
-    asked = requests(loop, state.iter, size, beside) if pushing is None else pushing.requests(size)
+    asked = requests(loop, state.iter, size) if pushing is None else pushing.requests(size)
     resident = yield from keep(run)
     comm.pulse.stage(run.stage.name, state.iter, solver.compile)
 
     read = partial(training_batches, run, resident)
-    if run.audits is not None:
-        yield from run.audits.begins()
+    if proofs is not None:
+        yield from proofs.at_start()
     alone = parting(solver) if solver.sync is not None and pushing is None else 0
     with read(asked) as fed:
         batches = beating(fed, comm.pulse)
-        if run.audits is not None and not isinstance(way, Asynchronous):
-            way = run.audits.around(way, read, batches)
         events = _events(run, loop, state, way, batches, read)
         for event in _counting(events, comm.traffic, alone):
-            stopped = yield from _handle(run, state, snapshotter, event, pushing)
+            stopped = yield from _handle(run, state, snapshotter, event, pushing, proofs)
             if isinstance(event, Iterated) and (items := kept.take()):
                 yield Compressed(stage=event.stage, iter=event.iter, items=items)
             if stopped:
@@ -244,9 +236,7 @@ def _events(
             with read(way.places(iteration, run.stage.solver.device_batch_size)) as those:
                 return list(those)
 
-        # A replay goes on with those that it started with.
-        spared = not run.replays and worker.comm.rank not in way.hosts
-        return way.train(batches, batches_of, stop, partial(sparing, worker.world.rank, worker.comm.pulse, spared))
+        return way.train(batches, batches_of, stop)
     if worker.profile is None:
         return train(loop, state, batches, way, stop, worker.stopping.left)
     return worker.profile.train(loop, state, batches, way, stop, worker.stopping.left, worker.device)
@@ -298,6 +288,7 @@ def _started(run: StageRun, dense: int) -> StageStarted | PieceStarted:
         gradients=sending(solver, run.stage.data.train.images),
         begins=run.stage.begins,
         weights=_weights_from(run),
+        display=solver.display,
     )
 
 
@@ -347,16 +338,11 @@ def _own(run: StageRun) -> range:
     return runs_of(solver.logical_workers, run.worker.comm.size)[run.worker.comm.rank]
 
 
-def requests(
-    loop: StageLoop, iter: int, device_batch_size: int, beside: Callable[[int], int | None] = lambda i: None
-) -> Iterator[tuple[int, int]]:
-    """(position, count) of each device batch of this rank, from iteration `iter` of the stage on. `beside` has the position of one that an
-    iteration needs behind its own."""
+def requests(loop: StageLoop, iter: int, device_batch_size: int) -> Iterator[tuple[int, int]]:
+    """Yield (position, count) of each device batch of this rank, from iteration `iter` of the stage on."""
     for i in range(iter, loop.max_iter):
         for worker in loop.run:
             yield loop.start_position + i * loop.batch_size + worker * device_batch_size, device_batch_size
-        if (position := beside(i)) is not None:
-            yield position, device_batch_size
 
 
 def _recall(run: StageRun) -> None:
@@ -375,7 +361,12 @@ def _recall(run: StageRun) -> None:
 
 
 def _handle(
-    run: StageRun, state: TrainState, snapshotter: Snapshotter | None, event: Event, pushing: Asynchronous | None
+    run: StageRun,
+    state: TrainState,
+    snapshotter: Snapshotter | None,
+    event: Event,
+    pushing: Asynchronous | None,
+    proofs: Proofs | None,
 ) -> Generator[Event, None, bool]:
     """What is done about an event of the loop. True when the run stops here, with everything saved."""
     stopped, reason = isinstance(event, Stopped), event.reason if isinstance(event, Stopped) else ""
@@ -385,7 +376,7 @@ def _handle(
             run.losses.append(event.loss)
             yield from _counted(run, event.iter, event.seconds)
             yield _retraced(event, run.planned.until) if run.planned.until is not None else event
-            yield from run.audits.after() if run.audits is not None else ()
+            yield from proofs.after_iteration() if proofs is not None else ()
             if snapshotter is not None:
                 yield from snapshotter.finished()
                 yield from _warned(run, snapshotter, event.seconds, pushing)
@@ -393,7 +384,7 @@ def _handle(
         case NotFinite():
             if event.done == OnNan.SKIP.value:
                 yield from _counted(run, state.iter, event.seconds)
-                yield from run.audits.after() if run.audits is not None else ()
+                yield from proofs.after_iteration() if proofs is not None else ()
                 if snapshotter is not None:
                     snapshotter.keeper.require_not_lost()
             if event.done != OnNan.ROLLBACK.value:  # then it is reported with what it goes back to

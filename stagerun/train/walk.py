@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 import stagerun
-from stagerun import store
 from stagerun.base.events import Event, Note, Renamed, RunFinished, RunStarted, Stopped
 from stagerun.base.recipe import Model, Schedule
 from stagerun.base.snapshots import SnapshotRef
@@ -106,8 +105,6 @@ def run(
         not_chosen = keeper.not_chosen() if keeper is not None else ()
         if keeper is not None and replay is not None:  # a record may end before the schedule
             not_chosen += tuple(dict.fromkeys(planned.stage.name for planned in keeper.plan().work))
-        if keeper is not None and isinstance(keeper.disk, store.FaultyDisk) and (missed := keeper.disk.missed()):
-            yield Note(text=missed, warning=True)
         yield RunFinished(trained=trained, seconds=time.monotonic() - began, not_chosen=not_chosen)
 
 
@@ -224,8 +221,6 @@ def _opening(worker: Worker) -> Iterator[Event]:
     )
     if (text := only_here(comm, hosts, worker.out)) and keeper is not None:
         yield Note(text=text, warning=True)
-    if keeper is not None and isinstance(keeper.disk, store.FaultyDisk):
-        yield Note(text=keeper.disk.announced(), warning=True)
     taken = names_of(keeper.inventory()) if keeper is not None else {}
     for name in dict.fromkeys(taken.values()):
         yield Renamed(stage=name, snapshots=tuple(snapshot for snapshot, stage in taken.items() if stage == name))

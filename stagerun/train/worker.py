@@ -1,15 +1,13 @@
 """What a worker has for the whole of its process life, and for the stage that it is in."""
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from stagerun.base.compression import Choice
-from stagerun.base.errors import RanksDiffer
 from stagerun.base.events import Note
 from stagerun.base.recipe import Schedule, Stage
 from stagerun.base.text import duration
@@ -20,9 +18,6 @@ from stagerun.train.images import Images
 from stagerun.train.keeper import Keeper
 from stagerun.train.profiling import Profile
 from stagerun.train.replay import Replay
-
-if TYPE_CHECKING:
-    from stagerun.train.auditing import Audits
 
 # A stop may have to wait for the snapshot under way before it writes its own.
 _SNAPSHOTS = 2
@@ -95,15 +90,6 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class Differed:
-    """Workers that held other bits than others. `held`: what this one did then, by the tensor's name; empty where it is known who was wrong, or
-    can't be found out."""
-
-    error: RanksDiffer
-    held: Mapping[str, torch.Tensor]
-
-
-@dataclass(frozen=True, slots=True)
 class Step:
     """A stage, or a piece of one, that comes next. `files` are the start snapshot's, on rank 0 alone. `record_ends`: in a replay, the
     iteration of a stage with `method: ASYNC` at which its record ends; None of others."""
@@ -137,10 +123,6 @@ class StageRun:
     weights_table: str = ""  # the same for people, where the stage starts
     said_ended: bool = False  # by the newest snapshot asked for: that `early_stop` ends the stage there
     proof: str = ""  # the newest link of the stage's chain (`audit_param`); rank 0's
-    audits: "Audits | None" = None
-    differed: Mapping[int, Differed] = field(
-        default_factory=dict
-    )  # where ranks did in this life, and it was gone back for that
     drifted: bool = False  # the user knows that ranks which don't compute alike hold other states
 
     @property

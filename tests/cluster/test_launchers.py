@@ -39,11 +39,13 @@ def hydra_5(hosts: Cluster) -> list[str]:
 
 def _open_mpi(hosts: Cluster) -> list[str]:
     file = hosts.hostfile("{name} slots={slots}")
-    return ["--allow-run-as-root", "--hostfile", str(file), "-np", "3", "--map-by", "ppr:1:node", "--bind-to", "none"]
+    words = ["--allow-run-as-root", "--hostfile", str(file), "-np", "3", "--map-by", "ppr:1:node", "--bind-to", "none"]
+    return [*words, "-x", f"MASTER_ADDR={hosts['node1'].address}", "-x", "MASTER_PORT=29500"]
 
 
 def _hydra(hosts: Cluster) -> list[str]:
-    return ["-f", str(hosts.hostfile("{name}:{slots}")), "-n", "3", "-ppn", "1", "-launcher", "ssh", "-iface", "eth0"]
+    words = ["-f", str(hosts.hostfile("{name}:{slots}")), "-n", "3", "-ppn", "1", "-launcher", "ssh", "-iface", "eth0"]
+    return [*words, "-genv", "MASTER_ADDR", hosts["node1"].address, "-genv", "MASTER_PORT", "29500"]
 
 
 def _of_wheel(name: str, command: str) -> str:

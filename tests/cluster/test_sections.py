@@ -117,13 +117,3 @@ def test_a_rank_that_hangs_seen_from_another_host(hosts: Cluster, schedule: Path
     assert "rank 1 on node2" in then, then
     assert json.loads(hosts["node3"].run(*status, "--json", check=True).stdout)["state"] == "failed"
     print(then)
-
-
-def test_copies_from_node_to_node(hosts: Cluster, schedule: Path, reference: dict[str, str], tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    run = start(hosts, schedule, out, *on_scratch(hosts, "handed"), "--set", "data.scratch_from=NODES")
-    assert [one.wait(400) for one in run] == [0, 0, 0], run[0].text
-    assert processes.ends(out) == reference
-    for host in hosts.hosts:
-        assert host.run("find", "/tmp/handed", "-name", "data.mdb", check=True).stdout.count("data.mdb") == 2
-    assert "of all copies from node to node" in run[0].text, run[0].text

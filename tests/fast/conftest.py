@@ -21,8 +21,7 @@ class NoTorch:
 
 
 def _no_process(event: str, given: tuple[Any, ...]) -> None:
-    # Once on a machine matplotlib asks fontconfig for its fonts, and keeps the answer.
-    if watching and event in PROCESSES and given[:1] != ("fc-list",):
+    if watching and event in PROCESSES:
         pytest.fail("a fast test starts a process: its place is tests/process")
 
 

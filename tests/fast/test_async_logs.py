@@ -101,7 +101,7 @@ def add(out: Path, stage: str) -> None:
 
 def test_the_report_of_a_run_without_pushes_has_nothing_of_it(tmp_path: Path) -> None:
     story = Story(tmp_path / "run").whole(0.6, 0.8, 0.9)
-    for form in ("markdown", "csv", "html"):
+    for form in ("markdown", "csv"):
         text = report(story.out, "--format", form).stdout
         assert "stale" not in text.lower() and "replica" not in text.lower()
 
@@ -143,12 +143,3 @@ def test_a_line_that_no_run_writes_is_no_end_of_a_report(tmp_path: Path, push: s
     line = next(line for line in text.splitlines() if '"Iterated"' in line and '"iter": 3' in line)
     (story.out / "log.jsonl").write_text(text.replace(line, line.replace("}", f", {push}}}"), 1))
     assert report(story.out).exit_code == 0
-
-
-def test_a_page_has_a_picture_of_both(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    story = Story(tmp_path / "out").whole(0.6, 0.8, 0.9)
-    add(story.out, "init")
-    page = report(story.out, "--format", "html").stdout
-    assert page == report(story.out, "--format", "html").stdout, "equal runs give equal bytes"
-    assert "<h2>Staleness</h2>" in page and "init: staleness 1, at most 2" in page and "<image" not in page

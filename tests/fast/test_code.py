@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stagerun.base.code import Code, Sources, WrongCode, code_of
-from stagerun.base.errors import Problems, Span, UsageError
+from stagerun.base.errors import Problems, Span
 from stagerun.language import code as language
 from stagerun.language.code import MISSING, LocalFiles, Unreadable
 from stagerun.system.code import called, function_of
@@ -139,35 +139,6 @@ def test_what_runs_is_the_text_that_was_checked(fresh: None, tmp_path: Path) -> 
     assert list(tmp_path.rglob("*.pyc")) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("import no_such\n", "dir/mynet.py:1: ModuleNotFoundError: No module named 'no_such'\n  import no_such\n  hint: `no_such` is neither"),
-        ("def build():\n    return widht\n", "dir/mynet.py:2: NameError: name 'widht' is not defined\n  return widht"),
-        ("import sys\nsys.exit(2)\n", "dir/mynet.py:2: SystemExit: 2\n  sys.exit(2)\n  hint: it asks Python to end"),
-        ("def build(width):\n    ...\n", "dir/mynet.py:1: TypeError: build() missing 1 required positional argument: 'width'\n  def build(width):\n  hint: `build` takes width"),
-        ("import json\ndef build():\n    json.loads('{')\n", "dir/mynet.py:3: JSONDecodeError"),
-        ("def build():\n    raise RuntimeError('No CUDA GPUs are available')\n", "dir/mynet.py:2: RuntimeError: No CUDA GPUs are available\n  raise RuntimeError('No CUDA GPUs are available')\n  hint: leave `.cuda()`"),
-        ("build = 3\n", "dir/mynet.py: `build` is an int, not a function or a class"),
-        ("from mynet import build\n", "dir/mynet.py:1: ImportError: cannot import name 'build' from 'mynet' ({})\n  from mynet import build\n  hint: `mynet` doesn't define that, or not yet".format(Path("dir/mynet.py").absolute())),
-        ("from . import blocks\n", "dir/mynet.py:1: ImportError: attempted relative import with no known parent package\n  from . import blocks\n  hint: write `import blocks`"),
-    ],
-)  # fmt: skip
-def test_what_goes_wrong_in_it_is_said_with_its_place(fresh: None, text: str, expected: str) -> None:
-    sources, code = Sources("dir", (("mynet.py", text),)), code_of("mynet.py:build")
-    with pytest.raises(UsageError) as refused:
-        called(code, sources, function_of(code, sources))
-    assert refused.value.render().startswith(expected)
-
-
-def test_an_interrupt_is_the_users() -> None:
-    def build() -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        called(code_of("x:build"), Sources(), build)
-
-
 def test_a_file_that_is_named_like_a_package_is_pointed_at(fresh: None) -> None:
     # A run of that file in this process makes it no package.
     function_of(code_of("ournet.py:build"), Sources("dir", (("ournet.py", "def build(): pass"),)))
@@ -178,17 +149,3 @@ def test_a_file_that_is_named_like_a_package_is_pointed_at(fresh: None) -> None:
         sys.modules["ournet"],
     )
     assert looked_at({}, "ournet:build")[1] == []
-
-
-@pytest.mark.parametrize(
-    ("raises", "hint"),
-    [
-        ('open("widths.txt")', "Path(__file__).parent"),
-        ('raise RuntimeError("expected input[2, 1, 28, 28] to have 3 channels, but got 1 channels")', "`channels: 3`"),
-        ('raise RuntimeError("DefaultCPUAllocator: can\'t allocate memory")', "more memory than is free"),
-    ],
-)
-def test_common_errors_have_a_hint(raises: str, hint: str, fresh: None) -> None:
-    with pytest.raises(UsageError) as refused:
-        function_of(code_of("hinted.py:build"), Sources("dir", (("hinted.py", raises),)))
-    assert hint in (refused.value.hint or "")

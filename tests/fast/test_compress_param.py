@@ -1,26 +1,19 @@
 """`compress_param` and `carry.residual`: what they come to, what depends on them, and what is said of them. Mistakes: golden/spec/compress."""
 
-import json
-from dataclasses import replace
-from pathlib import Path
-
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stagerun import language
-from stagerun.base.compression import METHODS, settings_of
-from stagerun.base.errors import RecipeError, UsageError
+from stagerun.base.compression import settings_of
+from stagerun.base.errors import RecipeError
 from stagerun.base.recipe import Compression, CompressionRule, Memory, Method, ParamKind, Schedule, Scope
 from stagerun.base.snapshots import Inventory, SnapshotRef
-from stagerun.cli import main
 from stagerun.language.build import completed
 from stagerun.language.stored import read_recipe
 from stagerun.manual.fields import help_text
 from stagerun.plan import make_plan
-from stagerun.plan.render import render_json, render_text
-from stagerun.train import first_look
+from stagerun.plan.render import render_text
 
 SCHEDULE = """name: "made_up" model { name: "resnet_small" num_classes: 10 }
 data { train { source: "/data" images: 100 } } stage { name: "a" } stage { name: "b" }
@@ -38,7 +31,7 @@ def compression(text: str, changes: tuple[str, ...] = ()) -> Compression:
     return found
 
 
-RESIDUAL = {"TOP_K", "RANDOM_K", "THRESHOLD", "ADAPTIVE_THRESHOLD", "TWO_BIT", "SIGN", "POWER_SGD", "AUTO"}
+RESIDUAL = {"TOP_K", "RANDOM_K", "THRESHOLD", "POWER_SGD", "AUTO"}
 SETTINGS = {
     "TOP_K": {"ratio": 0.01},
     "RANDOM_K": {"ratio": 0.01},
@@ -56,48 +49,38 @@ def test_what_is_not_written_follows_from_the_method(method: str) -> None:
         SETTINGS.get(method, {})
     )
     assert found.memory is (Memory.RESIDUAL if method in RESIDUAL else Memory.NONE)
-    assert (found.scope, found.as_released, found.start_iter, found.param) == (Scope.LAYERWISE, False, 0, ())
-    auto = (Method.TOP_K, Method.QSGD, Method.INT8, Method.BF16, Method.LOSSLESS)
+    assert (found.scope, found.start_iter, found.param) == (Scope.LAYERWISE, 0, ())
+    auto = (Method.TOP_K, Method.QSGD, Method.BF16)
     assert found.allow == (auto if method == "AUTO" else ())
 
 
-def test_every_method_is_known_and_can_be_written() -> None:
-    assert METHODS.keys() == set(Method)
-
-
 def test_what_is_written_counts() -> None:
-    text = "ratio: 0.25 scope: ENTIRE_MODEL memory: NONE as_released: true start_iter: 7"
+    text = "ratio: 0.25 scope: ENTIRE_MODEL memory: NONE start_iter: 7"
     assert compression(f"method: TOP_K {text}") == Compression(
-        method=Method.TOP_K, ratio=0.25, scope=Scope.ENTIRE_MODEL, memory=Memory.NONE, as_released=True, start_iter=7
+        method=Method.TOP_K, ratio=0.25, scope=Scope.ENTIRE_MODEL, memory=Memory.NONE, start_iter=7
     )
-    assert compression("method: TOP_K as_released: true").memory is Memory.NONE
-    assert compression("method: TOP_K as_released: true memory: RESIDUAL").memory is Memory.RESIDUAL
-    found = compression("method: AUTO allow: [TWO_BIT, THRESHOLD, POWER_SGD] rank: 2")
-    assert (found.ratio, found.threshold, found.rank) == (None, None, 2)  # each of the two has a threshold of its own
-    assert settings_of(Method.THRESHOLD, found) == {"threshold": 0.001} and settings_of(Method.SIGN, found) == {}
+    found = compression("method: AUTO allow: [THRESHOLD, POWER_SGD] rank: 2")
+    assert (found.ratio, found.threshold, found.rank) == (None, 0.001, 2)
+    assert settings_of(Method.THRESHOLD, found) == {"threshold": 0.001} and settings_of(Method.BF16, found) == {}
     assert compression("method: AUTO allow: THRESHOLD").threshold == 0.001
 
 
 def test_rules_have_what_is_written_around_them_then_the_default_of_their_method() -> None:
-    rules = (
-        'param { name: "fc*" kind: BIAS method: RANDOM_K } param { method: TOP_K ratio: 0.5 } param { method: TWO_BIT }'
-    )
+    rules = 'param { name: "fc*" kind: BIAS method: RANDOM_K } param { method: TOP_K ratio: 0.5 } param { method: THRESHOLD }'
     assert compression(f"method: TOP_K ratio: 0.25 {rules}").param == (
         CompressionRule(name="fc*", kind=ParamKind.BIAS, method=Method.RANDOM_K, ratio=0.25, memory=Memory.RESIDUAL),
         CompressionRule(method=Method.TOP_K, ratio=0.5, memory=Memory.RESIDUAL),
-        CompressionRule(method=Method.TWO_BIT, memory=Memory.RESIDUAL),
+        CompressionRule(method=Method.THRESHOLD, threshold=0.001, memory=Memory.RESIDUAL),
     )
-    (rule,) = compression("method: THRESHOLD param { method: TWO_BIT }").param
-    assert rule.threshold is None  # the default of THRESHOLD is not one of TWO_BIT
     (rule,) = compression("method: NONE memory: RESIDUAL param { method: QSGD }").param
     assert rule.qstates == 255
 
 
 def test_a_start_in_epochs_and_a_change_of_it_in_the_other_unit() -> None:
-    text = "method: SIGN start_epoch: 2.1"
+    text = "method: THRESHOLD start_epoch: 2.1"
     assert compression(text).start_iter == 11
     assert compression(text, ("a.compress_param.start_iter=3",)).start_iter == 3
-    assert compression("method: SIGN start_iter: 3", ("a.compress_param.start_epoch=2",)).start_iter == 10
+    assert compression("method: THRESHOLD start_iter: 3", ("a.compress_param.start_epoch=2",)).start_iter == 10
     assert compression(text, ("a.batch_size=40",)).start_iter == 5
 
 
@@ -120,12 +103,12 @@ def test_what_is_written_is_part_of_the_identity() -> None:
         "method: QSGD param { method: NONE }",
     )
     schedules = [read(f"compress_param {{ {text} }}" if text else "") for text in texts]
-    schedules.append(read("compress_param { method: SIGN }", "compress_param { method: SIGN }"))
+    schedules.append(read("compress_param { method: THRESHOLD }", "compress_param { method: THRESHOLD }"))
     schedules.append(
-        read("compress_param { method: SIGN }", "compress_param { method: SIGN } carry { residual: KEEP }")
+        read("compress_param { method: THRESHOLD }", "compress_param { method: THRESHOLD } carry { residual: KEEP }")
     )
     assert len({language.digest(schedule) for schedule in schedules}) == len(schedules)
-    spelt = "method: QSGD qstates: 255 memory: NONE scope: LAYERWISE start_epoch: 0 as_released: false"
+    spelt = "method: QSGD qstates: 255 memory: NONE scope: LAYERWISE start_epoch: 0"
     assert language.digest(read(f"compress_param {{ {spelt} }}")) == language.digest(schedules[1])
 
 
@@ -138,7 +121,7 @@ def ref(schedule: Schedule, stage: str, parent: str = "") -> SnapshotRef:
     )
 
 
-SIGN = "compress_param { method: SIGN }"
+SIGN = "compress_param { method: THRESHOLD }"
 
 
 @pytest.mark.parametrize(
@@ -150,8 +133,8 @@ SIGN = "compress_param { method: SIGN }"
         (SIGN, SIGN + "carry { residual: KEEP }", "carry.residual ZERO -> KEEP (b.prototxt:1)"),
         (SIGN + "carry { residual: KEEP }", SIGN, "carry.residual KEEP -> ZERO (a default)"),
         (SIGN + "carry { residual: KEEP }", SIGN + "carry { residual: ZERO }", "carry.residual KEEP -> ZERO (b.prototxt:1)"),
-        ("", SIGN, "compress_param.method (none) -> SIGN (b.prototxt:1)"),
-        (SIGN, "", "compress_param.method SIGN -> (none) (a default)"),
+        ("", SIGN, "compress_param.method (none) -> THRESHOLD (b.prototxt:1)"),
+        (SIGN, "", "compress_param.method THRESHOLD -> (none) (a default)"),
     ],
 )  # fmt: skip
 def test_a_snapshot_is_stale_only_for_a_change_of_meaning(before: str, after: str, change: str) -> None:
@@ -162,19 +145,11 @@ def test_a_snapshot_is_stale_only_for_a_change_of_meaning(before: str, after: st
     assert change in shown if change else not shown
 
 
-def test_a_snapshot_of_an_older_version_still_counts() -> None:
-    schedule = read()
-    old = replace(
-        ref(schedule, "a"), identity={k: v for k, v in schedule.stage("a").identity.items() if "ema" not in k}
-    )
-    assert make_plan(schedule, Inventory((old,))).stages[0].state.value == "done"
-
-
 FIELDS = st.lists(
     st.sampled_from(
         [
             *("ratio: 0.5", "threshold: 2", "qstates: 3", "rank: 1", "scope: ENTIRE_MODEL", "memory: RESIDUAL", "memory: NONE"),
-            *("as_released: true", "start_iter: 4", "start_epoch: 0.3", "start_epoch: 11", "allow: [INT8, TWO_BIT]", "allow: NONE"),
+            *("start_iter: 4", "start_epoch: 0.3", "start_epoch: 11", "allow: [BF16, TERNGRAD]", "allow: NONE"),
             *('param { name: "fc*" method: NONE }', "param { kind: NORM method: QSGD qstates: 7 }", "param { method: AUTO }"),
         ]
     ),
@@ -212,16 +187,15 @@ def lines(a: str, b: str = "") -> list[str]:
     "text, said",
     [
         ("method: TOP_K start_epoch: 2", "TOP_K 1 %, layer-wise, with a residual, from epoch 2"),
-        ("method: TOP_K ratio: 0.5 as_released: true scope: ENTIRE_MODEL", "TOP_K 50 %, entire model, as released"),
-        ("method: LOSSLESS", "LOSSLESS"),
-        ("method: TWO_BIT threshold: 0.5 memory: NONE", "TWO_BIT at 0.5, layer-wise"),
+        ("method: TOP_K ratio: 0.5 memory: NONE scope: ENTIRE_MODEL", "TOP_K 50 %, entire model"),
+        ("method: THRESHOLD threshold: 0.5 memory: NONE", "THRESHOLD at 0.5, layer-wise"),
         (
             'method: POWER_SGD param { name: "fc*" method: NONE } param { kind: NORM method: QSGD }',
             "POWER_SGD of rank 4, layer-wise, with a residual, fc*: dense, NORM *: QSGD of 255 states",
         ),
         (
-            "method: AUTO allow: [TOP_K, INT8]",
-            "AUTO of TOP_K 1 %, INT8 or dense, layer-wise, with a residual, two runs may choose differently",
+            "method: AUTO allow: [TOP_K, BF16]",
+            "AUTO of TOP_K 1 %, BF16 or dense, layer-wise, with a residual, two runs may choose differently",
         ),
     ],
 )
@@ -232,43 +206,29 @@ def test_plan_says_how_gradients_are_compressed(text: str, said: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("carry, said", [("", "residual from zero"), ("carry { residual: KEEP }", "residual kept")])
-def test_plan_says_what_becomes_of_the_residual(carry: str, said: str) -> None:
-    assert said in lines(SIGN, SIGN + carry)[2]
-    record = json.loads(render_json(make_plan(read(SIGN, SIGN + carry), Inventory())))
-    assert said in record["stages"][1]["carried_over"]
-    assert record["stages"][1]["compress_param"]["method"] == "SIGN"
-    assert "compress_param" not in json.loads(render_json(make_plan(read(), Inventory())))["stages"][0]
+@pytest.mark.parametrize(
+    "text, hint",
+    [
+        ("method: TWO_BIT", "write `method: TERNGRAD`"),
+        ("method: 7", "write `method: TERNGRAD`"),
+        ("method: TOP_K as_released: true", "leave it out"),
+        ("method: AUTO allow: [TOP_K, LOSSLESS]", "write `method: BF16`"),
+    ],
+)
+def test_what_was_retired_is_refused_with_what_to_write(text: str, hint: str) -> None:
+    with pytest.raises(RecipeError, match="was retired") as caught:
+        compression(text)
+    assert hint in str(caught.value)
+    with pytest.raises(RecipeError, match="was retired"):
+        read("compress_param { method: TOP_K }", changes=("a.compress_param.as_released=true",))
 
 
-def test_check_explain_diff_and_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for folder, a in (("x", ""), ("y", "compress_param { method: TOP_K start_epoch: 2 }\n")):
-        Path(folder).mkdir()
-        for name, text in (("schedule", SCHEDULE), ("a", a), ("b", "")):
-            Path(folder, f"{name}.prototxt").write_text(text)
-
-    def said(*arguments: str) -> str:
-        result = CliRunner().invoke(main, arguments, catch_exceptions=False)
-        assert result.exit_code in (0, 1)
-        return result.output
-
-    assert said("check", "x").partition("digest")[0] == said("check", "y").partition("digest")[0]
-    for name in ("a.compress_param.start_iter", "a.compress_param.start_epoch"):
-        text = said("explain", "y", name)
-        assert "a.compress_param.start_iter   10 = 2.00 epochs (start_epoch: 2)" in text and "y/a.prototxt:1:45" in text
-        assert "See `start_epoch`: one of the two" in text
-    assert "a default that follows from other fields" in said("explain", "y", "a.compress_param.memory")
-    assert "not set" in said("explain", "x", "a.compress_param") and "RESIDUAL" in said("explain", "y", "a")
-    assert "compress_param  none" in said("diff", "x", "y") and "train different things" in said("diff", "x", "y")
-    assert "start_iter" in help_text("compress_param.start_epoch") and "arXiv" in help_text("CompressionRule.Method")
-    for method in Method:
-        assert f"    {method.value}\n" in help_text("compress_param.method")
-
-
-def test_without_zstandard_a_run_says_so_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_look, "find_spec", lambda name: None)
-    first_look.require_packages(read("compress_param { method: SIGN }"))
-    with pytest.raises(UsageError, match="needs the package zstandard") as caught:
-        first_look.require_packages(read(b="compress_param { method: LOSSLESS }"))
-    assert "stagerun[lossless]" in caught.value.hint
+@pytest.mark.parametrize(
+    "now, then", [("as_released: false", "as_released: true"), ("method: TOP_K", "method: TWO_BIT")]
+)
+def test_a_snapshot_that_used_what_was_retired_is_refused_by_name(now: str, then: str) -> None:
+    text = language.canonical(read("compress_param { method: TOP_K }"))
+    assert now in text, "unwritten, the retired field stands in the stored form as it always did"
+    with pytest.raises(ValueError, match=f"`{then.split(':')[0]}.*was retired"):
+        read_recipe(text.replace(now, then))
+    assert "was retired" in help_text("as_released") and "was retired" in help_text("TWO_BIT")

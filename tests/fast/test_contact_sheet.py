@@ -3,22 +3,16 @@
 import errno
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import cv2
 import numpy as np
 import pytest
 import tiny
 from click.testing import CliRunner, Result
-from drawn import examples
-from hypothesis import given
-from hypothesis import strategies as st
-from PIL import ImageFont
 
 from stagerun.cli import main
 from stagerun.data import datum, index, indexing
 from stagerun.data.bad_records import BadRecords
-from stagerun.data.jpeg import Rectangle
 from stagerun.data.loader import Loader
 from stagerun.data.loaders import training_loader
 from stagerun.data.records import LmdbSource
@@ -26,8 +20,6 @@ from stagerun.data.write import write_lmdb
 from stagerun.language import load
 from stagerun.language.proto import caffe_pb2
 from stagerun.system import files
-from stagerun.tools.data import contact_sheet
-from stagerun.tools.data.contact_sheet import Tile, as_trained, columns_of, sheet
 from stagerun.tools.data.show import ShowOptions, shown_of
 
 SCHEDULE = """
@@ -118,21 +110,6 @@ def test_records_are_shown_as_they_are_stored(tmp_path: Path) -> None:
     stored = np.load(tiny.STORED)["images"]
     on_it = {i for i in range(12) if is_on(read(path), stored[i].reshape(28, 28, 1).repeat(2, 0).repeat(2, 1))}
     assert on_it == {3, 4, 5, 6, 7, 8}
-
-
-def test_large_pictures_shrink_and_keep_their_shape(lmdb: Path) -> None:
-    picture = np.zeros((100, 300, 3), np.uint8)
-    paper = sheet([Tile(picture, ("a",))], (), 64)
-    dark = np.argwhere((paper == 0).all(axis=2))
-    assert np.ptp(dark, axis=0).tolist() == [20, 63]
-
-
-def test_key_label_class_and_size_stand_below(lmdb: Path) -> None:
-    tiles = shown_of(options(lmdb)).tiles
-    assert [tile.lines for tile in tiles[:2]] == [
-        ("00000000", "0 ankle boot", "30 high, 24 wide"),
-        ("00000001", "1 cat", "30 high, 27 wide"),
-    ]
 
 
 def test_random_ones_are_drawn_by_the_seed_alone(lmdb: Path) -> None:
@@ -238,27 +215,6 @@ def test_a_bad_record_is_replaced_as_in_training(tmp_path: Path) -> None:
     assert stopped.exit_code == 65 and "record `00000005`" in stopped.stderr
 
 
-def test_more_bad_records_than_a_run_puts_up_with_are_an_error(tmp_path: Path) -> None:
-    folder, path = tmp_path / "lmdb", tmp_path / "sheet.png"
-    cut_off = caffe_pb2.Datum(encoded=True, data=b"\x89PNG\r\n\x1a\n12", label=1).SerializeToString()
-    write_lmdb(str(folder), [cut_off if i in (5, 6) else record(i) for i in range(12)])
-    words = (make_schedule(tmp_path / "schedule", folder), "--stage", "one", "--number", 12, "--output", path)
-    shown = show(*words, "--set", "data.on_bad_record=REPLACE")
-    assert shown.exit_code == 65 and path.exists()
-    assert "2 bad records" in shown.stderr and "`00000005`" in shown.stderr and "`00000006`" in shown.stderr
-
-
-def test_without_crop_size_the_sheet_goes_on_behind_a_bad_record(tmp_path: Path) -> None:
-    folder = tmp_path / "lmdb"
-    cut_off = caffe_pb2.Datum(encoded=True, data=b"\x89PNG\r\n\x1a\n12", label=1).SerializeToString()
-    write_lmdb(str(folder), [record(1), cut_off, *[record(1)] * 10])
-    schedule = make_schedule(tmp_path / "schedule", folder)
-    overrides = ("one.transform_param={ mirror: true }",)
-    tiles = shown_of(options(schedule, overrides=overrides, stage="one", number=12)).tiles
-    [wrong] = [tile.wrong for tile in tiles if tile.wrong]
-    assert len(tiles) == 12 and "record `00000001`" in wrong
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -305,57 +261,3 @@ def test_a_sheet_that_cannot_be_written_is_reported(
     monkeypatch.setattr(files, "write_whole", full)
     shown = show(lmdb, "--output", tmp_path / "sheet.png")
     assert shown.exit_code == 74 and "choose another place with --output" in shown.output
-
-
-def test_what_is_approximate_is_clipped_and_grey_images_have_one_mean() -> None:
-    image = np.full((4, 4, 3), (250, 100, 3), np.uint8)
-    lit = as_trained(image, np.array([9.0, 0.6, -7.0], np.float32))
-    assert (lit == (255, 101, 0)).all() and (image == (250, 100, 3)).all()
-    grey = as_trained(np.zeros((4, 4, 1), np.uint8), cutout=Rectangle(1, 0, 2, 3), zero=(73.4,))
-    assert grey[..., 0].tolist() == [[0] * 4, [73, 73, 73, 0], [73, 73, 73, 0], [0] * 4]
-
-
-@pytest.mark.parametrize("tiles", [1, 2, 3, 7, 32, 100, 1000])
-def test_sheets_are_wider_than_high_and_hold_every_tile(tiles: int) -> None:
-    columns = columns_of(tiles)
-    assert 1 <= columns <= tiles
-    assert columns * -(-tiles // columns) >= tiles
-    assert tiles < 4 or 1 <= columns / -(-tiles // columns) <= 2
-
-
-@examples(100)
-@given(st.text(st.characters(codec="utf-8", exclude_categories=["C"]), max_size=200), st.integers(64, 400))
-def test_no_text_is_wider_than_its_picture(text: str, width: int) -> None:
-    font = ImageFont.load_default(13)
-    short = contact_sheet._shorten(text, font, width)
-    assert font.getlength(short) <= width
-    if short != text:
-        cuts = [at for at in range(len(short)) if short.startswith("...", at)]  # a full stop beside it makes two
-        assert any(text.startswith(short[:at]) and text.endswith(short[at + 3 :]) for at in cuts)
-    assert all(font.getlength(line) <= width for line in contact_sheet._wrap(text, font, width) if len(line) > 1)
-
-
-def test_sheets_take_wrong_tiles_and_long_lines() -> None:
-    tiles = [Tile(None, ("k" * 300, "label 0"), "it is broken " * 50), Tile(np.zeros((1, 500, 1), np.uint8), ("x",))]
-    paper = sheet(tiles, ("a heading that is much longer than the two pictures below it",), 64)
-    assert paper.shape[1] < 200 and paper.dtype == np.uint8
-    assert (paper == (0, 0, 176)).all(axis=2).any()  # red, in B, G, R
-
-
-def test_names_have_their_letters_and_two_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    def drawn(*lines: str) -> bytes:
-        return sheet([Tile(np.zeros((8, 8, 1), np.uint8), lines)], (), 112).tobytes()
-
-    if Path("/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf").exists():
-        assert drawn("Br\u00f6tchen") not in (drawn("Brotchen"), drawn("Br\uffffotchen"))
-    assert drawn("golden retriever of the valley") == drawn("golden retriever", "of the valley")
-
-    real = ImageFont.truetype
-
-    def missing(font: object, *given: Any, **named: Any) -> object:
-        if isinstance(font, str):
-            raise OSError
-        return real(font, *given, **named)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(ImageFont, "truetype", missing)
-    assert drawn("Br\u00f6tchen") == drawn("Brotchen") != drawn("Br tchen")

@@ -1,4 +1,4 @@
-"""`stagerun data import | index | info | verify | prepare` as a user meets them: what is printed, and the exit codes."""
+"""`stagerun data import | index | info | verify` as a user meets them: what is printed, and the exit codes."""
 
 import errno
 import io
@@ -309,7 +309,7 @@ def test_a_cut_off_lmdb_is_an_error_for_all(copy: Path, tmp_path: Path) -> None:
 def test_what_is_no_lmdb_is_told_in_words_that_fit_the_command(imported: Path, tmp_path: Path) -> None:
     """The hint at schedule.prototxt is for LMDBs that a schedule names."""
     (tmp_path / "empty").mkdir()
-    for words in (["info"], ["verify"], ["index"], ["prepare", tmp_path / "out"]):
+    for words in (["info"], ["verify"], ["index"]):
         for name, said in (("nowhere", "no such folder"), ("empty", "no data.mdb")):
             result = data(words[0], tmp_path / name, *words[1:])
             assert result.exit_code == 65 and said in result.stderr, (words, name)
@@ -319,9 +319,8 @@ def test_what_is_no_lmdb_is_told_in_words_that_fit_the_command(imported: Path, t
     result = data("info", imported / "lmdb" / "data.mdb")
     assert result.exit_code == 65 and "give the folder that holds data.mdb" in result.stderr
     schedule = small.make_schedule(tmp_path / "schedule", tmp_path / "nowhere")
-    for words in (["show", schedule], ["stage", schedule, "--scratch", tmp_path]):
-        result = data(*words)
-        assert result.exit_code == 65 and "check `source` under `data` in schedule.prototxt" in result.stderr, words
+    result = data("show", schedule)
+    assert result.exit_code == 65 and "check `source` under `data` in schedule.prototxt" in result.stderr
 
 
 def test_where_nothing_can_be_written_the_hint_says_why(
@@ -362,16 +361,21 @@ def test_what_lmdb_says_of_the_disk_has_the_same_hints() -> None:
 
 @pytest.mark.skipif(bool(prepare.can_prepare()), reason="needs the extra `fast`")
 def test_prepare(imported: Path, tmp_path: Path) -> None:
-    result = data("prepare", imported / "lmdb", tmp_path / "out")
+    result = data("import", "--prepare", imported / "lmdb", tmp_path / "out")
     assert result.exit_code == 0 and f"{tmp_path}/out: 30 records" in result.stdout
     assert "prepared     yes" in data("info", tmp_path / "out").stdout
     assert data("verify", tmp_path / "out", "--decode").exit_code == 0
-    assert data("prepare", tmp_path / "nowhere", tmp_path / "none").exit_code == 65
+    result = data("import", "--prepare", imported / "lmdb", tmp_path / "none", "--limit", "3")
+    assert result.exit_code == 64 and "--limit is for images" in result.stderr
+    assert data("import", "--prepare", imported / "images", tmp_path / "direct").exit_code == 0
+    assert "prepared     yes" in data("info", tmp_path / "direct").stdout
+    mdb = (tmp_path / name / "data.mdb" for name in ("out", "direct"))
+    assert len({file.read_bytes() for file in mdb}) == 1
 
 
 def test_prepare_without_its_extra(imported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare, "can_prepare", lambda: "no transcoder: pip install 'stagerun[fast]'")
-    result = data("prepare", imported / "lmdb", tmp_path / "out")
+    result = data("import", "--prepare", imported / "lmdb", tmp_path / "out")
     assert result.exit_code == 64 and "stagerun[fast]" in result.stderr and os.listdir(tmp_path) == []
 
 
@@ -422,7 +426,7 @@ def test_a_bar_takes_any_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_commands_are_listed_in_the_order_of_their_use() -> None:
     listed = [line.split()[0] for line in data("--help").output.partition("Commands:")[2].splitlines() if line.strip()]
-    order = ["import", "index", "info", "verify", "prepare", "show", "stage", "unstage"]
+    order = ["import", "index", "info", "verify", "show"]
     assert [word for word in listed if word in order] == order
 
 

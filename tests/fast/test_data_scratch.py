@@ -4,6 +4,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -22,13 +23,11 @@ from stagerun.data.scratch import (
     How,
     Progress,
     blocks,
-    copies_of,
     layout,
     look,
     room,
     stage,
     staging,
-    unstage,
 )
 from stagerun.data.write import write_lmdb
 from stagerun.system.lmdb_file import SIDE_FILE
@@ -41,6 +40,7 @@ HOME = f"stagerun-{os.getuid()}"
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "BLOCK", BLOCK)
     monkeypatch.setattr(layout, "BLOCK", BLOCK)
+    monkeypatch.setattr(blocks, "_STREAMS", 1)
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_a_changed_source_gets_a_copy_of_its_own(source: str, disk: Path) -> Non
     os.utime(Path(source, "data.mdb"), ns=(1, 1))
     second = one(source, disk)
     assert first.path != second.path and len(folders(disk)) == 2
-    assert {str(found.folder) for found in copies_of(str(disk), source)} == {first.path, second.path}
+    assert {first.path, second.path} == {str(disk / HOME / name) for name in folders(disk)}
 
 
 def test_the_side_file_follows_the_sources(source: str, disk: Path) -> None:
@@ -163,7 +163,7 @@ def stop_after(source: str, disk: Path, count: int) -> None:
         done[0] = progress.done
 
     with pytest.raises(CopyStopped):
-        one(source, disk, watch=watch, stop=lambda: done[0] >= count, beside=True)
+        one(source, disk, watch=watch, stop=lambda: done[0] >= count)
 
 
 def test_a_stop_keeps_what_is_there(source: str, disk: Path) -> None:
@@ -174,18 +174,6 @@ def test_a_stop_keeps_what_is_there(source: str, disk: Path) -> None:
 
 
 # -- what is wrong with a copy
-
-
-def test_verifying_mends_only_what_is_wrong(source: str, disk: Path) -> None:
-    copy = one(source, disk)
-    assert one(source, disk, verify=True).how is How.CHECKED
-    flip(Path(copy.path, "data.mdb"), 3 * BLOCK + 17)
-    with open(Path(copy.path, "data.mdb"), "rb") as reader:  # a run that has it open
-        assert one(source, disk).how is How.THERE, "only --verify reads a copy whole"
-        mended = one(source, disk, verify=True)
-        assert (mended.how, mended.bytes) == (How.MENDED, BLOCK)
-        assert reader.read() == data(source)
-    assert one(source, disk, verify=True).how is How.CHECKED
 
 
 @pytest.mark.parametrize("damage", ["cut off", "deleted", "manifest", "suspect"])
@@ -231,8 +219,8 @@ def test_what_another_version_made_is_left_to_it(source: str, disk: Path, end: s
     (folder / "data.mdb").write_bytes(b"theirs")
     with pytest.raises(StorageError, match="made by another version of stagerun") as error:
         one(source, disk)
-    assert str(folder) in error.value.message and "unstage" in error.value.hint
-    assert (folder / "data.mdb").read_bytes() == b"theirs" and unstage(str(disk), None) == []
+    assert str(folder) in error.value.message and "remove it" in error.value.hint
+    assert (folder / "data.mdb").read_bytes() == b"theirs"
 
 
 def test_a_disk_that_gives_back_other_bytes_is_named(source: str, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +236,7 @@ def test_a_disk_that_gives_back_other_bytes_is_named(source: str, disk: Path, mo
     copy = one(source, disk)  # once may have been a bit in memory: it is written again
     assert data(copy.path) == data(source)
     copy.close()
-    unstage(str(disk), None)
+    shutil.rmtree(disk / HOME)
     bad[0] = 10**6
     with pytest.raises(StorageError, match="gives back other bytes than were written"):
         one(source, disk)
@@ -372,6 +360,7 @@ def test_no_thread_outlives_the_descriptors_that_it_writes_to(
         go.wait()  # until the start of the next thread has failed
         return write(fd, piece, at)
 
+    monkeypatch.setattr(blocks, "_STREAMS", 4)
     monkeypatch.setattr(threading.Thread, "start", some)
     monkeypatch.setattr(blocks.os, "pwrite", late)
     with pytest.raises(StorageError, match="can't start new thread"):
@@ -393,7 +382,7 @@ def test_a_source_that_fails_half_way_keeps_what_is_there(
 
     monkeypatch.setattr(blocks.os, "preadv", preadv)
     with pytest.raises(DataError, match=r"db/data.mdb: can't be read: Input/output error"):
-        one(source, disk, beside=True)
+        one(source, disk)
     monkeypatch.undo()
     monkeypatch.setattr(blocks, "BLOCK", BLOCK)
     monkeypatch.setattr(layout, "BLOCK", BLOCK)
@@ -460,28 +449,6 @@ def test_scratch_must_exist_and_be_ours(source: str, tmp_path: Path) -> None:
 
 
 # -- taking them away
-
-
-def test_unstage_removes_what_is_unused_and_says_why_the_rest_stays(source: str, disk: Path) -> None:
-    one(source, disk).close()
-    os.utime(Path(source, "data.mdb"), ns=(1, 1))
-    used = one(source, disk)
-    other = one(make(disk.parent / "other"), disk)
-    other.close()
-    stop_after(make(disk.parent / "third", 400), disk, BLOCK)
-    Path(source, "data.mdb").unlink()  # it need not be there any more
-    planned = unstage(str(disk), [source], dry_run=True)
-    assert len(folders(disk)) == 4
-    done = unstage(str(disk), [source])
-    assert sorted(r.kept for r in planned) == sorted(r.kept for r in done) == ["", "is in use"]
-    assert [str(r.copy.folder) for r in done if r.kept] == [used.path]
-    (Path(other.path) / "notes").write_text("mine")
-    assert [r.kept for r in unstage(str(disk), None)].count("") == 2
-    assert os.listdir(other.path) == ["notes"]
-    used.close()
-    unstage(str(disk), None)
-    assert sorted(p.name for p in (disk / HOME).iterdir()) == sorted(["lock", Path(other.path).name])
-    assert unstage(str(disk.parent), None) == [], "nothing is made where there was nothing"
 
 
 def test_a_lock_whose_file_was_removed_is_not_taken_for_held(tmp_path: Path) -> None:

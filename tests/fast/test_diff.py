@@ -11,8 +11,7 @@ from click.testing import CliRunner, Result
 from stagerun import store
 from stagerun.base.recipe import Schedule
 from stagerun.cli import main
-from stagerun.language import canonical, load, read
-from stagerun.language.stored import read_recipe
+from stagerun.language import canonical, read
 from stagerun.store.layout import MANIFEST, snapshots_folder
 from stagerun.tools.diff.command import Difference, FieldDifference, compare, difference
 
@@ -43,11 +42,6 @@ def schedule(shared: str = SCHEDULE, root: str = "/s", **stages: str) -> Schedul
 
 def named(found: Difference) -> dict[str, FieldDifference]:
     return {f"{f.stage}.{f.field}": f for f in found.fields}
-
-
-def test_equal_schedules() -> None:
-    found = difference(schedule(), schedule())
-    assert found.same and not found.fields and not found.rates and found.stages == ("trunk", "long", "collapse")
 
 
 def test_another_way_of_writing_is_no_difference() -> None:
@@ -157,28 +151,9 @@ def test_a_longer_stage_goes_on_or_is_stale() -> None:
     assert not difference(schedule(), other).longer
 
 
-def test_where_the_learning_rates_part() -> None:
-    late = STAGES["long"].replace('"fixed"', '"multistep" gamma: 0.5 stepvalue: [7, 20]')
-    (rate,) = difference(schedule(), schedule(long=late)).rates
-    assert (rate.stage, rate.first, rate.most, rate.a, rate.b) == ("long", 7, 20, 0.1, 0.025)
-    # The same rates as far as both go.
-    assert difference(schedule(), schedule(long=STAGES["long"].replace("30", "40"))).rates == ()
-    poly = difference(schedule(), schedule(collapse=STAGES["collapse"].replace("10", "20")))
-    # (1 - i / 20)^2 - (1 - i / 10)^2 is largest at i = 10 * 2 / 3.
-    assert [(r.stage, r.first, r.most) for r in poly.rates] == [("collapse", 1, 7)]
-
-
 def test_rates_of_another_batch_are_the_same_and_stale() -> None:
     found = difference(schedule(), schedule(long=STAGES["long"].replace("0.1", "0.05 base_lr_batch: 50")))
     assert found.same and not found.fields and set(found.reworded) == {"base_lr", "base_lr_batch"}
-
-
-def test_the_recipe_of_a_snapshot() -> None:
-    stored = read_recipe(canonical(schedule()))
-    assert difference(schedule(), stored).fields == () and difference(schedule(), stored).same
-    changed = difference(stored, schedule(long=STAGES["long"].replace("0.1", "0.2")))
-    field = named(changed)["long.base_lr"]
-    assert (field.a.text, field.a.place, field.b.place) == ("0.1", "", "s/long.prototxt:1")
 
 
 # -- the command
@@ -211,9 +186,6 @@ def test_a_folder_and_an_edited_copy(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "collapse\n"
         "  base_lr  0.1 (a/collapse.prototxt:1)  ->  0.08 (b/collapse.prototxt:1)\n"
         "\n"
-        "learning rate\n"
-        "  collapse: from the start; most at 0: 0.1 -> 0.08 (x0.8)\n"
-        "\n"
         "what changes no training:\n"
         "\n"
         "the schedule\n"
@@ -225,7 +197,7 @@ def test_a_folder_and_an_edited_copy(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "they train different things\n"
     )
     record = json.loads(diff("a", "b", "--json").stdout)
-    assert record["same"] is False and record["learning_rate"][0]["stage"] == "collapse"
+    assert record["same"] is False
     assert [f["field"] for f in record["fields"] if f["trains"]] == ["momentum", "momentum", "base_lr", "momentum"]
     assert diff("a", "a").stdout.endswith("\n\nthey train the same thing: nothing differs\n")
 
@@ -252,13 +224,9 @@ def test_both_curves_in_one_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     written(Path("a"))
     written(Path("b"), SCHEDULE.replace("trunk@12", "trunk@13"))
-    text = diff("a", "b", "--plot").stdout
-    assert "├A trunk" in text and "├B trunk" in text
-    assert "leaves A trunk at " in text and "leaves B trunk at " in text
-    pytest.importorskip("matplotlib")
     assert diff("a", "b", "--plot", "both.svg").exit_code == 0
     assert "B collapse" in Path("both.svg").read_text()
-    for words in (["--x", "epochs"], ["--plot", "both.pdf"], ["--plot", "--json"], ["--plot", "--x", "hours"]):
+    for words in (["--x", "epochs"], ["--plot", "both.pdf"], ["--plot", "b.svg", "--x", "hours"]):
         result = diff("a", "b", *words)
         assert result.exit_code == 64 and "Traceback" not in result.output, words
 
@@ -330,15 +298,3 @@ def test_what_early_stop_hangs_on_is_trained_from(tmp_path: Path) -> None:
     assert not found.same and named(found)[".data.val.images"].trains
     plain = difference(schedule(), schedule(trunk=STAGES["trunk"] + "test_iter: 2\n"))
     assert plain.same and not named(plain)["trunk.test_iter"].trains
-
-
-@pytest.mark.parametrize("name", ["resnet50_72ep", "imagenet_18min", "wsd_branches", "cifar10_resnet9_24ep"])
-def test_rates_are_not_compared_where_no_setting_of_theirs_differs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Iteration by iteration a long schedule takes a second."""
-    folder = str(Path(__file__).parents[2] / "solvers" / name)
-    monkeypatch.setattr("stagerun.tools.diff.command.MOST", 0)  # a division by it, where they are
-    found = difference(load(folder), load(folder, ("solver.display=7",)))
-    assert {field.field for field in found.fields} == {"display"} and found.rates == ()
-    with pytest.raises(ZeroDivisionError):
-        first = load(folder).stages[0].name
-        difference(load(folder), load(folder, (f"{first}.base_lr=7",)))

@@ -1,4 +1,4 @@
-"""`stagerun find-lr`: the sweep as values, and mistakes in asking for one."""
+"""`stagerun rehearse --find-lr`: the sweep as values, and mistakes in asking for one."""
 
 import math
 from pathlib import Path
@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from stagerun.cli import main
 from stagerun.language import load
-from stagerun.tools.find_lr.sweep import Point, Smoothing, Sweep, rate, shown, suggestion, swept, warnings
+from stagerun.tools.rehearse.sweep import Point, Smoothing, Sweep, rate, shown, suggestion, swept, warnings
 
 SCHEDULE = Path(__file__).parents[2] / "solvers" / "resnet50_72ep"
 
@@ -55,8 +55,8 @@ def test_the_steepest_fall_is_sought_before_the_lowest_loss() -> None:
 
 def test_what_makes_a_sweep_worth_little_is_said() -> None:
     falling, rising = [2.0 - i / 100 for i in range(60)], [1.0 + i / 100 for i in range(60)]
-    assert warnings(made(falling)) == ["the loss was still falling at the last rate: take a larger --end"]
-    assert warnings(made(rising)) == ["the loss never fell: take a smaller --start, or more --iterations"]
+    assert warnings(made(falling)) == ["the loss was still falling at the last rate: take a larger --last-rate"]
+    assert warnings(made(rising)) == ["the loss never fell: take a smaller --first-rate, or more --iters"]
     assert suggestion(made(rising)).steepest is None
     few = made(falling[:9], iterations=60, ended="it was interrupted")
     assert [text.partition(":")[0] for text in warnings(few)] == [
@@ -86,12 +86,19 @@ def test_the_stage_is_as_it_is_but_for_what_comes_between_updates() -> None:
     "words, text, hint",
     [
         (["colapse"], "colapse: no stage of resnet50_72ep that is enabled", "did you mean `collapse`?"),
-        (["init", "--start", "1", "--end", "0.1"], "--end 0.1 is not above --start 1", "rates grow"),
-        (["init", "--plot", "x.pdf"], "--plot x.pdf", ""),
+        (
+            ["init", "--first-rate", "1", "--last-rate", "0.1"],
+            "--last-rate 0.1 is not above --first-rate 1",
+            "rates grow",
+        ),
+        (["init", "--only", "init"], "--find-lr goes with --first-rate", ""),
+        (["init", "--iters", "5"], "a sweep has 10 or more", ""),
         (["cyc1"], "has no usable snapshot of that", "--until init"),
     ],
 )
 def test_mistakes(words: list[str], text: str, hint: str, tmp_path: Path) -> None:
-    done = CliRunner().invoke(main, ["find-lr", str(SCHEDULE), *words, "--out", str(tmp_path), "--nproc", "1"])
+    done = CliRunner().invoke(
+        main, ["rehearse", str(SCHEDULE), "--find-lr", *words, "--out", str(tmp_path), "--nproc", "1"]
+    )
     assert done.exit_code == 64, done.output
     assert text in done.stderr and hint in done.stderr

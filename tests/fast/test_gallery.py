@@ -100,7 +100,7 @@ def collapses(base: float, length: int) -> dict[str, Rate]:
 
 
 # Of arXiv:1911.08250's released code, without Random-k and Threshold-v, which it trains for longer; and the methods that there are.
-BRIEF = ("dense", *(name + scope for name in ("top_k", "adaptive", "terngrad", "qsgd") for scope in ("", "_whole")))
+BRIEF = ("dense", *(name + scope for name in ("top_k", "terngrad", "qsgd") for scope in ("", "_whole")))
 LONG = tuple(name + scope for name in ("random_k", "threshold") for scope in ("", "_whole"))
 
 
@@ -110,7 +110,7 @@ def half_cosine(i: int) -> float:
 
 
 METHODS = (
-    "dense", "top_k", "random_k", "threshold", "adaptive", "terngrad", "qsgd", "two_bit", "sign", "power_sgd", "int8", "bf16", "fp16",
+    "dense", "top_k", "random_k", "threshold", "terngrad", "qsgd", "power_sgd", "bf16",
 )  # fmt: skip
 
 # Stage: (updates, images per update, images per device batch, weight decay, rate).
@@ -226,8 +226,8 @@ EPOCHS = {
     "resnet50_24k_90ep": 89.77,
     "cifar10_resnet9_24ep": 23.84,
     "cifar10_alexnet": 47.68,
-    "cifar10_resnet9_compressed": 746.95,  # 9 x 24 and 4 x 40, all images for each of two workers
-    "fashion_compressed": 11.65,
+    "cifar10_resnet9_compressed": 651.59,  # 7 x 24 and 4 x 40, all images for each of two workers
+    "fashion_compressed": 7.17,
     "fashion_async": 0.90,
     "fashion_longtail": 36.00,
     "fashion_own_network": 1.10,
@@ -403,15 +403,21 @@ def test_an_ensemble_of_collapses_trains_its_trunk_once():
 def test_the_study_of_compression_has_its_operators_in_both_scopes_with_the_scripts_settings():
     schedule = load(SOLVERS / "cifar10_resnet9_compressed")
     found = {stage.name: stage.solver.compress for stage in schedule.stages}
-    assert found.pop("ep24_dense") is None and len(found) == 2 * 6
+    assert found.pop("ep24_dense") is None and len(found) == 2 * 5
     assert {stage.parent for stage in schedule.stages} == {None}
     for name, compress in found.items():
-        assert compress.as_released and compress.memory is Memory.NONE and compress.start_iter == 0
+        assert compress.memory is Memory.NONE and compress.start_iter == 0
         assert (compress.scope is Scope.ENTIRE_MODEL) == name.endswith("_whole")
         assert {compress.ratio, compress.qstates} <= {None, 0.5, 255}
         # 0.001 of a sum over 512 images, where a worker adds its half of the mean over 1024.
         assert compress.threshold in (None, 0.001 / 512)
-    assert {c.method for c in found.values()} == {m for m, known in KNOWN.items() if known.released}
+    assert {c.method for c in found.values()} == {
+        Method.TOP_K,
+        Method.RANDOM_K,
+        Method.THRESHOLD,
+        Method.TERNGRAD,
+        Method.QSGD,
+    }
 
 
 def test_every_method_that_loses_something_is_tried_on_fashion_mnist():

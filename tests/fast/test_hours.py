@@ -1,6 +1,5 @@
 """How long a schedule takes, where an allocation ends: by hand, and for the published schedule."""
 
-import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +15,9 @@ from stagerun.base.recipe import Schedule
 from stagerun.base.snapshots import Inventory, SnapshotRef
 from stagerun.base.text import duration
 from stagerun.cli import main
-from stagerun.language import load, read
+from stagerun.language import read
 from stagerun.plan import make_plan
-from stagerun.plan.budget import MOST, Budget, budget, render_budget
+from stagerun.plan.budget import Budget, budget, render_budget
 from stagerun.plan.hours import (
     Hours,
     Measured,
@@ -29,7 +28,6 @@ from stagerun.plan.hours import (
     left,
     measured,
     render_hours,
-    seconds_at,
     spent,
 )
 
@@ -116,12 +114,6 @@ def test_what_is_printed_can_be_typed(seconds: int) -> None:
     assert abs(units.seconds(duration(seconds)) - seconds) < (60 if seconds < 86400 else 3600)
 
 
-@given(st.text(max_size=12))
-def test_any_text_is_a_length_of_time_or_a_mistake(text: str) -> None:
-    with contextlib.suppress(ValueError):
-        assert 0 < units.seconds(text) < float("inf")
-
-
 # -- hours
 
 
@@ -137,40 +129,6 @@ def test_a_stage_in_parts() -> None:
         "long": Spent(start=10.0, training=30.0, tests=5.0, snapshots=4.0),
         "collapse": Spent(start=10.0, training=10.0, tests=5.0, snapshots=3.0),
     }
-
-
-@given(st.integers(0, 20), st.integers(0, 20), st.integers(0, 20))
-def test_a_way_is_the_sum_of_its_parts(a: int, b: int, c: int) -> None:
-    first, middle, last = sorted((a, b, c))
-    trunk = TREE.stage("trunk")
-    whole = spent(TREE, trunk, SPEED, first, last)
-    assert spent(TREE, trunk, SPEED, first, middle) + spent(TREE, trunk, SPEED, middle, last) == whole
-
-
-def test_only_what_is_left_counts() -> None:
-    done = make_plan(TREE, Inventory((part(12), part(20))))
-    assert list(left(done, HOURS)) == ["long", "collapse"]
-    half = make_plan(TREE, Inventory((part(10),)))
-    assert left(half, HOURS)["trunk"] == Spent(start=10.0, training=10.0, tests=2.0 + 5.0, snapshots=1.0 + 3.0)
-
-
-def test_in_a_piece_nothing_is_evaluated() -> None:
-    plan = make_plan(TREE, Inventory((part(20), part(30, part(20).id, "long"))))
-    assert [(p.iter, p.until) for p in plan.pieces] == [(0, 12)]
-    # Snapshots after 5 and 10; the one at 12 is its end.
-    assert left(plan, HOURS)["trunk@12"] == Spent(start=10.0, training=12.0, snapshots=1.5 + 3.0)
-    whole = sum(time.total for time in left(plan, HOURS).values() if time is not None)
-    assert budget(plan, HOURS, 1e6).total == HOURS.opening + whole
-
-
-def test_seconds_at_count_along_the_path_of_ancestors() -> None:
-    assert seconds_at(TREE, HOURS, "trunk", 0) == 110.0
-    assert seconds_at(TREE, HOURS, "trunk", 20) == 110.0 + 20 + 4 + 2
-    # From the end of the trunk: with its last snapshot and its evaluation. From its middle: without.
-    assert seconds_at(TREE, HOURS, "long", 3) == 136.0 + 3 + 5 + 10 + 3
-    assert seconds_at(TREE, HOURS, "collapse", 0) == 110.0 + 12 + 2 + 1.5 + 10
-    unknown = Hours(source="", speeds={"long": SPEED})
-    assert seconds_at(TREE, unknown, "long", 0) is None and seconds_at(TREE, unknown, "trunk", 0) is None
 
 
 def test_images_per_second() -> None:
@@ -298,13 +256,6 @@ def test_how_many_allocations() -> None:
     assert "it gets nowhere" in render_budget(found(50))
 
 
-def test_as_many_allocations_as_are_worth_counting() -> None:
-    tiny = Hours(source="", speeds=dict.fromkeys(STAGES, Speed(iteration=1000.0)))
-    long = schedule(long=STAGES["long"].replace("30", "3000000"))
-    end = budget(make_plan(long, Inventory()), tiny, 1000.0)
-    assert end.allocations == MOST + 1 and "more than 1000 allocations" in render_budget(end)
-
-
 @given(st.floats(1.0, 400.0), st.integers(0, 19))
 def test_a_budget_agrees_with_the_hours(seconds: float, iter: int) -> None:
     refs = (part(iter),) if iter else ()
@@ -426,10 +377,3 @@ def test_where_nothing_was_measured_there_are_no_hours() -> None:
 def test_mistakes(words: list[str], said: str) -> None:
     result = CliRunner().invoke(main, ["plan", PUBLISHED, "--out", "no-such-output-folder", *words])
     assert result.exit_code == 64 and said in result.stderr
-
-
-def test_the_seconds_of_the_published_schedule_are_those_of_its_iterations() -> None:
-    published = load(PUBLISHED)
-    hours = at_images_per_second(published, 6303.0)
-    end = seconds_at(published, hours, "collapse", 1560)
-    assert end == pytest.approx(22610 * 4096 / 6303 + 4 * 50000 / 3 / 6303)

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from stagerun.base.errors import DataError, FolderInUseError, PermissionDenied, 
 from stagerun.data import index
 from stagerun.data.importing import engine
 from stagerun.data.importing.engine import Job, Made, Result, run
-from stagerun.data.importing.partial import Journal, Note
+from stagerun.data.importing.partial import Note, Seen
 from stagerun.data.rows import look
 from stagerun.language.proto.caffe_pb2 import Datum
 from stagerun.system.imports import REPORT
@@ -116,27 +117,20 @@ def test_stopped_again_and_again(tmp_path: Path, expected: tuple[dict[bytes, byt
     assert content(tmp_path / "out") == expected
 
 
-def test_the_journal_alone_is_ahead_after_a_crash_and_is_cut_back(
+def test_power_that_fails_between_the_two_commits(
     tmp_path: Path, expected: tuple[dict[bytes, bytes], bytes, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Power fails between the journal's fsync and the commit: rows of records that the LMDB hasn't, the last one torn."""
     out, calls = tmp_path / "out", iter(range(100))
-    whole = Journal.append
+    whole = Seen.write
 
-    def fail(self: Journal, rows: bytes, notes: list[tuple[int, Note]]) -> None:
-        whole(self, rows, notes)
+    def fail(self: Seen, first: int, entries: list[bytes]) -> None:
+        whole(self, first, entries)
         if next(calls) == 4:
             raise OSError(errno.EIO, "power", "disk")
 
     with monkeypatch.context() as patch, pytest.raises(StorageError):
-        patch.setattr(Journal, "append", fail)
+        patch.setattr(Seen, "write", fail)
         run(Numbers(), str(out), job())
-    with (
-        (tmp_path / "out.partial" / "rows2").open("ab") as rows,
-        (tmp_path / "out.partial" / "notes.jsonl").open("ab") as n,
-    ):
-        rows.write(b"\1torn")
-        n.write(b'{"at": 99, "na')
     assert run(Numbers(), str(out), job()).started_at > 0
     assert content(out) == expected
 
@@ -145,15 +139,15 @@ def test_a_full_disk_and_then_room(
     tmp_path: Path, expected: tuple[dict[bytes, bytes], bytes, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, commits = tmp_path / "out", iter(range(100))
-    whole = engine._Writer._make_room
+    whole = engine._make_room
 
-    def full(self: engine._Writer, chunk: engine._Chunk) -> None:
+    def full(env: lmdb.Environment, chunk: engine._Chunk) -> None:
         if next(commits) == 5:
             raise lmdb.DiskError("mdb_txn_commit: No space left on device")
-        whole(self, chunk)
+        whole(env, chunk)
 
     with monkeypatch.context() as patch, pytest.raises(StorageError, match="No space left") as error:
-        patch.setattr(engine._Writer, "_make_room", full)
+        patch.setattr(engine, "_make_room", full)
         run(Numbers(), str(out), job())
     assert "same command goes on" in error.value.hint and not out.exists()
     assert run(Numbers(), str(out), job()).started_at > 0
@@ -249,8 +243,16 @@ def test_two_at_once(tmp_path: Path) -> None:
 def test_what_somebody_changed_is_not_built_upon(tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     run(Numbers(), out, job(stop=iter([False] * 100 + [True]).__next__))
-    os.truncate(tmp_path / "out.partial" / "rows2", 72 * 3)
-    with pytest.raises(DataError, match="the journal doesn't know them all") as error:
+    seen = tmp_path / "out.partial" / "seen" / "data.mdb"
+    whole = seen.read_bytes()
+    os.truncate(seen, 10_000)
+    with pytest.raises(DataError, match="is cut off") as error:
+        run(Numbers(), out, job())
+    assert "--restart" in error.value.hint
+    seen.write_bytes(whole)
+    with closing(Seen(seen.parent)) as emptied:
+        emptied.cut(3)
+    with pytest.raises(DataError, match="seen doesn't know them all") as error:
         run(Numbers(), out, job())
     assert "--restart" in error.value.hint
     os.truncate(tmp_path / "out.partial" / "lmdb" / "data.mdb", 10_000)
@@ -282,19 +284,19 @@ def test_somebody_elses_files_are_never_deleted(tmp_path: Path) -> None:
     assert (tmp_path / "out.partial" / "thesis.tex").exists() and (tmp_path / "out.partial" / "lmdb").exists()
 
 
-@pytest.mark.parametrize("name", ["thesis.tex", "rows2/1", "lmdb/thesis.tex", "lmdb/data.mdb/1", "lmdb/sub/data.mdb"])
+@pytest.mark.parametrize("name", ["thesis.tex", "seen/1", "lmdb/thesis.tex", "lmdb/data.mdb/1", "lmdb/sub/data.mdb"])
 @pytest.mark.parametrize("whole", [True, False])
 def test_nor_are_those_in_its_folders(tmp_path: Path, name: str, whole: bool) -> None:
     """`out.partial` may be somebody's own, or have got a file of theirs since."""
     partial = tmp_path / "out.partial"
     if whole:
         run(Numbers(), str(tmp_path / "out"), job(stop=iter([False] * 100 + [True]).__next__))
-        for path in (partial / "rows2", partial / "lmdb" / "data.mdb"):
+        for path in (partial / "seen" / "data.mdb", partial / "lmdb" / "data.mdb"):
             path.unlink()
     (partial / name).parent.mkdir(parents=True, exist_ok=True)
     (partial / name).write_text("years of work")
     before = sorted(partial.rglob("*"))
-    with pytest.raises(DataError, match=r"holds `(thesis\.tex|rows2|lmdb/(thesis\.tex|data\.mdb|sub))`"):
+    with pytest.raises(DataError, match=r"holds `(thesis\.tex|seen/1|lmdb/(thesis\.tex|data\.mdb|sub))`"):
         run(Numbers(), str(tmp_path / "out"), job(restart=whole))
     assert (partial / name).read_text() == "years of work"
     assert set(partial.rglob("*")) - set(before) <= {partial / "lock"} and set(before) <= set(partial.rglob("*"))
@@ -308,7 +310,7 @@ def test_somebody_elses_file_beside_the_records_stops_the_end(
     (lmdb_folder / "thesis.tex").write_text("years of work")
     for name in ("lock.mdb", REPORT, f"{REPORT}.partial", f"{SIDE_FILE}.partial-{'0' * 32}"):
         (lmdb_folder / name).touch()  # what a look into it, and an end that was killed, leave
-    with pytest.raises(DataError, match=r"holds `thesis\.tex`"):
+    with pytest.raises(DataError, match=r"holds `lmdb/thesis\.tex`"):
         run(Numbers(), str(tmp_path / "out"), job())
     (lmdb_folder / "thesis.tex").rename(tmp_path / "thesis.tex")
     run(Numbers(), str(tmp_path / "out"), job())

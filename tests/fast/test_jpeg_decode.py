@@ -1,7 +1,5 @@
 """jpeg decoders: every tier, every kind of file, whole, part or reduced: the pixels that OpenCV gives, bit for bit."""
 
-import threading
-
 import numpy as np
 import pytest
 from drawn import examples
@@ -10,8 +8,7 @@ from hypothesis import strategies as st
 from jpeg_pictures import END, FRAME, INTERVAL, SAMPLINGS, SCAN, by_pillow, changed, jpeg, whole
 
 from stagerun.base.errors import DataError, UsageError
-from stagerun.data.jpeg import Decoder, Rectangle, choice, is_complete, make_decoder, read_header, slices, tiers
-from stagerun.data.jpeg.decoder import Request, Scratch
+from stagerun.data.jpeg import Decoder, Rectangle, choice, is_complete, make_decoder, read_header, tiers
 
 NAMES = ("compiled", "turbojpeg", "simplejpeg", "opencv")
 DECODERS = {state.name: make_decoder(state.name) for state in tiers() if state.available}
@@ -89,28 +86,6 @@ def test_parts_along_the_edges_of_segments(decoder: Decoder, sampling: str) -> N
                 if left + columns <= width:
                     check(decoder, data, 3, Rectangle(15, left, 2, columns))
                     check(decoder, data, 3, Rectangle(0, left, 50, columns))
-
-
-@pytest.mark.parametrize("interval", [3, 5, 6, 12, 18, 30])
-def test_segments_of_any_length(decoder: Decoder, interval: int) -> None:
-    """6 MCUs in a row, 4 rows: half a row, no grid, one row, two, three, and one for all."""
-    data = jpeg(60, 90, interval=interval)
-    for top in (0, 20, 47, 59):
-        check(decoder, data, 3, Rectangle(top, 40, 60 - top, 9))
-
-
-def test_less_of_a_prepared_file_is_read() -> None:
-    data = jpeg(200, 320, interval=4)
-    header, source = read_header(data), np.frombuffer(data, np.uint8)
-    request = Request(3, 1, 60, 140, 40, 30)
-    window = slices.window(header, request)
-    assert window is not None and (window.top, window.left, window.height, window.width) == (48, 128, 64, 64)
-    cut = slices.cut(source, header, window, Scratch())
-    assert cut is not None and cut.size - header.scan_at < (source.size - header.scan_at) / 8
-    small = bytes(cut)
-    assert (read_header(small).height, read_header(small).width) == (64, 64) and is_complete(small)
-    if "compiled" in DECODERS:
-        assert bytes(DECODERS["compiled"]._cut(source, header, window)) == small
 
 
 @pytest.mark.parametrize(
@@ -247,64 +222,6 @@ def test_changed_files_neither_crash_nor_differ() -> None:
             assert all(np.array_equal(pixels, outcomes[0]) for pixels in outcomes)
 
 
-def test_what_is_asked_must_fit(decoder: Decoder) -> None:
-    header = read_header(PHOTO)
-    for channels, part, shrink in (
-        (1, None, 1),
-        (4, None, 1),
-        (3, None, 3),
-        (3, Rectangle(0, 0, 61, 90), 1),
-        (3, Rectangle(-1, 0, 5, 5), 1),
-        (3, Rectangle(0, 86, 5, 5), 1),
-        (3, Rectangle(0, 0, 3, 5), 4),
-        (3, Rectangle(0, 0, 0, 5), 1),
-    ):
-        with pytest.raises(ValueError):
-            decoder.decode(PHOTO, header, channels, part, shrink)
-
-
-def test_every_kind_of_buffer(decoder: Decoder) -> None:
-    part = Rectangle(20, 30, 20, 31)
-    for kind in (
-        bytes,
-        bytearray,
-        memoryview,
-        lambda b: np.frombuffer(b, np.uint8),
-        lambda b: np.frombuffer(b, np.int8),
-    ):
-        pixels = decoder.decode(kind(PHOTO), read_header(kind(PHOTO)), 3, part)
-        assert np.array_equal(pixels, expected(PHOTO, 3, part, 1))
-
-
-def test_threads_with_a_decoder_each() -> None:
-    wrong: list[str] = []
-
-    def work(name: str, seed: int) -> None:
-        own, data = make_decoder(name), jpeg(90, 120, interval=2, seed=seed)
-        reference = expected(data, 3, Rectangle(9, 20, 60, 61), 1)
-        for _ in range(30):
-            if not np.array_equal(own.decode(data, read_header(data), 3, Rectangle(9, 20, 60, 61)), reference):
-                wrong.append(name)
-
-    threads = [threading.Thread(target=work, args=(name, seed)) for name in DECODERS for seed in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-
-
-def test_the_fastest_tier_is_taken_and_each_can_be_named() -> None:
-    states = tiers()
-    assert tuple(state.name for state in states) == NAMES
-    assert states[-1].available and states[-2].available
-    assert make_decoder().tier == next(state.name for state in states if state.available)
-    assert all(DECODERS[name].tier == name for name in DECODERS)
-    with pytest.raises(UsageError) as error:
-        make_decoder("turbo")
-    assert "`turbo`" in error.value.message and "turbojpeg" in error.value.hint
-
-
 def test_without_the_fast_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STAGERUN_TURBOJPEG", raising=False)
     monkeypatch.setattr(choice, "candidates", lambda: iter(["libnone.so.9"]))
@@ -319,17 +236,6 @@ def test_without_the_fast_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         choice._library_once.cache_clear()
         choice._tested_once.cache_clear()
-
-
-def test_a_library_named_by_hand_must_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STAGERUN_TURBOJPEG", "/nowhere/libturbojpeg.so")
-    with pytest.raises(UsageError) as error:
-        make_decoder()
-    assert "STAGERUN_TURBOJPEG" in error.value.message and "/nowhere/libturbojpeg.so" in error.value.message
-    monkeypatch.setenv("STAGERUN_TURBOJPEG", "libc.so.6")
-    with pytest.raises(UsageError, match="libjpeg-turbo of version 3"):
-        make_decoder()
-    assert make_decoder("simplejpeg").tier == "simplejpeg"
 
 
 def test_a_tier_with_other_pixels_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from stagerun.base.errors import DataError
-from stagerun.launch import StopRequest, local, sparing
-from stagerun.launch.folder import Report, ask, spared
+from stagerun.launch import StopRequest, local
+from stagerun.launch.folder import Report, ask
 from stagerun.launch.local import verdict
-from stagerun.system.pulse import Pulse, read
 from stagerun.train.command import RunOptions, stopped_after
 
 KILLED = (
@@ -56,64 +54,6 @@ KILLED = (
 )
 def test_verdict(reports: list[Report], deaths: dict[int, int], expected: tuple[int, str]) -> None:
     assert verdict(reports, deaths) == expected
-
-
-@pytest.mark.parametrize(
-    "codes, gone, needed",
-    [
-        ({0: None, 1: None, 2: None}, {}, {}),
-        ({0: None, 1: None, 2: -9}, {2: -9}, {}),
-        ({0: None, 1: 69, 2: -9}, {2: -9}, {1: 69}),  # rank 1 is not marked
-        ({0: -9, 1: None, 2: 69}, {2: 69}, {0: -9}),
-        ({0: None, 1: None, 2: 75}, {}, {2: 75}),  # someone stopped the workers there: all are to save
-        ({0: 0, 1: 0, 2: 70}, {2: 70}, {}),
-    ],
-)
-def test_whose_end_the_others_go_on_without(
-    codes: dict[int, int | None], gone: dict[int, int], needed: dict[int, int]
-) -> None:
-    assert sparing.failed(codes, {2}) == (gone, needed)
-
-
-@pytest.mark.parametrize(
-    "reports, deaths, expected",
-    [
-        # All that were left ended well.
-        ([Report(0, 0, ""), Report(1, 0, "")], {2: -9}, (0, "")),
-        ([Report(0, 0, ""), Report(1, 0, ""), Report(2, 65, "bad record")], {2: 65}, (0, "")),
-        # What they ended with counts.
-        ([Report(0, 75, "saved"), Report(1, 75, "")], {0: 75, 1: 75, 2: -9}, (75, "saved")),
-        ([Report(0, 79, "nan"), Report(1, 79, ""), Report(2, 69, "lost")], {0: 79, 1: 79, 2: 69}, (79, "nan")),
-        ([Report(0, 69, "lost"), Report(2, 70, "bug")], {0: 69, 1: -9, 2: 70}, (69, KILLED)),
-        ([Report(2, 0, "")], {1: -9, 0: -15}, (69, KILLED)),
-    ],
-)
-def test_the_verdict_is_on_those_that_are_needed(
-    reports: list[Report], deaths: dict[int, int], expected: tuple[int, str]
-) -> None:
-    assert verdict(*sparing.without(reports, deaths, {2})) == expected
-
-
-def test_a_worker_is_marked_while_the_others_go_on_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STAGERUN_REPORT_DIR", str(tmp_path))
-    pulse = Pulse()
-
-    def marked() -> bool:
-        beat = read(bytes(pulse._buffer))
-        assert beat is not None and (spared(tmp_path) == {3}) is beat.spared
-        return beat.spared
-
-    with sparing.sparing(3, pulse):
-        assert marked()
-    assert not marked()
-    with sparing.sparing(3, pulse, yes=False):
-        assert not marked()
-    with pytest.raises(DataError), sparing.sparing(3, pulse):
-        raise DataError("a record is damaged")
-    assert marked(), "it ends, and the others go on"
-    monkeypatch.delenv("STAGERUN_REPORT_DIR")
-    with sparing.sparing(4, pulse):
-        assert spared(tmp_path) == {3}, "no launcher of ours"
 
 
 def test_a_stop_request_waits_to_be_asked() -> None:

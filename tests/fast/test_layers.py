@@ -16,44 +16,38 @@ TRUNK = (
     "models", "comm", "engine", "launch", "train", "manual", "cli",
 )  # fmt: skip
 TOOLS = {
-    "bench", "caffe", "find_lr", "library", "new", "plan", "data", "diff", "explain", "fmt", "lint", "lsp", "preflight", "rehearse", "report", "retry", "show", "slurm", "status",
-    "verify_resume", "verify_run", "view", "weights",
+    "caffe", "library", "new", "plan", "data", "diff", "fmt", "lint", "lsp", "rehearse", "report", "retry", "slurm", "status",
+    "verify", "view", "weights",
 }  # fmt: skip
 # (tool, what it imports of another tool), with the reason.
 TOOL_IMPORTS_TOOL = {
-    ("plan", "tools.lint"),  # `check --lint`
+    ("plan", "tools.lint"),  # `check`
+    ("plan", "tools.weights.fetch"),  # `check --fetch`
     # The editor shows what the commands print.
-    ("lsp", "tools.explain.command"),
-    ("lsp", "tools.explain.history"),
+    ("lsp", "tools.plan.why"),
+    ("lsp", "tools.plan.history"),
     ("lsp", "tools.fmt.style"),
     ("lsp", "tools.lint"),
     ("new", "tools.plan.check"),  # a new schedule is checked
-    ("diff", "tools.plan.plot"),  # `diff --plot` draws two plans
-    ("verify_resume", "tools.report.read_log"),  # its verdict compares logs
-    ("verify_run", "tools.verify_resume.interruption"),  # a run of which nothing may be left
-    ("bench", "tools.report.compare"),  # mean and spread over seeds
-    ("bench", "tools.retry.command"),  # runs one command after the other, and hands signals on
+    # All draw the chart of the page.
+    ("plan", "tools.view.chart"),
+    ("diff", "tools.plan.plot"),
+    ("report", "tools.view.looking"),
     # The library gives what their commands print.
     ("library", "tools.report.command"),
-    ("library", "tools.report.curves"),
-    ("library", "tools.report.history"),
     ("library", "tools.report.look"),
-    ("library", "tools.report.page"),
     ("library", "tools.report.table"),
-    ("library", "tools.report.tables"),
     ("library", "tools.weights.selection"),
     # The page shows what the commands print, of the same values.
     ("view", "tools.data.contact_sheet"),
     ("view", "tools.data.show"),
     ("view", "tools.diff.command"),
-    ("view", "tools.explain.command"),
+    ("view", "tools.plan.why"),
     ("view", "tools.lint"),
     ("view", "tools.plan.command"),
-    ("view", "tools.plan.plot"),
     ("view", "tools.report.command"),
     ("view", "tools.report.compare"),
     ("view", "tools.report.history"),
-    ("view", "tools.report.curves"),
     ("view", "tools.report.look"),
     ("view", "tools.report.read_log"),
     ("view", "tools.report.replay"),
@@ -72,12 +66,9 @@ TORCH = {
     "comm",
     "engine",
     "train",
-    "tools.bench",
     "tools.rehearse",
     "tools.weights",
-    "tools.preflight",
-    "tools.find_lr",
-    "tools.verify_run",
+    "tools.verify",
 }
 TORCH_INSIDE_FUNCTIONS = {"launch", "tools.library", "tools.plan"}
 # What click loads for one line of help or a mistake in the arguments, and `run` for one in DIR; and everything outside TORCH besides.

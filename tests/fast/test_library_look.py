@@ -8,7 +8,6 @@ import pytest
 
 import stagerun
 from stagerun.base.errors import RecipeError, UsageError
-from stagerun.drawing import figure
 from stagerun.plan.render import render_text
 
 SCHEDULE = Path(__file__).parents[2] / "solvers" / "resnet50_72ep"
@@ -42,25 +41,6 @@ def test_a_plan_is_what_the_command_prints(tmp_path: Path) -> None:
     assert [p.stage.name for p in stagerun.plan(SCHEDULE, tmp_path, until="cyc1").work] == ["init", "cyc1"]
 
 
-def test_a_notebook_shows_picture_and_table_and_nothing_that_runs(tmp_path: Path) -> None:
-    html = stagerun.plan(SCHEDULE, tmp_path)._repr_html_()
-    assert "<svg" in html and "<td>collapse</td>" in html and "prefers-color-scheme: dark" in html
-    assert "<script" not in html and "http" not in html.replace("http://www.w3.org", "")
-    # Every rule of the style is for what is inside.
-    style = html[html.index("<style>") + 7 : html.index("</style>")]
-    rules = [line for line in style.splitlines() if "{" in line and not line.startswith("  ")]
-    assert all(".stagerun" in rule for rule in rules) and len(rules) > 10
-
-
-def test_without_matplotlib_there_is_the_table_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing() -> None:
-        raise UsageError("no matplotlib")
-
-    monkeypatch.setattr(figure, "drawing", missing)
-    html = stagerun.plan(SCHEDULE, tmp_path)._repr_html_()
-    assert "<svg" not in html and "<td>collapse</td>" in html and "pip install 'stagerun[plots]'" in html
-
-
 def test_mistakes_are_shown_as_the_command_shows_them() -> None:
     with pytest.raises(RecipeError) as caught:
         stagerun.load(SCHEDULE, ["cyc2.base_rl=0.5", "seeed=2"])
@@ -85,8 +65,6 @@ def test_a_report_has_the_rows_of_the_command(tmp_path: Path, capsys: pytest.Cap
     assert [list(row) for row in found] == [list(row) for row in printed]
     assert [row["images_per_second"] for row in found] == [float(row["images_per_second"]) for row in printed]
     assert str(found).startswith("## Stages") and "| seed1 | init" in str(found)
-    html = found._repr_html_()
-    assert "<svg" in html and "collapse" in html and "<script" not in html
     assert [row["n"] for row in stagerun.report(outs, by="seed")] == [3, 3, 3]
     assert len(stagerun.report(outs[0])) == 3  # one folder, by itself
     capsys.readouterr()

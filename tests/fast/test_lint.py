@@ -1,4 +1,4 @@
-"""What `check --lint` finds, what it passes over, and how a comment silences it: each rule by itself."""
+"""What `check` finds, what it passes over, and how a comment silences it: each rule by itself."""
 
 import time
 from pathlib import Path
@@ -43,7 +43,9 @@ IMAGES = "transform_param { crop_size: 24 mean_value: 104 scale: 0.01 }"
 def images(transform: str, tested: str = "", **more: str) -> dict[str, str]:
     """Stage b with a transform of its own."""
     return {
-        "b": f"{B}transform_param {{ {transform} }}" + (f" test_transform_param {{ {tested} }}" if tested else ""),
+        "b": f"{B}transform_param {{ {transform} }}"
+        + (f" test_transform_param {{ {tested} }}" if tested else "")
+        + ' clear: "transform_param"',
         **more,
     }
 
@@ -76,7 +78,6 @@ def test_nothing_to_find() -> None:
 FIRES = {
     "lr-jump": [
         ({"b": B.replace("0.05", "0.2")}, "b.prototxt:1:10"),
-        ({"b": B.replace("0.05", "0.001")}, "b.prototxt:1:10"),
         ({"b": B.replace("0.05", "0.5") + "warmup_iter: 5\nwarmup_start_lr: 0.4"}, "b.prototxt:6:18"),
         ({"b": B.replace("poly", "inv") + "gamma: 1 warmup_iter: 20"}, "b.prototxt:5:23"),
         ({"schedule": SCHEDULE.replace('name: "b"', 'name: "b" from: "a@20"'), "b": B.replace("0.05", "0.3")}, "b.prototxt:1:10"),
@@ -91,13 +92,10 @@ FIRES = {
     ],
     "zero-parent": [
         ({"a": A.replace("200", "100")}, "b.prototxt:1:10"),
-        ({"a": A.replace("200", "100").replace("power: 1", "power: 2"), "b": B + "warmup_iter: 5"}, "b.prototxt:1:10"),
         ({"a": 'base_lr: 0.1 lr_policy: "cosine" max_iter: 100'}, "b.prototxt:1:10"),
-        ({"a": 'base_lr: 0 lr_policy: "fixed" max_iter: 1'}, "b.prototxt:1:10"),
     ],
     "never-reached": [
         ({"b": 'base_lr: 0.05 max_iter: 50\nlr_policy: "multistep" stepvalue: [20, 60] gamma: 0.1'}, "b.prototxt:2:36"),
-        ({"b": 'base_lr: 0.05 max_iter: 50\nlr_policy: "multistep" stepvalue: 50 gamma: 0.1'}, "b.prototxt:2:35"),
         ({"b": 'base_lr: 0.05 max_iter: 50 warmup_iter: 5 decay_from: WARMUP_END\nlr_policy: "step" stepsize: 45 gamma: 0.1'}, "b.prototxt:2:29"),
         ({"b": f"base_lr: 0.05 max_iter: 80\n{KNOTS} knot {{ epoch: 10 factor: 0 }}"}, "b.prototxt:2:31"),
         ({"schedule": STEPS, "a": FALLS, "b": FALLS}, "schedule.prototxt:5:99"),
@@ -105,12 +103,10 @@ FIRES = {
     "lr-batch": [
         ({"schedule": NO_DECAY, "a": LARGE_A.replace("1.6", "16"), "b": LARGE_B}, "a.prototxt:1:25"),
         ({"schedule": NO_DECAY, "a": LARGE_A, "b": LARGE_B.replace("0.8", "48") + "warmup_iter: 5"}, "b.prototxt:1:10"),
-        ({"schedule": NO_DECAY, "a": LARGE_A.replace("1.6", "0.2"), "b": LARGE_B.replace("0.8", "0.1")}, "a.prototxt:1:25"),
         ({"schedule": NO_DECAY.replace("momentum: 0.9", 'momentum: 0.9 type: "LARS"'), "a": LARGE_A, "b": LARGE_B}, "a.prototxt:1:25"),
     ],
     "decay-on-norm": [
         ({"schedule": LARGE, "a": LARGE_A, "b": LARGE_B}, "schedule.prototxt:5:70"),
-        ({"schedule": LARGE.replace("momentum: 0.9", "momentum: 0.9 param { kind: BIAS decay_mult: 0 }"), "a": LARGE_A, "b": LARGE_B}, "schedule.prototxt:5:105"),
         ({"schedule": NO_DECAY, "a": LARGE_A, "b": LARGE_B + "param { } param { kind: NORM decay_mult: 0 } weight_decay: 2e-4"}, "b.prototxt:5:60"),
         ({"schedule": SCHEDULE.replace("momentum: 0.9", 'momentum: 0.9 type: "LARS"')}, "schedule.prototxt:5:82"),
     ],
@@ -120,19 +116,14 @@ FIRES = {
     ],
     "comment-number": [
         ({"a": A.replace("max_iter: 100", "max_iter: 100 # 25 epochs")}, "a.prototxt:4:17"),
-        ({"a": A.replace("lr_iter: 200", "lr_iter: 200   #  about 25 epochs")}, "a.prototxt:5:25"),
         ({"a": A.replace("max_iter: 100", "max_epoch: 10.04 # 101 updates")}, "a.prototxt:4:20"),
-        ({"a": A.replace("max_iter: 100", "max_iter: 100 # 10.1 epochs")}, "a.prototxt:4:17"),
         ({"a": A.replace("max_iter: 100", "max_iter: 100 # 11-12 epochs")}, "a.prototxt:4:17"),
         ({"b": B.replace("max_iter: 50", "max_iter: 50 # 5 epochs, 1,050 iterations")}, "b.prototxt:4:26"),
         ({"schedule": SCHEDULE.replace("snapshot: 10", "snapshot: 10 # every 2 epochs")}, "schedule.prototxt:5:95"),
-        ({"a": A.replace("max_iter: 100", "# 25 epochs\nmax_iter: 100")}, "a.prototxt:4:3"),
-        ({"a": A.replace("max_iter: 100", "max_iter: 100 # 25 ep.")}, "a.prototxt:4:17"),
         ({"b": B.replace("max_iter: 50", "  ## i.e. 6 ep = 50 iterations:\n\tmax_epoch: 5")}, "b.prototxt:4:11"),
     ],
     "unsaved-work": [
         ({"a": A.replace("100", "100000").replace("200", "200000") + 'clear: "snapshot"'}, "a.prototxt:4:11"),
-        ({"a": A.replace("100", "900000").replace("200", "1800000") + "snapshot: 90000"}, "a.prototxt:6:11"),
         ({"b": B + "snapshot: 51"}, "b.prototxt:5:11"),
     ],
     "unread-field": [
@@ -152,20 +143,16 @@ FIRES = {
     "other-numbers": [
         (images("crop_size: 24 mean_value: 104 scale: 0.0102"), "b.prototxt:5:30"),
         (images("crop_size: 24 mean_value: 104 scale: 0.01", "crop_size: 24 mean_value: 100 scale: 0.01"), "b.prototxt:5:30"),
-        (images("crop_size: 24 mean_value: 104 scale: 0.01 channel_order: RGB"), "b.prototxt:5:30"),
     ],
     "odd-range": [
         (seeded("crop_size: 24"), "schedule.prototxt:6:32"),
         (seeded("mean_value: [0.485, 0.456, 0.406] std_value: [0.229, 0.224, 0.225]"), "schedule.prototxt:6:34"),
-        (seeded("mean_value: 0.5 scale: 0.01"), "schedule.prototxt:6:33"),
-        (seeded("mean_value: 104 std_value: 0.225"), "schedule.prototxt:6:48"),
         (seeded("mean_value: 104 std_value: 58 scale: 0.0039"), "schedule.prototxt:6:48"),
     ],
     "channel-order": [
         (seeded("mean_value: [123.675, 116.28, 103.53] scale: 0.01"), "schedule.prototxt:6:34"),
         (seeded("channel_order: RGB mean_value: [104, 117, 123] scale: 0.01"), "schedule.prototxt:6:36"),
         ({"a": A + 'weights { file: "torchvision/resnet18" drop: "fc.*" }'}, "schedule.prototxt:6:47"),
-        ({"a": A + 'weights { file: "timm/resnet18.a1_in1k" drop: "fc.*" }'}, "schedule.prototxt:6:47"),
     ],
     "other-sizes": [
         (images("crop_size: 24 mean_value: 104 scale: 0.01", "random_resize_param { min_size: 28 } crop_size: 24 mean_value: 104 scale: 0.01"), "b.prototxt:5:30"),
@@ -173,18 +160,17 @@ FIRES = {
         (images("crop_size: 28 mean_value: 104 scale: 0.01", "crop_size: 24 mean_value: 104 scale: 0.01"), "b.prototxt:5:30"),
     ],
     "compress-alone": [
-        ({"b": B + "device_batch_size: 100 compress_param { method: SIGN }"}, "b.prototxt:5:49"),
+        ({"b": B + "device_batch_size: 100 compress_param { method: TOP_K }"}, "b.prototxt:5:49"),
         ({"schedule": SCHEDULE.replace("momentum: 0.9", "momentum: 0.9 compress_param { method: AUTO }"), "b": B + "device_batch_size: 100"}, "schedule.prototxt:5:80"),
     ],
     "compress-more": [
         ({"b": B + "compress_param { method: TOP_K ratio: 0.97 }"}, "b.prototxt:5:39"),
         ({"b": B + "compress_param { method: RANDOM_K ratio: 1 }"}, "b.prototxt:5:42"),
-        ({"schedule": ELASTIC.replace("device_batch_size: 10", "device_batch_size: 5"), "b": B + "compress_param { method: INT8 }"}, "b.prototxt:5:26"),
+        ({"schedule": ELASTIC.replace("device_batch_size: 10", "device_batch_size: 5"), "b": B + "compress_param { method: TOP_K ratio: 0.25 }"}, "b.prototxt:5:39"),
         ({"schedule": ELASTIC, "b": B + "compress_param { method: TOP_K ratio: 0.4 }"}, "b.prototxt:5:39"),
     ],
     "no-memory": [
         ({"b": B + "compress_param { method: TOP_K memory: NONE }"}, "b.prototxt:5:40"),
-        ({"b": B + "compress_param { method: SIGN memory: NONE }"}, "b.prototxt:5:39"),
     ],
     "one-replica": [({"b": B + "sync_param { method: LOCAL replicas: 1 period: 8 }"}, "b.prototxt:5:38")],
     "period-beyond": [
@@ -201,21 +187,17 @@ FIRES = {
 PASSES = {
     "lr-jump": [
         {"b": B.replace("0.05", "0.14")},
-        {"b": B.replace("0.05", "0.002")},
         {"b": B + "warmup_iter: 5"},  # from 0.05 to 0, and up
-        {"b": f"base_lr: 0.05 max_iter: 100\n{KNOTS} knot {{ epoch: 5 factor: 2.5 }}"},
         {"b": f"base_lr: 0.05 max_iter: 100\n{KNOTS} knot {{ epoch: 5.3 factor: 50 }}"},  # a ramp
         {"b": 'base_lr: 0.05 max_iter: 50\nlr_policy: "multistep" stepvalue: [20, 70] gamma: 3'},
         {"b": f'base_lr: 0.05 max_iter: {2**63 - 1}\nlr_policy: "step" stepsize: 1 gamma: 1'},
         {"b": B.replace("0.05", "0.4") + "batch_size: 800"},  # the same for each image
         {"b": B.replace("0.05", "0.001") + 'type: "Adam"'},
         {"a": A.replace("poly_cyc", "plateau") + "gamma: 0.1 plateau_winsize: 10", "b": B.replace("0.05", "0.001")},
-        {"a": A.replace("poly_cyc", "multistep") + "gamma: 0.01 stepvalue: 50", "b": B.replace("0.05", "0.001")},
         {"schedule": SCHEDULE.replace('"b"', '"b" from: ""'), "b": B.replace("0.05", "0.9")},
     ],
     "warmup-start": [
         {"a": A + "warmup_iter: 10 warmup_start_lr: 0.1"},
-        {"a": A + "warmup_start_lr: 0.2"},
         {"b": 'base_lr: 0.05 lr_policy: "one_cycle" max_iter: 50 peak_iter: 9 start_lr: 0.05'},
     ],
     "zero-parent": [
@@ -225,21 +207,17 @@ PASSES = {
             "schedule": SCHEDULE.replace('"b"', '"b" from: "a@90"'),
             "b": B.replace("0.05", "0.01"),
         },
-        {"a": A.replace("poly_cyc", "multistep") + "gamma: 1e-2 stepvalue: 90", "b": B.replace("0.05", "0.001")},
     ],
     "never-reached": [
         {"b": 'base_lr: 0.05 max_iter: 50 lr_policy: "multistep" stepvalue: [20, 49] gamma: 0.1'},
         {"b": 'base_lr: 0.05 max_iter: 50 policy_start_iter: 11 lr_policy: "multistep" stepvalue: 60 gamma: 0.1'},
-        {"b": 'base_lr: 0.05 max_iter: 50 lr_policy: "step" stepsize: 49 gamma: 0.1'},
         {"b": f"base_lr: 0.05 max_iter: 80 {KNOTS} knot {{ epoch: 8.04 factor: 0 }}"},
         {"a": A.replace("200", "1000")},  # a cycle that is cut is what poly_cyc is for
         {"schedule": STEPS, "a": FALLS, "b": FALLS + " policy_start_iter: 51"},  # each has its part of one line
-        {"b": B + "stepvalue: 60"},  # not read
     ],
     "lr-batch": [
         {"a": A.replace("0.1", "16"), "b": B.replace("0.05", "8")},  # batch 100
         {"schedule": NO_DECAY, "a": LARGE_A, "b": LARGE_B.replace("0.8", "0.08")},  # a collapse
-        {"schedule": NO_DECAY, "a": LARGE_A, "b": LARGE_B.replace("0.8", "6")},
         {"schedule": NO_DECAY.replace("momentum: 0.9", 'momentum: 0.9 type: "LARS"'), "a": LARGE_A.replace("1.6", "10"), "b": LARGE_B.replace("0.8", "5")},
         {"schedule": NO_DECAY.replace("momentum: 0.9", 'momentum: 0.9 type: "LAMB"'), "a": LARGE_A.replace("1.6", "0.01"), "b": LARGE_B.replace("0.8", "0.01")},
         {"schedule": NO_DECAY, "a": LARGE_A.replace("1.6", "0.1") + "base_lr_batch: 256", "b": LARGE_B},
@@ -252,21 +230,13 @@ PASSES = {
     "batch-images": [{"schedule": SCHEDULE.replace("images: 1000", "images: 100")}],
     "comment-number": [
         {"a": A.replace("max_iter: 100", "max_iter: 100 # 10 epochs, as of 25 in all")},
-        {"a": A.replace("max_iter: 100", "max_iter: 100 # 10 epochs of 25 epochs")},
-        {"a": A.replace("max_iter: 100", "max_iter: 104 # 10 epochs")},
-        {"a": A.replace("max_iter: 100", "max_iter: 104 # 10.4 epochs")},
         {"a": A.replace("max_iter: 100", "max_iter: 109 # about 10 epochs")},
         {"a": A.replace("max_iter: 100", "max_iter: 115 # 10 to 12 epochs")},
-        {"a": A.replace("max_iter: 100", "max_epoch: 10.04 # 100 iterations")},
         {"a": A.replace("max_iter: 100", "max_iter: 100 # until epoch 25; see 7 and 8")},
         {"a": A.replace("base_lr: 0.1", "base_lr: 0.1 # 25 epochs")},
         {"a": "# 25 epochs, 300 iterations\n" + A},
-        {"a": A.replace("max_iter: 100", "# after 60 epochs of the trunk\nmax_iter: 100")},
-        {"a": A.replace("max_iter: 100", "# 10 epochs = 100 iterations\nmax_iter: 100")},
         {"a": A.replace("max_iter: 100", "# 25 epochs\n\nmax_iter: 100")},
-        {"a": A.replace("max_iter: 100", "max_iter: 100 # 10 ep.")},
         {"a": A.replace("poly_cyc", "multistep") + "gamma: 1 stepvalue_epoch: [5, 10] # epochs 5 and 10 of 25 epochs"},
-        {"a": A.replace("poly_cyc", "multistep") + "gamma: 1 stepvalue: [50, 70] # and at 7 epochs"},
     ],
     "unread-field": [
         {"schedule": SCHEDULE.replace("momentum: 0.9", "momentum: 0.9 lr_iter: 200"), "a": A.replace("lr_iter: 200", "")},
@@ -284,7 +254,6 @@ PASSES = {
     "other-numbers": [
         images("crop_size: 24 mean_value: 104 scale: 0.01004"),
         images("crop_size: 24 mean_value: [104, 104, 104] std_value: 100"),
-        images("mean_value: 104 scale: 0.01 mirror: true"),
     ],
     "odd-range": [seeded("mean_value: 104"), seeded("scale: 0.00390625"), seeded("scale: 0.00390625 std_value: 0.225 mean_value: 104")],
     "channel-order": [
@@ -296,17 +265,14 @@ PASSES = {
         images("crop_size: 24 mean_value: 104 scale: 0.01", "crop_size: 32 mean_value: 104 scale: 0.01"),  # FixRes
     ],
     "unread-field test_iter": [{"b": B + "test_iter: 5 test_interval: 10"}],
-    "compress-alone": [{"b": B + "compress_param { method: SIGN }"}, {"b": B + "device_batch_size: 100"}],
+    "compress-alone": [{"b": B + "compress_param { method: TOP_K }"}, {"b": B + "device_batch_size: 100"}],
     "compress-more": [
         {"b": B + "compress_param { method: TOP_K ratio: 0.96 }"},
-        {"b": B + "compress_param { method: TOP_K ratio: 1 as_released: true }"},
         {"b": B + "compress_param { method: RANDOM_K ratio: 0.9 }"},
-        {"schedule": ELASTIC, "b": B + "compress_param { method: INT8 }"},
-        {"schedule": ELASTIC, "b": B + "compress_param { method: QSGD }"},
+        {"schedule": ELASTIC, "b": B + "compress_param { method: TOP_K ratio: 0.25 }"},
     ],
     "no-memory": [
         {"b": B + "compress_param { method: TOP_K }"},
-        {"b": B + "compress_param { method: TOP_K as_released: true }"},
         {"b": B + "compress_param { method: QSGD }"},  # unbiased
     ],
     "one-replica": [
@@ -457,14 +423,15 @@ def write(folder: Path, **texts: str) -> str:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    clean = CliRunner().invoke(main, ["check", write(tmp_path), "--lint"])
+    clean = CliRunner().invoke(main, ["check", write(tmp_path)])
     assert clean.exit_code == 0 and "no mistakes, no findings" in clean.output
     folder = write(tmp_path, b=B.replace("0.05", "0.2"))
-    assert CliRunner().invoke(main, ["check", folder]).exit_code == 0
-    wrong = CliRunner().invoke(main, ["check", folder, "--lint"])
-    assert wrong.exit_code == 64
-    assert f"{folder}/b.prototxt:1:10: the learning rate jumps 0.0505 -> 0.2 (x3.96)" in wrong.output
-    assert "1 finding\n  hint: what is meant is silenced by a comment" in wrong.output
+    looks_wrong = CliRunner().invoke(main, ["check", folder])
+    assert looks_wrong.exit_code == 0 and "no mistakes, 1 finding, " in looks_wrong.stdout
+    strict = CliRunner().invoke(main, ["check", folder, "--strict"])
+    assert strict.exit_code == 64 and "1 finding\n  hint: what is meant is silenced by a comment" in strict.stderr
+    for shown in (looks_wrong, strict):
+        assert f"{folder}/b.prototxt:1:10: the learning rate jumps 0.0505 -> 0.2 (x3.96)" in shown.stderr
     told = CliRunner().invoke(main, ["help", "lint"])
     assert told.exit_code == 0 and all(id in told.output for id in RULES)
 
@@ -473,7 +440,7 @@ def test_a_long_list_in_a_comment_is_read_in_time_in_proportion(tmp_path: Path) 
     """In minutes where each of its numbers is read to the end of the list."""
     long = f"max_iter: 100  # {','.join(['111'] * 75_000)}\n"
     start = time.process_time()
-    checked = CliRunner().invoke(main, ["check", str(write(tmp_path, a=A.replace("max_iter: 100\n", long))), "--lint"])
+    checked = CliRunner().invoke(main, ["check", str(write(tmp_path, a=A.replace("max_iter: 100\n", long)))])
     assert checked.exit_code == 0 and time.process_time() - start < 60
 
 
@@ -489,3 +456,11 @@ def test_check_notes_what_images_are_not_on_this_machine(tmp_path: Path) -> None
     checked = CliRunner().invoke(main, ["check", str(folder)])
     assert checked.exit_code == 0 and "no mistakes" in checked.stdout
     assert checked.stderr.startswith("note: data.train: there is no LMDB at ") and checked.stderr.count("note:") == 1
+
+
+def test_check_notes_messages_that_replaced_what_they_now_merge_with(tmp_path: Path) -> None:
+    folder = write(tmp_path, b=B + "transform_param { mirror: true }")
+    said = "note: `b.transform_param`: what isn't written there is inherited, which it was not before 1.0"
+    assert said in CliRunner().invoke(main, ["check", folder]).stderr
+    folder = write(tmp_path, b=B + 'clear: "transform_param.scale" transform_param { mirror: true }')
+    assert "before 1.0" not in CliRunner().invoke(main, ["check", folder]).stderr

@@ -9,7 +9,7 @@ import pytest
 
 from stagerun.base.errors import DataError
 from stagerun.base.recipe import Transform
-from stagerun.data.bad_records import Bad, BadRecords, Undecodable, allowed, check
+from stagerun.data.bad_records import BadRecords, Undecodable, allowed, check
 from stagerun.data.loader import Loader
 from stagerun.data.records import ListRecords
 from stagerun.language.proto.caffe_pb2 import Datum
@@ -108,22 +108,6 @@ def test_preflight_puts_up_with_what_the_run_would() -> None:
         make(records(range(N)), BadRecords(N)).preflight()
 
 
-def test_what_others_have_met_counts_and_is_told_to_whom_it_is_new() -> None:
-    bad = BadRecords(1000)
-    bad.add(Bad(3, 10, "three"))
-    assert bad.learn([Bad(3, 99, "three again"), Bad(4, 11, "four")]) == [Bad(4, 11, "four")]
-    bad.add(Bad(4, 20, "four again"))
-    assert (bad.fresh(), bad.fresh()) == ([Bad(3, 10, "three")], []), "what it met itself"
-    assert bad.all() == [Bad(3, 10, "three"), Bad(4, 11, "four")] and bad.too_many()
-
-
-def test_whether_a_record_still_is_bad() -> None:
-    loader = make(records([7]), BadRecords(N))
-    assert [loader.is_bad(i) for i in (6, 7, N)] == [False, True, False]
-    wrong_label = Datum(channels=1, height=8, width=8, data=bytes(64), label=10).SerializeToString()
-    assert not make(records([7], wrong_label), None).is_bad(7)
-
-
 def test_where_training_stops_at_a_bad_record_the_hint_says_that_it_needn_t() -> None:
     source = records([0])
     for use in (lambda: make(source, None).batch(0, 4), lambda: make(source, None).preflight()):
@@ -133,23 +117,3 @@ def test_where_training_stops_at_a_bad_record_the_hint_says_that_it_needn_t() ->
     with pytest.raises(Undecodable) as error:
         make(source, None, train=False).preflight()
     assert "REPLACE" not in error.value.hint, "an evaluation never does"
-
-
-def test_colours_are_changed_last_with_numbers_of_their_own() -> None:
-    class Darker:
-        numbers = 2
-
-        def __call__(self, image: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-            assert image.shape == (20, 20, 3) and image.flags.c_contiguous and numbers.shape == (2,)
-            seen.append(numbers.copy())
-            return image // 2
-
-    seen: list[np.ndarray] = []
-    data = cv2.imencode(".png", np.random.default_rng(1).integers(0, 256, (30, 30, 3), np.uint8))[1].tobytes()
-    source = ListRecords([Datum(data=data, encoded=True).SerializeToString()] * 4)
-    settings: dict[str, Any] = {"train": True, "channels": 3, "num_classes": 1, "seed": 1, "images": 4, "shuffle": True}
-    param = Transform(crop_size=20, mirror=True)
-    plain = Loader(source, param, **settings).batch(0, 8)
-    changed = Loader(source, param, augment=Darker(), **settings).batch(0, 8)
-    assert np.array_equal(changed.images, plain.images // 2)
-    assert len({tuple(numbers.tolist()) for numbers in seen}) == 8

@@ -1,6 +1,5 @@
-"""What `stagerun lsp` answers: the same as `check --lint`, `explain` and `help`, at the right place. tests/process has a client."""
+"""What `stagerun lsp` answers: the same as `check`, `explain` and `help`, at the right place. tests/process has a client."""
 
-import json
 import random
 import re
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from stagerun.base.errors import Span, UsageError
+from stagerun.base.errors import UsageError
 from stagerun.cli import main
 from stagerun.language import load
 from stagerun.tools.lsp import names
@@ -20,7 +19,6 @@ from stagerun.tools.lsp.hover import hover_text
 from stagerun.tools.lsp.names import changed_text
 from stagerun.tools.lsp.place import Place, Text, folds, place_at
 
-ROOT = Path(__file__).parents[2]
 TREE = """\
 name: "t"
 model { name: "resnet18" num_classes: 10 }
@@ -84,37 +82,6 @@ def test_columns_are_in_the_editors_units(encoding: str, units: int) -> None:
     assert all(text.at(*text.position(n)) == n for n in range(len(text.text)) if text.text[n - 1 : n + 1] != "\r\n")
 
 
-def test_a_span_ends_with_its_line() -> None:
-    assert Text("ab\ncd\n").ends(Span("x", 1, 2, 9)) == (1, 2)
-    assert Text("ab").ends(Span("x", 1, 3)) == (2, 2)
-
-
-@pytest.mark.parametrize(
-    ("marked", "path", "is_name"),
-    [
-        ("solver { base_l|r: 0.1 }", ("solver", "base_lr"), True),
-        ("solver { base_lr: 0.|1 }", ("solver", "base_lr"), False),
-        ("solver: < transform_param { cr| } >", ("solver", "transform_param"), True),
-        ("stage [{ name: 'a' }, { fr|om: 'b' }]", ("stage", "from"), True),
-        ('stage { from: ["a", "|b"] }', ("stage", "from"), False),
-        ("solver { lr_policy:\n bas|e_lr: 1 }", ("solver", "base_lr"), True),
-        ("solver { stepvalue: [1, 2] base_|lr: 3 }", ("solver", "base_lr"), True),
-        ("solver { base_lr: 0.1\nstage { na|me: 'a' }", ("stage", "name"), True),  # a brace is missing
-        ("unknown { a { base_|lr: 1 } }", ("unknown", "a"), True),
-        ("} ] > |", (), True),
-    ],
-)  # fmt: skip
-def test_what_stands_at_a_place(tmp_path: Path, marked: str, path: tuple[str, ...], is_name: bool) -> None:
-    place = at(tmp_path, marked)[3]
-    assert place is not None and (place.path, place.is_name) == (path, is_name)
-
-
-def test_nothing_stands_in_a_comment(folder: Path) -> None:
-    assert at(folder, "seed: 1 # base_|lr")[3] is None
-    assert at(folder, "seed: 1 # base_lr\n|")[3] is not None
-    assert at(folder, 'name: "#|"')[3] is not None
-
-
 def test_any_text_has_places() -> None:
     rng, kind = random.Random(1), look("/", {"/schedule.prototxt": ""}).kinds["schedule.prototxt"]
     words = [*re.findall(r"\w+|\S", TREE), "[", "]", "<", ">", "{", "}", "'", "#", "\n", "\U0001f600", "\r\n"]
@@ -124,17 +91,13 @@ def test_any_text_has_places() -> None:
         assert all(first < last for first, last in folds(text))
 
 
-def test_folding_leaves_the_closing_brace() -> None:
-    assert list(folds(Text("a {\n  b { c: 1 }\n  d: [\n    1\n  ]\n}\n"))) == [(2, 3), (0, 4)]
-
-
 # -- diagnostics
 
 
 def same_as_check(folder: Path, name: str) -> bool:
-    """Whether each problem that the editor gets is shown by `check --lint`, and no other. Whether there are any."""
+    """Whether each problem that the editor gets is shown by `check`, and no other. Whether there are any."""
     found = look(str(folder), {})
-    shown = CliRunner().invoke(main, ["check", "--lint", str(folder)])
+    shown = CliRunner().invoke(main, ["check", str(folder)])
     printed = [block for block in shown.output.split("\n\n") if ".prototxt:" in block]
     assert [p.render() for p in found.problems] == printed, name
     return bool(found.problems)
@@ -163,12 +126,6 @@ def test_the_editors_texts_count_in_place_of_files(folder: Path) -> None:
     assert folder_of(str(folder / "a" / "b.prototxt"), {}) == str(folder)
     assert folder_of("", {}) is None
     assert folder_of("/nowhere/a.prototxt", {"/nowhere/schedule.prototxt": ""}) == "/nowhere"
-
-
-def test_a_stages_file_is_of_the_schedule_above_it(folder: Path) -> None:
-    found = look(str(folder), {})
-    assert found.kind(str(folder / "trunk.prototxt")).name == "Solver"
-    assert found.kind(str(folder / "net.prototxt")) is None
 
 
 # -- hover
@@ -332,20 +289,3 @@ def test_without_the_extra_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pygls.lsp.server", None)
     shown = CliRunner().invoke(main, ["lsp"])
     assert shown.exit_code == 64 and "needs the package pygls" in shown.output and "stagerun[lsp]" in shown.output
-
-
-def test_a_bug_is_logged_and_the_next_text_is_looked_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server_module = pytest.importorskip("stagerun.tools.lsp.session")
-    server, path = server_module.Server(), str(folder / "trunk.prototxt")
-    monkeypatch.setattr(server_module.Server, "typed", property(lambda self: {path: "max_iter: 0"}))
-    monkeypatch.setattr(server_module.Server, "text", lambda self, path: Text("max_iter: 0"))
-    monkeypatch.setattr(server_module.Server, "uri", lambda self, path: path)
-    sent, logged = [], []
-    monkeypatch.setattr(server, "text_document_publish_diagnostics", sent.append)
-    monkeypatch.setattr(server, "window_log_message", logged.append)
-    with monkeypatch.context() as broken:
-        broken.setattr(server_module, "look", lambda *args: json.loads("no"))
-        server._publish(str(folder))
-    assert "JSONDecodeError" in logged[0].message and not sent
-    server._publish(str(folder))
-    assert [one.uri for one in sent] == [path] and len(logged) == 1

@@ -1,7 +1,8 @@
 """Where workers meet when no one says where: what ranks agree on through their launcher, and what is computed."""
 
-import threading
+import sys
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 
 import pytest
 
@@ -35,56 +36,20 @@ def test_the_address_at_which_another_host_finds_rank_0(
     assert choose(ours, theirs) == address
 
 
-def test_a_card_is_short_and_without_spaces_and_comes_back() -> None:
-    card = Card("a host", 4, 29500, tuple(f"10.{n}.0.1/16" for n in range(200)))
+def test_a_card_is_short_and_comes_back() -> None:
+    card = Card("a host", 29500, tuple(f"10.{n}.0.1/16" for n in range(200)))
     text = card.text()
-    assert " " not in text and len(text) <= 1000
+    assert len(text) <= 1000
     read = Card.read(text)
-    assert (read.host, read.local_size, read.port) == ("a_host", 4, 29500)
+    assert (read.host, read.port) == ("a host", 29500)
     assert read.addresses == card.addresses[: len(read.addresses)] and len(read.addresses) > 10
 
 
-class Space:
-    """In one process, for ranks that are threads."""
-
-    def __init__(self, size: int) -> None:
-        self.values: dict[str, str] = {}
-        self.barrier = threading.Barrier(size)
-
-    def put(self, key: str, value: str) -> None:
-        self.values[key] = value
-
-    def fence(self) -> None:
-        self.barrier.wait(10)
-
-    def get(self, rank: int, key: str) -> str:
-        return self.values[key]
-
-    def close(self) -> None: ...
-
-
 @pytest.mark.parametrize("hosts", ["aabb", "abab", "abbb", "aaab", "aaaa"])
-def test_all_ranks_come_to_the_same_place(hosts: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_ranks_meet_at_an_address_of_rank_0(hosts: str) -> None:
     """However ranks are spread over hosts."""
-    here = threading.local()
-    monkeypatch.setattr(meeting, "interfaces", lambda: [Interface("eth0", f"10.1.0.{ord(here.host)}/24")])
-    monkeypatch.setattr(meeting, "host_name", lambda: here.host)
-    space, found = Space(len(hosts)), {}
-
-    def work(rank: int) -> None:
-        here.host = hosts[rank]
-        local = [r for r in range(len(hosts)) if hosts[r] == hosts[rank]]
-        world = World(rank=rank, size=len(hosts), local_rank=local.index(rank), local_size=len(local))
-        found[rank] = agree(space, world, "")
-
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(hosts))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
-    assert len(found) == len(hosts) and len(set(found.values())) == 1
-    assert found[0][0] == ("127.0.0.1" if hosts == "aaaa" else "10.1.0.97")
-    assert 0 < found[0][1] < 65536
+    cards = [Card(host, 29500 if rank == 0 else 0, (f"10.1.0.{ord(host)}/24",)) for rank, host in enumerate(hosts)]
+    assert agree(cards) == ("127.0.0.1" if hosts == "aaaa" else "10.1.0.97", 29500)
 
 
 def test_a_port_that_all_compute_alike() -> None:
@@ -110,7 +75,7 @@ def test_one_node_needs_no_more_than_the_jobs_number() -> None:
 
 
 def test_what_is_given_counts() -> None:
-    given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "PMI_FD": "99"}
+    given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     assert said(0, 2, 2, "mpiexec.hydra", given)() == meeting.Meeting("127.0.0.1", 29500, "given")
 
 
@@ -156,13 +121,36 @@ def test_a_share_of_what_the_job_has_of_a_shared_node(monkeypatch: pytest.Monkey
     "launcher, environment, text",
     [
         ("Open MPI's mpirun", {}, "Open MPI's mpirun has started 2 workers, but doesn't say where they meet"),
-        ("mpiexec.hydra", {"PMI_FD": "999999"}, "the workers can't meet by mpiexec.hydra"),
+        ("mpiexec.hydra", {}, "mpiexec.hydra has started 2 workers, but doesn't say where they meet"),
         ("srun", {"SLURM_STEP_NODELIST": "n[1-"}, "the node list of this step can't be read"),
         ("srun", {"SLURM_STEP_NODELIST": "no.such.host.invalid,b"}, "`no.such.host.invalid`, where rank 0 is"),
         ("the environment", {"RANK": "0", "WORLD_SIZE": "2"}, "not MASTER_ADDR and MASTER_PORT"),
         ("the environment", {"MASTER_ADDR": "a", "MASTER_PORT": "0"}, "MASTER_PORT must be a port number"),
     ],
 )
-def test_no_place_to_meet_is_reported(launcher: str, environment: dict[str, str], text: str) -> None:
+def test_no_place_to_meet_is_reported(
+    launcher: str, environment: dict[str, str], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meeting, "_mpi4py_is_there", lambda: False)
     with pytest.raises(PeerError, match=text):
         said(0, 2, 1, launcher, environment)()
+
+
+class OfFour:
+    """What `mpi4py.MPI` is to four ranks of which all say the same."""
+
+    size = 4
+
+    def Allgather(self, mine: bytearray, every: bytearray) -> None:
+        every[:] = bytes(mine) * self.size
+
+
+def test_under_mpi_ranks_exchange_their_hosts_by_mpi4py(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = SimpleNamespace(COMM_WORLD=OfFour(), Init=lambda: None, Finalize=lambda: None)
+    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(rc=SimpleNamespace(), MPI=fake))
+    monkeypatch.setattr(meeting, "_mpi4py_is_there", lambda: True)
+    found = said(0, 4, 2, "Open MPI's mpirun", {})()
+    assert isinstance(found, meeting.Meeting) and (found.address, found.way) == ("127.0.0.1", "mpi4py")
+    with pytest.raises(PeerError, match="it sees 4 of 6 ranks") as caught:
+        said(0, 6, 2, "Open MPI's mpirun", {})()
+    assert "-x MASTER_ADDR=HOST" in caught.value.hint

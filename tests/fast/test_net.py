@@ -1,5 +1,5 @@
 """Net prototxts of Caffe's, read and resolved: sizes against published figures and against a count of windows, older forms against
-today's, phases, shared parameters, the canonical form, and `stagerun show`."""
+today's, phases, shared parameters, the canonical form, and `stagerun plan --net`."""
 
 import net_texts
 import pytest
@@ -60,31 +60,6 @@ def test_parameters_and_multiply_adds_are_the_published_ones(text: str, paramete
     found = net_from(text, None)
     assert figures(found) == (parameters, multiply_adds)
     assert (found.num_classes, found.test.labels) == (1000 if found.shape[1] > 32 else 10, "")
-
-
-@pytest.mark.parametrize(
-    ("text", "more_in_caffe", "torchvision"),
-    [
-        (net_texts.vgg(16), 0, "15.470"),
-        (net_texts.vgg(19), 0, "19.632"),
-        # Three blocks halve the map in their first convolution, torchvision's in the second.
-        (net_texts.resnet50(), -3 * multiplied(1, 256, 128, 56) * 3 // 4, "4.089"),
-        # Where torchvision has kernels of 3, Caffe has 5.
-        (
-            net_texts.googlenet(),
-            sum(
-                16 * reduced * given * (28 if name[0] == "3" else 14 if name[0] == "4" else 7) ** 2
-                for name, (_, _, _, reduced, given, _) in net_texts.INCEPTIONS.items()
-            ),
-            "1.498",
-        ),
-    ],
-    ids=("vgg16", "vgg19", "resnet50", "googlenet"),
-)
-def test_multiply_adds_are_torchvisions_and_where_the_nets_differ(
-    text: str, more_in_caffe: int, torchvision: str
-) -> None:
-    assert f"{(figures(net_from(text, None))[1] - more_in_caffe) / 1e9:.3f}" == torchvision
 
 
 def figures(of: net.Net) -> tuple[int, int]:
@@ -206,17 +181,6 @@ def test_parameters_of_the_smaller_layers() -> None:
     assert fillers["ip.weight"] == ("constant", 0.0)
 
 
-def test_an_attention_of_two_bottoms() -> None:
-    """Squeeze and excitation: a number for each channel of each image."""
-    text = between(
-        'layer { name: "pool" type: "Pooling" bottom: "data" top: "pool" pooling_param { pool: AVE global_pooling: true } }',
-        'layer { name: "fc" type: "InnerProduct" bottom: "pool" top: "fc" inner_product_param { num_output: 6 } }',
-        'layer { name: "s" type: "Scale" bottom: "data" bottom: "fc" top: "last" scale_param { axis: 0 } }',
-    )
-    found = only(net_from(text, (6, 8, 8)), "s")
-    assert (found.shapes, found.blobs, found.settings) == (((6, 8, 8),), (), net.Scale(axis=0))
-
-
 # -- older forms
 
 TODAY = """
@@ -327,48 +291,6 @@ def test_phase_level_and_stage(train: State, test: State, expected: tuple[str, s
     assert tuple(" ".join(layer.name for layer in p.layers) for p in (found.train, found.test)) == expected
     again = net_of(found.text, found.shape)
     assert (again.train, again.test) == (found.train, found.test)
-
-
-def test_heads_beside_and_losses_without_weight() -> None:
-    heads = "".join(
-        f'layer {{ name: "{n}" type: "InnerProduct" bottom: "data" top: "{n}" inner_product_param {{ num_output: 10 }} }}\n'
-        f'layer {{ name: "loss_{n}" type: "SoftmaxWithLoss" bottom: "{n}" bottom: "label" loss_weight: {weight} }}\n'
-        for n, weight in (("side", 0.25), ("main", 1), ("idle", 0))
-    )
-    found = net_from(DATA + heads)
-    assert found.train.logits == "main"
-    weights = [s.settings.loss_weight for s in found.train.layers if isinstance(s.settings, net.SoftmaxWithLoss)]
-    assert weights == [0.25, 1.0, 0.0]
-
-
-def test_logits_are_what_a_softmax_takes() -> None:
-    end = """
-    layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 10 } }
-    layer { name: "prob" type: "Softmax" bottom: "ip" top: "prob" include { phase: TEST } }
-    layer { name: "acc" type: "Accuracy" bottom: "prob" bottom: "label" top: "acc" include { phase: TEST } }
-    layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" include { phase: TRAIN } }
-    """
-    assert net_from(DATA + end).test.logits == "ip"
-    in_place = net_from(DATA + end.replace('"prob"', '"ip"').replace('name: "ip" type: "Soft', 'name: "p" type: "Soft'))
-    assert in_place.test.logits == "ip"
-
-
-@pytest.mark.parametrize(
-    ("loss_param", "expected"),
-    [
-        ("", net.SoftmaxWithLoss()),
-        ("loss_param { normalize: false }", net.SoftmaxWithLoss(normalization=net.Normalization.BATCH_SIZE)),
-        ("loss_param { normalize: true }", net.SoftmaxWithLoss()),
-        (
-            "loss_param { ignore_label: 255 normalization: FULL normalize: false }",
-            net.SoftmaxWithLoss(ignore_label=255, normalization=net.Normalization.FULL),
-        ),
-        ("loss_param { label_smoothing: 0.125 }", net.SoftmaxWithLoss(label_smoothing=0.125)),
-    ],
-)
-def test_settings_of_a_loss(loss_param: str, expected: net.SoftmaxWithLoss) -> None:
-    text = DATA + END.replace("LAST", "data").replace('top: "loss"', f'top: "loss" {loss_param}')
-    assert only(net_from(text), "loss").settings == expected
 
 
 def test_batch_norm_alone_as_intels_merged_one_and_its_filler_for_the_scale_after_it() -> None:

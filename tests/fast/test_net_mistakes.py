@@ -8,8 +8,6 @@ from net_texts import DATA, END, IMAGE, between, mistakes
 
 from stagerun.base.errors import Problems, RecipeError
 from stagerun.language.net import read, resolve
-from stagerun.tools.caffe.text import Findings
-from stagerun.tools.caffe.whole import read_net
 
 # One layer between the images, 3 x 32 x 32, and a linear layer; the mistakes by line and column.
 CONV = 'layer { name: "c" type: "Convolution" bottom: "data" top: "last"\n  convolution_param { INSIDE } }'
@@ -194,36 +192,6 @@ def test_unknown_layers_are_one_list_and_their_own_fields_no_mistakes() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("last", "expected"),
-    [
-        (
-            'layer { name: "l" type: "SoftmaxWithLoss" bottom: "fd" bottom: "label" }',
-            ["3:51 layer l: no layer has the top fd"],
-        ),
-        ('layer { name: "p" type: "Softmax" bottom: "fd" top: "p" }', ["3:43 layer p: no layer has the top fd"]),
-        ('layer { name: "p" type: "Softmax" top: "p" }', ["3:15 layer p: 0 bottoms, and Softmax has 1"]),
-        (
-            'layer { name: "p" type: "Softmax" bottom: "q" top: "p" }\nlayer { name: "q" type: "Softmax" bottom: "p" top: "q" }',
-            ["3:43 layer p: bottom q comes from layer q in line 4, and not from a layer before"],
-        ),
-    ],
-)
-def test_a_last_layer_that_takes_what_is_not_there(last: str, expected: list[str]) -> None:
-    fc = 'layer { name: "fc" type: "InnerProduct" bottom: "data" top: "fc" inner_product_param { num_output: 10 } }\n'
-    assert mistakes(DATA + fc + last) == expected
-
-
-def test_sizes_of_written_shapes() -> None:
-    given = 'layer { name: "i" type: "TYPE" top: "data" MESSAGE }\n'
-    shaped = given.replace("TYPE", "Input").replace("MESSAGE", "input_param { shape { dim: 1 dim: 3 dim: -2 dim: 0 } }")
-    end = END.replace("LAST", "data").partition('layer { name: "loss"')[0]
-    expected = ["1:86 layer i: a size of -2", "1:94 layer i: a size of 0"]
-    assert mistakes(shaped + end, None) == expected
-    sides = given.replace("TYPE", "DummyData").replace("MESSAGE", "dummy_data_param { num: 1 channels: 0 }")
-    assert mistakes(sides + end, None) == ["1:85 layer i: a size of 0"]
-
-
 def test_one_layer_with_parameters_or_statistics_may_have_no_name() -> None:
     unnamed = 'layer { type: "TYPE" bottom: "last" top: "last" }'
     first = 'layer { name: "r" type: "ReLU" bottom: "data" top: "last" }'
@@ -243,13 +211,6 @@ def test_what_is_no_classifier() -> None:
     said = mistakes(DATA + END.partition('layer { name: "loss"')[0].replace("LAST", "data") + smoothed)
     assert [one.partition(" ")[2] for one in said] == ["layer l: `label_smoothing: 1` is not at least 0 and below 1"]
     assert mistakes(DATA + "layers { }") == ["2:1 the net has both `layer` and `layers`"]
-
-
-def test_a_mistake_in_a_loss_is_all_that_is_said() -> None:
-    loss = between().replace("LAST", "data").replace('bottom: "last"', 'bottom: "data"')
-    assert mistakes(loss.replace('top: "loss"', 'top: "loss" loss_weight: 1e39')) == [
-        "4:100 layer loss: `loss_weight: 1e+39` is too large for Caffe's numbers"
-    ]
 
 
 def test_the_phases_have_to_be_one_network() -> None:
@@ -351,20 +312,6 @@ def test_a_brace_too_few_or_too_many_is_a_mistake_with_a_place() -> None:
         assert (found is None) == bool(problems), text
         refused += bool(problems)
     assert refused > 50
-
-
-def test_a_layer_that_is_never_closed_is_the_only_mistake() -> None:
-    problems = Problems()
-    assert read('name: "x"\nlayer {\nlayer { name: "data" type: "Input" top: "data" }\n', "net", problems) is None
-    assert [(str(p.span), p.message) for p in problems.all()] == [("net:2:7", "`{` is never closed")]
-
-
-def test_an_import_reads_what_it_can_of_a_net_with_a_broken_layer() -> None:
-    found = Findings()
-    net = read_net(
-        "net", b'layer { name: "a" type: "ReLU" }\nlayer {\nlayer { name: "b" type: "ReLU" }\n', False, found
-    )
-    assert net.whole is None and [p.message for p in found.mistakes.all()] == ["`{` is never closed"]
 
 
 def test_a_layer_without_name_and_type() -> None:

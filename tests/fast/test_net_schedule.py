@@ -13,16 +13,14 @@ from stagerun.base.snapshots import Inventory
 from stagerun.base.weights import fits
 from stagerun.data.synthetic import write_synthetic
 from stagerun.language import canonical, load
-from stagerun.language.check_images import classes_problem
 from stagerun.language.net import net_of
 from stagerun.language.nets import multipliers
 from stagerun.language.proto import caffe_pb2
 from stagerun.language.stored import read_recipe
 from stagerun.language.values import leaves
-from stagerun.launch.bundle import named_files
+from stagerun.launch.ssh import named_files
 from stagerun.plan import make_plan
 from stagerun.plan.render import render_text
-from stagerun.tools.explain.command import explain_text
 
 NET = """name: "small"
 layer {
@@ -113,15 +111,6 @@ def test_a_layers_name_is_no_pattern_for_others() -> None:
     assert fits("*.weight", ["[*].weight"]) and not fits("a.weight", ["[*].weight"])
 
 
-def test_explain_shows_the_line_of_the_net(write: Write, tmp_path: Path) -> None:
-    write()
-    said = explain_text(str(tmp_path / "one"), "main.batch_size", ())
-    assert "small.prototxt:5:" in said and 'data_param { source: "images/train" batch_size: 4' in said
-    assert "small.prototxt" in explain_text(str(tmp_path / "one"), "main.param", ())
-    said = explain_text(str(tmp_path / "one"), "main.transform_param", ())
-    assert "small.prototxt:4:" in said and "said by the net" in said and "not set" not in said.split("\n\n")[1]
-
-
 def test_plan_counts(write: Write) -> None:
     said = render_text(make_plan(write(), Inventory()))
     # 6 x 25 + 6 and 10 x 96 + 10; 150 weights at 16 places, and 960 once.
@@ -135,12 +124,6 @@ def test_sync_carries_the_net(write: Write, tmp_path: Path) -> None:
 def test_iter_size_makes_the_batch(write: Write) -> None:
     solver = write(stage="iter_size: 3").stages[0].solver
     assert (solver.batch_size, solver.device_batch_size) == (12, 4)
-
-
-def test_a_change_inside_the_transform_of_the_net(write: Write, tmp_path: Path) -> None:
-    write()
-    solver = load(tmp_path / "one", ["main.transform_param.mirror=false"]).stages[0].solver
-    assert (solver.transform.mirror, solver.transform.scale) == (False, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -236,49 +219,6 @@ def test_a_teacher_that_is_a_net_takes_the_images_of_what_it_teaches(
         f"{shape} for {size}"
     )
     assert "schedule.prototxt:3:" in problem.render()
-
-
-def test_a_teacher_that_is_a_net_takes_the_images_of_another_network(write: Write) -> None:
-    """Nothing is cut, so they are as large as the first record."""
-    schedule = 'model { name: "resnet_small" num_classes: 10 channels: 1 } data { train { source: "../images/train" } }'
-    big = f'stage {{ name: "big" from: "" solver_param {{ {SOLVER.replace("test_interval: 5", "")}  transform_param {{ crop_size: 7 }} }} }}'
-    plain = 'batch_size: 4 device_batch_size: 4 base_lr: 0.1 lr_policy: "fixed" max_iter: 2'
-    said = mistakes(write, schedule=f"{schedule}\n{big}", solver=plain, stage='loss { type: DISTILL teacher: "big" }')
-    assert (
-        "its teacher `big` doesn't take its images" in said
-        and "10 x 54 for images of 7 x 7, and 10 x 96 for 8 x 8" in said
-    )
-
-
-DEPLOY = """layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 1 dim: 1 dim: 8 dim: 8 } } }
-layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip" inner_product_param { num_output: 10 } }
-layer { name: "prob" type: "Softmax" bottom: "ip" top: "prob" }
-"""
-
-
-@pytest.mark.parametrize(
-    ("texts", "said"),
-    [
-        ({"net": NET.replace('"InnerProduct"', '"InnerProdukt"')}, "unknown type `InnerProdukt`"),
-        ({"net": NET.replace("num_output: 6", "num_outputs: 6")}, "has no field `num_outputs`"),
-        ({"net": NET.replace('layer {\n  name: "conv1"', 'layer {\n  layer {\n  name: "conv1"')}, "is never closed"),
-        ({"net": SOLVER}, "this is a solver file; its net is `../nets/small.prototxt`"),
-        ({"solver": SOLVER.replace("small", "gone")}, "there is no such file"),
-        ({"net": DEPLOY}, "it is a deploy net"),
-    ],
-)
-def test_what_a_net_would_have_said_is_not_missed(texts: dict[str, str], said: str, write: Write) -> None:
-    with pytest.raises(RecipeError) as error:
-        write(**texts)
-    (problem,) = error.value.problems
-    assert said in problem.message
-
-
-def test_classes_of_the_images_point_at_the_layer_of_the_net(write: Write) -> None:
-    schedule = write()
-    problem = classes_problem(schedule, schedule.stages[0], "images", ["a", "b"])
-    assert problem is not None and "num_output: 10" in problem.source and "num_output" in problem.hint
-    assert problem.message == "the net has 10 outputs, but images has 2 classes: a, b"
 
 
 def test_a_model_without_a_name_says_more_of_the_net_that_the_solver_names(write: Write) -> None:

@@ -46,58 +46,6 @@ def test_without_shuffle_it_is_the_key_order_round_and_round() -> None:
     assert order.indices(1, 5, 3, 7, False).tolist() == [3, 4, 0, 1, 2, 3, 4]
 
 
-def test_epochs_and_seeds_differ() -> None:
-    orders = {
-        tuple(order.indices(seed, 1000, epoch * 1000, 1000, True).tolist()) for seed in range(8) for epoch in range(8)
-    }
-    assert len(orders) == 64
-
-
-@pytest.mark.parametrize("images", [3, 5, 40])
-def test_every_record_is_as_likely_in_every_place(images: int) -> None:
-    epochs = 4000
-    table = order.indices(11, images, 0, images * epochs, True).reshape(epochs, images)
-    for place in (0, images // 2, images - 1):
-        counts = np.bincount(table[:, place], minlength=images)
-        chi_square = float(((counts - epochs / images) ** 2 / (epochs / images)).sum())
-        # Mean images - 1, standard deviation sqrt(2 (images - 1)); six of them are beyond chance.
-        assert chi_square < images - 1 + 6 * np.sqrt(2 * (images - 1))
-
-
-def test_all_orders_of_four_records_turn_up_equally() -> None:
-    epochs = 24000
-    table = order.indices(1, 4, 0, 4 * epochs, True).reshape(epochs, 4)
-    _, counts = np.unique(table, axis=0, return_counts=True)
-    assert len(counts) == 24
-    assert float(((counts - 1000) ** 2 / 1000).sum()) < 23 + 6 * np.sqrt(46)
-
-
-def test_neighbours_have_nothing_to_do_with_each_other() -> None:
-    found = order.indices(1, 60000, 0, 60000, True).astype(float)
-    for lag in (1, 2, 64, 245, 256):  # 245 is the network's digit
-        assert abs(np.corrcoef(found[:-lag], found[lag:])[0, 1]) < 0.025
-    assert abs(np.corrcoef(found, np.arange(60000))[0, 1]) < 0.025
-    assert abs(np.corrcoef(found, order.indices(1, 60000, 60000, 60000, True))[0, 1]) < 0.025
-
-
-def test_draws_are_even_and_independent_of_how_many_are_taken() -> None:
-    positions = np.arange(20000, dtype=np.int64)
-    drawn = order.draws(4, positions, 3)
-    assert np.array_equal(drawn[:, :1], order.draws(4, positions, 1))
-    unit = drawn / 2.0**64
-    assert np.allclose(unit.mean(axis=0), 0.5, atol=0.012)
-    assert np.abs(np.corrcoef(unit.T) - np.eye(3)).max() < 0.04
-    assert abs(np.corrcoef(unit[:-1, 0], unit[1:, 0])[0, 1]) < 0.04
-    bits = (drawn[:, 0, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)
-    assert np.abs(bits.mean(axis=0) - 0.5).max() < 0.02
-    assert {order.randint(number, 3) for number in drawn[:50, 0]} == {0, 1, 2}
-
-
-def test_seed_order_and_draws_do_not_share_numbers() -> None:
-    seeds = {int(order.draws(seed, np.array([0]), 1)[0, 0]) for seed in (0, 1, 2, 2**63 - 1)}
-    assert len(seeds | {order.dropout_seed(seed, 0) for seed in (0, 1, 2)}) == 7
-
-
 @pytest.mark.parametrize(("seed", "images", "start", "count"), [(-1, 10, 0, 1), (1, 0, 0, 1), (1, 10, -1, 1)])
 def test_senseless_arguments_are_refused(seed: int, images: int, start: int, count: int) -> None:
     with pytest.raises(ValueError, match="needs"):

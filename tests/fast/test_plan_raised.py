@@ -152,14 +152,6 @@ def test_a_stage_that_early_stop_ended_stays_ended() -> None:
     assert states(make_plan(longer(trunk), inventory(end))) == {"trunk": "done"}
 
 
-def test_half_way_it_goes_on_and_says_what_changed() -> None:
-    half = snapshot(schedule(), "trunk", 12)
-    plan = make_plan(longer(), inventory(half))
-    assert (planned(plan, "trunk").start, planned(plan, "trunk").iterations_left) == (half, 18)
-    text = render_text(plan)
-    assert "resume: from trunk-00000012-a0001\n    max_iter 20 -> 30 (schedule.prototxt:6)" in text
-
-
 def test_epochs_count_as_the_iterations_that_they_are() -> None:
     old, now = (schedule(f'lr_policy: "fixed" max_epoch: {n}') for n in (2, 3))
     assert planned(make_plan(now, inventory(*finished(old))), "trunk").iter == 20
@@ -187,7 +179,7 @@ def test_stages_from_the_old_end_are_stale_and_those_from_an_iteration_are_not()
     with pytest.raises(ResumeRefused) as caught:
         require_fresh(plan)
     assert why in caught.value.render() and "`--redo end` trains it" in caught.value.render()
-    for options, state in (({"redo": ["end"]}, "fresh"), ({"redo": ["trunk"]}, "fresh"), ({"keep": ["end"]}, "done")):
+    for options, state in (({"redo": ["end"]}, "fresh"), ({"redo": ["trunk"]}, "fresh")):
         asked = make_plan(now, inventory(*finished(old)), **options)
         assert states(asked) == {"trunk": "resume", "early": "done", "end": state} and not asked.lost
         require_fresh(asked)
@@ -240,12 +232,6 @@ def test_members_along_the_trunk_stay() -> None:
     assert plan_ensembles(waits, {})[0].state is EnsembleState.WAITING
 
 
-def test_kept_it_is_finished_where_it_ended() -> None:
-    old, now = schedule(below=END), longer(below=END)
-    plan = make_plan(now, inventory(*finished(old)), keep=["trunk"])
-    assert states(plan) == {"trunk": "done", "end": "done"} and planned(plan, "trunk").kept
-
-
 def test_a_teacher_that_is_longer_makes_its_pupil_stale() -> None:
     pupil = 'stage { name: "pupil" from: "" solver_param { lr_policy: "fixed" max_iter: 4 loss { type: DISTILL teacher: "trunk" } } }'
     old, now = schedule(below=pupil), longer(below=pupil)
@@ -254,11 +240,3 @@ def test_a_teacher_that_is_longer_makes_its_pupil_stale() -> None:
     assert states(make_plan(old, inventory(trunk, end)))["pupil"] == "done"
     plan = make_plan(now, inventory(trunk, end))
     assert states(plan) == {"trunk": "resume", "pupil": "stale"} and "longer now" in planned(plan, "pupil").why
-
-
-def test_a_stage_with_other_images_does_not_go_on_from_its_end() -> None:
-    (end,) = finished(schedule())
-    seen = replace(end, environment={"training set": "images 1000, sample aaaa"})
-    other = replace(longer(), sets={"/d/train": "images 1000, sample bbbb"})
-    plan = make_plan(other, inventory(seen))
-    assert states(plan) == {"trunk": "stale"} and "the training images have changed" in planned(plan, "trunk").why

@@ -129,23 +129,6 @@ def test_a_branch_of_a_stage_that_has_ended_trains_a_piece_of_it_again() -> None
     assert shown(make_plan(s, inventory([*refs, *near]))) == [("main", 9, 12, ("b_x", "b_y"))]
 
 
-def test_with_no_snapshot_before_it_the_piece_starts_where_the_stage_does() -> None:
-    s = schedule()
-    found = on_disk(s)
-    plan = make_plan(s, without(found, "main@5", "main@12", "a", "b_x", "b_y", "deep"))
-    # One piece for both, from the seed; another for the stage that starts from `a` is not needed: `a` is yet to come.
-    assert shown(plan) == [("main", 0, 12, ("a", "b_x", "b_y"))]
-    assert plan.pieces[0].state is State.FRESH and plan.pieces[0].start is None and plan.next is plan.pieces[0]
-
-
-def test_two_pieces_where_a_snapshot_lies_between() -> None:
-    s = schedule()
-    found = on_disk(s)
-    refs = [ref for place, ref in found.items() if place not in ("main@5", "main@12") and ref.stage in ("main", "end")]
-    plan = make_plan(s, inventory([*refs, snapshot(s, "main", 9)]))
-    assert shown(plan) == [("main", 0, 5, ("a",)), ("main", 9, 12, ("b_x", "b_y"))]
-
-
 def test_a_piece_may_need_a_piece_of_the_stage_above() -> None:
     s = schedule()
     found = on_disk(s)
@@ -185,7 +168,6 @@ def test_a_snapshot_that_comes_back_must_be_the_same_for_those_who_came_from_it(
         ({}, ("b_x",)),
         ({"redo": ["b_x"]}, ()),
         ({"redo": ["main"]}, ()),
-        ({"keep": ["b"]}, ()),
         ({"redo": ["b_y"]}, ("b_x",)),
     ):
         plan = make_plan(s, gone, **choice)  # type: ignore[arg-type]
@@ -249,24 +231,6 @@ def test_another_iteration_makes_the_child_stale() -> None:
     assert shown(plan) == [("main", 5, 7, ("a",))] and states(plan)["deep"] == "fresh"
 
 
-def test_from_an_iteration_to_the_end_and_back() -> None:
-    there = schedule(SCHEDULE.replace("main@5", "main"))
-    plan = make_plan(there, inventory(on_disk(schedule()).values()))
-    assert planned(plan, "a").why == "it was trained from `main@5`, and now starts from `main`"
-    back = make_plan(schedule(), inventory(on_disk(there).values()))
-    assert planned(back, "a").why == "it was trained from `main`, and now starts from `main@5`"
-
-
-def test_a_changed_stage_is_stale_with_its_children_and_not_its_elders() -> None:
-    found = inventory(on_disk(schedule()).values())
-    lower = schedule(SCHEDULE.replace("base_lr: 0.2", "base_lr: 0.3"))
-    assert states(make_plan(lower, found)) == {n: "stale" if n == "b_y" else "done" for n in NAMES}
-    trunk = make_plan(schedule(main=MAIN + "base_lr: 0.3"), found)
-    assert set(states(trunk).values()) == {"stale"}
-    assert planned(trunk, "a").why == "its parent `main` is stale"
-    assert set(states(make_plan(schedule(main=MAIN + "base_lr: 0.3"), found, redo=["main"])).values()) == {"fresh"}
-
-
 def test_a_trunk_trained_again_to_other_bits_makes_its_branches_stale() -> None:
     now = schedule(main=MAIN + "base_lr: 0.3")
     old, new = on_disk(schedule()), on_disk(now)
@@ -275,20 +239,6 @@ def test_a_trunk_trained_again_to_other_bits_makes_its_branches_stale() -> None:
     assert states(plan) == {n: "done" if n == "main" else "stale" for n in NAMES}
     assert planned(plan, "a").why == "it was trained from another `main@5`"
     assert planned(plan, "end").why == "it was trained from another end of `main`"
-
-
-def test_a_kept_trunk_is_not_trained_again() -> None:
-    found = on_disk(schedule())
-    now = schedule(main=MAIN + "base_lr: 0.3")
-    kept = make_plan(now, inventory(found.values()), keep=["main"])
-    assert set(states(kept).values()) == {"done"}
-    more = make_plan(now, without(found, "b_x", "b_y"), keep=["main"])
-    assert planned(more, "b_x").start == found["main@12"] and more.pieces == ()
-    lost = make_plan(now, without(found, "main@12", "b_x", "b_y"), keep=["main"])
-    assert planned(lost, "b_x").why == "there is no snapshot of `main@12` to start from, and `main` is kept as it is"
-    with pytest.raises(ResumeRefused) as caught:
-        require_fresh(lost)
-    assert "`--redo main` trains it" in caught.value.hint and "--keep" not in caught.value.hint
 
 
 OFF = SCHEDULE.replace('name: "a" ', 'name: "a" enabled: false ')
@@ -365,15 +315,6 @@ def test_stale_stages_that_are_not_chosen_stand_in_nobodys_way() -> None:
     )
 
 
-def test_mistakes_in_names_are_all_told_at_once() -> None:
-    with pytest.raises(RecipeError) as caught:
-        make_plan(schedule(OFF), inventory([]), only=["a", "nain", "b"], until="deep", redo=["b"], keep=["b_x"])
-    text = caught.value.render()
-    assert "stage `a` is not enabled" in text and "stage `deep` is not enabled" in text
-    assert "no stage is named `nain`" in text and "did you mean `main`?" in text
-    assert "--only and --until say different things" in text and "`b` is both in --redo and in --keep" in text
-
-
 def test_whatever_is_lost_the_plan_leads_to_the_end() -> None:
     """Every subset of what is on disk: done step by step as the plan says, each start is there, and at the end all is done."""
     s = schedule()
@@ -428,41 +369,7 @@ stage { name: "fine" from: "late" solver_param {} }
 """
 
 
-def test_what_an_iteration_is_kept_for_is_named_by_what_it_is() -> None:
-    text = render_text(make_plan(read({"schedule.prototxt": SWEPT}, "/s", []), inventory([])))
-    assert "  saved and kept at 8, for c1, 2 stages of cool, ensemble late" in text.splitlines()
-
-
-def test_audits_are_said_once_for_all_stages_that_have_the_same() -> None:
-    def said(schedule: str) -> list[str]:
-        text = render_text(make_plan(read({"schedule.prototxt": schedule}, "/s", []), inventory([])))
-        return [line for line in text.splitlines() if "audits" in line]
-
-    how = "workers compared at snapshots and every 200 iterations, a device batch of each computed again every 200 "
-    how += "(0.50% of the arithmetic at most), a proof every 100; on a difference STOP"
-    assert said(SWEPT) == [f"audits of all stages: {how}"]
-    fewer = SWEPT.replace('"late" solver_param {', '"late" solver_param { audit_param { proof_iter: 50 }')
-    assert said(fewer) == [
-        f"audits of main, c1, 4 stages of cool: {how}",
-        f"  audits: {how.replace('proof every 100', 'proof every 50')}",
-    ]
-
-
-def test_of_stages_of_which_the_same_is_to_be_said_it_is_said_once() -> None:
-    schedule = read({"schedule.prototxt": SWEPT}, "/s", [])
-    heads = [block.splitlines()[0] for block in render_text(make_plan(schedule, inventory([]))).split("\n\n")]
-    a, b = "cool_main_8_a and cool_main_8_b", "cool_main_a and cool_main_b"
-    assert [head for head in heads if "cool" in head] == ["all 4 stages of cool", a, b]
-    text = render_text(make_plan(schedule, inventory([])))
-    assert text.count("\n  batch ") == 4  # c1, fine, main, and once for the sweep
-    chosen = render_text(make_plan(schedule, inventory([]), only=["main", "cool_main_a"])).splitlines()
-    (row,) = (line.split() for line in chosen if "stages of" in line and "chosen" in line)
-    assert row == ["3", "other", "stages", "of", "cool", "60", "6.00", "not", "chosen"]
-    assert "cool_main_a" in chosen and "cool_main_b" not in chosen, "nothing more is said of what was not chosen"
-    assert "c1" in chosen, "a stage by itself has its row and its block"
-
-
-@pytest.mark.parametrize("options", [{"only": ["late"]}, {"until": "late"}, {"redo": ["late"]}, {"keep": ["late"]}])
+@pytest.mark.parametrize("options", [{"only": ["late"]}, {"until": "late"}, {"redo": ["late"]}])
 def test_an_ensemble_where_a_stage_belongs_is_told_with_its_members(options: dict[str, Any]) -> None:
     with pytest.raises(RecipeError) as caught:
         make_plan(read({"schedule.prototxt": SWEPT}, "/s", []), inventory([]), **options)

@@ -23,33 +23,15 @@ def said(solver: str, shared: str = SCHEDULE) -> list[str]:
     return notes(s, s.stage("trunk"))
 
 
-def test_numbers_that_differ_look_different() -> None:
-    """Where four or six digits would make them the same."""
-    solver = f'{START} momentum: 0.99999 momentum_policy {{ policy: "linear" end_value: 0.999999 }}'
-    images = "transform_param { crop_size: 32 scale: 0.017124754 }"
-    tested = "test_transform_param { crop_size: 32 mean_value: 9 scale: 0.017124751 }"
-    shared = SCHEDULE.replace("1000 } }", '1000 } val { source: "v" images: 9 } }')
-    text = render_text(make_plan(trunk(f"{solver} {images} {tested}", shared), Inventory()))
-    assert "momentum 0.99999 -> 1, poly" in text
-    assert "an evaluation has scale 0.017124751, training 0.017124754" in text
-
-
 @pytest.mark.parametrize(
     "solver, words",
     [
         ("", "SGD, momentum 0, poly"),
         ('type: "Nesterov" momentum: 0.9 momentum_form: TORCH', "Nesterov, momentum 0.9, momentum_form TORCH, poly"),
         ("momentum: 0.9 local_lr_auto: true", "SGD, momentum 0.9, local_lr_auto 0.001, poly"),
-        ("local_lr_auto: true local_lr_passes: 4", "SGD, momentum 0, local_lr_auto 0.001 over 4 passes, poly"),
-        ('weight_decay: 1e-4 regularization_type: "L1"', "SGD, momentum 0, L1, poly"),
-        ('type: "AdaGrad"', "AdaGrad, poly"),
         ('type: "RMSProp" rms_decay: 0.9', "RMSProp, rms_decay 0.9, poly"),
-        ('type: "AdaDelta" momentum: 0.95', "AdaDelta, momentum 0.95, poly"),
         (f"{ADAM} momentum2: 0.99", "Adam, momentum 0.9, momentum2 0.99, poly"),
-        ('type: "AdamW" momentum: 0.9', "AdamW, momentum 0.9, momentum2 0.999, poly"),
         ('type: "LARS" local_gw_ratio: 0.002', "LARS, momentum 0, local_gw_ratio 0.002, poly"),
-        ('type: "LAMB" momentum: 0.9', "LAMB, momentum 0.9, momentum2 0.999, poly"),
-        ("ema_decay: 0.9999", "SGD, momentum 0, EMA 0.9999, poly"),
         ("ema_decay: 0.99 ema_interval: 5", "SGD, momentum 0, EMA 0.99 every 5 iterations, poly"),
     ],
 )
@@ -70,16 +52,10 @@ def test_what_matters_for_the_type_is_shown(solver: str, words: str) -> None:
             "81.9 % of the average at the stage's end (0.9999^2000) are the weights that it starts with (trunk.prototxt:2)",
         ),
         ("momentum2: 0.9", "momentum2 is not read by type SGD (trunk.prototxt:2)"),
-        ("delta: 1e-6", "delta is not read by type SGD (trunk.prototxt:2)"),
         ("local_gw_ratio: 0.1", "local_gw_ratio is not read by type SGD without local_lr_auto (trunk.prototxt:2)"),
         ("local_lr_passes: 4", "local_lr_passes is not read: local_lr_auto is false (trunk.prototxt:2)"),
         ('type: "RMSProp" momentum: 0.9', "momentum is not read by type RMSProp (trunk.prototxt:2)"),
-        (f"{ADAM} rms_decay: 0.9", "rms_decay is not read by type Adam (trunk.prototxt:2)"),
-        (f"{ADAM} momentum_form: TORCH", "momentum_form is not read by type Adam (trunk.prototxt:2)"),
-        (f"{ADAM} local_gw_ratio: 0.1", "local_gw_ratio is not read by type Adam (trunk.prototxt:2)"),
         ("gamma: 0.1", "gamma is not read by lr_policy poly (trunk.prototxt:2)"),
-        ("lr_epoch: 20", "lr_epoch is not read by lr_policy poly (trunk.prototxt:2)"),
-        ("stepvalue: 5", "stepvalue is not read by lr_policy poly (trunk.prototxt:2)"),
         ("warmup_start_lr: 0.1", "warmup_start_lr is not read: there is no warm-up (trunk.prototxt:2)"),
         ('regularization_type: "L1"', "regularization_type is not read: weight_decay is 0 (trunk.prototxt:2)"),
         ("ema_interval: 5", "ema_interval is not read: there is no ema_decay (trunk.prototxt:2)"),
@@ -91,10 +67,6 @@ def test_what_matters_for_the_type_is_shown(solver: str, words: str) -> None:
         ('type: "LAMB"', "momentum is 0, and beta1 of type LAMB: 0.9 is usual"),
         ('type: "AdaDelta"', "momentum is 0, and the decay of both its averages of type AdaDelta: 0.95 is usual"),
         (f"{ADAM} delta: 0", "delta is 0: a weight without a gradient divides 0 by 0 (trunk.prototxt:2)"),
-        (
-            "ema_decay: 0.9 ema_interval: 2001",
-            "ema_interval 2001 is never reached: the stage ends at 2000 (trunk.prototxt:2)",
-        ),
     ],
 )
 def test_what_says_nothing_is_pointed_at_with_its_place(solver: str, note: str) -> None:

@@ -1,4 +1,4 @@
-"""`stagerun data prepare`: the same records with the same pixels, restartable, and still an ordinary LMDB."""
+"""`stagerun data import --prepare`: the same records with the same pixels, restartable, and still an ordinary LMDB."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from stagerun.language.proto.caffe_pb2 import Datum
 from stagerun.system.imports import REPORT
 from stagerun.system.lmdb_file import set_of
 from stagerun.tools.data import prepare as preparing
-from stagerun.tools.data.prepare import PrepareWork
+from stagerun.tools.data.prepare import LmdbRecords, Prepared
 
 needs_transcoder = pytest.mark.skipif(bool(preparing.can_prepare()), reason="needs the extra `fast`")
 
@@ -55,7 +55,7 @@ def caffes(tmp_path: Path) -> str:
 
 
 def prepare(source: str, out: Path, threads: int = 2) -> Result:
-    return run(PrepareWork(source), str(out), Job(threads=threads))
+    return run(Prepared(LmdbRecords(source)), str(out), Job(threads=threads))
 
 
 def records(path: str | Path) -> dict[bytes, bytes]:
@@ -106,7 +106,7 @@ def test_without_a_side_file_and_in_pieces_it_comes_out_alike(tmp_path: Path) ->
     source = caffes(tmp_path)
     prepare(source, tmp_path / "one", threads=1)
     asked = iter(range(10**6))
-    stopped = run(PrepareWork(source), str(tmp_path / "two"), Job(threads=3, stop=lambda: next(asked) > 100))
+    stopped = run(Prepared(LmdbRecords(source)), str(tmp_path / "two"), Job(threads=3, stop=lambda: next(asked) > 100))
     assert not stopped.complete
     assert prepare(source, tmp_path / "two").complete
     files = (index.SIDE_FILE, REPORT)
@@ -154,7 +154,7 @@ def test_damage_is_not_given_a_fresh_digest(tmp_path: Path) -> None:
 def test_where_it_cannot_be_done_it_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparing, "can_prepare", lambda: "no libjpeg-turbo 3 here: pip install 'stagerun[fast]'")
     with pytest.raises(UsageError, match="pip install"):
-        PrepareWork(str(tmp_path / "nowhere"))
+        Prepared(LmdbRecords(caffes(tmp_path)))
 
 
 @needs_transcoder

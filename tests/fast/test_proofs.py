@@ -5,10 +5,22 @@ from test_plan import schedule
 from stagerun.base.events import Iterated, NotFinite, Proof, RunStarted, SnapshotWritten, StageStarted
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.plan import PlannedStage, State
-from stagerun.plan.described import audits
-from stagerun.schedule.audits import chained
-from stagerun.tools.verify_run.proofs import Return, Way, broken_chains, missing, ways_of
-from stagerun.tools.verify_run.stretches import Leg, Saved, Until, legs, newest_before, next_from, stretch, stretches
+from stagerun.schedule.proofs import chained
+from stagerun.tools.verify.proofs import (
+    Course,
+    Leg,
+    Return,
+    Saved,
+    Until,
+    broken_chains,
+    courses_of,
+    legs,
+    missing,
+    newest_before,
+    next_from,
+    stretch,
+    stretches,
+)
 
 TREE = schedule()
 
@@ -62,62 +74,67 @@ def test_a_chain_goes_on_over_kills_and_into_the_stage_that_starts_there() -> No
     trunk = chain("trunk", "", range(0, 21, 5))
     long = chain("long", trunk[-1].chain, range(0, 11, 5))
     events = [ONE, started("trunk", 0), *trunk[:4], started("trunk", 10), *trunk[3:], started("long", 0), *long]
-    ways, wrong = ways_of(events)
-    assert not wrong and {name: list(way.proofs) for name, way in ways.items()} == {
+    courses, wrong = courses_of(events)
+    assert not wrong and {name: list(course.proofs) for name, course in courses.items()} == {
         "trunk": [0, 5, 10, 15, 20],
         "long": [0, 5, 10],
     }
-    assert broken_chains(TREE, ways) == []
+    assert broken_chains(TREE, courses) == []
     other = Proof(stage="trunk", iter=10, state="other", chain=trunk[2].chain)
-    assert broken_chains(TREE, {**ways, "trunk": Way({**ways["trunk"].proofs, 10: other})}) == [
+    assert broken_chains(TREE, {**courses, "trunk": Course({**courses["trunk"].proofs, 10: other})}) == [
         "the proof of `trunk` at iteration 10 does not follow from the one before it"
     ]
     alone = chain("long", "", range(0, 11, 5))
-    assert broken_chains(TREE, {**ways, "long": Way({p.iter: p for p in alone})}) == [
+    assert broken_chains(TREE, {**courses, "long": Course({p.iter: p for p in alone})}) == [
         "the proof of `long` at iteration 0 does not follow from the one before it"
     ]
     # `early_stop` ended the trunk at 10: what starts from its end starts there.
     short = chain("trunk", "", range(0, 11, 5))
     below = chain("long", short[-1].chain, range(0, 11, 5))
-    both = {name: Way({p.iter: p for p in its}) for name, its in (("trunk", short), ("long", below))}
+    both = {name: Course({p.iter: p for p in its}) for name, its in (("trunk", short), ("long", below))}
     assert broken_chains(TREE, both) == []
-    assert ways_of([ONE, started("trunk", 0), *trunk[:2], Proof(stage="trunk", iter=5, state="x", chain="y")])[1]
-    assert list(ways_of([ONE, started("trunk", 0), *trunk, started("trunk", 0), trunk[0]])[0]["trunk"].proofs) == [0]
-    assert ways_of(trunk)[1] == ["the log has proofs of `trunk`, and no run that trained it"]
+    assert courses_of([ONE, started("trunk", 0), *trunk[:2], Proof(stage="trunk", iter=5, state="x", chain="y")])[1]
+    assert list(courses_of([ONE, started("trunk", 0), *trunk, started("trunk", 0), trunk[0]])[0]["trunk"].proofs) == [0]
+    assert courses_of(trunk)[1] == ["the log has proofs of `trunk`, and no run that trained it"]
 
 
 def test_proofs_are_checked_from_the_nearest_snapshot_before() -> None:
-    ways, _ = ways_of([ONE, started("trunk", 0), *chain("trunk", "", range(0, 21, 5))])
-    drawn = stretches(TREE, ways, [saved(10), saved(20)], 20, 1, how)
+    courses, _ = courses_of([ONE, started("trunk", 0), *chain("trunk", "", range(0, 21, 5))])
+    drawn = stretches(TREE, courses, [saved(10), saved(20)], 20, 1, how)
     assert [(one.base.name if one.base else None, one.begins, one.until, one.iters) for one in drawn] == [
         (None, 0, 10, (5, 10)),
         ("trunk-10-1", 10, 20, (15, 20)),
     ]
     assert [one.legs for one in drawn] == [(Leg(10, 1, 1),), (Leg(20, 1, 1),)]
-    (one,) = stretches(TREE, ways, [], 1, 3, how)
-    assert one.base is None and one.until in (5, 10, 15, 20) and stretches(TREE, ways, [], 1, 3, how) == [one]
+    (one,) = stretches(TREE, courses, [], 1, 3, how)
+    assert one.base is None and one.until in (5, 10, 15, 20) and stretches(TREE, courses, [], 1, 3, how) == [one]
 
 
-def test_a_return_leads_over_its_failure_and_what_it_gave_up_is_left_out() -> None:
+def test_a_return_leads_over_its_failure_and_what_it_discarded_is_left_out() -> None:
     """A stop saved iteration 5; in the next life the update after 6 fails, and 4 is where it goes back to; that life is killed, and the third
     one fails and returns again."""
     way_0, way_1 = (chain("trunk", "", range(n)) for n in (7, 13))
     again = [started("trunk", 5, "trunk-5"), way_0[6], failed(6, 4), started("trunk", 4, "trunk-4"), *way_1[5:]]
     events = [ONE, started("trunk", 0), *way_0[:5], written(4, "trunk-4"), way_0[5], written(5, "trunk-5")]
-    ways, wrong = ways_of([*events, ONE, *again[:3], ONE, *again])
-    way = ways["trunk"]
-    assert not wrong and way.returns == {1: Return(6, 4)} and list(way.proofs) == list(range(13))
-    assert [way.number(n) for n in (4, 5, 12)] == [0, 1, 1]
+    courses, wrong = courses_of([*events, ONE, *again[:3], ONE, *again])
+    course = courses["trunk"]
+    assert not wrong and course.returns == {1: Return(6, 4)} and list(course.proofs) == list(range(13))
+    assert [course.number(n) for n in (4, 5, 12)] == [0, 1, 1]
     there = [saved(4), saved(5), saved(8, 1)]
-    assert way.gave_up(5, 0) and not way.gave_up(4, 0) and not way.gave_up(8, 1) and not way.gave_up(8, 0)
+    assert (
+        course.discarded(5, 0)
+        and not course.discarded(4, 0)
+        and not course.discarded(8, 1)
+        and not course.discarded(8, 0)
+    )
     trunk = TREE.stage("trunk")
-    assert newest_before(there, trunk, way, 6) == there[0], "5 lies on the way that was given up"
-    assert newest_before(there, trunk, way, 9) == there[2] and next_from(there, "trunk", way, 5) == there[2]
-    before, over, after = (stretch(trunk, way, newest_before(there, trunk, way, n), n, how) for n in (4, 6, 9))
+    assert newest_before(there, "trunk", course, 6) == there[0], "5 lies on the way that was given up"
+    assert newest_before(there, "trunk", course, 9) == there[2] and next_from(there, "trunk", course, 5) == there[2]
+    before, over, after = (stretch(trunk, course, newest_before(there, "trunk", course, n), n, how) for n in (4, 6, 9))
     assert (before.returns, before.legs, before.iterations) == ({}, (Leg(4, 1, 1),), 4)
-    assert (over.returns, over.legs, over.iterations) == (way.returns, (Leg(6, 1, 1, 1, 7),), 4)
+    assert (over.returns, over.legs, over.iterations) == (course.returns, (Leg(6, 1, 1, 1, 7),), 4)
     assert (after.returns, after.legs) == ({}, (Leg(9, 1, 1),))
-    elsewhere, _ = ways_of([*events, ONE, *again[:3], ONE, started("trunk", 4, "trunk-4"), *way_0[5:]])
+    elsewhere, _ = courses_of([*events, ONE, *again[:3], ONE, started("trunk", 4, "trunk-4"), *way_0[5:]])
     assert elsewhere["trunk"].returns == {}, "on another machine it did not fail"
 
 
@@ -142,12 +159,12 @@ def test_a_leg_waits_for_its_returns() -> None:
 def test_each_iteration_is_trained_with_the_workers_of_the_life_that_trained_it() -> None:
     proofs = chain("trunk", "", range(13))
     events = [ONE, started("trunk", 0), *proofs[:6], TWO, started("trunk", 5), *proofs[6:9], TWO, started("trunk", 8)]
-    way = ways_of([*events, *proofs[9:]])[0]["trunk"]
-    assert legs(way, 0, 0, 12, how) == (Leg(5, 1, 1), Leg(12, 2, 1))
-    assert legs(way, 0, 0, 5, how) == (Leg(5, 1, 1),)
-    assert legs(way, 5, 0, 9, how) == legs(way, 6, 0, 9, how) == (Leg(9, 2, 1),)
-    assert legs(way, 0, 0, 12, lambda run: (2, run.threads)) == (Leg(12, 2, 1),), "ELASTIC"
-    assert legs(Way(), 0, 0, 5, how) == ()
+    course = courses_of([*events, *proofs[9:]])[0]["trunk"]
+    assert legs(course, 0, 0, 12, how) == (Leg(5, 1, 1), Leg(12, 2, 1))
+    assert legs(course, 0, 0, 5, how) == (Leg(5, 1, 1),)
+    assert legs(course, 5, 0, 9, how) == legs(course, 6, 0, 9, how) == (Leg(9, 2, 1),)
+    assert legs(course, 0, 0, 12, lambda run: (2, run.threads)) == (Leg(12, 2, 1),), "ELASTIC"
+    assert legs(Course(), 0, 0, 5, how) == ()
 
 
 def test_what_is_trained_has_all_its_proofs() -> None:
@@ -156,7 +173,7 @@ def test_what_is_trained_has_all_its_proofs() -> None:
     def lacking(state: State, iter: int, *iters: int) -> list[int]:
         planned = PlannedStage(stage=made.stage("trunk"), state=state, iter=iter, position=0)
         proofs = {n: Proof(stage="trunk", iter=n, state="", chain="") for n in iters}
-        return missing(planned, Way(proofs) if iters else None)
+        return missing(planned, Course(proofs) if iters else None)
 
     assert lacking(State.DONE, 13, 0, 5, 7, 10, 13) == []
     assert lacking(State.DONE, 13, 0, 5, 7) == [10, 13] and lacking(State.DONE, 13) == [0, 5, 10, 13]
@@ -164,18 +181,3 @@ def test_what_is_trained_has_all_its_proofs() -> None:
     assert lacking(State.FRESH, 0) == []
     bare = PlannedStage(stage=TREE.stage("trunk"), state=State.DONE, iter=20, position=0)
     assert missing(bare, None) == [], "it has no audit_param"
-
-
-def test_plan_says_what_is_audited_and_what_it_costs() -> None:
-    def said(text: str) -> str:
-        made = schedule(trunk=f'base_lr: 0.1 lr_policy: "fixed" max_iter: 20 {text}')
-        return audits(made.stage("trunk").solver)
-
-    assert said("") == ""
-    assert said("audit_param { }") == (
-        "workers compared at snapshots and every 200 iterations, a device batch of each computed again every 200 "
-        "(0.50% of the arithmetic at most), a proof every 100; on a difference STOP"
-    )
-    assert said("audit_param { compare_iter: 0 replay_iter: 0 proof_iter: 0 on_difference: ROLLBACK }") == (
-        "workers compared at snapshots; on a difference ROLLBACK"
-    )

@@ -114,22 +114,6 @@ def test_an_image_of_the_wrong_size_names_the_function_both_sizes_and_the_record
     assert f"{where}, 12 x 18 pixels once padded, resized and cut, too small for crop_size: 20" in error.value.message
 
 
-def test_images_of_several_sizes_need_a_crop_and_the_function_is_named() -> None:
-    body = "def augment(image, rng):\n    return image[: 12 - rng.integers(2)]\n"
-    whole = Loader(records(), Transform(), channels=3, num_classes=4, train=True, python=function(body))
-    with pytest.raises(
-        UsageError, match=r"mine/aug.py:1: `augment` returned .*: the image is 1[12] x 14 .*, others are"
-    ) as error:
-        whole.batch(0, 20)
-    assert "for /data/toy: record `" in error.value.message and "crop_size" in error.value.hint
-
-
-def test_a_function_that_takes_no_generator_is_told_of_it() -> None:
-    with pytest.raises(UsageError, match="positional argument") as error:
-        loader(records(), function("def augment(image):\n    return image\n")).batch(0, 1)
-    assert "`def augment(image, rng)`" in error.value.hint
-
-
 def test_what_draws_elsewhere_is_found_before_training() -> None:
     body = "import random\ndef augment(image, rng):\n    image[0, 0] = random.randrange(256)\n    return image\n"
     with pytest.raises(UsageError, match=r"aug.py:2: `augment` gives another image each time") as error:

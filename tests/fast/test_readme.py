@@ -225,7 +225,7 @@ def test_the_schedule_of_readme_gives_the_plan_of_readme(tmp_path: Path) -> None
     lines = planned.stdout.splitlines()
     quoted = [line for line in block(TEXTS["README"], lines[0]) if line]
     assert quoted == [line for line in lines if line][: len(quoted)] and quoted[-1].startswith("total")
-    linted = CliRunner().invoke(main, ["check", str(tmp_path), "--lint"])
+    linted = CliRunner().invoke(main, ["check", str(tmp_path)])
     assert linted.exit_code == 0 and "no findings" in linted.stdout
 
 

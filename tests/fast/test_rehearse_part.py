@@ -47,7 +47,7 @@ def test_the_part_has_what_its_stages_need(
     folder: Path, only: list[str], until: str | None, stages: str, ensembles: str
 ) -> None:
     schedule = load(folder)
-    part = part_of(schedule, choice(schedule, (), (), only, until).chosen)
+    part = part_of(schedule, choice(schedule, (), only, until).chosen)
     assert [stage.name for stage in part.stages] == stages.split()
     assert [ensemble.name for ensemble in part.ensembles] == ensembles.split()
 

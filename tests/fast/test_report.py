@@ -28,7 +28,6 @@ from stagerun.base.events import (
 from stagerun.base.pace import live_line, strip
 from stagerun.base.text import columns, duration, size
 from stagerun.train.log_file import JsonLines
-from stagerun.train.logs.caffe_log import CaffeLog
 from stagerun.train.logs.console import Console
 from stagerun.train.logs.results import results_table
 
@@ -141,23 +140,14 @@ def test_ensembles_stand_in_the_order_of_the_schedule(capsys: pytest.CaptureFixt
             best="init", best_top1=0.4, mean_top1=0.3, snapshots=("1", "2"), batch_norm_iter=0, tested_on="",
         )  # fmt: skip
 
-    legs = dict.fromkeys(PARENTS)
-    for sink in (
-        Console({}, PARENTS, ensembles=[tested("third")]),
-        CaffeLog(legs, {}, PARENTS, ensembles=[tested("third")]),  # type: ignore[arg-type]
-    ):
-        sink(replace(started(), ensembles=("first", "second", "third", "fourth")))
-        for name in ("second", "first"):
-            sink(tested(name))
-        capsys.readouterr()
-        sink(RunFinished(trained=True, seconds=1))
-        words = [line.removeprefix(prefix(line)).split() for line in capsys.readouterr().out.splitlines()]
-        assert [w[0] for w in words if "MEAN_LOGIT" in w] == ["first", "second", "third"]
-
-
-def prefix(line: str) -> str:
-    """That of glog."""
-    return line[: line.index("] ") + 2] if "] " in line else ""
+    sink = Console({}, PARENTS, ensembles=[tested("third")])
+    sink(replace(started(), ensembles=("first", "second", "third", "fourth")))
+    for name in ("second", "first"):
+        sink(tested(name))
+    capsys.readouterr()
+    sink(RunFinished(trained=True, seconds=1))
+    words = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [w[0] for w in words if "MEAN_LOGIT" in w] == ["first", "second", "third"]
 
 
 class Terminal(io.StringIO):

@@ -412,19 +412,6 @@ def test_of_many_classes_the_worst_are_shown(tmp_path: Path) -> None:
     assert "of each stage the 100 classes with the lowest" in text
 
 
-def test_runs_of_one_seed_have_no_interval(tmp_path: Path) -> None:
-    """Two of them differ in nothing, and an interval of width 0 would promise what no other seed need keep."""
-    outs = [tmp_path / name for name in ("a", "b", "c")]
-    for out, seed in zip(outs, (1, 1, 2), strict=True):
-        Story(out, seed).whole(0.5, 0.6, 0.7)
-    for chosen, words in (
-        (outs[:2], "no intervals: a and b trained the same from the same seed"),
-        (outs[1:], "95 % from"),
-    ):
-        said = report(*chosen, "--paired", "cyc1:init").output
-        assert words in said and ("95 % from" in said) is (words == "95 % from")
-
-
 def test_a_terminal_gets_names_as_they_are() -> None:
     table = Table("a & b", (Column("x", "x", "text"),), (("<n|m>",),), ("note <n>",))
     for room, words in ((80, ("# t<1>", "a & b", "| <n|m> |", "note <n>.")), (None, ("# t&lt;1>", "&lt;n\\|m>"))):

@@ -1,13 +1,14 @@
-"""`report --effect` and `--paired`: matched differences, and their intervals over runs."""
+"""`report --effect`: matched differences, and their intervals over runs."""
 
 import math
-from typing import Any
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import pytest
 
 from stagerun.base.errors import UsageError
 from stagerun.base.events import StageFinished
-from stagerun.tools.report.effects import effect_table, interval, paired_table, t95
+from stagerun.tools.report.effects import effect_table, interval, t95
 from stagerun.tools.report.history import History, Run, StageHistory
 from stagerun.tools.report.intervals import picture
 
@@ -100,49 +101,28 @@ def test_nothing_to_match_names_what_differs() -> None:
     assert "lr_policy" in str(found.value.hint)
 
 
-def test_pairs() -> None:
-    runs = [run("1", keep=0.60, drop=0.70), run("2", keep=0.60, drop=0.72), run("3", keep=0.6)]
-    (row,) = paired_table(runs, [("drop", "keep")]).rows
-    assert row[:2] == ("drop", "keep") and row[4] == pytest.approx(0.11) and row[-1] == 2
-    with pytest.raises(UsageError, match="no run has finished both drop and none"):
-        paired_table(runs, [("drop", "none")])
-
-
-def test_a_picture_has_a_dot_for_each_row() -> None:
-    pytest.importorskip("matplotlib")
-    runs = [run(f"{seed}", keep=0.6, drop=0.7 + seed / 100, keep_late=0.6, drop_late=0.8) for seed in (1, 2)]
-    drawn = picture(effect_table(runs, "lr_policy", "from"), "tiny", False).decode()
-    assert "tiny: effect of lr_policy" in drawn and "percentage points" in drawn
-    assert picture(effect_table(runs, "lr_policy", "from"), "tiny", True).startswith(b"\x89PNG")
-    pairs = picture(paired_table(runs, [("drop", "keep")]), "tiny", False).decode()
-    assert "drop : keep" in pairs
-
-
-def test_a_picture_names_values_and_reference_and_promises_intervals_where_there_are_some(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    Axes = pytest.importorskip("matplotlib.axes").Axes
-
-    said: list[str] = []
-    legend, xlabel = Axes.legend, Axes.set_xlabel
-
-    def legend_of(axes: Any, *args: object, **options: object) -> object:
-        said.append(f"{options['title']}: {axes.get_legend_handles_labels()[1]}")
-        return legend(axes, *args, **options)
-
-    def label_of(axes: Any, text: str, **options: object) -> object:
-        said.append(text)
-        return xlabel(axes, text, **options)
-
-    monkeypatch.setattr(Axes, "legend", legend_of)
-    monkeypatch.setattr(Axes, "set_xlabel", label_of)
+def test_a_picture_names_values_and_reference_and_promises_intervals_where_there_are_some() -> None:
     one, two = run("1", keep=0.5, drop=0.51), run("2", keep=0.5, drop=0.53)
     for runs, promised in (([one], False), ([one, two], True)):
-        said.clear()
         table = effect_table(runs, "lr_policy", "max_iter")
-        assert table.title == "Effect of lr_policy, against fixed"
-        picture(table, "s", png=False)
-        assert said[0] == "lr_policy: ['poly']"
-        assert ("95 %" in said[1]) is promised and ("95 %" in table.notes[0]) is promised
-    pairs = [paired_table(runs, [("drop", "keep")]).notes for runs in ([one], [one, two])]
-    assert pairs == [(), ("95 %: Student's t over the runs' differences",)]
+        drawn = picture(table, "tiny").decode()
+        root = ElementTree.fromstring(drawn)
+        said = [node.text for node in root.iter("{http://www.w3.org/2000/svg}text")]
+        assert "tiny: effect of lr_policy, against fixed" in said and {"lr_policy", "poly", "10"} <= {*said}
+        assert ("95 %" in drawn) is promised and ("95 %" in table.notes[0]) is promised
+
+
+def test_runs_of_one_seed_have_no_interval() -> None:
+    """Two of them differ in nothing, and an interval of width 0 would promise what no other seed need keep."""
+
+    def seeded(label: str, seed: str) -> Run:
+        found = run(label, keep=0.5, drop=0.6)
+        own = {name: {**fields, "seed": seed, "solver.random_seed": seed} for name, fields in found.identities.items()}
+        return replace(found, identities=own)
+
+    for seeds, words in (
+        ("11", "no intervals: a and b trained the same from the same seed"),
+        ("12", "95 %: Student's t"),
+    ):
+        runs = [seeded(label, seed) for label, seed in zip("ab", seeds, strict=True)]
+        assert words in effect_table(runs, "lr_policy").notes[0]

@@ -19,7 +19,6 @@ from stagerun.data.write import write_lmdb
 from stagerun.language import canonical, read
 from stagerun.language.proto import caffe_pb2
 from stagerun.language.stored import read_recipe
-from stagerun.language.values import identity
 from stagerun.plan.described import update_notes
 from stagerun.system.lmdb_file import class_sizes, with_sets
 
@@ -176,7 +175,3 @@ def test_classes_without_images_are_left_out_of_balanced(tmp_path: Path) -> None
     found = order_of(records := LmdbSource(made.data.train.path), made, made.stages[0]).at(0, 60)
     assert records.index is not None
     assert np.bincount(records.index.labels[found]).tolist() == [15, 15, 15, 15]
-
-
-def test_diff_knows_that_weights_change_training() -> None:
-    assert identity("solver.sampling_weight") and not identity("solver.sampling_file") and identity("solver.sampling")

@@ -51,13 +51,6 @@ def test_any_cut_into_stretches_gives_the_same_images() -> None:
     assert np.array_equal(one.at(10**12, 5), order.Sampled(5, LABELS, EVEN).at(10**12, 5))
 
 
-def test_epochs_and_seeds_differ_and_classes_are_well_mixed() -> None:
-    orders = {tuple(order.Sampled(s, LABELS, EVEN).at(e * 400, 400).tolist()) for s in range(4) for e in range(4)}
-    assert len(orders) == 16
-    halves = np.array([LABELS[order.Sampled(s, LABELS, EVEN).at(0, 200)] for s in range(40)])
-    assert np.abs(np.bincount(halves.ravel(), minlength=4) / halves.size - 0.25).max() < 0.02
-
-
 def test_the_orders_are_frozen() -> None:
     assert order.Sampled(1, LABELS, EVEN).at(0, 8).tolist() == [29, 194, 151, 194, 147, 149, 5, 148]
 

@@ -1,7 +1,5 @@
 """What plan and check say of the newer settings of learning rate, momentum and weight decay."""
 
-import math
-
 import pytest
 from drawn import examples
 from hypothesis import given
@@ -12,8 +10,7 @@ from test_spec_resolve import SCHEDULE, A, mutated, read
 from stagerun.base.errors import RecipeError
 from stagerun.base.snapshots import Inventory
 from stagerun.plan import make_plan
-from stagerun.plan.described import course
-from stagerun.plan.hazards import joints, notes, solver_changes
+from stagerun.plan.hazards import joints, notes
 from stagerun.plan.render import csv_rows, render_json, render_text
 from stagerun.schedule import CURVES, POLICIES, curve_fields, make_knobs, warm_up_end
 
@@ -40,16 +37,8 @@ def trunk(text: str) -> list[str]:
             ["LR falls 0.08 -> 0.02 (x0.25) at iteration 4, where the warm-up to 0.1 ends and one_cycle begins (trunk.prototxt:1)"],
         ),
         (
-            'lr_policy: "cosine" warmup_iter: 20',
-            ["is warm-up from end to end: cosine is never used (trunk.prototxt:1)"],
-        ),
-        (
             'lr_policy: "cosine" policy_start_iter: 4',
             ["LR stays at 0 from iteration 16 on: policy_start_iter 4 (trunk.prototxt:1)"],
-        ),
-        (
-            'lr_policy: "poly" power: 2 policy_start_iter: 4',
-            ["LR reaches zero at iteration 16 and rises again until 20 (trunk.prototxt:1)"],
         ),
         (
             'lr_policy: "poly_cyc" power: 2 lr_iter: 15 warmup_iter: 5 decay_from: WARMUP_END',
@@ -58,10 +47,6 @@ def trunk(text: str) -> list[str]:
         (
             'lr_policy: "piecewise_linear" knot { iter: 0 factor: 1 } knot { iter: 30 factor: 0 }',
             ["the knot at iteration 30 is never reached: the stage ends at 20 (trunk.prototxt:1)"],
-        ),
-        (
-            'lr_policy: "step" gamma: 0.1 stepsize: 16 warmup_iter: 5 decay_from: WARMUP_END',
-            ["stepsize 16 is never reached: lr_policy ends at 15 (trunk.prototxt:1)"],
         ),
         (
             'lr_policy: "plateau" gamma: 0.5 plateau_winsize: 15 warmup_iter: 5 average_loss: 3',
@@ -80,20 +65,12 @@ def trunk(text: str) -> list[str]:
              "decay_from is not read: there is no warm-up (trunk.prototxt:1)"],
         ),
         (
-            'lr_policy: "cosine" type: "AdaGrad" clear: "momentum" momentum_policy { policy: "linear" end_value: 0.5 }',
-            None,
-        ),
-        (
             'lr_policy: "cosine" weight_decay_policy { policy: "linear" } regularization_type: "L1"',
             [],
         ),
     ],
 )  # fmt: skip
-def test_note(text: str, expected: list[str] | None) -> None:
-    if expected is None:  # `clear` in one place with what it clears is a mistake
-        with pytest.raises(RecipeError):
-            trunk(text)
-        return
+def test_note(text: str, expected: list[str]) -> None:
     assert trunk(text) == expected
 
 
@@ -125,25 +102,6 @@ def test_a_shift_moves_the_joint() -> None:
     assert (
         "of warm-up" not in render_text(make_plan(none, Inventory())).partition("\n\ntrunk\n")[2].partition("\n\n")[0]
     )
-
-
-def test_course_shows_where_it_turns() -> None:
-    knots = " ".join(f"knot {{ iter: {i} factor: {f} }}" for i, f in ((0, 1), (4, 0.5), (6, 0.5), (10, 1), (19, 0.9)))
-    s = schedule(trunk=f'{END} lr_policy: "fixed" momentum_policy {{ policy: "piecewise_linear" {knots} }}')
-    assert course(s.stage("trunk").solver, "momentum") == "0.9 -> 0.45 -> 0.9 -> 0.81"
-    assert course(s.stage("trunk").solver, "weight_decay") == "0.0001"
-
-
-def test_a_change_of_what_moves_is_shown_once() -> None:
-    moving = 'weight_decay_policy {{ policy: "linear" end_value: {} }}'
-    s = schedule(
-        trunk=f'{END} lr_policy: "fixed"', long=f'{END} lr_policy: "cosine" {moving.format(2e-4)} end_lr: 0.01'
-    )
-    assert solver_changes(s.stage("trunk"), s.stage("long")) == ["weight_decay (0.0001) -> (0.0001 -> 0.000195)"]
-    same = schedule(
-        trunk=f'{END} lr_policy: "fixed" {moving.format(2e-4)}', long=f'{END} lr_policy: "fixed" {moving.format(2e-4)}'
-    )
-    assert solver_changes(same.stage("trunk"), same.stage("long")) == []
 
 
 SHAPES = """base_lr: 0.1 lr_policy: "{}" max_epoch: 3 gamma: 0.9 power: 2 lr_iter: 40 stepsize: 5 stepvalue: [3, 5] peak_epoch: 1
@@ -209,18 +167,3 @@ def drawn(draw: st.DrawFn) -> str:
         f'lr_policy: "{policy}" policy_start_iter: {start} decay_from: {decay_from} {fields} {windows} {knots()} momentum: 0.5 '
         f"momentum_policy {{ {curve()} }} weight_decay_policy {{ {curve()} }}"
     )
-
-
-@given(drawn())
-@examples(300)
-def test_what_passes_the_checks_has_sound_knobs_at_every_iteration(text: str) -> None:
-    try:
-        solver = schedule(trunk=text).stage("trunk").solver
-    except RecipeError as error:
-        assert error.render()
-        return
-    drops = len(solver.plateau_winsize) if solver.lr_policy == "plateau" else 0
-    knobs = make_knobs(solver)
-    for iter in range(solver.max_iter):
-        now = knobs(iter, drops)
-        assert all(math.isfinite(v) and v >= 0 for v in (now.lr, now.momentum, now.weight_decay)) and now.momentum < 1

@@ -1,20 +1,17 @@
-"""`stagerun show NET`: its table, where the size of the images comes from, its drawing, its mistakes."""
+"""`stagerun plan --net`: its table, where the size of the images comes from, its mistakes."""
 
 from pathlib import Path
 
 import net_texts
 import pytest
 
-from stagerun.base import net
 from stagerun.base.errors import ExitCode
 from stagerun.cli import main
-from stagerun.language.net.cost import costs
-from stagerun.tools.show.draw import layout, svg
 
 
 def shown(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
     with pytest.raises(SystemExit) as ended:
-        main(["show", *words])
+        main(["plan", "--net", *words])
     found = capsys.readouterr()
     return int(str(ended.value.code or 0)), found.out, found.err
 
@@ -23,7 +20,7 @@ def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "lenet.prototxt").write_text(net_texts.lenet())
     code, out, _ = shown(capsys, str(tmp_path / "lenet.prototxt"))
     assert code == 0
-    assert out.startswith("LeNet, in testing: images of 1x28x28, 10 classes\n")
+    assert out.startswith("LeNet: images of 1x28x28, 10 classes\n")
     rows = {line.split()[0]: line.split() for line in out.splitlines()[2:] if line}
     assert rows["conv2"] == ["conv2", "Convolution", "5x5", "pool1", "50x8x8", "25,050", "1,600,000"]
     assert rows["total"] == ["total", "431,080", "2,293,000"]
@@ -34,8 +31,8 @@ def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "expected"),
     [
         (("--size", "24"), "images of 3x24x24"),
-        (("--size", "24x40", "--channels", "1"), "images of 1x24x40"),
-        (("--size", "24", "--phase", "train"), "in training"),
+        (("--size", "1x24x40"), "images of 1x24x40"),
+        (("--size", "24x40"), "images of 3x24x40"),
     ],
 )
 def test_the_size_of_the_images(
@@ -52,7 +49,7 @@ def test_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     file.write_text(net_texts.DATA + net_texts.END.replace("LAST", "data"))
     code, _, err = shown(capsys, str(file))
     assert (code, "doesn't say the size of its images" in err) == (ExitCode.RECIPE, True)
-    assert "`--channels 1`" in err, "grey images would be shown with three channels"
+    assert "`--size 1x28x28`" in err, "grey images would be shown with three channels"
     for size in (3_000, 2_000_000):
         (tmp_path / "net.caffemodel").write_bytes(b"\x0a\x05LeNet\x00\xa2" * (size // 9))
         code, _, err = shown(capsys, str(tmp_path / "net.caffemodel"))
@@ -64,25 +61,3 @@ def test_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     file.write_text('layer { name: "c" type: "Foo" }')
     code, _, err = shown(capsys, str(file))
     assert (code, "layer c: unknown type `Foo`" in err, "^^^^^" in err) == (ExitCode.RECIPE, True, True)
-
-
-def test_the_drawing_has_a_box_for_each_layer_that_is_not_in_place() -> None:
-    found = net_texts.net_from(net_texts.googlenet(), None)
-    cost = list(costs(found.test))
-    rows = layout(cost, found.test.labels)
-    boxes = {box.layer.name: box for row in rows for box in row}
-    in_place = [layer for layer in found.test.layers if isinstance(layer.settings, net.ReLU)]
-    assert len(boxes) == len(cost) - len(in_place)
-    assert all(above.row < box.row for box in boxes.values() for above in box.above)
-    assert len({(box.row, box.x) for box in boxes.values()}) == len(boxes)
-    assert [box.layer.name for box in boxes["3a/output"].above] == ["3a/1x1", "3a/3x3", "3a/5x5", "3a/pool_proj"]
-    drawn = svg("GoogLeNet", found.test, cost)
-    assert drawn == svg("GoogLeNet", found.test, cost)
-    assert all(f">{name}</text>" in drawn for name in ("3a/output", "classifier", "192x28x28"))
-
-
-def test_a_drawing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "lenet.prototxt").write_text(net_texts.lenet())
-    code, _, err = shown(capsys, str(tmp_path / "lenet.prototxt"), "--svg", str(tmp_path / "lenet.svg"))
-    assert (code, f"written to {tmp_path / 'lenet.svg'}" in err) == (0, True)
-    assert (tmp_path / "lenet.svg").read_text().startswith("<?xml")

@@ -1,12 +1,10 @@
 """Archives of every format with random bytes changed: a source or an error that a user can read, nothing else."""
 
 import random
-import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
-from test_sources_npz import npz, plain
 from test_sources_pixels import idx
 from test_sources_records import BODIES, image, imagenet, packed, record
 from test_sources_tar import TRUTHS, put, tar, val
@@ -20,8 +18,6 @@ SEEDS = {
     "x.tfrecord": b"".join(record(imagenet(i)) for i in range(4)),
     "x.rec": b"".join(packed(image(float(i), i, body)) for i, body in enumerate(BODIES)),
     "train-images-idx3-ubyte": idx(np.zeros((12, 5, 7), np.uint8)),
-    "x.npz": npz(zipfile.ZIP_DEFLATED, x_train=plain(np.zeros((12, 5, 7), np.uint8)), y_train=plain(np.arange(12))),
-    "stored.npz": npz(zipfile.ZIP_STORED, x_train=plain(np.zeros((12, 5, 7), np.uint8)), y_train=plain(np.arange(12))),
     "list.txt": b"a/1.jpg 0\nb/2.jpg 1\nc d/3.jpg 2\n",
     "truth": TRUTHS["name and synset"].encode(),
 }

@@ -61,22 +61,27 @@ def test_defaults_and_units() -> None:
 def test_an_evaluation_sees_the_channels_of_training_and_nothing_drawn() -> None:
     drawn = (
         "transform_param { channel_order: RGB mean_value: [3, 2, 1] std_value: [6, 5, 4] crop_size: 24 mirror: true"
-        " cutout_size: 8 lighting_std: 0.1 color_jitter_param { hue: 0.1 } rand_augment_param { }"
+        " cutout_size: 8 lighting_std: 0.1 rand_augment_param { }"
         " random_resized_crop_param { } pad: 2 pad_mode: REFLECT }"
     )
     solver = read(a=A + drawn).stage("a").solver
     assert solver.test_transform == recipe.Transform(
-        channel_order=recipe.ChannelOrder.RGB, mean_value=(3, 2, 1), std_value=(6, 5, 4), crop_size=24
+        scale=0.5, channel_order=recipe.ChannelOrder.RGB, mean_value=(3, 2, 1), std_value=(6, 5, 4), crop_size=24
     )
     assert solver.transform.random_resized_crop == recipe.RandomResizedCrop()
     assert solver.transform.rand_augment == recipe.RandAugment()
-    assert solver.transform.color_jitter == recipe.ColorJitter(hue=0.1)
 
 
-def test_a_set_message_replaces_the_inherited_one_whole() -> None:
+def test_a_message_merges_field_by_field_and_clear_takes_away() -> None:
+    inherited = read().stage("a").solver.transform
     solver = read(a=A + "transform_param { crop_size: 20 }").stage("a").solver
-    assert solver.transform == recipe.Transform(crop_size=20)
-    assert read(a=A + "transform_param { }").stage("a").solver.transform == recipe.Transform()
+    assert solver.transform == dataclasses.replace(inherited, crop_size=20)
+    assert read(a=A + "transform_param { }").stage("a").solver.transform == inherited
+    assert read(a=A + 'clear: "transform_param"').stage("a").solver.transform == recipe.Transform()
+    only = read(a=A + 'clear: "transform_param" transform_param { crop_size: 20 }').stage("a").solver
+    assert only.transform == recipe.Transform(crop_size=20)
+    without = read(a=A + 'clear: "transform_param.crop_size"').stage("a").solver
+    assert without.transform == dataclasses.replace(inherited, crop_size=None)
 
 
 def test_repeated_fields_are_replaced_and_not_appended() -> None:
@@ -164,9 +169,9 @@ def test_a_set_for_all_that_reaches_no_stage_is_a_mistake() -> None:
         assert messages(changes=(f"{name}=3",)) == [f"`{name}` reaches no stage: each sets its own"]
     # One stage is enough, as is part of a message; and nothing is said beside a file that can't be read.
     assert read(a=A.replace("max_epoch: 2.5", ""), changes=("solver.max_iter=9",)).stage("a").solver.max_iter == 9
-    with_own = A + "transform_param { crop_size: 20 }"
+    with_own = A + "transform_param { pad: 2 }"
     changed = read(a=with_own, changes=("solver.transform_param.pad=1", "solver.transform_param.mirror=false"))
-    assert [s.solver.transform.pad for s in changed.stages] == [0, 1]
+    assert [s.solver.transform.pad for s in changed.stages] == [2, 1]
     assert not any("reaches" in m for m in messages(a="base_lr: 0.1 max_iter: ", changes=("solver.max_iter=9",)))
 
 
@@ -209,7 +214,7 @@ def test_identity_does_not_depend_on_how_it_is_written(same: dict[str, str]) -> 
 
 DIFFERENT = [
     ({"a": A.replace("0.1", "0.2")}, "solver.base_lr"),
-    ({"a": A + "transform_param { }"}, "solver.transform_param.crop_size"),
+    ({"a": A + 'clear: "transform_param.crop_size"'}, "solver.transform_param.crop_size"),
     ({"schedule": SCHEDULE.replace("images: 1000", "images: 1010")}, "data.train.images"),
     ({"schedule": SCHEDULE.replace("train {", "shuffle: false train {")}, "data.shuffle"),
     ({"schedule": "determinism: ELASTIC" + SCHEDULE}, "determinism"),
@@ -262,7 +267,7 @@ def test_every_number_has_bounds() -> None:
     unbounded = {
         f"{m.name}.{f.name}"
         for m in (b for b in tree.SCHEDULE.file.message_types_by_name.values())
-        for f in m.fields
+        for f in tree.fields(m)
         if f.type in (f.TYPE_INT64, f.TYPE_DOUBLE) and not ranges.bounds(f)
     }
     assert unbounded == FREE

@@ -37,6 +37,9 @@ NOT_IN_THE_TEXT = {
         **dict.fromkeys(("moving_average_fraction", "eps"), SCALARS[float]),
     },
     recipe.Loss: {"sources": st.none()},
+    recipe.Data: {"scratch_copy": st.just(recipe.Retired.BEFORE), "scratch_from": st.just(recipe.Retired.MEASURED)},
+    recipe.Compression: {"as_released": st.just(False)},
+    recipe.Transform: {"color_jitter": st.none()},
     recipe.Solver: {"solverstate_path": st.just("")},
     recipe.Weights: {"state": st.just(False)},
 }

@@ -4,18 +4,14 @@ import json
 import time
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from stagerun import store
 from stagerun.base.events import Event, Iterated, Note, RunStarted, StageStarted
-from stagerun.base.pace import STALE
-from stagerun.plan import State
 from stagerun.tools.status.command import status_json, status_text
-from stagerun.train.log_file import Life, read_last_life
 from stagerun.train.output import Target
-from stagerun.train.status import _marks, _progress, _starting, look
+from stagerun.train.status import look
 
 
 def write(out: Path, *events: Event, at: float) -> None:
@@ -94,12 +90,3 @@ def test_the_headline_of_one_that_was_killed_names_what_was_at_work(out: Path) -
     (head, workers, marks, *_) = status_text(found, time.time()).split("\n")
     assert "in b after iteration 40 and c after iteration 0: the same" in head and "a after" not in head
     assert workers.startswith("2 workers, a stage each, on cpu, 1 thread each, output in ") and "b 40 %  c 0 %" in marks
-
-
-def test_a_stage_at_work_is_not_shown_as_stale(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plan knows only what is in the output folder."""
-    stages = [SimpleNamespace(stage=SimpleNamespace(name=name), state=State.STALE, iter=0, last=100) for name in "abcd"]
-    plan = SimpleNamespace(stages=stages)
-    (b, c) = (_progress(read_last_life(out / ".parallel" / "b" / "log.jsonl") or Life()), _starting("c"))
-    marks = _marks(plan, run_started(out), (), None, (b, c))  # type: ignore[arg-type]
-    assert marks == {"a": STALE, "b": "40 %", "c": "0 %", "d": STALE}

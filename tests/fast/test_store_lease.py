@@ -2,9 +2,7 @@
 
 import errno
 import fcntl
-import json
 import os
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
@@ -106,20 +104,6 @@ def test_attempts_are_above_all_snapshots_and_all_lives(out: Path) -> None:
         one.release(0)
 
 
-def test_it_beats_in_a_thread_until_it_is_released(out: Path) -> None:
-    one = Lease(LocalDisk(), out, LocalDisk(), beat_s=0.01)
-    one.wait(True, pytest.fail)
-    one.take("", ())
-    threads = set(threading.enumerate())
-    one.keep_beating()
-    (thread,) = set(threading.enumerate()) - threads
-    while life(out, 1).beat < 3:
-        assert thread.is_alive()
-    one.release(0)
-    thread.join(timeout=60)
-    assert not thread.is_alive() and life(out, 1).code == 0
-
-
 def test_the_files_of_old_lives_go_and_what_killed_ones_left(out: Path) -> None:
     for _ in range(KEPT + 4):
         taken(out).release(0)
@@ -138,14 +122,6 @@ def test_nobody_waits_for_a_life_that_has_ended_wherever_that_was(out: Path, cod
     clock = Clock()
     taken(out, clock=clock)
     assert clock.now == 1000
-
-
-def test_one_that_was_killed_on_this_machine_is_not_waited_for_where_the_lock_is_held(out: Path) -> None:
-    taken(out)
-    clock = Clock()
-    second = lease(out, clock=clock)
-    second.wait(True, pytest.fail)
-    assert second.take("", ()) == 2 and clock.now == 1000
 
 
 def test_a_silent_one_elsewhere_is_waited_for_and_then_taken_over(out: Path) -> None:
@@ -191,23 +167,6 @@ def test_one_that_ends_meanwhile_is_not_waited_for_any_longer(out: Path) -> None
     clock.then[3] = lambda: first.release(0)
     taken(out, clock=clock)
     assert clock.now < 1000 + WAIT
-
-
-def test_one_that_was_just_beginning_is_watched_from_its_first_word_on(out: Path) -> None:
-    (out / "lives").mkdir()
-    path = out / "lives" / "a0001.json"
-    path.write_bytes(b"")
-    other = Life(attempt=1, run="r", process=NODE7, begun=lives.now_text(), newest="")
-    clock = Clock()
-    clock.then[10] = lambda: path.write_bytes(lives.encode(other))
-    clock.then[20] = lambda: path.write_bytes(lives.encode(replace(other, beat=1)))
-    with pytest.raises(FolderInUseError, match="node7"):
-        taken(out, clock=clock)
-    assert clock.now >= 1020
-    path.write_bytes(b"")
-    clock.then[clock.now - 1000 + 2] = lambda: path.write_bytes(lives.encode(replace(other, process=HERE)))
-    begun = clock.now
-    assert taken(out, clock=clock) and clock.now < begun + 5, "the lock is held, so one of this machine is dead"
 
 
 def test_a_taker_that_was_stopped_itself_looks_once_more(out: Path) -> None:
@@ -324,26 +283,7 @@ def test_what_is_no_file_is_not_opened_and_of_a_silent_one(out: Path, tmp_path: 
     assert second.take("", ()) == 5 and clock.now >= 1000 + WAIT
 
 
-def test_names_that_are_none_of_lives_are_left_alone(out: Path) -> None:
-    (out / "lives").mkdir()
-    for name in ("a1.json", "a00002.json", "b0003.json", "a0009.json.old", "notes"):
-        (out / "lives" / name).write_bytes(b"")
-    assert taken(out) and sorted(os.listdir(out / "lives"))[0] == "a00002.json" and life(out, 1)
-
-
 # ---- two at once
-
-
-def test_of_two_takers_with_the_same_look_one_is_told_that_it_is_too_late(out: Path) -> None:
-    taken(out, NODE7)
-    one, two = lease(out, NODE7), lease(out, NODE8)
-    for each in (one, two):
-        each.wait(False, lambda text: None)
-    assert one.take("", ()) == 2
-    with pytest.raises(FolderInUseError, match="node7"):
-        two.take("", ())
-    one.require_held()
-    assert sorted(os.listdir(out / "lives")) == ["a0001.json", "a0002.json"]
 
 
 def test_the_making_of_the_file_decides_between_them(out: Path) -> None:
@@ -454,20 +394,6 @@ def test_one_that_comes_back_in_the_middle_of_publishing_takes_nobodys_place(out
         assert found.snapshots[-1].attempt == 2, "the order puts that of the higher attempt after the other"
 
 
-def test_stopped_between_the_question_and_the_rename_its_snapshot_has_its_own_name(
-    woken: tuple[Path, Lease, Lease],
-) -> None:
-    out, _, second = woken
-    free = Lease(LocalDisk(), out, LocalDisk())
-    free.require_held = lambda: None  # type: ignore[method-assign]
-    names = [commit(out, second, 200, attempt=2), commit(out, free, 200, attempt=1)]
-    assert names == ["cyc1-00000200-a0002", "cyc1-00000200-a0001"]
-    found = store.inventory(LocalDisk(), out)
-    assert [(ref.iter, ref.attempt) for ref in found.snapshots] == [(100, 1), (200, 1), (200, 2)]
-    for ref in found.snapshots:
-        store.read(LocalDisk(), out, ref)
-
-
 class OldList(LocalDisk):
     """A client of NFS that has not noticed a change of the folder yet."""
 
@@ -480,13 +406,6 @@ class OldList(LocalDisk):
 def test_an_old_list_of_the_folder_hides_no_taker(woken: tuple[Path, Lease, Lease]) -> None:
     _, first, _ = woken
     first.disk = OldList()
-    with pytest.raises(FolderInUseError, match="life 2"):
-        first.require_held()
-
-
-def test_a_beat_that_was_under_way_hides_no_taker(woken: tuple[Path, Lease, Lease]) -> None:
-    out, first, _ = woken
-    (out / "lives" / "a0001.json").write_bytes(lives.encode(first._life))  # type: ignore[arg-type]
     with pytest.raises(FolderInUseError, match="life 2"):
         first.require_held()
 
@@ -514,19 +433,6 @@ def test_a_file_of_its_own_that_was_torn_is_mended(out: Path) -> None:
 
 
 # ---- a disk that fails
-
-
-def test_beats_that_cannot_be_written_cost_nothing(out: Path) -> None:
-    one = taken(out)
-    one.beats = HookedDisk(LocalDisk(), lambda call, name: failing(call, errno.ENOSPC)(call, name))  # type: ignore[assignment]
-    with pytest.raises(StorageError):
-        one.beat()
-    one.require_held()
-    one.beat_s = 0.001
-    done = threading.Event()
-    one._over.wait = lambda seconds: done.is_set() or (len(one.beats.calls) > 20 and not done.set())  # type: ignore
-    one._beat_on()
-    assert not one.lost and os.listdir(out / "lives") == ["a0001.json"]
 
 
 def test_whether_it_is_held_must_be_known(out: Path) -> None:
@@ -677,33 +583,6 @@ def test_a_chain_of_takers_tells_everybody_of_the_last(out: Path) -> None:
         first.require_held()
 
 
-def test_the_holder_does_not_look_amid_its_own_beat(out: Path) -> None:
-    one = taken(out)
-    renaming, asked = threading.Event(), threading.Event()
-    both: list[bool] = []
-
-    class Slow(LocalDisk):
-        def rename(self, source: Path, target: Path) -> None:
-            renaming.set()
-            both.append(
-                asked.wait(0.2)
-            )  # which sees the fault on any but the slowest machine, and never one that isn't there
-            super().rename(source, target)
-
-    class Asked(LocalDisk):
-        def read(self, path: Path, limit: int) -> bytes:
-            asked.set()
-            return super().read(path, limit)
-
-    one.beats, one.disk = Slow(), Asked()
-    beat = threading.Thread(target=one.beat)
-    beat.start()
-    assert renaming.wait(60)
-    one.require_held()
-    beat.join()
-    assert both == [False] and asked.is_set()
-
-
 # ---- a file system without locks
 
 
@@ -764,11 +643,3 @@ def test_the_last_word(out: Path) -> None:
     (out / "lives" / "a0003.json").write_bytes(b"")
     found = store.last_word(LocalDisk(), out)
     assert found == (store.Holder("a process that left no readable name in a0003.json"), False)
-
-
-def test_a_life_is_json_that_reads_back(out: Path) -> None:
-    one = Life(
-        attempt=3, run="r", process=NODE7, begun="2026-01-02 03:04:05 +0100", newest="n", beat=9, code=0, taken_by=4
-    )
-    assert lives.parse(lives.encode(one), 3) == one
-    assert json.loads(lives.encode(one))["process"]["host"] == "node7"

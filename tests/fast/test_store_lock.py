@@ -24,15 +24,6 @@ def test_released_it_is_free_and_the_file_stays(tmp_path: Path) -> None:
     assert (tmp_path / "lock").exists()
 
 
-def test_a_refused_run_leaves_the_holders_name_alone(tmp_path: Path) -> None:
-    with Lock(tmp_path):
-        before = (tmp_path / "lock").read_bytes()
-        for _ in range(2):
-            with pytest.raises(FolderInUseError, match=str(os.getpid())):
-                Lock(tmp_path).acquire()
-        assert (tmp_path / "lock").read_bytes() == before
-
-
 def test_control_characters_in_the_lock_file_do_not_reach_the_terminal(tmp_path: Path) -> None:
     with Lock(tmp_path):
         (tmp_path / "lock").write_bytes(b"\x1b[31mred\xff\n" * 1000)
@@ -126,12 +117,6 @@ def test_prepare_beside_one_that_is_always_faster(tmp_path: Path) -> None:
 
     store.prepare(Overtaken(), tmp_path / "a" / "b" / "out")
     assert os.listdir(tmp_path / "a" / "b" / "out") == ["snapshots"]
-
-
-def test_prepare_does_not_disturb_a_run(tmp_path: Path) -> None:
-    store.prepare(LocalDisk(), tmp_path)
-    with Lock(tmp_path):
-        store.prepare(LocalDisk(), tmp_path)
 
 
 def test_prepare_where_a_file_is(tmp_path: Path) -> None:

@@ -51,9 +51,9 @@ def test_a_plan_for_several_hosts_says_what_a_path_of_one_means() -> None:
     shm = Path("/dev/shm/out")
     text = lost_with(shm, "tmpfs", "")
     assert "(tmpfs) of its first host alone: if that host is lost, the run can't go on" in text
-    assert place_remark(shm, True, {}) == [text] == place_remark(shm, False, {"SLURM_JOB_NUM_NODES": "2"})
-    assert place_remark(shm, False, {}) == [] == place_remark(shm, False, {"SLURM_JOB_NUM_NODES": "1"})
-    assert place_remark(Path("/proc/out"), True, {}) == []
+    assert place_remark(shm, {"SLURM_JOB_NUM_NODES": "2"}) == [text]
+    assert place_remark(shm, {}) == [] == place_remark(shm, {"SLURM_JOB_NUM_NODES": "1"})
+    assert place_remark(Path("/proc/out"), {"SLURM_JOB_NUM_NODES": "2"}) == []
 
 
 def test_where_the_ranks_are() -> None:

@@ -3,10 +3,8 @@
 import json
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,12 +12,10 @@ from stagerun import language
 from stagerun.base.errors import RecipeError
 from stagerun.base.recipe import Outer, Schedule, Solver, Sync, SyncMethod, SyncMomentum, SyncRule, SyncStart
 from stagerun.base.snapshots import Inventory
-from stagerun.cli import main
 from stagerun.language.build import completed
 from stagerun.language.stored import read_recipe
 from stagerun.launch.worker_count import check_workers
 from stagerun.plan import make_plan
-from stagerun.plan.estimate import Cost, Figures, speeds_of
 from stagerun.plan.rehearsal import cost_key, rehearsal
 from stagerun.plan.render import render_json, render_text
 from stagerun.schedule import boundaries, learning_rate, parting, synchronisations
@@ -137,27 +133,6 @@ def test_an_iteration_of_a_rehearsal_is_one_device_batch_of_one_worker() -> None
     assert (a.solver.batch_size, b.solver.batch_size) == (5, 20) and a.solver.base_lr == 0.1 / 4 == b.solver.base_lr / 4
     assert a.solver.asynchronous and a.solver.max_iter == 5
     assert cost_key(short, a) != cost_key(short, b), "of pushes the time from one to the next is measured"
-
-
-def test_pushes_of_more_workers_come_faster() -> None:
-    schedule = read("sync_param { method: ASYNC replicas: 4 max_staleness: 4 }")
-    cost = Cost(
-        key=cost_key(schedule, schedule.stage("a")),
-        stages=("a",),
-        iterations=4,
-        device_batch_size=5,
-        pass_seconds=0.5,
-        update_seconds=0.25,
-        test_batch_size=5,
-        test_seconds=0.0,
-        start_seconds=0.0,
-    )
-    figures = Figures(
-        schedule="made_up", date="", host="", device="cpu", torch="", workers=2, local_workers=2, threads=1, synthetic="",
-        costs=(cost,), snapshot_bytes=0, snapshot_seconds=0.0, blocked_seconds=0.0, memory_bytes=0, gpu_memory_bytes=0, log_bytes=0.0,
-    )  # fmt: skip
-    assert speeds_of(schedule, figures, 2)["a"].iteration == 4 * 0.5 + 0.25
-    assert speeds_of(schedule, figures, 4)["a"].iteration == (4 * 0.5 + 0.25) / 2
 
 
 def test_nothing_of_it_shows_where_it_is_not_written() -> None:
@@ -278,27 +253,3 @@ def test_plan_says_where_a_stage_starts_from_replicas_that_have_not_met(at: str,
     text, _ = plan(read("sync_param { method: LOCAL replicas: 4 period: 6 }", more=more))
     line = f"  starts from the average of 4 replicas, {said} after they last met\n"
     assert (line in text) == bool(said) and text.count("starts from the average") == bool(said)
-
-
-def test_help_explains_it() -> None:
-    for name, words in (
-        ("sync_param", "meet only now and then"),
-        ("SyncParameter", "When replicas of the network meet."),
-        ("SyncParameter.rule", "arXiv:2310.14423"),
-        ("OuterParameter.type", "V = momentum * V + d"),
-    ):
-        result = CliRunner().invoke(main, ["help", name])
-        assert result.exit_code == 0 and words in " ".join(result.output.split()), name
-
-
-def test_explain_and_diff_know_it(tmp_path: Path) -> None:
-    for name, period in (("one", 8), ("two", 9)):
-        folder = tmp_path / name
-        folder.mkdir()
-        text = SCHEDULE.replace('stage { name: "b" }', "")
-        (folder / "schedule.prototxt").write_text(text)
-        (folder / "a.prototxt").write_text(f"sync_param {{ method: LOCAL replicas: 4 period: {period} }}")
-    explained = CliRunner().invoke(main, ["explain", str(tmp_path / "one"), "a.sync_param.period"])
-    assert explained.exit_code == 0 and "8" in explained.output
-    told = CliRunner().invoke(main, ["diff", str(tmp_path / "one"), str(tmp_path / "two")])
-    assert "sync_param.period" in told.output

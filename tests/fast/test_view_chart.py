@@ -4,16 +4,12 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import made_schedules
 import pytest
-from drawn import examples
-from hypothesis import given
-from hypothesis import strategies as st
 from log_help import evaluated, iterated
 from long_log import line, write_log
 
@@ -23,7 +19,6 @@ from stagerun.drawing.scale import make_scale
 from stagerun.language import load
 from stagerun.tools.view.chart import chart
 from stagerun.tools.view.follow import Follower
-from stagerun.tools.view.svg import thinned
 from stagerun.tools.view.trace import Incident, Trace
 
 SOLVERS = Path(__file__).parents[2] / "solvers"
@@ -76,21 +71,6 @@ def test_a_plan_has_its_stages_labels_and_bands() -> None:
     assert stages(svg)["cyc1"] == "cyc1: 3750 iterations, leaves init"
 
 
-def test_ensembles_have_a_dot_for_each_member_and_what_starts_from_them_a_line() -> None:
-    picture = make_picture(made_schedules.averages())
-    svg = tree(picture)
-    assert "ensembles" in texts(svg, "band") and "fine (from late)" in texts(svg)
-    assert "never (MEAN_PROBABILITY, not evaluated: a member is not enabled): branch, fine" in texts(svg)
-    assert stages(svg)["fine"] == "fine: 300 iterations, starts from late"
-    late = next(g for g in svg.iter("g") if (g.findtext("title") or "").startswith("late"))
-    dots = [(float(c.attrib["cx"]), float(c.attrib["cy"])) for c in late.findall("circle")]
-    across = {stage["name"]: stage["x"] for stage in values(svg)["stages"]}
-    begin, end = across["trunk"][0], across["trunk"][-1]
-    assert [x for x, _ in dots] == pytest.approx([begin + (end - begin) * n / 10 for n in range(6, 11)], abs=0.11)
-    joins = next(p.attrib["d"] for p in svg.iter("path") if p.get("class") == "join" and "V" in p.get("d", ""))
-    assert any(join.startswith(f"{dots[-1][0]:g},") and join.endswith(f"V{dots[-1][1]:g}") for join in joins.split("M"))
-
-
 def test_stages_can_be_reached_with_the_keyboard_and_read_aloud() -> None:
     svg = tree(show_piece(), chosen="cyc1")
     for stage in [e for e in svg.iter("g") if "data-stage" in e.attrib]:
@@ -99,19 +79,6 @@ def test_stages_can_be_reached_with_the_keyboard_and_read_aloud() -> None:
         assert stage.get("aria-pressed") == ("true" if stage.get("data-stage") == "cyc1" else "false")
     picked = [e for e in svg.iter("g") if "picked" in e.get("class", "").split()]
     assert {e.get("data-stage") or e.get("data-of") for e in picked} == {"cyc1"}
-
-
-def test_the_rates_are_where_the_axis_says() -> None:
-    picture = show_piece()
-    svg = tree(picture)
-    _, top, bottom, low, high, log = values(svg)["panels"][0]
-    assert not log
-    for stage in values(svg)["stages"]:
-        drawn = next(e for e in svg.iter("g") if e.get("data-of") == stage["name"] and e.find("path") is not None)
-        x, y = places(drawn.findall("path")[0])[0]
-        assert x == pytest.approx(stage["x"][0], abs=0.11)
-        rate = picture.stage(stage["name"]).points[0].lr
-        assert y == pytest.approx(bottom - (rate - low) / (high - low) * (bottom - top), abs=0.11)
 
 
 def test_the_pointer_gets_what_the_trainer_does() -> None:
@@ -124,30 +91,6 @@ def test_the_pointer_gets_what_the_trainer_does() -> None:
         assert {0, stage["n"] - 1} <= set(stage["lr"][0])
     ends = values(tree(picture))["stages"][-1]
     assert (ends["d"], ends["s"][1], ends["b"]) == ([[0], [2e-4]], ["224"], 4096)
-
-
-@pytest.mark.parametrize("width", [760, 1100])
-def test_nothing_stands_outside_of_it(width: int) -> None:
-    svg = tree(show_piece(), width=width)
-    _, _, wide, high = map(float, svg.attrib["viewBox"].split())
-    assert wide == width
-    for text in svg.iter("text"):
-        assert 0 <= float(text.attrib["x"]) <= wide and 0 <= float(text.attrib["y"]) <= high
-
-
-@given(st.lists(st.tuples(st.integers(0, 60), st.floats(0, 50)), min_size=1, max_size=60))
-@examples(150)
-def test_what_thinning_leaves_out_lies_on_the_line(found: list[tuple[int, float]]) -> None:
-    line = [(float(x), y) for x, y in sorted(found, key=lambda place: place[0])]
-    kept = thinned(line, 0.5)
-    assert kept[0] == line[0] and kept[-1] == line[-1] and set(kept) <= set(line)
-    for x, y in line:
-        near = [
-            abs(a[1] + (b[1] - a[1]) * (x - a[0]) / (b[0] - a[0]) - y)
-            for a, b in pairwise(kept)
-            if a[0] <= x <= b[0] > a[0]
-        ]
-        assert (x, y) in kept or min(near) <= 0.5 + 1e-9
 
 
 # -- runs
@@ -185,45 +128,6 @@ def test_all_evaluations_are_shown_and_what_the_schedule_no_longer_has_is_said_n
     svg = tree(shorter, [one])
     assert "trained further than the schedule goes now, which is not drawn: init" in texts(svg)
     assert max(values(svg)["runs"][""]["init"]["loss"][0]) <= 1000
-
-
-def test_averaged_weights_and_further_sets_have_their_signs(tmp_path: Path) -> None:
-    svg = tree(small(), [trace(tmp_path, small(), beside=("real", "v2"), ema=True)])
-    assert [text for text in texts(svg, "tick") if not re.match(r"[\d.]+$", text)][-5:-1] == [
-        "averaged weights", "v2", "real", "validation",
-    ]  # fmt: skip
-    kinds = {test[3] for stage in values(svg)["runs"][""].values() for test in stage["tests"]}
-    assert kinds == {0, 1, 2, 3, 4, 5}
-
-
-def test_incidents_that_lie_together_are_one_sign_with_all_their_texts() -> None:
-    base = Trace(label="", history=_nothing())
-    marks = (
-        Incident("main", 1, "restart", "went on"), Incident("main", 1, "warning", "slow"), Incident("gone", 3, "warning", "x"),
-    )  # fmt: skip
-    picture = make_picture(made_schedules.steps())
-    name = picture.stages[0].name
-    marks = tuple(mark._replace(stage=name) if mark.stage == "main" else mark for mark in marks)
-    svg = tree(picture, [replace(base, marks=marks)])
-    signs = [e for e in svg.iter("g") if (title := e.findtext("title")) and "went on" in title]
-    assert [(e.findtext("text"), e.findtext("title")) for e in signs] == [("!", "went on\nslow")]
-
-
-def _nothing() -> Any:
-    from stagerun.tools.report.history import History
-
-    return History(schedule="", stages=(), lives=(), complete=False, damaged=0, unknown=0)
-
-
-def test_many_runs_are_faint_and_each_can_be_found(tmp_path: Path) -> None:
-    picture = small()
-    runs = [trace(tmp_path / str(n), picture, f"run{n}", seed=n, tests=3) for n in range(20)]
-    svg = tree(picture, runs)
-    lines = [path for path in svg.iter("path") if "faint" in path.get("class", "")]
-    assert {line.get("data-run") for line in lines} == {f"run{n}" for n in range(20)}
-    assert values(svg)["runs"] == {} and "run7" not in texts(svg)
-    few = tree(picture, runs[:3])
-    assert {"run0", "run1", "run2"} <= set(texts(few))
 
 
 def test_the_largest_chart_is_small_enough_to_be_sent_again_and_again(tmp_path: Path) -> None:

@@ -1,9 +1,7 @@
 """Following a log: what has been read bit by bit is what one reading finds."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import made_schedules
 import pytest
@@ -20,7 +18,6 @@ from stagerun.tools.report import read_log as reading
 from stagerun.tools.report.history import History
 from stagerun.tools.report.read_log import read_log
 from stagerun.tools.report.replay import history
-from stagerun.tools.view import follow
 from stagerun.tools.view.follow import LITTLE, Follower
 
 MOST = 50
@@ -72,16 +69,6 @@ def test_bit_by_bit_it_is_what_one_reading_finds(
         assert found == fresh(complete)
 
 
-def test_half_a_line_waits_for_its_end(whole: bytes, tmp_path: Path) -> None:
-    first = whole[: whole.index(b"\n", 1000) + 1]
-    write(tmp_path, first + b'{"time": 1000000001.0, "event": "Iterated"')
-    follower = Follower(tmp_path, MOST)
-    before = follower.read()
-    assert before.damaged == 0 and follower.read() is before
-    write(tmp_path, b"}\n")
-    assert follower.read().damaged == 1
-
-
 @pytest.mark.parametrize("how", ["replaced", "cut short", "written anew", "written anew and longer"])
 def test_another_log_is_read_from_its_start(how: str, whole: bytes, tmp_path: Path) -> None:
     half = whole[: whole.index(b"\n", len(whole) // 2) + 1]
@@ -97,24 +84,6 @@ def test_another_log_is_read_from_its_start(how: str, whole: bytes, tmp_path: Pa
     else:
         longer = whole[: whole.rindex(b"\n") + 1].replace(b'"loss": ', b'"loss": 1')
         log.write_bytes(longer if how.endswith("longer") else other)
-    assert follower.read() == fresh(tmp_path)
-
-
-def test_a_log_that_is_cut_short_while_it_is_read(
-    whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    half = whole[: whole.index(b"\n", len(whole) // 2) + 1]
-    write(tmp_path, half)
-    follower, log = Follower(tmp_path, MOST), tmp_path / "log.jsonl"
-
-    def cut(*how: Any) -> Iterator[list[Any]]:
-        yield from reading.whole_lines(*how)
-        os.truncate(log, 0)
-
-    with monkeypatch.context() as changed:
-        changed.setattr(follow, "whole_lines", cut)
-        follower.read()
-    write(tmp_path, whole[: whole.rindex(b"\n") + 1].replace(b'"loss": ', b'"loss": 1'))
     assert follower.read() == fresh(tmp_path)
 
 
@@ -135,17 +104,6 @@ def test_a_log_that_is_gone_or_holds_nothing_is_said(tmp_path: Path, whole: byte
     os.mkfifo(tmp_path / "log.jsonl")  # which no one writes to
     with pytest.raises(StorageError, match="not a regular file"):
         follower.read()
-
-
-def test_a_long_log_comes_in_parts(whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_BLOCK", 4096)
-    write(tmp_path, whole[: whole.rindex(b"\n") + 1])
-    follower, looks, seen = Follower(tmp_path, MOST), 0, 0
-    while looks == 0 or follower.behind:
-        now = sum(stage.trained.updates for stage in follower.read(1e-9).stages if stage.trained)
-        looks, seen = looks + 1, max(seen, now)
-    assert looks > 5
-    assert follower.read() == fresh(tmp_path)
 
 
 def test_without_time_a_log_is_begun_and_no_more(whole: bytes, tmp_path: Path) -> None:

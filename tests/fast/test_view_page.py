@@ -2,14 +2,12 @@
 
 import asyncio
 import base64
-import getpass
 import hashlib
 import json
 import re
 import shutil
 import socket
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,9 +22,8 @@ from stagerun.base.text import duration
 from stagerun.cli import main
 from stagerun.language import load
 from stagerun.language.values import canonical
-from stagerun.tools.view import before, command, page
-from stagerun.tools.view.app import hosts_of
-from stagerun.tools.view.looking import Looker, asked
+from stagerun.tools.view import page
+from stagerun.tools.view.looking import asked
 
 SOLVERS = Path(__file__).parents[2] / "solvers"
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'`&{}"
@@ -71,12 +68,6 @@ def test_the_page_has_the_plan_the_picture_and_each_stage(folder: Path) -> None:
     assert css.headers["content-type"].startswith("text/css") and script.headers["content-type"].startswith(
         "text/javascript"
     )
-
-
-def test_what_differs_from_the_parent_stands_beside_it(folder: Path) -> None:
-    (stage,) = asking(hub_of(folder), "stage/collapse")
-    row = re.search(r"<tr><th scope=\"row\">weight_decay</th>.*?</tr>", stage.body, re.DOTALL)
-    assert row and Markup(row[0]).text == "weight_decay2e-45e-5collapse.prototxt:18"
 
 
 def test_a_stage_of_a_run_has_the_settings_of_its_schedule(tmp_path: Path) -> None:
@@ -130,37 +121,6 @@ def test_mistakes_stand_above_the_last_version_without_any(folder: Path) -> None
     assert "22610 iterations" in Markup(before).text and "22610 iterations" in after
 
 
-def test_a_page_that_starts_with_mistakes_gets_the_plan_once_they_are_mended(folder: Path) -> None:
-    file = folder / "cyc2.prototxt"
-    good = file.read_text()
-    file.write_text(f"{good}\nfoo: 1\n")
-    hub = hub_of(folder)
-
-    async def mended() -> dict[str, str]:
-        first = await ask(hub, "")
-        assert "1 mistake" in Markup(first.body).text and "<svg" not in first.body
-        version = re.search(r'data-version="([^"]+)"', first.body)
-        assert version
-        return await changes(hub, version[1], lambda: file.write_text(good), lambda found: "picture" in found)
-
-    found = asyncio.run(mended())
-    assert found["mistakes"] == "" and "22610 iterations" in found["plan"]
-    assert "report" not in found  # what has not changed isn't sent
-
-
-def test_a_folder_that_vanishes_and_comes_back(folder: Path) -> None:
-    looker = Looker(asked([str(folder)]))
-    looker.look()
-    folder.rename(folder.with_name("away"))
-    assert looker.edited()
-    looker.look()
-    assert looker.error is not None and looker.before is not None
-    folder.with_name("away").rename(folder)
-    assert looker.edited()
-    looker.look()
-    assert looker.error is None and not looker.edited()
-
-
 def test_two_schedules_beside_each_other(folder: Path) -> None:
     other = shutil.copytree(folder, folder.with_name("other"))
     (other / "cyc1.prototxt").write_text(
@@ -184,15 +144,6 @@ def test_a_run_its_events_and_its_tables(out: Path) -> None:
     assert "killed, or ended without a word" in shown.text and shown.risks == []
 
 
-def test_the_plan_of_a_run_does_not_say_that_it_is_to_do(folder: Path) -> None:
-    looker = Looker(asked([str(folder)]))
-    looker.look()
-    assert looker.before is not None
-    assert "fresh" in before.plan(looker.before) and "nothing was measured" in before.plan(looker.before)
-    stored = Markup(before.plan(replace(looker.before, stored=True))).text
-    assert "cyc2" in stored and "fresh" not in stored and "to do" not in stored and "measured" not in stored
-
-
 def test_several_runs_and_one_that_cannot_be_read(out: Path, tmp_path: Path) -> None:
     shutil.copytree(out, tmp_path / "two")
     empty = tmp_path / "empty"
@@ -200,23 +151,6 @@ def test_several_runs_and_one_that_cannot_be_read(out: Path, tmp_path: Path) -> 
     (empty / "log.jsonl").write_text("nonsense\n")
     shown = Markup(asking(hub_of(out, tmp_path / "two", empty), "")[0].body)
     assert "1 can't be read" in shown.text and "Ranking" in shown.text
-
-
-def test_a_log_that_is_another_is_read_anew(out: Path) -> None:
-    looker = Looker(asked([str(out)]))
-    looker.look()
-    assert looker.seen[0].run is not None and len(looker.seen[0].run.history.lives) == 2
-    assert not looker.moved()
-    shutil.rmtree(out)
-    assert looker.moved()
-    looker.look()  # nothing there says nothing was run
-    story = Story(out)
-    story.begin()
-    story.start("init", None)
-    story.train("init", 1, 2, 0)
-    assert looker.moved()
-    looker.look()
-    assert looker.seen[0].run is not None and len(looker.seen[0].run.history.lives) == 1
 
 
 def test_nothing_is_written(folder: Path, out: Path) -> None:
@@ -235,29 +169,6 @@ def test_a_bug_is_said_in_the_page_and_ends_nothing(
         assert "this is a bug of stagerun: ZeroDivisionError" in Markup(asking(hub, "")[0].body).text
     assert "Traceback" in capsys.readouterr().err
     assert "this is a bug" not in Markup(asking(hub, "")[0].body).text
-
-
-def test_a_look_that_nobody_waits_for_any_more_is_not_joined_by_another(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub, looking, most = hub_of(folder), 0, 0
-
-    def look(_: float) -> None:
-        nonlocal looking, most
-        looking += 1
-        most = max(most, looking)
-        time.sleep(0.2)
-        looking -= 1
-
-    async def leave_and_come_back() -> None:
-        first = asyncio.create_task(hub.look())
-        await asyncio.sleep(0.05)
-        first.cancel()
-        await hub.look()
-
-    monkeypatch.setattr(hub.looker, "look", look)
-    asyncio.run(leave_and_come_back())
-    assert most == 1
 
 
 def test_a_file_that_is_written_to_all_the_time_hides_no_change(folder: Path) -> None:
@@ -416,21 +327,6 @@ def test_a_port_that_is_taken_and_a_host_that_is_not_here(folder: Path) -> None:
     assert result.exit_code == 64 and "--host a..b is not a name of a machine" in result.stderr
 
 
-def test_all_addresses_are_no_address_to_type(capsys: pytest.CaptureFixture[str]) -> None:
-    command._say_where("0.0.0.0", 80, "token")
-    assert capsys.readouterr().out == f"http://{socket.gethostname()}:80/token/\n"
-    assert socket.gethostname().lower() in hosts_of("0.0.0.0")
-
-
-def test_a_user_without_a_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def nameless() -> str:
-        raise KeyError("getpwuid(): uid not found: 12345")
-
-    monkeypatch.setattr(getpass, "getuser", nameless)
-    command._say_where("127.0.0.1", 80, "token")
-    assert f"ssh -N -L 80:127.0.0.1:80 {socket.gethostname()}," in capsys.readouterr().err
-
-
 def test_status_view_and_plan_say_one_time_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With evaluations, of averaged weights too, and an ensemble: training alone takes a third of it."""
     monkeypatch.chdir(tmp_path)
@@ -487,29 +383,3 @@ def test_status_view_and_plan_say_one_time_left(tmp_path: Path, monkeypatch: pyt
         said("view", "dir", "out", "--save", "page.html")
     page = Markup((tmp_path / "page.html").read_text()).text
     assert "left in all" + duration(now["seconds_left"]) in page and "left with 1 worker" not in page
-
-
-def test_ensembles_of_the_plan_are_a_table(tmp_path: Path) -> None:
-    result = CliRunner().invoke(
-        main, ["view", str(SOLVERS / "fashion_ensemble"), "--save", str(tmp_path / "page.html")]
-    )
-    assert result.exit_code == 0, result.output
-    page = (tmp_path / "page.html").read_text()
-    assert (
-        re.search(r'<table id="planned">.*<th scope="col">members</th>', page, re.DOTALL)
-        and "ensemble  rule" not in page
-    )
-
-
-def test_members_of_a_sweep_with_one_rate_are_said_to_share_its_line(tmp_path: Path) -> None:
-    (tmp_path / "dir").mkdir()
-    (tmp_path / "dir" / "schedule.prototxt").write_text("""
-        name: "swept" model { name: "resnet_small" num_classes: 10 } data { train { source: "t" images: 100 } }
-        solver { batch_size: 25 device_batch_size: 25 base_lr: 0.1 lr_policy: "fixed" transform_param { crop_size: 28 } max_iter: 6 }
-        stage { name: "init" solver_param { } }
-        stage { name: "end" solver_param { } sweep { name: "low" solver { weight_decay: 1e-4 } } sweep { name: "mid" solver { weight_decay: 1e-3 } }
-          sweep { name: "fast" solver { base_lr: 1 } } }
-    """)
-    whole, css = asking(hub_of(tmp_path / "dir"), "", "page.css")
-    assert "one line, for the rate is the same: end_low and end_mid" in Markup(whole.body).text
-    assert "#chart { min-width: 720px; }" in css.body  # a phone scrolls the picture

@@ -8,7 +8,7 @@ import pytest
 
 from stagerun.command.shared import limits
 from stagerun.launch.watch import process
-from stagerun.launch.watch.judge import SLOW, WINDOW, Compared, Seen, judge, lagging, quiet, stragglers, tick
+from stagerun.launch.watch.judge import SLOW, WINDOW, Compared, Seen, judge, quiet, stragglers, tick
 from stagerun.launch.watch.process import shortened
 from stagerun.system.pulse import Limits, Section
 
@@ -68,17 +68,6 @@ CASES = {
         [seen(0, 500, section=SAVE), seen(1, 0, ended=600.0), seen(2, 600, True)],
         [],
     ),
-    "one that can be spared does not move": ([seen(0), seen(1, 9000, spared=True)], []),
-    "one that can be spared is stopped, and one does not move": (
-        [seen(0, 61, True), seen(1, 61), seen(2, 900, spared=True, state="T", stopped=900.0)],
-        [1],
-    ),
-    "a host is cut off whose ranks can be spared": ([seen(0), seen(1, silence=900.0, spared=True)], []),
-    "one that could be spared has ended, and the others wait for each other": (
-        [seen(0, 59, True), seen(1, 59, True), seen(2, 0, spared=True, ended=900.0)],
-        [],
-    ),
-    "rank 0 does not move while others can be spared": ([seen(0, 61), seen(1, 61, True, spared=True)], [0]),
     "one has ended in an evaluation": (
         [seen(0, 60, True, section=EVALUATION, slowest=0.0), seen(1, 0, ended=60.0)],
         [1],
@@ -121,38 +110,6 @@ def test_when_all_wait_for_each_other_it_is_the_network() -> None:
     assert judge(ranks[:3], 4, Limits()) is None
     assert judge([*ranks[:3], seen(3, 70, True, silence=3.0)], 4, Limits()) is None
     assert judge([*ranks[:3], seen(3, 70, True, state="T", stopped=59.9)], 4, Limits()) is None
-
-
-def test_the_others_are_judged_as_ever_when_one_that_could_be_spared_is_gone() -> None:
-    both = [seen(0, 61, True), seen(1, 62, True)]
-    for verdict in (
-        judge([*both, seen(2, spared=True, ended=900.0)], 3, Limits()),
-        judge(both, 3, Limits(), gone={2}),
-    ):
-        assert verdict is not None and verdict.message({}).startswith("all 2 ranks have waited for each other")
-    assert judge(both, 3, Limits()) is None, "rank 2 may be well"
-    assert judge([seen(0, 9000, True)], 3, Limits(), gone={1, 2}) is None, "rank 0 has no one to wait for"
-
-
-def test_who_waits_for_one_that_can_be_spared_waits_as_long_as_anything_may_take() -> None:
-    stopped = seen(1, 9000, True, spared=True, state="T", stopped=9000.0)
-    assert judge([seen(0, 1799, True), stopped], 2, Limits()) is None
-    verdict = judge([seen(0, 1800, True), stopped], 2, Limits())
-    assert verdict is not None and not verdict.guilty
-    assert "for others, of which some can be spared: rank 1" in verdict.message({})
-
-
-def test_of_those_that_can_be_spared_it_is_said_what_would_end_a_job() -> None:
-    ranks = [
-        seen(0, 70),
-        seen(1, 61, spared=True, state="D"),
-        seen(2, 59, spared=True),
-        seen(3, 0, spared=True, ended=70),
-    ]
-    found = lagging([*ranks, seen(4, silence=61.0, spared=True)], 5, Limits())
-    assert list(found) == [1, 4]
-    assert found[1].startswith("rank 1 on node0 has not moved for 1 min 01 s") and "waits for a disk" in found[1]
-    assert "can't be reached for 1 min 01 s" in found[4] and found[4].endswith("; the others go on without it")
 
 
 def test_ranks_that_no_one_watches_are_waited_for_as_long_as_anything_may_take() -> None:
@@ -240,16 +197,6 @@ def test_the_calls_that_every_worker_has_are_those_of_modules_that_are_there() -
 
 
 # -- stragglers
-
-
-def test_no_one_waits_for_a_slow_rank_that_can_be_spared() -> None:
-    def at(batches: int, spared: bool) -> list[Seen]:
-        slow = seen(2, batches=batches, busy=batches * 1.0, spared=spared)
-        return [seen(0, batches=batches, busy=batches * 0.1), seen(1, batches=batches, busy=batches * 0.1), slow]
-
-    for spared in (True, False):
-        compared, _ = stragglers(Compared({}, {}), at(0, spared))
-        assert bool(stragglers(compared, at(10 * WINDOW, spared))[1]) is not spared
 
 
 def test_a_suspended_job_has_no_slow_rank() -> None:

@@ -4,7 +4,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -87,11 +87,11 @@ class Job(Threads):
         self.dead: set[int] = set()
 
     def line(self, comm: "JobComm", peer: int, name: str) -> Wire:
-        own, other = comm.workers[comm.rank], comm.workers[peer]
-        both = (min(own, other), max(own, other))
+        own = comm.rank
+        both = (min(own, peer), max(own, peer))
         with self.lock:
             ends = self.lines.setdefault((name, both), wires())
-        return ends[own > other]
+        return ends[own > peer]
 
     def kill(self, worker: int) -> None:
         with self.lock:
@@ -100,21 +100,11 @@ class Job(Threads):
                 if worker in both:
                     end.close()
 
-    def of(self, workers: tuple[int, ...]) -> Threads:
-        with self.lock:
-            return self.parts.setdefault(workers, Threads(len(workers), NoTurn()))
-
 
 class JobComm(ThreadComm):
     def __init__(self, rank: int, job: Job) -> None:
         super().__init__(rank, job)
-        self.job, self.workers = job, list(range(job.size))
-
-    def without(self, gone: Collection[int]) -> None:
-        own = self.workers[self.rank]
-        self.workers = [worker for rank, worker in enumerate(self.workers) if rank not in gone]
-        self.rank, self.size, self.count = self.workers.index(own), len(self.workers), 0
-        self.together = self.job.of(tuple(self.workers))
+        self.job = job
 
     def broadcast(self, tensor: Tensor, src: int = 0) -> None:
         def give(parts: dict[int, Tensor]) -> None:

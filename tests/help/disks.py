@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,13 +30,15 @@ class HookedDisk:
     def __init__(self, disk: Disk, before: Hook = nothing, after: Hook = nothing) -> None:
         self.disk, self.before, self.after = disk, before, after
         self.calls: list[str] = []
+        self._one = threading.Lock()
 
     def __getattr__(self, name: str) -> Callable[..., object]:
         return lambda *args: self.call(name, getattr(self.disk, name), *args)
 
     def call(self, name: str, do: Callable[..., object], *args: object) -> object:
-        self.calls.append(name)
-        number = len(self.calls)
+        with self._one:
+            self.calls.append(name)
+            number = len(self.calls)
         try:
             self.before(number, name)
         except BaseException:

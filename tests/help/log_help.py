@@ -1,6 +1,5 @@
 """Made-up schedules and events for the tests of logs."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -80,34 +79,6 @@ def feed(sink: Any, *events: Event | Iterator[Event]) -> None:
 
 
 # -- what was written, read back
-
-
-def table(path: Path) -> list[list[str]]:
-    lines = path.read_text().splitlines()
-    assert lines[0] == "epoch\thours\ttop1Accuracy\ttop5Accuracy"
-    return [line.split("\t") for line in lines[1:]]
-
-
-def records(path: Path) -> list[dict[str, Any]]:
-    """As the public checker reads them: the token, then JSON with these keys."""
-    lines = path.read_text().splitlines()
-    assert all(line.startswith(":::MLLOG {") for line in lines)
-    found = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
-    for record in found:
-        assert list(record) == ["namespace", "time_ms", "event_type", "key", "value", "metadata"]
-        assert record["event_type"] in ("INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME")
-        assert isinstance(record["time_ms"], int) and record["metadata"]["lineno"] > 0
-        assert record["key"].endswith("_start") == (record["event_type"] == "INTERVAL_START")
-        assert record["key"].endswith("_stop") == (record["event_type"] == "INTERVAL_END")
-    return found
-
-
-def values(path: Path, key: str) -> list[Any]:
-    return [record["value"] for record in records(path) if record["key"] == key]
-
-
-def where(path: Path, key: str, field: str) -> list[Any]:
-    return [record["metadata"].get(field) for record in records(path) if record["key"] == key]
 
 
 def points(folder: Path, tag: str) -> list[tuple[int, float]]:

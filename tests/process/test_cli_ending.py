@@ -126,7 +126,7 @@ def foreign(base: Path) -> dict[str, list[Path | str]]:
     return {
         "failed": ["status", base / "out"],
         "made_up": ["report", base / "out"],
-        "nothing": ["snapshots", base / "out"],
+        "nothing": ["status", "--snapshots", base / "out"],
         "not a Caffe Datum": ["data", "index", base / "db", "--classes", base / "names", "--max-bad", "1"],
         "cat": ["data", "info", base / "db"],
         "]0;owned": ["data", "verify", base / "db"],

@@ -28,9 +28,9 @@ from stagerun.comm.reduce import Reducer
 from stagerun.system.world import World
 
 CPU = torch.device("cpu")
-METHODS = (Method.NONE, *(m for m in Method if m not in (Method.NONE, Method.LOSSLESS, Method.AUTO)))
+METHODS = (Method.NONE, *(m for m in Method if m not in (Method.NONE, Method.AUTO)))
 # What an iteration may send at most, as a share of dense.
-MOST = {Method.TOP_K: 0.022, Method.TERNGRAD: 0.065, Method.TWO_BIT: 0.065, Method.QSGD: 0.26}
+MOST = {Method.TOP_K: 0.022, Method.TERNGRAD: 0.065, Method.QSGD: 0.26}
 ITERATIONS = 3
 HEADERS = 2_000  # bytes of an iteration and worker, beside 1 % of what is sent
 

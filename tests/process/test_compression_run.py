@@ -69,7 +69,9 @@ def test_fixed_goes_on_with_other_workers_and_says_what_becomes_of_residuals(sch
 
 
 def test_a_pattern_that_fits_nothing_is_a_mistake_with_a_place(schedule: Path, tmp_path: Path) -> None:
-    done = small.run(schedule, tmp_path / "out", *compressing('method: SIGN param { name: "head*" method: NONE }'))
+    done = small.run(
+        schedule, tmp_path / "out", *compressing('method: TOP_K ratio: 0.1 param { name: "head*" method: NONE }')
+    )
     assert done.returncode == 64
     assert "`compress_param.param` with name `head*` and kind ANY fits no parameter of the model" in done.stderr
     assert "--set" in done.stderr
@@ -77,7 +79,7 @@ def test_a_pattern_that_fits_nothing_is_a_mistake_with_a_place(schedule: Path, t
 
 def test_without_residuals_in_the_snapshot_there_is_nothing_to_go_on_from(schedule: Path, tmp_path: Path) -> None:
     """The stage that carries them from one that has none starts from zero."""
-    done = small.run(schedule, tmp_path / "out", "--set", "cyc1.compress_param={method: SIGN}", nproc=1)
+    done = small.run(schedule, tmp_path / "out", "--set", "cyc1.compress_param={method: TERNGRAD}", nproc=1)
     assert done.returncode == 64 and "residual" in done.stderr
 
 
@@ -95,7 +97,7 @@ def test_what_auto_chose_before_it_was_killed_is_kept(schedule: Path, tmp_path: 
     run.wait()
     assert run.gone(30)
     record = json.loads(path.read_text())
-    assert record["workers"] == 2 and record["bandwidth"] > 0 and record["seconds"]
+    assert record["workers"] == 2 and record["seconds"]
     first = not list((out / "snapshots").glob("init-*"))
     if first:
         path.write_text(json.dumps({**record, "choice": {"*": "TOP_K"}}))

@@ -1,17 +1,16 @@
 """Data and processes: what is killed, stopped, cut off or left open while it makes, copies or reads an LMDB."""
 
-import fcntl
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import made_images
 import pytest
+from click.testing import CliRunner
 from test_data_lmdb import VALUES as VALUES
 from test_data_lmdb import made as made
 from test_data_scratch import BLOCK as BLOCK
@@ -21,19 +20,18 @@ from test_data_scratch import folders as folders
 from test_data_scratch import one as one
 from test_data_scratch import small_blocks as small_blocks
 from test_data_scratch import source as source
-from test_data_scratch_cli import data as data
 from test_import_engine import content as content
 from test_import_engine import expected as expected
 from test_import_engine import small_commits as small_commits
 
 from stagerun.base.errors import FolderInUseError
+from stagerun.cli import main
 from stagerun.data.importing.partial import Partial
 from stagerun.data.scratch import (
     CopyStopped,
     How,
     Progress,
     look,
-    unstage,
 )
 from stagerun.data.write import write_lmdb
 from stagerun.system.lmdb_file import SIDE_FILE
@@ -46,14 +44,14 @@ from stagerun.data.importing import engine
 commits, number = map(int, sys.argv[1:3])
 sys.argv[:3] = ["stagerun"]
 engine.RECORDS_PER_COMMIT = 5
-whole = engine._Writer._commit
-def commit(self, chunk):
+whole = engine._commit
+def commit(*chunk):
     global commits
-    whole(self, chunk)
+    whole(*chunk)
     commits -= 1
     if commits == 0:
         os.kill(os.getpid(), number)
-engine._Writer._commit = commit
+engine._commit = commit
 main()
 """
 
@@ -83,7 +81,7 @@ def test_killed_stopped_and_gone_on_with(tmp_path: Path) -> None:
     assert signalled(0, 0, *words)[0] == 0
     assert signalled(0, 0, *words[:2], tmp_path / "whole", "--threads", "1")[0] == 0
     assert (tmp_path / "out" / SIDE_FILE).read_bytes() == (tmp_path / "whole" / SIDE_FILE).read_bytes()
-    assert data("verify", tmp_path / "out").exit_code == 0
+    assert CliRunner().invoke(main, ["data", "verify", str(tmp_path / "out")]).exit_code == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "out", "whole"]
 
 
@@ -201,7 +199,7 @@ def watch(progress):
     if progress.done > 5 * blocks.BLOCK:
         print("half", flush=True)
         threading.Event().wait()
-stage([look(sys.argv[1])], sys.argv[2], 0, watch=watch, beside=True)
+stage([look(sys.argv[1])], sys.argv[2], 0, watch=watch)
 """
     with python(program, source, disk) as process:
         assert process.stdout is not None and process.stdout.readline() == "half\n"
@@ -236,40 +234,7 @@ def test_waiting_ends_when_the_other_is_killed_or_one_is_told_to_stop(source: st
     assert copy.how is How.COPIED
 
 
-def test_a_copy_in_use_by_a_process_that_died_is_free(source: str, disk: Path) -> None:
-    program = "import sys, time; c = stage([look(sys.argv[1])], sys.argv[2], 0); print(1, flush=True); time.sleep(60)"
-    with python(program, source, disk) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        assert [r.kept for r in unstage(str(disk), None)] == ["is in use"]
-        process.kill()
-    assert [r.kept for r in unstage(str(disk), None)] == [""]
-
-
-def test_a_signal_stops_it_and_the_same_command_goes_on(base: Path, disk: Path) -> None:
-    train = base / "data" / "train_lmdb"
-    words = ["data", "stage", str(train), "--scratch", str(disk), "--reserve", "0"]
-    home = disk / HOME
-    home.mkdir(mode=0o700)
-    held = os.open(home / "lock", os.O_CREAT | os.O_RDWR)
-    fcntl.flock(held, fcntl.LOCK_EX)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stagerun", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    end = time.monotonic() + 300
-    while not (home / f"{look(str(train)).name}.lock").exists():  # then it has its handlers, and waits for ours
-        assert process.poll() is None and time.monotonic() < end
-        time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=300)
-    os.close(held)
-    assert process.returncode == 75 and out == "", err
-    assert "stopped; the same command goes on where it was" in err and "Traceback" not in err
-    assert data(*words[1:]).exit_code == 0
-    assert [removal.kept for removal in unstage(str(disk), None)] == [""]
-
-
-def test_who_may_not_write_cannot_hold_an_import_up_and_a_killed_one_is_not_named_as_the_holder(tmp_path: Path) -> None:
+def test_who_may_not_write_cannot_hold_an_import_up(tmp_path: Path) -> None:
     partial = Partial(tmp_path / "db")
     lock = partial.folder / "lock"
     with partial:
@@ -277,13 +242,6 @@ def test_who_may_not_write_cannot_hold_an_import_up_and_a_killed_one_is_not_name
         with pytest.raises(FolderInUseError, match=f"another import works on it: process {os.getpid()} on"):
             Partial(tmp_path / "db").__enter__()
     assert lock.read_text() == ""
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    lock.write_text(f"process {ended.pid} on {os.uname().nodename}")
-    with open(lock) as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(FolderInUseError, match="another import works on it: it has just started"):
-            Partial(tmp_path / "db").__enter__()
 
 
 # Forks at once, since it has one thread; ends each child at its N-th line of the modules that write.

@@ -26,7 +26,6 @@ def test_a_folder_and_its_finished_run(finished: Path, tmp_path: Path) -> None:
     (edited / "collapse.prototxt").write_text(small.STAGES["collapse"].replace("0.02", "0.04"))
     said = diff_text(compare(str(finished / "out"), str(edited)))
     assert f"collapse\n  base_lr  0.02  ->  0.04 ({edited}/collapse.prototxt:1)\n" in said
-    assert "  collapse: from the start; most at 0: 0.02 -> 0.04 (x2)\n" in said
 
 
 def test_a_snapshot_and_a_damaged_one(finished: Path, tmp_path: Path) -> None:

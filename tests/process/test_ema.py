@@ -204,38 +204,3 @@ def test_stopped_and_resumed_it_ends_in_the_same_bits(base: Path, tmp_path: Path
     for stage, result in results(base / f"straight{nproc}").items():
         told = results(out)[stage]
         assert all(told[field] == result[field] for field in result if "top" in field or "loss" in field)
-
-
-@pytest.mark.slow
-def test_a_stage_kept_as_it_is_has_no_average_to_evaluate_nor_to_go_on_from(base: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    shutil.copytree(base / "straight1", out)
-    changed = {**STAGES, "cyc1": f"{STAGES['cyc1']} {EMA}"}
-    schedule = small.make_schedule(tmp_path / "schedule", base / "data", **changed)
-    shutil.rmtree(out / "results")
-    done = small.run(schedule, out, "--keep", "cyc1")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "cyc1 5: test" in done.stdout and "cyc1 5: EMA" not in done.stdout and "init 6: EMA test" in done.stdout
-
-    shutil.rmtree(out / "snapshots" / "cyc1-00000005-a0001")
-    refused = small.run(schedule, out, "--keep", "cyc1", "--keep", "collapse")
-    assert refused.returncode == 78
-    assert "cyc1-00000004-a0001 does not fit stage `cyc1`: it has no averaged weights to go on from" in refused.stderr
-
-
-@pytest.mark.slow
-def test_momentum_of_a_kept_stage_of_another_type_is_refused(base: Path, tmp_path: Path) -> None:
-    """The files say LAMB after LAMB; what is kept on disk was trained by SGD."""
-    sgd = {**STAGES, "init": small.STAGES["init"], "cyc1": small.STAGES["cyc1"]}
-    schedule = small.make_schedule(tmp_path / "schedule", base / "data", **sgd)
-    for stage in ("cyc1", "collapse", "early"):
-        schedule.joinpath(f"{stage}.prototxt").write_text(small.STAGES[stage])
-    out = tmp_path / "out"
-    assert small.run(schedule, out).returncode == 0
-    for folder in (out / "snapshots").iterdir():
-        if not folder.name.startswith("init-00000006"):
-            shutil.rmtree(folder)
-    small.make_schedule(schedule, base / "data", **STAGES)
-    refused = small.run(schedule, out, "--keep", "init")
-    assert refused.returncode == 78, refused.stdout
-    assert "it remembers `steps` of its updates, and type `LAMB` goes on from `mean`, `squares`, `t`" in refused.stderr

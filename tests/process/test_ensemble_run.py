@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from torch import Tensor, nn
 
 from stagerun.base.errors import ResumeRefused
-from stagerun.base.events import EnsembleTested, Note, RunFinished, StageStarted, Stopped
+from stagerun.base.events import EnsembleTested, Note, StageStarted, Stopped
 from stagerun.base.recipe import Schedule
 from stagerun.cli import main
 from stagerun.comm import SoloComm
@@ -27,8 +27,6 @@ from stagerun.language import load
 from stagerun.models import BatchNorm2d
 from stagerun.system.world import World
 from stagerun.train.keeper import Keeper, Selection
-from stagerun.train.logs.caffe_log import CaffeLog
-from stagerun.train.logs.course import course
 from stagerun.train.stored import load_network, open_snapshot
 from stagerun.train.walk import run
 
@@ -229,9 +227,9 @@ def test_status_plan_and_report_know_them(base: Path) -> None:
     assert rows[1].split(",")[:3] == ["out", "both", "early"]
     text = said("report", out)
     assert "## Ensembles" in text and "Ensemble soup: top-1 " in text and " its best member" in text
-    page = base / "page.html"
-    said("report", out, "--output", page)
-    assert "<h2>Ensembles</h2>" in page.read_text()
+    picture = base / "run.svg"
+    said("report", out, "--plot", picture)
+    assert ">ensembles</text>" in picture.read_text()
 
 
 def test_a_line_that_the_log_has_lost_is_in_the_file(out: Path) -> None:
@@ -249,20 +247,6 @@ def test_tensorboard_has_a_run_for_each(base: Path) -> None:
         found = EventAccumulator(str(base / "out" / "tensorboard" / name)).Reload()
         (point,) = found.Scalars("test/top1")
         assert point.value == pytest.approx(result(base / "out", name)["top1"]) and point.step == 14
-
-
-def test_a_caffe_log_has_no_line_of_caffes_for_it(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from stagerun.base.snapshots import Inventory
-    from stagerun.plan import make_plan
-
-    plan = make_plan(load(base / "schedule"), Inventory())
-    log = CaffeLog(course(plan), {}, {s.stage.name: s.stage.parent for s in plan.stages})
-    fields = {k: tuple(v) if isinstance(v, list) else v for k, v in result(base / "out", "both").items()}
-    log(EnsembleTested(**fields))
-    log(RunFinished(trained=True, seconds=1.0))
-    lines = capsys.readouterr().out.splitlines()
-    assert "stagerun:1] ensemble both: MEAN_PROBABILITY of 2 stages" in lines[0]
-    assert any("stagerun:1] both " in line for line in lines) and not any("Test net output" in line for line in lines)
 
 
 # ---- when it is evaluated

@@ -1,4 +1,4 @@
-"""`stagerun find-lr` with workers of its own."""
+"""`stagerun rehearse --find-lr` with workers of its own."""
 
 import json
 from pathlib import Path
@@ -10,8 +10,8 @@ import small
 def test_two_workers_have_the_points_of_one(base: Path, tmp_path: Path) -> None:
     found = []
     for nproc in (1, 2):
-        words = ["--iterations", 12, "--out", tmp_path / "out", "--nproc", nproc, "--threads", 1, "--json"]
-        done = small.stagerun("find-lr", base / "schedule", "init", *words)
+        words = ["--iters", 12, "--out", tmp_path / "out", "--nproc", nproc, "--threads", 1, "--json"]
+        done = small.stagerun("rehearse", base / "schedule", "--find-lr", "init", *words)
         assert done.returncode == 0, done.stderr
         found.append(json.loads(done.stdout))
     one, two = ([point["loss"] for point in each["points"]] for each in found)

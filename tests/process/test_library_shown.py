@@ -1,7 +1,6 @@
-"""What the manual and the notebook show of the library runs; and user code that uses it has types."""
+"""What the manual shows of the library runs; and user code that uses it has types."""
 
 import importlib.util
-import json
 import os
 import re
 import shutil
@@ -46,7 +45,7 @@ def python(program: str, folder: Path) -> str:
 def test_the_examples_of_the_manual_run(folder: Path) -> None:
     text = (FOLDER / "library.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
-    assert len(blocks) == 6
+    assert len(blocks) == 5
     out = python("\n".join(blocks), folder)
     assert "init 0.1 6\n" in out and "init fresh 6\n" in out and "| init " in out and "torch.Size([1, 10])\n" in out
 
@@ -96,30 +95,3 @@ def test_user_code_has_types(tmp_path: Path) -> None:
     for number, expected in enumerate(lines.values(), 2):
         assert expected in said.get(str(number), ""), done.stdout
     assert sum(text.startswith("error: ") for text in said.values()) == 1, done.stdout
-
-
-NEEDED = ("nbclient", "ipykernel", "matplotlib")
-
-
-@pytest.mark.filterwarnings("ignore")  # those of jupyter
-@pytest.mark.skipif(missing(*NEEDED) != [], reason=f"{', '.join(NEEDED)} are not all installed: the extra `notebook`")
-def test_the_notebook_runs_and_draws(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import nbformat
-    from nbclient import NotebookClient
-
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    notebook = nbformat.read(ROOT / "stagerun" / "manual" / "library.ipynb", as_version=4)
-    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}}).execute()
-    if "STAGERUN_NOTEBOOK" in os.environ:  # to look at
-        nbformat.write(notebook, os.environ["STAGERUN_NOTEBOOK"])
-    outputs = [cell.outputs for cell in notebook.cells if cell.cell_type == "code"]
-    _, plan, mistake, run, report, snapshot = outputs
-    assert "<svg" in plan[0].data["text/html"] and "<td>collapse</td>" in plan[0].data["text/html"]
-    assert [mistake[0].output_type, mistake[0].ename] == ["error", "RecipeError"]
-    shown = "\n".join(mistake[0].traceback)
-    assert "did you mean `seed`?" in shown and "Traceback" not in shown and ".py" not in shown
-    (drawn,) = run  # one display, the last picture of it; and no warning
-    assert "<svg" in drawn.data["text/html"] and "mine: finished" in drawn.data["text/html"]
-    assert "<svg" in report[0].data["text/html"] and "<td>early</td>" in report[0].data["text/html"]
-    assert "<Snapshot " in snapshot[0].data["text/plain"]
-    assert json.loads((folder / "out" / "mine" / "log.jsonl").read_text().splitlines()[-1])["event"] == "RunFinished"

@@ -1,10 +1,10 @@
-"""loader: damaged records of all kinds give an image or a message with their key; `scripts/fuzz-records` tries more of them."""
+"""loader: damaged records of all kinds give an image or a message with their key; `tests/reliability/fuzz_records.py` tries more of them."""
 
 import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "fuzz_records.py"
+SCRIPT = Path(__file__).parents[1] / "reliability" / "fuzz_records.py"
 
 
 def test_five_hundred_damaged_records() -> None:

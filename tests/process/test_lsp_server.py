@@ -117,7 +117,7 @@ def test_what_an_editor_asks(folder: Path) -> None:
         client, name = editor.client, "schedule.prototxt"
         text = editor.open(name)
         shown = await client.text_document_hover_async(lsp.HoverParams(**editor.at(name, text, "mirror: true")))
-        assert "Flip left and right" in shown.contents.value and "collapse.prototxt:21" in shown.contents.value
+        assert "Flip left and right" in shown.contents.value and "schedule.prototxt:43" in shown.contents.value
         typed = text.replace("mirror: true", "mirror: true\n    in")
         editor.type(name, typed)
         found = await client.text_document_completion_async(

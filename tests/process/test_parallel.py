@@ -119,7 +119,7 @@ def test_a_stage_that_fails_ends_the_run_with_its_code_and_the_rest_goes_on_late
 
 def test_what_needs_the_whole_machine_is_refused(tree: tuple[Path, Path], tmp_path: Path) -> None:
     schedule, _ = tree
-    for words in (("--nproc", 2), ("--log", "csv"), ("--profile", tmp_path / "x")):
+    for words in (("--nproc", 2), ("--log", "tensorboard"), ("--profile", tmp_path / "x")):
         refused = parallel(schedule, tmp_path / "out", 2, *words)
         assert refused.returncode == 64 and f"--parallel with {words[0]}: " in refused.stderr, refused.stderr
 

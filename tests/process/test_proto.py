@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from stagerun.language import tree
 from stagerun.language.proto import caffe_pb2, manual, stagerun_pb2
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +30,9 @@ def test_generated_files_are_up_to_date(tmp_path: Path) -> None:
 
 
 def test_every_field_of_the_language_has_a_comment() -> None:
-    fields = {f"{m.name}.{f.name}" for m in stagerun_pb2.DESCRIPTOR.message_types_by_name.values() for f in m.fields}
+    fields = {
+        f"{m.name}.{f.name}" for m in stagerun_pb2.DESCRIPTOR.message_types_by_name.values() for f in tree.fields(m)
+    }
     assert not fields - manual.COMMENTS.keys()
 
 

@@ -51,4 +51,4 @@ def test_the_proofs_are_one_chain(data: Path, tmp_path: Path) -> None:
         written = f'base_lr: 0.05 lr_policy: "fixed" max_iter: {length} snapshot: 4 audit_param {{ proof_iter: 3 }}\n'
         make_schedule(schedule, data, MAIN, main=written)
         command("run", schedule, "--out", out, *ALONE)
-    assert "BIT-EXACT" in command("verify-run", schedule, "--out", out, *ALONE)
+    assert "BIT-EXACT" in command("verify", schedule, "--out", out, *ALONE)

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
@@ -110,9 +109,6 @@ if __name__ == "__main__":
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     comm = TorchComm(World(rank=rank, size=size), CPU)
     found = {**train(comm), "compressed": train(comm, COMPRESSED)["digests"]}
-    if find_spec("zstandard"):
-        coded = train(comm, replace(SOLVER, compress=Compression(method=Method.LOSSLESS, memory=Memory.NONE)))
-        found |= {"coded": coded["digests"], "coded_bytes": coded["sent"][-1] - coded["sent"][0]}
     (Path(sys.argv[1]) / f"{rank}.json").write_text(json.dumps(found))
     comm.barrier()
     comm.close()

@@ -35,7 +35,7 @@ solver {{
 stage {{ name: "a" }}
 stage {{ name: "b" }}
 """
-COLOURS = """random_resized_crop_param { } color_jitter_param { brightness: 0.4 contrast: 0.4 saturation: 0.4 hue: 0.1 }
+COLOURS = """random_resized_crop_param { }
     rand_augment_param { num_ops: 2 }"""
 
 

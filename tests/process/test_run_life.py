@@ -83,16 +83,6 @@ def test_an_edited_stage_is_refused_then_redone_with_what_follows_from_it(base: 
     ]
 
 
-def test_keep_is_free_and_trains_nothing(base: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    shutil.copytree(straight(base, 1), out)
-    schedule = small.make_schedule(
-        tmp_path / "schedule", base / "data", cyc1=small.STAGES["cyc1"].replace("0.06", "0.05")
-    )
-    done = small.run(schedule, out, "--keep", "cyc1")
-    assert done.returncode == 0 and done.stdout.startswith("nothing to do")
-
-
 @pytest.mark.parametrize(
     "nproc, number, whole_group",
     [

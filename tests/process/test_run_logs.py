@@ -2,6 +2,7 @@
 
 import csv
 import importlib.util
+import io
 import json
 import random
 from datetime import datetime
@@ -13,16 +14,14 @@ import processes
 import pytest
 import small
 import tiny
-from log_help import points, records, table, where
-
-from stagerun.train.logs.table import LOGS
+from log_help import points
 
 TRUNK = ["0.933333", "1.866667", "2.8", "3.2"]  # epochs of the evaluations in init
 
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two workers, killed after its first snapshot, and carried to its end: out/, and what it printed then.
+    """A run of two workers, killed after its first snapshot, and carried to its end, in out/.
 
     No evaluation falls on a snapshot: one that a kill cuts off there is not made again.
     """
@@ -34,9 +33,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         init='base_lr: 0.1 lr_policy: "poly" power: 1 max_iter: 120 test_interval: 35 snapshot: 50',
         cyc1=small.STAGES["cyc1"].replace("test_interval: 4", "test_interval: 3"),
     )
-    here = [name for name in LOGS if not LOGS[name].package or importlib.util.find_spec(LOGS[name].package)]
-    names = [name for name in here if not LOGS[name].tracker]  # of those: test_trackers_run.py
-    words = ["--log-format", "caffe", *[word for name in names for word in ("--log", name)]]
+    words = ["--log", "tensorboard"] if importlib.util.find_spec("tensorboard") else []
     first = small.start(schedule, base / "out", *words, *small.ENDLESS, nproc=2)
     small.wait_for(base / "out" / "snapshots" / "init-00000050-a0001", first)
     processes.kill(first, "all", random.Random(1))
@@ -44,27 +41,34 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert first.gone()
     done = small.run(schedule, base / "out", *words, *small.AGAIN, nproc=2)
     assert done.returncode == 0, done.stdout + done.stderr
-    (base / "printed.txt").write_text(done.stdout)
     return base
 
 
-def logged(base: Path, life: int = 0) -> dict[str, list[dict[str, Any]]]:
-    """Events of log.jsonl by name, from the `life`th start on."""
-    lines = [json.loads(line) for line in (base / "out" / "log.jsonl").read_text().splitlines() if line.endswith("}")]
-    starts = [i for i, line in enumerate(lines) if line["event"] == "RunStarted"]
+def counting(base: Path) -> dict[str, list[dict[str, Any]]]:
+    """Events of log.jsonl by name, without those of iterations that a later start has undone."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for line in lines[starts[life] :]:
-        found.setdefault(line["event"], []).append(line)
+    for line in (base / "out" / "log.jsonl").read_text().splitlines():
+        event = json.loads(line) if line.endswith("}") else {"event": ""}
+        if event["event"] == "StageStarted":
+            for name in ("Iterated", "Tested", "SnapshotWritten"):
+                kept = [e for e in found.get(name, []) if e["stage"] != event["stage"] or e["iter"] <= event["iter"]]
+                found[name] = kept
+        found.setdefault(event["event"], []).append(event)
     return found
 
 
+def reported(base: Path, form: str, *words: object) -> str:
+    done = small.stagerun("report", base / "out", "--format", form, *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_a_caffe_log_of_a_run_is_read_by_a_parser_of_caffes_lines(killed: Path) -> None:
-    text = (killed / "printed.txt").read_text()
-    parsed = caffe_parser.parse(text, datetime.now().year)
-    events = logged(killed, life=1)
+    parsed = caffe_parser.parse(reported(killed, "caffe"), datetime.now().year)
+    events = counting(killed)
     above = {"init": 0, "cyc1": 120, "collapse": 125, "early": 128}
     numbers = [above[e["stage"]] + e["iter"] - 1 for e in events["Iterated"]]
-    assert numbers == sorted(set(numbers)) and numbers[0] >= 50 and numbers[-1] == 130
+    assert numbers == [*range(131)]
     assert [row["NumIters"] for row in parsed.train] == numbers
     assert [row["loss"] for row in parsed.train] == [float(f"{e['loss']:g}") for e in events["Iterated"]]
     assert [row["LearningRate"] for row in parsed.train] == [float(f"{e['lr']:g}") for e in events["Iterated"]]
@@ -76,12 +80,14 @@ def test_a_caffe_log_of_a_run_is_read_by_a_parser_of_caffes_lines(killed: Path) 
 
 
 def test_dawnbench_of_a_run_that_was_killed(killed: Path) -> None:
-    results = {e["stage"]: e for e in logged(killed)["StageFinished"]}
+    results = {e["stage"]: e for e in counting(killed)["StageFinished"]}
+    blocks = reported(killed, "dawnbench").removeprefix("# ").split("\n# ")
+    tables = {stage: rows for stage, _, rows in (block.partition("\n") for block in blocks)}
     for leaf, inner in (
         ("collapse", [*TRUNK, "3.28", "3.333333", "3.413333"]),
         ("early", [*TRUNK, "3.28"]),
     ):
-        rows = table(killed / "out" / f"dawnbench-{leaf}.tsv")
+        rows = [row.split("\t") for row in tables[leaf].splitlines()[1:]]
         assert [row[0] for row in rows] == inner
         hours = [float(row[1]) for row in rows]
         assert hours == sorted(hours)
@@ -90,47 +96,9 @@ def test_dawnbench_of_a_run_that_was_killed(killed: Path) -> None:
         assert float(rows[-1][2]) == pytest.approx(100 * results[leaf]["top1"], abs=0.01)
 
 
-def test_mllog_of_a_run_that_was_killed(killed: Path) -> None:
-    path = killed / "out" / "mllog.txt"
-    marks = [(r["key"], r["metadata"].get("stage"), r["metadata"].get("iter")) for r in records(path)]
-    assert len(set(marks)) == len(marks), "nothing is in it twice"
-    assert where(path, "eval_accuracy", "iter") == [35, 70, 105, 120, 3, 5, 3, 3]
-    for key in ("epoch_start", "epoch_stop"):
-        epochs = list(zip(where(path, key, "stage"), where(path, key, "epoch_num"), strict=True))
-        assert epochs == [
-            ("init", 1),
-            ("init", 2),
-            ("init", 3),
-            ("init", 4),
-            ("cyc1", 4),
-            ("collapse", 4),
-            ("early", 4),
-        ]
-    assert where(path, "run_stop", "status") == ["success"] and marks[-1][0] == "run_stop"
-
-
-def test_the_public_checker_reads_mllog_and_misses_only_what_the_submitter_knows(killed: Path, tmp_path: Path) -> None:
-    checker = pytest.importorskip(
-        "mlperf_logging.compliance_checker.mlp_compliance", reason="pip install 'stagerun[mlperf]' runs it"
-    )
-    lines = (killed / "out" / "mllog.txt").read_text()
-    record = (
-        '{"namespace": "", "time_ms": 1, "event_type": "POINT_IN_TIME", "key": "KEY", "value": "VALUE", "metadata": {}}'
-    )
-    known = {"org": "x", "platform": "x", "division": "open", "status": "research", "benchmark": "resnet"}
-    submitter = {**{f"submission_{key}": value for key, value in known.items()}, "cache_clear": "true"}
-    added = [":::MLLOG " + record.replace("KEY", key).replace("VALUE", value) for key, value in submitter.items()]
-    (tmp_path / "result_0.txt").write_text("\n".join(added) + "\n" + lines)
-    checked = checker.make_checker("training", "4.0.0", False, False)
-    assert checked.check_file(str(tmp_path / "result_0.txt"), "training_4.0.0/common.yaml")
-    for ruleset in ("1.0.0", "4.0.0"):
-        parsed, errors = checker.mlp_parser.parse_file(str(killed / "out" / "mllog.txt"), ruleset=ruleset)
-        assert not errors and len(parsed) == len(lines.splitlines())
-
-
 def test_tensorboard_of_a_run_that_was_killed(killed: Path) -> None:
     pytest.importorskip("tensorboard")
-    last = {(e["stage"], e["iter"]): e for e in logged(killed)["Iterated"]}
+    last = {(e["stage"], e["iter"]): e for e in counting(killed)["Iterated"]}
     before = {"init": 0, "cyc1": 120, "collapse": 125, "early": 120}
     for stage in small.STAGES:
         expected = [(before[s] + i, round(e["loss"], 5)) for (s, i), e in sorted(last.items()) if s == stage]
@@ -140,11 +108,10 @@ def test_tensorboard_of_a_run_that_was_killed(killed: Path) -> None:
 
 
 def test_csv_of_a_run_that_was_killed(killed: Path) -> None:
-    with open(killed / "out" / "log.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = list(csv.DictReader(io.StringIO(reported(killed, "csv", "--by", "iteration"))))
     marks = [(row["stage"], int(row["iter"]), row["what"]) for row in rows]
     assert len(set(marks)) == len(marks), "nothing is in it twice"
-    events = logged(killed)
+    events = counting(killed)
     stage_order = {stage: number for number, stage in enumerate(small.STAGES)}
     trained = sorted({(stage_order[e["stage"]], e["iter"]) for e in events["Iterated"] if e["stage"] != "early"})
     found = [(stage_order[stage], iter) for stage, iter, what in marks if what == "train" and stage != "early"]

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import small
 import tiny
-from test_run_trees import ALONE, END, MAIN, command, go, ids, make_schedule, names, of
+from test_run_trees import ALONE, END, MAIN, command, go, ids, make_schedule, names
 
 from stagerun.base.errors import ResumeRefused
-from stagerun.base.events import StageStarted
 
 C = 'stage { name: "c" from: "main@5" solver: "cut.prototxt" }\nstage { name: "on" from: "c" solver: "cut.prototxt" }\n'
 D = 'stage { name: "d" from: "main@5" solver: "cut.prototxt" }\n'
@@ -49,7 +48,7 @@ def test_a_piece_by_another_number_of_workers_is_refused_before_it_makes_a_finis
     assert "`main@5` is gone and would be trained again, in another environment than before" in refused
     assert "with other bits `c`, which came from there, would be stale" in refused and "  workers: 2 -> 1\n" in refused
     assert "with 2 workers (on one machine `--nproc 2`)" in refused
-    assert "`--redo c` goes on here" in refused and "`--keep c`, now and in later runs" in refused
+    assert "`--redo c` goes on here" in refused
     assert "Iterated" not in (out / "log.jsonl").read_text().split("RunStarted")[-1]
     assert names(out) == before, "nothing was trained"
 
@@ -57,7 +56,7 @@ def test_a_piece_by_another_number_of_workers_is_refused_before_it_makes_a_finis
 @pytest.mark.slow
 def test_the_ways_out_of_that_refusal_lead_to_the_end(by_two: Path, tmp_path: Path) -> None:
     schedule = by_two / "schedule"
-    outs = {name: tmp_path / name for name in ("two", "redo", "keep")}
+    outs = {name: tmp_path / name for name in ("two", "redo")}
     for out in outs.values():
         shutil.copytree(by_two / "out", out)
     done = small.run(schedule, outs["two"], nproc=2)
@@ -70,16 +69,12 @@ def test_the_ways_out_of_that_refusal_lead_to_the_end(by_two: Path, tmp_path: Pa
         "main@5 again is EQUIVALENT, not BIT-EXACT, before: main-00000008-a0001: " in told
         and "--redo has noth" not in told
     )
-    assert "with other bits, c will be trained again, or kept, as was asked for" in told
+    assert "with other bits, c will be trained again, as was asked for" in told
     found = ids(outs["redo"])
     assert found["main@5"] != ids(by_two / "whole")["main@5"], "else this shows nothing"
     last = ["c-00000002-a0002", "on-00000002-a0002", "d-00000002-a0002", "main-00000008-a0001"]
     assert set(last) <= set(names(outs["redo"]))
     assert not go(schedule, outs["redo"])[-1].trained  # type: ignore[attr-defined]
-
-    events = go(schedule, outs["keep"], keep=["c"])
-    assert [e.stage for e in of(events, StageStarted)] == ["d"] and names(outs["keep"], "c") == ["c-00000002-a0001"]
-    assert not go(schedule, outs["keep"], keep=["c"])[-1].trained  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow

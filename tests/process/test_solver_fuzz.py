@@ -1,4 +1,4 @@
-"""spec, plan, lint: mutated solver files give a schedule, or mistakes with their places; `scripts/fuzz-solvers` tries more of them."""
+"""spec, plan, lint: mutated solver files give a schedule, or mistakes with their places; `scripts/reliability solvers` tries more of them."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from stagerun.plan import make_plan
 from stagerun.plan.render import render_text
 from stagerun.tools.lint import lint
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "fuzz_solvers.py"
+SCRIPT = Path(__file__).parents[1] / "reliability" / "fuzz_solvers.py"
 
 
 def test_three_hundred_mutated_folders() -> None:

@@ -171,14 +171,6 @@ def test_without_locks_a_dead_process_of_this_machine_is_not_waited_for(out: Pat
     assert HERE.alive()
 
 
-def test_a_zombie_is_dead(out: Path) -> None:
-    child = subprocess.Popen(["true"])
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    found = look(child.pid)
-    assert found is not None and found.state == "Z" and not replace(HERE, pid=child.pid, born=found.start).alive()
-    child.wait()
-
-
 LOCK_HOLDER = """
 import os, pathlib, signal, sys
 from stagerun.store import Lock
@@ -234,16 +226,6 @@ def test_the_lock_dies_with_its_process_though_a_forked_worker_lives_on(tmp_path
     finally:
         os.kill(worker, signal.SIGKILL)
         holder.communicate()
-
-
-def test_a_worker_that_ends_does_not_take_the_lock_along(tmp_path: Path) -> None:
-    with Lock(tmp_path):
-        child = os.fork()
-        if child == 0:
-            os._exit(0)
-        os.waitpid(child, 0)
-        with pytest.raises(FolderInUseError):
-            Lock(tmp_path).acquire()
 
 
 def test_a_program_started_meanwhile_does_not_hold_it(tmp_path: Path) -> None:

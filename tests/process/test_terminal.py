@@ -22,7 +22,7 @@ from stagerun.base import text
 from stagerun.command import ending
 
 ROOT = Path(__file__).parents[2]
-WIDTHS = (60, 80, 120)
+WIDTHS = (60,)
 CUT = ("mistakes", "explain")  # source lines with a caret
 
 
@@ -39,14 +39,14 @@ def base(finished: Path) -> Path:
 COMMANDS = {
     "plan": ["plan", str(ROOT / "solvers" / "resnet50_72ep")],
     "status": ["status", "out"],
-    "snapshots": ["snapshots", "out"],
+    "snapshots": ["status", "--snapshots", "out"],
     "report": ["report", "out"],
     "data info": ["data", "info", "data/train"],
     "diff": ["diff", str(ROOT / "solvers" / "resnet50_72ep"), str(ROOT / "solvers" / "resnet50_8nodes")],
-    "check --lint": ["check", "schedule", "--lint"],
+    "check": ["check", "schedule"],
     "help": ["help", "lr_policy"],
     "help lint": ["help", "lint"],
-    "explain": ["explain", "schedule", "init.base_lr"],
+    "explain": ["plan", "schedule", "--why", "init.base_lr"],
     "--help": ["--help"],
     "mistakes": ["check", "wrong"],
 }
@@ -76,25 +76,6 @@ def test_a_caret_stays_below_its_place(base: Path, monkeypatch: pytest.MonkeyPat
     (caret,) = [i for i, line in enumerate(lines) if line.strip(" ") == "^^^"]
     at = lines[caret].index("^")
     assert lines[caret - 1][at : at + 3] == "two" and lines[caret - 1].endswith("...")
-
-
-def test_a_table_is_folded_and_then_cut() -> None:
-    rows = [
-        ("name", "number", "what it is"),
-        ("a", "1", "one word after another and no end of it at all"),
-        ("b", "2", ""),
-    ]
-    assert max(map(len, text.columns(rows))) == 60
-    with text.printing_on(lambda: 50):
-        assert text.columns(rows)[1:] == [
-            "a     1       one word after another and no end of",
-            "              it at all",
-            "b     2",
-        ]
-    with text.printing_on(lambda: 40):
-        assert [line[:14].rstrip() for line in text.columns(rows, indent=2)] == [
-            "name  number", "a     1", "b     2", "", "name  what it", "a     one word", "      end of i", "b",
-        ]  # fmt: skip
 
 
 class Terminal:
@@ -133,11 +114,6 @@ class Terminal:
             return False
         self.seen += more
         return bool(more)
-
-
-def test_the_width_is_that_of_the_terminal(base: Path) -> None:
-    code, seen = Terminal(70, "snapshots", base / "out").end()
-    assert code == 0 and 60 < max(len(line) for line in seen.splitlines()) <= 70
 
 
 # -- run

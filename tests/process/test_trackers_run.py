@@ -1,15 +1,16 @@
-"""Runs that are killed and go on, as the trackers show them."""
+"""Trackers of runs that are killed and go on, that hang, and that raise."""
 
+import json
 import os
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import processes
 import pytest
 import small
 import tiny
-import tracked
 
 from stagerun import manual
 
@@ -23,46 +24,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny.make_data(base / "data")
     small.make_schedule(base / "schedule", base / "data", init=INIT)
     return base
-
-
-def killed_and_resumed(base: Path, out: Path, trackers: list[str], kills: int, rng: random.Random) -> None:
-    """`kills` times after one to three new snapshots or so, and then to the end. Half the kills take the trackers' processes, too."""
-    words = [word for name in trackers for word in ("--log", name)]
-    for number in range(kills):
-        run = small.start(base / "schedule", out, "--retry", *words, environment=tracked.environment(base))
-        seen = len(list(out.glob("snapshots/*")))
-        while run.process.poll() is None and len(list(out.glob("snapshots/*"))) < seen + 1:
-            time.sleep(0.02)
-        time.sleep(rng.uniform(0, 1.5))
-        processes.kill(run, ("all", "launcher")[number % 2], rng)
-        run.wait()
-    done = small.run(base / "schedule", out, "--retry", *words, env=_env(base))
-    assert done.returncode == 0, done.stderr
-    assert "warning" not in done.stderr + done.stdout, done.stderr + done.stdout
-
-
-def _env(base: Path) -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", **tracked.environment(base)}
-
-
-@pytest.mark.skipif(not tracked.installed(), reason="no tracker is installed")
-def test_a_run_that_was_killed_twice_is_shown_once(folder: Path, tmp_path: Path) -> None:
-    names = tracked.installed()[:1]
-    killed_and_resumed(folder, tmp_path / "out", names, 2, random.Random(1))
-    assert tracked.require_each_once(folder, tmp_path / "out", names[0], BEFORE) == 71
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5))
-def test_runs_killed_at_random_are_shown_once(folder: Path, tmp_path: Path, seed: int) -> None:
-    names = tracked.installed()
-    assert names
-    killed_and_resumed(folder, tmp_path / "out", names, 5, random.Random(seed))
-    for name in names:
-        assert tracked.require_each_once(folder, tmp_path / "out", name, BEFORE) == 71
-
-
-# -- of another package
 
 
 @pytest.fixture
@@ -96,19 +57,59 @@ class Raising(Notes):
 """
 
 
-def require_notes(out: Path) -> None:
+def require_notes(out: Path, lines: int) -> None:
+    """The table has each iteration of the log that stands, once and with its values."""
+    standing: dict[tuple[str, int], dict[str, Any]] = {}
+    for line in (out / "log.jsonl").read_text().splitlines():
+        event = json.loads(line) if line.endswith("}") else {"event": ""}
+        if event["event"] == "StageStarted":
+            stage, iter = event["stage"], event["iter"]
+            standing = {at: one for at, one in standing.items() if at[0] != stage or at[1] <= iter}
+        elif event["event"] == "Iterated":
+            standing[event["stage"], event["iter"]] = event
+    assert len(standing) == lines
     (path,) = out.glob("notes-*.csv")
     rows = [line.split(",") for line in path.read_text().splitlines()]
     shown = [(name, int(iteration), float(value)) for _, iteration, name, value in rows]
-    for name, points in tracked.logged(out, BEFORE).items():
-        assert [(iteration, value) for one, iteration, value in shown if one == name] == points
+    for name in ("loss", "lr", "momentum"):
+        expected = [(f"{stage}/{name}", BEFORE[stage] + i, one[name]) for (stage, i), one in standing.items()]
+        assert [one for one in shown if one[0] in {each[0] for each in expected}] == expected
+
+
+def test_a_run_that_was_killed_twice_is_shown_once(folder: Path, tmp_path: Path, other: dict[str, str]) -> None:
+    """The first kill takes the tracker's process, too."""
+    rng, out, words = random.Random(1), tmp_path / "out", ("--retry", "--log", "notes")
+    for whom in ("all", "launcher"):
+        run = small.start(folder / "schedule", out, *words, environment=other)
+        seen = len(list(out.glob("snapshots/*")))
+        while run.process.poll() is None and len(list(out.glob("snapshots/*"))) < seen + 1:
+            time.sleep(0.02)
+        time.sleep(rng.uniform(0, 1.5))
+        processes.kill(run, whom, rng)
+        run.wait()
+    done = small.run(folder / "schedule", out, *words, env=other)
+    assert done.returncode == 0, done.stderr
+    assert "warning" not in done.stderr + done.stdout, done.stderr + done.stdout
+    require_notes(out, 71)
+
+
+def test_wandb_without_a_network(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    folders = {name: str(tmp_path / name) for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR")}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", **folders}
+    for stage in ("init", "early"):
+        done = small.run(folder / "schedule", tmp_path / "out", "--log", "wandb", "--until", stage, env=env)
+        assert done.returncode == 0 and "warning" not in done.stderr + done.stdout, done.stderr + done.stdout
+    run = json.loads((tmp_path / "out" / "trackers" / "wandb.json").read_text())["run"]
+    files = list((tmp_path / "out" / "wandb").glob(f"offline-run-*-{run}/run-{run}.wandb"))
+    assert len(files) == 2 and all(file.stat().st_size for file in files)
 
 
 def test_the_manuals_example(folder: Path, tmp_path: Path, other: dict[str, str]) -> None:
     assert "notes: of the package lab-notes." in " ".join(small.stagerun("run", "--help", env=other).stdout.split())
     done = small.run(folder / "schedule", tmp_path / "out", "--log", "notes", nproc=2, env=other)
     assert done.returncode == 0, done.stderr
-    require_notes(tmp_path / "out")
+    require_notes(tmp_path / "out", 71)
     assert (tmp_path / "out" / "trackers" / "notes.txt").read_text() == "finished\n"
 
 
@@ -124,4 +125,4 @@ def test_one_that_hangs_or_raises_costs_a_warning(folder: Path, tmp_path: Path, 
     # The run is over, and a tracker that is named now gets all of it.
     done = small.run(folder / "schedule", tmp_path / "out", "--log", "notes", env=other)
     assert done.returncode == 0 and "nothing to do" in done.stdout, done.stdout
-    require_notes(tmp_path / "out")
+    require_notes(tmp_path / "out", 71)

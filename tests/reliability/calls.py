@@ -1,5 +1,5 @@
 """Each trial is a run of five iterations with a snapshot after each, on 1, 2 or 4 workers, whose rank 0 is killed, or gets
-ENOSPC or EIO, at one call of the store, from it on, or for a while (STAGERUN_FAULT); then the same command to the end. In every
+ENOSPC or EIO, at one call of the store, from it on, or for a while (`faults`); then the same command to the end. In every
 third trial the second life meets a fault, too. The workers are forks of one process that join by themselves: Python's start and
 stagerun's launcher are left to `kills`. Lost: a snapshot that was reported as written, and is neither there nor followed by a
 later one; or one that was set aside, since nothing damaged any. A wrong load: a life that doesn't go on from the newest
@@ -7,14 +7,13 @@ complete snapshot (but for one that meets an I/O error), or other bits at the en
 """
 
 import random
-import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import processes
-from reliability import brief
+from reliability import brief, faults
 from reliability.forks import HUNG, Forks, Life
 from reliability.trial import Scenario, Trial
 
@@ -45,16 +44,16 @@ class Runs:
 
     def life(self, workers: int, fault: str = "") -> Life:
         words = ["run", self.schedule, "--out", self.out]
-        return self.forks.life(words, workers, self.folder, {"STAGERUN_FAULT": fault})
+        return self.forks.life(words, workers, self.folder, fault=fault)
 
     def left_alone(self, workers: int) -> tuple[dict[str, str], int]:
         """The content of its last snapshots, and the calls of the store in it."""
         if workers not in self.straight:
-            life = self.life(workers, "EIO@1000000000")
-            called = re.search(r"the disk was called (\d+) times", life.texts[0])
+            life = self.life(workers, "count@1+")
+            called = life.texts[0].count("\a")
             if any(life.codes) or not called:
                 raise RuntimeError(f"the run without a fault ended with {life.codes}: {life.texts}")
-            self.straight[workers] = processes.ends(self.out), int(called[1])
+            self.straight[workers] = processes.ends(self.out), called
             shutil.rmtree(self.out)
         return self.straight[workers]
 
@@ -63,7 +62,7 @@ def faulty(runs: Runs, workers: int, fault: str) -> str:
     """A life with a fault: how it ended, in a word. Wrong if it did what it must not."""
     start, before = brief.expected_start(runs.out), brief.lives(runs.out)
     life = runs.life(workers, fault)
-    came = "STAGERUN_FAULT: " in life.texts[0]
+    came = faults.CAME in life.texts[0]
     first, others = life.codes[0], life.codes[1:]
     if said := brief.bug(life.texts, life.codes):
         raise Wrong(said)

@@ -23,7 +23,6 @@ from types import FrameType, ModuleType
 from reliability import (
     blocking,
     calls,
-    corruptions,
     counted,
     flips,
     hangs,
@@ -46,7 +45,7 @@ ROOT = HERE.parents[1]
 
 # The rows of the table. Each module has a SCENARIO, and a first paragraph that says what is counted.
 MODULES: tuple[ModuleType, ...] = (
-    calls, witness, power, kills, world, flips, corruptions, sigterm, hangs, links, orphans, blocking, solvers, hostile,
+    calls, witness, power, kills, world, flips, sigterm, hangs, links, orphans, blocking, solvers, hostile,
 )  # fmt: skip
 SHORT = 3  # trials of each with --short
 

@@ -26,6 +26,7 @@ from types import TracebackType
 # Seconds until a life counts as hung, and is killed. Generous: the machine may be busy.
 PATIENCE = 180
 HUNG = 1000  # in place of an exit code
+TESTS = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
@@ -57,15 +58,22 @@ class Forks:
         self._server.communicate()
 
     def life(
-        self, arguments: Sequence[object], workers: int, folder: Path, environment: Mapping[str, str] | None = None
+        self,
+        arguments: Sequence[object],
+        workers: int,
+        folder: Path,
+        environment: Mapping[str, str] | None = None,
+        fault: str = "",
     ) -> Life:
-        """`stagerun ARGUMENTS...` in `workers` processes, to their end. What they print goes into files in `folder`."""
+        """`stagerun ARGUMENTS...` in `workers` processes, to their end. What they print goes into files in `folder`. `fault`: as of
+        `faults.FaultyDisk`."""
         begun = time.monotonic()
         order = {
             "arguments": [str(word) for word in arguments],
             "workers": workers,
             "folder": str(folder),
             "environment": dict(environment or {}),
+            "fault": fault,
         }
         assert self._server.stdin and self._server.stdout
         self._server.stdin.write(json.dumps(order) + "\n")
@@ -80,7 +88,7 @@ class Forks:
 
 
 def serve() -> None:
-    sys.path.pop(0)  # this folder's names are not modules of their own
+    sys.path[:1] = [str(TESTS), str(TESTS / "help")]  # this folder's names are not modules of their own
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     import torch.distributed  # noqa: F401
@@ -134,8 +142,12 @@ def _worker(order: dict, rank: int, port: int) -> int:
         place = {"RANK": rank, "WORLD_SIZE": order["workers"], "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         os.environ.update({name: str(value) for name, value in place.items()})
     sys.argv = ["stagerun", *order["arguments"]]
+    from reliability.faults import install
+
     from stagerun.cli import main
 
+    if order["fault"]:
+        install(order["fault"])
     try:
         main(order["arguments"])
         code = 0

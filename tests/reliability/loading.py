@@ -160,10 +160,9 @@ def ways(schedule: str, out: Path, snapshot: Path) -> dict[str, Callable[[], int
         "plan": told("plan", schedule, "--out", out),
         "diff": told("diff", schedule, out),
         "diff of the snapshot": told("diff", schedule, snapshot),
-        "snapshots": told("snapshots", out),
+        "snapshots": told("status", "--snapshots", out),
         "export": told("export", snapshot, "--safetensors", "--force", "--output", out.parent / "exported"),
         "eval": told("eval", snapshot, "--threads", 1),
-        "resume with --keep": told("plan", schedule, "--out", out, "--keep", "cyc1"),
         "resume": resume,
     }
 
@@ -172,7 +171,7 @@ BY_PATH = ("diff of the snapshot", "export", "eval")
 
 
 def verify(out: Path) -> int:
-    return CliRunner().invoke(command, ["snapshots", str(out), "--verify"], prog_name="stagerun").exit_code
+    return CliRunner().invoke(command, ["status", "--snapshots", str(out), "--verify"], prog_name="stagerun").exit_code
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from engine_help import ThreadComm, Threads
 from stagerun.base.errors import StagerunError
 from stagerun.launch.facts import Facts, Images, host_facts
 from stagerun.system.lmdb_file import Glance
-from stagerun.train.agreement import ToldByAnother, _agree, _names
+from stagerun.train.agreement import ToldByAnother, _agree
 
 HERE = host_facts(None)
 SEEN = Images(role="train", path="/x", seen=Glance(records=9, size=4096, fingerprint="f" * 64, ends="e" * 32))
@@ -73,19 +73,3 @@ def test_facts_that_have_other_fields_are_those_of_another_stagerun(monkeypatch:
     ended = met([(host.code, host, "") for host in hosts])
     assert [error.exit_code for error in ended if error] == [64] * 3
     assert ended[0] is not None and "node1: stagerun: " in ended[0].render()
-
-
-def test_a_rank_that_knows_only_a_part_is_not_taken_for_an_odd_one() -> None:
-    """Else the facts of all would be gathered at each start."""
-    asked = []
-
-    def one(comm: ThreadComm) -> None:
-        mine, part = [("s images", ""), ("s", "s")][comm.rank]
-        _agree(comm, mine, lambda: asked.append(comm.rank) or HERE, part)  # type: ignore[func-returns-value]
-
-    Threads(2).run(one)
-    assert asked == []
-
-
-def test_workers_of_one_host_are_told_apart_where_they_differ() -> None:
-    assert _names(["a", "a", "b", "b"], ["1", "1", "1", "2"]) == ["a", "a", "rank 2 on b", "rank 3 on b"]

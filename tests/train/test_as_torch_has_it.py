@@ -4,7 +4,6 @@ memory that a rehearsal may have."""
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 from caffe_folders import resnet50
 from test_contact_sheet import lmdb as lmdb
@@ -25,7 +24,6 @@ from stagerun.system import host
 from stagerun.system.host import Roots, whole_memory
 from stagerun.tools.caffe.net import recognise, shapes, text_of
 from stagerun.tools.caffe.text import NET, Findings, read_text
-from stagerun.tools.data.show import shown_of
 from stagerun.tools.data.sources import open_source
 from stagerun.tools.rehearse.command import room
 
@@ -87,10 +85,3 @@ def test_what_may_be_had_in_all_is_the_least_limit(
     v1.mkdir(parents=True)
     (v1 / "memory.limit_in_bytes").write_text("2000000\n")
     assert whole_memory(roots) == 2000000
-
-
-def test_colours_are_changed_as_in_training(lmdb: Path, tmp_path: Path) -> None:
-    plain = make_schedule(tmp_path / "plain", lmdb)
-    lively = make_schedule(tmp_path / "lively", lmdb, "color_jitter_param { brightness: 0.9 hue: 0.5 }")
-    pictures = [[tile.picture for tile in shown_of(options(folder, stage="one")).tiles] for folder in (plain, lively)]
-    assert not any(np.array_equal(a, b) for a, b in zip(*pictures, strict=True))

@@ -19,13 +19,10 @@ from torch import Tensor, nn
 from stagerun.base.errors import PeerError
 from stagerun.base.knobs import Knobs
 from stagerun.base.recipe import Solver
-from stagerun.engine.asynchronous import hub as hubs
-from stagerun.engine.asynchronous import lines, shards
-from stagerun.engine.asynchronous.desk import Done, LegEnd, Work
-from stagerun.engine.asynchronous.hub import Hub
-from stagerun.engine.asynchronous.lines import Clerk, RemoteDesk, RemoteServer
+from stagerun.engine.asynchronous import shards
+from stagerun.engine.asynchronous.hub import Done, Hub, LegEnd, Replay, Work
+from stagerun.engine.asynchronous.lines import RemoteDesk, RemoteServer, serve
 from stagerun.engine.asynchronous.record import Arrived, Leg, Record, record_of
-from stagerun.engine.asynchronous.replay import Replay
 from stagerun.engine.asynchronous.servers import Push, Server
 from stagerun.engine.asynchronous.shards import Shards, flat, needs_whole, placement
 from stagerun.engine.asynchronous.tickets import Tickets
@@ -119,7 +116,7 @@ def test_bytes_that_no_run_wrote_are_an_error_and_nothing_else(data: st.DataObje
         assert all(isinstance(r, int) for r in leg.replicas)
         for one in leg.servers:
             assert all(isinstance(n, int) for n in (*one.order, *one.staleness))
-        Replay([leg], [0]).start(leg.first, leg.last, 0, 0)
+        Replay(1, [leg]).start(leg.first, leg.last, 0, 0)
 
 
 # -- which server has what
@@ -200,9 +197,7 @@ def apply_plainly(update: WeightUpdate, iterations: list[int]) -> None:
 class Servers:
     """The servers of one leg, over the parameters of `update`."""
 
-    def __init__(
-        self, update: WeightUpdate, number: int, recorded: list[Arrived] | None = None, max_staleness: int = 99
-    ) -> None:
+    def __init__(self, update: WeightUpdate, number: int, recorded: list[Arrived] | None = None) -> None:
         self.shards = Shards(update.parameters, number, needs_whole(update.settings))
         self.moved: list[float] = []
         self.each = [
@@ -212,7 +207,6 @@ class Servers:
                 update,
                 knobs,
                 lambda total: self.moved.append(float(total)),
-                max_staleness,
                 recorded=recorded[s] if recorded else None,
             )
             for s in range(number)
@@ -266,47 +260,14 @@ def test_servers_do_what_one_plain_update_does(type: str, number: int, monkeypat
     assert all(torch.equal(a.tensor, b.tensor) for a, b in zip(whole.parameters, untouched.parameters, strict=True))
 
 
-def test_a_server_counts_what_a_push_had_not_seen_and_takes_none_after_its_leg() -> None:
+def test_a_server_counts_what_a_push_had_not_seen() -> None:
     servers = Servers(make_update(parameters(), SOLVER), 1)
     assert [servers.push(0, claim, claim, seen) for claim, seen in enumerate([0, 0, 1, 3])] == [0, 1, 1, 0]
     server = servers.each[0]
-    version, vector = server.pull(-1, 0, 0)
+    version, vector = server.pull(-1)
     assert version == 4 and torch.equal(vector, server.vector) and vector.data_ptr() != server.vector.data_ptr()
-    assert server.close() == Arrived((0, 1, 2, 3), (0, 1, 1, 0))
-    assert servers.push(0, 4, 4, 4) == -1 and torch.equal(vector, server.vector)
+    assert server.arrived() == Arrived((0, 1, 2, 3), (0, 1, 1, 0))
     assert servers.moved == [0, 1, 2, 3], "statistics move with each push"
-
-
-def test_a_void_push_is_rejected_by_server_0_unless_it_was_applied() -> None:
-    servers = Servers(make_update(parameters(), SOLVER), 1)
-    server = servers.each[0]
-    assert [servers.push(0, 0, 0), servers.push(0, 1, 1)] == [0, 1]
-    assert [server.void(claim) for claim in (1, 0, 2)] == [1, 0, -1]
-    before = server.vector.clone()
-    assert servers.push(0, 2, 2, 2) == -1 and torch.equal(server.vector, before) and servers.moved == [0, 1]
-    assert servers.push(0, 3, 3, 2) == 0 and server.order == [0, 1, 3]
-
-
-def test_a_server_rejects_what_is_below_the_floor_of_a_pull() -> None:
-    servers = Servers(make_update(parameters(), SOLVER), 2)
-    server = servers.each[1]
-    server.pull(-1, 10, 9)  # of one that was left behind: a claim of this leg is not below that floor
-    assert servers.push(1, 1, 1) == 0
-    server.pull(-1, 0, 3)
-    server.pull(-1, 0, 2)
-    assert [servers.push(1, claim, claim) for claim in (2, 0, 3)] == [-1, -1, 1] and server.order == [1, 3]
-
-
-def test_a_server_applies_nothing_that_is_too_stale() -> None:
-    servers = Servers(make_update(parameters(), SOLVER), 2, max_staleness=2)
-    assert [servers.push(1, claim, claim) for claim in range(4)] == [0, 1, 2, -1]
-    assert servers.push(1, 4, 4, 1) == 2
-
-
-def test_a_server_applies_nothing_of_another_leg() -> None:
-    servers = Servers(make_update(parameters(), SOLVER), 1)
-    vector = servers.shards.packed(0, gradients(0))
-    assert servers.each[0].push(Push(0, 7, 0, vector, torch.tensor(0.0), leg=5)) == -1 and not servers.each[0].order
 
 
 def a_run(seed: int, number: int, pushes: int = 12) -> tuple[Servers, list[Arrived], list[list[Tensor]]]:
@@ -317,7 +278,7 @@ def a_run(seed: int, number: int, pushes: int = 12) -> tuple[Servers, list[Arriv
     pulled: list[list[Tensor]] = []
     under_way: list[list[int]] = [[] for _ in range(number)]
     for claim in range(pushes):
-        got = [server.pull(-1, 0, 0) for server in servers.each]
+        got = [server.pull(-1) for server in servers.each]
         seen.append([version for version, _ in got])
         pulled.append([vector for _, vector in got])
         for s in range(number):
@@ -329,7 +290,7 @@ def a_run(seed: int, number: int, pushes: int = 12) -> tuple[Servers, list[Arriv
         rnd.shuffle(under_way[s])
         for one in under_way[s]:
             servers.push(s, one, one, seen[one][s])
-    return servers, [server.close() for server in servers.each], pulled
+    return servers, [server.arrived() for server in servers.each], pulled
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -346,7 +307,7 @@ def test_with_a_record_pushes_and_pulls_may_come_in_any_order(seed: int) -> None
 
     def replica(claims: list[int], waits: random.Random) -> None:
         for claim in claims:
-            saw = [server.pull(claim, 0, 0) for server in again.each]
+            saw = [server.pull(claim) for server in again.each]
             for s, (_, vector) in enumerate(saw):
                 if not torch.equal(vector, pulled[claim][s]):
                     wrong.append(f"{claim} saw other weights of {s}")
@@ -360,8 +321,8 @@ def test_with_a_record_pushes_and_pulls_may_come_in_any_order(seed: int) -> None
     for thread in threads:
         thread.join(20)
     assert not wrong and not any(thread.is_alive() for thread in threads)
-    assert [server.close().order for server in again.each] == [one.order for one in arrived]
-    assert [server.close().staleness for server in again.each] == [one.staleness for one in arrived]
+    assert [server.arrived().order for server in again.each] == [one.order for one in arrived]
+    assert [server.arrived().staleness for server in again.each] == [one.staleness for one in arrived]
     assert all(torch.equal(a, b) for a, b in zip(again.weights(), run.weights(), strict=True))
     assert all(not server._kept and not server._waiting for server in again.each), "no version is kept for ever"
 
@@ -371,9 +332,9 @@ def test_a_push_that_a_server_missed_is_not_applied_there_and_sees_what_it_saw()
     server = servers.each[0]
     first = server.vector.clone()
     found: list[int] = []
-    waiting = threading.Thread(target=lambda: found.append(server.pull(1, 0, 0)[0]))
+    waiting = threading.Thread(target=lambda: found.append(server.pull(1)[0]))
     waiting.start()
-    assert torch.equal(server.pull(0, 0, 0)[1], first)
+    assert torch.equal(server.pull(0)[1], first)
     servers.push(0, 1, 1)
     assert not found and server.version == 0
     servers.push(0, 0, 0)
@@ -385,17 +346,10 @@ def test_who_waits_for_a_push_that_will_not_come_hears_of_it() -> None:
     server = Servers(make_update(parameters(), SOLVER), 1, [Arrived((0, 1), (0, 0))]).each[0]
     threading.Timer(0.05, lambda: server.fail(PeerError("gone"))).start()
     with pytest.raises(PeerError, match="gone"):
-        server.pull(1, 0, 0)
+        server.pull(1)
 
 
 # -- the hub
-
-ANY = Done(0, 0, 0.0, 0.001)
-
-
-def nothing_applied(claim: int) -> int:
-    """Server 0 has no push of those that are made void."""
-    return -1
 
 
 def work_through(hub: Hub, replicas: int, last: int, legs: int, slow: float = 5.0) -> list[int]:
@@ -416,9 +370,9 @@ def work_through(hub: Hub, replicas: int, last: int, legs: int, slow: float = 5.
                 hub.ask(r)
                 time.sleep(rnd.random() * 0.002 * (slow if r == replicas - 1 else 1))
                 done_now = Done(work.iteration, r, 0.0, 0.001)
-                if hub.claim(r, [0], done_now) >= 0:
-                    hub.done(r, done_now)
-                    done.append(work.iteration)
+                hub.claim(r, work.iteration)
+                hub.done(r, done_now)
+                done.append(work.iteration)
             first = work.iter
 
     threads = [threading.Thread(target=replica, args=(r,), daemon=True) for r in range(replicas)]
@@ -430,12 +384,8 @@ def work_through(hub: Hub, replicas: int, last: int, legs: int, slow: float = 5.
     return done
 
 
-@pytest.mark.parametrize("patience", [0.004, 1.0])
-def test_all_iterations_are_done_once_also_by_replicas_that_differ_in_speed(
-    patience: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hubs, "LEAST_PATIENCE_S", patience)
-    hub = Hub(Tickets(next=0, last=150, max_staleness=3), range(4), nothing_applied)
+def test_all_iterations_are_done_once_also_by_replicas_that_differ_in_speed() -> None:
+    hub = Hub(4, Tickets(next=0, last=150, max_staleness=3))
     assert sorted(work_through(hub, 4, 150, 40)) == list(range(150))
     assert len(hub.news) == 150
 
@@ -449,8 +399,8 @@ def asked(hub: Hub | Replay, call: Callable[[], object]) -> tuple[threading.Thre
     return thread, answers
 
 
-def begun(replicas: int, max_staleness: int, last: int = 20, void: Callable[[int], int] = nothing_applied) -> Hub:
-    hub = Hub(Tickets(next=0, last=last, max_staleness=max_staleness), range(replicas), void)
+def begun(replicas: int, max_staleness: int, last: int = 20) -> Hub:
+    hub = Hub(replicas, Tickets(next=0, last=last, max_staleness=max_staleness))
     hub.start(0, last, 0, 0)
     for replica in range(replicas):
         assert isinstance(hub.begin(replica, False), Work)
@@ -458,168 +408,37 @@ def begun(replicas: int, max_staleness: int, last: int = 20, void: Callable[[int
 
 
 def push(hub: Hub, replica: int, iteration: int) -> None:
-    granted(hub, replica, iteration)
+    hub.claim(replica, iteration)
     hub.done(replica, Done(iteration, replica, 0.0, 0.001))
-
-
-def granted(hub: Hub, replica: int, iteration: int) -> None:
-    assert hub.claim(replica, [0], Done(iteration, replica, 0.0, 0.001)) >= 0
-
-
-def test_one_that_dies_while_it_waits_for_its_turn_leaves_what_it_has_to_another() -> None:
-    hub = begun(3, max_staleness=2)
-    push(hub, 0, 0)
-    push(hub, 1, 1)
-    assert hub.begin(1, False) == Work(3, own_from=4, floor=2)
-    thread, answers = asked(hub, lambda: hub.claim(1, [0], ANY))
-    assert not answers
-    hub.lost(1)
-    thread.join(5)
-    assert answers == [-1]
-    push(hub, 2, 2)
-    assert hub.begin(2, False) == Work(3, own_from=4, floor=3)
-
-
-def test_one_that_dies_while_it_waits_for_work_is_given_none() -> None:
-    hub = begun(3, max_staleness=2, last=3)
-    push(hub, 1, 1)
-    thread, answers = asked(hub, lambda: hub.begin(1, False))
-    assert not answers, "nothing is left but what others compute"
-    hub.lost(1)
-    thread.join(5)
-    assert answers == [LegEnd(3, (1,))]
-    push(hub, 0, 0)
-    hub.lost(2)
-    assert hub.begin(0, False) == Work(2, own_from=3, floor=2)
-    push(hub, 0, 2)
-    assert hub.begin(0, False) == LegEnd(3, (1, 2))
 
 
 def test_an_error_of_one_who_serves_reaches_whoever_asks() -> None:
     hub = begun(2, max_staleness=1)
     push(hub, 0, 0)
     hub.begin(0, False)
-    thread, answers = asked(hub, lambda: peer_error(lambda: hub.claim(0, [0], ANY)))
+    thread, answers = asked(hub, lambda: peer_error(lambda: hub.claim(0, 2)))
     hub.fail(PeerError("a server is gone"))
     thread.join(5)
     assert answers == ["a server is gone"]
     assert peer_error(lambda: hub.begin(0, False)) == "a server is gone"
 
 
-def test_one_that_never_comes_to_the_end_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hubs, "LEFT_BEHIND_S", 0.2)
-    monkeypatch.setattr(hubs, "LEAST_PATIENCE_S", 0.05)
-    hub = begun(2, max_staleness=2, last=4)
-    push(hub, 0, 0)
-    while not isinstance(work := hub.begin(0, False), LegEnd):
-        push(hub, 0, work.iteration)
-    assert work == LegEnd(4, (1,))
-    assert hub.claim(1, [0], ANY) == -1 and hub.begin(1, False) == LegEnd(4, (1,))
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hubs, "LEFT_BEHIND_S", 0.3)
-    monkeypatch.setattr(hubs, "LEAST_PATIENCE_S", 0.05)
-
-
-@pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("staleness, by_0", [(-1, [1, 2, 3]), (2, [2, 3])])
-def test_one_that_stands_still_in_the_midst_of_its_push_holds_no_one_up(staleness: int, by_0: list[int]) -> None:
-    """Whether server 0 has its push or not, each iteration counts once."""
-    voids: list[int] = []
-
-    def void(claim: int) -> int:
-        voids.append(claim)
-        return staleness
-
-    hub, done = begun(2, max_staleness=2, last=4, void=void), []
-    push(hub, 0, 0)
-    granted(hub, 1, 1)
-    while not isinstance(work := hub.begin(0, False), LegEnd):
-        push(hub, 0, work.iteration)
-        done.append(work.iteration)
-    assert sorted(done) == by_0 and voids == [1]
-    assert sorted(one.iteration for one, _ in hub.news) == [0, 1, 2, 3]
-    assert [one.staleness for one, _ in hub.news if one.replica == 1] == [2] * (staleness == 2)
-    assert work == LegEnd(4, (1,)), "it has not come to the end"
-
-
-@pytest.mark.usefixtures("impatient")
-def test_one_whose_push_was_made_void_wakes_and_works_on() -> None:
-    hub = begun(2, max_staleness=1, last=6, void=lambda claim: 1)
-    push(hub, 0, 0)
-    granted(hub, 1, 1)
-    assert hub.begin(0, False) == Work(2, own_from=3, floor=1)
-    granted(hub, 0, 2)  # it has waited for the other
-    hub.done(1, Done(1, 1, 0.0, 0.001, staleness=1))
-    assert [one.iteration for one, _ in hub.news] == [0, 1], "it counts once"
-    hub.done(0, Done(2, 0, 0.0, 0.001))
-    assert hub.begin(1, False) == Work(3, own_from=4, floor=3)
-
-
-@pytest.mark.usefixtures("impatient")
-def test_the_push_of_one_that_serves_is_waited_for() -> None:
-    def void(claim: int) -> int:
-        raise AssertionError("without it nothing goes on")
-
-    hub = Hub(Tickets(next=0, last=9, max_staleness=1), [0, 1], void, needed=[0, 1])
-    hub.start(0, 9, 0, 0)
-    for replica in (0, 1):
-        hub.begin(replica, False)
-    push(hub, 0, 0)
-    granted(hub, 1, 1)
-    hub.begin(0, False)
-    thread, answers = asked(hub, lambda: hub.claim(0, [0], ANY))
-    time.sleep(0.3)
-    assert not answers
-    hub.done(1, Done(1, 1, 0.0, 0.001))
-    thread.join(5)
-    assert answers == [2]
-
-
-@pytest.mark.parametrize("staleness", [-1, 1])
-def test_what_a_dead_one_has_pushed_to_server_0_counts_and_nothing_else(staleness: int) -> None:
-    hub = begun(2, max_staleness=2, last=3, void=lambda claim: staleness)
-    granted(hub, 1, 1)
-    hub.lost(1)
-    push(hub, 0, 0)
-    for _ in range(2 if staleness < 0 else 1):
-        work = hub.begin(0, False)
-        assert isinstance(work, Work)
-        push(hub, 0, work.iteration)
-    assert hub.begin(0, False) == LegEnd(3, (1,))
-    assert sorted(one.iteration for one, _ in hub.news) == [0, 1, 2]
-
-
-def test_how_long_one_is_waited_for_follows_what_it_took_of_late() -> None:
-    now = [0.0]
-    doing = hubs._Doing(lambda: now[0])
-    assert doing.patience == hubs.LEFT_BEHIND_S
-    for seconds in (0.1, 2.0, 3.0):
-        doing.starts(7)
-        now[0] += seconds
-        doing.ends(7)
-        doing.ends(7)
-    assert doing.patience == 4 * 2.0 and not doing.since
-
-
 LEG = Leg(0, 3, (1, 0, 2), (0, 1, 0), (Arrived((0, 1, 2), (0, 0, 0)),))
 
 
 def test_a_replay_gives_out_claims_in_their_order_also_where_no_loader_has_asked() -> None:
-    replay = Replay([LEG], [0])
+    replay = Replay(1, [LEG])
     replay.start(0, 3, 0, 0)
     assert replay.ask(0) == 1
     for claim, iteration in enumerate(LEG.iterations):
-        assert replay.begin(0, False) == Work(iteration, claim) and replay.claim(0, [0], ANY) == claim
+        assert replay.begin(0, False) == Work(iteration, claim) and replay.claim(0, iteration) == claim
         replay.done(0, Done(iteration, 0, 0.0, 0.0))
     assert replay.begin(0, False) == LegEnd(3)
     assert replay.noted(0, LegEnd(3), []) == LEG
 
 
 def test_a_replay_that_is_stopped_does_what_others_have_to_see() -> None:
-    replay = Replay([LEG], [0, 1])
+    replay = Replay(2, [LEG])
     replay.start(0, 3, 0, 0)
     for replica in (0, 1, 0):
         replay.ask(replica)
@@ -628,81 +447,55 @@ def test_a_replay_that_is_stopped_does_what_others_have_to_see() -> None:
     for replica in (0, 1):
         replay.done(replica, Done(0, replica, 0.0, 0.0))
     thread, answers = asked(replay, lambda: replay.begin(1, False))
-    assert replay.begin(0, True) == LegEnd(0, (), True)
+    assert replay.begin(0, True) == LegEnd(0, True)
     thread.join(5)
-    assert answers == [LegEnd(0, (), True)]
+    assert answers == [LegEnd(0, True)]
 
 
 # -- lines
 
 
-def served(recorded: bool = False) -> tuple[RemoteDesk, RemoteServer, Server, list[object], list[Clerk]]:
-    """A desk and a server behind lines, and what was heard of the other end."""
+def served() -> tuple[RemoteDesk, RemoteServer, Server, Hub, list[object], list[threading.Thread]]:
+    """A desk and a server behind lines, and what failed."""
     servers = Servers(make_update(parameters(), SOLVER), 1)
-    hub = Hub(Tickets(next=0, last=6, max_staleness=2), [0, 1], servers.each[0].void, most_skips=1)
+    hub = Hub(1, Tickets(next=0, last=6, max_staleness=2), most_skips=1)
     hub.start(0, 6, 0, 0)
-    heard: list[object] = []
+    failed: list[object] = []
     ends = [wires() for _ in range(2)]
-    clerks = [Clerk(far, 1, hub, lambda: servers.each[0], heard.append, heard.append) for far, _ in ends]
+    threads = [serve(far, 1, hub, lambda: servers.each[0], lambda _, error: failed.append(error)) for far, _ in ends]
     desk = RemoteDesk(ends[0][1], ends[1][1])
     remote = RemoteServer(ends[0][1], servers.each[0].vector, servers.shards.sizes[0])
-    return desk, remote, servers.each[0], heard, clerks
+    return desk, remote, servers.each[0], hub, failed, threads
 
 
 def test_over_lines_a_replica_asks_computes_and_pushes_as_one_that_is_there() -> None:
-    desk, remote, server, heard, clerks = served()
+    desk, remote, server, hub, failed, threads = served()
     assert [desk.ask(1) for _ in range(2)] == [0, 1]
-    work = desk.begin(1, False)
-    assert work == Work(0, own_from=1)
-    version, vector = remote.pull(-1, 0, 0)
+    assert desk.begin(1, False) == Work(0)
+    version, vector = remote.pull(-1)
     assert version == 0 and torch.equal(vector, server.vector)
-    claim = desk.claim(1, [version], Done(0, 1, 1.5, 0.25))
+    claim = desk.claim(1, 0)
     gradient = torch.randn(len(vector), generator=torch.Generator().manual_seed(4))
     assert (claim, remote.push(Push(claim, 0, 0, gradient, torch.ones((), dtype=torch.float64).reshape(1)))) == (0, 0)
     here = Servers(make_update(parameters(), SOLVER), 1).each[0]
     here.push(Push(0, 0, 0, gradient))
     assert server.order == [0] and torch.equal(server.vector, here.vector)
     desk.done(1, Done(0, 1, 1.5, 0.25))
-    assert desk.begin(1, False) == Work(1, own_from=2, floor=1)
-    desk.done(1, Done(1, 1, float("nan"), 0.25, wrong="the loss is nän"))
+    for i in (1, 2):
+        assert desk.begin(1, False) == Work(i)
+        desk.done(1, Done(i, 1, float("nan"), 0.25, wrong="the loss is nän"))
+    assert [done.wrong for done, _ in hub.news] == ["", "the loss is nän", "the loss is nän"]
+    assert desk.begin(1, False) == LegEnd(3, False, "the loss is nän", 2, 2)
     desk.leave()
     assert desk.ask(1) is None, "a loader may still read ahead"
-    for clerk in clerks:
-        clerk.thread.join(5)
-        assert not clerk.thread.is_alive()
-    assert heard == []
-
-
-def test_texts_cross_lines() -> None:
-    desk, _, _, heard, clerks = served()
-    for i in (0, 1):
-        assert desk.begin(1, False) == Work(i, own_from=i + 1)
-        desk.done(1, Done(i, 1, float("nan"), 0.25, wrong="the loss is nän"))
-    hub = clerks[0]._desk
-    assert isinstance(hub, Hub)
-    assert [done.wrong for done, _ in hub.news] == ["the loss is nän"] * 2 and heard == []
-    hub.lost(0)
-    assert desk.begin(1, False) == LegEnd(2, (0,), False, "the loss is nän", 2, 2)
+    for thread in threads:
+        thread.join(5)
+        assert not thread.is_alive()
+    assert failed == []
 
 
 def test_a_thread_that_serves_hears_that_the_other_end_is_gone_and_closes_its_own() -> None:
-    desk, _, _, heard, clerks = served()
-    desk._wire.gone.set()  # type: ignore[attr-defined]
-    clerks[0].thread.join(5)
-    assert heard == [1]
-
-
-def test_what_a_thread_that_serves_does_not_know_is_an_error_there_and_no_answer_here() -> None:
-    desk, _, _, heard, clerks = served()
-    desk._wire.send(torch.tensor([99.0] + [0.0] * 6, dtype=torch.float64))
-    clerks[0].thread.join(5)
-    assert len(heard) == 1 and isinstance(heard[0], ValueError)
-    with pytest.raises(PeerError):
-        desk.begin(1, False)
-
-
-def test_numbers_of_any_size_cross_lines() -> None:
-    """As float64, which holds what an iteration can be."""
-    far, near = wires()
-    lines._say(near, 2, (1 << 53) - 1, -1)
-    assert lines._hear(far)[:3] == [2, (1 << 53) - 1, -1]
+    desk, _, _, _, failed, threads = served()
+    desk._wire.close()
+    threads[0].join(5)
+    assert len(failed) == 1 and isinstance(failed[0], PeerError)

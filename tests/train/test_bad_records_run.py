@@ -15,12 +15,10 @@ from stagerun.base import order
 from stagerun.base.errors import DataError
 from stagerun.base.recipe import Data, OnBadRecord, Source
 from stagerun.comm import SoloComm
-from stagerun.data.bad_records import Bad
 from stagerun.data.records import LmdbSource
 from stagerun.data.write import write_lmdb
 from stagerun.language import load
 from stagerun.system.world import World
-from stagerun.train.images import Replacing
 from stagerun.train.keeper import Keeper, Selection
 from stagerun.train.progress import STATE, progress_of
 from stagerun.train.walk import run
@@ -139,50 +137,6 @@ def test_what_the_second_worker_met_before_a_signal_is_in_the_log_and_in_the_sna
 
 def data(action: OnBadRecord = OnBadRecord.REPLACE) -> Data:
     return Data(train=Source(source="d", path="d", images=2000), on_bad_record=action)
-
-
-class Two(SoloComm):
-    """Rank 0 of two; the other one has met what is given, and has no error of its own."""
-
-    size = 2
-
-    def __init__(self, *other: Bad) -> None:
-        self.other = json.dumps([[bad.index, bad.position, bad.text] for bad in other]).encode()
-
-    def gather_bytes(self, data: bytes) -> list[bytes]:
-        return [data, data if data.startswith(b"{") else self.other]
-
-
-def test_what_another_rank_met_is_told_once_and_kept() -> None:
-    one = Replacing(data())
-    assert one.met is not None and one.summary() is None
-    one.met.add(Bad(3, 30, "three"))
-    assert [note.text.rpartition(": ")[2] for note in one.news()] == ["three"]
-    told = [note.text for note in one.news_of_all(Two(Bad(3, 31, "three, too"), Bad(5, 50, "five")))]
-    assert told == ["another record is taken in the place of a bad one: five"]
-    assert not list(one.news_of_all(Two(Bad(5, 50, "five"))))
-    assert one.known() == [(3, 30, "three"), (5, 50, "five")]
-    summary = one.summary()
-    assert summary is not None and summary.text == "bad training records replaced so far: 2\n  three\n  five"
-    with pytest.raises(DataError, match="3 bad records"):
-        list(one.news_of_all(Two(Bad(7, 70, "seven"))))
-    assert one.too_many() and len(one.known()) == 3, "for the snapshot that is saved then"
-
-
-def test_what_a_snapshot_knows_counts_as_long_as_it_is_bad() -> None:
-    told: list[list[int | str]] = [[3, 30, "three"], [5, 50, "five"], [7, 70, "seven"]]
-    with pytest.raises(DataError, match="3 bad records"):
-        Replacing(data()).recall(SoloComm(), told, lambda index: True)
-    one = Replacing(data())
-    one.recall(SoloComm(), told, lambda index: index != 5)
-    assert one.known() == [tuple(told[0]), tuple(told[2])] and not list(one.news()), "that is no news"
-
-
-def test_where_a_bad_record_stops_the_run_there_is_nothing_to_tell() -> None:
-    one = Replacing(data(OnBadRecord.STOP))
-    one.recall(SoloComm(), [[3, 30, "three"]] * 9, lambda index: True)
-    assert one.met is None and one.known() == [] and not one.too_many() and one.summary() is None
-    assert not [*one.news(), *one.news_of_all(SoloComm())]
 
 
 def test_an_older_snapshot_knows_of_none() -> None:

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,9 @@ from nan_help import lives, make_data, make_schedule
 from stagerun.base.errors import ResumeRefused
 from stagerun.base.events import CompressionChosen, Event, Note, RunFinished
 from stagerun.language import load
-from stagerun.plan.link import Speeds
-from stagerun.plan.prediction import Link
-from stagerun.plan.ways import DENSE, Way
 from stagerun.store import LocalDisk
-from stagerun.train import choosing, trying
-from stagerun.train.choices import Chosen, grouped, identity_of, in_words, of_choice, read_chosen, write_chosen
-from stagerun.train.trying import Found
+from stagerun.train import choosing
+from stagerun.train.choices import DENSE, Chosen, identity_of, in_words, read_chosen, write_chosen
 
 AUTO = "snapshot: 4 compress_param { method: AUTO ratio: 0.1 }"
 CHOICE = {"*": DENSE, "conv1.weight": "TOP_K", "fc.weight": "TOP_K"}
@@ -40,9 +35,6 @@ def choose(schedule: Path, out: Path, workers: int = 1, **changes: Any) -> None:
         "workers": workers,
         "choice": CHOICE,
         "seconds": {},
-        "rates": {},
-        "bandwidth": 1e6,
-        "latency": 0.0,
     }
     write_chosen(LocalDisk(), out, Chosen(**fields | changes))
 
@@ -95,10 +87,9 @@ def test_what_was_chosen_before_the_first_snapshot_is_kept(data: Path, tmp_path:
         {"identity": "another"},
         {"parent": "another"},
         {"workers": 2},
-        {"choice": {"*": "SIGN"}},  # not allowed
+        {"choice": {"*": "TERNGRAD"}},  # not allowed
         {"choice": {"*": DENSE, "nothing": "TOP_K"}},
         {"choice": {"fc.weight": "TOP_K"}},
-        {"rates": {"TOP_K": [1.0]}},
     ],
 )
 def test_what_does_not_fit_is_chosen_anew(data: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
@@ -133,7 +124,7 @@ def test_a_snapshot_that_does_not_say_what_was_chosen_is_refused(
     choose(schedule, tmp_path / "out")
     lives(schedule, tmp_path / "out", kill_after=6)
     real = choosing.progress_of
-    for choice in ({}, {"*": "SIGN"}, {"*": "lost"}, {"*": DENSE, "nothing": "TOP_K"}, {"fc.weight": "TOP_K"}):
+    for choice in ({}, {"*": "TERNGRAD"}, {"*": "lost"}, {"*": DENSE, "nothing": "TOP_K"}, {"fc.weight": "TOP_K"}):
 
         def wrong(files: Any, choice: dict[str, str] = choice) -> Any:
             found = real(files)
@@ -145,65 +136,42 @@ def test_a_snapshot_that_does_not_say_what_was_chosen_is_refused(
             lives(schedule, tmp_path / "out")
 
 
-@pytest.fixture
-def two_ways(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both dense: what comes of a whole choice but for its outcome."""
-
-    def both(*rest: object) -> Any:
-        _, rates = real(*rest)
-        return [Way(DENSE, {"*": DENSE}, 1.0), Way("twice", {"*": DENSE}, 1.0)], rates
-
-    real = trying._ways
-    monkeypatch.setattr(trying, "_ways", both)
-
-
 @pytest.mark.long
-@pytest.mark.usefixtures("two_ways")
-def test_choosing_leaves_training_as_it_was(data: Path, tmp_path: Path) -> None:
+def test_choosing_leaves_training_as_it_was(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights, BatchNorm's statistics, momentum and what is drawn at random: bit for bit those of a run that chose nothing."""
+    monkeypatch.setattr(choosing, "CLEARLY", 0.0)  # dense stays, whatever is fastest here
     schedule, plain = make_schedule(tmp_path / "s", data, AUTO), make_schedule(tmp_path / "p", data, "snapshot: 4")
     before = torch.get_rng_state()
     events = lives(schedule, tmp_path / "out", workers=2)
     (event,) = chosen(events)
-    assert {name for name, _ in event.tried} == {"dense", "twice"} and event.bandwidth > 0
-    texts = [e.text for e in events if isinstance(e, Note)]
-    assert any("measuring the link" in text for text in texts) and any("trying" in text for text in texts)
+    assert {name for name, _ in event.tried} == {"dense", "TOP_K", "QSGD", "BF16"}
+    assert any("timing steps with dense, TOP_K, QSGD" in e.text for e in events if isinstance(e, Note))
     torch.set_rng_state(before)
     lives(plain, tmp_path / "plain", workers=2)
     assert ends(tmp_path / "out") == ends(tmp_path / "plain")
     found = read_chosen(tmp_path / "out", load(str(schedule)).stages[0])
-    assert found is not None and found.workers == 2
-    assert found.rates.keys() >= {DENSE, "TOP_K", "QSGD", "INT8", "BF16"} and found.rates[DENSE][2] == 4
+    assert found is not None and found.workers == 2 and found.choice == {"*": DENSE}
 
 
 def test_a_stop_while_it_chooses_leaves_nothing(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = make_schedule(tmp_path / "s", data, AUTO)
-
-    def nothing(*rest: object) -> Iterator[str]:
-        yield "choosing"
-        return None
-
-    monkeypatch.setattr(choosing, "find", nothing)
+    monkeypatch.setattr(choosing, "_race", lambda *rest: {})
     events = lives(schedule, tmp_path / "out", workers=2)
     assert type(events[-1]).__name__ == "Stopped" and not (tmp_path / "out" / "choices").exists()
-    monkeypatch.undo()
-
-    def found(*rest: object) -> Iterator[str]:
-        yield "choosing"
-        speeds = Speeds(Link(1e6), Link(1e6))
-        return Found(choice={"*": DENSE}, why="so", speeds=speeds, seconds={}, rates={})  # type: ignore[return-value]
-
-    monkeypatch.setattr(choosing, "find", found)
+    monkeypatch.setattr(choosing, "_race", lambda *rest: {DENSE: [1.0], "TOP_K": [2.0]})
     events = lives(schedule, tmp_path / "out", workers=2)
-    assert isinstance(events[-1], RunFinished) and chosen(events)[0].why.startswith("so; it took")
+    assert isinstance(events[-1], RunFinished) and chosen(events)[0].why.startswith("the fastest of those")
 
 
-def test_in_words() -> None:
-    assert in_words([(DENSE, 3)]) == "dense" and in_words([("TOP_K", 3)]) == "TOP_K"
-    assert in_words([(DENSE, 1), ("TOP_K", 3)]) == "dense for 1 tensor, TOP_K for 3"
-    assert of_choice(CHOICE) == "dense, TOP_K for 2 tensors"
-    sizes = {"conv1.weight": 9, "bn.bias": 1, "bn.weight": 1, "x": 2, "fc.weight": 4}
-    assert grouped(sizes, CHOICE) == [
-        ("TOP_K", 2, 13, "conv1.weight, fc.weight"),
-        (DENSE, 3, 4, "bn.bias to x"),
-    ]
+@pytest.mark.parametrize(
+    "taken, best, why",
+    [
+        ({DENSE: [1.0, 1.0, 1.0], "TOP_K": [0.5, 0.5, 0.5]}, "TOP_K", "0.50 times as long as dense"),
+        ({DENSE: [1.0, 1.0, 1.0], "TOP_K": [0.98, 0.98, 0.98]}, DENSE, "nothing is clearly faster"),
+        ({DENSE: [1.0, 1.0, 1.0], "TOP_K": [0.5, 1.5, 1.5]}, DENSE, "the fastest of those"),
+        ({DENSE: [1.0, 1.0, 1.0, 1.0], "TOP_K": [0.5, 0.5, 1.2, 1.2]}, DENSE, "nothing is clearly faster"),
+    ],
+)
+def test_dense_stays_unless_a_method_is_clearly_faster(taken: dict[str, list[float]], best: str, why: str) -> None:
+    found, words = choosing.decided(taken)
+    assert found == best and why in words

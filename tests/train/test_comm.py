@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from stagerun.base.errors import PeerError
-from stagerun.base.recipe import Determinism
-from stagerun.comm import SoloComm, elastic, make_reducer, reduce, runs_of
-from stagerun.comm.elastic import TreeReducer, additions, cover, depth, is_node, push, split
+from stagerun.comm import SoloComm, elastic, reduce, runs_of
+from stagerun.comm.elastic import TreeReducer
 from stagerun.comm.reduce import FlatReducer, SoloReducer
 from stagerun.engine.state import make_state
 
@@ -35,11 +34,6 @@ def test_runs_are_contiguous_complete_and_even(work):
     assert max(lengths) - min(lengths) <= 1 and lengths == sorted(lengths, reverse=True)
 
 
-def test_runs_of_the_design_notes_example():
-    assert {len(run) for run in runs_of(128, 48)} == {2, 3}
-    assert runs_of(2, 3) == [range(1), range(1, 2), range(2, 2)]
-
-
 def nodes(low: int, high: int) -> dict[tuple[int, int], int]:
     """Every node of the tree that is no leaf -> where it is cut; by the rule in words: the largest power of two below its width."""
     if high - low == 1:
@@ -48,66 +42,6 @@ def nodes(low: int, high: int) -> dict[tuple[int, int], int]:
     while power * 2 < high - low:
         power *= 2
     return {(low, high): low + power, **nodes(low, low + power), **nodes(low + power, high)}
-
-
-@given(st.integers(1, 70))
-def test_tree(total):
-    tree = nodes(0, total)
-    assert len(tree) == total - 1
-    assert all(split(low, high) == cut for (low, high), cut in tree.items())
-    for low in range(total):
-        for high in range(low + 1, total + 1):
-            for middle in {low, low + 1, (low + high) // 2, high - 1, tree.get((low, high), low)}:
-                assert is_node(low, high, total, middle) == (tree.get((low, high)) == middle)
-
-
-@given(WORK, st.data())
-def test_cover_is_the_fewest_nodes_that_make_up_a_run(work, data):
-    total, start = work[0], work[1] - 1
-    run = range(start, data.draw(st.integers(start + 1, total)))
-    found = cover(run, total)
-    assert [k for low, high in found for k in range(low, high)] == list(run)
-    tree = nodes(0, total)
-    for low, high in found:
-        assert high - low == 1 or (low, high) in tree
-    parents = {}
-    for (low, high), cut in tree.items():
-        parents[low, cut] = parents[cut, high] = (low, high)
-    for node in found:  # none could be larger
-        parent = parents.get(node)
-        assert parent is None or not (run.start <= parent[0] and parent[1] <= run.stop)
-
-
-@given(WORK)
-def test_what_is_left_on_the_stack_is_the_cover_of_a_ranks_run(work):
-    """What `add` leaves is what the others believe to be there, and `depth` places were enough."""
-    total, workers = work
-    for run in runs_of(total, workers):
-        stack: list = []
-        most = 0
-        for k in run:
-            before = len(stack)
-            joined = push(stack, (k, k + 1), total)
-            assert len(stack) == before + 1 - joined
-            most = max(most, len(stack))
-        assert stack == cover(run, total)
-        assert most <= depth(run, total) <= max(1, len(run).bit_length() * 2)
-
-
-@given(WORK)
-def test_the_ranks_additions_and_those_that_are_left_make_up_the_tree(work):
-    total, workers = work
-    held = [node for run in runs_of(total, workers) for node in cover(run, total)]
-    tree = nodes(0, total)
-    inside = {n for node in held for n in nodes(*node)}
-    sums, done = list(held), []
-    for into, other in additions(held, total):
-        (low, cut), (middle, high) = sums[into], sums[other]
-        assert cut == middle == tree[low, high]
-        sums[into] = (low, high)
-        done.append((low, high))
-    assert sums[0] == (0, total)
-    assert sorted(done) == sorted(tree.keys() - inside)  # each once
 
 
 # -- adding up
@@ -190,13 +124,6 @@ def test_elastic_bits_are_those_of_the_tree_whatever_the_workers_and_chunks(monk
             assert set(Threads(workers).run(elastic_sum(total))) == {STORED[total]}, workers
 
 
-def test_the_bits_would_tell_another_order():
-    arrays, tail = tree_sum(0, 13)
-    others = [tree_sum(k, k + 1) for k in range(13)]
-    in_order = [sum(o[0][i] for o in others) for i in range(len(SHAPES))]
-    assert digest(in_order, tail) != digest(arrays, tail)
-
-
 class Counting:
     """A Comm that counts the elements this rank hands to others."""
 
@@ -241,17 +168,6 @@ def test_a_gradient_of_minus_zero_is_summed_as_it_was_in_a_buffer_of_zeros(logic
         assert not parameter.grad.any() and not parameter.grad.signbit().any()
 
 
-def test_which_reducer():
-    parameters = [nn.Parameter(torch.zeros(2))]
-    solo, two = SoloComm(), Threads(2).run(lambda comm: comm)[0]
-    assert isinstance(make_reducer(Determinism.FIXED, parameters, solo, 4), SoloReducer)
-    assert isinstance(make_reducer(Determinism.FIXED, parameters, two, 4), FlatReducer)
-    assert isinstance(make_reducer(Determinism.ELASTIC, parameters, solo, 4), TreeReducer)
-    assert isinstance(make_reducer(Determinism.ELASTIC, parameters, two, 4), TreeReducer)
-    layouts = {r.layout for r in (SoloReducer, FlatReducer, TreeReducer)}
-    assert len(layouts) == 3 and any(str(reduce.CHUNK_BYTES) in layout for layout in layouts)
-
-
 @pytest.mark.parametrize("chunk_bytes", [1, 100, 10**9])
 def test_chunks_change_neither_the_sum_nor_who_has_it(monkeypatch, chunk_bytes):
     monkeypatch.setattr(reduce, "CHUNK_BYTES", chunk_bytes)
@@ -289,32 +205,6 @@ def reducer_and_net(monkeypatch, comm):
 def loss_of(model):
     x = torch.from_numpy(dataset(4).images).permute(0, 3, 1, 2).double() * 0.01
     return model(x).square().sum()
-
-
-def test_gradients_leave_while_backward_still_runs_and_only_with_the_last_logical_worker(monkeypatch):
-    comm = Recorder()
-    model, parameters, reducer = reducer_and_net(monkeypatch, comm)
-    model.conv1.weight.register_hook(lambda g: comm.log.append("backward reaches the first layer"))
-    # The unused parameter lies between the two convolutions: what comes after it in the buffer has to wait for `finish`.
-    reducer.begin()
-    reducer.add(loss_of(model), 0, torch.ones(3, dtype=torch.float64), last=False)
-    assert comm.log == ["backward reaches the first layer"]
-    comm.log.clear()
-    reducer.add(loss_of(model), 1, torch.ones(3, dtype=torch.float64), last=True)
-    sent = [e[1] if isinstance(e, tuple) else e for e in comm.log]
-    fc, bn2, conv2 = [3, 15], [5, 5], [180]
-    assert sent == [3, *fc, *bn2, *conv2, "backward reaches the first layer"]  # the tail goes first
-    assert torch.equal(comm.log[0][2], torch.full((3,), 2.0, dtype=torch.float64))
-    tail = reducer.finish()
-    sent = [e[1] for e in comm.log if isinstance(e, tuple)]
-    assert sent == [3, *(p.numel() for p in reversed(parameters))]
-    waits = [e for e in comm.log if isinstance(e, str) and e.startswith("wait")]
-    assert len(waits) == len(sent)  # none is left under way
-    assert torch.equal(tail, torch.full((3,), 2.0, dtype=torch.float64))
-    # What was sent is the complete sum of this rank.
-    chunks = [e[2] for e in comm.log if isinstance(e, tuple)][1:]
-    for parameter, chunk in zip(reversed(parameters), chunks, strict=True):
-        assert torch.equal(parameter.grad.flatten().sort().values, chunk.sort().values)
 
 
 def test_the_order_of_sending_is_that_of_the_buffer_whatever_backward_does(monkeypatch):

@@ -30,7 +30,7 @@ from stagerun.language.stored import read_foreign
 from stagerun.language.tree import SCHEDULE
 from stagerun.language.values import layout
 from stagerun.tools.lsp.folder import look
-from stagerun.tools.verify_run.command import stored_schedule
+from stagerun.tools.verify.stored import stored_schedule
 
 MODEL = 'name: "resnet_small" num_classes: 10 channels: 1'
 # Texts that name neither code nor a file: names, patterns, and words of a list.
@@ -91,9 +91,9 @@ class Stranger:
             "eval": ["eval", self.snapshot],
             "predict": ["predict", self.snapshot, self.picture],
             "export": ["export", self.snapshot, "--torch", "--force", "--output", self.out.parent / "x.pth"],
-            "verify-run": ["verify-run", self.out],
+            "verify": ["verify", self.out],
             "status": ["status", self.out],
-            "snapshots": ["snapshots", self.out, "--verify"],
+            "snapshots": ["status", "--snapshots", self.out, "--verify"],
             "report": ["report", self.out],
             "view": ["view", self.out, "--save", self.out.parent / "page.html"],
             "diff": ["diff", self.out, self.out],
@@ -179,8 +179,8 @@ def test_each_text_of_the_language_is_in_the_table_or_inert(stranger: Stranger) 
 
 
 MAY = {
-    Consent.IMAGES: {"eval", "predict", "verify-run"},
-    Consent.TRAINING: {"verify-run"},
+    Consent.IMAGES: {"eval", "predict", "verify"},
+    Consent.TRAINING: {"verify"},
 }
 
 
@@ -201,12 +201,12 @@ def test_no_recipe_runs_or_opens_what_it_names(stranger: Stranger, lure: str) ->
         assert wrong == {}, field
         read |= {(field, name) for name, (_, _, touched) in found.items() if touched}
         if needed is Consent.CODE and field != "Model.name":  # that of the schedule, which its stages have, too
-            assert found["verify-run"][0] == 64 and "--trust-code" in found["verify-run"][1], field
+            assert found["verify"][0] == 64 and "--trust-code" in found["verify"][1], field
         if field == "Model.name" and ":" in lure:
-            assert {name for name, (_, said, _) in found.items() if "--trust-code" in said} >= {"verify-run"}
+            assert {name for name, (_, said, _) in found.items() if "--trust-code" in said} >= {"verify"}
     assert not hasattr(sys, "lured")
     assert lure != "lmdb" or {("Source.path", "eval"), ("Source.path", "predict")} <= read, "the lures work"
-    assert lure != "file" or ("WeightsParameter.path", "verify-run") in read
+    assert lure != "file" or ("WeightsParameter.path", "verify") in read
 
 
 @pytest.mark.skipif(find_spec("timm") is None, reason="timm is not installed")
@@ -222,7 +222,7 @@ def test_timm_is_called_with_listed_arguments_alone(tmp_path: Path, stranger: St
     other.write(replace(timm, model=model))
     found = other.tried()
     assert not any(touched for _, _, touched in found.values())
-    for name in ("eval", "predict", "export", "verify-run", "model"):
+    for name in ("eval", "predict", "export", "verify", "model"):
         code, said, _ = found[name]
         assert code == 64 and "--trust-code" in said and args in said, (name, said)
     trusting = CliRunner().invoke(main, [str(word) for word in (*other.commands["export"], "--trust-code")])
@@ -353,8 +353,8 @@ def test_what_looks_at_a_schedule_runs_none_of_its_code(
     )
     (folder / "lure_file.py").write_text("import sys\nsys.lured = True\ndef build(*a, **b): pass\n")
     for words in (
-        ["check", folder], ["check", folder, "--lint"], ["plan", folder], ["status", folder], ["diff", folder, folder], ["fmt", folder, "--check"],
-        ["explain", folder, "only.base_lr"], ["view", folder, "--save", tmp_path / "page.html"], ["eval", folder, "--out", stranger.out],
+        ["check", folder], ["plan", folder], ["status", folder], ["diff", folder, folder], ["fmt", folder, "--check"],
+        ["plan", folder, "--why", "only.base_lr"], ["view", folder, "--save", tmp_path / "page.html"], ["eval", folder, "--out", stranger.out],
     ):  # fmt: skip
         done = CliRunner().invoke(main, [str(word) for word in words], prog_name="stagerun")
         assert done.exit_code != 70 and "Traceback" not in done.output, (words, done.output)

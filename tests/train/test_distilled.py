@@ -17,8 +17,6 @@ from stagerun.language import load
 from stagerun.models import build
 from stagerun.plan.hours import Measured, at_images_per_second, hours_of_run
 from stagerun.plan.rehearsal import cost_key
-from stagerun.tools.find_lr.sweep import swept
-from stagerun.train.stage_start import arithmetic_of
 
 TREE = 'stage { name: "student" }\nstage { name: "teach" from: "" }\nstage { name: "after" from: "student" }\n'
 FILES = {
@@ -222,31 +220,6 @@ def test_what_is_wrong_with_a_teacher_is_said_by_check(base: Path, tmp_path: Pat
     assert message in error.value.render() and "student.prototxt:" in error.value.render()
 
 
-def test_a_stage_teaches_only_at_sizes_that_its_network_takes(base: Path, tmp_path: Path) -> None:
-    teach = (
-        FILES["teach"] + 'model { name: "vit_b_16" num_classes: 10 channels: 1 } transform_param { crop_size: 224 }\n'
-    )
-    folder = make(tmp_path / "s", base / "data", teach=teach + "test_transform_param { crop_size: 224 }\n")
-    (folder / "student.prototxt").write_text(FILES["student"] + "transform_param { crop_size: 24 }\n")
-    with pytest.raises(
-        RecipeError, match=r"student\.prototxt:2:.*`vit_b_16`, which teaches `student`, takes images of 224"
-    ):
-        load(folder)
-
-
-def test_what_is_timed_has_a_teacher_of_the_teachers_network(base: Path) -> None:
-    schedule = load(base / "schedule", ['teach.model={name: "resnet18" num_classes: 10 channels: 1}'])
-    student = schedule.stage("student")
-    how = arithmetic_of(student.model, student.solver, torch.device("cpu"), teacher=schedule.teacher_model(student))
-    expected = build(schedule.stage("teach").model).state_dict()
-    assert {name: t.shape for name, t in how.loss.teacher.state_dict().items()} == {
-        n: t.shape for n, t in expected.items()
-    }
-    by_file = load(base / "schedule", ["student.loss={type: DISTILL teacher_weights { file: 'x.pt' }}"])
-    cut, left_out = swept(by_file, "student", 10)
-    assert cut.stages[0].solver.loss is None and "teacher" in left_out[0]
-
-
 def test_the_teachers_pass_is_in_the_hours_of_plan(base: Path) -> None:
     schedule = load(base / "schedule")
     hours = at_images_per_second(schedule, 100)
@@ -338,35 +311,6 @@ class Net(nn.Sequential):
 def build(num_classes, channels):
     return Net(nn.Flatten(), nn.Linear(channels * 28 * 28, {outputs}))
 """
-
-
-@pytest.mark.parametrize(
-    ("forward", "outputs", "message"),
-    [
-        ("return super().forward(x)", "7", "dir/t.py:7: the network answers with [2, 7], not with logits [N, num_classes], here [2, 10]"),
-        ("return super().forward(x.cuda())", "10", "dir/t.py:5: "),
-        ("return super().forward(y)", "10", "dir/t.py:5: NameError: name 'y' is not defined\n  return super().forward(y)"),
-        ("return super().forward(x + __import__('random').random())", "10", "dir/t.py:7: a forward pass draws from Python's `random`"),
-        ("x -= 1; return super().forward(x)", "10", "dir/t.py:7: a forward pass changes the images"),
-    ],
-)  # fmt: skip
-def test_a_teacher_of_ones_own_is_tried_before_the_first_update(
-    base: Path, tmp_path: Path, forward: str, outputs: str, message: str
-) -> None:
-    by_file = 'teacher_weights { file: "t.pt" } teacher_model { name: "t.py:build" num_classes: 10 channels: 1 }'
-    solver = FILES["student"].replace('teacher: "teach"', by_file)
-    folder = make(tmp_path / "dir", base / "data", stages=ONE, student=solver)
-    linear = torch.nn.Linear(28 * 28, int(outputs))
-    torch.save({"1.weight": linear.weight.data, "1.bias": linear.bias.data}, folder / "t.pt")
-    (folder / "t.py").write_text(TEACHER.format(forward=forward, outputs=outputs))
-    with pytest.raises(UsageError) as refused:
-        go(folder, tmp_path / "out")
-    place = message.partition(" ")[0].removeprefix("dir/")
-    assert place in refused.value.message and message.partition(": ")[2] in refused.value.message
-    column = solver.index('"t.py:build"') + 1
-    place = f"student.prototxt:1:{column} names"
-    assert "\n  for the teacher of stage `student`, which " in refused.value.message and place in refused.value.message
-    assert not [name for name in names(tmp_path / "out") if "student" in name]
 
 
 def test_a_teacher_of_ones_own_need_not_learn(base: Path, tmp_path: Path) -> None:

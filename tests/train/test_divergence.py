@@ -20,8 +20,8 @@ from stagerun.base.recipe import Precision
 from stagerun.comm import SoloComm
 from stagerun.engine.codec import digest, digest_and_look
 from stagerun.engine.state import Capture, TrainState, average, digests, make_state, momentum, weights
-from stagerun.train import auditing, stage, walk
-from stagerun.train.agreement import different
+from stagerun.train import proofs, stage, walk
+from stagerun.train.agreement import compare
 
 SOLVER_TEXT = "snapshot: 3 ema_decay: 0.9"
 
@@ -79,27 +79,6 @@ def test_what_is_no_number_is_seen_and_a_large_sum_is_one(dtype: torch.dtype) ->
 # -- what is said
 
 
-def test_the_minority_is_named_or_both() -> None:
-    good, bad = {"a": 1, "b": 2}, {"a": 1, "b": 3}
-
-    def said(kinds: list[dict[str, int]], hosts: str = "") -> str:
-        return different("here", list(hosts) or ["h"] * len(kinds), kinds).message
-
-    assert said([good, bad]) == "here: rank 0 and rank 1 have different bits in `b`"
-    assert said([good, bad], "xy") == "here: rank 0 on x and rank 1 on y have different bits in `b`"
-    assert said([good, good, bad]) == "here: rank 2 has other bits than the other 2 workers in `b`"
-    assert said([bad, good, good], "xyz") == "here: rank 0 on x has other bits than the other 2 workers in `b`"
-    assert said([good, bad, bad, good]).startswith("here: rank 0, rank 1, rank 2 and rank 3 have different bits")
-    assert said([good, bad, bad, good, bad, good]).startswith(
-        "here: rank 0, rank 1, rank 2 and 3 more have different bits"
-    )
-    assert said([good, bad, good, {"a": 2, "b": 2}, good]) == (
-        "here: rank 1 and rank 3 have other bits than the other 3 workers in `a` and `b`"
-    )
-    many = [dict.fromkeys("abcdef", 1), dict.fromkeys("abcdef", 2)]
-    assert said(many).endswith("in `a`, `b`, `c` and 3 more")
-
-
 # -- whole runs, in this process
 
 
@@ -108,7 +87,7 @@ def corrupted(
 ) -> dict[str, str]:
     """`harm` is done to the state of `ranks` after `iter` iterations. What the comparisons find is added to the answer, once for all
     ranks: which of them comes to it here, before another has raised an error, is not known."""
-    inner, compare, found = stage._events, auditing.compare, dict[str, str]()
+    inner, compare, found = stage._events, proofs.compare, dict[str, str]()
 
     def events(run: stage.StageRun, loop: object, state: TrainState, *rest: object) -> Iterator[Event]:
         for event in inner(run, loop, state, *rest):  # type: ignore[arg-type]
@@ -122,7 +101,7 @@ def corrupted(
         return good, error
 
     monkeypatch.setattr(stage, "_events", events)
-    monkeypatch.setattr(auditing, "compare", comparing)
+    monkeypatch.setattr(proofs, "compare", comparing)
     return found
 
 
@@ -248,7 +227,7 @@ def test_what_a_lost_peer_keeps_from_being_compared_is_saved(
     def gone(*rest: object) -> object:
         raise PeerError("gone")
 
-    monkeypatch.setattr(auditing, "compare", gone)
+    monkeypatch.setattr(proofs, "compare", gone)
     with pytest.raises(PeerError):
         lives(make_schedule(tmp_path / "s", data, SOLVER_TEXT), tmp_path / "out", 2)
     assert saved(tmp_path / "out") == [3]
@@ -325,5 +304,5 @@ def test_a_state_that_is_known_to_differ_is_not_saved_because_a_peer_is_lost() -
         def gather_bytes(self, mine: bytes) -> list[bytes]:
             raise PeerError("rank 1 is gone")
 
-    _, error = auditing.compare(Alone(), "after iteration 3", {"w": 1})
+    _, error = compare(Alone(), "after iteration 3", {"w": 1})
     assert error is not None and "rank 1 is gone" in error.message and "not saved" in (error.hint or "")

@@ -5,15 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from engine_help import CPU, SOLVER, ConvNet, arithmetic, cut, dataset
+from engine_help import CPU, SOLVER, ConvNet, cut, dataset
 
-from stagerun.base.knobs import Knobs
-from stagerun.base.recipe import ChannelOrder, Determinism, Precision, Transform
-from stagerun.comm import SoloComm, make_reducer
+from stagerun.base.recipe import ChannelOrder, Precision, Transform
+from stagerun.comm import SoloComm
 from stagerun.engine.evaluate import evaluate
 from stagerun.engine.images import Normalise, cut_out, inside
-from stagerun.engine.state import make_state
-from stagerun.engine.update import update
 from stagerun.train.finish import _as_code as as_code
 
 MEAN, STD = (103.5, 116.25, 123.75), (57.375, 57.12, 58.395)
@@ -67,28 +64,6 @@ def test_without_the_new_fields_the_bits_are_those_of_the_plain_formula(
     assert torch.equal(Normalise(ones, 3, CPU, torch.float32, channels_last)(images), x)
 
 
-def test_channels_are_swapped_and_means_are_not() -> None:
-    """One pixel of pure blue: B, G, R = 255, 0, 0."""
-    blue = np.array([255, 0, 0], np.uint8).reshape(1, 1, 1, 3)
-    rgb = Transform(channel_order=ChannelOrder.RGB, mean_value=(1, 2, 3), std_value=(1, 2, 4))
-    assert Normalise(rgb, 3, CPU, torch.float32, True)(blue).flatten().tolist() == [-1, -1, 63]
-    grey = Normalise(Transform(channel_order=ChannelOrder.RGB, mean_value=(5,)), 1, CPU, torch.float32, True)
-    assert grey(blue[..., :1]).flatten().tolist() == [250], "there is nothing to swap in a grey image"
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (1, 9), (9, 1), (40, 24), (24, 40)])
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("channels_last", [True, False])
-def test_any_height_and_width_one_after_the_other(shape: tuple, channels: int, channels_last: bool) -> None:
-    """Rectangular evaluations have batches of different shapes."""
-    param = Transform(mean_value=MEAN[:channels], std_value=STD[:channels])
-    normalise = Normalise(param, channels, CPU, torch.float64, channels_last)
-    for height, width in (shape, (5, 6), shape[::-1]):
-        images = pictures(3, height, width, channels)
-        expected = (images - np.array(param.mean_value)) / np.array(param.std_value)
-        np.testing.assert_allclose(normalise(images).numpy(), expected.transpose(0, 3, 1, 2), rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize("channels_last", [True, False])
 @pytest.mark.parametrize("tensors", [False, True])
 def test_cutout_is_zero_for_the_network_and_the_rest_is_untouched(channels_last: bool, tensors: bool) -> None:
@@ -108,21 +83,6 @@ def test_a_gpus_mask_is_what_a_cpu_cuts_out() -> None:
     x = torch.ones(40, 3, 11, 7)
     masked = x.clone().masked_fill_(inside(torch.from_numpy(cutout), 11, 7), 0)
     assert torch.equal(cut_out(x.contiguous(memory_format=torch.channels_last), cutout), masked)
-
-
-def test_training_sees_lighting_and_cutout() -> None:
-    """An update with them is another one than without: they come all the way from the batch."""
-    how = arithmetic(SOLVER)
-    losses = {}
-    for name in ("none", "cutout"):
-        state = make_state(ConvNet(), SOLVER, CPU)
-        reducer = make_reducer(Determinism.FIXED, [p.tensor for p in state.solver.parameters], SoloComm(), 4)
-        batches = [cut(dataset(8), 2 * k, 2 * k + 2) for k in range(4)]
-        for batch in batches:
-            batch.cutout = np.array([[0, 0, 6, 3]] * 2, np.int32) if name == "cutout" else None
-        pieces = ((k, batch, k == 3) for k, batch in enumerate(batches))
-        losses[name] = update(state, pieces, Knobs(0.1, 0.9, 0.01), reducer, how, lambda: False).loss
-    assert losses["cutout"] != losses["none"]
 
 
 def test_an_evaluation_of_batches_of_different_shapes() -> None:

@@ -16,7 +16,7 @@ from stagerun.base.recipe import Determinism, Precision, Transform
 from stagerun.comm import SoloComm, make_reducer, runs_of
 from stagerun.engine.evaluate import Score, evaluate
 from stagerun.engine.images import Normalise
-from stagerun.engine.loop import StageLoop, due, train
+from stagerun.engine.loop import StageLoop, train
 from stagerun.engine.state import make_state
 
 
@@ -91,13 +91,6 @@ def test_a_snapshot_that_is_due_together_with_a_test_comes_first():
         ("Iterated", 3),
         ("Iterated", 4),
     ]
-
-
-def test_due():
-    assert [i for i in range(1, 11) if due(i, 3, 9)] == [3, 6]
-    assert not any(due(i, 0, 9) for i in range(10))
-    assert [i for i in range(1, 4) if due(i, 1, 3)] == [1, 2]
-    assert not any(due(i, 100, 9) for i in range(1, 10))
 
 
 def test_a_stage_goes_on_at_its_iteration_and_ends_with_the_same_bits():
@@ -228,15 +221,6 @@ def test_each_image_counts_once_whatever_the_workers_and_the_last_batch(workers,
     assert scores[0].loss == pytest.approx(expected.loss, rel=1e-12)
 
 
-def test_the_cut_into_batches_changes_the_loss_by_rounding_only():
-    data = distinct(23, 5)
-    one = evaluated(SoloComm(), data, 23, 5)
-    for size in (1, 2, 7, 100):
-        other = evaluated(SoloComm(), data, size, 5)
-        assert (other.images, other.top1, other.top5) == (one.images, one.top1, one.top5)
-        assert other.loss == pytest.approx(one.loss, rel=1e-12)
-
-
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_rank_that_is_told_to_stop_leaves_no_score_anywhere(workers):
     data = distinct(23, 3)
@@ -260,15 +244,3 @@ def test_evaluation_leaves_the_state_as_it_is_and_training_goes_on_in_training_m
     go(stage_loop(max_iter=4), straight)
     go(stage_loop(max_iter=4), state)
     assert_same(tensors(straight), tensors(state))
-
-
-def test_evaluation_in_bf16_is_near_that_in_float32():
-    state = make_state(ConvNet(), replace(SOLVER, precision=Precision.FP32), CPU)
-    normalise = Normalise(SOLVER.transform, 1, CPU, torch.float32, True)
-    data = dataset(10)
-    found = {
-        p: evaluate(state.model, batches_of(data, 4, SoloComm()), 3, normalise, p, SoloComm(), lambda: False)
-        for p in (Precision.FP32, Precision.BF16)
-    }
-    assert found[Precision.BF16].loss == pytest.approx(found[Precision.FP32].loss, abs=0.02)
-    assert found[Precision.BF16].images == 10

@@ -50,10 +50,6 @@ def moving(i: int) -> float:
     return 0.05 * (i + 1) if i < 6 else 0.03 * (1 - i / ITERATIONS) ** 2
 
 
-def constant(i: int) -> float:
-    return 0.07
-
-
 def start() -> dict[str, Array]:
     rng = np.random.default_rng(1)
     return {p.name: rng.normal(size=p.shape) * (p.name != "zero") for p in PARAMETERS}
@@ -225,27 +221,6 @@ def test_every_type_of_the_language_has_an_update_and_a_row():
         )
 
 
-@pytest.mark.parametrize("type", ["SGD", "Nesterov", "LARS"])
-def test_forms_agree_while_the_learning_rate_stands_still_and_differ_where_it_moves(type):
-    def apart(lr: Callable[[int], float], m: float) -> float:
-        # Without layer-wise rates in LARS, too: these move by themselves.
-        with_form = [
-            engine(replace(settings(type), momentum=m, momentum_form=form, local_gw_ratio=1e-9), lr)
-            for form in (CAFFE, TORCH)
-        ]
-        return distance({"plain": with_form[0]["plain"]}, with_form[1])
-
-    assert apart(constant, 0.9) < 1e-12
-    assert apart(moving, 0.9) > 1e-2
-    assert apart(moving, 0.0) < 1e-12
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_types_agree_without_momentum_only(momentum):
-    apart = distance(*(engine(settings(type, momentum=momentum), moving) for type in ("SGD", "Nesterov")))
-    assert apart > 1e-3 if momentum else apart < 1e-12
-
-
 @pytest.mark.parametrize(
     "type, theirs",
     [
@@ -287,20 +262,6 @@ def test_a_gradient_in_another_layout_is_the_same_gradient():
             update.update(Knobs(0.1, 0.9, 0.01))
         ends.append(w.detach().clone())
     assert torch.equal(*ends)
-
-
-def test_momentum_and_weight_decay_may_move_too():
-    """The knobs of an iteration are all that counts: nothing is kept from the iteration before but V."""
-    w = nn.Parameter(torch.tensor([2.0], dtype=torch.float64))
-    solver = make_update([Parameter("w", w, 1.0, 1.0)], settings("SGD"))
-    expected, v = 2.0, 0.0
-    for knobs in (Knobs(0.1, 0.9, 0.0), Knobs(0.2, 0.5, 0.1), Knobs(0.0, 0.9, 0.3), Knobs(0.1, 0.0, 0.0)):
-        w.grad = torch.tensor([1.0], dtype=torch.float64)
-        solver.update(knobs)
-        v = knobs.momentum * v + knobs.lr * (1.0 + knobs.weight_decay * expected)
-        expected -= v
-        assert w.item() == pytest.approx(expected, rel=1e-14)
-    assert solver.history["steps"]["w"].item() == pytest.approx(v, rel=1e-14)
 
 
 # -- on the whole: a net, and a snapshot in between

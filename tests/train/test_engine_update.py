@@ -25,7 +25,7 @@ from stagerun.base.errors import StagerunError
 from stagerun.base.net import statistics_factor, statistics_passes
 from stagerun.base.recipe import Determinism, Model, ParamKind, ParamRule, Precision
 from stagerun.comm import SoloComm, make_reducer
-from stagerun.engine.parameters import idle_rules, kind_of, multipliers, trained_parameters
+from stagerun.engine.parameters import idle_rules, multipliers, trained_parameters
 from stagerun.engine.state import make_state
 from stagerun.engine.update import update
 from stagerun.models import BatchNorm2d, build
@@ -162,15 +162,6 @@ def test_the_first_rule_that_fits_counts():
     assert found["layer3.1.conv1.weight"] == (1, 1)
     assert found["fc.bias"] == (2, 1)
     assert multipliers("x", ParamKind.WEIGHT, ()) == ParamRule()
-
-
-def test_kinds_of_a_resnet():
-    model = build(Model(name="resnet18", num_classes=10))
-    kinds = {name: kind_of(model, name) for name, _ in model.named_parameters()}
-    assert kinds["bn1.weight"] is kinds["bn1.bias"] is kinds["layer2.0.downsample.1.bias"] is ParamKind.NORM
-    assert kinds["conv1.weight"] is kinds["layer2.0.downsample.0.weight"] is kinds["fc.weight"] is ParamKind.WEIGHT
-    assert [name for name, kind in kinds.items() if kind is ParamKind.BIAS] == ["fc.bias"]
-    assert sum(kind is ParamKind.NORM for kind in kinds.values()) == 40
 
 
 def test_rules_that_fit_nothing_are_named_with_a_hint():

@@ -1,33 +1,24 @@
 """Ensembles without a run: the arithmetic, what is read and refused, and when one is evaluated."""
 
-import json
-import math
 from collections.abc import Iterator
-from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from engine_help import CPU, SOLVER, Batch, ConvNet, Threads, arithmetic, cut, dataset
-from test_plan import finished, inventory, schedule, snapshot
+from test_plan import finished, inventory, schedule
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
-from stagerun import store
 from stagerun.base.errors import RecipeError
-from stagerun.base.events import EnsembleTested, Event, RunStarted, StageStarted
+from stagerun.base.events import EnsembleTested
 from stagerun.base.recipe import EnsembleRule, Precision, Schedule
 from stagerun.comm import Comm, SoloComm, runs_of
 from stagerun.engine.averages import BatchStatistics
 from stagerun.engine.ensemble import (
-    _ROWS_AT_ONCE,
     Member,
     WeightMean,
     batch_norm_names,
     log_mean_probability,
-    mean_logit,
     take_statistics,
     together,
 )
@@ -39,34 +30,12 @@ from stagerun.plan import make_plan
 from stagerun.plan.ensembles import (
     EnsembleState,
     PlannedEnsemble,
-    ensembles_left,
     ensembles_text,
     made_from,
     plan_ensembles,
 )
-from stagerun.plan.hours import Hours, Speed, Spent, render_hours
-from stagerun.store.logged import ensemble_of
-from stagerun.tools.report.read_log import Log
-from stagerun.tools.report.replay import history
-from stagerun.train import results
 
 # ---- the mean of answers
-
-# Of two classes, three members: one is sure of the first, two lean towards the second.
-SURE, LEANING = math.log(0.999 / 0.001), math.log(0.2 / 0.8)
-LOGITS = torch.tensor([[[SURE, 0.0]], [[LEANING, 0.0]], [[LEANING, 0.0]]], dtype=torch.float64)
-
-
-def test_the_two_means_by_hand() -> None:
-    probability = log_mean_probability(LOGITS).exp()
-    assert probability.tolist()[0] == pytest.approx([(0.999 + 0.2 + 0.2) / 3, (0.001 + 0.8 + 0.8) / 3], rel=1e-14)
-    assert mean_logit(LOGITS).tolist()[0] == pytest.approx([(SURE + 2 * LEANING) / 3, 0.0], rel=1e-14)
-    assert probability.argmax() == 1 and mean_logit(LOGITS).argmax() == 0, "the two rules disagree here"
-
-
-def test_the_loss_is_that_of_the_mean_probability() -> None:
-    loss = torch.nn.functional.cross_entropy(log_mean_probability(LOGITS), torch.tensor([0]))
-    assert float(loss) == pytest.approx(-math.log((0.999 + 0.2 + 0.2) / 3), rel=1e-14)
 
 
 def test_a_probability_that_no_number_holds_has_a_loss_all_the_same() -> None:
@@ -100,13 +69,6 @@ def scored(rule: EnsembleRule, *models: ConvNet, comm: Comm | None = None) -> tu
     return found.images, found.top1, found.top5, found.loss
 
 
-@pytest.mark.parametrize("rule", [EnsembleRule.MEAN_PROBABILITY, EnsembleRule.MEAN_LOGIT])
-def test_equal_members_are_as_one(rule: EnsembleRule) -> None:
-    alone, thrice = scored(rule, net(1)), scored(rule, net(1), net(1), net(1))
-    assert thrice[:3] == alone[:3] and thrice[3] == pytest.approx(alone[3], rel=1e-13)
-    assert scored(rule, net(1), net(2))[3] != pytest.approx(alone[3], rel=1e-6)
-
-
 @pytest.mark.parametrize("size", [2, 4, 5])
 @pytest.mark.parametrize("rule", [EnsembleRule.MEAN_PROBABILITY, EnsembleRule.MEAN_LOGIT])
 def test_any_number_of_workers_gives_the_same_digits(rule: EnsembleRule, size: int) -> None:
@@ -137,14 +99,6 @@ def test_the_mean_of_equal_weights_is_these_weights() -> None:
         mean.add(weights)
     for name, tensor in mean.mean().items():
         assert torch.equal(tensor.to(weights[name].dtype), weights[name]), name
-
-
-def test_the_mean_of_other_weights() -> None:
-    mean = WeightMean(net(1))
-    mean.add(net(1).state_dict())
-    mean.add(net(2).state_dict())
-    expected = (net(1).fc.weight + net(2).fc.weight) / 2
-    assert torch.equal(mean.mean()["fc.weight"], expected.detach())
 
 
 def test_whole_numbers_have_no_mean_but_batch_norms_counts_are_passed_over() -> None:
@@ -182,53 +136,11 @@ def taken(comm: Comm, stop_at: int | None = None) -> tuple[dict[str, Tensor], bo
     return {name: model.state_dict()[name].clone() for name in batch_norm_names(model)}, done
 
 
-def test_the_statistics_are_the_plain_mean_over_device_batches() -> None:
-    """By hand for the first layer, whose input nothing else changes."""
-    found, done = taken(SoloComm())
-    data, model = dataset(ITERATIONS * LOGICAL * SIZE), net(4)
-    images = (data.images.astype(np.float64).transpose(0, 3, 1, 2) - 100) * 0.01
-    with torch.no_grad():
-        outputs = model.conv1(torch.from_numpy(images)).split(SIZE)
-    means = torch.stack([x.mean((0, 2, 3)) for x in outputs])
-    variances = torch.stack([x.transpose(0, 1).flatten(1).var(1) for x in outputs])
-    assert done and int(found["bn1.num_batches_tracked"]) == ITERATIONS
-    assert torch.allclose(found["bn1.running_mean"], means.mean(0), rtol=1e-12)
-    assert torch.allclose(found["bn1.running_var"], variances.mean(0), rtol=1e-12)
-
-
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_statistics_have_the_same_bits_for_any_number_of_workers(size: int) -> None:
     alone, _ = taken(SoloComm())
     for found, done in Threads(size).run(taken):
         assert done and all(torch.equal(found[name], alone[name]) for name in alone)
-
-
-class Made(TorchFunctionMode):
-    """Takes down the shapes of what torch.zeros makes on the device, as `device=` says."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shapes: list[tuple[int, ...]] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.zeros and (kwargs or {}).get("device") is not None:
-            self.shapes.append(tuple(args))
-        return func(*args, **(kwargs or {}))
-
-
-def test_the_statistics_of_many_logical_workers_are_not_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a megabyte each, of a ResNet-50: what a GPU holds of them does not grow with their number."""
-    monkeypatch.setitem(globals(), "LOGICAL", 2 * _ROWS_AT_ONCE + 1)
-    with Made() as made:
-        taken(SoloComm())
-    tables = [shape for shape in made.shapes if len(shape) == 2]
-    assert tables and max(rows for rows, _ in tables) <= _ROWS_AT_ONCE
-
-
-def test_when_one_worker_is_told_to_stop_all_do_and_nothing_has_moved() -> None:
-    before = net(4).state_dict()
-    for found, done in Threads(2).run(lambda comm: taken(comm, stop_at=2)):
-        assert not done and all(torch.equal(found[name], before[name]) for name in found)
 
 
 # ---- the files
@@ -289,11 +201,6 @@ def test_members_look_at_the_same_pictures(own: str, how: str) -> None:
     text = refusal('name: "all" members: ["collapse", "early"]', early=PLAIN + own)
     assert f"schedule.prototxt:10:46: `early` is not evaluated on the same pictures as `collapse`: {how}" in text
     assert "set `test_transform_param` in the `solver` of schedule.prototxt" in text
-
-
-def test_members_may_be_trained_on_other_pictures() -> None:
-    own = PLAIN + "transform_param { crop_size: 28 mirror: true pad: 2 }"
-    assert with_ensembles('name: "all" members: ["collapse", "early"]', early=own).ensembles
 
 
 def test_rectangular_pictures_are_cut_for_a_batch() -> None:
@@ -388,69 +295,8 @@ def test_results_of_before_a_transform_could_grow_still_count() -> None:
     assert "rectangular=False)" in outcome(with_ensembles(BOTH)).tested_on
 
 
-def test_a_member_trained_again_makes_it_ready_again() -> None:
-    s = with_ensembles(BOTH)
-    refs = {ref.stage: ref for ref in finished(s)}
-    again = replace(snapshot(s, "early", 5, refs["trunk"].id, attempt=2), id="other bits")
-    plan = make_plan(s, inventory(*(refs | {"early": again}).values()))
-    (found,) = plan_ensembles(plan, {"both": outcome(s)})
-    assert (found.state, found.why) == (EnsembleState.READY, "evaluated with other weights")
-
-
 def test_a_member_that_is_not_enabled_leaves_it_out() -> None:
     s = with_ensembles(BOTH, shared=TREE.replace('from: "trunk" }', 'from: "trunk" enabled: false }'))
     found = planned(s)
     assert (found.state, found.why) == (EnsembleState.OFF, "early is not enabled")
     assert "not evaluated: early is not enabled" in ensembles_text([found])
-
-
-def test_its_evaluation_is_counted_among_what_is_left() -> None:
-    """A member's evaluation takes 4 s, or two of them where it has averaged weights; a forward pass a third of an iteration."""
-    average = 'name: "soup" members: ["collapse", "early"] rule: WEIGHT_AVERAGE batch_norm_iter: 30'
-    early = PLAIN + "ema_decay: 0.9"
-    s = with_ensembles(BOTH, average, early=early)
-    speeds = {"collapse": Speed(iteration=0.5, test=4.0), "early": Speed(iteration=0.1, test=8.0)}
-    plan = make_plan(s, inventory())
-    left = ensembles_left(s, plan_ensembles(plan, {}), speeds)
-    assert {k: part and part.total for k, part in left.items()} == pytest.approx(
-        {"ensemble both": 4 + 4, "ensemble soup": 4 + 30 * 0.5 / 3}
-    )
-    del speeds["early"]
-    assert set(ensembles_left(s, plan_ensembles(plan, {}), speeds).values()) == {None}
-    done = make_plan(s, inventory(*finished(s)))
-    assert list(ensembles_left(s, plan_ensembles(done, {"both": outcome(s)}), {})) == ["ensemble soup"]
-    text = render_hours(plan, Hours(source="somehow", speeds={}), {"ensemble both": Spent(tests=90.0)})
-    assert "ensemble both" in text and "1 min 30 s" in text
-
-
-def test_a_report_forgets_an_ensemble_whose_member_is_trained_again() -> None:
-    s = with_ensembles(BOTH)
-    begun = RunStarted(
-        schedule="tree", out="o", workers=1, device="cpu", threads=1, stages=("collapse", "early"), iterations=1,
-        iterations_left=1, version="1", ensembles=("both",),
-    )  # fmt: skip
-    started = StageStarted(
-        stage="early", number=4, iter=0, max_iter=5, start="seed 1", batch_size=100, device_batch_size=50
-    )
-    events: list[Event] = [begun, started, outcome(s)]
-
-    def known(*more: Event) -> tuple[EnsembleTested, ...]:
-        return history(Log(tuple((float(n), event) for n, event in enumerate([*events, *more])))).ensembles
-
-    assert known() == (outcome(s),)
-    assert known(begun, started) == ()
-    assert known(replace(begun, ensembles=())) == (), "the schedule has it no longer"
-    later = replace(outcome(s), top1=0.9)
-    assert known(begun, started, later) == (later,)
-
-
-def test_results_are_read_back_and_what_is_none_is_made_again(tmp_path: Path) -> None:
-    s = with_ensembles(BOTH)
-    result = outcome(s, loss=None)
-    assert ensemble_of(json.dumps(asdict(result)).encode()) == result
-    results.write_ensemble(store.LocalDisk(), tmp_path, result)
-    assert results.read_ensemble(tmp_path, "both") == result
-    path = results.ensemble_path(tmp_path, "both")
-    for text in (path.read_bytes()[:-9], b"[1]", b"", json.dumps(asdict(replace(result, name="x"))).encode()):
-        path.write_bytes(text)
-        assert results.read_ensemble(tmp_path, "both") is None

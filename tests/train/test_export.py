@@ -15,14 +15,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from stored_help import stagerun
-from torch import nn
 
-from stagerun import store
-from stagerun.base import recipe
 from stagerun.engine.images import Normalise
 from stagerun.models.vision import torchvision_models
 from stagerun.tools.weights import export as exporting
-from stagerun.tools.weights.exporting import in_torchvision
 from stagerun.train.stored import load_network, open_snapshot
 
 COLOUR = "transform_param { crop_size: 40 mean_value: 104 mean_value: 117 mean_value: 124 scale: 0.017 }"
@@ -166,17 +162,6 @@ def test_metadata_says_what_the_network_expects(resnet18: Path, tmp_path: Path) 
     assert (facts["bgr"]["weights"], facts["rgb"]["weights"]) == ("trained", "averaged")
 
 
-@pytest.mark.long
-def test_one_mean_for_all_channels_and_none(tmp_path: Path) -> None:
-    one = snapshot(tmp_path / "one", solver="transform_param { mean_value: 127.5 }")
-    assert "RGB: (0..255 - [127.5, 127.5, 127.5]) * 1, " in export(
-        one, "--torch", "--rgb", "--output", tmp_path / "one.pth"
-    )
-    none = snapshot(tmp_path / "none", solver="transform_param { scale: 0.00392156862745098 }")
-    said = export(none, "--torch", "--output", tmp_path / "none.pth")
-    assert "Normalize(mean=[0, 0, 0], std=[1, 1, 1])" in said and "before:" not in said
-
-
 def test_what_is_done_before(tmp_path: Path) -> None:
     test = "test_transform_param { crop_size: 28 pad: 2 random_resize_param { min_size: 32 resize_param { interp_mode: AREA } } }"
     folder = snapshot(tmp_path / "out", TINY, f"{GREY} {test}")
@@ -190,42 +175,6 @@ def test_what_is_done_before(tmp_path: Path) -> None:
     assert "before: 2 pixels of the mirrored image on each side\n" in export(
         folder, "--torch", "--output", tmp_path / "b"
     )
-
-
-def test_a_network_trained_in_64_bits_is_said_to_take_them(tmp_path: Path) -> None:
-    said = {}
-    for precision in ("FP64", "BF16"):
-        folder = snapshot(tmp_path / precision, TINY, f"{GREY} precision: {precision}")
-        export(folder, "--safetensors", "--output", tmp_path / f"{precision}.safetensors")
-        with safe_open(tmp_path / f"{precision}.safetensors", "pt") as file:
-            facts, dtype = file.metadata(), file.get_tensor("fc.weight").dtype
-        assert facts["input"].startswith(f"{dtype} [N".removeprefix("torch."))
-        said[precision] = facts["output"]
-    assert said == {"FP64": "logits float64 [N, 10]", "BF16": "logits float32 [N, 10]"}
-
-
-@pytest.mark.parametrize(
-    "model, said",
-    [
-        (recipe.Model(name="resnet34", num_classes=5), "get_model('resnet34', num_classes=5)"),
-        (
-            recipe.Model(name="resnet34", num_classes=5, channels=1),
-            "another network: this one has 1 channel in place of 3",
-        ),
-        (
-            recipe.Model(name="resnet34", num_classes=5, blur_pool=True, eps=1e-3),
-            "has blur_pool and a BatchNorm eps of 0.001 in place of 1e-05",
-        ),
-        (
-            recipe.Model(name="googlenet", num_classes=5, eps=1e-3),
-            "get_model('googlenet', num_classes=5, aux_logits=False, transform_input=False, init_weights=True)",
-        ),
-        (recipe.Model(name="vit_b_16", num_classes=5), "get_model('vit_b_16', num_classes=5)"),
-        (recipe.Model(name="resnet_small", num_classes=5), "`resnet_small` is stagerun's"),
-    ],
-)
-def test_which_network_of_torchvision_it_is(model: recipe.Model, said: str) -> None:
-    assert said in in_torchvision(model)
 
 
 @pytest.mark.process
@@ -403,38 +352,3 @@ def test_the_file_is_named_after_the_snapshot(tiny: Path, tmp_path: Path, monkey
     export(tiny.name, "--out", tiny.parents[1], "--torch")
     export(tiny, "--safetensors")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["only-00000003-a0001.pth", "only-00000003-a0001.safetensors"]
-
-
-def test_a_damaged_snapshot_is_not_exported(tmp_path: Path) -> None:
-    folder = snapshot(tmp_path / "out", TINY, GREY)
-    data = bytearray((folder / "model.safetensors").read_bytes())
-    data[-1] ^= 1
-    (folder / "model.safetensors").write_bytes(data)
-    done = stagerun("export", folder, "--torch", "--output", tmp_path / "a")
-    assert done.exit_code == 78 and "model.safetensors is not as it was written" in done.stderr
-    assert not (tmp_path / "a").exists() and store.parse_name(folder.name) is not None
-
-
-def test_the_first_convolution_is_that_of_the_images() -> None:
-    """For every network that `--rgb` may meet: the first one in the order of the modules takes the three channels."""
-    from stagerun.models import maker
-
-    for name in ("vit_b_16", "swin_t", "convnext_tiny", "maxvit_t", "densenet121", "googlenet", "inception_v3", "vgg11",
-                 "alexnet", "efficientnet_b0", "mnasnet0_5", "resnet50_intel_caffe"):  # fmt: skip
-        with torch.device("meta"):
-            net = maker(name)(recipe.Model(name=name, num_classes=2))
-        first = next(module for module in net.modules() if isinstance(module, nn.Conv2d))
-        assert first.in_channels == 3 and first.groups == 1, name
-
-
-def test_what_torchs_exporter_refuses_is_told(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise torch.onnx.OnnxExporterError("no operator aten.novelty\nand a page of advice")
-
-    monkeypatch.setattr(exporting, "find_spec", lambda name: object())
-    monkeypatch.setattr(torch.onnx, "export", refuse)
-    done = stagerun("export", tiny, "--onnx", "--output", tmp_path / "a")
-    assert (
-        done.exit_code == 64 and "can't make an ONNX graph of this network: no operator aten.novelty\n" in done.stderr
-    )
-    assert "page of advice" not in done.stderr and "--safetensors" in done.stderr

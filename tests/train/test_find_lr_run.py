@@ -1,4 +1,4 @@
-"""`stagerun find-lr`: the updates are those of the stage, from its own start, and nothing is left behind."""
+"""`stagerun rehearse --find-lr`: the updates are those of the stage, from its own start, and nothing is left behind."""
 
 import json
 import os
@@ -15,9 +15,9 @@ from stagerun.cli import main
 from stagerun.comm import SoloComm
 from stagerun.plan import PlannedStage
 from stagerun.system.world import World
-from stagerun.tools.find_lr.command import start_of
-from stagerun.tools.find_lr.measure import Asked, sweep
-from stagerun.tools.find_lr.sweep import Point, swept
+from stagerun.tools.rehearse.find_lr import start_of
+from stagerun.tools.rehearse.sweep import Point, swept
+from stagerun.tools.rehearse.sweep_run import Asked, sweep
 from stagerun.train.output import plan_of
 
 
@@ -87,21 +87,20 @@ def test_it_ends_where_it_diverges_and_where_it_is_interrupted(base: Path, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_printed_and_drawn(base: Path, tmp_path: Path) -> None:
-    words = ["find-lr", str(base / "schedule"), "init", "--out", str(tmp_path / "out"), "--iterations", "20"]
+def test_what_is_printed(base: Path, tmp_path: Path) -> None:
+    words = ["rehearse", str(base / "schedule"), "--find-lr", "init", "--out", str(tmp_path / "out"), "--iters", "20"]
     words += ["--nproc", "1", "--threads", "1"]
     before = dict(os.environ)
     try:
-        text = CliRunner().invoke(main, [*words, "--plot", str(tmp_path / "lr.svg")])
-        made = CliRunner().invoke(main, [*words, "--json", "--plot", str(tmp_path / "lr.png")])
+        text = CliRunner().invoke(main, words)
+        made = CliRunner().invoke(main, [*words, "--json"])
     finally:
         os.environ.clear()
         os.environ.update(before)
     assert text.exit_code == made.exit_code == 0, text.output + made.output
     found = json.loads(made.stdout)
     assert len(found["points"]) == 20 and found["batch_size"] == 16 and found["start"].startswith("seed ")
-    assert "steepest: " in text.stdout and "minimum/10: " in text.stdout and "┤" in text.stdout
+    assert "steepest: " in text.stdout and "minimum/10: " in text.stdout
     assert f"{found['points'][-1]['loss']:.4f}" in text.stdout
     assert "now:         0.0833" in text.stdout
-    assert (tmp_path / "lr.svg").read_text().startswith("<?xml") and (tmp_path / "lr.png").read_bytes()[1:4] == b"PNG"
     assert not (tmp_path / "out").exists()

@@ -21,7 +21,6 @@ from stagerun.base.events import (
     EnsembleTested,
     Event,
     Iterated,
-    Note,
     PieceStarted,
     StageFinished,
     StageStarted,
@@ -35,11 +34,11 @@ from stagerun.language import load
 from stagerun.plan import State, make_plan
 from stagerun.plan.estimate import Room, needs
 from stagerun.system.world import World
-from stagerun.tools.find_lr.command import FindOptions
-from stagerun.tools.find_lr.command import _begin as begin
-from stagerun.tools.find_lr.measure import Asked, sweep
-from stagerun.tools.find_lr.sweep import swept
 from stagerun.tools.rehearse import measure
+from stagerun.tools.rehearse.command import RehearseOptions
+from stagerun.tools.rehearse.find_lr import _begin as begin
+from stagerun.tools.rehearse.sweep import swept
+from stagerun.tools.rehearse.sweep_run import Asked, sweep
 from stagerun.train import ensembling
 from stagerun.train import stage as train_stage
 from stagerun.train.progress import WEIGHTS
@@ -216,21 +215,6 @@ def test_a_damaged_member_is_set_aside_and_made_anew(base: Path, data: Path, tmp
     assert all(np.array_equal(found[name], value) for name, value in expected.items())
 
 
-def test_the_averaging_for_a_stage_and_that_for_the_evaluation_are_told_apart(base: Path, tmp_path: Path) -> None:
-    events = nan_help.lives(base / "s", tmp_path / "out")
-    said = [note.text for note in of(events, Note) if "BatchNorm statistics" in note.text]
-    assert said == [
-        f"{what}: BatchNorm statistics of the averaged network, over 24 images"
-        for what in ("ensemble all", "stage fine starts from ensemble all")
-    ]
-
-
-def test_the_ensemble_is_evaluated_beside_its_members(base: Path) -> None:
-    (tested,) = [event for event in nan_help.lives(base / "s", base / "again") if isinstance(event, EnsembleTested)]
-    assert tested.members == ("trunk@3", "trunk@5", "trunk@7") and tested.best in tested.members
-    assert tested.shape == "one_minus_sqrt"
-
-
 HELD = ' val {{ source: "{data}" images: 64 name: "held" }} }}\nsolver'
 SOUP = 'ensemble { name: "soup" members: "trunk@3..7/2" rule: GREEDY_SOUP hold_out: "held" batch_norm_iter: 3 }\n'
 
@@ -271,7 +255,7 @@ def test_a_soup_in_a_run_names_what_it_took(data: Path, tmp_path: Path) -> None:
 
 def test_a_sweep_of_rates_starts_from_the_average_as_the_stage_does(data: Path, tmp_path: Path) -> None:
     folder, out = made(tmp_path / "s", data, ALONG, FINE), tmp_path / "out"
-    options = FindOptions(folder=str(folder), stage="fine", out=str(out))
+    options = RehearseOptions(folder=str(folder), find_lr="fine", out=str(out))
     refused = r"`fine` starts from ensemble `all`, and .* no average"
     with pytest.raises(UsageError, match=refused) as error:
         begin(options, load(folder))
@@ -333,56 +317,6 @@ def test_the_averaged_network_is_evaluated_and_exported_by_the_ensembles_name(ba
     done = CliRunner().invoke(main, ["export", "all", str(file), "--out", str(out), "--torch"])
     assert done.exit_code == 0, done.output
     assert torch.load(file, weights_only=True)["fc.weight"].dtype is torch.float64
-
-
-def test_a_name_that_is_no_snapshots_is_told_what_it_is(data: Path, tmp_path: Path) -> None:
-    mean = 'ensemble { name: "mean" members: ["trunk@3", "trunk"] rule: MEAN_PROBABILITY }'
-    folder, out = made(tmp_path / "s", data, ALONG, mean), tmp_path / "out"
-    nan_help.lives(folder, out)
-
-    def said(*words: object) -> str:
-        done = CliRunner().invoke(main, [*map(str, words)])
-        assert done.exit_code == 64 and done.stdout == "" and "hint: " in done.stderr, done.output
-        return " ".join(done.stderr.split())
-
-    (end,) = [ref.name for ref in store.inventory(store.LocalDisk(), out).of("trunk") if ref.iter == TRUNK]
-    top1 = json.loads((out / "results" / "ensembles" / "mean.json").read_text())["top1"]
-    for words in (["eval", "NAME"], ["export", "NAME"], ["predict", "NAME", str(folder)]):
-        asked = {name: [name if word == "NAME" else word for word in words] for name in ("mean", "maen", "trunk")}
-        if words[0] != "predict":
-            mean_said = said(*asked["mean"], "--out", out)
-            assert "`mean` is an ensemble (MEAN_PROBABILITY)" in mean_said
-            assert (
-                f"`run` has evaluated it: top-1 {100 * top1:.2f} %, in {out}/results/ensembles/mean.json" in mean_said
-            )
-        assert "named `maen` hint: did you mean `mean`?" in said(*asked["maen"], "--out", out)
-    for where in ([folder, "--out", out], [out]):
-        assert f"`all` is an ensemble, not a stage hint: `stagerun eval all --out {out}`" in said(
-            "eval", *where, "--stage", "all"
-        )
-        assert "`mean` is an ensemble (MEAN_PROBABILITY)" in said("eval", *where, "--stage", "mean")
-    (row,) = json.loads(CliRunner().invoke(main, ["eval", "trunk", "--out", str(out), "--json"]).stdout)["evaluations"]
-    assert row["snapshot"] == end
-    shutil.rmtree(out / "averages")
-    assert "`all` is an ensemble, whose network is not in" in said("export", "all", "--out", out)
-
-
-def test_its_gain_is_against_the_average_as_far_as_that_was_evaluated(base: Path, tmp_path: Path) -> None:
-    def run(*words: object) -> str:
-        return CliRunner().invoke(main, list(map(str, words)), catch_exceptions=False).stdout
-
-    out = tmp_path / "out"
-    run("run", base / "s", "--out", out, "--nproc", 1)
-    file = out / "results" / "ensembles" / "all.json"
-    tested, (fine,) = json.loads(file.read_text()), (out / "results").glob("fine-*.json")
-    below = tested | {"top1": json.loads(fine.read_text())["top1"] - 0.125}
-    file.write_text(json.dumps(below))
-    assert re.search(r"^fine .* \+12\.50 ", run("run", base / "s", "--out", out, "--nproc", 1), re.MULTILINE)
-    report = run("report", out)
-    assert "at the end of fine, 12.50 points above the average it starts from" in report and "| +12.50 |" in report
-    # What is there under that name was made from other snapshots.
-    file.write_text(json.dumps(below | {"snapshots": tested["snapshots"][::-1]}))
-    assert "the average it starts from" not in run("report", out)
 
 
 @pytest.mark.parametrize("kept", ["as they are", "as older versions wrote them"])

@@ -106,12 +106,12 @@ COMMANDS = {
     "view --save": ["view", "{out}", "--save", "{page}"],
     "plan": ["plan", "{folder}", "--out", "{out}"],
     "diff": ["diff", "{folder}", "{out}"],
-    "snapshots": ["snapshots", "{out}"],
-    "snapshots --verify": ["snapshots", "{folder}", "--out", "{out}", "--verify"],
+    "snapshots": ["status", "--snapshots", "{out}"],
+    "snapshots --verify": ["status", "--snapshots", "{folder}", "--out", "{out}", "--verify"],
     "eval": ["eval", "{out}"],
     "export": ["export", "{out}", "--safetensors", "{page}"],
     "predict": ["predict", "{out}", "{page}"],
-    "verify-run": ["verify-run", "{out}"],
+    "verify": ["verify", "{out}"],
 }
 
 
@@ -206,7 +206,9 @@ def test_a_finished_run_whose_last_snapshot_is_damaged_trains_its_end_again(fini
 def test_one_of_another_definition_is_named_and_takes_no_place(finished: Path, tmp_path: Path) -> None:
     lives(finished / "s", tmp_path / "out", 1, "main.base_lr=0.01", "main.snapshot=2", stop_after=11)
     text = (
-        CliRunner().invoke(main, ["snapshots", str(finished / "s"), "--out", str(tmp_path / "out"), "--verify"]).output
+        CliRunner()
+        .invoke(main, ["status", "--snapshots", str(finished / "s"), "--out", str(tmp_path / "out"), "--verify"])
+        .output
     )
     assert "of another definition: main-000000" in text and "another `base_lr` than the schedule's" in text, text
 

@@ -22,7 +22,6 @@ from stagerun.data.preflight import preflight
 from stagerun.data.records import ListRecords, LmdbSource
 from stagerun.data.sampling import order_of
 from stagerun.language import load
-from stagerun.language.nets import ignored_in
 from stagerun.language.proto import caffe_pb2
 
 
@@ -113,18 +112,6 @@ def test_an_ignored_image_is_of_no_class_that_is_drawn(tmp_path: Path) -> None:
     drawn = order_of(LmdbSource(str(folder / "images")), schedule, schedule.stages[0]).at(0, 300)
     assert IGNORED not in {LABELS[i] for i in drawn}
     assert len({LABELS[i] for i in drawn}) == CLASSES
-
-
-def test_what_an_evaluation_ignores(tmp_path: Path) -> None:
-    def ignored(**texts: str) -> net.Ignored:
-        ignored.folder = ignored.folder / "more"  # type: ignore[attr-defined]
-        return ignored_in(load(written(ignored.folder, **texts)).stages[0])  # type: ignore[attr-defined]
-
-    ignored.folder = tmp_path  # type: ignore[attr-defined]
-    assert ignored(loss="", accuracy="") == net.ALL_COUNT
-    assert ignored() == net.Ignored(train=IGNORED, loss=IGNORED, accuracy=IGNORED)
-    assert ignored(accuracy="ignore_label: 1") == net.Ignored(train=IGNORED, loss=IGNORED, accuracy=1)
-    assert ignored(more="loss { type: SOFTMAX }") == net.Ignored(accuracy=IGNORED)
 
 
 def test_what_one_stage_ignores_another_refuses_in_memory_too() -> None:

@@ -1,7 +1,5 @@
 """Images that grow within a stage: their side at each iteration, in the plan, the loader, on the device and in a run."""
 
-import json
-import math
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,7 +23,6 @@ from stagerun.base.recipe import (
     RandomAspectRatio,
     RandomResize,
     RandomResizedCrop,
-    Schedule,
     Solver,
     Transform,
 )
@@ -179,18 +176,6 @@ def test_threads_memory_and_the_place_where_it_goes_on_change_nothing() -> None:
     assert all(kept.has(i) for i in range(IMAGES)), "each was decoded once, whatever the sizes"
 
 
-def test_a_jpeg_is_decoded_at_the_scale_that_the_present_size_needs() -> None:
-    """A rectangle of 80 x 80 at least becomes 16 pixels at first, at half of its scale or less; later 64, at its full one."""
-    picture = Datum(data=jpeg_pictures.jpeg(130, 160), encoded=True).SerializeToString()
-    box = RandomResizedCrop(min_area_ratio=0.35, interp_mode=InterpMode.AUTO)
-    transform = Transform(crop_size=64, random_resized_crop=box, crop_size_ramp=RAMP)
-    solver = replace(SOLVER, transform=transform, epoch_iter=2 / 12)
-    loader = growing(0, ListRecords([picture] * 2), solver)
-    for i, side in ((0, 16), (1, 64)):
-        plain = replace(solver, transform=replace(transform, crop_size=side, crop_size_ramp=None))
-        same(loader.batch(12 * i, 12), growing(0, ListRecords([picture] * 2), plain).batch(12 * i, 12))
-
-
 def test_images_too_small_for_the_largest_size_are_found_before_the_run() -> None:
     little = ListRecords([raw(np.zeros((HEIGHT, WIDTH, 3), np.uint8), 0)] * IMAGES)
     param = replace(SOLVER.transform, crop_size=48)
@@ -223,7 +208,7 @@ def test_on_the_device_they_are_cut_alike() -> None:
 
 
 def ramp(text: str, rest: str = "crop_size: 24", more: str = "") -> str:
-    return A + f"transform_param {{ {rest} crop_size_ramp_param {{ {text} }} }} {more}"
+    return A + f'clear: "transform_param" transform_param {{ {rest} crop_size_ramp_param {{ {text} }} }} {more}'
 
 
 GROWS = "start_size: 8 end_epoch: 2 multiple: 4"
@@ -383,15 +368,3 @@ def test_compiled_too(folder: Path, tmp_path: Path) -> None:
     done = small.run(folder / "schedule", tmp_path / "out", *settings, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
     assert processes.ends(tmp_path / "out") == processes.ends(tmp_path / "straight")
-
-
-@pytest.mark.process
-def test_the_sizes_are_those_of_the_plan(folder: Path) -> None:
-    from stagerun.language import load
-
-    schedule: Schedule = load(folder / "schedule")
-    solver = schedule.stage("b").solver
-    assert [crop_size(solver, i) for i in range(solver.max_iter)] == [8] * 8 + [16] * 7 + [24] * 3
-    lines = [json.loads(line) for line in (folder / "straight" / "log.jsonl").read_text().splitlines()]
-    losses = [line["loss"] for line in lines if line.get("event") == "Iterated" and line.get("stage") == "b"]
-    assert len(losses) == solver.max_iter and all(math.isfinite(loss) for loss in losses)

@@ -18,7 +18,6 @@ from stagerun.base.errors import DataError, RecipeError, UsageError
 from stagerun.base.events import Iterated, RunFinished, SnapshotWritten
 from stagerun.engine.codec import decode
 from stagerun.plan import State
-from stagerun.tools.library.lockstep import Lockstep
 
 ENDLESS = ("init.max_iter=100000", "init.lr_iter=200000")
 
@@ -42,7 +41,6 @@ def test_a_run_that_was_closed_in_between_ends_as_one_that_was_not(base: Path, t
         for event in run:
             if isinstance(event, Iterated) and event.iter == 3:
                 break
-        assert "init" in run._repr_html_() and "<svg" in run._repr_html_()
     assert next(run, None) is None
     resumed = stagerun.plan(schedule, tmp_path / "out").stages[0]
     assert resumed.state is State.RESUME and resumed.iter in (3, 4)
@@ -156,30 +154,7 @@ def test_a_snapshot_has_its_network(base: Path, tmp_path: Path) -> None:
         stagerun.Snapshot(tmp_path / "out")
 
 
-def test_a_generator_in_a_thread_is_asked_one_step_at_a_time() -> None:
-    made: list[int] = []
-
-    def count(hand: Any) -> Any:
-        for i in range(3):
-            made.append(i)
-            yield i
-        hand("said")
-        raise ValueError("the end")
-
-    steps = Lockstep[Any](count)
-    assert steps.next() == 0 and made == [0]
-    assert steps.next() == 1 and made == [0, 1]
-    assert [steps.next(), steps.next()] == [2, "said"]
-    with pytest.raises(ValueError, match="the end"):
-        steps.next()
-    assert steps.next() is None
-    steps.finish()
-    never = Lockstep[Any](count)
-    never.finish()
-    assert never.next() is None and made == [0, 1, 2]
-
-
-@pytest.mark.parametrize("words", [{"until": ["init"]}, {"until": 3}, {"redo": 3}, {"only": [3]}, {"keep": [["init"]]}])
+@pytest.mark.parametrize("words", [{"until": ["init"]}, {"until": 3}, {"redo": 3}, {"only": [3]}])
 def test_what_is_not_a_name_is_refused(base: Path, tmp_path: Path, words: dict[str, Any]) -> None:
     for call in (stagerun.run, stagerun.plan):
         with pytest.raises(UsageError, match=r"one stage's name is wanted|neither a text nor several"):

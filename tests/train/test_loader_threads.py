@@ -141,14 +141,6 @@ def test_memory_is_used_again_when_nobody_can_see_it_any_more_and_not_before() -
     assert [way for way in WAYS_TO_HOLD if address(buffers[way].array((4, 5, 5, 3))) != first[way]] == []
 
 
-def test_a_stream_uses_few_pieces_of_memory(photos: LmdbSource) -> None:
-    places = set()
-    with make(photos).stream((n * 8, 8) for n in range(60)) as stream:
-        for batch in stream:
-            places.add(batch.images.__array_interface__["data"][0])
-    assert len(places) <= 4 + 2
-
-
 class Slow:
     """A maker whose chunks wait until they are let go, in any order."""
 
@@ -193,23 +185,6 @@ def test_the_error_of_the_first_image_is_the_one_that_is_raised() -> None:
         assert list(stream) == []
 
 
-def test_records_are_asked_for_before_they_are_read_each_once_and_in_order() -> None:
-    maker = Slow()
-    maker.threads, maker.depth = 1, 9  # type: ignore[misc]
-    sizes = [3 * CHUNK, 1, CHUNK + 1, 8 * CHUNK, 2]
-    starts = np.cumsum([0, *sizes]).tolist()
-    assert len(list(Stream(maker, zip(starts, sizes, strict=False)))) == len(sizes)
-    chunks = [(start, first) for start, size in zip(starts, sizes, strict=False) for first in range(0, size, CHUNK)]
-    assert maker.expected == chunks[1:]  # the first is read at once
-
-
-def test_a_thread_that_is_gone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Nothing that a job raises ends a thread: a stand-in for the system's doing.
-    monkeypatch.setattr("stagerun.data.stream._Work.run", lambda self: None)
-    with pytest.raises(RuntimeError, match="a thread of the loader is gone"):
-        next(Stream(Slow(), [(0, 8)]))
-
-
 def test_closing_stops_all_threads_between_chunks() -> None:
     def endless() -> Iterator[tuple[int, int]]:
         n = 0
@@ -233,19 +208,3 @@ def test_an_lmdb_read_after_a_fork_gives_the_same(photos: LmdbSource, tmp_path: 
     if child == 0:
         os._exit(0 if [photos.get(i)[1] for i in range(IMAGES)] == values else 1)
     assert os.waitpid(child, 0)[1] == 0
-
-
-def test_small_batches_keep_all_threads_at_work() -> None:
-    at_work = threading.Barrier(6)
-
-    class Meeting(Slow):
-        depth, threads = 1, 6
-
-        def plan(self, position: int, count: int) -> "SlowJob":
-            return MeetingJob(self, position, count)
-
-    class MeetingJob(SlowJob):
-        def fill(self, first: int, last: int) -> None:
-            at_work.wait(30)  # nobody goes on before six are here
-
-    assert len(list(Stream(Meeting(), [(n, 2) for n in range(12)]))) == 12

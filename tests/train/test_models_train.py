@@ -10,7 +10,6 @@ from on_meta import on_meta
 from stagerun.base.errors import UsageError
 from stagerun.base.recipe import Determinism, Model, ParamKind, Precision
 from stagerun.comm import SoloComm, make_reducer
-from stagerun.engine.evaluate import evaluate
 from stagerun.engine.images import Normalise
 from stagerun.engine.parameters import kind_of
 from stagerun.engine.state import TrainState, make_state
@@ -105,14 +104,6 @@ def test_images_of_a_size_that_the_network_does_not_take_are_a_mistake_of_the_us
     with pytest.raises(UsageError, match=f"`{name}` takes images of .* {side} x {side}") as caught:
         trained(name, side)
     assert "crop_size" in caught.value.hint
-
-
-def test_so_they_are_in_an_evaluation():
-    net = build(Model(name="squeezenet1_1", num_classes=CLASSES))
-    normalise = Normalise(SOLVER.transform, 3, CPU, torch.float32, False)
-    with pytest.raises(UsageError, match="17 x 17 pixels or more"):
-        batches = [(0, dataset(2, 16, channels=3))]
-        evaluate(net, batches, 1, normalise, Precision.FP32, SoloComm(), lambda: False)
 
 
 # -- kinds of parameters

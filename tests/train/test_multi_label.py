@@ -214,12 +214,6 @@ def test_workers_share_the_reading_of_the_records(base: Path, tmp_path: Path) ->
     assert ids(tmp_path / "3") == ids(tmp_path / "1")
 
 
-def test_their_speed_is_measured_too(base: Path) -> None:
-    words = ["--workers", "1", "--iterations", 1, "--rounds", 1, "--threads", 1]
-    done = small.stagerun("bench", "scaling", base / "schedule", *words, timeout=120)
-    assert done.returncode == 0 and "images/s" in done.stdout, done.stderr
-
-
 @pytest.mark.parametrize(
     ("labels", "text"),
     [

@@ -1,17 +1,13 @@
 """`on_nan`: what an iteration with a loss, gradients or statistics that are no numbers leaves as it was; where training goes back to;
 what is told of it."""
 
-import io
-import json
 import math
-from contextlib import redirect_stdout
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import log_help
 import pytest
 import torch
-from click.testing import CliRunner
 from engine_help import (
     CPU,
     KNOBS,
@@ -35,7 +31,6 @@ from stagerun.base.events import Event, Iterated, NotFinite, Stopped
 from stagerun.base.knobs import Knobs
 from stagerun.base.recipe import Determinism, OnNan, Precision
 from stagerun.base.snapshots import SnapshotRef, how_far
-from stagerun.cli import main
 from stagerun.comm import SoloComm, make_reducer
 from stagerun.engine.loop import StageLoop, train
 from stagerun.engine.state import TrainState, average, make_state
@@ -43,13 +38,8 @@ from stagerun.engine.update import Outcome, update
 from stagerun.plan import State, make_plan
 from stagerun.plan.counting import place, targets
 from stagerun.plan.hazards import notes
-from stagerun.store.logged import event_of
 from stagerun.tools.report.read_log import Log
 from stagerun.tools.report.replay import history
-from stagerun.train.logs.caffe_log import CaffeLog
-from stagerun.train.logs.console import Console
-from stagerun.train.logs.course import course
-from stagerun.train.logs.results import failed_line, results_table
 
 CONV = replace(SOLVER, batch_size=24, device_batch_size=4, ema_decay=0.9)
 
@@ -126,17 +116,6 @@ def test_an_update_that_is_not_finite_leaves_no_trace_on_any_rank(what: str, det
         assert {"loss": "the loss is", "gradient": "the gradient of `conv1.weight` is", "statistics": "BatchNorm"}[
             what
         ] in words
-
-
-def test_large_gradients_are_numbers() -> None:
-    """Their squares are none, in single precision."""
-    solver = replace(SOLVER, precision=Precision.FP32)
-    state = make_state(Linear(), solver, CPU)
-    state.model.fc.weight.register_hook(lambda g: torch.full_like(g, 1e25))
-    reducer = make_reducer(Determinism.FIXED, [p.tensor for p in state.solver.parameters], SoloComm(), 4)
-    pieces = ((k, cut(dataset(8), 2 * k, 2 * k + 2), k == 3) for k in range(4))
-    outcome = update(state, pieces, Knobs(1e-25, 0.0, 0.0), reducer, arithmetic(solver), lambda: False)
-    assert not outcome.wrong and state.iter == 1
 
 
 def test_large_gradients_are_clipped_and_not_forgotten() -> None:
@@ -219,12 +198,6 @@ def test_one_skip_too_many_in_a_row_ends_it_also_where_it_was_interrupted() -> N
     (told, error) = run_loop(loop, state, {2, 3, 4})
     assert short([told, error]) == ["STOP 4", "Diverged"]
     assert "the 2 before it, which were skipped, and max_nan is 2" in error.message
-
-
-def test_a_stage_of_which_nothing_is_left_is_none() -> None:
-    events = run_loop(stage_loop(on_nan=OnNan.SKIP, max_nan=9, max_iter=3, test_interval=0), fresh(), {0, 1, 2})
-    assert short(events) == ["SKIP 0", "SKIP 1", "SKIP 2", "Diverged"]
-    assert "all 3 iterations of stage `cyc1` were skipped" in events[-1].message
 
 
 def test_a_stage_of_which_nothing_is_left_is_none_where_it_is_stopped_either_and_a_piece_may_be() -> None:
@@ -339,39 +312,6 @@ SKIPPED = NotFinite(
 BACK = replace(SKIPPED, iter=6, done="ROLLBACK", number=1, back_to=4, snapshot="trunk-00000004-a0001")
 
 
-def test_lines() -> None:
-    assert failed_line(SKIPPED) == (
-        "trunk: the loss is nan at iteration 3, LR 0.5: skipped, 2 of at most 3 in a row; its images: `a`, `b`, `c` and 17 more"
-    )
-    assert failed_line(BACK) == (
-        "trunk: the loss is nan at iteration 6, LR 0.5: back to 4 (trunk-00000004-a0001), from where on 60 images are left out; "
-        "rollback 1 of at most 3; its images: `a`, `b`, `c` and 17 more"
-    )
-    assert failed_line(replace(SKIPPED, done="STOP", keys=())).endswith("LR 0.5: the run ends")
-
-
-def test_the_log_holds_them_whole() -> None:
-    line = json.dumps({"time": 1.0, "event": "NotFinite", **asdict(BACK)}).encode()
-    assert event_of(line) == (1.0, BACK)
-
-
-def test_screens_tell_them_and_count_what_is_left() -> None:
-    plan = log_help.make()
-    parents = {"trunk": None, "collapse": "trunk"}
-    text = io.StringIO()
-    with redirect_stdout(text), Console({"trunk": 1, "collapse": 1}, parents, live=False) as console:
-        log_help.feed(console, log_help.run_started(), log_help.stage_started("trunk", iterations_left=12))
-        log_help.feed(console, log_help.trained("trunk", range(1, 4)), SKIPPED)
-        assert console.left == 8
-        log_help.feed(console, BACK, log_help.stage_started("trunk", 4, iterations_left=8))
-    assert f"warning: {failed_line(SKIPPED)}" in text.getvalue()
-    text = io.StringIO()
-    with redirect_stdout(text), CaffeLog(course(plan), {"trunk": 1, "collapse": 1}, parents) as caffe:
-        log_help.feed(caffe, log_help.run_started(), log_help.stage_started("trunk"), SKIPPED)
-    (line,) = [line for line in text.getvalue().splitlines() if "the loss is nan" in line]
-    assert line.startswith("W") and "Iteration" not in line, "no row for who reads Caffe's logs"
-
-
 def test_a_report_counts_what_stays_of_iterations_that_came_again() -> None:
     def events() -> list[Event]:
         started, again = log_help.stage_started("trunk"), log_help.stage_started("trunk", 4)
@@ -384,36 +324,6 @@ def test_a_report_counts_what_stays_of_iterations_that_came_again() -> None:
     assert [b.iter for b in trunk.trained.bins] == [1, 2, 3, 5, 6, 7, 8]
     assert (trunk.skips, trunk.rollbacks, trunk.resumes) == (1, 1, ())
     assert told.lives[0].again == 2 and told.lives[0].updates == 9
-
-
-def test_a_kill_right_after_a_rollback_is_a_resume_as_any_other() -> None:
-    first = [log_help.stage_started("trunk"), *log_help.trained("trunk", range(1, 7)), BACK]
-    then = [log_help.run_started(), log_help.stage_started("trunk", 4), *log_help.trained("trunk", range(5, 9))]
-    told = history(Log(tuple(enumerate([log_help.run_started(), *first, *then])), 0, 0))
-    assert told.stages[0].resumes == (4,) and [life.start for life in told.lives] == ["trunk 0", "trunk 4"]
-
-
-def test_the_length_of_an_epoch_is_not_told_by_images_that_were_left_out() -> None:
-    def at(iter: int, position: int) -> Iterated:
-        return log_help.iterated("trunk", iter, epoch=position / 100)
-
-    back = replace(BACK, iter=2, back_to=2)
-    first = [log_help.stage_started("trunk"), at(1, 20), at(2, 40), back, log_help.stage_started("trunk", 2)]
-    told = history(Log(tuple(enumerate([log_help.run_started(), *first, at(3, 80), at(4, 100)])), 0, 0))
-    assert told.stages[0].trained is not None
-    assert [b.epoch for b in told.stages[0].trained.bins] == pytest.approx([0.2, 0.4, 0.6, 0.8])
-
-
-def test_the_table_of_results_says_so() -> None:
-    one = log_help.finished("trunk", 8, 0.5, 1.0)
-    text = results_table([one, replace(one, stage="b", skips=2, rollbacks=1)], {})
-    (note,) = [line for line in text.splitlines() if line.startswith("note:")]
-    assert note == "note: b: 2 iterations skipped, 1 rollback, since loss or gradients were not finite"
-
-
-def test_help_explains_it() -> None:
-    said = CliRunner().invoke(main, ["help", "on_nan"])
-    assert said.exit_code == 0 and all(word in said.output for word in ("STOP", "SKIP", "ROLLBACK", "exit code 79"))
 
 
 def test_a_plan_notes_what_says_little() -> None:

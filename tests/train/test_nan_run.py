@@ -152,20 +152,6 @@ def test_killed_after_any_iteration(tmp_path: Path, data: Path, solver: str, wor
         assert ends(out) == ends(whole), kill_after
 
 
-@pytest.mark.slow
-def test_the_limit_of_skips_is_the_same_for_who_was_interrupted(tmp_path: Path) -> None:
-    data = make_data(tmp_path / "lmdb", 42, 50, 58)  # iterations 5, 6, 7
-    folder = make_schedule(tmp_path / "s", data, "on_nan: SKIP max_nan: 2 snapshot: 4")
-    with pytest.raises(Diverged) as straight:
-        lives(folder, tmp_path / "whole")
-    lives(folder, tmp_path / "out", stop_after=7)
-    with pytest.raises(Diverged) as resumed:
-        lives(folder, tmp_path / "out")
-    assert straight.value.message == resumed.value.message and "iteration 7" in resumed.value.message
-    wider = lives(folder, tmp_path / "out", 1, "main.max_nan=3")  # no part of what the stage is: it goes on
-    assert isinstance(wider[-1], RunFinished)
-
-
 @pytest.mark.long
 def test_a_stage_that_was_skipped_whole_never_counts_as_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -187,20 +173,6 @@ def test_a_stage_that_was_skipped_whole_never_counts_as_finished(
     assert [p.name[:13] for p in (out / "snapshots").iterdir()] == ["main-00000002"]
     with pytest.raises(Diverged, match="all 2 iterations"):
         lives(folder, out)
-
-
-@pytest.mark.slow
-def test_a_piece_may_be_skipped_whole_where_the_stage_passed(tmp_path: Path) -> None:
-    data = make_data(tmp_path / "lmdb", 0, 8)
-    folder = make_schedule(tmp_path / "s", data, "on_nan: SKIP max_nan: 9", main="max_iter: 4", early="max_iter: 2")
-    text = (folder / "schedule.prototxt").read_text()
-    (folder / "schedule.prototxt").write_text(text.replace('name: "early"', 'name: "early" from: "main@2"'))
-    out = tmp_path / "out"
-    lives(folder, tmp_path / "whole")
-    lives(folder, out, stop_after=4)
-    shutil.rmtree(next((out / "snapshots").glob("main-00000002-*")))
-    assert isinstance(lives(folder, out)[-1], RunFinished)
-    assert ends(out) == ends(tmp_path / "whole")
 
 
 @pytest.mark.long
@@ -359,7 +331,7 @@ def test_the_command_says_what_failed_and_how_it_ends(tmp_path: Path, data: Path
     status = command("status", folder, "--out", out)
     assert "2 iterations not finite" in status and "back to 4 (main-00000004-a0001)" in status
     assert "rollbacks" in command("report", out)
-    listed = command("snapshots", folder, "--out", out, "--json")
+    listed = command("status", "--snapshots", folder, "--out", out, "--json")
     end = next(s for s in json.loads(listed)["snapshots"] if s["iter"] == 12)
     assert end["epoch"] == (12 + 7) * 8 / 64, "with the images that were left out"
 

@@ -14,7 +14,7 @@ from stagerun.base.net import Blob, Filler, Layer, Net, Pass
 from stagerun.base.recipe import Loss as LossSettings
 from stagerun.base.recipe import LossType, ParamKind, Solver
 from stagerun.engine.export import Deployed, Pixels, for_rgb, to_onnx
-from stagerun.engine.losses import SOFTMAX, OfNet
+from stagerun.engine.losses import OfNet
 from stagerun.engine.losses import loss_of as loss_of_stage
 from stagerun.engine.mixing import Mixed, Mixture
 from stagerun.engine.parameters import kind_of, trained_parameters
@@ -103,25 +103,6 @@ def test_a_layer_sees_its_bottom_as_it_is_at_its_place():
         assert torch.allclose(network.train(mode)(images()), wanted, rtol=1e-13)
 
 
-def test_what_is_overwritten_is_what_nothing_else_needs():
-    over = {step.layer.name: step.over for step in steps_of(made(NORMED).train, training=True).steps}
-    assert over["relu"]
-    again = [
-        *NORMED[:3],
-        inner("early", "conv", "early", 4 * 36),
-        *NORMED[3:5],
-        plain("sum", net.Eltwise(), "early fc", "sum"),
-    ]
-    over = {step.layer.name: step.over for step in steps_of(made(again, "sum").train, training=True).steps}
-    assert not over["relu"]
-
-
-def test_layers_that_nothing_needs_are_left_out():
-    layers = [*NORMED, plain("prob", net.Softmax(), "fc", "prob"), plain("top1", net.Accuracy(), "fc label", "top1")]
-    names = [step.layer.name for step in steps_of(made(layers).test, training=False).steps]
-    assert names == ["conv", "bn", "relu", "fc"]
-
-
 def test_softmax_in_place_leaves_the_logits_of_the_loss():
     layers = [*NORMED, plain("prob", net.Softmax(), "fc", "fc", (5,))]
     torch.manual_seed(1)
@@ -140,17 +121,6 @@ def test_blobs_of_one_name_are_one_parameter():
     network = build(made(layers)).double()
     (weight,) = network.parameters()
     assert torch.allclose(network(images()), 2 * images().flatten(1) @ weight.T)
-
-
-def test_names_may_have_dots_and_slashes():
-    layers = [
-        conv("a/3x3", "data", "x"),
-        replace(inner("a.1", "x", "fc", 144)),
-        loss("fc"),
-    ]
-    network = build(made(layers))
-    assert list(network.state_dict()) == ["a/3x3.weight", "a/3x3.bias", "a.1.weight"]
-    assert kind_of(network, "a.1.weight") is ParamKind.WEIGHT
 
 
 def test_dropout_is_of_training_alone_and_keyed_by_torchs_seed():
@@ -311,14 +281,6 @@ def test_auxiliary_losses_train_and_an_evaluation_has_the_main_logits():
     found.backward()
     assert all(p.grad is not None for p in network.parameters())
     assert torch.equal(network.eval()(images()), main)
-
-
-def test_losses_of_a_net_that_is_plain_are_the_usual_one():
-    assert losses(made(NORMED)) == ()
-    assert losses(made([*NORMED[:-1], loss("fc", normalization=net.Normalization.BATCH_SIZE)])) == ()
-    for different in ({"loss_weight": 2.0}, {"ignore_label": 0}, {"normalization": net.Normalization.NONE}):
-        assert len(losses(made([*NORMED[:-1], loss("fc", **different)]))) == 1
-    assert loss_of_stage(SOLVER, of_net=()) == SOFTMAX
 
 
 def test_mixed_images_smoothing_and_class_weights_count_in_each_loss():

@@ -13,7 +13,7 @@ from stagerun.models import BatchNorm2d, build, maker
 from stagerun.models.catalog import ARGUMENTS, FIRST_FILLS, _of_channels, family
 from stagerun.models.vision import torchvision_models
 
-# One of each family and of what is known of it; the rest is left to scripts/test-slow where a test computes something. A FEW of them
+# One of each family and of what is known of it; the rest is left to scripts/test --slow where a test computes something. A FEW of them
 # in the quick run.
 SAMPLE = {(family(name), NETWORKS[name]): name for name in reversed(NETWORKS)}.values()
 FEW = ("resnet18", "resnet9", "squeezenet1_1", "shufflenet_v2_x0_5", "vit_b_16", "googlenet")

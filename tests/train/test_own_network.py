@@ -13,7 +13,7 @@ from test_run_trees import go
 from torch import nn
 
 from stagerun import store
-from stagerun.base.code import Sources, code_of
+from stagerun.base.code import Sources
 from stagerun.base.errors import RecipeError, UsageError
 from stagerun.base.events import Note
 from stagerun.base.recipe import Model
@@ -24,8 +24,6 @@ from stagerun.engine.state import to_channels_last
 from stagerun.language import load
 from stagerun.manual.pages import FOLDER
 from stagerun.models import build
-from stagerun.system import code
-from stagerun.train import foreign
 from stagerun.train.progress import WEIGHTS
 from stagerun.train.stored import Trust, open_snapshot
 
@@ -281,39 +279,9 @@ def test_the_manuals_example_trains(data: Path, tmp_path: Path) -> None:
     assert weights(tmp_path / "out")["0.weight"].shape == (8, 1, 3, 3)
 
 
-def test_a_network_that_differs_between_workers_is_refused() -> None:
-    model = Model(name="mynet.py:build", num_classes=10)
-    same = {"fc.weight": "[10, 4] 17"}
-    foreign._require_same(model, [same, dict(same)])
-    with pytest.raises(UsageError, match=r"makes another network on rank 1 than on rank 0: `fc.weight`"):
-        foreign._require_same(model, [same, {"fc.weight": "[10, 8] 17"}])
-
-
-def test_a_network_that_does_not_fit_into_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreign, "available_memory", lambda: 10_000)
-    net = built(NET)
-    with pytest.raises(UsageError, match="of which training needs 5 times as much, and 10"):
-        foreign._require_memory(built(NET.replace("4", "400")), workers=1)
-    foreign._require_memory(net, workers=1)
-    with pytest.raises(UsageError, match="5 times as much in each of 8 workers"):
-        foreign._require_memory(net, workers=8)
-
-
 def test_a_process_that_a_file_forks_does_not_train_beside_the_worker(capfd: pytest.CaptureFixture[str]) -> None:
     built("import os\nchild = os.fork()\nif child:\n    os.waitpid(child, 0)\n" + NET)
     assert capfd.readouterr().err == "dir/mynet.py: a process that it forked ends here\n"
-
-
-def test_code_that_does_not_come_back_is_named_with_its_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(code, "_PATIENCE_S", 0.1)
-    sources = Sources("dir", (("mynet.py", "import time\ntime.sleep(2)\n" + NET),))
-    for rank in (0, 1):
-        with code.patiently(code_of("mynet.py:build"), sources, rank):
-            code.function_of(code_of("mynet.py:build"), sources)
-        code._local.use(Sources())
-        assert capsys.readouterr().err == ("dir/mynet.py:2 is still at work after 0.1 s\n" if rank == 0 else "")
 
 
 NET = """import torch

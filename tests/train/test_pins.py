@@ -1,4 +1,4 @@
-"""`stagerun snapshots --pin, --unpin, --drop`, retention that leaves pins alone, and the emergency on a full disk."""
+"""`stagerun status --pin, --unpin, --drop`, retention that leaves pins alone, and the emergency on a full disk."""
 
 import errno
 import json
@@ -9,7 +9,7 @@ import pytest
 import stored_help
 import torch
 from click.testing import Result
-from disks import HookedDisk, ModelDisk
+from disks import HookedDisk
 
 from stagerun import store
 from stagerun.base.errors import FolderInUseError, PermissionDenied, StagerunError, StorageError
@@ -61,7 +61,7 @@ def names(keeper: Keeper) -> list[str]:
 
 
 def snapshots(*words: object) -> Result:
-    return stored_help.stagerun("snapshots", *words)
+    return stored_help.stagerun("status", "--snapshots", *words)
 
 
 # ---- retention
@@ -91,18 +91,6 @@ def test_nothing_goes_before_a_newer_one_was_read_back(keeper: Keeper) -> None:
     assert list(store.aside(keeper.disk, keeper.out)) == [f".bad-{newest.name}"]
     keeper.retain(commit(keeper, 6))
     assert names(keeper) == ["main-2", "main-3", "main-6"]
-
-
-def test_one_in_keep_snapshots_is_read_back(keeper: Keeper) -> None:
-    disk = HookedDisk(LocalDisk())
-    keeper.disk = disk  # type: ignore[assignment]
-    read: list[int] = []
-    for iter in (1, 2, 3, 5, 6, 7, 8):
-        newest = commit(keeper, iter)
-        disk.calls.clear()
-        keeper.retain(newest)
-        read += [iter] * ("digest" in disk.calls)
-    assert read == [5, 8], "5 lets 1, 2 and 3 go; for 5 to go 8 must be whole"
 
 
 # ---- a pin and a drop at the same moment
@@ -235,15 +223,6 @@ def test_what_an_edit_has_left_uncounted_is_dropped_by_force_alone(
     assert snapshots(*where, "--drop", "main-00000007-a0001").exit_code == 0
     assert snapshots(*where, "--drop", ref.name, "--force").exit_code == 0
     assert "cut-9" not in names(keeper)
-
-
-def test_what_was_done_is_told_before_the_error(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, two = commit(keeper, 1), commit(keeper, 2)
-    commit(keeper, 3)
-    # The other was pinned meanwhile.
-    monkeypatch.setattr(tending.store, "discard", lambda disk, out, name: name == one.name)
-    done = snapshots(keeper.out, "--drop", one.name, "--drop", two.name)
-    assert done.exit_code == 78 and f"{one.name} is deleted" in done.stderr and f"{two.name} is pinned" in done.stderr
 
 
 def test_one_of_two_alike_may_go_and_its_result_with_it(keeper: Keeper, tmp_path: Path) -> None:
@@ -388,52 +367,6 @@ def test_a_snapshot_that_reads_back_wrong_is_no_snapshot(keeper: Keeper) -> None
 # ---- a rename whose answer was an error
 
 
-def test_a_name_that_somebody_else_took_is_not_ours(tmp_path: Path) -> None:
-    """The rename failed, and what has the name is not what was written: not even if its content is the same."""
-    out = Path("/out")
-    disk = ModelDisk()
-    store.prepare(disk, out)
-
-    def write(on: object, serial: int) -> SnapshotRef:
-        return store.commit(
-            on,
-            out,
-            store.Metadata(place=store.Place("s", 1, 1), parent="", identity={}, environment={}, serial=serial),
-            files={"m": b"x"},
-            content=["m"],
-        )
-
-    def before(call: int, name: str) -> None:
-        if name == "rename":
-            write(disk, 2)
-
-    with pytest.raises(StorageError, match="another run at the same time"):
-        write(HookedDisk(disk, before), 1)
-    (ref,) = store.inventory(disk, out).snapshots
-    assert ref.serial == 2
-    assert disk.names(out / "snapshots") == [ref.name]
-
-
-def test_a_rename_that_failed_and_was_not_done_is_an_error(tmp_path: Path) -> None:
-    out = Path("/out")
-    disk = ModelDisk()
-    store.prepare(disk, out)
-
-    def before(call: int, name: str) -> None:
-        if name == "rename":
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-
-    with pytest.raises(StorageError, match="its name"):
-        store.commit(
-            HookedDisk(disk, before),
-            out,
-            store.Metadata(place=store.Place("s", 1, 1), parent="", identity={}, environment={}),
-            files={"m": b"x"},
-            content=["m"],
-        )
-    assert disk.names(out / "snapshots") == []
-
-
 @pytest.mark.parametrize("error", [StorageError, PermissionDenied, FolderInUseError])
 def test_what_was_begun_goes_when_it_cannot_be_known_whether_the_folder_is_held(
     keeper: Keeper, error: type[StagerunError]
@@ -445,21 +378,3 @@ def test_what_was_begun_goes_when_it_cannot_be_known_whether_the_folder_is_held(
     with pytest.raises(error):
         commit(keeper, 1)
     assert os.listdir(keeper.out / "snapshots") == []
-
-
-def test_a_rename_that_failed_on_a_disk_that_reads_nothing_says_what_failed(tmp_path: Path) -> None:
-    """Not that another run has taken the name."""
-    store.prepare(DISK, tmp_path)
-
-    def after(call: int, name: str) -> None:
-        if name in ("rename", "read"):
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    with pytest.raises(StorageError, match=r"its name.*Input/output error"):
-        store.commit(
-            HookedDisk(LocalDisk(), after=after),
-            tmp_path,
-            store.Metadata(place=store.Place("s", 1, 1), parent="", identity={}, environment={}),
-            files={"m": b"x"},
-            content=["m"],
-        )

@@ -1,7 +1,6 @@
 """`max_iter` raised after a stage had ended: trained on from there, to the bits of one that was as long from the start."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -10,10 +9,8 @@ from test_run_trees import ALONE, FILES, command, go, ids, make_schedule, names,
 
 from stagerun import store
 from stagerun.base.errors import ResumeRefused
-from stagerun.base.events import EnsembleTested, Iterated, StageStarted, Stopped, Tested
+from stagerun.base.events import Iterated, StageStarted, Stopped, Tested
 from stagerun.base.snapshots import SnapshotRef
-from stagerun.tools.report.curves import ensembles, extents
-from stagerun.tools.report.look import look_at
 
 MAIN = 'stage { name: "main" }\n'
 BELOW = 'stage { name: "early" from: "main@3" solver: "cut.prototxt" }\nstage { name: "end" from: "main" solver: "cut.prototxt" }\n'
@@ -170,43 +167,3 @@ def test_redo_of_what_started_from_the_old_end(data: Path, tmp_path: Path) -> No
     go(straight, tmp_path / "whole")
     assert ids(tmp_path / "whole").items() <= ids(out).items()
     assert not of(go(schedule, out), Iterated)
-
-
-def test_what_is_kept_is_compared_with_the_end_that_it_started_from(data: Path, tmp_path: Path) -> None:
-    late = 'ensemble { name: "late" members: "main@3..5/2" rule: MEAN_PROBABILITY }\n'
-    schedule, out = make_schedule(tmp_path / "s", data, MAIN + BELOW + late, main=SHORT), tmp_path / "out"
-    command("run", schedule, "--out", out, *ALONE)
-    old, end = (
-        out / "results" / "main-00000005-a0001.json",
-        json.loads(next((out / "results").glob("end-*")).read_text()),
-    )
-    old.write_text(json.dumps(json.loads(old.read_text()) | {"top1": end["top1"] - 0.125}))
-    make_schedule(schedule, data, MAIN + BELOW + late)  # 8 iterations
-
-    first = command("run", schedule, "--out", out, "--keep", "end", *ALONE)
-    again = command("run", schedule, "--out", out, "--keep", "end", *ALONE)
-    assert "iterations 5 to 8" in first and "nothing to do" in again
-    for said in (first, again):  # its members are as they were, so that the ensemble is, too
-        table = said.rpartition("stage  iterations")[2] or said
-        assert re.search(r"^end .* \+12\.50 ", table, re.MULTILINE) and re.search(
-            r"^late  +main@3, main@5 ", table, re.MULTILINE
-        )
-    assert "end of end, 12.50 points above the stage it starts from" in command("report", out)
-    run = look_at(out, "out", 100, lambda _: None)
-    places = {name: (begin, last) for name, begin, last in extents(run)}
-    at_five = places["main"][1] * 5 / 8
-    assert places["end"][0] == pytest.approx(at_five, abs=0.002)
-    assert [(tested.name, epoch) for tested, epoch in ensembles(run)] == [("late", pytest.approx(at_five, abs=0.002))]
-    old.unlink()
-    assert "12.50 points above" not in command(
-        "report", out
-    )  # what the log says of iteration 5 is left to compare with
-
-
-def test_an_ensemble_is_undone_where_a_member_is_trained_anew() -> None:
-    tested = EnsembleTested(
-        name="late", rule="MEAN_PROBABILITY", members=("main@3", "main@5", "end"), images=1, top1=0.5, top5=0.5, loss=1.0,
-        seconds=1.0, best="end", best_top1=0.5, mean_top1=0.5, snapshots=(), batch_norm_iter=0, tested_on="",
-    )  # fmt: skip
-    assert [tested.undone_by("main", iter) for iter in (0, 4, 5)] == [True, True, False]
-    assert tested.undone_by("end", 7) and not tested.undone_by("other", 0)

@@ -18,7 +18,6 @@ from stagerun.base.events import Event, Iterated, RunStarted, StageStarted, Sync
 from stagerun.base.recipe import (
     Cache,
     Compression,
-    CropSizeRamp,
     Memory,
     Method,
     Outer,
@@ -45,9 +44,8 @@ from stagerun.plan.estimate import (
     render_needs,
     render_times,
     snapshots_on_disk,
-    times,
 )
-from stagerun.plan.rehearsal import Synthetic, cost_key, rehearsal, synthetic_images
+from stagerun.plan.rehearsal import cost_key, rehearsal, synthetic_images
 from stagerun.schedule import parting, synchronisations
 from stagerun.system.world import World
 from stagerun.tools.rehearse import measure
@@ -153,14 +151,6 @@ def test_a_rehearsal_trains_no_piece_of_its_first_stage_again(iters: int | None)
             assert all(place >= stopped or place == before for place in later), (max_iter, point, second)
 
 
-def test_synthetic_images_suit_every_stage() -> None:
-    assert synthetic_images(load(str(SOLVERS / "resnet50_72ep"), ())) == Synthetic(375, 500, 3, encoded=True)
-    assert synthetic_images(load(str(SOLVERS / "fashion_collapse"), ())) == Synthetic(28, 28, 1, encoded=False)
-    assert synthetic_images(TREE) == Synthetic(32, 32, 3, encoded=False)
-    other = replace(TREE.stages[0], model=replace(TREE.model, name="vit_b_16"))
-    assert synthetic_images(replace(TREE, stages=(other,))).height == 224
-
-
 @pytest.mark.parametrize("name", ["resnet50_72ep", "fashion_collapse"])
 def test_synthetic_images_pass_the_transforms_of_every_stage(name: str, tmp_path: Path) -> None:
     of = load(str(SOLVERS / name), ())
@@ -256,29 +246,6 @@ def test_a_smaller_device_batch_is_scaled_and_said() -> None:
     said = " ".join(caveats(plan, measured, 4))
     assert "device batch was 5" in said and "4 workers are taken to be as fast as the 2" in said and "synthetic" in said
     assert "extrapolated" not in said and "extrapolated" in " ".join(caveats(plan, measured, 1))
-
-
-def test_images_that_grow_are_said_in_one_line() -> None:
-    of = replace(
-        TREE,
-        stages=tuple(
-            replace(s, solver=replace(s.solver, transform=replace(s.solver.transform, crop_size=28, crop_size_ramp=CropSizeRamp(start_size=20, start_epoch=0, end_epoch=1))))
-            if s.name in ("trunk", "early") else s
-            for s in TREE.stages
-        ),
-    )  # fmt: skip
-    said = [text for text in caveats(make_plan(of, Inventory()), figures(of), 2) if "largest images" in text]
-    assert said == [
-        "timed at their largest images, and faster where they are smaller: `trunk` (28 pixels), `early` (28 pixels)"
-    ]
-
-
-@pytest.mark.parametrize(
-    ("iter", "max_iter", "every", "count"), [(0, 10, 0, 0), (0, 10, 3, 3), (0, 9, 3, 2), (3, 9, 3, 1), (8, 9, 3, 0)]
-)
-def test_times_counts_what_is_due_before_the_end(iter: int, max_iter: int, every: int, count: int) -> None:
-    assert times(iter, max_iter, every) == count
-    assert count == sum(1 for i in range(iter + 1, max_iter) if every and i % every == 0)
 
 
 def test_what_would_run_out_is_said_first() -> None:

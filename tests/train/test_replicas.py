@@ -1,20 +1,16 @@
 """Stages with `sync_param`: what replicas come to, for any number of workers, and over interruptions."""
 
-import json
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 from engine_help import CPU, SOLVER, ConvNet, Linear, Threads, arithmetic, assert_same, cut, dataset, tensors
 from nan_help import lives, make_data, make_schedule
 from safetensors.numpy import load_file
-from test_engine_loop import device_batches, stage_loop
 
-from stagerun.base.events import Iterated, Note, NotFinite, StageStarted, Synchronised, Tested
+from stagerun.base.events import Iterated, NotFinite, Tested
 from stagerun.base.recipe import (
     Compression,
     Determinism,
@@ -29,20 +25,14 @@ from stagerun.base.recipe import (
     SyncMomentum,
     SyncStart,
 )
-from stagerun.base.spans import BACKWARD, DATA, FORWARD, UPDATE, WAIT, Spans
-from stagerun.cli import main
 from stagerun.comm import SoloComm, make_reducer, runs_of
 from stagerun.comm import average as average_module
 from stagerun.comm.average import average
 from stagerun.engine.apart import update_replicas
 from stagerun.engine.compression import reducer_of, residual_of
-from stagerun.engine.loop import train
 from stagerun.engine.state import TrainState, make_state, replicas_of
-from stagerun.engine.timed import timed_train
 from stagerun.engine.update import update
-from stagerun.language import load
-from stagerun.schedule import make_knobs, synchronisations
-from stagerun.train.log_file import JsonLines
+from stagerun.schedule import make_knobs
 
 ELASTIC, FIXED = Determinism.ELASTIC, Determinism.FIXED
 LOCAL = Sync(method=SyncMethod.LOCAL, replicas=4, period=1, start=SyncStart.STAGE_START)
@@ -136,21 +126,6 @@ def test_the_outer_update_is_its_formula(kind):
             common[name] = common[name] - 0.7 * (velocity[name] if kind == "SGD" else d + 0.9 * velocity[name])
     assert np.allclose(state.model.fc.weight.detach().numpy(), common["w"], rtol=0, atol=1e-12)
     assert np.allclose(state.model.fc.bias.detach().numpy(), common["b"], rtol=0, atol=1e-12)
-
-
-def test_a_loop_that_is_looked_at_trains_replicas_to_the_same_bits() -> None:
-    solver = replace(SOLVER, sync=replace(LOCAL, replicas=2, period=4))
-    found, states = Spans(iter(range(10_000)).__next__), []
-    for timed in (False, True):
-        state, loop = make_state(ConvNet(), solver, CPU), stage_loop()
-        state.replicas = replicas_of(FIXED, state, solver, SoloComm())
-        given = (loop, state, device_batches(loop), reducer_of(FIXED, state, solver, SoloComm()), lambda: False)
-        list(timed_train(*given, lambda: None, found, CPU) if timed else train(*given))
-        state.replicas.show()
-        states.append(tensors(state))
-    assert_same(*states)
-    one = [s.name for s in found.found if s.iter == 4]
-    assert one == [*[DATA, FORWARD, BACKWARD, DATA, FORWARD, BACKWARD, WAIT] * 2, UPDATE]
 
 
 # -- compressed changes
@@ -403,97 +378,7 @@ def test_a_run_that_is_stopped_and_killed_between_synchronisations_ends_in_the_s
     assert files == {f"main-{i:08}" for i in range(first, 10)}
 
 
-def planned(folder: Path, workers: int, *words: str) -> dict[str, object]:
-    """What `plan --link` says of the first stage."""
-    answer = CliRunner().invoke(
-        main, ["plan", str(folder), "--link", "1Gbit/s", "--workers", str(workers), "--json", *words]
-    )
-    assert answer.exit_code == 0, answer.output
-    return json.loads(answer.stdout)["gradients"][0]
-
-
 # Each of SYNCS with and without compression, and with FIXED and ELASTIC.
-FEW = {
-    ("local", 2, "", "FIXED"),
-    ("local", 4, "compressed", "ELASTIC"),
-    ("averaged", 3, "", "ELASTIC"),
-    ("averaged", 2, "compressed", "FIXED"),
-    ("qsr", 4, "", "FIXED"),
-    ("qsr", 3, "compressed", "ELASTIC"),
-    ("diloco", 3, "", "ELASTIC"),
-    ("diloco", 2, "compressed", "FIXED"),
-}
-CELLS = product(SYNCS, (2, 3, 4), ("", "compressed"), ("FIXED", "ELASTIC"))
-
-
-@pytest.mark.parametrize(
-    ("sync", "workers", "how", "determinism"),
-    [pytest.param(*cell, marks=[pytest.mark.long] if cell not in FEW else []) for cell in CELLS],
-)
-def test_the_bytes_that_are_counted_are_those_that_plan_says(tmp_path, data, sync, workers, determinism, how):
-    """But for rounding, what the tree adds so that its parts lie at multiples of 64 bytes, and messages whose length the gradients decide."""
-    solver = (COMPRESSED[sync] if sync != "averaged" else "compress_param { method: SIGN }") if how else ""
-    folder = schedule(tmp_path, data, SYNCS[sync], determinism=determinism, solver=solver, main=STAGES["main"])
-    events, said = lives(folder, tmp_path / "out", workers), planned(folder, workers)
-    counted = [e for e in events if isinstance(e, Iterated)]
-    off = (16 if how else 1) if determinism == "FIXED" else 0.02 * said["sent"]
-    assert sum(e.sent_bytes for e in counted) / len(counted) == pytest.approx(said["sent"], abs=off)
-    (start,) = (e for e in events if isinstance(e, StageStarted))
-    assert start.dense_bytes == pytest.approx(said["dense"], abs=1)
-
-    met, begin = [e for e in events if isinstance(e, Synchronised)], 0 if sync == "averaged" else 2
-    assert [e.iter for e in met] == list(synchronisations(load(str(folder)).stages[0].solver))
-    assert [begin + sum(e.iterations for e in met[: n + 1]) for n in range(len(met))] == [e.iter for e in met]
-    assert sum(e.sent_bytes for e in met) == sum(e.sent_bytes for e in counted[begin:])
-    assert len({e.bytes for e in met}) == 1 and 0 < met[0].bytes <= met[0].sent_bytes
-    if workers == 2 and sync in ("local", "diloco"):
-        assert (met[0].bytes < 0.2 * start.dense_bytes) == bool(how)
-
-
-def test_what_is_frozen_is_not_among_the_bytes_that_plan_says(tmp_path, data):
-    frozen = 'freeze: "*bn*" param { name: "*conv1*" lr_mult: 0 }'
-    folder = schedule(tmp_path, data, SYNCS["averaged"], solver=frozen, main=STAGES["main"])
-    events, said = lives(folder, tmp_path / "out", 2), planned(folder, 2)
-    counted = [e.sent_bytes for e in events if isinstance(e, Iterated)]
-    assert sum(counted) / len(counted) == pytest.approx(said["sent"], rel=0.02)
-    whole = planned(schedule(tmp_path, data, SYNCS["averaged"], main=STAGES["main"]), 2)
-    assert said["sent"] < 0.98 * whole["sent"]
-
-
-@pytest.mark.parametrize("how", ["method: TOP_K", "method: SIGN scope: ENTIRE_MODEL", "method: BF16"])
-def test_bytes_of_compressed_gradients_are_those_that_plan_says_too(tmp_path, data, how):
-    folder = make_schedule(tmp_path / "s", data, f"compress_param {{ {how} }}", main="max_iter: 2")
-    counted = [e.sent_bytes for e in lives(folder, tmp_path / "out", 3) if isinstance(e, Iterated)]
-    assert counted == [pytest.approx(planned(folder, 3)["sent"], rel=2e-3)] * 2
-
-
-@pytest.mark.parametrize("rank, said", [(2, 0), (512, 1)])
-def test_a_rank_that_makes_no_layer_smaller_is_warned_of(tmp_path, data, rank, said):
-    folder = make_schedule(
-        tmp_path / "s", data, f"compress_param {{ method: POWER_SGD rank: {rank} }}", main="max_iter: 1"
-    )
-    notes = [e.text for e in lives(folder, tmp_path / "out") if isinstance(e, Note) and e.warning]
-    assert len([text for text in notes if "makes no layer of `resnet_small` smaller" in text]) == said
-
-
-def test_what_replicas_send_is_shown(tmp_path, data):
-    """In a line of progress it is the mean since they met before, however many iterations ago that was."""
-    folder = schedule(tmp_path, data, SYNCS["local"], main="max_iter: 14 warmup_iter: 2")
-    events = lives(folder, tmp_path / "out", 2)
-    with JsonLines(tmp_path / "out" / "log.jsonl", print) as log:
-        for event in events:
-            log(event)
-    lines = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
-    found = [line for line in lines if line["event"] == "Synchronised"]
-    assert [line["iter"] for line in found] == [6, 10, 14] and all(line["bytes"] > 0 for line in found)
-    start = next(e for e in events if isinstance(e, StageStarted))
-    assert start.gradients == "2 replicas by LOCAL"
-    last = found[-1]
-    share = f"{100 * last['sent_bytes'] / 4 / start.dense_bytes:.2g} % of dense"
-    status = CliRunner().invoke(main, ["status", str(tmp_path / "out")]).output
-    assert "gradients: 2 replicas by LOCAL; " in status and share in status
-    shown = CliRunner().invoke(main, ["report", str(tmp_path / "out")]).output
-    assert "synchronised" in shown and "of dense" in shown and "2 replicas by LOCAL" in shown
 
 
 def test_a_snapshot_holds_the_replicas_and_their_average(tmp_path, data):

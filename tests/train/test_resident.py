@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
@@ -19,29 +18,19 @@ from engine_help import CPU, SOLVER
 from stagerun.base import order
 from stagerun.base.errors import DataError, UsageError
 from stagerun.base.events import Note
-from stagerun.base.net import ALL_COUNT
 from stagerun.base.order import EveryRecord, Sampled
 from stagerun.base.recipe import (
     Cache,
-    ChannelOrder,
-    ColorJitter,
-    InterpMode,
     PadMode,
-    RandAugment,
-    RandomAspectRatio,
-    RandomResize,
-    RandomResizedCrop,
     Transform,
 )
 from stagerun.base.shares import shares
 from stagerun.comm import SoloComm
-from stagerun.data import transform
 from stagerun.data.loader import Batch, Loader
 from stagerun.data.records import ListRecords
-from stagerun.data.transform import draw_places, only_places
+from stagerun.data.transform import draw_places
 from stagerun.data.write import write_lmdb
 from stagerun.engine.feed import Resident, read_all
-from stagerun.engine.images import Normalise
 from stagerun.language.proto import caffe_pb2
 from stagerun.train import resident as runner
 
@@ -134,76 +123,6 @@ def test_classes_in_shares_are_the_loaders_too() -> None:
     np.testing.assert_array_equal(next(made).images.numpy(), expected.images)
 
 
-def test_grey_images_too() -> None:
-    param, resident = CASES["cifar"], filled(1)
-    (batch,) = resident.batches(
-        runner.cuts(
-            replace(SOLVER, transform=param),
-            EveryRecord(SOLVER.random_seed, len(resident.labels), True),
-            resident,
-            [(3, 20)],
-        ),
-        4,
-        False,
-    )
-    np.testing.assert_array_equal(batch.images.numpy(), loader(param, 1).batch(3, 20).images)
-
-
-def test_the_network_gets_the_same() -> None:
-    """Normalised, with colours swapped, lighting and cutout: the same bits from both."""
-    param = replace(CASES["all"], channel_order=ChannelOrder.RGB, mean_value=(1.0, 2.0, 3.0), std_value=(7.0, 8.0, 9.0))
-    normalise, resident = Normalise(param, 3, CPU, torch.float32, True), filled()
-    (mine,) = resident.batches(
-        runner.cuts(
-            replace(SOLVER, transform=param),
-            EveryRecord(SOLVER.random_seed, len(resident.labels), True),
-            resident,
-            [(3, 16)],
-        ),
-        2,
-        False,
-    )
-    theirs = loader(param).batch(3, 16)
-    found = [normalise(b.images, b.lighting, b.cutout) for b in (mine, theirs)]
-    assert torch.equal(*found)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_places_are_those_of_each_image_alone(case: str) -> None:
-    param = CASES[case]
-    numbers = order.draws(4, np.arange(50), transform.numbers_needed(param))
-    places = draw_places(param, numbers, HEIGHT, WIDTH)
-    for n, own in enumerate(numbers):
-        drawn = transform.draw(param, own, HEIGHT, WIDTH)
-        if drawn.crop is not None:
-            assert (places.top[n], places.left[n]) == (drawn.crop.top, drawn.crop.left)
-            assert (places.height, places.width) == (drawn.crop.height, drawn.crop.width)
-        assert places.mirror[n] == drawn.mirror
-        if drawn.cutout is not None and places.cutout is not None:
-            cut = drawn.cutout
-            assert places.cutout[n].tolist() == [cut.top, cut.left, cut.height, cut.width]
-
-
-@pytest.mark.parametrize(
-    "param",
-    [
-        Transform(random_resize=RandomResize(min_size=20, max_size=20, interp_mode=InterpMode.LINEAR)),
-        Transform(random_resized_crop=RandomResizedCrop(), crop_size=8),
-        Transform(
-            crop_size=8,
-            random_aspect_ratio=RandomAspectRatio(
-                min_area_ratio=0.5, max_area_ratio=1, aspect_ratio_change=1, max_attempt=2, interp_mode=InterpMode.AREA
-            ),
-        ),
-        Transform(color_jitter=ColorJitter(hue=0.1)),
-        Transform(rand_augment=RandAugment()),
-        Transform(trivial_augment=True),
-    ],
-)
-def test_what_the_device_does_not_do(param: Transform) -> None:
-    assert not only_places(param)
-
-
 def test_an_image_too_small_is_told_as_the_loader_does() -> None:
     numbers = order.draws(1, np.arange(3), 4)
     with pytest.raises(DataError, match="too small for crop_size: 40"):
@@ -293,22 +212,6 @@ def test_a_set_that_fits_is_kept_once_for_all_stages(pretended_gpu: None, cache:
     assert kept(run) == (None, []), "this stage's images come from the loader"
 
 
-def test_a_stage_that_ignores_other_labels_reads_them_again(
-    pretended_gpu: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its loader refuses those that are no classes for it."""
-    run = a_run("cuda", Cache.AUTO, CASES["cifar"])
-    for ignored, made in ((255, 1), (255, 1), (None, 2), (None, 2)):
-        monkeypatch.setattr(runner, "ignored_in", lambda stage, label=ignored: replace(ALL_COUNT, train=label))
-        assert kept(run)[0] is not None and run.worker.images.made == made
-
-
-def test_where_nothing_is_kept(pretended_gpu: None) -> None:
-    for device, cache in (("cpu", Cache.AUTO), ("cpu", Cache.DEVICE), ("cuda", Cache.MEMORY), ("cuda", Cache.DISK)):
-        run = a_run(device, cache, CASES["cifar"])
-        assert kept(run) == (None, []) and run.worker.images.made == 0
-
-
 def test_a_bad_record_leaves_the_images_to_the_loader(pretended_gpu: None) -> None:
     """The loader stops at its turn, or takes another record that depends on the position."""
     values = [datum(p, 0) for p in pictures()]
@@ -378,21 +281,3 @@ solver {{
 stage {{ name: "a" }}
 stage {{ name: "b" }}
 """
-
-
-def test_leaving_early_ends_the_thread_that_draws() -> None:
-    resident = filled()
-    asked = ((8 * i, 8) for i in range(10**6))
-    run = SimpleNamespace(
-        stage=SimpleNamespace(solver=SOLVER, data=SimpleNamespace(shuffle=True, train=None)),
-        worker=SimpleNamespace(
-            schedule=SimpleNamespace(data=SimpleNamespace(shuffle=True)),
-            images=SimpleNamespace(
-                training=lambda stage: range(RECORDS), labelled=lambda batches, stage, source: batches
-            ),
-        ),
-        planned=SimpleNamespace(position=0, skipped=0),
-    )
-    with runner.training_batches(run, resident, asked) as batches:  # type: ignore[arg-type]
-        assert len(next(batches).labels) == 8
-    assert not [t for t in threading.enumerate() if t.name.startswith("feed")]

@@ -1,13 +1,10 @@
 """A run that is started again and again and gets nowhere is refused the fourth time; and one that another host takes over ends."""
 
-import errno
-import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,13 +18,12 @@ from stagerun.base.events import Event, SnapshotFailed, SnapshotWritten
 from stagerun.base.recipe import Determinism, Schedule
 from stagerun.comm import SoloComm
 from stagerun.language import load
-from stagerun.store import lease, lives, write
+from stagerun.store import lives, write
 from stagerun.store.lives import Life
 from stagerun.system.process import Identity
 from stagerun.system.world import World
 from stagerun.tools.status.command import status_text
 from stagerun.train.keeper import Keeper, Lineage
-from stagerun.train.options import RunOptions
 from stagerun.train.output import Target
 from stagerun.train.progress import Progress
 from stagerun.train.results import LIMIT, standing
@@ -182,11 +178,6 @@ def test_a_worker_that_something_else_starts_refuses_by_itself(base: Path, sched
     assert done.returncode == 78 and "came to no snapshot" in done.stderr, done.stderr
 
 
-def test_workers_get_the_option_to_retry() -> None:
-    options = RunOptions("dir", nproc=2, threads=1)
-    assert "--retry" in replace(options, retry=True).arguments() and "--retry" not in options.arguments()
-
-
 # ---- taken over by another host
 
 
@@ -235,24 +226,6 @@ def test_nothing_is_deleted_and_no_result_is_replaced_after_a_takeover(schedule:
     keeper.close()
 
 
-def test_the_beats_find_it_within_an_iteration(
-    schedule: Schedule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lease, "BEAT_S", 0.01)
-    keeper = Keeper(schedule, tmp_path)
-    keeper.open()
-    keeper.require_not_lost()
-    elsewhere(tmp_path, 2)
-    assert keeper._lease is not None
-    end = time.monotonic() + 60
-    while not keeper._lease.lost:
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    with pytest.raises(FolderInUseError, match="node7"):
-        keeper.require_not_lost()
-    keeper.close()
-
-
 @pytest.mark.process
 @pytest.mark.parametrize("nproc", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_command_ends_with_73_on_all_ranks_and_leaves_the_log_to_the_other(
@@ -272,34 +245,6 @@ def test_the_command_ends_with_73_on_all_ranks_and_leaves_the_log_to_the_other(
         again = small.run(base / "schedule", out, *small.AGAIN)
         assert again.returncode == 0 and "process 12 on node7" in again.stderr and "for 15 s at most" in again.stderr
         assert (life(out, 2).taken_by, life(out, 3).code) == (3, 0)
-
-
-def test_the_second_of_two_hosts_waits_says_so_and_takes_over(
-    schedule: Schedule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two keepers on one file system without locks; the first one's process is stopped before its first beat."""
-
-    def flock(fd: int, how: int) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    monkeypatch.setattr(lease, "BEAT_S", 0.2)  # a look that takes longer than a beat begins the wait anew
-    said: list[str] = []
-    with monkeypatch.context() as there:
-        there.setattr(lease, "this_process", lambda: NODE7)
-        there.setattr(lease.Lease, "keep_beating", lambda self: None)
-        first = Keeper(schedule, tmp_path, say=said.append)
-        first.open()
-    second = Keeper(schedule, tmp_path, say=said.append)
-    second.open()
-    assert len(said) == 1 and "process 12 on node7" in said[0]
-    assert (first.attempt, second.attempt) == (1, 2)
-    second.require_held()
-    with pytest.raises(FolderInUseError):
-        first.require_held()
-    first.close(0)
-    second.close(0)
-    assert life(tmp_path, 1).code is None and life(tmp_path, 2).code == 0
 
 
 def test_status_tells_of_a_run_elsewhere_without_waiting_and_changes_nothing(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """`stagerun run` after a stage got another name: what was trained stays, and goes on under the new one."""
 
+import csv
+import io
 import json
 import shutil
 from pathlib import Path
 
 import pytest
 import tiny
-from test_run_trees import ALONE, END, by_stage, command, go, ids, make_schedule, mtimes, names, of
+from test_run_trees import ALONE, END, command, go, ids, make_schedule, mtimes, names, of
 
 from stagerun import store
 from stagerun.base.events import EnsembleTested, Iterated, PieceStarted, StageFinished, StageStarted
@@ -16,6 +18,11 @@ ONE = 'stage { name: "cut" from: "main@3" }\n'
 TWO = ONE.replace('"main@3"', '["main@3", "main@5"]')
 DEEP = 'stage { name: "deep" from: "cut" solver: "cut.prototxt" }\n'
 BOTH = 'ensemble { name: "both" members: ["cut", "deep"] }\n'
+
+
+def by_stage(out: Path) -> dict[str, dict[str, str]]:
+    text = command("report", out, "--by", "stage", "--format", "csv")
+    return {row["stage"]: row for row in csv.DictReader(io.StringIO(text))}
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +43,7 @@ def test_one_more_parent_trains_one_more_stage(base: Path, tmp_path: Path) -> No
     text = command("plan", schedule, "--out", out)
     assert "  done: trained as `cut`" in text.splitlines()
     assert next(line for line in text.splitlines() if line.startswith("both ")).split()[-6] == "top-1"
-    listed = command("snapshots", schedule, "--out", out).splitlines()
+    listed = command("status", "--snapshots", schedule, "--out", out).splitlines()
     assert next(line for line in listed if line.startswith("cut-")).split()[-2:] == ["cut_main_3", "deep"]
     events = go(schedule, out)
     assert [(e.stage, e.start) for e in of(events, StageStarted)] == [("cut_main_5", "main-00000005-a0002")]

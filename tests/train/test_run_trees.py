@@ -1,7 +1,5 @@
 """Trees of stages in `stagerun run`: branches off the midst of a trunk, pieces trained again, --only and --until, kills, edits."""
 
-import csv
-import io
 import json
 import random
 import shutil
@@ -69,7 +67,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.mktemp("trees")
     tiny.make_data(base / "data")
     make_schedule(base / "schedule", base / "data")
-    command("run", base / "schedule", "--out", base / "out", *ALONE, "--log", "dawnbench", "--log", "mllog")
+    command("run", base / "schedule", "--out", base / "out", *ALONE)
     return base
 
 
@@ -279,7 +277,7 @@ def test_what_the_commands_say(base: Path, out: Path, tmp_path: Path) -> None:
     )
     done = command("run", base / "schedule", "--out", out, "--only", "end", *ALONE)
     assert done.startswith("nothing to do: every stage that was chosen is done; not chosen, and not done: late")
-    listed = command("snapshots", base / "schedule", "--out", out)
+    listed = command("status", "--snapshots", base / "schedule", "--out", out)
     (line,) = (line for line in listed.splitlines() if line.startswith("main-00000003"))
     assert "cut_a, cut_b, cut_c" in line and listed.splitlines()[0].endswith("kept for")
     assert line.endswith("cut_a, cut_b, cut_c") and line.count("cut_a") == 2, "started, and kept for"
@@ -297,37 +295,6 @@ def test_a_rehearsal_of_a_tree(base: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "cut_b: iterations 0 to 2, from main-00000001" in done.stdout and "  late: iterations" not in done.stdout
-
-
-def by_stage(out: Path) -> dict[str, dict[str, str]]:
-    text = command("report", out, "--by", "stage", "--format", "csv")
-    return {row["stage"]: row for row in csv.DictReader(io.StringIO(text))}
-
-
-def test_the_logs_and_the_report_of_a_tree(base: Path, out: Path) -> None:
-    ends = {p.name for p in out.glob("dawnbench*.tsv")}
-    assert ends == {f"dawnbench-{name}.tsv" for name in [*NAMES[1:]]}, "the trunk's end is the start of `end`"
-
-    def epochs(end: str) -> list[float]:
-        rows = (out / f"dawnbench-{end}.tsv").read_text().splitlines()[1:]
-        return [round(float(row.split("\t")[0]) * tiny.TRAIN_IMAGES / 16) for row in rows]
-
-    # The trunk is evaluated at 4 and 8: what is behind the place where a branch leaves it is none of the branch's.
-    assert (epochs("end"), epochs("late"), epochs("cut_a")) == ([4, 8, 10], [4, 7], [5])
-    before = by_stage(out)
-    assert [before[n]["from"] for n in NAMES] == ["seed", "main@3", "main@3", "main@3", "main@5", "main"]
-    assert [n for n in NAMES if before[n]["gain"]] == ["end"] and {before[n]["state"] for n in NAMES} == {"done"}
-    report = command("report", out)
-    assert all(f"| {name} " in report for name in NAMES[1:])
-    # A piece that is trained again is none of the run's curves, and makes nothing stale.
-    for name in ["main-00000005-a0001", *names(out, "late")]:
-        shutil.rmtree(out / "snapshots" / name)
-    done = command("run", base / "schedule", "--out", out, *ALONE, "--log", "dawnbench")
-    assert "main again: iterations 3 to 5, for late, from main-00000003-a0001" in done.splitlines()
-    after = by_stage(out)
-    assert {row["state"] for row in after.values()} == {"done"} and epochs("late") == [4, 7]
-    assert [row["iterations"] for row in after.values()] == ["8", "2", "2", "1", "2", "2"]
-    assert after["main"] == before["main"]
 
 
 @pytest.mark.process
@@ -349,21 +316,3 @@ def test_two_workers_train_a_piece_and_are_killed_in_it(base: Path, tmp_path: Pa
     done = small.run(schedule, out, nproc=2)
     assert done.returncode == 0, done.stdout + done.stderr
     assert straight.items() <= ids(out).items()
-
-
-def test_events_are_read_back(base: Path, tmp_path: Path) -> None:
-    from stagerun.store.logged import event_of
-    from stagerun.train.log_file import JsonLines
-
-    events: list[Event] = [
-        PieceStarted(
-            stage="main", iter=3, until=5, start="main-00000003-a0001", children=("a", "b"), iterations_left=9
-        ),
-        Retraced(stage="main", iter=4, until=5, lr=0.1, loss=2.0, images=16, seconds=0.5),
-        RunFinished(trained=True, seconds=1.0, not_chosen=("late",)),
-    ]
-    with JsonLines(tmp_path / "log.jsonl", print) as log:
-        for event in events:
-            log(event)
-    read = [event_of(line) for line in (tmp_path / "log.jsonl").read_bytes().splitlines()]
-    assert [found[1] for found in read if found is not None] == events

@@ -16,17 +16,16 @@ import pytest
 import small
 import torch
 
-from stagerun.base.errors import DataError, PeerError, StagerunError, StorageError
+from stagerun.base.errors import StagerunError, StorageError
 from stagerun.base.events import Event, Iterated, Note, RunFinished, Stopped
 from stagerun.base.recipe import Data, Source
 from stagerun.comm import SoloComm
-from stagerun.data.preflight import preflight
-from stagerun.data.scratch import look, unstage
+from stagerun.data.scratch import look
 from stagerun.language import load
 from stagerun.system.pulse import Pulse
 from stagerun.system.world import World
 from stagerun.train.agreement import ToldByAnother
-from stagerun.train.copying import Copying, Outcome, Status, as_notes, progress_text
+from stagerun.train.copying import Copying
 from stagerun.train.keeper import Keeper
 from stagerun.train.walk import run
 
@@ -92,39 +91,6 @@ def test_copied_before_training(base: Path, disk: Path, tmp_path: Path) -> None:
     assert len(list((disk / HOME).glob("*/data.mdb"))) == 2, "train and val, each once"
     again = events(base, tmp_path / "again", disk)
     assert f"the images are in {disk}" in notes(again) and not notes(again, warning=True)
-    assert [removal.kept for removal in unstage(str(disk), None)] == ["", ""], "nobody uses the copies any more"
-
-
-@pytest.mark.long
-def test_copied_beside_training_without_changing_a_bit(base: Path, disk: Path, tmp_path: Path) -> None:
-    """Training has begun, on the LMDBs themselves, before the copies can be made; it ends on the copies, with the LMDBs gone."""
-    held = locked(disk / HOME / "lock")
-    held.__enter__()
-    away = base / "data.away"
-    copied: list[int] = []
-
-    def at(event: Event) -> None:
-        iterated = sum(isinstance(e, Iterated) for e in seen) + isinstance(event, Iterated)
-        seen.append(event)
-        if iterated == 3 and isinstance(event, Iterated):
-            assert not list((disk / HOME).glob("*/data.mdb"))
-            held.__exit__(None, None, None)
-            wait(lambda: len(list((disk / HOME).glob("*[0-9a-f]/data.mdb"))) == 2)
-            # Until the run reads them, too: the remaining iterations may take less than that.
-            wait(lambda: all(thread.name != "copier" for thread in threading.enumerate()))
-        if isinstance(event, Note) and "are read there from now on" in event.text:
-            copied.append(iterated)
-            (base / "data").rename(away)
-
-    seen: list[Event] = []
-    try:
-        events(base, tmp_path / "out", disk, "data.scratch_copy=BESIDE", at=at)
-    finally:
-        if away.exists():
-            away.rename(base / "data")
-    assert len(copied) == 1 and 3 <= copied[0] < 17
-    assert f"the images are read where they are, and copied to {disk} meanwhile" in notes(seen)
-    assert processes.ends(tmp_path / "out") == processes.ends(base / "plain")
 
 
 def wait(ready: Callable[[], bool]) -> None:
@@ -132,24 +98,6 @@ def wait(ready: Callable[[], bool]) -> None:
     while not ready():
         assert time.monotonic() < end
         time.sleep(0.01)
-
-
-@pytest.mark.long
-def test_a_copy_beside_training_that_fails_is_a_warning(base: Path, disk: Path, tmp_path: Path) -> None:
-    seen = events(base, tmp_path / "out", disk, "data.scratch_copy=BESIDE", "data.scratch_reserve=1e8")
-    assert notes(seen, warning=True).count("the images are read where they are") == 1
-    assert "no room for the images: 598.0 kB needed" in notes(seen, warning=True)
-    assert isinstance(seen[-1], RunFinished)
-    assert processes.ends(tmp_path / "out") == processes.ends(base / "plain")
-
-
-@pytest.mark.long
-def test_a_copy_beside_training_ends_with_the_run(base: Path, disk: Path, tmp_path: Path) -> None:
-    with locked(disk / HOME / "lock"):
-        seen = events(base, tmp_path / "out", disk, "data.scratch_copy=BESIDE")
-        assert isinstance(seen[-1], RunFinished)
-    assert not list((disk / HOME).glob("*/data.mdb"))
-    assert processes.ends(tmp_path / "out") == processes.ends(base / "plain")
 
 
 @pytest.mark.long
@@ -289,12 +237,6 @@ def test_one_nodes_error_ends_the_others_wait(data: Data, disk: Path, failing: i
     assert "gone: no such folder" in ended[0].render() and isinstance(ended[1], ToldByAnother)
 
 
-def test_a_request_to_stop_on_one_rank_reaches_the_other(data: Data, disk: Path) -> None:
-    with locked(disk / HOME / "lock"):
-        ended = on_two_ranks([data, data], lambda rank: rank == 1)
-    assert ended == [([], True), ([], True)]
-
-
 def test_scratch_that_is_gone_or_full_ends_the_run_with_one_message(base: Path, disk: Path, tmp_path: Path) -> None:
     for more, text in (
         ((f'data.scratch="{disk}/nowhere"',), "nowhere: no such folder"),
@@ -304,76 +246,4 @@ def test_scratch_that_is_gone_or_full_ends_the_run_with_one_message(base: Path, 
             events(base, tmp_path / "out", disk, *more)
 
 
-@pytest.mark.long
-def test_a_source_that_is_gone_is_named_with_the_copy_that_is_left(base: Path, disk: Path, tmp_path: Path) -> None:
-    events(base, tmp_path / "out", disk)
-    schedule = load(str(base / "schedule"), options(disk))
-    preflight(schedule)
-    (base / "data").rename(base / "data.gone")
-    try:
-        with pytest.raises(DataError, match="no such folder") as error:
-            preflight(schedule)
-    finally:
-        (base / "data.gone").rename(base / "data")
-    assert f"a copy of {base / 'data' / 'train_lmdb'}, made 20" in error.value.hint and str(disk) in error.value.hint
-
-
-def test_a_worker_that_dies_while_images_are_copied(data: Data, disk: Path) -> None:
-    class Alone(Rank):
-        def gather_bytes(self, data: bytes) -> list[bytes]:
-            return [data, data]
-
-        def all_reduce(self, tensor: torch.Tensor) -> Callable[[], None]:
-            raise PeerError("lost the other workers while trying to add up gradients: Connection closed by peer")
-
-    copying = Copying(data, sources(data))
-    with locked(disk / HOME / "lock"), pytest.raises(PeerError, match="while images were copied: Connection closed by"):
-        list(copying.first(Alone(0), lambda: False))  # type: ignore[arg-type]
-    copying.close()
-
-
 # -- what is said
-
-
-def test_progress_names_nodes_and_the_slowest() -> None:
-    run, wait, done = Status.RUNNING, Status.WAITING, Status.DONE
-    one = progress_text(
-        [("n1", run, 500_000_000, 2_000_000_000), ("n1", wait, 500_000_000, 2_000_000_000)], "/nvme", 10
-    )
-    assert one == "copying the images to /nvme: 500.0 MB of 2.0 GB, 50.0 MB/s, 30 s left"
-    ranks = [("n1", run, 30, 100), ("n2", run, 20, 100), ("n3", wait, 0, 0)]
-    several = progress_text(ranks, "/nvme", 10)
-    assert (
-        several
-        == "copying the images to /nvme of 2 of 3 nodes: n1 30 %, n2 20 %; slowest n2: 20 B of 100 B, 2 B/s, 40 s left"
-    )
-    assert "n1 waits for a copy that another run makes" in progress_text([("n1", wait, 3, 9)], "/nvme", 10)
-    # A node that is done waits for nobody, whatever its other ranks still say.
-    ranks = [("n1", done, 100, 100), ("n1", wait, 90, 100), ("n2", wait, 5, 100)]
-    assert progress_text(ranks, "/nvme", 10).endswith(": n2 waits for a copy that another run makes")
-
-
-@pytest.mark.parametrize(
-    "ranks, text",
-    [
-        ([("n1", Status.WAITING, 0, 0)], "0 of 1 node done"),
-        ([("n1", Status.RUNNING, 0, 0), ("n2", Status.WAITING, 0, 0)], "0 of 2 nodes done"),
-        ([("n1", Status.DONE, 9, 9), ("n2", Status.STOPPED, 3, 9)], "1 of 2 nodes done"),
-    ],
-)
-def test_progress_where_nothing_is_known(ranks: list[tuple[str, Status, int, int]], text: str) -> None:
-    assert progress_text(ranks, "/nvme", 10) == f"copying the images to /nvme: {text}"
-
-
-def test_the_end_is_told_once_for_all_nodes() -> None:
-    told = [Outcome(host=f"n{i}", bytes=10**9, seconds=10.0 + i) for i in range(3)] + [
-        Outcome(host="n3"),
-        Outcome(host="n0"),
-    ]
-    told += [Outcome(host=f"n{i}", text="bad") for i in range(10)]
-    first, warning = as_notes(told, "/nvme", beside=False)
-    assert (
-        first.text
-        == "the images were copied to /nvme of 3 nodes, slowest n2: 1.0 GB in 12 s, 83.3 MB/s; 1 node had them"
-    )
-    assert warning.warning and warning.text == "n0, n1, n2, n3, n4, n5, n6, n7 and 2 more: bad"

@@ -1,6 +1,5 @@
 """A stage that begins with a .solverstate: the run that real Caffe did after its `--snapshot`, and what is said of one that doesn't fit."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -125,19 +124,6 @@ def test_the_run_after_caffes_snapshot_and_a_resumed_one(data: Path, tmp_path: P
         seconds, unit = stage["time"].split()
         assert unit != "s" or float(stage["images/s"]) == pytest.approx(75 * 64 / float(seconds), rel=0.1)
         assert "without a line" not in report and stage["from"] == "x.solverstate"
-
-
-def test_a_sweep_of_rates_begins_with_it(data: Path, tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "s", data)
-    words = ["--out", tmp_path / "a", "--nproc", 1, "--threads", 1]
-    found = stagerun("find-lr", folder, "a", *words, "--iterations", 10, "--start", 1e-9, "--json")
-    assert found.startswith("0"), found
-    swept = json.loads(found[found.index("{") :])
-    assert swept["start"] == "state/x.solverstate: weights, history and images of iteration 75"
-    assert stagerun("run", folder, *words).startswith("0")
-    lines = map(json.loads, (tmp_path / "a" / "log.jsonl").read_text().splitlines())
-    first = next(line for line in lines if line.get("iter") == 76 and "loss" in line)
-    assert swept["points"][0]["loss"] == first["loss"], "of the same images and weights"
 
 
 def test_another_state_is_another_stage(data: Path, tmp_path: Path) -> None:

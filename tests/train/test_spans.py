@@ -3,7 +3,6 @@
 import itertools
 import json
 
-import torch
 from engine_help import CPU, SOLVER, ConvNet, assert_same, tensors
 from test_engine_loop import device_batches, go, short, stage_loop
 
@@ -89,13 +88,3 @@ def test_a_loop_that_is_looked_at_trains_to_the_same_bits_and_every_second_has_i
     assert one == [*[DATA, FORWARD, BACKWARD] * len(loop.run), WAIT, UPDATE]
     assert all(a.ended <= b.started for a, b in itertools.pairwise(found.found))
     assert set(seconds_of(found.found)) == set(PARTS)
-
-
-def test_nothing_is_noted_while_it_is_off():
-    state, found, loop = make_state(ConvNet(), SOLVER, CPU), Spans(Clock()), stage_loop()
-    found.on = False
-    reducer = make_reducer(Determinism.FIXED, [p.tensor for p in state.solver.parameters], SoloComm(), 4)
-    for event in timed_train(loop, state, device_batches(loop), reducer, lambda: False, lambda: None, found, CPU):
-        found.on = event.iter == 5
-    assert {s.iter for s in found.found} == {5}
-    assert torch.isfinite(torch.tensor([s.seconds for s in found.found])).all()

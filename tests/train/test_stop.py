@@ -16,10 +16,9 @@ from engine_help import CPU, KNOBS, SOLVER, ConvNet, Threads, arithmetic, assert
 
 from stagerun import __main__ as entry
 from stagerun.base.errors import ExitCode, StorageError
-from stagerun.base.events import Event, Iterated, RunFinished, Stopped
+from stagerun.base.events import Event, RunFinished, Stopped
 from stagerun.base.recipe import Determinism
 from stagerun.comm import Comm, SoloComm, make_reducer, runs_of
-from stagerun.engine.loop import StageLoop, train
 from stagerun.engine.state import TrainState, make_state
 from stagerun.engine.update import Outcome, Pace, hopeless, update
 from stagerun.language import load
@@ -126,51 +125,6 @@ def test_one_rank_breaks_off_and_all_leave_the_state_as_it_was(
         assert_same(tensors(state), expected)
 
     Threads(workers).run(work)
-
-
-def test_the_loop_ends_with_the_last_whole_update() -> None:
-    loop = StageLoop(
-        stage="cyc1", max_iter=9, batch_size=8, epoch_images=40, start_position=0, run=range(4), knobs=lambda i: KNOBS,
-        snapshot=0, test_interval=0, arithmetic=arithmetic(SOLVER),
-    )  # fmt: skip
-    state = make_state(ConvNet(), SOLVER, CPU)
-    left: list[float | None] = [None]
-    asked: list[bool] = []
-    data = dataset(8 * 12)
-
-    def batches():
-        for n in range(4 * 12):
-            if n == 4 * 2 + 1:  # in the third iteration, whose second batch is about to be computed
-                left[0] = 0.0
-                asked.append(True)
-            yield cut(data, 2 * n, 2 * n + 2)
-
-    reducer = make_reducer(Determinism.FIXED, [p.tensor for p in state.solver.parameters], SoloComm(), 4)
-    seen = list(train(loop, state, batches(), reducer, lambda: bool(asked), lambda: left[0]))
-    assert [type(event) for event in seen] == [Iterated, Iterated, Stopped]
-    assert seen[-1].iter == state.iter == 2 and "broken off" in seen[-1].reason
-
-
-def test_with_time_enough_the_iteration_is_finished() -> None:
-    loop = StageLoop(
-        stage="cyc1", max_iter=9, batch_size=8, epoch_images=40, start_position=0, run=range(4), knobs=lambda i: KNOBS,
-        snapshot=0, test_interval=0, arithmetic=arithmetic(SOLVER),
-    )  # fmt: skip
-    state = make_state(ConvNet(), SOLVER, CPU)
-    data = dataset(8 * 12)
-    asked: list[bool] = []
-
-    def batches():
-        for n in range(4 * 12):
-            if n == 4 * 2 + 1:
-                asked.append(True)
-            yield cut(data, 2 * n, 2 * n + 2)
-
-    reducer = make_reducer(Determinism.FIXED, [p.tensor for p in state.solver.parameters], SoloComm(), 4)
-    left = lambda: 1e6 if asked else None  # noqa: E731
-    seen = list(train(loop, state, batches(), reducer, lambda: bool(asked), left))
-    assert [type(event) for event in seen] == [Iterated, Iterated, Iterated, Stopped]
-    assert seen[-1].reason == "asked to stop"
 
 
 def test_what_has_overflowed_is_not_kept_by_a_stop(tmp_path: Path) -> None:
@@ -427,20 +381,6 @@ def test_the_launcher_ends_workers_whose_time_is_over(tmp_path: Path) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         _, status = os.waitpid(worker, 0)
         os._exit(10 + int(relay.late) if os.waitstatus_to_exitcode(status) == -signal.SIGKILL else 1)
-
-    assert child(launcher) == 11
-
-
-def test_a_signal_to_a_thread_that_was_there_before_the_relay_is_passed_on_too(tmp_path: Path) -> None:
-    def launcher() -> None:
-        library = threading.Thread(target=threading.Event().wait, args=(60,), daemon=True)
-        library.start()
-        relay = Relay(tmp_path, grace=60)
-        relay.start()
-        signal.pthread_kill(library.ident or 0, signal.SIGUSR1)
-        while relay.asked is None:
-            time.sleep(0.01)
-        os._exit(10 + int(relay.asked.signal == signal.SIGUSR1))
 
     assert child(launcher) == 11
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from reliability.faults import FaultyDisk
 from test_pins import commit, keeper, names, schedule
 
 from stagerun import store
@@ -17,7 +18,6 @@ from stagerun.comm import SoloComm
 from stagerun.engine.device import environment
 from stagerun.language import load
 from stagerun.plan import State
-from stagerun.store.faults import Fault, FaultyDisk
 from stagerun.train.environment import environment_of, other_machines
 from stagerun.train.keeper import Keeper
 
@@ -72,7 +72,7 @@ def test_what_a_stage_left_that_the_schedule_has_no_more_stops_nothing(keeper: K
 def test_one_that_answers_the_next_time_is_gone_on_from(keeper: Keeper) -> None:
     commit(keeper, 5)
     # `names`, and the manifest twice.
-    keeper.disk = FaultyDisk(store.LocalDisk(), Fault("EIO", 2, last=3))
+    keeper.disk = FaultyDisk("EIO@2-3")  # type: ignore[assignment]
     main = keeper.plan().stages[0]
     assert main.state is State.RESUME and main.iter == 5
 
@@ -99,7 +99,7 @@ def test_read_once_more_when_the_disk_is_back(keeper: Keeper) -> None:
     commit(keeper, 3)
     new = commit(keeper, 5)
     manifest_and_sizes = 4  # of a snapshot with three files
-    keeper.disk = FaultyDisk(store.LocalDisk(), Fault("EIO", manifest_and_sizes + 1, last=manifest_and_sizes + 2))
+    keeper.disk = FaultyDisk(f"EIO@{manifest_and_sizes + 1}-{manifest_and_sizes + 2}")  # type: ignore[assignment]
     assert keeper.read(new) is not None and aside(keeper) == []
 
 

@@ -57,7 +57,6 @@ class Pair:
         self.hub.listen()
         self.port = self.told.pop()["port"]
         self.ahead = 0.0  # of the clock
-        self.spared = False  # rank 1
 
     def until(self, found: Callable[[], object]) -> None:
         """Both look and listen in turn."""
@@ -66,7 +65,7 @@ class Pair:
             assert time.monotonic() < end
             self.spoke.retry_at = 0.0
             now = time.monotonic() + self.ahead
-            self.spoke.judge(replace(seen(1), spared=self.spared), now)
+            self.spoke.judge(seen(1), now)
             self.hub.judge(seen(0), now)
             for key, _ in self.selector.select(0.05):
                 key.data(key.fileobj)
@@ -110,38 +109,6 @@ def test_a_monitor_that_goes_without_a_word_is_reported_and_no_rank_is_blamed(pa
     assert pair.hub.judge(seen(0, 900, waiting=True), now + 900) is None and pair.hub.verdict is None
     (news,) = pair.told
     assert news["news"] == "rank 1 is not watched any more: its monitor is gone; a hang there is noticed late"
-
-
-@pytest.mark.parametrize("worded", [None, False])
-def test_one_that_could_be_spared_is_gone_and_no_one_misses_it(pair: Pair, worded: bool | None) -> None:
-    """Its connection is lost, or its monitor says that it was killed."""
-    pair.meet()
-    pair.hub.meet(PLACE["token"])
-    pair.spared = True
-    pair.until(lambda: pair.hub.spared == {1})
-    pair.spoke._leave() if worded is None else pair.spoke.farewell(worded)
-    pair.spoke.hub_at = None
-    pair.until(lambda: 1 not in pair.hub.peers or pair.hub.peers[1].left is not None)
-    later = time.monotonic() + 9000
-    assert pair.hub.judge(seen(0), later) is None and pair.hub.judge(seen(0, 9000, waiting=True), later) is None
-    assert pair.hub.verdict is None and not pair.told and pair.hub.gone(later) == []
-    pair.hub.judge(seen(0, 9000), later)
-    assert pair.hub.verdict is not None, "rank 0 is watched as ever"
-
-
-def test_one_that_can_be_spared_and_falls_silent_is_reported_once(pair: Pair) -> None:
-    pair.meet()
-    pair.hub.meet(PLACE["token"])
-    pair.spared = True
-    pair.until(lambda: pair.hub.spared == {1})
-    later = pair.hub.peers[1].heard + 61
-    for _ in range(3):
-        assert pair.hub.judge(seen(0), later) is None and pair.hub.verdict is None
-    (news,) = pair.told
-    assert "rank 1 on node1 can't be reached for" in news["news"] and "the others go on without it" in news["news"]
-    pair.spared = False
-    pair.until(lambda: pair.hub.spared == set())
-    assert pair.hub.gone(later) != []
 
 
 @pytest.mark.parametrize("size, gone", [(2, True), (1000, False)])

@@ -8,7 +8,6 @@ from on_meta import on_meta
 from torch import nn
 
 from stagerun.base.recipe import Model
-from stagerun.language.networks import NETWORKS
 from stagerun.models import BatchNorm2d, build
 
 # Name -> parameters with 10 classes, and as the paper's tables 4 and 5 round them, in millions.
@@ -74,9 +73,3 @@ def test_a_shortcut_takes_what_the_first_convolution_takes() -> None:
         assert torch.equal(first(x), into)
         out = second.conv2(torch.relu(second.bn2(second.conv1(torch.relu(second.bn1(into)))))) + into
         assert torch.equal(second(into), out)
-
-
-def test_what_is_known_of_them_without_torch() -> None:
-    for name in PUBLISHED:
-        facts = NETWORKS[name]
-        assert facts.fits(32, 32) and facts.fc_weight and facts.fc_bias and not facts.zero_gamma and not facts.blur_pool

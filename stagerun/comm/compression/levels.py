@@ -11,25 +11,18 @@ from stagerun.comm.compression.operator import (
     Fixed,
     from_bytes,
     largest_of,
-    mean_of,
     pieces,
-    scalar,
     take,
     to_bytes,
 )
 from stagerun.comm.compression.pack import pack
-from stagerun.comm.compression.places import joined
 
 
 class Levels(Fixed):
-    """A message is the scale, if it is sent, and `width` bits for each number. A subclass gives codes and what they mean."""
+    """A message is the scale and `width` bits for each number. A subclass gives codes and what they mean."""
 
     width: int
     random = False
-
-    def scaled(self) -> bool:
-        """Whether the scale is sent."""
-        return True
 
     def scale(self, vector: Tensor) -> Tensor:
         """[1]"""
@@ -44,14 +37,13 @@ class Levels(Fixed):
         raise NotImplementedError
 
     def coded(self, n: int, element_size: int) -> int:
-        return (element_size if self.scaled() else 0) + (n * self.width + 7) // 8
+        return element_size + (n * self.width + 7) // 8
 
     def encode_all(self, vector: Tensor, draw: Draw) -> Tensor:
         n, device, scale = vector.numel(), vector.device, self.scale(vector)
-        start = vector.element_size() if self.scaled() else 0
-        message = torch.empty(self.coded(n, vector.element_size()), dtype=torch.uint8, device=device)
-        if start:
-            message[:start] = to_bytes(scale)
+        start = vector.element_size()
+        message = torch.empty(self.coded(n, start), dtype=torch.uint8, device=device)
+        message[:start] = to_bytes(scale)
         following = draw.uniform(device) if self.random else None
         for p in pieces(n, device):
             count = p.stop - p.start
@@ -62,8 +54,8 @@ class Levels(Fixed):
         return message
 
     def decode_all(self, message: Tensor, out: Tensor, vector: Tensor | None) -> None:
-        start = out.element_size() if self.scaled() else 0
-        scale = from_bytes(message[:start], out.dtype) if start else self.scale(out)
+        start = out.element_size()
+        scale = from_bytes(message[:start], out.dtype)
         per, table = 8 // self.width, self.values(scale)[_codes_of_bytes(self.width, out.device)]
         for p in pieces(out.numel(), out.device):
             part = message[start + p.start // per : start + -(-p.stop // per)]
@@ -81,17 +73,14 @@ def _codes_of_bytes(width: int, device: torch.device) -> Tensor:
 @dataclass(frozen=True, slots=True)
 class TernGrad(Levels):
     """d = s sign(c) b with b = 1 with the probability min(|c|, s)/s, else 0; s = min(max |c|, 2.5 sigma), sigma the root of the mean c^2
-    (Wen et al., arXiv:1705.07878). As released: s = max |c|, no clipping, and d is c on average."""
+    (Wen et al., arXiv:1705.07878)."""
 
     residual: bool
-    as_released: bool = False
     width = 2
     random = True
 
     def scale(self, vector: Tensor) -> Tensor:
         top = largest_of(vector)
-        if self.as_released:
-            return top
         divisor = torch.where(top == 0, 1, top)
         total = torch.zeros(1, dtype=torch.float64, device=vector.device)
         for p in pieces(vector.numel(), vector.device):
@@ -106,70 +95,3 @@ class TernGrad(Levels):
         assert uniform is not None
         share = vector / torch.where(scale == 0, 1, scale)
         return (share > uniform).to(torch.uint8).add_(-share > uniform, alpha=2)
-
-
-@dataclass(frozen=True, slots=True)
-class TwoBit(Levels):
-    """d = t where c >= t, -t where c <= -t, else 0 (MXNet's 2-bit compression); t is `threshold`, or the mean of |c| where it is None, and
-    sent along. What isn't finite has a code of its own and becomes NaN."""
-
-    residual: bool
-    threshold: float | None
-    width = 2
-
-    def scaled(self) -> bool:
-        return self.threshold is None
-
-    def scale(self, vector: Tensor) -> Tensor:
-        return mean_of(vector) if self.threshold is None else scalar(self.threshold, vector)
-
-    def values(self, scale: Tensor) -> Tensor:
-        return torch.cat((0 * scale, scale, -scale, scalar(torch.nan, scale)))
-
-    def codes(self, vector: Tensor, scale: Tensor, uniform: Tensor | None) -> Tensor:
-        odd = ~torch.isfinite(vector)
-        # Both of 0 would hold where the mean is 0.
-        up, down = (vector >= scale) & (vector > 0), (vector <= -scale) & (vector < 0)
-        return (up | odd).to(torch.uint8).add_(down | odd, alpha=2)
-
-
-@dataclass(frozen=True, slots=True)
-class Sign(Levels):
-    """d = m where c >= 0, else -m; m is the mean of |c| (EF-signSGD: Karimireddy et al., arXiv:1901.09847). 0 counts as above."""
-
-    residual: bool
-    width = 1
-
-    def scale(self, vector: Tensor) -> Tensor:
-        return mean_of(vector)
-
-    def values(self, scale: Tensor) -> Tensor:
-        return torch.cat((scale, -scale))
-
-    def codes(self, vector: Tensor, scale: Tensor, uniform: Tensor | None) -> Tensor:
-        return vector < 0
-
-
-@dataclass(frozen=True, slots=True)
-class Int8(Fixed):
-    """d = m q / 127 with q = c / m * 127 rounded to nearest even, m = max |c|. A message: m, then q as int8."""
-
-    residual: bool
-
-    def coded(self, n: int, element_size: int) -> int:
-        return element_size + n
-
-    def encode_all(self, vector: Tensor, draw: Draw) -> Tensor:
-        top = largest_of(vector)
-        divisor, codes = torch.where(top == 0, 1, top), torch.empty_like(vector, dtype=torch.int8)
-        finite = bool(torch.isfinite(top))
-        for p in pieces(vector.numel(), vector.device):
-            share = (vector[p] / divisor).mul_(127).round_()
-            codes[p] = share if finite else 1
-        return joined((to_bytes(top), to_bytes(codes)))
-
-    def decode_all(self, message: Tensor, out: Tensor, vector: Tensor | None) -> None:
-        width = out.element_size()
-        top, codes = from_bytes(message[:width], out.dtype), message[width:].view(torch.int8)
-        for p in pieces(out.numel(), out.device):
-            take(codes[p].to(out.dtype).div_(127).mul_(top), out[p], None if vector is None else vector[p])

@@ -103,25 +103,12 @@ def from_bytes(message: Tensor, dtype: torch.dtype) -> Tensor:
     return message.view(dtype)
 
 
-def scalar(value: float | Tensor, like: Tensor) -> Tensor:
-    """[1], of the type and device of `like`."""
-    return torch.as_tensor(value, dtype=like.dtype, device=like.device).reshape(1)
-
-
 def largest_of(vector: Tensor) -> Tensor:
     """[1]: the largest |v|; NaN if there is one."""
     top = vector.new_zeros(1)
     for p in pieces(vector.numel(), vector.device):
         top = torch.maximum(top, vector[p].abs().amax())
     return top
-
-
-def mean_of(vector: Tensor) -> Tensor:
-    """[1]: the mean of |v|, added up in float64."""
-    total = vector.new_zeros(1, dtype=torch.float64)
-    for p in pieces(vector.numel(), vector.device):
-        total += torch.linalg.vector_norm(vector[p], 1, dtype=torch.float64)
-    return (total / vector.numel()).to(vector.dtype)
 
 
 def take(value: Tensor, out: Tensor, vector: Tensor | None) -> None:

@@ -11,7 +11,6 @@ from stagerun.comm.compression.operator import (
     OneRound,
     expect,
     from_bytes,
-    largest_of,
     pieces,
     take,
     to_bytes,
@@ -26,7 +25,7 @@ BUCKET = 512
 class Qsgd(OneRound):
     """d = N sign(c) l / s with l = floor(|c|/N s) or one more, with the probability of what floor has cut off, so that d is c on average
     (Alistarh et al., arXiv:1610.02132). N is the Euclidean norm of each 512 numbers, s is `qstates`.
-    As released: N is the norm of all. Where N isn't finite, d is NaN and the run notices; the released code gives 0.
+    Where N isn't finite, d is NaN and the run notices.
 
     A message: the norms; a byte per 512 codes, the bits that the largest of them has; the codes of +-l (0, -1, 1, -2, ... are 0, 1, 2, 3, ...)
     packed, those of the fewest bits first. A code above 8 bits has its upper ones apart: packed likewise or, up to 255 states, where the
@@ -35,7 +34,6 @@ class Qsgd(OneRound):
 
     residual: bool
     qstates: int
-    as_released: bool = False
 
     def size(self, n: int, element_size: int) -> int | None:
         return None
@@ -46,16 +44,13 @@ class Qsgd(OneRound):
         uniform = draw.uniform(device)
         low = zeros((rows, BUCKET), vector, torch.uint8)
         high = zeros((rows, BUCKET), vector, torch.uint8) if self.qstates > 255 else None
-        whole = _norm(vector) if self.as_released else None
-        norms = vector.new_empty(rows) if whole is None else whole
+        norms = vector.new_empty(rows)
         widths = torch.empty(rows, dtype=torch.uint8, device=device)
         upper = []
         for p in pieces(n, device):
             row = slice(p.start // BUCKET, -(-p.stop // BUCKET))
             block = _rows(vector[p])
-            norm = _row_norms(block) if whole is None else whole
-            if whole is None:
-                norms[row] = norm
+            norms[row] = norm = _row_norms(block)
             codes = self._codes(block, norm, uniform(block.numel()).view(-1, BUCKET))
             low[row] = codes
             widths[row] = torch.frexp(codes.amax(1).float()).exponent.to(torch.uint8)
@@ -93,7 +88,7 @@ class Qsgd(OneRound):
     def _decode(self, message: Tensor, out: Tensor, vector: Tensor | None) -> None:
         n, device = out.numel(), out.device
         rows = -(-n // BUCKET)
-        at = (1 if self.as_released else rows) * out.element_size()
+        at = rows * out.element_size()
         norms, widths = from_bytes(message[:at], out.dtype), message[at : at + rows]
         low, at = _unpacked(message, at + rows, widths.clamp(max=8), n)
         high = upper = None
@@ -112,7 +107,7 @@ class Qsgd(OneRound):
             if high is not None:
                 codes += high[row].int() << 8
             value = ((codes >> 1) ^ -(codes & 1)).to(out.dtype).div_(self.qstates)
-            value.mul_((norms if self.as_released else norms[row]).view(-1, 1))
+            value.mul_(norms[row].view(-1, 1))
             take(value.view(-1)[: p.stop - p.start], out[p], None if vector is None else vector[p])
 
 
@@ -129,15 +124,6 @@ def _row_norms(block: Tensor) -> Tensor:
     top = block.abs().amax(1)
     shares = block / torch.where(top == 0, 1, top).view(-1, 1)
     return top * shares.square_().sum(1).sqrt_()
-
-
-def _norm(vector: Tensor) -> Tensor:
-    """[1]: that of all, likewise."""
-    top = largest_of(vector)
-    total = torch.zeros(1, dtype=torch.float64, device=vector.device)
-    for p in pieces(vector.numel(), vector.device):
-        total += (vector[p] / torch.where(top == 0, 1, top)).square_().sum(dtype=torch.float64)
-    return (top * total.sqrt_()).to(vector.dtype)
 
 
 def _lengths(widths: Tensor, n: int) -> list[tuple[int, Tensor, int]]:

@@ -98,54 +98,31 @@ def kept(n: int, ratio: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TopK(Sparse):
-    """d = c where |c| is among the k largest, else 0; k = max(1, floor(n ratio)). Of equal ones the first are kept. NaN counts as the largest.
-    As released: d = g where not |g| < t, t the ceil(n (1 - ratio))-th smallest |g|, so that it keeps one more, and all equal to t. A ratio
-    of 1 keeps all; the released code fails there."""
+    """d = c where |c| is among the k largest, else 0; k = max(1, floor(n ratio)). Of equal ones the first are kept. NaN counts as the largest."""
 
     residual: bool
     ratio: float
-    as_released: bool = False
 
-    def size(self, n: int, element_size: int) -> int | None:
-        return None if self.as_released else length(n, self._k(n), element_size)
-
-    def _k(self, n: int) -> int:
-        if self.as_released:
-            return min(n - math.ceil(n * (1 - self.ratio)) + 1, n)
-        return max(1, kept(n, self.ratio))
+    def size(self, n: int, element_size: int) -> int:
+        return length(n, max(1, kept(n, self.ratio)), element_size)
 
     def select(self, vector: Tensor, draw: Draw) -> Tensor:
-        return largest(vector, self._k(vector.numel()), self.as_released)
+        return largest(vector, max(1, kept(vector.numel(), self.ratio)))
 
 
 @dataclass(frozen=True, slots=True)
 class Threshold(Sparse):
-    """d = c where |c| >= threshold, else 0. NaN is kept. The paper's code does the same."""
+    """d = c where |c| >= threshold, else 0. NaN is kept."""
 
     residual: bool
     threshold: float
 
     def select(self, vector: Tensor, draw: Draw) -> Tensor:
-        return _not_less(vector, self.threshold)
-
-
-@dataclass(frozen=True, slots=True)
-class AdaptiveThreshold(Sparse):
-    """d = c where 2 |c| >= max |c|, else 0. NaN is kept, and everything beside it. The paper's code does the same."""
-
-    residual: bool
-
-    def select(self, vector: Tensor, draw: Draw) -> Tensor:
-        return _not_less(vector, largest_of(vector).item(), 2)
-
-
-def _not_less(vector: Tensor, bound: float, times: int = 1) -> Tensor:
-    """Where `times` |v| is not below the bound, and v isn't 0, which needn't be sent."""
-    found = []
-    for p in pieces(vector.numel(), vector.device):
-        sizes = vector[p].abs()
-        found.append(nonzero(~((sizes * times if times > 1 else sizes) < bound) & (sizes != 0)) + p.start)
-    return joined(found)
+        found = []
+        for p in pieces(vector.numel(), vector.device):
+            sizes = vector[p].abs()
+            found.append(nonzero(~(sizes < self.threshold) & (sizes != 0)) + p.start)  # a 0 needn't be sent
+        return joined(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +142,7 @@ class RandomK(Operator):
         n = out.numel()
         k = max(1, kept(n, self.ratio))
         # Drawn on the CPU: GPUs of different models draw different numbers.
-        index = largest(draw.of(-1).uniform(torch.device("cpu"))(n), k, False).to(out.device)
+        index = largest(draw.of(-1).uniform(torch.device("cpu"))(n), k).to(out.device)
         scale = 1.0 if self.residual else n / k
         # What isn't finite at another place has to be noticed too.
         bad = [not torch.isfinite(largest_of(v)) for v in vectors]
@@ -183,26 +160,9 @@ class RandomK(Operator):
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class RandomKReleased(Sparse):
-    """d = g where p < n ratio, else 0; p is a random permutation of 0 .. n-1, of each sender its own. Not rescaled."""
-
-    residual: bool
-    ratio: float
-
-    def size(self, n: int, element_size: int) -> int | None:
-        return length(n, min(math.ceil(n * self.ratio), n), element_size)
-
-    def select(self, vector: Tensor, draw: Draw) -> Tensor:
-        if not torch.isfinite(largest_of(vector)):  # so that it is sent, and noticed
-            return largest(vector, min(math.ceil(vector.numel() * self.ratio), vector.numel()), False)
-        order = torch.randperm(vector.numel(), generator=draw.generator(vector.device), device=vector.device)
-        return nonzero(order < vector.numel() * self.ratio)
-
-
-def largest(vector: Tensor, k: int, ties: bool) -> Tensor:
-    """The places of the k largest |v|, growing; the first of equal ones or, with `ties`, all that equal the k-th."""
-    return _largest_numpy(vector, k, ties) if vector.device.type == "cpu" else _largest_torch(vector, k, ties)
+def largest(vector: Tensor, k: int) -> Tensor:
+    """Return the places of the k largest |v|, growing; the first of equal ones."""
+    return _largest_numpy(vector, k) if vector.device.type == "cpu" else _largest_torch(vector, k)
 
 
 def _keys(vector: Tensor) -> Tensor:
@@ -211,11 +171,9 @@ def _keys(vector: Tensor) -> Tensor:
     return vector.view(whole) & torch.iinfo(whole).max
 
 
-def _largest_torch(vector: Tensor, k: int, ties: bool) -> Tensor:
+def _largest_torch(vector: Tensor, k: int) -> Tensor:
     keys = _keys(vector)
     least = torch.topk(keys, k).values[-1]
-    if ties:
-        return torch.nonzero(keys >= least).view(-1)
     above = torch.nonzero(keys > least).view(-1)
     equal = torch.nonzero(keys == least).view(-1)[: k - len(above)]
     return torch.cat((above, equal)).sort().values
@@ -224,7 +182,7 @@ def _largest_torch(vector: Tensor, k: int, ties: bool) -> Tensor:
 _SAMPLE = 1 << 15
 
 
-def _largest_numpy(vector: Tensor, k: int, ties: bool) -> Tensor:
+def _largest_numpy(vector: Tensor, k: int) -> Tensor:
     """In a long vector a sample tells a bound that little more than k elements pass, and only these are partitioned."""
     n = vector.numel()
     if n <= 4 * _SAMPLE:
@@ -239,9 +197,8 @@ def _largest_numpy(vector: Tensor, k: int, ties: bool) -> Tensor:
             places, passed = _not_below(vector, 0)
     least = np.partition(passed, len(passed) - k)[len(passed) - k]
     keep = passed >= least
-    if not ties:
-        equal = np.flatnonzero(passed == least)
-        keep[equal[k - np.count_nonzero(passed > least) :]] = False
+    equal = np.flatnonzero(passed == least)
+    keep[equal[k - np.count_nonzero(passed > least) :]] = False
     return torch.from_numpy(places[keep])
 
 

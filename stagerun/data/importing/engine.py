@@ -6,7 +6,7 @@ the same records at the same places, and the same side file, for any number of t
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,11 +14,13 @@ from typing import Any, Protocol
 
 import cv2
 import lmdb
+import numpy as np
+from numpy.typing import NDArray
 
 from stagerun.base.errors import DataError, ResumeRefused
 from stagerun.base.text import count, first
 from stagerun.data.importing import report
-from stagerun.data.importing.partial import Journal, Note, Partial, entry
+from stagerun.data.importing.partial import Note, Partial, Seen, entry
 from stagerun.data.index import digest_of, save
 from stagerun.data.indexing import in_order
 from stagerun.data.lmdb_offsets import offsets_of
@@ -35,7 +37,6 @@ _HOPELESS = 1000
 # So many of the files that are done are looked at before it goes on: asking a file server for a million takes minutes.
 _COMPARED = 1000
 _SHOWN = 20
-_MOST_IGNORED = 1000  # in the report
 
 
 class Unusable(DataError):
@@ -130,24 +131,23 @@ def run(work: Work, out: str, job: Job) -> Result:
 def _run(work: Work, target: Path, job: Job) -> Result:
     with Partial(target) as partial:
         if target.exists():
-            # What a crash between the last rename and the sweeping left has no LMDB in it.
+            # What a crash between the last rename and the removal left has no LMDB in it.
             if not partial.lmdb.exists():
                 partial.remove()
             return _existing(work, target, job)
         partial.begin(work.identity, job.restart, _make_empty)
-        with closing(Journal(partial.folder)) as journal:
-            position, records = _resume(partial, journal)
-            started_at = position
-            if position:
-                _require_unchanged(work, partial, journal)
+        with closing(_open_seen(partial)) as seen:
+            started_at, records = _resume(partial, seen)
+            _, states, notes = seen.read()
+            if started_at:
+                _require_unchanged(work, partial, states)
                 job.tell(f"goes on behind {count(records, 'record')} in {partial.folder}")
-            bad = sum(1 for _, note in journal.notes() if note.bad)
-            if not _walk(work, partial, journal, position, bad, job):
-                position, records = _resume(partial, journal)
+            if not _walk(work, partial, seen, started_at, sum(note.bad for note in notes), job):
+                position, records = _resume(partial, seen)
                 return Result(
                     complete=False, records=records, position=position, total=len(work), started_at=started_at
                 )
-            result = _finish(work, partial, journal, job.max_bad, started_at)
+            result = _finish(work, partial, seen, job.max_bad, started_at)
         partial.finish()
         return result
 
@@ -166,11 +166,11 @@ def _existing(work: Work, out: Path, job: Job) -> Result:
     return Result(complete=True, records=records, position=len(work), total=len(work), bad=left_out, already=True)
 
 
-def _require_unchanged(work: Work, partial: Partial, journal: Journal) -> None:
+def _require_unchanged(work: Work, partial: Partial, states: NDArray[np.uint64]) -> None:
     """ResumeRefused if a file that was done before the interruption is another now: old images and new ones would mix."""
-    states = journal.states()
-    for i in range(min(len(states), _COMPARED)):
-        position = i * len(states) // min(len(states), _COMPARED)
+    compared = min(len(states), _COMPARED)
+    for i in range(compared):
+        position = i * len(states) // compared
         if name := work.changed(position, int(states[position])):
             raise ResumeRefused(
                 f"{name}: has changed since it was imported into {partial.folder}",
@@ -188,42 +188,53 @@ def _make_empty(folder: Path) -> None:
         env.sync(True)
 
 
-def _resume(partial: Partial, journal: Journal) -> tuple[int, int]:
-    """(first position to do, records in the LMDB), the journal cut back to the LMDB."""
+def _records_in(folder: Path) -> int:
     try:
-        records = check_file(str(partial.lmdb))
+        return check_file(str(folder))  # before it is mapped
     except DataError as error:
         raise DataError(error.message, "something changed it; add --restart to begin anew") from None
-    stored = journal.rows()["stored"].cumsum(dtype="int64")
+
+
+def _open_seen(partial: Partial) -> Seen:
+    _records_in(partial.seen)
+    return Seen(partial.seen)
+
+
+def _resume(partial: Partial, seen: Seen) -> tuple[int, int]:
+    """(first position to do, records in the LMDB); what is seen of later positions is cut off."""
+    records = _records_in(partial.lmdb)
+    rows, _, _ = seen.read()
+    stored = rows["stored"].cumsum(dtype="int64")
     if records and (not len(stored) or stored[-1] < records):
         raise DataError(
-            f"{partial.folder}: the LMDB in it holds {records} records, but the journal doesn't know them all",
+            f"{partial.folder}: its records are {records}, and {partial.seen.name} doesn't know them all",
             "something changed its files; add --restart to begin anew",
         )
     # The shortest stretch with so many records. What was left out right behind it is looked at again.
     position = int(stored.searchsorted(records)) + 1 if records else 0
-    journal.cut(position)
+    seen.cut(position)
     return position, records
 
 
-def _walk(work: Work, partial: Partial, journal: Journal, position: int, bad: int, job: Job) -> bool:
+def _walk(work: Work, partial: Partial, seen: Seen, position: int, bad: int, job: Job) -> bool:
     """Does the rest; False where it was stopped before the end."""
     total = len(work)
     shown = bad
     with (
         _open(partial.lmdb) as env,
-        closing(_Writer(env, journal)) as writer,
+        ThreadPoolExecutor(1, thread_name_prefix="writer") as writer,
         closing(in_order(lambda at: _with_entry(work.make(at)), position, total, job.threads)) as made,
     ):
-        chunk = _Chunk()
+        # One chunk is committed while the next one is made.
+        chunk, commit = _Chunk(position), writer.submit(lambda: None)
         job.progress(position, total)
         for at in range(position, total):
             if job.stop():
                 # What isn't committed is made again: a commit at another place would put the records at other places.
-                writer.wait()
+                commit.result()
                 return False
             item, its_entry = next(made)
-            chunk.add(at, item, its_entry)
+            chunk.add(item, its_entry)
             for note in item.notes:
                 if note.bad:
                     bad += 1
@@ -231,38 +242,39 @@ def _walk(work: Work, partial: Partial, journal: Journal, position: int, bad: in
                         job.tell(f"left out: {report.line_of(note)}")
                         shown += 1
             if bad > job.max_bad + _HOPELESS:
-                writer.wait()
+                commit.result()
                 raise Unusable(
                     f"{bad} of {count(at + 1, 'image')} can't be used; {job.max_bad} at most are allowed (--max-bad)",
                     "is this the right source?",
                 )
             if chunk.is_full():
-                writer.write(chunk)
-                chunk = _Chunk()
+                commit.result()
+                commit = writer.submit(_commit, env, seen, chunk)
+                chunk = _Chunk(at + 1)
             job.progress(at + 1, total)
-        writer.write(chunk)
-        writer.wait()
+        commit.result()
+        _commit(env, seen, chunk)
     return True
 
 
 def _with_entry(made: Made) -> tuple[Made, bytes]:
-    if made.record is None or made.look is None:
-        return made, entry(LEFT_OUT, made.state)
-    return made, entry(made.look.row(made.label, digest_of(made.record)), made.state)
+    row = LEFT_OUT
+    if made.record is not None and made.look is not None:
+        row = made.look.row(made.label, digest_of(made.record))
+    return made, entry(row, made.state, made.notes)
 
 
 @dataclass(slots=True)
 class _Chunk:
-    """What one commit holds."""
+    """What one commit holds, from position `first`."""
 
+    first: int
     records: list[tuple[bytes, bytes]] = field(default_factory=list)
     size: int = 0
-    entries: bytearray = field(default_factory=bytearray)
-    notes: list[tuple[int, Note]] = field(default_factory=list)
+    entries: list[bytes] = field(default_factory=list)
 
-    def add(self, position: int, made: Made, its_entry: bytes) -> None:
-        self.notes += [(position, note) for note in made.notes]
-        self.entries += its_entry
+    def add(self, made: Made, its_entry: bytes) -> None:
+        self.entries.append(its_entry)
         if made.record is not None:
             self.records.append((made.key, made.record))
             self.size += len(made.record)
@@ -277,53 +289,31 @@ class _Chunk:
         return values + 2 * page * len(self.records) + (1 << 22)
 
 
-class _Writer:
-    """Commits one chunk in a thread of its own, while the next one is made."""
-
-    def __init__(self, env: lmdb.Environment, journal: Journal) -> None:
-        self._env, self._journal = env, journal
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="writer")
-        self._under_way: Future[None] | None = None
-
-    def write(self, chunk: _Chunk) -> None:
-        """Waits for the one before."""
-        self.wait()
-        self._under_way = self._pool.submit(self._commit, chunk)
-
-    def wait(self) -> None:
-        """Returns when all is on disk; what went wrong is raised here."""
-        under_way, self._under_way = self._under_way, None
-        if under_way is not None:
-            under_way.result()
-
-    def close(self) -> None:
-        self._pool.shutdown()
-
-    def _commit(self, chunk: _Chunk) -> None:
-        self._journal.append(bytes(chunk.entries), chunk.notes)
-        if not chunk.records:
-            return
-        self._make_room(chunk)
-        with self._env.begin(write=True) as txn:
-            for key, record in chunk.records:
-                txn.put(key, record, append=True)
-
-    def _make_room(self, chunk: _Chunk) -> None:
-        """Doubles the map until the chunk fits. The size is a function of what the file and the chunk hold."""
-        found = self._env.info()
-        page = int(self._env.stat()["psize"])
-        size = max(_FIRST_MAP_SIZE, int(found["map_size"]))
-        while size < (int(found["last_pgno"]) + 1) * page + chunk.most_bytes(page):
-            size = 1 << size.bit_length()
-        if size > found["map_size"]:
-            self._env.set_mapsize(size)
+def _commit(env: lmdb.Environment, seen: Seen, chunk: _Chunk) -> None:
+    seen.write(chunk.first, chunk.entries)
+    if not chunk.records:
+        return
+    _make_room(env, chunk)
+    with env.begin(write=True) as txn:
+        for key, record in chunk.records:
+            txn.put(key, record, append=True)
 
 
-def _finish(work: Work, partial: Partial, journal: Journal, max_bad: int, started_at: int) -> Result:
+def _make_room(env: lmdb.Environment, chunk: _Chunk) -> None:
+    """Doubles the map until the chunk fits. The size is a function of what the file and the chunk hold."""
+    found = env.info()
+    page = int(env.stat()["psize"])
+    size = max(_FIRST_MAP_SIZE, int(found["map_size"]))
+    while size < (int(found["last_pgno"]) + 1) * page + chunk.most_bytes(page):
+        size = 1 << size.bit_length()
+    if size > found["map_size"]:
+        env.set_mapsize(size)
+
+
+def _finish(work: Work, partial: Partial, seen: Seen, max_bad: int, started_at: int) -> Result:
     """Side file and report beside the records; DataError if too much, or all, was left out."""
-    rows = journal.rows()
+    rows, _, notes = seen.read()
     kept: Rows = rows[rows["stored"] == 1]
-    notes = [note for _, note in journal.notes()]
     counts = Counter(note.what for note in notes)
     bad = [note for note in notes if note.bad]
     if len(bad) > max_bad:
@@ -339,7 +329,7 @@ def _finish(work: Work, partial: Partial, journal: Journal, max_bad: int, starte
     offsets = offsets_of(str(partial.lmdb))
     if len(offsets) != len(kept):
         raise DataError(
-            f"{partial.folder}: holds {len(offsets)} records, the journal says {len(kept)}",
+            f"{partial.folder}: holds {len(offsets)} records, {partial.seen.name} says {len(kept)}",
             "something changed its files; add --restart to begin anew",
         )
     partial.only_records()  # an earlier end may have been interrupted

@@ -173,7 +173,7 @@ def _require_same(folder: str, made: Import) -> None:
 
 
 def _describe(target: Path, folder: str) -> None:
-    """Makes it a copy like the others in scratch, which `data unstage` removes, and who needs room."""
+    """Makes it a copy like the others in scratch, which are removed by who needs room."""
     found = (target / "data.mdb").stat()
     side = (target / SIDE_FILE).stat()
     write_manifest(

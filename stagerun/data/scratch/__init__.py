@@ -17,7 +17,6 @@ folders with stagerun's manifest below stagerun-UID, and in these nothing but th
 
 from stagerun.data.scratch.blocks import Progress
 from stagerun.data.scratch.layout import CopyStopped, Found, Original, look
-from stagerun.data.scratch.room import Removal, copies_of, unstage
 from stagerun.data.scratch.staging import Copy, How, stage
 
 __all__ = [
@@ -27,9 +26,6 @@ __all__ = [
     "How",
     "Original",
     "Progress",
-    "Removal",
-    "copies_of",
     "look",
     "stage",
-    "unstage",
 ]

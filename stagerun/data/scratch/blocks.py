@@ -10,14 +10,11 @@ from pathlib import Path
 
 from stagerun.base.errors import DataError, PermissionDenied, StorageError
 from stagerun.data.scratch.layout import BLOCK, JOURNAL, CopyStopped, Original, SourceChanged, blocks_in
-from stagerun.data.scratch.serving import Lost
-from stagerun.data.scratch.sharing import Block, Share
 from stagerun.system.lmdb_file import reading
 
 _PIECE = 1 << 22
 # Blocks on their way at once: a file server gives one reader a part of what it has.
 _STREAMS = 4
-_LOWEST_PRIORITY = 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,26 +58,15 @@ def known_blocks(folder: Path) -> dict[int, str]:
 
 
 class BlockCopy:
-    """Brings `target` to the bytes of `original`. `known`: digests of blocks that may be there already.
-
-    With `beside` it disturbs others on the machine as little as it can: one thread, at the lowest priority.
-    """
+    """Brings `target` to the bytes of `original`. `known`: digests of blocks that may be there already."""
 
     def __init__(
-        self,
-        original: Original,
-        target: Path,
-        known: dict[int, str],
-        tally: Tally,
-        stop: Callable[[], bool],
-        beside: bool,
-        share: Share | None = None,
+        self, original: Original, target: Path, known: dict[int, str], tally: Tally, stop: Callable[[], bool]
     ) -> None:
-        """`share`: what of it comes from where, in a job whose nodes hand on what they have; else all of it comes from the source."""
-        self.original, self.target, self.known, self.tally, self.beside = original, target, known, tally, beside
+        self.original, self.target, self.known, self.tally = original, target, known, tally
         self.digests: dict[int, str] = {}
         self.rewritten = 0  # blocks that were known and not there
-        self._stop, self._share = stop, share
+        self._stop = stop
         self._error: BaseException | None = None
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
@@ -120,7 +106,8 @@ class BlockCopy:
         it would write into whichever file got their numbers."""
         # Daemons: a file server that hangs must not keep a process from ending.
         threads = [
-            threading.Thread(target=self._work, args=(n,), name="copy", daemon=True) for n in range(self._streams())
+            threading.Thread(target=self._work, name="copy", daemon=True)
+            for _ in range(min(_STREAMS, blocks_in(self.original.size)))
         ]
         try:
             for thread in threads:
@@ -134,13 +121,7 @@ class BlockCopy:
                 self._idle.wait_for(lambda: self._working == 0)
             raise
 
-    def _streams(self) -> int:
-        return 1 if self.beside else min(_STREAMS, blocks_in(self.original.size))
-
-    def _work(self, stream: int) -> None:
-        if self.beside:
-            with contextlib.suppress(OSError):  # Linux keeps it per thread; the disk's scheduler goes by it as well
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+    def _work(self) -> None:
         with self._lock:
             if self._error is not None:
                 return
@@ -148,14 +129,13 @@ class BlockCopy:
         try:
             room = memoryview(bytearray(_PIECE))
             while True:
-                block = self._next(stream)
-                if block is None:
-                    return
-                digest = self._block(block, room)
                 with self._lock:
-                    self.digests[block.number] = digest
-                if self._share is not None:
-                    self._share.done(block.number, digest)
+                    number = next(self._todo, None)
+                if number is None:
+                    return
+                digest = self._block(number, room)
+                with self._lock:
+                    self.digests[number] = digest
         except BaseException as error:  # whatever it is, it belongs to who called `run`
             with self._lock:
                 self._error = self._error or error
@@ -164,25 +144,14 @@ class BlockCopy:
                 self._working -= 1
                 self._idle.notify_all()
 
-    def _next(self, stream: int) -> Block | None:
-        if self._share is not None:
-            return self._share.take(stream, self._over)
-        with self._lock:
-            number = next(self._todo, None)
-        return None if number is None else Block(number)
-
-    def _block(self, block: Block, room: memoryview) -> str:
-        number, known = block.number, self.known.get(block.number)
+    def _block(self, number: int, room: memoryview) -> str:
+        known = self.known.get(number)
         if known is not None:
             if self._read_back(number, room) == known:
                 self.tally.add(self._size(number), copied=False)
-                if self._share is not None:
-                    self._share.moved(self._size(number))
                 return known
             with self._lock:
                 self.rewritten += 1
-        if block.read is not None and self._handed_on(block, room):
-            return block.digest
         for _ in range(2):
             digest = self._copy(number, room)
             if self._written(number, digest, room):
@@ -191,24 +160,6 @@ class BlockCopy:
             f"{self.target}: the disk gives back other bytes than were written to it",
             "the disk is failing: leave this node out, or give another `scratch`",
         )
-
-    def _handed_on(self, block: Block, room: memoryview) -> bool:
-        """Whether another node gave it, with the bytes that were read from the source."""
-        assert self._share is not None
-        try:
-            if block.bytes != self._size(block.number):
-                raise Lost
-            if self._copy(block.number, room, block.read) != block.digest:
-                self.tally.add(-self._size(block.number), copied=True)
-                self._share.wrong(block)
-                return False
-        except Lost:
-            self._share.failed(block, "nothing comes any more from")
-            return False
-        if self._written(block.number, block.digest, room):
-            self._share.came(block)
-            return True
-        return False
 
     def _written(self, number: int, digest: str, room: memoryview) -> bool:
         os.fdatasync(self._target)  # each for itself, so that at the end, or at a stop, no backlog is left to wait for
@@ -221,38 +172,26 @@ class BlockCopy:
     def _size(self, number: int) -> int:
         return min(BLOCK, self.original.size - number * BLOCK)
 
-    def _copy(self, number: int, room: memoryview, read: Callable[[memoryview], int] | None = None) -> str:
-        """From the source, or by `read`, which may end in Lost."""
+    def _copy(self, number: int, room: memoryview) -> str:
         digest = hashlib.sha256()
         at, end = number * BLOCK, number * BLOCK + self._size(number)
         while at < end:
             self._ask()
             piece = room[: min(_PIECE, end - at)]
-            try:
-                count = self._from_source(piece, at) if read is None else read(piece)
-            except Lost:
-                self.tally.add(number * BLOCK - at, copied=True)
-                raise
+            with reading(Path(self.original.path) / "data.mdb"):
+                count = os.preadv(self._source, (piece,), at)
+            if count == 0:
+                raise SourceChanged(self.original)
             digest.update(piece[:count])
             written = 0
             while written < count:  # a full disk first writes less than it was given, then fails
                 written += os.pwrite(self._target, piece[written:count], at + written)
             at += count
             self.tally.add(count, copied=True)
-            if self._share is not None:
-                self._share.moved(count)
-        if not self.beside and read is None:
-            # What was copied is not read there again; the memory is better used for the copy. Beside training others read it.
-            with contextlib.suppress(OSError):
-                os.posix_fadvise(self._source, number * BLOCK, self._size(number), os.POSIX_FADV_DONTNEED)
+        # The source is not read again; the memory is better used for the copy.
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(self._source, number * BLOCK, self._size(number), os.POSIX_FADV_DONTNEED)
         return digest.hexdigest()
-
-    def _from_source(self, piece: memoryview, at: int) -> int:
-        with reading(Path(self.original.path) / "data.mdb"):
-            count = os.preadv(self._source, (piece,), at)
-        if count == 0:
-            raise SourceChanged(self.original)
-        return count
 
     def _read_back(self, number: int, room: memoryview) -> str:
         """The digest of the block as the disk has it: the kernel is asked to forget its own copy first, which it does for

@@ -5,8 +5,8 @@ import enum
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import stagerun
@@ -22,7 +22,6 @@ from stagerun.data.scratch.layout import (
     Original,
     SourceChanged,
     Use,
-    blocks_in,
     file_size,
     held,
     home_of,
@@ -37,7 +36,6 @@ from stagerun.data.scratch.layout import (
     writing,
 )
 from stagerun.data.scratch.room import take_room
-from stagerun.data.scratch.sharing import Exchange, Share
 from stagerun.system.files import sync_folder, write_whole
 from stagerun.system.lmdb_file import SIDE_FILE, reading
 
@@ -83,16 +81,11 @@ def stage(
     stop: Callable[[], bool] = lambda: False,
     watch: Callable[[Progress], None] = lambda progress: None,
     removed: Callable[[Found], None] = lambda found: None,
-    verify: bool = False,
-    beside: bool = False,
-    exchange: Exchange | None = None,
 ) -> list[Copy]:
     """A complete copy of each LMDB below folder `scratch`, in order; `reserve` gigabytes stay free on that disk.
 
     Any number of processes, threads and jobs may call it at once: one copies, the others wait. `stop` and `watch` are
-    called while it goes on, from several threads; `removed` gets each copy that was removed to make room. `verify`: copies that are there
-    are read whole and compared, too. `beside`: as little in the way of others on the node as can be. `exchange`: with the other nodes
-    of the job, which hand on what they have.
+    called while it goes on, from several threads; `removed` gets each copy that was removed to make room.
 
     CopyStopped if `stop` said so; DataError, PermissionDenied if an LMDB can't be read or has changed; StorageError if there is
     no room or the disk fails.
@@ -108,14 +101,11 @@ def stage(
 
         for name in sorted(wanted):  # all in the same order, so that no two jobs wait for each other
             locks.enter_context(held(home / f"{name}.lock", stop, waiting))
-        todo = [original for original in wanted.values() if verify or not _usable(home, original)]
+        todo = [original for original in wanted.values() if not _usable(home, original)]
         tally = Tally(sum(original.size for original in todo), watch)
         if todo:
             take_room(home, todo, round(reserve * GIGABYTE), stop, removed)
-        if exchange is not None:
-            _offer(home, wanted.values(), todo, exchange)
-        making = Making(tally, stop, beside, exchange)
-        done = {original.name: _one(home, original, original in todo, making) for original in wanted.values()}
+        done = {original.name: _one(home, original, original in todo, tally, stop) for original in wanted.values()}
         with contextlib.ExitStack() as undone:
             copies = []
             for original in originals:
@@ -125,35 +115,15 @@ def stage(
         return copies
 
 
-@dataclass(frozen=True, slots=True)
-class Making:
-    """How copies are made; `stage` explains the words."""
-
-    tally: Tally
-    stop: Callable[[], bool]
-    beside: bool
-    exchange: Exchange | None
-
-
-def _offer(home: Path, wanted: Iterable[Original], todo: Sequence[Original], exchange: Exchange) -> None:
-    """Reports to the other nodes what this one needs, and what it has."""
-    has = {}
-    for original in wanted:
-        manifest = read_manifest(home / original.name) if original not in todo else None
-        if manifest is not None:
-            has[original.name] = home / original.name, original.size, dict(enumerate(manifest.blocks))
-    exchange.offer([original for original in todo if not (home / original.name).exists()], has)
-
-
-def _one(home: Path, original: Original, todo: bool, making: Making) -> tuple[How, int, float]:
+def _one(home: Path, original: Original, todo: bool, tally: Tally, stop: Callable[[], bool]) -> tuple[How, int, float]:
     """Has one copy made or mended, as far as that is needed: (how, bytes copied, seconds)."""
-    started, before = time.monotonic(), making.tally.copied
+    started, before = time.monotonic(), tally.copied
     how = How.THERE
     if todo:
         make = _mend if (home / original.name).exists() else _make
-        how = make(home, original, making)
+        how = make(home, original, tally, stop)
     _mirror_side_file(home / original.name, original)
-    return how, making.tally.copied - before, time.monotonic() - started
+    return how, tally.copied - before, time.monotonic() - started
 
 
 def _usable(home: Path, original: Original) -> bool:
@@ -170,7 +140,7 @@ def _usable(home: Path, original: Original) -> bool:
         if is_of_another_version(made):
             raise StorageError(
                 f"{made}: made by another version of stagerun",
-                "remove it with that one (`stagerun data unstage`), or use a scratch folder of its own",
+                "remove it, or use another scratch folder",
             )
     manifest = read_manifest(folder)
     if manifest is None or not manifest.blocks or manifest.size != original.size:
@@ -195,17 +165,11 @@ def _clear(folder: Path) -> None:
         remove(folder)
 
 
-def _make(home: Path, original: Original, making: Making) -> How:
-    partial, started, share = home / f"{original.name}{PARTIAL}", time.monotonic(), None
+def _make(home: Path, original: Original, tally: Tally, stop: Callable[[], bool]) -> How:
+    partial, started = home / f"{original.name}{PARTIAL}", time.monotonic()
     try:
         _same(original)
-        known = known_blocks(partial)
-        if making.exchange is not None:
-            (partial / DATA).touch(0o600)
-            share = Share(
-                making.exchange, original, partial, [n for n in sorted(known) if n < blocks_in(original.size)]
-            )
-        copy = BlockCopy(original, partial / DATA, known, making.tally, making.stop, making.beside, share)
+        copy = BlockCopy(original, partial / DATA, known_blocks(partial), tally, stop)
         blocks = copy.run()
         _same(original)
         manifest = Manifest(
@@ -228,13 +192,10 @@ def _make(home: Path, original: Original, making: Making) -> How:
             with contextlib.suppress(OSError):
                 remove(partial)
         raise
-    finally:
-        if share is not None:
-            share.close()
     return How.COPIED
 
 
-def _mend(home: Path, original: Original, making: Making) -> How:
+def _mend(home: Path, original: Original, tally: Tally, stop: Callable[[], bool]) -> How:
     """Reads a complete copy whole, and copies again, in place, what is not as it was: who reads it meanwhile has the same
     bytes before and after, but for the wrong ones."""
     folder = home / original.name
@@ -243,9 +204,7 @@ def _mend(home: Path, original: Original, making: Making) -> How:
     # Until it is done: an end half way leaves a copy that is looked at again.
     mark = folder / SUSPECT
     mark.touch(0o600)
-    copy = BlockCopy(
-        original, folder / DATA, dict(enumerate(manifest.blocks)), making.tally, making.stop, making.beside
-    )
+    copy = BlockCopy(original, folder / DATA, dict(enumerate(manifest.blocks)), tally, stop)
     blocks = copy.run()
     _same(original)
     if blocks != manifest.blocks:

@@ -18,28 +18,21 @@ from stagerun.engine.solvers import WeightUpdate, make_update
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """`claim`: its number in the leg, which begins at iteration `leg`. `seen`: the version that was pulled. `gradient` [n]; `total`:
-    BatchNorm's statistics, for server 0."""
+    """`claim`: its number in the leg. `seen`: the version that was pulled. `gradient` [n]; `total`: BatchNorm's statistics, for server 0."""
 
     claim: int
     iteration: int
     seen: int
     gradient: Tensor
     total: Tensor | None = None
-    leg: int = 0
 
 
 class Server:
     """Serves one leg. Any thread may call it; `version` counts the updates.
 
-    With a record, a push that comes before its turn is kept until then, and so is a version of the weights that someone is still to
-    see: neither makes who is early wait for who is late, so that any number of replicas goes through the record, one after the other if need
-    be. A pull waits for its version, which pushes of earlier claims make.
-
-    A replica may stand still in the midst of its push, which is then void: server 0 knows that at once, and rejects it, or has applied it. The
-    others may still apply it, later than the hub reckons with, and no push is to be staler than `max_staleness` for that. Whoever begins
-    after it was made void, and doesn't count it in its age any more, brings a floor above its claim with its pull: from then on it is
-    rejected. Who had begun before has counted it when it was granted. Its own staleness alone can grow too large: that is looked at.
+    With a record, a push that comes before its turn is kept until then, and so is a version of the weights that a replica has yet to see:
+    early replicas don't wait for late ones, so any number of replicas gets through the record. A pull waits for its version, which pushes of
+    earlier claims make.
     """
 
     def __init__(
@@ -49,30 +42,23 @@ class Server:
         update: WeightUpdate,
         knobs: Callable[[int], Knobs],
         move: Callable[[Tensor], None],
-        max_staleness: int,
-        leg: int = 0,
         recorded: Arrived | None = None,
     ) -> None:
-        """The leg begins at iteration `leg`, with the weights and the history of `update`, which stay as they are. `move` takes BatchNorm's
-        statistics on."""
+        """The leg begins with the weights and the history of `update`, which stay as they are. `move` updates BatchNorm's statistics."""
         self.number, self.shards, self._knobs, self._move = number, shards, knobs, move
-        self._leg, self._most = leg, max_staleness
         self.vector = shards.packed(number, [p.tensor for p in shards.parameters])
         self._gradient = torch.zeros_like(self.vector)
         self.update = self._make(update)
         self._changed = threading.Condition()
         self.order: list[int] = []
         self.staleness: list[int] = []
-        self._closed = False
-        self._floor = 0
-        self._void: set[int] = set()
         self._error: BaseException | None = None
         self._waiting: dict[int, Push] = {}
         self._recorded = recorded is not None
-        self._line = recorded.order if recorded is not None else ()
-        self._behind = dict(zip(recorded.order, recorded.staleness, strict=True)) if recorded is not None else {}
-        self._sees = {claim: at - self._behind[claim] for at, claim in enumerate(self._line)}
-        self._sees |= dict(recorded.missed) if recorded is not None else {}
+        line, staleness, missed = (recorded.order, recorded.staleness, recorded.missed) if recorded else ((), (), ())
+        self._line = line
+        self._behind = dict(zip(line, staleness, strict=True))
+        self._sees = {claim: at - self._behind[claim] for at, claim in enumerate(line)} | dict(missed)
         self._wanted = Counter(self._sees.values())
         self._kept: dict[int, Tensor] = {}
 
@@ -109,13 +95,10 @@ class Server:
             for slot, kept in self.update.history.items()
         }
 
-    def pull(self, claim: int, leg: int, floor: int) -> tuple[int, Tensor]:
-        """(version, the weights [n]). `claim`: of whom a record says what it sees; -1 without one. Pushes of claims below `floor` are
-        rejected from now on."""
+    def pull(self, claim: int) -> tuple[int, Tensor]:
+        """(version, the weights [n]). `claim`: its number in a record, which says what it sees; -1 without a record."""
         with self._changed:
-            if leg == self._leg:  # else it was left behind, and knows the floor of another
-                self._floor = max(self._floor, floor)
-            if claim not in self._sees:  # without a record
+            if claim not in self._sees:
                 return self.version, self.vector.clone()
             version = self._sees[claim]
             self._changed.wait_for(lambda: self.version >= version or self._error is not None)
@@ -128,38 +111,23 @@ class Server:
             return version, found
 
     def fail(self, error: BaseException) -> None:
-        """A push of the record won't come: who waits for it raises this."""
+        """Wake pulls that wait for a push that won't come; they raise `error`."""
         with self._changed:
             self._error = error
             self._changed.notify_all()
 
-    def void(self, claim: int) -> int:
-        """How stale its push was, if it was applied; else -1, and it is rejected from now on."""
-        with self._changed:
-            if claim in self.order:
-                return self.staleness[self.order.index(claim)]
-            self._void.add(claim)
-            return -1
-
-    def close(self) -> Arrived:
-        """The leg is over: a push that still comes, of a replica that died meanwhile, is not applied."""
-        with self._changed:
-            self._closed = True
-            return Arrived(tuple(self.order), tuple(self.staleness))
+    def arrived(self) -> Arrived:
+        return Arrived(tuple(self.order), tuple(self.staleness))
 
     @torch.no_grad()
     def push(self, push: Push) -> int:
-        """Applies it now, or in its turn. How many updates its gradient has not seen; -1 where it is rejected."""
+        """Apply it now, or with a record in its turn. Return how many updates its gradient has not seen."""
         with self._changed:
-            if self._closed or push.leg != self._leg:
-                return -1
             if not self._recorded:
-                if self._is_void(push):
-                    return -1
                 self._apply(push)
                 return self.staleness[-1]
             if push.claim not in self._behind:
-                return 0  # its replica had died before this server had it
+                return 0  # recorded by a version that continued without a dead replica: this server never had its push
             self._waiting[push.claim] = push
             while self.version < len(self._line) and self._line[self.version] in self._waiting:
                 if self._wanted[self.version]:
@@ -167,9 +135,6 @@ class Server:
                 self._apply(self._waiting.pop(self._line[self.version]))
             self._changed.notify_all()
             return self._behind[push.claim]
-
-    def _is_void(self, push: Push) -> bool:
-        return push.claim in self._void or push.claim < self._floor or self.version - push.seen > self._most
 
     def _apply(self, push: Push) -> None:
         self._gradient.copy_(push.gradient)

@@ -300,12 +300,6 @@ COMMENTS: dict[str, str] = {
     "Data.scratch_reserve": (
         "Gigabytes that a copy leaves free on the scratch disk. 0 to 1000000000. Needs scratch. New in stagerun."
     ),
-    "Data.scratch_copy": (
-        "When images are copied to scratch. Needs scratch. Default: BEFORE. New in stagerun."
-    ),
-    "Data.scratch_from": (
-        "Where the nodes of a job have their copies from. Needs scratch. Default: MEASURED. New in stagerun."
-    ),
     "Cache.AUTO": (
         "DEVICE or MEMORY where the decoded images take less than an eighth of what is free there and the transform allows it, else\n"
         "DISK."
@@ -327,23 +321,6 @@ COMMENTS: dict[str, str] = {
         "Another record, drawn from the seed and the position, takes its place. Each is named and, over all workers and lives of the\n"
         "run, counted; the run ends when more than one of a thousand records are bad."
     ),
-    "ScratchCopy.BEFORE": (
-        "Before training."
-    ),
-    "ScratchCopy.BESIDE": (
-        "While training goes on from `source`; the images come from the copy as soon as it is complete."
-    ),
-    "ScratchFrom.MEASURED": (
-        "Both ways are tried for some seconds, by all nodes at once, and the faster one is told and taken. Copies of fewer than 128 MiB per\n"
-        "node, and those made beside training, come from the source."
-    ),
-    "ScratchFrom.SOURCE": (
-        "Each node reads all of it from `source`."
-    ),
-    "ScratchFrom.NODES": (
-        "Each node reads a part of it from `source` and hands it on to the others, over the network that the ranks meet in (MASTER_ADDR).\n"
-        "Nodes that have a copy already are read in the place of the source. Every block is compared with the digest of what was read."
-    ),
     "Source": (
         "One LMDB of Caffe Datum records, raw or encoded (JPEG, PNG)."
     ),
@@ -358,7 +335,7 @@ COMMENTS: dict[str, str] = {
         "records, a digest of 32 of them (key and value, evenly spread, the first and the last among them) and, where the LMDB has a side file,\n"
         "the fingerprint in that, which covers every record. On another set a finished stage is stale, one in its midst goes on as EQUIVALENT,\n"
         "and a result of other `val` images is evaluated again. Without a side file a change elsewhere than in those 32 isn't seen:\n"
-        "`stagerun data index` makes one, and nothing becomes stale by that. What `data prepare` makes is the same set as its source; other\n"
+        "`stagerun data index` makes one, and nothing becomes stale by that. What `data import --prepare` makes is the same set as its source; other\n"
         "sizes or another compression make another set. `plan` goes by what is recorded where the LMDB is not. Snapshots of before this was\n"
         "recorded are never stale for it."
     ),
@@ -824,31 +801,11 @@ COMMENTS: dict[str, str] = {
         "Mean average precision, in per cent, of images with several `labels`. Higher is better."
     ),
     "AuditParameter": (
-        "Audits of a stage's workers, and proofs for those who want to check a run. `on_nan` sees one case in a hundred of what silent corruption\n"
-        "of data does (arXiv:2605.04213). Not with `sync_param { method: ASYNC }`, which is to be without it: `clear: \"audit_param\"`."
-    ),
-    "AuditParameter.compare_iter": (
-        "Iterations between two comparisons of all that is equal on the workers: weights, momentum, averaged weights, BatchNorm statistics. 0: at\n"
-        "snapshots alone."
-    ),
-    "AuditParameter.replay_iter": (
-        "Iterations between two audits of arithmetic: the gradient of one device batch of each worker is computed again by another, and\n"
-        "compared. The pairs rotate; a third worker decides. A worker that is alone computes its own again. 0: none."
+        "Proofs for those who want to check a run: digests of the state in the log, each chained to the one before. `stagerun verify OUT` trains up\n"
+        "to some of them again. Not with `sync_param { method: ASYNC }`, which is to be without it: `clear: \"audit_param\"`."
     ),
     "AuditParameter.proof_iter": (
-        "Iterations between two digests of the state in the log, each chained to the one before; `stagerun verify-run` trains up to some of\n"
-        "them again. There is one at each snapshot and at both ends of the stage, too. 0: none."
-    ),
-    "AuditParameter.on_difference": (
-        "What is done where workers differ. Default: STOP."
-    ),
-    "AuditParameter.OnDifference.STOP": (
-        "The run ends (exit code 80), and nothing of it is written. Where most workers don't say which is wrong, what came since the\n"
-        "last snapshot is trained once more, up to there, to find it out."
-    ),
-    "AuditParameter.OnDifference.ROLLBACK": (
-        "Training goes back to the stage's newest snapshot, or its start, and on with the same images: to the same bits as if nothing had been.\n"
-        "At the same iteration a second time, or more than 3 times in a life, the run ends."
+        "Iterations between two proofs. There is one at each snapshot and at both ends of the stage, too. 0: none."
     ),
     "Sampling.UNIFORM": (
         "Each epoch has every image once. All classes come as often as there are images of them."
@@ -950,7 +907,7 @@ COMMENTS: dict[str, str] = {
         "senders are the replicas, however many workers there are, and c is a replica's change since the last synchronisation plus its residual:\n"
         "error feedback on local SGD's change (arXiv:1906.02367), or on DiLoCo's pseudo-gradient. All replicas go on from the weights they had in\n"
         "common plus the mean of what was sent, or from what `outer` makes of it. Statistics of BatchNorm, and momentum that is averaged, are sent\n"
-        "as they are. A synchronisation up to `start_iter` averages weights. `LOSSLESS` codes what is averaged, and `AUTO` is refused."
+        "as they are. A synchronisation up to `start_iter` averages weights. `AUTO` is refused."
     ),
     "CompressionParameter.method": (
         "What is sent in place of c. Required."
@@ -959,9 +916,8 @@ COMMENTS: dict[str, str] = {
         "Share of the values that `TOP_K` and `RANDOM_K` send. Above 0, at most 1. Default: 0.01."
     ),
     "CompressionParameter.threshold": (
-        "`THRESHOLD` sends what is no smaller than this, `TWO_BIT` this number itself. In the unit of a sender's own mean gradient, however\n"
-        "many senders there are. Above 0.\n"
-        "Default: 0.001 of `THRESHOLD`, the mean of |c| of each parameter of `TWO_BIT` (MXNet's is 0.5)."
+        "`THRESHOLD` sends what is no smaller than this, in the unit of a sender's own mean gradient, however many senders there are.\n"
+        "Above 0. Default: 0.001."
     ),
     "CompressionParameter.qstates": (
         "Steps from 0 to the norm that `QSGD` knows. 1 to 32767. Default: 255, which takes about a quarter of the bytes."
@@ -973,14 +929,9 @@ COMMENTS: dict[str, str] = {
         "What c is a vector of. Default: LAYERWISE."
     ),
     "CompressionParameter.memory": (
-        "What becomes of the part of c that isn't sent. Default: RESIDUAL with `TOP_K`, `RANDOM_K`, `THRESHOLD`, `ADAPTIVE_THRESHOLD`,\n"
-        "`TWO_BIT`, `SIGN`, `POWER_SGD` and `AUTO`; NONE with the others, which are right on average or nearly exact, and with `as_released`.\n"
+        "What becomes of the part of c that isn't sent. Default: RESIDUAL with `TOP_K`, `RANDOM_K`, `THRESHOLD`,\n"
+        "`POWER_SGD` and `AUTO`; NONE with the others, which are right on average or nearly exact.\n"
         "What `AUTO` chooses has the default of its method, unless NONE is written."
-    ),
-    "CompressionParameter.as_released": (
-        "The operator as the code released with arXiv:1911.08250 has it, to repeat its results. `TOP_K` sends all that is no smaller than\n"
-        "the ceil(n * (1 - ratio))-th smallest |c|; of `RANDOM_K` each sender draws places of its own, and nothing is scaled; `TERNGRAD`\n"
-        "doesn't cut off; `QSGD` has one norm for all of c. Of those, `THRESHOLD` and `ADAPTIVE_THRESHOLD` alone; the last two are the same."
     ),
     "CompressionParameter.start_iter": (
         "Iteration of the stage from which on gradients are compressed; before, they are sent as they are. 0 or more, below max_iter."
@@ -989,7 +940,7 @@ COMMENTS: dict[str, str] = {
         "The same in epochs."
     ),
     "CompressionParameter.allow": (
-        "What `AUTO` chooses among, besides sending c as it is. Default: `TOP_K`, `QSGD`, `INT8`, `BF16`, `LOSSLESS`."
+        "What `AUTO` chooses among, besides sending c as it is. Default: `TOP_K`, `QSGD`, `BF16`."
     ),
     "CompressionParameter.param": (
         "Other methods for some parameters; the first entry that fits a parameter counts. With `scope: ENTIRE_MODEL` the method of each is\n"
@@ -1017,7 +968,7 @@ COMMENTS: dict[str, str] = {
         "Kind of parameter. Default: ANY."
     ),
     "CompressionRule.method": (
-        "What is sent in place of c: any method but `AUTO` and `LOSSLESS`. Required."
+        "What is sent in place of c: any method but `AUTO`. Required."
     ),
     "CompressionRule.ratio": (
         "That of CompressionParameter, for these parameters. Above 0, at most 1. Default: what is written there, else that of the method."
@@ -1048,9 +999,6 @@ COMMENTS: dict[str, str] = {
     "CompressionRule.Method.THRESHOLD": (
         "c where |c| >= threshold; 0 elsewhere."
     ),
-    "CompressionRule.Method.ADAPTIVE_THRESHOLD": (
-        "c where 2 * |c| >= max |c|; 0 elsewhere. arXiv:1911.08250."
-    ),
     "CompressionRule.Method.TERNGRAD": (
         "s * sign(c) with probability |c| / s, else 0; s = max |c|, after c is cut off at 2.5 standard deviations. arXiv:1705.07878."
     ),
@@ -1058,31 +1006,16 @@ COMMENTS: dict[str, str] = {
         "r * sign(c) * floor(|c| / r * qstates + u) / qstates, with u drawn evenly from 0 to 1 and r the L2 norm of each 512 values.\n"
         "arXiv:1610.02132."
     ),
-    "CompressionRule.Method.TWO_BIT": (
-        "threshold * sign(c) where |c| >= threshold; 0 elsewhere. MXNet's."
-    ),
-    "CompressionRule.Method.SIGN": (
-        "sign(c) * mean |c|, with a sign of + for 0. arXiv:1901.09847."
-    ),
     "CompressionRule.Method.POWER_SGD": (
         "Of c as a matrix with a row for each output: P * transpose(Q), of `rank` columns each, from one step of a power iteration that\n"
         "goes on from the update before. Vectors are sent as they are. arXiv:1905.13727."
     ),
-    "CompressionRule.Method.INT8": (
-        "s * round(c / s), to even, with s = max |c| / 127."
-    ),
     "CompressionRule.Method.BF16": (
         "c rounded to the nearest bfloat16."
     ),
-    "CompressionRule.Method.FP16": (
-        "c rounded to the nearest 16-bit float; what is above 65504 becomes infinite, and counts as not finite (`on_nan`)."
-    ),
-    "CompressionRule.Method.LOSSLESS": (
-        "c itself, coded in fewer bytes: training has the same bits as without."
-    ),
     "CompressionRule.Method.AUTO": (
-        "One of `allow`, or c itself, for each parameter. It is chosen once, before the stage's first update, from the measured speed of the\n"
-        "links and of compressing, written to the output folder and kept. Two runs may choose differently, and then have other bits."
+        "One of `allow`, or c itself. Real steps with each are timed on this link before the stage's first update, and the fastest is\n"
+        "taken, written to the output folder and kept. Two runs may choose differently, and then have other bits."
     ),
     "SyncParameter": (
         "When replicas of the network meet.\n"
@@ -1100,7 +1033,7 @@ COMMENTS: dict[str, str] = {
         "- Its learning rate is that of i, whenever it is applied. So max_iter, epochs and policies mean what they mean elsewhere.\n"
         "- Staleness of a push: the updates that were applied between its pull and its own application.\n"
         "- Where a snapshot, an evaluation, a branch or the stage's end falls, all iterations before are applied and none after has started.\n"
-        "- A worker that dies doesn't stop the others, which take over its iterations. One that serves ends the run.\n"
+        "- A worker that dies ends the run, as anywhere; the same command resumes from the newest snapshot.\n"
         "- The order of pushes hangs on the machines' speed, and bits hang on the order. Snapshots keep it; `run --replay` repeats it.\n"
         "clip_gradients is for the gradient of one push, and BatchNorm statistics are pushed with it. `determinism` says how one process\n"
         "adds up the device batches of a push. Not with lr_policy `plateau`, nor with `on_nan: ROLLBACK`.\n"
@@ -1190,7 +1123,7 @@ COMMENTS: dict[str, str] = {
     "WeightsParameter.file": (
         "Where they are: a .safetensors file, one that `torch.save` wrote (a state_dict alone, or under `state_dict`, `model` or\n"
         "`model_state_dict`), or a .caffemodel (.caffemodel.h5), relative to the schedule's folder; `OUT:STAGE` or `OUT:STAGE@ITER` for a snapshot of another run;\n"
-        "`torchvision/resnet50` or `timm/resnet50.a1_in1k` for published weights that `stagerun fetch` has downloaded before. Another\n"
+        "`torchvision/resnet50` or `timm/resnet50.a1_in1k` for published weights that `stagerun check --fetch` has downloaded before. Another\n"
         "file of the same bytes makes nothing stale. Required."
     ),
     "WeightsParameter.drop": (
@@ -1232,8 +1165,8 @@ COMMENTS: dict[str, str] = {
         "Default: ZERO."
     ),
     "TransformParameter": (
-        "What is done to an image, in this order: pad, resize or cut out a rectangle, crop, mirror, colours (jitter, then RandAugment\n"
-        "or TrivialAugment), then as numbers: lighting, minus mean_value, times scale or divided by std_value, cutout. Caffe's (which\n"
+        "What is done to an image, in this order: pad, resize or cut out a rectangle, crop, mirror, colours (RandAugment or\n"
+        "TrivialAugment), then as numbers: lighting, minus mean_value, times scale or divided by std_value, cutout. Caffe's (which\n"
         "mirrors first; the images are as likely)."
     ),
     "TransformParameter.scale": (
@@ -1280,10 +1213,6 @@ COMMENTS: dict[str, str] = {
     "TransformParameter.lighting_std": (
         "Standard deviation of AlexNet's lighting: along the principal components of ImageNet's colours a random amount is added to\n"
         "all pixels of an image. 0 to 100; 0: none; AlexNet's is 0.1. Needs 3 channels. New in stagerun."
-    ),
-    "TransformParameter.color_jitter_param": (
-        "Changes brightness, contrast, saturation and hue at random, as torchvision's ColorJitter: one of them at least. Needs 3\n"
-        "channels. New in stagerun."
     ),
     "TransformParameter.rand_augment_param": (
         "RandAugment (arXiv:1909.13719) with torchvision's operations. Needs 3 channels; excludes trivial_augment. New in stagerun."
@@ -1356,22 +1285,6 @@ COMMENTS: dict[str, str] = {
     ),
     "RandomResizedCropParameter.resize_param": (
         "How the rectangle is resized."
-    ),
-    "ColorJitterParameter": (
-        "Factors drawn evenly from 1 - x to 1 + x (not below 0), hue from -x to x, applied in a random order. torchvision's\n"
-        "ColorJitter."
-    ),
-    "ColorJitterParameter.brightness": (
-        "0 to 100."
-    ),
-    "ColorJitterParameter.contrast": (
-        "0 to 100."
-    ),
-    "ColorJitterParameter.saturation": (
-        "0 to 100."
-    ),
-    "ColorJitterParameter.hue": (
-        "In turns of the colour circle: 0 to 0.5."
     ),
     "RandAugmentParameter": (
         "num_ops of torchvision's 14 operations, one after the other, each drawn evenly. torchvision's RandAugment."

@@ -129,6 +129,10 @@ QUIET_FIELD_NUMBER: _ClassVar[int]
 quiet: _descriptor.FieldDescriptor
 ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
 arguments: _descriptor.FieldDescriptor
+RETIRED_FIELD_NUMBER: _ClassVar[int]
+retired: _descriptor.FieldDescriptor
+RETIRED_VALUE_FIELD_NUMBER: _ClassVar[int]
+retired_value: _descriptor.FieldDescriptor
 
 class Schedule(_message.Message):
     __slots__ = ("name", "seed", "model", "data", "solver", "stage", "determinism", "keep_snapshots", "ensemble")
@@ -533,22 +537,22 @@ class EarlyStopParameter(_message.Message):
     def __init__(self, metric: _Optional[_Union[EarlyStopParameter.Metric, str]] = ..., patience_iter: _Optional[int] = ..., patience_epoch: _Optional[float] = ..., min_delta: _Optional[float] = ...) -> None: ...
 
 class AuditParameter(_message.Message):
-    __slots__ = ("compare_iter", "replay_iter", "proof_iter", "on_difference")
+    __slots__ = ("proof_iter", "compare_iter", "replay_iter", "on_difference")
     class OnDifference(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STOP: _ClassVar[AuditParameter.OnDifference]
         ROLLBACK: _ClassVar[AuditParameter.OnDifference]
     STOP: AuditParameter.OnDifference
     ROLLBACK: AuditParameter.OnDifference
+    PROOF_ITER_FIELD_NUMBER: _ClassVar[int]
     COMPARE_ITER_FIELD_NUMBER: _ClassVar[int]
     REPLAY_ITER_FIELD_NUMBER: _ClassVar[int]
-    PROOF_ITER_FIELD_NUMBER: _ClassVar[int]
     ON_DIFFERENCE_FIELD_NUMBER: _ClassVar[int]
+    proof_iter: int
     compare_iter: int
     replay_iter: int
-    proof_iter: int
     on_difference: AuditParameter.OnDifference
-    def __init__(self, compare_iter: _Optional[int] = ..., replay_iter: _Optional[int] = ..., proof_iter: _Optional[int] = ..., on_difference: _Optional[_Union[AuditParameter.OnDifference, str]] = ...) -> None: ...
+    def __init__(self, proof_iter: _Optional[int] = ..., compare_iter: _Optional[int] = ..., replay_iter: _Optional[int] = ..., on_difference: _Optional[_Union[AuditParameter.OnDifference, str]] = ...) -> None: ...
 
 class Knot(_message.Message):
     __slots__ = ("iter", "epoch", "factor")
@@ -828,14 +832,14 @@ class TransformParameter(_message.Message):
     std_value: _containers.RepeatedScalarFieldContainer[float]
     cutout_size: int
     lighting_std: float
-    color_jitter_param: ColorJitterParameter
+    color_jitter_param: bool
     rand_augment_param: RandAugmentParameter
     trivial_augment: bool
     rectangular: bool
     crop_size_ramp_param: CropSizeRampParameter
     python: str
     mean_file: str
-    def __init__(self, scale: _Optional[float] = ..., mirror: bool = ..., crop_size: _Optional[int] = ..., mean_value: _Optional[_Iterable[float]] = ..., pad: _Optional[int] = ..., random_aspect_ratio_param: _Optional[_Union[RandomAspectRatioParameter, _Mapping]] = ..., random_resize_param: _Optional[_Union[RandomResizeParameter, _Mapping]] = ..., pad_mode: _Optional[_Union[TransformParameter.PadMode, str]] = ..., random_resized_crop_param: _Optional[_Union[RandomResizedCropParameter, _Mapping]] = ..., channel_order: _Optional[_Union[TransformParameter.ChannelOrder, str]] = ..., std_value: _Optional[_Iterable[float]] = ..., cutout_size: _Optional[int] = ..., lighting_std: _Optional[float] = ..., color_jitter_param: _Optional[_Union[ColorJitterParameter, _Mapping]] = ..., rand_augment_param: _Optional[_Union[RandAugmentParameter, _Mapping]] = ..., trivial_augment: bool = ..., rectangular: bool = ..., crop_size_ramp_param: _Optional[_Union[CropSizeRampParameter, _Mapping]] = ..., python: _Optional[str] = ..., mean_file: _Optional[str] = ...) -> None: ...
+    def __init__(self, scale: _Optional[float] = ..., mirror: bool = ..., crop_size: _Optional[int] = ..., mean_value: _Optional[_Iterable[float]] = ..., pad: _Optional[int] = ..., random_aspect_ratio_param: _Optional[_Union[RandomAspectRatioParameter, _Mapping]] = ..., random_resize_param: _Optional[_Union[RandomResizeParameter, _Mapping]] = ..., pad_mode: _Optional[_Union[TransformParameter.PadMode, str]] = ..., random_resized_crop_param: _Optional[_Union[RandomResizedCropParameter, _Mapping]] = ..., channel_order: _Optional[_Union[TransformParameter.ChannelOrder, str]] = ..., std_value: _Optional[_Iterable[float]] = ..., cutout_size: _Optional[int] = ..., lighting_std: _Optional[float] = ..., color_jitter_param: bool = ..., rand_augment_param: _Optional[_Union[RandAugmentParameter, _Mapping]] = ..., trivial_augment: bool = ..., rectangular: bool = ..., crop_size_ramp_param: _Optional[_Union[CropSizeRampParameter, _Mapping]] = ..., python: _Optional[str] = ..., mean_file: _Optional[str] = ...) -> None: ...
 
 class CropSizeRampParameter(_message.Message):
     __slots__ = ("start_size", "start_epoch", "end_epoch", "multiple")
@@ -864,18 +868,6 @@ class RandomResizedCropParameter(_message.Message):
     max_attempt: int
     resize_param: ResizeParameter
     def __init__(self, min_area_ratio: _Optional[float] = ..., max_area_ratio: _Optional[float] = ..., min_aspect_ratio: _Optional[float] = ..., max_aspect_ratio: _Optional[float] = ..., max_attempt: _Optional[int] = ..., resize_param: _Optional[_Union[ResizeParameter, _Mapping]] = ...) -> None: ...
-
-class ColorJitterParameter(_message.Message):
-    __slots__ = ("brightness", "contrast", "saturation", "hue")
-    BRIGHTNESS_FIELD_NUMBER: _ClassVar[int]
-    CONTRAST_FIELD_NUMBER: _ClassVar[int]
-    SATURATION_FIELD_NUMBER: _ClassVar[int]
-    HUE_FIELD_NUMBER: _ClassVar[int]
-    brightness: float
-    contrast: float
-    saturation: float
-    hue: float
-    def __init__(self, brightness: _Optional[float] = ..., contrast: _Optional[float] = ..., saturation: _Optional[float] = ..., hue: _Optional[float] = ...) -> None: ...
 
 class RandAugmentParameter(_message.Message):
     __slots__ = ("num_ops", "magnitude", "num_magnitude_bins")

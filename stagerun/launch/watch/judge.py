@@ -1,6 +1,6 @@
 """Who hangs, who is slow: judged from what is known of each rank. Pure."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stagerun.base.text import duration, listed
@@ -44,7 +44,6 @@ class Seen:
     waiting: bool = False
     printing: bool = False
     compiled: bool = False
-    spared: bool = False  # the others go on without it
     slowest: float = 0.0  # step of late in this section
     state: str = ""  # /proc's letter
     stopped: float = 0.0  # how long it has been T
@@ -103,14 +102,11 @@ def ending(rank: int, verdict: Verdict, stacks: dict[int, str]) -> Ending:
     return Ending(verdict.message(stacks), any(guilty.seen.rank == rank for guilty in verdict.guilty))
 
 
-def judge(seen: Sequence[Seen], size: int, limits: Limits, gone: Collection[int] = ()) -> Verdict | None:
-    """None while all is well. `seen` are the ranks that are watched, of `size` in the job; `gone`: that the others go on without.
+def judge(seen: Sequence[Seen], size: int, limits: Limits) -> Verdict | None:
+    """None while all is well. `seen` are the ranks that are watched, of `size` in the job.
 
-    A rank that waits for others is not to blame, unless its process is stopped; nor is one that is spared, whatever becomes of it.
+    A rank that waits for others is not to blame, unless its process is stopped.
     """
-    gone = {*gone, *(one.rank for one in seen if one.spared and one.ended)}
-    free = [one.rank for one in seen if one.spared and not one.ended]
-    seen = [one for one in seen if not one.spared]
     living = [one for one in seen if not one.ended]
     guilty = [found for one in living if (found := _blame(one, limits, quiet(size))) is not None]
     if guilty:
@@ -121,20 +117,18 @@ def judge(seen: Sequence[Seen], size: int, limits: Limits, gone: Collection[int]
             else Verdict(tuple(guilty), section=guilty[0].seen.section)
         )
     heard = all(one.waiting and one.silence < quiet(size) and one.state != "T" for one in living)
-    if size - len(gone) == 1 or not living or not heard:
+    if size == 1 or not living or not heard:
         return None
     # Whoever came last began to wait last; all that are watched have waited for the network, or for one that isn't, since then.
     last = min(living, key=lambda one: one.idle)
     limit = max(limits.of(one.section, one.slowest, one.compiled) for one in living)
     if len(living) < len(seen):
         return _wait_for_ended(last, living, [one for one in seen if one.ended], limits)
-    if len(living) + len(gone) < size:
+    if len(living) < size:
         # A rank of which nothing is known may be at something that takes it long; so no one is hasty here.
         limit = max(limit, limits.longest)
-        missing = set(range(size)) - {one.rank for one in living} - gone
-        return (
-            _wait_for_unwatched(last, living, sorted(missing - set(free)), free, limit) if last.idle >= limit else None
-        )
+        missing = set(range(size)) - {one.rank for one in living}
+        return _wait_for_unwatched(last, living, sorted(missing), limit) if last.idle >= limit else None
     if last.idle < limit:
         return None
     hosts = list(dict.fromkeys(one.host for one in seen))
@@ -158,22 +152,13 @@ def _wait_for_ended(last: Seen, living: Sequence[Seen], ended: Sequence[Seen], l
     return Verdict(tuple(Guilty(one, f"{one.name} {text}", reached=False) for one in ended), section=None)
 
 
-def _wait_for_unwatched(
-    last: Seen, living: Sequence[Seen], unwatched: Sequence[int], spared: Sequence[int], limit: float
-) -> Verdict:
-    names = _names([f"rank {rank}" for rank in unwatched or spared])
+def _wait_for_unwatched(last: Seen, living: Sequence[Seen], unwatched: Sequence[int], limit: float) -> Verdict:
+    names = _names([f"rank {rank}" for rank in unwatched])
     text = (
         f"{_names([one.name for one in living])} waited for {seconds(last.idle)} (time-out {seconds(limit)}) {_place(last)} for others, of "
-        f"which some {'are not watched' if unwatched else 'can be spared'}: {names}"
+        f"which some are not watched: {names}"
     )
     return Verdict((), text, last.section)
-
-
-def lagging(seen: Sequence[Seen], size: int, limits: Limits) -> dict[int, str]:
-    """What would end the job of the ranks that it can spare, in words, by rank."""
-    living = [one for one in seen if one.spared and not one.ended]
-    blamed = [found for one in living if (found := _blame(one, limits, quiet(size))) is not None]
-    return {found.seen.rank: f"{found.text}; the others go on without it" for found in blamed}
 
 
 def _blame(one: Seen, limits: Limits, quiet_s: float) -> Guilty | None:
@@ -249,9 +234,8 @@ def stragglers(compared: Compared, seen: Sequence[Seen]) -> tuple[Compared, list
 
     Compared are the seconds that a device batch takes each rank, without waiting for others: so it doesn't matter that some ranks
     have one logical worker more. The median is the lower one: of two ranks the faster. A host, one of several, whose ranks are all slow
-    is named as one, with the mean over its ranks. No one waits for a rank that is spared.
+    is named as one, with the mean over its ranks.
     """
-    seen = [one for one in seen if not one.spared]
     fresh, before = {one.rank: (one.batches, one.busy) for one in seen if not one.ended}, compared.counters
     if len(fresh) < 2 or set(fresh) - set(before):
         return replace(compared, counters=fresh), []

@@ -137,7 +137,6 @@ class Monitor:
             waiting=beat.waiting,
             printing=beat.printing,
             compiled=beat.compiled,
-            spared=beat.spared,
             slowest=beat.slowest,
             state=state,
             stopped=now - self.stopped_since if self.stopped_since is not None else 0.0,

@@ -5,12 +5,12 @@ import errno
 import selectors
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
-from stagerun.launch.watch.judge import Compared, Ending, Seen, Verdict, ending, judge, lagging, quiet, stragglers
+from stagerun.launch.watch.judge import Compared, Ending, Seen, Verdict, ending, judge, quiet, stragglers
 from stagerun.launch.watch.process import Setup
 from stagerun.system.host import open_files
 from stagerun.system.lines import LONGEST, Closed, Lines
@@ -62,8 +62,6 @@ class Hub:
         self.peers: dict[int, Peer] = {}
         self.ever: set[int] = {setup.rank}
         self.lost: dict[int, float] = {}  # without a word, since when
-        self.spared: set[int] = set()  # ranks that the others go on without if they are gone
-        self.lagging_told: set[int] = set()
         self.names: dict[int, str] = {}
         self.missed_told = False
         self.compared = Compared({}, {})
@@ -82,15 +80,13 @@ class Hub:
             wanted = {guilty.seen.rank for guilty in self.verdict.guilty if guilty.reached}
             return self._conclude() if wanted <= set(self.stacks) or now >= self.conclude_at else None
         seen = [own, *(found for peer in self.peers.values() if (found := peer.now(now)) is not None)]
-        gone = self.spared - {one.rank for one in seen}
-        self.verdict = judge(seen, self.setup.size, self.limits, gone)
+        self.verdict = judge(seen, self.setup.size, self.limits)
         if self.verdict is not None:
             self._ask_for_stacks(now)
             return None
         self.compared, slow = stragglers(self.compared, seen)
         for text in slow:
             self.tell({"news": text})
-        self._tell_of_lagging(seen)
         self._tell_of_missing(now)
         return None
 
@@ -128,12 +124,6 @@ class Hub:
         if gone := sorted(rank for rank, since in self.lost.items() if now > since + _AGAIN_S):
             self.lost = {rank: since for rank, since in self.lost.items() if rank not in gone}
             self._unwatched(gone, "its monitor is gone", "their monitors are gone", " any more")
-
-    def _tell_of_lagging(self, seen: Sequence[Seen]) -> None:
-        found = lagging(seen, self.setup.size, self.limits)
-        for rank in sorted(set(found) - self.lagging_told):
-            self.tell({"news": found[rank]})
-        self.lagging_told = set(found)
 
     def _unwatched(self, ranks: list[int], one: str, several: str, more: str = "") -> None:
         names, single = ", ".join(map(str, ranks)), len(ranks) == 1
@@ -227,8 +217,7 @@ class Hub:
             # Only the monitor, or the connection. It may come again; of its worker nothing is known any more.
             self._close(peer)
             del self.peers[peer.rank]
-            if peer.rank not in self.spared:
-                self.lost[peer.rank] = time.monotonic()
+            self.lost[peer.rank] = time.monotonic()
 
     def _heard(self, peer: Peer, messages: list[dict[str, Any]]) -> None:
         for message in messages:
@@ -241,7 +230,6 @@ class Hub:
                 case {"seen": dict(seen)}:
                     peer.seen = Seen(**{**seen, "section": Section(seen["section"])})
                     self.names[peer.rank] = peer.seen.name
-                    self.spared = self.spared - {peer.rank} | ({peer.rank} if peer.seen.spared else set())
                 case {"stack": str(stack)}:
                     self.stacks[peer.rank] = stack
 
@@ -253,8 +241,7 @@ class Hub:
         """The ranks that ended, or fell silent, without a word: not those that ended as they missed another."""
         killed = [peer.rank for peer in self.peers.values() if peer.left is not None and not peer.worded]
         silent = [peer.rank for peer in self._there() if now - peer.heard >= quiet(self.setup.size)]
-        # Those that were spared are gone since long ago, perhaps.
-        return [self.names.get(rank, f"rank {rank}") for rank in sorted({*self.lost, *killed, *silent} - self.spared)]
+        return [self.names.get(rank, f"rank {rank}") for rank in sorted({*self.lost, *killed, *silent})]
 
     def farewell(self, worded: bool = True) -> None:
         for peer in self._there():

@@ -75,7 +75,7 @@ def _written(settings: Mapping[str, Setting]) -> Iterator[Line]:
     message_before = False
     for number, name in enumerate(n for n in ORDER if n in settings):
         setting = settings[name]
-        is_message = setting.lines[0].text.endswith("{")
+        is_message = _is_message(setting)
         if number and is_message and not message_before:
             yield Line("")
         for comment in setting.above:
@@ -84,13 +84,18 @@ def _written(settings: Mapping[str, Setting]) -> Iterator[Line]:
         message_before = is_message
 
 
+def _is_message(setting: Setting) -> bool:
+    return setting.lines[0].text.endswith("{")
+
+
 def _stage(step: Step, settings: Mapping[str, Setting], shared: Mapping[str, Setting]) -> list[Line]:
     own = {n: s for n, s in settings.items() if n not in shared or shared[n].value != s.value}
-    missing = [name for name in ORDER if name in shared and name not in settings]
+    # A message would else be merged into that of all stages.
+    inherited = [n for n in ORDER if n in shared and (n not in settings or (n in own and _is_message(own[n])))]
     lines = _head("Solver", [f"From {step.file}."])
-    if missing:
-        names = ", ".join(quoted(name) for name in missing)
-        lines.append(Line(f"clear: [{names}]", None, "the solver has none"))
+    if inherited:
+        names = ", ".join(quoted(name) for name in inherited)
+        lines.append(Line(f"clear: [{names}]", None, "of what all stages start from"))
     return [*lines, *_written(own)]
 
 

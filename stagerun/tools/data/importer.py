@@ -1,12 +1,13 @@
-"""`stagerun data import` and `prepare`: what is asked for is checked, the engine does it, and what came out is shown."""
+"""`stagerun data import`: what is asked for is checked, the engine does it, and what came out is shown."""
 
 import os
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from stagerun.base.errors import ExitCode, UsageError
 from stagerun.base.text import count
@@ -22,10 +23,8 @@ from stagerun.launch import StopRequest
 from stagerun.system.imports import REPORT
 from stagerun.tools.data.index import schedule_line
 from stagerun.tools.data.pictures import ResizeOptions
-from stagerun.tools.data.prepare import PrepareWork
+from stagerun.tools.data.prepare import LmdbRecords, Prepared
 from stagerun.tools.data.sources import BY_NAME, SPLITS, SourceOptions, format_of, open_source, readers
-
-Restart = Annotated[bool, option("--restart", "Begin anew, whatever an interrupted command has made.")]
 
 
 def _of_some(usage: str, text: str, **settings: Any) -> Any:
@@ -75,8 +74,11 @@ def import_images(
         type=click.IntRange(0),
         default=0,
     ),
+    prepare: bool = flag(
+        "--prepare", "Arrange the JPEGs anew, losslessly, so that they decode faster; SOURCE may be an LMDB."
+    ),
     threads: DataThreads = None,
-    restart: Restart = False,
+    restart: bool = flag("--restart", "Begin anew, whatever an interrupted command has made."),
 ) -> None:
     """Makes an LMDB of Caffe's Datum records from a set of labelled images.
 
@@ -93,10 +95,20 @@ def import_images(
     or PNG that EXIF turns is turned, and encoded again. What can't be used is left out: empty, cut off, damaged, not an image, above 100 million pixels.
     What holds pixels, as CIFAR does, is stored as pixels.
 
+    With --prepare JPEGs become baseline JPEGs with a restart marker every 4 blocks, or as near to that as divides a row; so a
+    training's random crop is decoded without the rest. Every image is decoded before and after and compared. Where SOURCE is an
+    LMDB's folder, its records are copied so, in their order.
+
     Interrupted, by whatever means, the same command goes on where it was, and the result is the same.
     """
     if raw and quality is not None:
         raise UsageError("--quality is for encoded images, --raw stores pixels", "leave one of them out")
+    if raw and prepare:
+        raise UsageError("--prepare is for JPEGs, --raw stores pixels", "leave one of them out")
+    if prepare and os.path.isfile(os.path.join(source, "data.mdb")):
+        _require_alone()
+        _make(Prepared(LmdbRecords(source)), out, threads, max_bad, restart)
+        return
     if no_shuffle and seed is not None:
         raise UsageError("--seed is for the shuffle, which --no-shuffle turns off", "leave one of them out")
     seed = 1 if seed is None and not no_shuffle else seed
@@ -110,7 +122,17 @@ def import_images(
     if work.ignored:
         tell(ignored_text(work.ignored))
     several = isinstance(opened, LabelledFiles)
-    _make(work, out, "import", threads, max_bad, restart, ' labels: "float_data"' if several else "")
+    made = Prepared(work) if prepare else work
+    _make(made, out, threads, max_bad, restart, ' labels: "float_data"' if several else "")
+
+
+def _require_alone() -> None:
+    """UsageError for options that say what becomes of images: the records of an LMDB are copied."""
+    context = click.get_current_context()
+    given = [n for n in context.params if context.get_parameter_source(n) is ParameterSource.COMMANDLINE]
+    if others := set(given) - {"source", "out", "prepare", "threads", "restart"}:
+        name = min(others).replace("_", "-")
+        raise UsageError(f"--{name} is for images; the records of an LMDB are copied", f"leave --{name} out")
 
 
 def _require_outside(source: str, out: str, options: SourceOptions) -> None:
@@ -127,29 +149,11 @@ def _require_outside(source: str, out: str, options: SourceOptions) -> None:
         )
 
 
-@command()
-def prepare(
-    source: str = argument("DIR"),
-    out: str = argument("OUT"),
-    threads: DataThreads = None,
-    restart: Restart = False,
-) -> None:
-    """Makes a copy OUT of the LMDB in folder DIR, whose JPEGs decode faster, with the same pixels, bit for bit.
-
-    They become baseline JPEGs with a restart marker every 4 blocks, or as near to that as divides a row; so a training's random
-    crop is decoded without the rest. OUT is an ordinary LMDB that Caffe reads too, about as large as DIR. Every image is decoded
-    before and after and compared. PNGs, raw pixels and CMYK are copied as they are.
-
-    Interrupted, by whatever means, the same command goes on where it was.
-    """
-    _make(PrepareWork(source), out, "prepare", threads, 0, restart)
-
-
-def _make(work: Work, out: str, what: str, threads: int | None, max_bad: int, restart: bool, more: str = "") -> None:
+def _make(work: Work, out: str, threads: int | None, max_bad: int, restart: bool, more: str = "") -> None:
     """`more`: what the schedule has to say of the images besides."""
     stop = StopRequest("what is on disk stays", "this commit")
     stop.install()
-    with Shown(what) as shown:
+    with Shown("import") as shown:
         job = Job(
             threads=threads_here(threads),
             max_bad=max_bad,

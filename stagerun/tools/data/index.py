@@ -260,7 +260,7 @@ def index(
 
     That is place, length, digest, label and image size of each record, the names of the classes, the mean pixel and a
     fingerprint of the whole. With it a run starts sooner, and `stagerun data verify` finds every changed byte. Every record is
-    read once, and every image decoded. `stagerun data import` and `prepare` make it by themselves.
+    read once, and every image decoded. `stagerun data import` makes it by itself.
 
     A record that can't be used is named, and exit code 65 says that there is one; with --max-bad the side file is made all the
     same, and knows it as unusable.
@@ -386,7 +386,7 @@ def _prepared(found: Description) -> str:
         return "yes"
     if not any("JPEG" in kind for kind, _ in found.kinds):
         return "no, there are no JPEGs to prepare"
-    return "no; `stagerun data prepare` makes a copy that decodes faster"
+    return "no; `stagerun data import --prepare` makes a copy that decodes faster"
 
 
 def _per_channel(values: tuple[float, ...]) -> str:

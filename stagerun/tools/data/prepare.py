@@ -1,6 +1,6 @@
-"""The work of `stagerun data prepare`: the records of an LMDB, their JPEGs arranged anew so that a part can be decoded alone.
+"""`stagerun data import --prepare`: JPEGs arranged anew so that a part can be decoded alone, of images or of an LMDB.
 
-A Datum keeps its key, label and all else; raw pixels, PNGs and CMYK JPEGs are copied as they are, and so is a JPEG that can't be
+Key, label and all else of a Datum stay; raw pixels, PNGs and CMYK JPEGs are stored as they are, and so is a JPEG that can't be
 arranged anew, which is noted.
 
 A JPEG isn't decoded and encoded again: it keeps its coefficients, and only the Huffman coding is redone, in one scan from top to bottom
@@ -15,12 +15,13 @@ at every picture.
 import ctypes
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from stagerun.base.errors import DataError, UsageError
-from stagerun.data.importing.engine import Made
+from stagerun.data.importing.engine import Made, Work
 from stagerun.data.importing.partial import Note
 from stagerun.data.index import digest_of
 from stagerun.data.jpeg.choice import picture, turbojpeg
@@ -36,16 +37,14 @@ from stagerun.system.lmdb_file import set_of
 VERSION = 1  # of the arrangement
 
 
-class PrepareWork:
-    """`Work` of the engine. UsageError where what it takes isn't installed."""
+class LmdbRecords:
+    """`Work` of the engine: the records of an LMDB as they are."""
 
     ignored: tuple[str, ...] = ()
 
     def __init__(self, path: str) -> None:
-        if reason := can_prepare():
-            raise UsageError(f"this machine can't prepare JPEGs: {reason}")
         self._source = LmdbSource(path)
-        self.title = f"stagerun data prepare: {path}"
+        self.title = f"stagerun data import: {path}"
         index = self._source.index
         if index is not None and not any("JPEG" in kind for kind, _ in index.facts.kinds):
             raise UsageError(
@@ -57,15 +56,20 @@ class PrepareWork:
         if index is not None and index.facts.deviation_bgr:
             self.statistics = index.facts.mean_bgr, index.facts.deviation_bgr
         self.prepared_from = set_of(path)
-        self.identity: Mapping[str, Any] = {"version": VERSION, "prepared from": _signature(path)}
+        self.identity: Mapping[str, Any] = {"source": _signature(path)}
 
     def __len__(self) -> int:
         return len(self._source)
 
     def make(self, position: int) -> Made:
         key, record = self._source.get(position)
+        index = self._source.index
         try:
-            return self._make(position, key, record)
+            # What has changed on the disk since must not get a fresh digest that says it is right.
+            if index is not None and digest_of(record) != int(index.digests[position]):
+                raise DataError("its bytes are not those that its digest was made of")
+            fields = parse(record)
+            return Made(key, record, fields.one_label, look(fields, self.statistics is None))
         except DataError as error:
             raise DataError(
                 f"{self._source.name}: record `{printable(key)}`: {error.message}",
@@ -75,24 +79,37 @@ class PrepareWork:
     def changed(self, position: int, state: int) -> str:
         return ""  # its transaction and places are in the identity
 
-    def _make(self, position: int, key: bytes, record: bytes) -> Made:
-        digest = digest_of(record)
-        index = self._source.index
-        # What has changed on the disk since must not get a fresh digest that says it is right.
-        if index is not None and digest != int(index.digests[position]):
-            raise DataError("its bytes are not those that its digest was made of")
-        fields = parse(record)
-        found = look(fields, False)
-        datum = caffe_pb2.Datum.FromString(record)
-        notes: tuple[Note, ...] = ()
-        if "JPEG" in found.kind and "CMYK" not in found.kind:
-            try:
-                datum.data = prepare(datum.data)
-                record = datum.SerializeToString()
-            except DataError as error:
-                # A loader takes it as it is, so it stays: a progressive one without its last scans, for example.
-                notes = (Note(printable(key), "copied as it is", error.message),)
-        return Made(key, record, fields.one_label, look(datum, self.statistics is None), notes)
+
+class Prepared:
+    """Another `Work`, with its JPEGs arranged anew. UsageError where what that takes isn't installed."""
+
+    def __init__(self, work: Work) -> None:
+        if reason := can_prepare():
+            raise UsageError(f"this machine can't prepare JPEGs: {reason}")
+        self._work = work
+        self.title, self.classes, self.ignored = work.title, work.classes, work.ignored
+        self.statistics, self.prepared_from = work.statistics, work.prepared_from
+        self.identity: Mapping[str, Any] = {**work.identity, "prepared": VERSION}
+
+    def __len__(self) -> int:
+        return len(self._work)
+
+    def make(self, position: int) -> Made:
+        made = self._work.make(position)
+        if made.record is None or made.look is None or "JPEG" not in made.look.kind or "CMYK" in made.look.kind:
+            return made
+        datum = caffe_pb2.Datum.FromString(made.record)
+        try:
+            datum.data = prepare(datum.data)
+        except DataError as error:
+            # A loader takes it as it is, so it stays: a progressive one without its last scans, for example.
+            return replace(made, notes=(*made.notes, Note(printable(made.key), "copied as it is", error.message)))
+        stored = look(datum, False)
+        found = replace(made.look, kind=stored.kind, interval=stored.interval)
+        return replace(made, record=datum.SerializeToString(), look=found)
+
+    def changed(self, position: int, state: int) -> str:
+        return self._work.changed(position, state)
 
 
 def _signature(path: str) -> str:

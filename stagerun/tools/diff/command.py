@@ -14,7 +14,6 @@ from stagerun import store
 from stagerun.base.errors import ResumeRefused, UsageError
 from stagerun.base.recipe import CODE, Origin, Schedule, Solver, Stage
 from stagerun.base.snapshots import Inventory, SnapshotRef
-from stagerun.base.units import epochs
 from stagerun.command.ending import show
 from stagerun.command.options import argument, command, option
 from stagerun.command.shared import Json, PlotFile, Scale
@@ -25,12 +24,10 @@ from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.language.stored import read_foreign
 from stagerun.language.values import NONE, differing, identity, leaves, own_images, plain, shown, text
 from stagerun.plan.raised import what_end_differs
-from stagerun.schedule import learning_rate
 from stagerun.store.layout import MANIFEST
+from stagerun.tools.plan import plot
 from stagerun.train.output import DISK, newest_snapshot
 from stagerun.train.progress import MOST_RECIPE, RECIPE
-
-MOST = 1_000_000  # iterations of a stage whose rates are compared one by one; of a longer one, so many among them
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +54,6 @@ class FieldDifference:
     a: Value
     b: Value
     trains: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RateDifference:
-    """Among the iterations that both have: the first at which the learning rates differ, and the one at which they do most."""
-
-    stage: str
-    first: int
-    most: int
-    a: float
-    b: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +87,6 @@ class Difference:
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
     fields: tuple[FieldDifference, ...]
-    rates: tuple[RateDifference, ...]
     reworded: tuple[str, ...] = ()
     longer: tuple[Longer, ...] = ()
 
@@ -113,14 +98,12 @@ def difference(a: Schedule, b: Schedule) -> Difference:
     fields = list(_shared(a, b))
     for name in both:
         fields += _stage(a, b, a.stage(name), b.stage(name))
-    rates = (_rates(name, a.stage(name).solver, b.stage(name).solver) for name in both)
     return Difference(
         same=_trained(a) == _trained(b) and _code(a) == _code(b),
         stages=tuple(both),
         only_a=tuple(name for name in in_a if name not in in_b),
         only_b=tuple(name for name in in_b if name not in in_a),
         fields=tuple(fields),
-        rates=tuple(rate for rate in rates if rate is not None),
         reworded=tuple(dict.fromkeys(key for name in both for key in _reworded(a.stage(name), b.stage(name)))),
         longer=tuple(_longer(a, b, [field for field in fields if field.trains])),
     )
@@ -278,25 +261,6 @@ def _value(key: str, value: Any, texts: tuple[str, str], origins: Mapping[str, O
     return Value(said, written, f"{span.path}:{span.line}", value=plain(value))
 
 
-def _rates(name: str, a: Solver, b: Solver) -> RateDifference | None:
-    """None where the learning rates are the same."""
-    if a == b:
-        return None
-    one, other = learning_rate(a), learning_rate(b)
-    if one == other:  # policies are values
-        return None
-    length = min(a.max_iter, b.max_iter)
-    step = -(-length // MOST)
-    first, most, largest = -1, -1, 0.0
-    for iter in range(0, length, step):
-        gap = abs(one(iter) - other(iter))
-        if gap > 0 and first < 0:
-            first = iter
-        if gap > largest:
-            most, largest = iter, gap
-    return None if first < 0 else RateDifference(name, first, most, one(most), other(most))
-
-
 @dataclass(frozen=True, slots=True)
 class Side:
     """What was named on the command line; `what` says what it is."""
@@ -326,21 +290,17 @@ def diff(
     ),
     scale: Scale = None,
 ) -> None:
-    """Shows in what two schedules differ: by stage and field, with the places, and where their learning rates part.
+    """Shows in what two schedules differ: by stage and field, with the places.
 
     A and B are each a schedule's folder, the output folder of a run (what its stages were trained from), or a snapshot's.
     What differs and changes no training (paths, intervals) is shown apart, --plot draws both learning rates. The exit code is 0
     whether they differ or not; --json has `same`.
     """
-    picture = None
-    if plot_file is not None or x or scale:
-        from stagerun.tools.plan.plot import asked, draw_once
-
-        picture = asked(file=plot_file, x=x, scale=scale, others=["--json"] * as_json)
+    plot.check(plot_file, x, scale)
     found = compare(a, b)
     show(diff_json(found) if as_json else diff_text(found))
-    if picture is not None:
-        draw_once(overlay(found), picture)
+    if plot_file is not None:
+        plot.write(plot_file, overlay(found), x, scale)
 
 
 def compare(a: str, b: str) -> Found:
@@ -422,8 +382,6 @@ def diff_text(found: Found) -> str:
     if only := [*(f"{name}: only in A" for name in differs.only_a), *(f"{name}: only in B" for name in differs.only_b)]:
         blocks.append("\n".join(only))
     blocks += _by_stage(trains)
-    if differs.rates:
-        blocks.append("\n".join(["learning rate", *(f"  {rate_text(found, rate)}" for rate in differs.rates)]))
     if differs.longer:
         blocks.append("\n".join(map(str, differs.longer)))
     if others:
@@ -465,15 +423,6 @@ def value_text(value: Value) -> str:
     return value.text + (f" ({', '.join(where)})" if where else "")
 
 
-def rate_text(found: Found, rate: RateDifference) -> str:
-    schedule = found.a.schedule
-    stage = schedule.stage(rate.stage)
-    epoch = epochs(rate.first, stage.data.train.images, stage.solver.batch_size)
-    where = "from the start" if rate.first == 0 else f"from iteration {rate.first} (epoch {epoch:.2f} of the stage)"
-    factor = f" (x{rate.b / rate.a:.3g})" if rate.a else ""
-    return f"{rate.stage}: {where}; most at {rate.most}: {rate.a:.4g} -> {rate.b:.4g}{factor}"
-
-
 def overlay(found: Found) -> Picture:
     """Both as one picture: B's stages begin beside A's, and have lines of their own."""
     a, b = make_picture(found.a.schedule), make_picture(found.b.schedule)
@@ -496,7 +445,6 @@ def diff_json(found: Found) -> str:
         "only_b": list(differs.only_b),
         "fields": [asdict(field) for field in differs.fields],
         "reworded": sorted(differs.reworded),
-        "learning_rate": [asdict(rate) for rate in differs.rates],
         "longer": [asdict(longer) for longer in differs.longer],
     }
     return json.dumps(record, indent=2)

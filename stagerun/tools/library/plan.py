@@ -1,4 +1,4 @@
-"""`stagerun.plan`: what a run would do, as a value that a notebook draws."""
+"""`stagerun.plan`: what a run would do, as a value."""
 
 import os
 from dataclasses import dataclass, fields
@@ -15,7 +15,7 @@ from stagerun.train.output import plan_of
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Plan(planned.Plan):
-    """What `run` would do. As text it is what `stagerun plan` prints; a notebook shows the picture of `plan --plot`, and the table."""
+    """What `run` would do. As text it is what `stagerun plan` prints."""
 
     def __str__(self) -> str:
         return render_text(self)
@@ -24,11 +24,6 @@ class Plan(planned.Plan):
         stages = count(len(self.stages), "stage")
         return f"<Plan of {self.schedule.name}: {stages}, {self.left} to do>"
 
-    def _repr_html_(self) -> str:
-        from stagerun.tools.library.html import plan_html
-
-        return plan_html(self)
-
 
 def plan(
     schedule: Schedule | Folder,
@@ -36,7 +31,6 @@ def plan(
     *,
     overrides: Names = (),
     redo: Names = (),
-    keep: Names = (),
     only: Names = (),
     until: str | None = None,
 ) -> Plan:
@@ -47,5 +41,5 @@ def plan(
     require_name(until)
     found = schedule_of(schedule, overrides)
     folder = output_folder(found.name, None if out is None else os.fspath(out))
-    made = plan_of(found, folder, Selection(names_of(redo), names_of(keep), names_of(only), until))
+    made = plan_of(found, folder, Selection(names_of(redo), names_of(only), until))
     return Plan(**{field.name: getattr(made, field.name) for field in fields(made)})

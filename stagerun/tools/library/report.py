@@ -5,28 +5,22 @@ import os
 from stagerun.base.errors import UsageError, nearest
 from stagerun.tools.library.common import Folder
 from stagerun.tools.report.command import TABLES
-from stagerun.tools.report.history import Run
 from stagerun.tools.report.look import look_at_all
 from stagerun.tools.report.table import Table, Value, markdown
 
 
 class Report(list[dict[str, Value]]):
     """A row for each line of a table of `stagerun report`, with the keys of its CSV: `pandas.DataFrame(report)` takes it as it is. Fractions
-    are 0 to 1, times are seconds. As text it is the table; a notebook shows it with the curves of `report --format html`."""
+    are 0 to 1, times are seconds. As text it is the table."""
 
-    def __init__(self, table: Table, runs: list[Run], notes: tuple[str, ...]) -> None:
+    def __init__(self, table: Table, notes: tuple[str, ...]) -> None:
         keys = [column.key for column in table.columns]
         super().__init__(dict(zip(keys, row, strict=True)) for row in table.rows)
         self.notes = notes  # what was passed over
-        self._table, self._runs = table, runs
+        self._table = table
 
     def __str__(self) -> str:
         return markdown(self._table)
-
-    def _repr_html_(self) -> str:
-        from stagerun.tools.library.html import report_html
-
-        return report_html(self._table, self._runs)
 
 
 def report(outs: Folder | list[Folder] | tuple[Folder, ...], by: str = "stage") -> Report:
@@ -39,4 +33,4 @@ def report(outs: Folder | list[Folder] | tuple[Folder, ...], by: str = "stage") 
         )
     notes: list[str] = []
     runs = look_at_all([os.fspath(out) for out in folders], notes.append)
-    return Report(TABLES[by](runs), runs, tuple(notes))
+    return Report(TABLES[by](runs), tuple(notes))

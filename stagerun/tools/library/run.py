@@ -18,9 +18,7 @@ from stagerun.launch.worker_count import check_workers
 from stagerun.system.world import launched, started_by
 from stagerun.tools.library.common import Folder, Names, names_of, require_name, schedule_of
 from stagerun.tools.library.lockstep import Lockstep
-from stagerun.train.first_look import require_packages
-from stagerun.train.logs.table import all_logs, require_evaluation
-from stagerun.train.logs.table import require_packages as require_packages_of_logs
+from stagerun.train.logs.table import all_logs, require_packages
 from stagerun.train.options import RunOptions
 
 
@@ -30,7 +28,6 @@ def run(
     *,
     overrides: Names = (),
     redo: Names = (),
-    keep: Names = (),
     only: Names = (),
     until: str | None = None,
     threads: int | None = None,
@@ -52,7 +49,7 @@ def run(
     folder = None if out is None else os.fspath(out)
     options = RunOptions(
         folder=found.name, out=folder, threads=threads, retry=retry, exact=require_bit_exact, until=until,
-        redo=names_of(redo), keep=names_of(keep), only=names_of(only), log=names_of(log),
+        redo=names_of(redo), only=names_of(only), log=names_of(log),
     )  # fmt: skip
     for name in options.log:
         if name not in all_logs():
@@ -60,9 +57,7 @@ def run(
                 f"there is no log `{name}`",
                 nearest(name, all_logs()) or f"the logs are {listing(list(all_logs()), 'and')}",
             )
-    require_packages_of_logs(options.log)
-    require_evaluation(options.log, found)
-    require_packages(found)
+    require_packages(options.log)
     check_workers(found, 1)
     return Run(found, options)
 
@@ -112,28 +107,10 @@ class Run(Iterator[Event]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def watch(self, every: float = 1.0) -> "Run":
-        """Goes on to the end, and in a notebook draws the curves so far anew every so many seconds, or less often where that takes
-        long."""
-        show = _display(self)
-        due = time.monotonic() + every
-        for _ in self:
-            if time.monotonic() >= due:
-                began = time.monotonic()
-                show()
-                due = time.monotonic() + max(every, 20 * (time.monotonic() - began))
-        show()
-        return self
-
     def __repr__(self) -> str:
         return (
             f"<Run of {self.schedule.name} into {self.out}: {type(self.last).__name__ if self.last else 'not started'}>"
         )
-
-    def _repr_html_(self) -> str:
-        from stagerun.tools.library.html import run_html
-
-        return run_html(self.out)
 
 
 # By output folder, the newest that may hold it.
@@ -180,16 +157,3 @@ def _events(schedule: Schedule, options: RunOptions, stop: _Stop, hand: Callable
     from stagerun.train.guest import train_as_guest
 
     return train_as_guest(schedule, options, stop, stop.left, hand)
-
-
-def _display(run: Run) -> Callable[[], None]:
-    """Draws it in the place of the last time, in a notebook; else nothing."""
-    try:
-        from IPython import get_ipython
-        from IPython.display import display
-    except ImportError:
-        return lambda: None
-    if get_ipython() is None or not hasattr(get_ipython(), "kernel"):
-        return lambda: None
-    handle = display(run, display_id=True)
-    return lambda: handle.update(run)

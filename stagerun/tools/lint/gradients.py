@@ -10,10 +10,7 @@ from stagerun.tools.lint.finding import Finding, place_of
 _SHARES: dict[Method, Callable[[Compression], float]] = {
     Method.TOP_K: lambda how: (how.ratio or 0.0) + min((how.ratio or 0.0) / 4, 1 / 32),
     Method.RANDOM_K: lambda how: how.ratio or 0.0,
-    Method.INT8: lambda how: 1 / 4,
     Method.TERNGRAD: lambda how: 1 / 16,
-    Method.TWO_BIT: lambda how: 1 / 16,
-    Method.SIGN: lambda how: 1 / 32,
 }
 # With `determinism: ELASTIC`, how many times more must be sent: dense sums need more than a ring's bytes where numbers are not powers of 2.
 _SURELY = 2.0
@@ -39,11 +36,11 @@ def compress_alone(schedule: Schedule) -> Iterator[Finding]:
 def compress_more(schedule: Schedule) -> Iterator[Finding]:
     """Messages that take no fewer bytes, in all, than dense gradients. A message, a share s of the vector, goes to each of the other
     workers: s (W-1), where a dense sum takes 2 (W-1)/W. So s = 1 is too much for two workers already, and less for more. With
-    `determinism: ELASTIC` each logical worker sends one: s (W-1) L/W. What is `as_released` repeats a paper that saved no byte.
+    `determinism: ELASTIC` each logical worker sends one: s (W-1) L/W.
     """
     for stage, how in _compressing(schedule):
         senders = stage.solver.logical_workers
-        if how.method not in _SHARES or how.as_released or senders == 1:
+        if how.method not in _SHARES or senders == 1:
             continue
         share = _SHARES[how.method](how)
         elastic = schedule.determinism is Determinism.ELASTIC
@@ -62,18 +59,14 @@ def compress_more(schedule: Schedule) -> Iterator[Finding]:
 _FORGETFUL = {
     Method.TOP_K: "arXiv:1809.07599",
     Method.THRESHOLD: "arXiv:1809.07599",
-    Method.ADAPTIVE_THRESHOLD: "arXiv:1809.07599",
-    Method.TWO_BIT: "arXiv:1901.09847",
-    Method.SIGN: "arXiv:1901.09847",
     Method.POWER_SGD: "arXiv:1905.13727",
 }
 
 
 def no_memory(schedule: Schedule) -> Iterator[Finding]:
-    """A biased method without memory: what it leaves out is lost in every update, and training may not converge, or to worse weights.
-    The results of `as_released` are what they are."""
+    """A biased method without memory: what it leaves out is lost in every update, and training may not converge, or to worse weights."""
     for stage, how in _compressing(schedule):
-        if how.method in _FORGETFUL and how.memory is Memory.NONE and not how.as_released:
+        if how.method in _FORGETFUL and how.memory is Memory.NONE:
             text = f"{how.method.value} of stage `{stage.name}` has no memory: what it leaves out of a gradient is lost"
             hint = f"write `memory: RESIDUAL`, which costs no bytes; {_FORGETFUL[how.method]} shows why"
             yield Finding("no-memory", text, place_of(stage, "compress_param.memory", "compress_param.method"), hint)

@@ -21,13 +21,13 @@ def _place(stage: Stage, *names: str) -> Span:
 
 
 def other_numbers(schedule: Schedule) -> Iterator[Finding]:
-    """A network that is given other numbers for the same pixel than in its evaluation, or in its parent: mostly since a
-    `transform_param` that replaces the inherited one leaves `mean_value` out."""
+    """A network that is given other numbers for the same pixel than in its evaluation, or in its parent: mostly since
+    one of two `transform_param` sets a value of its own."""
     for stage in schedule.stages:
         parent = schedule.stage(stage.parent) if stage.parent is not None else None
         if notes := [text for text, _ in number_notes(stage, parent)]:
             text = f"stage `{stage.name}`: " + "; ".join(note.partition(":")[0] for note in notes)
-            hint = "a `transform_param` replaces the inherited one whole: write the same values in both"
+            hint = "write the same values in both, or once in the `solver` of schedule.prototxt"
             yield Finding("other-numbers", text, _place(stage), hint)
 
 

@@ -502,7 +502,7 @@ def rules_text() -> str:
     rows = [(f"  {id}", rule.purpose) for id, rule in RULES.items()]
     return "\n".join(
         [
-            "lint: what is legal in a schedule and looks wrong (`stagerun check DIR --lint`)",
+            "lint: what is legal in a schedule and looks wrong (`stagerun check DIR`)",
             "",
             *columns(rows),
             "",

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 from google.protobuf.descriptor import FieldDescriptor
 
+from stagerun.language import tree
 from stagerun.language.lexer import Kind
 from stagerun.language.ranges import CHOICES
 from stagerun.language.tree import SOLVER, is_message
-from stagerun.manual.fields import enum_name, first_sentence, refused
+from stagerun.manual.fields import enum_name, first_sentence, value_names
 from stagerun.tools.lsp.place import Place, Text, fields_in
 
 # Fields that name stages, and fields that name files with the endings of those.
@@ -56,7 +57,7 @@ def _fields(text: Text, place: Place, offset: int) -> Iterator[Proposal]:
     given = {name.text for name, _ in fields_in(found, inner) if name != place.token}
     rest = text.text[offset + (len(place.token.text) - len(place.typed) if place.token else 0) :].lstrip(" \t")
     followed = rest.startswith((":", "{", "<"))
-    for field in inner.kind.fields:
+    for field in tree.fields(inner.kind):
         if field.is_repeated or field.name not in given:
             end = "" if followed else " { " if is_message(field) else ": "
             says = first_sentence(full_name(field))
@@ -71,7 +72,7 @@ def _values(
         return
     words = {}
     if field.enum_type is not None:
-        names = [value.name for value in field.enum_type.values if value.name not in refused(field)]
+        names = value_names(field)
         words = {name: first_sentence(f"{enum_name(field.enum_type)}.{name}") for name in names}
     elif field.type == FieldDescriptor.TYPE_BOOL:
         words = {"true": "", "false": ""}
@@ -90,7 +91,7 @@ def _texts(
     closed = token is not None and quoted and len(token.text) > 1 and token.text[-1] == quote
     left, right = "" if quoted else quote, "" if closed else quote
     first = offset - len(place.typed) + quoted
-    fields = [one.name for one in SOLVER.fields if one.name != "clear"] if name == "Solver.clear" else []
+    fields = [one.name for one in tree.fields(SOLVER) if one.name != "clear"] if name == "Solver.clear" else []
     named = [one for one in files if one.endswith(FILES.get(name, ()) or ("\0",)) and one != "schedule.prototxt"]
     words = dict.fromkeys(CHOICES.get(name, ()), "value")
     words |= dict.fromkeys(named, "file") | dict.fromkeys(fields, "field")

@@ -65,7 +65,7 @@ class Folder:
 
 
 def look(path: str, typed: Texts) -> Folder:
-    """What `stagerun check --lint` says of a folder whose files are as the editor holds them."""
+    """What `stagerun check` says of a folder whose files are as the editor holds them."""
     edited = edited_in(path, typed)
     kinds = {SCHEDULE_FILE: SCHEDULE}
     try:

@@ -3,10 +3,10 @@
 from stagerun.base.errors import UsageError
 from stagerun.language.tree import SCHEDULE
 from stagerun.manual.fields import help_text, value_text
-from stagerun.tools.explain.command import explained
 from stagerun.tools.lsp.complete import full_name
 from stagerun.tools.lsp.folder import Folder
 from stagerun.tools.lsp.place import Place, Text, fields_in, text_in
+from stagerun.tools.plan.why import explained
 
 
 def hover_text(folder: Folder, path: str, text: Text, place: Place) -> str:
@@ -27,7 +27,7 @@ def hover_text(folder: Folder, path: str, text: Text, place: Place) -> str:
 
 
 def asked(folder: Folder, path: str, text: Text, place: Place) -> str:
-    """What `stagerun explain` calls the field, `cyc1.transform_param.mirror`; '' where it has no name for it."""
+    """What `plan --why` calls the field, `cyc1.transform_param.mirror`; '' where it has no name for it."""
     words, stage = place.path, stage_at(folder, path, text, place)
     if folder.kind(path) is not SCHEDULE:
         return ".".join([stage, *words]) if stage and words else ""

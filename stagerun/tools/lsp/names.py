@@ -11,11 +11,11 @@ from stagerun.language import stage_nodes
 from stagerun.language.lexer import Kind, Token
 from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.language.tree import SCHEDULE
-from stagerun.tools.explain.history import history
 from stagerun.tools.lsp.complete import FILES, STAGES, full_name
 from stagerun.tools.lsp.folder import Folder, look
 from stagerun.tools.lsp.hover import asked, stage_at
 from stagerun.tools.lsp.place import Place, Text, fields_in, place_at, text_in
+from stagerun.tools.plan.history import history
 
 
 @dataclass(frozen=True, slots=True)

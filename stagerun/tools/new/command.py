@@ -31,7 +31,7 @@ from stagerun.language.lexer import Kind, tokens
 from stagerun.language.parse import parse
 from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.language.tree import SCHEDULE, SOLVER, Block, Entry, quoted
-from stagerun.tools.plan.check import Suspicious, require_nothing_found
+from stagerun.tools.plan.check import tell_findings
 
 T = TypeVar("T")
 
@@ -116,10 +116,7 @@ def new_schedule(out: str, base: str, train: str, val: str) -> None:
     if mistakes:
         raise Unfit(mistakes)
     write_folder(out, texts)
-    try:
-        require_nothing_found(load(out))
-    except Suspicious as error:
-        tell(error.render())
+    tell_findings(load(out))
     show(f"{out}: the stages of {base} for {count(len(own), 'image')}; next:")
     if _sides(own, other)[1]:
         tell("note: images of many sizes: training cuts out and resizes a part at random, an evaluation the midst")
@@ -414,6 +411,17 @@ class _File:
                 text = ", ".join(f"{value:.4g}" for value in values)
                 text = f"[{text}]" if len(values) > 1 else text
                 yield "" if field == "scale" and "std_value" in block.entries else f"{word}: {text}"
+                yield from [""] * (len(entry.values) - 1)
+            case "Solver", "clear" if images.mixed and "transform_param.crop_size" in {
+                value.value for value in entry.values
+            }:
+                gone = {f"transform_param.{name}" for name in ("crop_size", "pad", "pad_mode")}
+                kept = [
+                    "transform_param.random_resized_crop_param",
+                    *(str(v.value) for v in entry.values if v.value not in gone),
+                ]
+                cleared = ", ".join(quoted(path) for path in kept)
+                yield f"clear: [{cleared}]  transform_param {{ random_resize_param {{ min_size: {images.side * 8 // 7} }} }}"
                 yield from [""] * (len(entry.values) - 1)
             case "Solver", "class_weight":
                 yield images.class_weight

@@ -5,29 +5,35 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from stagerun.base.errors import ExitCode, Problem, StagerunError
 from stagerun.base.recipe import ABSENT, CODE, Given, Schedule, Source, Stage
-from stagerun.base.text import count
+from stagerun.base.text import count, listed
 from stagerun.command.ending import show, tell
 from stagerun.command.options import command, flag
 from stagerun.command.shared import Folder, Overrides
 from stagerun.language import digest, load, look_at_classes, look_at_folders
 from stagerun.plan.weights_table import network_change
 from stagerun.store.given import find
+from stagerun.tools.lint import lint, problems
 
 
 @command()
 def check(
     folder: Folder,
     overrides: Overrides = (),
-    lint: bool = flag("--lint", "Also what is legal and looks wrong; `stagerun help lint` lists it."),
+    fetch: bool = flag("--fetch", "First download the published weights that it starts from, to where `run` looks."),
+    strict: bool = flag("--strict", "Findings fail as mistakes do, with exit code 64."),
 ) -> None:
-    """Finds every mistake in a schedule's files at once, in a fraction of a second. Of weights that it starts from the headers are
-    read, and where it has any, or freezes some, the network is looked at. Trains nothing."""
+    """Finds every mistake in a schedule's files at once, in a fraction of a second, and what is legal and looks wrong:
+    `stagerun help lint` lists these findings. Of weights that it starts from the headers are read, and where it has any, or freezes
+    some, the network is looked at. Trains nothing."""
     schedule = load(folder, overrides)
+    if fetch:
+        from stagerun.tools.weights.fetch import fetch as download  # http, which is not needed else
+
+        download(schedule)
     weights = missing_weights(stage for stage in schedule.stages if stage.enabled)
     changes = (line for stage in schedule.stages if (line := network_change(schedule, stage)))
-    tell("\n".join(f"note: {line}" for line in (*missing_data(schedule), *weights, *changes)))
-    if lint:
-        require_nothing_found(schedule)
+    tell("\n".join(f"note: {line}" for line in (*merged(schedule), *missing_data(schedule), *weights, *changes)))
+    findings = tell_findings(schedule, strict)
     found = [(s, g) for s in schedule.stages if s.enabled for g in s.solver.given if _sought(g) is None]
     if found or any(stage.enabled and stage.solver.freeze for stage in schedule.stages):
         from stagerun.train.given import require_fitting  # torch, which takes a second, only where a network matters
@@ -35,12 +41,35 @@ def check(
         require_fitting(schedule, found)
     show(
         f"{schedule.name}: {count(len(schedule.stages), 'stage')}, "
-        f"{count(sum(s.solver.max_iter for s in schedule.stages), 'iteration')}, no mistakes{', no findings' * lint}, "
+        f"{count(sum(s.solver.max_iter for s in schedule.stages), 'iteration')}, no mistakes, "
+        f"{count(findings, 'finding') if findings else 'no findings'}, "
         f"digest {digest(schedule)[:12]}"
     )
     tell("\n".join(f"note: {line}" for line in missing_packages(schedule)))
     for problem in (*look_at_folders(schedule), *look_at_classes(schedule)):
         tell(f"note: `run` will refuse this:\n{problem.render()}")
+
+
+def merged(schedule: Schedule) -> Iterator[str]:
+    """A sentence on messages of stages that replaced those of the schedule before 1.0, and merge with them now; none where a
+    `clear` shows that the schedule was written for that."""
+    if any("clear:" in text for _, text in schedule.files):
+        return
+    found: dict[str, None] = {}
+    for stage in schedule.stages:
+        layers: dict[str, set[str]] = {}
+        for field, origin in stage.origins.items():
+            words = field.split(".")
+            if words[0] == "solver" and len(words) > 2:
+                layers.setdefault(words[1], set()).add(origin.layer)
+        found |= {
+            f"`{stage.name}.{name}`": None
+            for name, its in layers.items()
+            if "schedule" in its and its & {"stage", "sweep"}
+        }
+    if found:
+        names = listed(list(found))
+        yield f"{names}: what isn't written there is inherited, which it was not before 1.0; `clear` takes a field away"
 
 
 def missing_data(schedule: Schedule) -> Iterator[str]:
@@ -99,25 +128,30 @@ def missing_packages(schedule: Schedule) -> Iterator[str]:
         yield f"`{name}` is not installed on this machine; `run` will need it"
 
 
+_SILENCED = (
+    "what is meant is silenced by a comment, `# lint: ignore ID`, in its line or the one above: `stagerun help lint`"
+)
+
+
 class Suspicious(StagerunError):
-    """What lint found. The exit code is that of a mistake: a script that checks before it runs should stop here, too."""
+    """Findings, with --strict. The exit code is that of a mistake: a script that checks before it runs should stop here, too."""
 
     exit_code = ExitCode.RECIPE
 
     def __init__(self, found: Sequence[Problem]) -> None:
-        super().__init__(
-            count(len(found), "finding"),
-            "what is meant is silenced by a comment, `# lint: ignore ID`, in its line or the one above: `stagerun help lint`",
-        )
+        super().__init__(count(len(found), "finding"), _SILENCED)
         self.problems = tuple(found)
 
     def render(self) -> str:
         return "\n\n".join([*(p.render() for p in self.problems), super().render()])
 
 
-def require_nothing_found(schedule: Schedule) -> None:
-    """Suspicious with all that lint finds."""
-    from stagerun.tools.lint import lint, problems
-
-    if found := lint(schedule):
-        raise Suspicious(problems(schedule, found))
+def tell_findings(schedule: Schedule, strict: bool = False) -> int:
+    """Show all that lint finds; return their number. Suspicious if there are any and they count as mistakes."""
+    found = problems(schedule, lint(schedule))
+    if found and strict:
+        raise Suspicious(found)
+    if found:
+        tell("\n\n".join(problem.render() for problem in found))
+        tell(f"\nhint: {_SILENCED}\n")
+    return len(found)

@@ -9,37 +9,35 @@ from pathlib import Path
 import click
 
 from stagerun.base.errors import UsageError, listing
-from stagerun.base.recipe import Determinism, Method, Schedule, Stage
+from stagerun.base.recipe import Method, Schedule, Stage
 from stagerun.base.snapshots import passed_over
 from stagerun.base.text import count, size
 from stagerun.command.ending import show
-from stagerun.command.options import command, flag, given, option
+from stagerun.command.options import argument, command, flag, option
 from stagerun.command.shared import (
     FASTEST,
     SLOWEST,
-    Bandwidth,
     Duration,
     FiniteRange,
     Json,
-    Latency,
     PlannedOptions,
     PlotFile,
     Scale,
     output_folder,
 )
+from stagerun.drawing.picture import make_picture
 from stagerun.language import load, look_at_classes, look_at_folders
 from stagerun.language.layers import LMDB
 from stagerun.plan import Plan, State
-from stagerun.plan.coding import Sending, render_sending, sending_record
 from stagerun.plan.counting import other_set
 from stagerun.plan.estimate import averages_on_disk, snapshots_on_disk
-from stagerun.plan.prediction import Job, Link
 from stagerun.plan.render import csv_rows, render_json, render_text
 from stagerun.store import Damaged, LocalDisk, inspect, local_kind, lost_with
 from stagerun.system import signals
 from stagerun.system.files import writing
 from stagerun.system.image_folder import is_class_folder
 from stagerun.system.imports import is_there
+from stagerun.tools.plan import plot
 from stagerun.tools.plan.check import field_in, missing_data, missing_weights, named_sources
 from stagerun.train import results
 from stagerun.train.choices import of_choice, read_chosen
@@ -47,30 +45,25 @@ from stagerun.train.hours import Beside, beside
 from stagerun.train.keeper import Selection
 from stagerun.train.output import plan_of
 from stagerun.train.progress import CODE, RECIPE, WEIGHTS
-from stagerun.train.results import read_figures
-
-# Options of the plan as text, which --watch doesn't show.
-_OF_TEXT = ("--json", "--csv", "--budget", "--redo", "--keep", "--only", "--until")
 
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions(PlannedOptions):
+    folder: str = argument("[DIR]", default="")
     as_json: Json = False
+    why: str | None = option(
+        "--why STAGE.FIELD",
+        "Instead: where a setting came from, what it replaced and what it means. STAGE: all its fields; FIELD: that of every stage, or of "
+        "the schedule.",
+    )
+    net: str | None = option(
+        "--net FILE", "Instead, without DIR: the layers of a Caffe net, their shapes, parameters and cost."
+    )
+    size: str | None = option("--size N|HxW|CxHxW", "Of the images of --net.  [default: what the net says]")
     images_per_second: float | None = option(
         "--images-per-second N",
-        "Speed of training of the whole job, for the hours; with --workers, of one worker alone.  [default: as the last run or "
-        "rehearsal here]",
+        "Speed of training of the whole job, for the hours.  [default: as the last run or rehearsal here]",
         type=FiniteRange(SLOWEST, FASTEST),
-    )
-    workers: int | None = option("--workers N", "Predict the speed of N workers over --link.", least=1)
-    link: float | None = option(
-        "--link RATE",
-        "What an all-reduce reaches on each host's link, about 0.8 of its nominal rate: 8Gbit/s, say. Shows what compressed gradients "
-        "save on it, for 2 workers by default.",
-        type=Bandwidth(),
-    )
-    latency: float | None = option(
-        "--latency TIME", "With --link: of one message, 50us, say.  [default: 0]", type=Latency()
     )
     allocation: float | None = option(
         "--budget TIME", "Where an allocation of 4h, 90m or 2d would end.", type=Duration()
@@ -86,7 +79,6 @@ class PlanOptions(PlannedOptions):
         type=click.Choice(("iterations", "epochs", "images", "hours")),
     )
     scale: Scale = None
-    watched: bool = flag("--watch", "With --plot: draw again whenever a file is saved. Ctrl-C ends.")
 
 
 _NAMED = 12  # stages that a note names, of hundreds
@@ -96,31 +88,26 @@ _NAMED = 12  # stages that a note names, of hundreds
 def plan(options: PlanOptions) -> None:
     """Shows what `run` would do: stages, epochs, learning rate, joints, and what is done already.
 
-    Works where the data is not.
+    Works where the data is not. --why explains one setting of DIR; --net reads a net prototxt of Caffe's by itself.
     """
-    picture = None
-    if options.plot_file is not None or options.x or options.scale or options.watched:
-        from stagerun.tools.plan import plot
+    if options.net is not None:
+        if options.folder:
+            raise UsageError(f"--net {options.net}, and {options.folder} besides", "leave one of them out")
+        from stagerun.tools.plan.net import net_text
 
-        picture = plot.asked(
-            file=options.plot_file,
-            x=options.x,
-            scale=options.scale,
-            watched=options.watched,
-            others=[flag for flag in _OF_TEXT if flag in given(options)],
-            folder=options.folder,
-            overrides=options.overrides,
-            out=options.out,
-            images_per_second=options.images_per_second,
-        )
-        if options.watched:
-            plot.watch(picture)
-            return
+        return show(net_text(options.net, options.size))
+    if not options.folder:
+        raise click.UsageError("Missing argument 'DIR'.")
+    if options.size is not None:
+        raise UsageError("--size without --net", "the size of a schedule's images is in its `transform_param`")
+    if options.why is not None:
+        from stagerun.tools.plan.why import explained
+
+        return show(explained(load(options.folder, options.overrides), options.why, options.overrides))
+    plot.check(options.plot_file, options.x, options.scale)
     schedule = load(options.folder, options.overrides)
     target = output_folder(schedule.name, options.out)
-    planned = plan_of(schedule, target, Selection(options.redo, options.keep, options.only, options.until))
-    sent = sent_of(planned, target, options)
-    job = job_of(planned, target, options) if not sent or speed_known(target, options) else None
+    planned = plan_of(schedule, target, Selection(options.redo, options.only, options.until))
     if options.csv_file is not None:
         with writing(options.csv_file), open(options.csv_file, "w", encoding="utf-8") as file:
             file.writelines(csv_rows(planned))
@@ -129,17 +116,19 @@ def plan(options: PlanOptions) -> None:
         *disk_remark(planned, target),
         *results_remark(planned, target),
         *choices_remark(planned, target),
-        *place_remark(target, several_hosts=options.link is not None),
+        *place_remark(target),
     ]
-    more = beside(planned, target, options.images_per_second, options.allocation, job)
-    if sent:
-        more = with_sendings(more, sent, options)
+    more = beside(planned, target, options.images_per_second, options.allocation)
     if options.weights:
         more = with_weights(more, planned)
     text = render_json(planned, notes, more.record) if options.as_json else render_text(planned, notes, more.blocks)
     show(text)
-    if picture is not None:
-        plot.plot(picture, planned.schedule)
+    if options.plot_file is not None:
+        if options.x == "hours":
+            picture = plot.over_hours(planned, target, options.images_per_second)
+        else:
+            picture = make_picture(planned.schedule)
+        plot.write(options.plot_file, picture, options.x, options.scale)
 
 
 def remarks(plan: Plan) -> list[str]:
@@ -226,40 +215,14 @@ def _auto(stage: Stage) -> bool:
     return stage.solver.compress is not None and stage.solver.compress.method is Method.AUTO
 
 
-def place_remark(out: Path, several_hosts: bool, environment: Mapping[str, str] = os.environ) -> list[str]:
-    """What it means for a job of several hosts that OUT lies on a file system of this one alone. `several_hosts`: the command says so;
-    else a Slurm allocation of several nodes, which it is called in, does."""
+def place_remark(out: Path, environment: Mapping[str, str] = os.environ) -> list[str]:
+    """What it means for a job of several hosts that OUT lies on a file system of this one alone: where the command runs in a Slurm
+    allocation of several nodes."""
     nodes = environment.get("SLURM_JOB_NUM_NODES", "1")
-    if not several_hosts and not (nodes.isascii() and nodes.isdigit() and int(nodes) > 1):
+    if not (nodes.isascii() and nodes.isdigit() and int(nodes) > 1):
         return []
     kind = local_kind(out)
     return [lost_with(out, kind, "")] if kind else []
-
-
-# -- plan --workers N --link RATE
-
-
-# Where stages compress and --workers is not given: the fewest that send anything.
-_FEWEST = 2
-
-
-def sent_of(plan: Plan, out: Path, options: PlanOptions) -> list[Sending]:
-    """What stages that compress or have replicas send over --link; none where no one asked. RecipeError for more workers than there is
-    work for."""
-    from stagerun.tools.plan.gradients import sendings, sends_less
-
-    if options.link is None or options.workers == 1 or not any(map(sends_less, plan.schedule.stages)):
-        return []
-    from stagerun.launch.worker_count import check_workers
-
-    workers = options.workers or _FEWEST
-    check_workers(plan.schedule, workers)
-    return sendings(plan.schedule, out, workers, Link(options.link, options.latency or 0.0))
-
-
-def speed_known(out: Path, options: PlanOptions) -> bool:
-    """Whether there is a prediction of speed, too: with --workers, where one worker's is known."""
-    return options.workers is not None and (options.images_per_second is not None or read_figures(out) is not None)
 
 
 def with_weights(more: Beside, plan: Plan) -> Beside:
@@ -269,66 +232,3 @@ def with_weights(more: Beside, plan: Plan) -> Beside:
 
     found = tables(plan) or ["weights: each stage goes on with those of the stage before, or starts from the seed"]
     return replace(more, blocks=(*more.blocks, *found), record={**more.record, "weights": found})
-
-
-def with_sendings(more: Beside, sent: list[Sending], options: PlanOptions) -> Beside:
-    assert options.link is not None
-    text = render_sending(sent, options.workers or _FEWEST, Link(options.link, options.latency or 0.0))
-    return replace(more, blocks=(text, *more.blocks), record={**more.record, "gradients": sending_record(sent)})
-
-
-def job_of(plan: Plan, out: Path, options: PlanOptions) -> Job | None:
-    """What is to be predicted; None where no one asked. UsageError; RecipeError for more workers than there is work for."""
-    workers, bandwidth, latency, rate = options.workers, options.link, options.latency, options.images_per_second
-    if workers is None and bandwidth is None:
-        if latency is not None:
-            raise UsageError("--latency without --link", "write --workers 128 --link 10Gbit/s --latency 50us")
-        return None
-    if workers is None or bandwidth is None:
-        missing = "--workers" if workers is None else "--link"
-        raise UsageError(
-            f"a prediction needs {missing}, too",
-            "write --workers 128 --link 10Gbit/s, and --latency 50us where it is known",
-        )
-    from stagerun.launch.worker_count import check_workers
-
-    check_workers(plan.schedule, workers)
-    figures = read_figures(out)
-    if rate is None and figures is None:
-        raise UsageError(
-            "--workers needs to know how fast one worker is, and nothing was rehearsed here",
-            "`stagerun rehearse` it here, or give --images-per-second N, of one worker alone",
-        )
-    return Job(
-        workers=workers,
-        link=Link(bandwidth, latency or 0.0),
-        pieces=_pieces(plan.schedule),
-        elastic=plan.schedule.determinism is Determinism.ELASTIC,
-        not_plain=any(s.solver.compress or s.solver.sync for s in plan.schedule.stages),
-        images_per_second=rate,
-        figures=figures,
-    )
-
-
-def _pieces(schedule: Schedule) -> dict[str, tuple[float, ...]]:
-    """By stage, bytes of what an iteration sends, in that order: the tail with BatchNorm's statistics, then the gradients in chunks."""
-    with signals.held():
-        import torch
-
-        from stagerun.comm import pieces_of
-        from stagerun.engine.device import dtype_of
-        from stagerun.engine.parameters import trained_parameters
-        from stagerun.models import build
-        from stagerun.tools.plan.gradients import require_known
-
-    found = {}
-    for stage in schedule.stages:
-        require_known(stage)
-        with torch.device("meta"):
-            network = build(stage.model)
-        network.to(dtype_of(stage.solver.precision))
-        trained_parameters(
-            network, stage.solver.param, stage.solver.freeze
-        )  # freezes the others, which then have no gradients
-        found[stage.name] = tuple(map(float, pieces_of(network)))
-    return found

@@ -1,4 +1,4 @@
-"""`stagerun rehearse`: runs the schedule cut down, shows what the whole would take, and leaves that for `plan`."""
+"""`stagerun rehearse`: runs the schedule cut down, shows what the whole would take, and leaves that for `plan`; or a scaling table."""
 
 import json
 import os
@@ -9,17 +9,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
 from stagerun import store
-from stagerun.base.errors import DataError, ExitCode
+from stagerun.base.errors import DataError, ExitCode, UsageError, nearest
 from stagerun.base.events import EnsembleTested, Event, Note, Stopped, Tested, TestedBeside
 from stagerun.base.events import StageStarted as Started
 from stagerun.base.recipe import Schedule, Stage
 from stagerun.base.snapshots import Inventory
 from stagerun.base.text import count, duration
 from stagerun.command.ending import say, tell
-from stagerun.command.options import arguments, command, option
+from stagerun.command.options import arguments, command, flag, given, option
 from stagerun.command.shared import (
     DeviceBatch,
+    FiniteRange,
     Folder,
     Json,
     Nproc,
@@ -32,6 +35,7 @@ from stagerun.command.shared import (
 from stagerun.language import load
 from stagerun.language.stages import some
 from stagerun.launch import StopRequest
+from stagerun.launch.options import HostOptions, chosen_hosts
 from stagerun.launch.start import Job, Orders, joined, start, work
 from stagerun.launch.watch.worker import Monitored
 from stagerun.launch.worker_count import check_short, devices
@@ -62,6 +66,24 @@ if TYPE_CHECKING:
     from stagerun.comm import Comm
 
 THROW_AWAY = ".rehearsal"
+FIND_LR = "Learning rate"
+
+
+class Workers(click.ParamType):  # generic in a newer click alone
+    """`8`, or growing numbers: `1,2,4`."""
+
+    name = "workers"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            counts = tuple(int(word) for word in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not a number, or a list of numbers: write 8, or 1,2,4.", param, ctx)
+        if min(counts) < 1 or list(counts) != sorted(set(counts)):
+            self.fail(f"{value!r}: write a number, or growing numbers from 1 on, such as 1,2,4.", param, ctx)
+        return counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +99,27 @@ class RehearseOptions:
         "--iters N", "Iterations per stage, 2 or more.  [default: 5, or as many as take the first stage 5 s]", least=2
     )
     device_batch: DeviceBatch = None
-    workers: int | None = option(
-        "--workers N", "Estimate for a job of N workers.  [default: as many as rehearse]", least=1
+    workers: tuple[int, ...] | None = option(
+        "--workers N",
+        "Estimate for a job of N workers.  [default: as many as rehearse]  `1,2,4` measures instead: a stage trains with each number "
+        "in turn.",
+        type=Workers(),
+        word=lambda counts: ",".join(map(str, counts)),
     )
     synthetic: Synthetic = False
+    find_lr: str | None = option(
+        "--find-lr STAGE", "Instead: train from this stage's start at growing rates, and suggest one.", title=FIND_LR
+    )
+    first_rate: float = option(
+        "--first-rate RATE", "The first rate.", type=FiniteRange(1e-12, 1e6), title=FIND_LR, default=1e-7
+    )
+    last_rate: float = option(
+        "--last-rate RATE", "The last rate.", type=FiniteRange(1e-12, 1e6), title=FIND_LR, default=10.0
+    )
     nproc: Nproc = None
     threads: Threads = None
     as_json: Json = False
+    on_hosts: bool = flag("--on-hosts", "What --hosts starts on each.", hidden=True)
 
     def arguments(self) -> list[str]:
         """The command line of a worker."""
@@ -93,33 +129,76 @@ class RehearseOptions:
     def orders(self) -> Orders:
         return Orders(tuple(self.arguments()), self.threads, saves=False)
 
+    @property
+    def compares(self) -> bool:
+        """Whether numbers of workers are compared, instead of stages rehearsed."""
+        return self.workers is not None and len(self.workers) > 1
+
+    def measured_stage(self, schedule: Schedule) -> str:
+        """The stage whose speed is compared. UsageError."""
+        if others := {"--out", "--until", "--device-batch", "--nproc"} & set(given(self)):
+            raise UsageError(f"{min(others)} with --workers {','.join(map(str, self.workers or ()))}", "leave one out")
+        enabled = [stage.name for stage in schedule.stages if stage.enabled]
+        names = self.only or enabled[:1]
+        if len(names) > 1:
+            raise UsageError("--workers 1,2,4 measures one stage, and --only names several", "name one")
+        if names and names[0] not in enabled:
+            text = f"--only {names[0]}: no stage of {schedule.name} that is enabled has this name"
+            raise UsageError(text, nearest(names[0], enabled))
+        return names[0] if names else ""
+
     def part(self, schedule: Schedule) -> Schedule:
         """RecipeError for names that no stage has."""
         if not self.only and self.until is None:
             return schedule
-        return part_of(schedule, choice(schedule, (), (), self.only, self.until).chosen)
+        return part_of(schedule, choice(schedule, (), self.only, self.until).chosen)
 
 
-@command()
-def rehearse(options: RehearseOptions) -> int:
+@command(grouped=True)
+def rehearse(options: RehearseOptions, reach: HostOptions) -> int:
     """Goes through the whole schedule with a few iterations per stage, and estimates what the real run will take.
 
     Everything is done as in `run`, in a folder that is thrown away: data and transforms of each stage, carry-over,
     snapshots, a stop and a resume, evaluation. Then comes the time per stage, disk and memory, and what would run out.
     One device batch is run per worker and iteration; the rest of a real iteration is extrapolated. `plan` shows the estimate
     from then on.
+
+    With several numbers of workers, whole iterations of one stage (the first, or that of `--only`) are timed with each number in turn,
+    three rounds of `--iters` (5). The table has images/s, efficiency, and the shares of computing, communicating and
+    waiting for data. All workers start at once: on this machine, or by a launcher that starts as many as the largest number.
+
+    --hosts, with what the run has beside it, says instead which host is missing, slow or different: versions, code, schedule, images, folders,
+    links, the sum of the gradients, and a training step on made-up images, on each host alone and on all together. It leaves nothing behind,
+    and ends with 0 where the hosts are ready, else with the code of the first of these: 64 other versions or code, 65 images missing or not
+    the same, 77 a folder may not be written, 74 no room or no such folder, 78 another schedule, 69 a host or link is missing or slow.
+
+    --find-lr sweeps the rate over --iters iterations, 100 by default, of the stage's own weights, batch, images, momentum and decay. What it
+    starts from must be in OUT; nothing is saved. steepest is where the smoothed loss falls fastest over the logarithm of the rate; minimum/10
+    a tenth of the rate at which it is lowest (arXiv:1506.01186). The sweep ends where the smoothed loss is 4 times its lowest.
     """
+    if chosen_hosts(reach) is not None or options.on_hosts:
+        from stagerun.tools.rehearse.hosts import check_hosts
+
+        return check_hosts(options, reach)
+    if options.find_lr is not None:
+        from stagerun.tools.rehearse.find_lr import find_lr
+
+        return find_lr(options)
 
     def job(world: World, stop: StopRequest, watch: Monitored | None) -> int:
-        return _rehearse(options, world, stop)
+        return _compare(options, world, stop) if options.compares else _rehearse(options, world, stop)
 
     return work(job, options.orders) if joined(options.nproc) else _start(options, job)
 
 
 def _start(options: RehearseOptions, job: Job) -> int:
-    schedule = options.part(load(options.folder, options.overrides))
+    schedule = load(options.folder, options.overrides)
+    if options.compares:
+        options.measured_stage(schedule)
+    else:
+        schedule = options.part(schedule)
     schedule = with_imports(schedule, output_folder(schedule.name, options.out))
-    nproc = options.nproc or devices(schedule)
+    nproc = options.nproc or (max(options.workers or ()) if options.compares else devices(schedule))
     _check(options, schedule, nproc)
     if not options.synthetic:
         with signals.held():
@@ -131,7 +210,9 @@ def _start(options: RehearseOptions, job: Job) -> int:
 
 def _check(options: RehearseOptions, schedule: Schedule, workers: int) -> None:
     """What each worker finds by itself, too, where another launcher has started it. RecipeError, DataError."""
-    check_short(schedule, max(workers, options.workers or 1), options.device_batch, options.synthetic, "rehearses")
+    most = max(workers, *(options.workers or (1,)))
+    does = "measures" if options.compares else "rehearses"
+    check_short(schedule, most, options.device_batch, options.synthetic, does)
 
 
 # -- a worker
@@ -168,6 +249,32 @@ def _rehearse(options: RehearseOptions, world: World, stop: StopRequest) -> int:
     return ExitCode.DONE if figures is not None else ExitCode.INTERRUPTED
 
 
+def _compare(options: RehearseOptions, world: World, stop: StopRequest) -> int:
+    from stagerun.tools.rehearse import scaling
+    from stagerun.train.agreement import everyone
+    from stagerun.train.join import join, load_everywhere
+
+    device, comm = join(world, options.threads, stop)
+    schedule = load_everywhere(options.folder, options.overrides, comm)
+    name = everyone(comm, lambda: options.measured_stage(schedule))
+    everyone(comm, lambda: _check(options, schedule, 1))
+    schedule = with_imports(schedule, output_folder(schedule.name, None))
+    watch = (lambda line: None) if options.as_json else say
+    counts = options.workers or ()
+    if comm.rank == 0:
+        watch(f"{schedule.name}, stage {name}: {', '.join(map(str, counts))} workers on {device}")
+    iterations = options.iters or 5
+    found = scaling.measure(schedule, name, counts, iterations, options.synthetic, comm, world, device, stop, watch)
+    if comm.rank == 0 and found is None:
+        tell("interrupted: nothing is kept")
+    elif comm.rank == 0 and found is not None:
+        rows, notes = found
+        record = {"schedule": schedule.name, "stage": name, "rows": [asdict(row) for row in rows], "notes": notes}
+        say(json.dumps(record, indent=2) if options.as_json else "\n" + scaling.render(rows, notes))
+    comm.close()
+    return ExitCode.INTERRUPTED if found is None else ExitCode.DONE
+
+
 def _watcher(quiet: bool) -> Callable[[Event], None]:
     tested: set[str] = set()  # a line for the first evaluation of each stage; the table has the time of all
 
@@ -195,7 +302,7 @@ def _tell(
     """Rank 0 only: shows the table, and leaves the figures for `plan`. `schedule`: the part that was rehearsed. StorageError,
     PermissionDenied."""
     write_figures(store.LocalDisk(), out, figures)
-    workers = options.workers or comm.size
+    workers = options.workers[0] if options.workers else comm.size
     plan = make_plan(schedule, Inventory())
     times = estimate(plan, figures, workers)
     together = ensembles_left(schedule, plan_ensembles(plan, {}), speeds_of(schedule, figures, workers))

@@ -10,38 +10,33 @@ from stagerun.base import text
 from stagerun.base.errors import UsageError
 from stagerun.command.ending import tell
 from stagerun.command.options import argument, command, flag, option
-from stagerun.system.files import writing
+from stagerun.drawing.svg import require_svg
+from stagerun.system.files import require_writable, writing
 from stagerun.tools.report import tables
 from stagerun.tools.report.compare import (
     differences_table,
     groups,
     lead,
-    ranking_table,
     seeds_table,
     title,
     workers_table,
 )
-from stagerun.tools.report.effects import effect_table, paired_table
+from stagerun.tools.report.effects import effect_table
 from stagerun.tools.report.history import Run, notes
 from stagerun.tools.report.look import look_at_all
+from stagerun.tools.report.other_tools import caffe, dawnbench, iterations_table
 from stagerun.tools.report.table import Table, document, separated
 
-ENDINGS = {
-    ".md": "markdown",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".html": "html",
-    ".htm": "html",
-    ".svg": "svg",
-    ".png": "png",
-}
-PICTURES = ("svg", "png")
+ENDINGS = {".md": "markdown", ".csv": "csv", ".tsv": "tsv"}
+INSTEAD = {".html": "`stagerun view OUT --save FILE.html` writes a page", ".svg": "`--plot FILE.svg` draws"}
 DELIMITERS = {"csv": ",", "tsv": "\t"}
+OTHER_TOOLS = {"caffe": caffe, "dawnbench": dawnbench}
 
 TABLES: dict[str, Callable[[Sequence[Run]], Table]] = {
     "run": tables.runs_table,
     "stage": tables.stages_table,
     "epoch": tables.epochs_table,
+    "iteration": iterations_table,
     "life": tables.lives_table,
     "ensemble": tables.ensembles_table,
     "seed": seeds_table,
@@ -54,14 +49,14 @@ class ReportOptions:
     outs: tuple[str, ...] = argument("OUT...")
     form: str | None = option(
         "--format",
-        "csv and tsv hold one table, at full precision; html has curves too, and svg and png are pictures of --effect or --paired "
-        "(pip install 'stagerun[plots]').  [default: by the ending of --output, else markdown]",
-        type=click.Choice(("markdown", "csv", "tsv", "html", *PICTURES)),
+        "csv and tsv hold one table, at full precision. caffe: one run as Caffe's own log, for parse_log and plot scripts; `Iteration N` "
+        "counts through all stages. dawnbench: its table of evaluations.  [default: by the ending of --output, else markdown]",
+        type=click.Choice(("markdown", "csv", "tsv", *OTHER_TOOLS)),
     )
     output: str | None = option("--output FILE", "Write there instead of to the terminal.")
     by: str | None = option(
         "--by",
-        "One table alone: a row per run, stage, epoch or process life; ensembles beside their members; mean and spread over "
+        "One table alone: a row per run, stage, epoch, displayed iteration and evaluation, or process life; ensembles beside their members; mean and spread over "
         "seeds; speed by number of workers.  [default: all that say something; stage in csv and tsv]",
         type=click.Choice(list(TABLES)),
     )
@@ -79,17 +74,15 @@ class ReportOptions:
     against: str | None = option(
         "--against VALUE", "With --effect: what the others are compared with.  [default: the first stage's]"
     )
-    paired: tuple[str, ...] = option(
-        "--paired A:B",
-        "Top-1 of a stage or ensemble against another, run by run, with the 95 % interval over runs. Repeatable.",
-        multiple=True,
+    plot: str | None = option(
+        "--plot FILE.svg", "Also draw it: rate, top-1 and loss over the stages, or the differences of --effect."
     )
     diff: bool = flag("--diff", "Name what differed between the runs, per stage; in csv and tsv, that alone.")
 
 
 @command()
 def report(options: ReportOptions) -> None:
-    """Tables and curves of one or more output folders of `run`: stages, resumes, seeds, workers.
+    """Tables of one or more output folders of `run`: stages, resumes, seeds, workers.
 
     Only reads, also while the run goes on. OUT is ./out/NAME, or what `run --out` named. Runs that are alike but for the
     seed are put together: mean, standard deviation (n - 1), least and largest top-1 of each stage.
@@ -105,25 +98,31 @@ def _report(options: ReportOptions) -> str:
     """What goes to the terminal. UsageError for options that don't go together and folders without a run."""
     form = options.form or _form_of(options.output)
     _check(options, form, len(options.outs))
+    if options.plot is not None:
+        require_svg(options.plot)
+        require_writable(options.plot)
     runs = look_at_all(options.outs, lambda text: tell(f"note: {text}"))
     _check(options, form, len(runs))
-    made = _drawn(runs, options, form) if form in PICTURES else _written(runs, options, form)
+    made = OTHER_TOOLS[form](runs[0]) if form in OTHER_TOOLS else _written(runs, options, form)
+    if options.plot is not None:
+        with writing(options.plot, "choose another file with --plot"):
+            Path(options.plot).write_bytes(_drawn(runs, options))
+        tell(f"written to {options.plot}")
     if options.output is None:
-        assert isinstance(made, str)
         return made
     with writing(options.output, "choose another file with --output"):
-        Path(options.output).write_bytes(made.encode() if isinstance(made, str) else made)
+        Path(options.output).write_text(made, encoding="utf-8")
     return f"written to {options.output}\n"
 
 
 def _form_of(output: str | None) -> str:
     if output is None:
         return "markdown"
-    form = ENDINGS.get(Path(output).suffix.lower())
+    ending = Path(output).suffix.lower()
+    form = ENDINGS.get(ending)
     if form is None:
-        raise UsageError(
-            f"--output {output}: its ending names no format", f"add --format, or end it in {', '.join(ENDINGS)}"
-        )
+        hint = INSTEAD.get(ending) or f"add --format, or end it in {', '.join(ENDINGS)}"
+        raise UsageError(f"--output {output}: its ending names no format", hint)
     return form
 
 
@@ -134,18 +133,14 @@ def _check(options: ReportOptions, form: str, runs: int) -> None:
         raise UsageError(f"--diff and --by are two tables, and {form} holds one", "leave one of them out")
     if options.effect is None and (options.across or options.against) is not None:
         raise UsageError("--across and --against are for --effect", "add --effect SETTING")
-    asked = [name for name in ("by", "effect", "paired", "diff") if getattr(options, name)]
-    if len(asked) > 1 and {"effect", "paired"} & {*asked}:
+    asked = [f"--{name}" for name in ("by", "effect", "diff", "plot") if getattr(options, name)]
+    if form in OTHER_TOOLS and (asked or runs > 1):
         raise UsageError(
-            f"{' and '.join(f'--{name}' for name in asked)} are tables of their own", "leave one of them out"
+            f"--format {form} is one run, whole", "name one output folder, and no other option but --output"
         )
-    if form in PICTURES and not (options.effect or options.paired):
-        raise UsageError(f"{form} is a picture of --effect or --paired", "add one of them, or write .html for curves")
-    if form in PICTURES and options.output is None:
-        raise UsageError(f"--format {form} without --output", "name a file: --output effect.svg")
-    for pair in options.paired:
-        if pair.count(":") != 1:
-            raise UsageError(f"--paired {pair}: two names with a colon between them", "write --paired collapse:cyc3")
+    others = [one for one in asked if one in ("--by", "--diff")]
+    if options.effect is not None and others:
+        raise UsageError(f"{' and '.join([*others, '--effect'])} are tables of their own", "leave one of them out")
     if options.diff and runs == 1:
         raise UsageError("--diff needs two runs or more", "name another output folder")
 
@@ -153,51 +148,34 @@ def _check(options: ReportOptions, form: str, runs: int) -> None:
 # -- writing
 
 
-def _drawn(runs: Sequence[Run], options: ReportOptions, form: str) -> bytes:
-    from stagerun.tools.report.intervals import picture
+def _drawn(runs: Sequence[Run], options: ReportOptions) -> bytes:
+    """UsageError where nothing says yet what is trained."""
+    if options.effect is not None:
+        from stagerun.tools.report.intervals import picture
 
-    table = _comparison(runs, options)
-    assert table is not None
-    return picture(table, title(runs).partition(":")[0], form == "png")
+        return picture(
+            effect_table(runs, options.effect, options.across, options.against), title(runs).partition(":")[0]
+        )
+    from stagerun.tools.view.looking import drawn
+
+    return drawn(options.outs)
 
 
 def _written(runs: Sequence[Run], options: ReportOptions, form: str) -> str:
-    if (comparison := _comparison(runs, options)) is not None:
-        return _alone(comparison, runs, options, form)
     if form in DELIMITERS:
-        table = differences_table(runs) if options.diff else _table(runs, options.by or "stage", options.op)
+        if options.effect is not None:
+            table = effect_table(runs, options.effect, options.across, options.against)
+        else:
+            table = differences_table(runs) if options.diff else _table(runs, options.by or "stage", options.op)
         return separated(table, DELIMITERS[form])
+    room = None if options.output else text.terminal()
+    if options.effect is not None:  # without what is said of each stage: hundreds of them may have been compared
+        table = effect_table(runs, options.effect, options.across, options.against)
+        return document(title(runs), [], [table], notes(runs), room)
     summary, details = ([_table(runs, options.by, options.op)], []) if options.by else all_tables(runs)
     if options.diff:
         details.append(differences_table(runs))
-    if form == "html":
-        from stagerun.tools.report.page import page
-
-        return page(title(runs), lead(runs), runs, ranking_table(runs), summary, details, notes(runs))
-    return document(
-        title(runs), lead(runs), [*summary, *details], notes(runs), None if options.output else text.terminal()
-    )
-
-
-def _comparison(runs: Sequence[Run], options: ReportOptions) -> Table | None:
-    if options.effect is not None:
-        return effect_table(runs, options.effect, options.across, options.against)
-    return (
-        paired_table(runs, [(a, b) for a, _, b in (p.partition(":") for p in options.paired)])
-        if options.paired
-        else None
-    )
-
-
-def _alone(table: Table, runs: Sequence[Run], options: ReportOptions, form: str) -> str:
-    """One table without what is said of each stage: hundreds of them may have been compared."""
-    if form in DELIMITERS:
-        return separated(table, DELIMITERS[form])
-    if form == "html":
-        from stagerun.tools.report.page import page
-
-        return page(title(runs), [], runs, None, [table], [], notes(runs))
-    return document(title(runs), [], [table], notes(runs), None if options.output else text.terminal())
+    return document(title(runs), lead(runs), [*summary, *details], notes(runs), room)
 
 
 def _table(runs: Sequence[Run], by: str, op: str | None) -> Table:

@@ -177,35 +177,3 @@ def _matched(ends: Sequence[_End], setting: str, across: str | None) -> list[tup
         place = end.facts.get(across, "(none)") if across else ""
         groups.setdefault(alike, (place, {}))[1][end.facts.get(setting, "(none)")] = end.top1
     return list(groups.values())
-
-
-def paired_table(runs: Sequence[Run], pairs: Sequence[tuple[str, str]]) -> Table:
-    """A row for each pair of names, of stages or ensembles: top-1 of the first against the second, run by run.
-
-    Raises UsageError where no run has both.
-    """
-    rows: list[tuple[Value, ...]] = []
-    twins = _twins(runs)
-    for one, other in pairs:
-        both = [(a, b) for run in runs if (a := _top1(run, one)) is not None and (b := _top1(run, other)) is not None]
-        if not both:
-            raise UsageError(f"no run has finished both {one} and {other}", "stages and ensembles are meant")
-        found = interval([a - b for a, b in both], twins)
-        firsts, seconds = (math.fsum(column) / len(both) for column in zip(*both, strict=True))
-        rows.append((one, other, firsts, seconds, found.mean, found.low, found.high, None, found.runs))
-    columns = (
-        Column("one", "stage or ensemble", "text"),
-        Column("other", "against", "text"),
-        Column("top1", "top-1", "percent"),
-        Column("other_top1", "of the other", "percent"),
-        *_DIFFERENCE,
-    )
-    said = _said_of(rows, twins, "differences")
-    return Table("Pairs", columns, tuple(rows), (said,) if said else ())
-
-
-def _top1(run: Run, name: str) -> float | None:
-    stage = run.history.stage(name)
-    if stage is not None and stage.finished is not None:
-        return None if name in run.stale else stage.finished.top1
-    return next((tested.top1 for tested in run.history.ensembles if tested.name == name), None)

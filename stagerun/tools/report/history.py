@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
-from stagerun.base.events import Compressed, EnsembleTested, StageFinished, Tested, TestedBeside
+from stagerun.base.events import EnsembleTested, StageFinished, Tested, TestedBeside
 from stagerun.base.staleness import Staleness
 from stagerun.store.layout import parse_name
 
@@ -105,7 +106,6 @@ class StageHistory:
     older: int = 0
     gone: bool = False
     disabled: bool = False
-    compressed: tuple[Compressed, ...] = ()  # of displayed iterations, in order
     gradients: str = ""  # how they are sent, in words, where they aren't added up as they are at every iteration
     synchronisations: int = 0  # of replicas
 
@@ -212,6 +212,7 @@ class Run:
     before: Mapping[str, float] = field(default_factory=dict)
     alive: bool = False
     word: str = ""
+    out: Path = Path()
 
     def path(self, stage: StageHistory) -> list[StageHistory]:
         """The stage and its ancestors, itself first."""

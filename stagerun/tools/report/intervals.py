@@ -1,59 +1,53 @@
-"""A table of differences as a picture: each row a dot with its 95 % interval, those of one value together."""
+"""A table of differences as an SVG: each row a dot with its 95 % interval, those of one value together."""
 
-from collections.abc import Sequence
+from itertools import groupby
 
-from stagerun.drawing.colours import COLOURS, GRID, RULE, SOFT
-from stagerun.drawing.figure import drawing, saved_png, saved_svg
+from stagerun.drawing.colours import CURVES, INK
+from stagerun.drawing.frame import Frame
+from stagerun.drawing.scale import Scale
+from stagerun.drawing.svg import document, element, line, text, wide
 from stagerun.tools.report.table import Table, Value
 
-ROW, AROUND, WIDTH = 0.19, 1.15, 8.0  # inches: of a row, of all that is around them, across
+ROW, SIZE = 15.0, 11.0  # pixels
 
 
-def picture(table: Table, name: str, png: bool) -> bytes:
-    """An SVG, or a PNG, of a table of `effects`. UsageError without matplotlib."""
+def picture(table: Table, name: str) -> bytes:
+    """Of a table of `effects`."""
     at = {column.key: number for number, column in enumerate(table.columns)}
-    pairs = "other" in at
-    groups: dict[str, list[Sequence[Value]]] = {}
-    for row in table.rows:
-        groups.setdefault("" if pairs else str(row[0]), []).append(row)
-    series = {} if pairs else {str(row[1]): None for row in table.rows}
-    colours = dict(zip(series, (COLOURS * len(series))[: len(series)], strict=True))
-    with drawing():
-        from matplotlib.figure import Figure
-
-        count = len(table.rows) + len(groups)
-        figure = Figure(figsize=(WIDTH, AROUND + ROW * count), dpi=72, facecolor="white", layout="constrained")
-        axes = figure.subplots()
-        axes.axvline(0, color=RULE, linewidth=1.0)
-        ticks: list[tuple[float, str]] = []
-        place = 0.0
-        for group, members in groups.items():
-            if group:
-                ticks.append((place + (len(members) - 1) / 2, group))
-            for member in members:
-                # Several settings in a row: the name of each is in the legend; of a pair it is at the axis.
-                mean, low, high = (_points(member[at[key]]) for key in ("difference", "low", "high"))
-                colour = colours.get(str(member[1]), COLOURS[0])
-                if pairs:
-                    ticks.append((place, f"{member[0]} : {member[1]}"))
-                if low is not None and high is not None:
-                    axes.plot([low, high], [place] * 2, color=colour, linewidth=1.6, solid_capstyle="butt")
-                if mean is not None:
-                    axes.plot([mean], [place], "o", color=colour, markersize=4)
-                place += 1
-            place += 1
-        spread = any(row[at["low"]] is not None for row in table.rows)
-        for value, colour in colours.items():
-            axes.plot([], [], "o-" if spread else "o", color=colour, markersize=4, linewidth=1.6, label=value)
-        if series:
-            axes.legend(fontsize=8, loc="best", title=table.columns[1].title, title_fontsize=8)
-        axes.set_yticks([y for y, _ in ticks], [text for _, text in ticks])
-        axes.set_ylim(place - 1, -1)
-        axes.set_ylabel("" if pairs else table.columns[0].title, color=SOFT)
-        axes.set_xlabel("difference of top-1 in percentage points" + ", 95 % intervals over runs" * spread, color=SOFT)
-        axes.grid(axis="x", color=GRID)
-        figure.suptitle(f"{name}: {table.title[0].lower()}{table.title[1:]}", size=11)
-        return saved_png(figure) if png else saved_svg(figure, name).encode()
+    groups = [(str(place), list(rows)) for place, rows in groupby(table.rows, lambda row: row[0])]
+    values = list(dict.fromkeys(str(row[1]) for row in table.rows))
+    colours = {value: CURVES[n % len(CURVES)] for n, value in enumerate(values)}
+    ends = [_points(row[at[key]]) for row in table.rows for key in ("difference", "low", "high")]
+    known = [0.0, *(end for end in ends if end is not None)]
+    margin = 0.06 * (max(known) - min(known)) or 1.0
+    left = 40 + max(wide(place, SIZE) for place, _ in groups)
+    high = ROW * (len(table.rows) + len(groups) + 1)
+    frame = Frame(left, 40, 480, high, Scale(False, min(known) - margin, max(known) + margin))
+    spread = any(row[at["low"]] is not None for row in table.rows)
+    under = "difference of top-1 in percentage points" + (", 95 % intervals over runs" if spread else "")
+    title = f"{name}: {table.title[0].lower()}{table.title[1:]}"
+    zero = frame.across(0.0)
+    drawn = [frame.drawn(title, under, table.columns[0].title), line([(zero, 40), (zero, 40 + high)], INK)]
+    y = frame.top + ROW
+    for place, rows in groups:
+        drawn.append(text(place, left - 6, y + (len(rows) - 1) * ROW / 2 + 4, SIZE, anchor="end"))
+        for row in rows:
+            mean, low, upper = (_points(row[at[key]]) for key in ("difference", "low", "high"))
+            colour = colours[str(row[1])]
+            if low is not None and upper is not None:
+                drawn.append(line([(frame.across(low), y), (frame.across(upper), y)], colour, 1.6))
+            if mean is not None:
+                drawn.append(element("circle", cx=frame.across(mean), cy=y, r=2.6, fill=colour))
+            y += ROW
+        y += ROW
+    names = [table.columns[1].title, *values]
+    for number, words in enumerate(names):
+        y = frame.top + 10 + ROW * number
+        drawn.append(text(words, frame.right + 26, y, SIZE))
+        if number:
+            drawn.append(element("circle", cx=frame.right + 16, cy=y - 4, r=2.6, fill=colours[words]))
+    wide_names = max(wide(words, SIZE) for words in names)
+    return document(title, frame.right + 40 + wide_names, max(frame.bottom, 40 + ROW * len(names)) + 50, *drawn)
 
 
 def _points(value: Value) -> float | None:

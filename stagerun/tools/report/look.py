@@ -13,7 +13,6 @@ from stagerun.base.snapshots import Inventory, SnapshotRef, passed_over
 from stagerun.language.build import completed
 from stagerun.plan.counting import under
 from stagerun.plan.ensembles import made_of
-from stagerun.tools.report.curves import most
 from stagerun.tools.report.history import History, Run, StageHistory
 from stagerun.tools.report.read_log import LOG, is_schedule, read_log
 from stagerun.tools.report.replay import history
@@ -21,12 +20,14 @@ from stagerun.train.output import Target, ensemble_on_disk
 from stagerun.train.results import read_ensemble, read_result, top1_of
 from stagerun.train.status import Status, look
 
+POINTS, LEAST_POINTS = 900, 60  # of all runs' curves together, and of one
+
 
 def look_at_all(outs: Sequence[str], say: Callable[[str], None]) -> list[Run]:
     """What was run in each folder, under a short name. UsageError for one named twice, and where nothing was run."""
     require_different(outs)
     outs = with_a_log(outs, say)
-    points = most(len(outs))
+    points = max(LEAST_POINTS, POINTS // len(outs))
     return [look_at(Path(out), label, points, say) for out, label in zip(outs, labels(outs), strict=True)]
 
 
@@ -78,6 +79,7 @@ def run_of(out: Path, label: str, past: History, alive: bool, word: str, say: Ca
     made_from = [ref for ref in inventory.snapshots if ref.id in members]
     return Run(
         label=label,
+        out=out,
         history=past,
         identities={name: completed(ref.identity) for name, ref in ends.items()},
         environments={name: ref.environment for name, ref in ends.items()},

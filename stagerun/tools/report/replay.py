@@ -46,7 +46,6 @@ class _Stage:
     skips: set[int] = field(default_factory=set)
     rollbacks: int = 0
     went_back: bool = False
-    compressed: dict[int, events.Compressed] = field(default_factory=dict)  # by iteration
     chosen: str = ""  # by AUTO, in words
     met: set[int] = field(default_factory=set)  # iterations
 
@@ -78,7 +77,6 @@ class _Stage:
             older=self.older,
             gone=gone,
             disabled=disabled,
-            compressed=tuple(self.compressed[iter] for iter in sorted(self.compressed)),
             gradients=f"AUTO: {self.chosen}" if self.chosen else self.started.gradients if self.started else "",
             synchronisations=len(self.met),
         )
@@ -189,8 +187,6 @@ class Replay:
                 # It is not part of the stage's history, which has the iteration already, but it took its time.
                 life.work.extend(_one(time, event, 0.0, 0.0))
                 life.again += 1
-            case events.Compressed():
-                self._stage(event.stage).compressed[event.iter] = event
             case events.Synchronised():
                 self._stage(event.stage).met.add(event.iter)
             case events.CompressionChosen():
@@ -319,7 +315,6 @@ class Replay:
         stage.tests = {key: test for key, test in stage.tests.items() if key[0] <= iter}
         stage.beside = {key: test for key, test in stage.beside.items() if key[0] <= iter}
         stage.resumes = [i for i in stage.resumes if i <= iter]
-        stage.compressed = {i: event for i, event in stage.compressed.items() if i <= iter}
         stage.skips = {i for i in stage.skips if i < iter}
         stage.met = {i for i in stage.met if i <= iter}
 

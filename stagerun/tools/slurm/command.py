@@ -46,14 +46,14 @@ from stagerun.system.process import program
 from stagerun.train import results
 from stagerun.train.command import run
 from stagerun.train.hours import find_budget, find_hours
-from stagerun.train.logs.table import require_evaluation, require_packages
+from stagerun.train.logs.table import require_packages
 from stagerun.train.options import RunOptions
 from stagerun.train.results import require_progress, standing
 
 _SIGNAL_BEFORE_S = 300
 _MOST_SIGNAL_S = 65535  # of sbatch
 _MOST_TIME_S = 365 * 86400
-_WORKERS = ("--nproc", "--workers-per-node")  # of `run`: here Slurm starts its workers
+_WORKERS = ("--nproc",)  # of `run`: here Slurm starts its workers
 _NO_TEXT = ("Cc", "Cs")  # Unicode's categories of control characters, and of bytes that are not UTF-8
 
 
@@ -173,13 +173,12 @@ def _look(options: SbatchOptions, task: RunOptions) -> tuple[Schedule, Plan, Pat
     require_packages(task.log)
     limits(task.timeouts)
     schedule = load(task.folder, task.overrides)
-    require_evaluation(task.log, schedule)
     check_workers(schedule, options.nodes * options.workers)
     out = output_folder(schedule.name, task.out)
     schedule = looked_at(schedule, out)
     disk = store.LocalDisk()
     found = store.inventory(disk, out)
-    plan = make_plan(schedule, found, task.redo, task.keep, task.only, task.until)
+    plan = make_plan(schedule, found, task.redo, task.only, task.until)
     require_fresh(plan)
     if results.nothing_to_do(plan, out):
         raise ResumeRefused(f"all is done in {out}: there is nothing to queue for", "another --out trains it once more")

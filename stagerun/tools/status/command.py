@@ -12,8 +12,9 @@ from stagerun.base.snapshots import passed_over
 from stagerun.base.staleness import histogram
 from stagerun.base.text import MOST_LISTED, columns, count, duration, listed, percent, size
 from stagerun.command.ending import show, tell
-from stagerun.command.options import command
+from stagerun.command.options import command, flag
 from stagerun.command.shared import Folder, Json, Out, Overrides
+from stagerun.tools.status.snapshots import SNAPSHOTS, Wishes, show_snapshots
 from stagerun.train.logs.results import ensembles_table
 from stagerun.train.output import elsewhere, find_target
 from stagerun.train.results import LIMIT
@@ -25,14 +26,34 @@ GOES_ON = "the same `stagerun run` goes on"
 STUCK = f"the last {LIMIT} runs got no further, so `stagerun run` asks for --retry"
 
 
-@command()
-def status(folder: Folder, overrides: Overrides = (), out: Out = None, as_json: Json = False) -> None:
-    """Shows whether a run is alive, how far it is, and its warnings, from any terminal.
+@command(grouped=True)
+def status(
+    folder: Folder,
+    overrides: Overrides = (),
+    out: Out = None,
+    as_json: Json = False,
+    snapshots: bool = flag(
+        "--snapshots",
+        "List what is saved instead: whole, damaged, set aside, and what started from it.",
+        title=SNAPSHOTS,
+    ),
+    verify: bool = flag(
+        "--verify", "Also read every byte of it; exit code 78 if one differs from its digest.", title=SNAPSHOTS
+    ),
+    *,
+    wishes: Wishes,
+) -> None:
+    """Shows whether a run is alive, how far it is, and its warnings, from any terminal; with --snapshots, what is saved.
 
     DIR is the schedule's folder, or the output folder itself. A run counts as alive while it holds the output folder's lock;
     where that doesn't reach, as on another host, while it gives signs of life, for which is waited 15 s at most.
+
+    A snapshot counts as complete when its manifest is as it was written and its files have the right sizes; --verify reads the files too.
+    --pin and --unpin work beside a run, --drop does not. All of these list the snapshots afterwards.
     """
     target = find_target(folder, overrides, out)
+    if snapshots or verify or wishes != Wishes():
+        return show_snapshots(target, verify, wishes, as_json)
     now = time.time()
     found = look(target, now, tell)
     stages = target.schedule.stages if target.schedule is not None else ()

@@ -1,4 +1,4 @@
-"""`stagerun snapshots`: the snapshots of an output folder and their results, and what --pin, --unpin and --drop do to them."""
+"""`stagerun status --snapshots`: the snapshots of an output folder and their results, and what --pin, --unpin and --drop do to them."""
 
 import contextlib
 import json
@@ -24,14 +24,14 @@ from stagerun.base.recipe import Schedule, Stage
 from stagerun.base.snapshots import Inventory, SnapshotRef
 from stagerun.base.text import columns, count, percent, size
 from stagerun.command.ending import show, tell
-from stagerun.command.options import command, flag, option
-from stagerun.command.shared import Folder, Json, Out, Overrides
+from stagerun.command.options import flag, option
 from stagerun.plan import Plan, State, changed_fields, make_plan
 from stagerun.store.layout import snapshots_folder
-from stagerun.train.output import DISK, Target, elsewhere, find_target, newest_recipe, written
+from stagerun.train.output import DISK, Target, elsewhere, newest_recipe, written
 from stagerun.train.progress import MOST_STATE, STATE, progress_of
 from stagerun.train.results import path_of, read_result
 
+SNAPSHOTS = "Snapshots"
 _FORBIDDEN = "no permission"
 
 
@@ -39,33 +39,22 @@ _FORBIDDEN = "no permission"
 class Wishes:
     """Names of snapshots; of those to `drop` also of such that were set aside (.bad-NAME). `force`: drop also what is needed."""
 
-    pin: tuple[str, ...] = option("--pin NAME", "Nothing deletes this snapshot any more. Repeatable.", default=())
-    unpin: tuple[str, ...] = option("--unpin NAME", "Take the pin off. Repeatable.", default=())
+    pin: tuple[str, ...] = option(
+        "--pin NAME", "Nothing deletes this snapshot any more. Repeatable.", title=SNAPSHOTS, default=()
+    )
+    unpin: tuple[str, ...] = option("--unpin NAME", "Take the pin off. Repeatable.", title=SNAPSHOTS, default=())
     drop: tuple[str, ...] = option(
         "--drop NAME",
         "Delete this snapshot, or one that was set aside, and its result; not one that is pinned, or that training rests on. "
         "Repeatable.",
+        title=SNAPSHOTS,
         default=(),
     )
-    force: bool = flag("--force", "With --drop: also one that training rests on.")
+    force: bool = flag("--force", "With --drop: also one that training rests on.", title=SNAPSHOTS)
 
 
-@command()
-def snapshots(
-    folder: Folder,
-    overrides: Overrides = (),
-    out: Out = None,
-    verify: bool = flag("--verify", "Read every byte and compare it with its digest; exit code 78 if one differs."),
-    *,
-    wishes: Wishes,
-    as_json: Json = False,
-) -> None:
-    """Lists the snapshots of an output folder: complete, damaged and set aside, and what started from them.
-
-    DIR is the schedule's folder, or the output folder itself. A snapshot counts as complete when its manifest is as it was
-    written and its files have the right sizes; --verify reads the files too. --pin and --unpin work beside a run, --drop does not.
-    """
-    target = find_target(folder, overrides, out)
+def show_snapshots(target: Target, verify: bool, wishes: Wishes, as_json: bool) -> None:
+    """Do what is wished, then list what is there. Errors as of `tend`, `list_snapshots` and `refuse_damaged`."""
     if wishes != Wishes():
         tell("\n".join(tend(target, wishes)))
     found = list_snapshots(target.out, verify, target.schedule)
@@ -77,7 +66,7 @@ def snapshots(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A snapshot as `snapshots` shows it. `epoch` is that of the whole schedule along the path of ancestors.
+    """A snapshot as it is listed. `epoch` is that of the whole schedule along the path of ancestors.
 
     `state`: complete, damaged, unreadable (the disk fails at it), no permission, or set aside. `end` whether its stage ends with it; `started` the
     stages that started from it, `kept_for` those that the schedule lets start there, before the stage's end. `written`: seconds
@@ -188,7 +177,7 @@ def refuse_damaged(out: Path, found: Sequence[Found]) -> None:
         names = " ".join(f"--drop {f.name}" for f in damaged) + " --force" * any(f.end or f.started for f in damaged)
         raise ResumeRefused(
             f"{count(len(damaged), 'snapshot')} damaged",
-            f"`stagerun run` goes on from the one before; `stagerun snapshots {shlex.quote(str(out))} {names}` removes "
+            f"`stagerun run` goes on from the one before; `stagerun status {shlex.quote(str(out))} {names}` removes "
             f"{'it' if len(damaged) == 1 else 'them'}",
         )
 
@@ -301,7 +290,7 @@ def _do(out: Path, wishes: Wishes) -> list[str]:
 def _require_known(out: Path, names: Collection[str], known: Sequence[str]) -> None:
     for name in names:
         if name not in known:
-            hint = nearest(name, known) or f"`stagerun snapshots {out}` lists them"
+            hint = nearest(name, known) or f"`stagerun status {out} --snapshots` lists them"
             raise UsageError(f"there is no snapshot {name} in {out}", hint)
 
 

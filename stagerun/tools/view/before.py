@@ -14,8 +14,8 @@ from stagerun.plan import Plan, State, make_plan
 from stagerun.plan.ensembles import PlannedEnsemble, ensembles_costs, ensembles_rows
 from stagerun.plan.hours import Hours, Spent, left
 from stagerun.plan.render import details, table_rows, title
-from stagerun.tools.diff.command import Difference, FieldDifference, Found, rate_text, value_text, verdict
-from stagerun.tools.explain.command import settings_of, start_text
+from stagerun.tools.diff.command import Difference, FieldDifference, Found, value_text, verdict
+from stagerun.tools.plan.why import settings_of, start_text
 from stagerun.tools.view.sections import Cell, cell, paragraphs, problem, section, stage_link, table, text
 
 
@@ -219,7 +219,6 @@ def compared(before: Before | None) -> str:
     differs = found.difference
     lead = [f"A is {found.a.label} ({found.a.what}), B is {found.b.label} ({found.b.what})"]
     lead += [f"{name}: only in A" for name in differs.only_a] + [f"{name}: only in B" for name in differs.only_b]
-    lead += [f"learning rate of {rate_text(found, rate)}" for rate in differs.rates]
     lead += map(str, differs.longer)
     trains = any(f.trains for f in differs.fields) or bool(differs.only_a or differs.only_b)
     body = paragraphs([verdict(differs, trains)], "lead") + paragraphs(lead, "plain")

@@ -1,24 +1,24 @@
-"""The chart of a plan and of the runs over it, as SVG that stands in a page. Pure.
+"""The chart of a plan and of the runs over it, as SVG that stands in a page or is a file. Pure.
 
 One x axis for all of it: the learning rate, what runs have come to, the stages, and what else is set from where to where. Colours
 are classes, whose style `style` gives, and the page's in the dark too.
 """
 
 import json
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from stagerun.base.text import listed
 from stagerun.drawing.bands import Band, Label, Segment, bands, captions, keyed, leaves, mark_labels, mark_text, on_rows
-from stagerun.drawing.colours import DARK, FILLS
-from stagerun.drawing.html import variable
+from stagerun.drawing.colours import DARK, FILLS, INK, TEXTS, variable
 from stagerun.drawing.picture import Kind, Picture, StagePicture, Unit
 from stagerun.drawing.scale import Scale, labels, round_steps
+from stagerun.drawing.svg import document, element, number, path, title, wide, words
 from stagerun.tools.view.ensembles import HIGH, LINE, ensembles, members_on
 from stagerun.tools.view.panel import MARGIN, SIZE, Axis, Panel, dash, hue
 from stagerun.tools.view.results import courses, incidents, now, panels, remarks, results
-from stagerun.tools.view.svg import element, number, path, title, wide, words
 from stagerun.tools.view.trace import Trace
 from stagerun.tools.view.values import values
 
@@ -39,7 +39,7 @@ def style() -> str:
 
 
 STYLE = """
-#chart { display: block; width: 100%; height: auto; font: 11px/1 "Helvetica Neue", Arial, "DejaVu Sans", sans-serif; }
+#chart { display: block; width: 100%; height: auto; font-size: 11px; font-family: "Helvetica Neue", Arial, "DejaVu Sans", sans-serif; }
 #chart text { fill: var(--ink); }
 #chart .tick, #chart .band, #chart .caption { fill: var(--soft); }
 #chart .name { font-weight: bold; }
@@ -134,6 +134,28 @@ def chart(
         "svg", *parts, id="chart", viewBox=f"0 0 {width} {number(top + CAPTION * (len(foot) + 0.5))}", role="group",
         aria_label=f"{picture.name}: learning rate and stages", data_values=json.dumps(data, separators=(",", ":"), allow_nan=False),
     )  # fmt: skip
+
+
+def file(picture: Picture, unit: Unit, scale: Scale, traces: Sequence[Trace] = ()) -> bytes:
+    """A chart for itself, on white. Its style names colours, since converters of SVG know no variables, and it has nothing for a script."""
+    width = 1100
+    drawn = chart(picture, unit, scale, traces, width=width)
+    drawn = re.sub(r' (?:data-[a-z]+|tabindex|role|aria-[a-z]+)="[^"]*"', "", drawn)
+    box = re.match(r'<svg id="chart" viewBox="0 0 (\S+) (\S+)">', drawn)
+    assert box is not None
+    colours = {f"--{name}": colour for name, colour in TEXTS.items()} | {variable(colour): colour for colour in DARK}
+    hues = {name: f"#{name[1:]}" for name in sorted(set(re.findall(r"\bc[0-9a-f]{6}\b", drawn)))} | {"ink": INK}
+    rules = []
+    for rule in STYLE.strip().split("\n")[1:]:
+        selector, said = rule.split(" {", 1)
+        if "var(--hue)" in said:
+            rules += [f"{selector}.{name} {{{said.replace('var(--hue)', hue)}" for name, hue in hues.items()]
+        elif ":" not in selector and "picked" not in selector:
+            rules.append(rule)
+    style = "\n".join(rules).replace("var(--card, var(--paper))", "#ffffff")
+    style = re.sub(r"var\((--\w+)\)", lambda match: colours[match[1]], style)
+    inside = element("g", drawn[box.end() : -len("</svg>")], id="chart", font_size=11)
+    return document(picture.name, float(box[1]), float(box[2]), element("style", style), inside)
 
 
 # -- what stands behind and above

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
+from stagerun.drawing.svg import element, number, title, wide, words
 from stagerun.tools.view.panel import SIZE, Axis, Panel, hue
-from stagerun.tools.view.svg import element, number, title, wide, words
 
 HIGH, LINE, WRITTEN = 22.0, 4.0, 17.0  # pixels: of each line, to its dots, and to the foot of its text
 APART = 5.0  # between dots

@@ -12,9 +12,10 @@ from stagerun.base.errors import Problem, StagerunError, UsageError
 from stagerun.base.recipe import Schedule
 from stagerun.base.snapshots import Inventory
 from stagerun.command.shared import output_folder
-from stagerun.drawing.picture import Picture, make_picture
+from stagerun.drawing.picture import Picture, Unit, make_picture
+from stagerun.drawing.scale import make_scale
 from stagerun.language import load
-from stagerun.language.resolve import SCHEDULE_FILE
+from stagerun.language.resolve import SCHEDULE_FILE, stage_files
 from stagerun.plan import make_plan
 from stagerun.plan.budget import render_budget
 from stagerun.plan.ensembles import ensembles_left
@@ -23,9 +24,9 @@ from stagerun.store.layout import results_folder, snapshots_folder
 from stagerun.tools.diff.command import Found, compare, overlay
 from stagerun.tools.lint import lint, problems
 from stagerun.tools.plan.command import choices_remark, disk_remark, remarks, results_remark
-from stagerun.tools.plan.plot import look_at
 from stagerun.tools.report.look import labels, require_different, run_of, word_of
 from stagerun.tools.view.before import Before
+from stagerun.tools.view.chart import file
 from stagerun.tools.view.during import Seen
 from stagerun.tools.view.follow import Follower
 from stagerun.train.hours import find_budget, find_hours
@@ -175,7 +176,11 @@ class Looker:
 
     def _schedule_files(self) -> Iterator[Path]:
         for folder in self.asked.folders:
-            yield from (Path(folder) / name for name in look_at(Path(folder)))
+            names = set()
+            with suppress(OSError, ValueError):  # gone for the moment, or not a text: reading it says so
+                names |= {name for name in os.listdir(folder) if name.endswith(".prototxt")}
+                names |= set(stage_files((Path(folder) / SCHEDULE_FILE).read_bytes()))
+            yield from (Path(folder) / name for name in sorted(names))
 
     def _read_schedule(self, files: Sign) -> None:
         try:
@@ -274,3 +279,14 @@ class Looker:
 def _places(out: Path) -> list[Path]:
     """What changes where a run does something."""
     return [out / name for name in (".", LOG, "snapshots", "results")]
+
+
+def drawn(outs: Sequence[str]) -> bytes:
+    """`report --plot`: the chart of the schedule of these runs, with what they have done. UsageError before there is a snapshot."""
+    looker = Looker(asked(outs))
+    looker.look()
+    if looker.before is None:
+        raise looker.error or UsageError("no snapshot says yet what is trained", "wait for the first one")
+    picture = looker.before.picture
+    traces = [one.trace for one in looker.seen if one.trace is not None]
+    return file(picture, Unit.EPOCHS, make_scale(picture), traces)

@@ -7,7 +7,7 @@ from importlib.resources import files
 
 import stagerun
 from stagerun.base.text import count
-from stagerun.drawing.html import colour_style
+from stagerun.drawing.colours import colour_style
 from stagerun.drawing.picture import Unit
 from stagerun.drawing.scale import make_scale
 from stagerun.tools.view import before as planned

@@ -4,14 +4,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from stagerun.drawing.bands import Segment
-from stagerun.drawing.colours import DASHES, OVER, SOFT, Dashes, Stroke, strokes
-from stagerun.drawing.html import variable
+from stagerun.drawing.colours import DASHES, OVER, SOFT, Stroke, strokes, variable
 from stagerun.drawing.picture import Picture, StagePicture, Unit
 from stagerun.drawing.scale import Scale, labels
-from stagerun.tools.view.svg import Place, element, number, thinned, wide, words
+from stagerun.drawing.svg import Place, element, number, thinned, wide, words
 
 SIZE, MARGIN = 11.0, 4.0  # pixels: of texts, and between a text and what it stands in
-_DASHES: dict[Dashes, str | None] = {**dict(zip(DASHES, (None, "6 3", "1.5 2.5"), strict=True)), OVER: "4 3"}
+_DASHES: dict[str, str | None] = {**dict(zip(DASHES, (None, "6 3", "1.5 2.5"), strict=True)), OVER: "4 3"}
 
 
 def hue(stroke: Stroke) -> str:

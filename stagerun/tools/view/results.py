@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from statistics import median
 
 from stagerun.base.events import Tested, TestedBeside
-from stagerun.drawing.colours import SOFT, Stroke
+from stagerun.drawing.colours import SOFT, Stroke, stroke_of_run
 from stagerun.drawing.scale import Scale
-from stagerun.tools.report.curves import colour
+from stagerun.drawing.svg import Place, element, number, path, spaced, title, wide, words
 from stagerun.tools.report.history import StageHistory
 from stagerun.tools.view.panel import SIZE, Axis, Panel, dash, hue
-from stagerun.tools.view.svg import Place, element, number, path, spaced, title, wide, words
 from stagerun.tools.view.trace import SIGNS, Trace
 
 HIGH, BETWEEN = 120, 28  # of a panel, and above it
@@ -135,7 +134,7 @@ def look_of(trace: Trace, traces: Sequence[Trace]) -> tuple[Stroke, str]:
     """One of several; many are all faint."""
     if len(traces) > MOST_NAMED:
         return Stroke(SOFT, "solid"), "faint"
-    stroke = Stroke(*colour(traces.index(trace)))
+    stroke = stroke_of_run(traces.index(trace))
     return stroke, f"thin {hue(stroke)}"
 
 

@@ -8,14 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagerun.base.text import columns, csv_text
-from stagerun.drawing.colours import SOFT
-from stagerun.drawing.figure import drawing, saved_png
+from stagerun.drawing.colours import CURVES, INK, RULE, SOFT
+from stagerun.drawing.svg import document, element, text, wide
 
 _MOST_NAMED = 60  # classes whose names fit beside a picture
 _MOST_NUMBERED = 20  # classes whose shares can be read in it
 _MOST_IN_TEXT = 12  # classes of a matrix that a terminal shows
 _MOST_ROWS = 40  # classes of a table; of more, those with the lowest accuracy
 _SHOWN_ROWS = 20
+_SHADES = 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,28 +93,30 @@ def as_csv(found: Confusion) -> str:
 
 
 def picture(found: Confusion, title: str) -> bytes:
-    """A PNG: the share of each label's images by answer. UsageError without matplotlib."""
+    """An SVG: the share of each label's images by answer. Cells of one shade are one path."""
     classes = len(found.counts)
     shares = 100 * found.counts / np.maximum(found.counts.sum(1), 1)[:, None]
-    side = min(14.0, max(5.0, 0.42 * classes + 2))
-    with drawing():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(side + 1, side), dpi=72, facecolor="white", layout="constrained")
-        axes = figure.subplots()
-        image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=100, interpolation="nearest")
-        axes.set_title(title, size=11)
-        axes.grid(False)
-        axes.set_xlabel("answer")
-        axes.set_ylabel("label")
-        if classes <= _MOST_NAMED:
-            names = [found.named(label) for label in range(classes)]
-            axes.set_xticks(range(classes), names, rotation=90)
-            axes.set_yticks(range(classes), names)
+    names = [found.named(label) if classes <= _MOST_NAMED else "" for label in range(classes)]
+    edge = 50 + max(wide(name, 11) for name in names)
+    side = max(28 * classes if classes <= _MOST_NAMED else 700, 200)
+    cell = side / classes
+    shades: dict[int, list[str]] = {}
+    numbers = []
+    for label, answer in zip(*np.nonzero(found.counts), strict=True):
+        share, x, y = float(shares[label, answer]), edge + answer * cell, edge + label * cell
+        box = f"M{x:.2f},{y:.2f}h{cell:.2f}v{cell:.2f}h-{cell:.2f}z"
+        shades.setdefault(max(1, round(share / 100 * _SHADES)), []).append(box)
         if classes <= _MOST_NUMBERED:
-            for label, answer in zip(*np.nonzero(found.counts), strict=True):
-                share = shares[label, answer]
-                ink, text = "white" if share > 55 else "black", f"{share:.0f}" if share >= 1 else "<1"
-                axes.text(answer, label, text, ha="center", va="center", color=ink, size=7)
-        figure.colorbar(image, ax=axes, shrink=0.7, label="% of the label's images").outline.set_edgecolor(SOFT)  # type: ignore[operator]
-        return saved_png(figure)
+            said = f"{share:.0f}" if share >= 1 else "<1"
+            numbers.append(text(said, x + cell / 2, y + cell / 2 + 4, 10, "#ffffff" if share > 55 else INK, "middle"))
+    drawn = [text(title, 20, 22, 13)]
+    for shade, boxes in sorted(shades.items()):
+        drawn.append(element("path", d="".join(boxes), fill=CURVES[0], fill_opacity=str(shade / _SHADES)))
+    drawn += [element("rect", x=edge, y=edge, width=side, height=side, fill="none", stroke=RULE), *numbers]
+    for place, name in enumerate(names):
+        middle = (place + 0.5) * cell
+        drawn += [text(name, edge - 5, edge + middle + 4, anchor="end")] if name else []
+        drawn += [text(name, edge + middle + 4, edge - 5, turned=True)] if name else []
+    drawn += [text("answer", edge + side / 2, edge + side + 18, fill=SOFT, anchor="middle")]
+    drawn += [text("label", 16, edge + side / 2, fill=SOFT, anchor="middle", turned=True)]
+    return document(title, edge + side + 20, edge + side + 30, *drawn)

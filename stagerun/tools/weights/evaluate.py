@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +46,7 @@ class EvalOptions:
     per_class: bool = flag("--per-class", "Also the accuracy of each class, and what it is taken for.")
     output: str | None = option(
         "--output FOLDER",
-        "With --per-class: the whole confusion matrix (.csv, .png) and the worst mistakes as a contact sheet.",
+        "With --per-class: the whole confusion matrix (.csv, .svg) and the worst mistakes as a contact sheet.",
     )
     trust_code: TrustCode = False
     as_json: Json = False
@@ -146,10 +145,6 @@ def evaluate_all(chosen: Chosen, options: EvalOptions) -> None:
     A snapshot that can't be evaluated doesn't hide the numbers of the others: its error is shown, and the command ends with
     the code of the first such error.
     """
-    if options.output is not None and find_spec("matplotlib") is None:
-        raise UsageError(
-            "--output draws with matplotlib, which is not installed", "pip install 'stagerun[plots]', or leave it out"
-        )
     device = _device(options)
     rows: list[dict[str, Any]] = []
     errors: dict[str, StagerunError] = {}  # by snapshot
@@ -286,7 +281,7 @@ def _changes(as_run: "Stored", now: "Stored") -> list[str]:
 def _per_class(
     name: str, data: str, classes: int, answers: Answers, output: str | None
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Objects for JSON, and lines; with `output` the files NAME-confusion.csv, .png and NAME-mistakes.png."""
+    """Objects for JSON, and lines; with `output` the files NAME-confusion.csv, .svg and NAME-mistakes.png."""
     from stagerun.data.records import LmdbSource
     from stagerun.system.files import write_output
     from stagerun.tools.data.pictures import classes_of
@@ -297,7 +292,7 @@ def _per_class(
     found = confusion.confusion_of(labels, best, classes, classes_of(records))
     lines = confusion.lines(found)
     if output is not None:
-        files = {"confusion.csv": confusion.as_csv(found).encode(), "confusion.png": confusion.picture(found, name)}
+        files = {"confusion.csv": confusion.as_csv(found).encode(), "confusion.svg": confusion.picture(found, name)}
         if (labels != best).any():
             files["mistakes.png"] = _mistakes(name, records, found, answers)
         for suffix, content in files.items():

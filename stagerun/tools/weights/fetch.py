@@ -1,4 +1,4 @@
-"""`stagerun fetch`: downloads the published weights that a schedule names, into the caches of torch and of the Hugging Face Hub."""
+"""`stagerun check --fetch`: downloads the published weights that a schedule names, into the caches of torch and of the Hugging Face Hub."""
 
 import hashlib
 import http.client
@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from stagerun.base.errors import PeerError, Problems, RecipeError, UsageError, nearest
+from stagerun.base.recipe import Schedule
 from stagerun.base.text import size
 from stagerun.base.weights import Kind, Place, place_of
 from stagerun.command.ending import show
-from stagerun.command.options import command
-from stagerun.command.shared import Folder, Overrides
-from stagerun.language import load
 from stagerun.store.given import TENSORS, timm_cache, torchvision_cache
 from stagerun.system.files import writing
 
@@ -27,14 +25,12 @@ _CHUNK = 1 << 20
 _HUB = "https://huggingface.co"
 
 
-@command()
-def fetch(folder: Folder, overrides: Overrides = ()) -> None:
-    """Downloads the published weights that a schedule names, `torchvision/NAME` and `timm/NAME`, to where `run` looks for them.
+def fetch(schedule: Schedule) -> None:
+    """Download the published weights that a schedule names, `torchvision/NAME` and `timm/NAME`, to where `run` looks for them. RecipeError.
 
-    No other command reaches into the network for weights, so that a job can't stop half way for want of one. Each file is checked
+    Nothing else reaches into the network for weights, so that a job can't stop half way for want of one. Each file is checked
     against the digest that its publisher states.
     """
-    schedule = load(folder, overrides)
     problems, done = Problems(schedule.files), set()
     for stage, one in [(s, one) for s in schedule.stages for one in s.solver.given]:
         weights, place = one.weights, place_of(one.weights.file)

@@ -36,7 +36,7 @@ def choose_snapshot(argument: str, out: str | None) -> Path:
     if found is None:
         _require_unknown(argument, out)
         text = f"{argument} is not a snapshot"
-        hint = "give the directory of one (OUT/snapshots/NAME), or its name with --out; `stagerun snapshots` lists them"
+        hint = "give the directory of one (OUT/snapshots/NAME), or its name with --out; `stagerun status --snapshots` lists them"
         raise UsageError(text, hint)
     return found
 
@@ -143,7 +143,7 @@ def _ends(target: Target, stage: str | None) -> Chosen:
             what += " as the schedule says now" + "".join(
                 f"\n  stage `{name}` is {text}" for name, text in waiting.items()
             )
-        hint = "give one of its snapshots; `stagerun snapshots` lists them"
+        hint = "give one of its snapshots; `stagerun status --snapshots` lists them"
         raise UsageError(what, f"{SETS}; or {hint}" if stale else hint)
     left_out = [f"stage `{name}` is {why} and is left out" for name, why in waiting.items() if stage is None]
     folders = tuple(snapshots_folder(target.out) / ref.name for ref in asked.values())
@@ -195,7 +195,7 @@ def _not_a_snapshot(name: str, out: Path) -> UsageError | None:
         if not inventory.snapshots:
             return None
         known = [*ensembles, *stages, *(ref.name for ref in inventory.snapshots)]
-        hint = nearest(name, known) or f"`stagerun snapshots {out}` lists the snapshots"
+        hint = nearest(name, known) or f"`stagerun status {out} --snapshots` lists the snapshots"
         return UsageError(f"no snapshot, ensemble or stage of {out} is named `{name}`", hint)
     own = inventory.of(name)
     if not own:

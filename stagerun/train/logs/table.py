@@ -1,4 +1,4 @@
-"""The logs of a run that tools of others read, by the name that `--log` has for them, and what can be printed."""
+"""The logs that `--log` names: those of this package, and trackers that other packages add."""
 
 import importlib.metadata
 import importlib.util
@@ -10,12 +10,12 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import click
+
 from stagerun.base.errors import UsageError, listing
-from stagerun.train.results import Before, before
 
 if TYPE_CHECKING:
-    from stagerun.base.events import EnsembleTested, Event, StageFinished
-    from stagerun.base.recipe import Schedule
+    from stagerun.base.events import Event
     from stagerun.plan import Plan
     from stagerun.train.logs.trackers.tracker import Tracker
 
@@ -30,15 +30,32 @@ class Screen(Sink, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What a log is made from, once the output folder is held. `results`: those of stages finished before. `patience`: seconds that a log may
-    take at the end of the run."""
+    """What a log is made from, once the output folder is held. `patience`: seconds that a log may take at the end of the run."""
 
     plan: "Plan"
     out: Path
-    results: "Sequence[StageFinished]"
     warn: Callable[[str], None]
     workers: int = 1
     patience: float = 30.0
+
+    def places(self) -> dict[str, int]:
+        """By stage the iterations before it, along its path from the seed; by ensemble those up to where the last of its members ends."""
+        schedule = self.plan.schedule
+        before: dict[str, int] = {}
+        lengths: dict[str, int] = {}
+        for planned in self.plan.stages:
+            stage = planned.stage
+            if stage.enabled:
+                lengths[stage.name] = stage.solver.max_iter
+                start = 0
+                if stage.parent:
+                    left_at = lengths[stage.parent] if stage.parent_iter is None else stage.parent_iter
+                    start = before[stage.parent] + left_at
+                before[stage.name] = start
+        for ensemble in schedule.ensembles:
+            ends = [before[s] + (lengths[s] if iter is None else iter) for s, iter in ensemble.points if s in before]
+            before[ensemble.name] = max(ends, default=0)
+        return before
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,52 +65,22 @@ class Log:
     make: Callable[[Opened], Sink]
     about: str
     package: str = ""  # that it can't do without; the extra of stagerun has the same name
-    evaluations_only: bool = False
     tracker: str = ""  # MODULE:CLASS; '' for what is no Tracker
     others: str = ""  # the package that an entry point is of
 
 
 def _tensorboard(opened: Opened) -> Sink:
-    from stagerun.train.logs.course import course
     from stagerun.train.logs.tensorboard import TensorBoard
 
-    return TensorBoard(opened.out / "tensorboard", course(opened.plan), opened.warn)
-
-
-def _dawnbench(opened: Opened) -> Sink:
-    from stagerun.train.logs.course import course
-    from stagerun.train.logs.dawnbench import DawnBench
-
-    images = {stage.name: stage.data.val[0].images for stage in opened.plan.schedule.stages if stage.data.val}
-    return DawnBench(opened.out, course(opened.plan), images, opened.results, opened.warn)
-
-
-def _mllog(opened: Opened) -> Sink:
-    from stagerun.train.logs.course import course
-    from stagerun.train.logs.mllog import MLLog
-
-    return MLLog(opened.out / "mllog.txt", opened.plan.schedule, course(opened.plan), opened.warn)
-
-
-def _csv(opened: Opened) -> Sink:
-    from stagerun.train.logs.course import course
-    from stagerun.train.logs.csv_log import CsvLog
-
-    return CsvLog(opened.out / "log.csv", course(opened.plan), _display(opened.plan), opened.warn)
+    return TensorBoard(opened.out / "tensorboard", opened.places(), opened.warn)
 
 
 def _tracker(name: str, opened: Opened) -> Sink:
     from stagerun.plan import State
-    from stagerun.train.logs.course import course
     from stagerun.train.logs.trackers.follower import Orders
     from stagerun.train.logs.trackers.sink import Following
 
-    plan, legs = opened.plan, course(opened.plan)
-    before = {stage: leg.iterations_before for stage, leg in legs.items()}
-    for ensemble in plan.schedule.ensembles:
-        places = [(legs[name], iter) for name, iter in ensemble.points if name in legs]
-        ends = [leg.iterations_before + (leg.iterations if iter is None else iter) for leg, iter in places]
-        before[ensemble.name] = max(ends, default=0)
+    plan = opened.plan
     to_train = [one for one in plan.stages if one.state in (State.FRESH, State.RESUME) and one.until is None]
     orders = Orders(
         tracker=name,
@@ -101,7 +88,7 @@ def _tracker(name: str, opened: Opened) -> Sink:
         out=str(opened.out.absolute()),
         size=(opened.out / "log.jsonl").stat().st_size,
         goes_on={one.stage.name: one.iter for one in to_train},
-        before=before,
+        before=opened.places(),
         settings={
             stage.name: {field: _plain(value) for field, value in stage.identity.items()}
             for stage in plan.schedule.stages
@@ -109,16 +96,6 @@ def _tracker(name: str, opened: Opened) -> Sink:
         workers=opened.workers,
     )
     return Following(orders, opened.warn, opened.patience)
-
-
-def send_rest(names: Sequence[str], opened: Opened) -> None:
-    """What trackers lack of a run that is over."""
-    from stagerun.train.logs.trackers.follower import lacks
-
-    for name in dict.fromkeys(names):
-        if all_logs()[name].tracker and lacks(opened.out, name):
-            with all_logs()[name].make(opened):
-                pass
 
 
 def _plain(value: str) -> Any:
@@ -129,29 +106,38 @@ def _plain(value: str) -> Any:
         return value
 
 
-def _of_tracker(name: str, package: str, kind: str, about: str) -> Log:
-    where = f"stagerun.train.logs.trackers.{name}:{kind}"
-    return Log(partial(_tracker, name), f"{about}; needs the package {package}.", package=package, tracker=where)
-
-
 # A new log is a file beside this one and a row here.
 LOGS = {
     "tensorboard": Log(
         _tensorboard, "OUT/tensorboard, a run for each stage; needs the package tensorboard.", package="tensorboard"
     ),
-    "dawnbench": Log(
-        _dawnbench,
-        "OUT/dawnbench.tsv, in a tree a file for each of its ends, with a row for each evaluation of all images; its hours are those of "
-        "training iterations alone, over all process lives.",
-        evaluations_only=True,
+    "wandb": Log(
+        partial(_tracker, "wandb"),
+        "Weights & Biases; needs the package wandb.",
+        package="wandb",
+        tracker="stagerun.train.logs.trackers.wandb:Wandb",
     ),
-    "mllog": Log(_mllog, "OUT/mllog.txt, MLPerf's :::MLLOG lines; their clock is the wall's."),
-    "csv": Log(_csv, "OUT/log.csv, a row for each displayed iteration (`display`) and each evaluation."),
-    "wandb": _of_tracker("wandb", "wandb", "Wandb", "Weights & Biases"),
-    "mlflow": _of_tracker("mlflow", "mlflow", "MLflow", "MLflow, at MLFLOW_TRACKING_URI or in OUT/mlflow.db"),
-    "trackio": _of_tracker("trackio", "trackio", "Trackio", "Trackio"),
 }
 GROUP = "stagerun.logs"
+INSTEAD = {
+    "csv": "`stagerun report OUT --by iteration --format csv` writes its rows",
+    "dawnbench": "`stagerun report OUT --format dawnbench` writes it",
+    "mllog": "`stagerun report OUT --by iteration --format csv` has its figures",
+    "mlflow": f"a package adds it by an entry point in the group {GROUP} (`stagerun help trackers`)",
+    "trackio": f"a package adds it by an entry point in the group {GROUP} (`stagerun help trackers`)",
+}
+
+
+class LogName(click.Choice):  # generic in a newer click alone
+    """The type of `--log`."""
+
+    def __init__(self) -> None:
+        super().__init__(list(all_logs()))
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value in INSTEAD and value not in self.choices:
+            self.fail(f"{value!r} was retired: {INSTEAD[value]}", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 @cache
@@ -190,57 +176,3 @@ def require_packages(names: Sequence[str]) -> None:
                     f"`--log {name}`: {log.tracker} of the package {log.others} can't be imported: {type(error).__name__}: {error}",
                     f"mend or uninstall {log.others}; stagerun itself has {listing(list(LOGS), 'and')}",
                 ) from error
-
-
-def require_evaluation(names: Sequence[str], schedule: "Schedule") -> None:
-    """UsageError for a log that would stay empty, since the schedule evaluates nothing."""
-    for name in names:
-        if all_logs()[name].evaluations_only and not schedule.validation_sets:
-            raise UsageError(
-                f"`--log {name}` is a table of evaluations, and without `data.val` nothing is evaluated",
-                f"add `val {{ ... }}` to `data`, or leave `--log {name}` out",
-            )
-
-
-# -- what is printed
-
-
-def _text(plan: "Plan", out: Path, results: "Sequence[StageFinished]", ensembles: "Sequence[EnsembleTested]") -> Screen:
-    from stagerun.train.hours import TimeLeft
-    from stagerun.train.logs.console import Console
-
-    return Console(_display(plan), parents(plan, out), results, ensembles=ensembles, time_left=TimeLeft(plan, out))
-
-
-def _caffe(
-    plan: "Plan", out: Path, results: "Sequence[StageFinished]", ensembles: "Sequence[EnsembleTested]"
-) -> Screen:
-    from stagerun.train.logs.caffe_log import CaffeLog
-    from stagerun.train.logs.course import course
-
-    return CaffeLog(course(plan), _display(plan), parents(plan, out), results, ensembles)
-
-
-def _display(plan: "Plan") -> dict[str, int]:
-    return {stage.name: stage.solver.display for stage in plan.schedule.stages}
-
-
-def parents(plan: "Plan", out: Path) -> "dict[str, Before]":
-    """What each stage is compared with: the stage at whose end it starts, or the average. Of one that is kept, the name may stand for
-    something else by now: then top-1 of what it started from."""
-    return {planned.stage.name: before(plan, out, planned) for planned in plan.stages}
-
-
-SCREENS: dict[str, Callable[["Plan", Path, "Sequence[StageFinished]", "Sequence[EnsembleTested]"], Screen]] = {
-    "text": _text,
-    "caffe": _caffe,
-}
-
-
-def in_format(log_format: str, text: str) -> str:
-    """What `run` says before there are events, as the screen of that name would say it."""
-    if log_format == "text":
-        return text
-    from stagerun.train.logs.caffe_log import glog
-
-    return glog(text)

@@ -19,9 +19,7 @@ from typing import Any
 
 from stagerun.base.errors import PermissionDenied, StorageError, UsageError
 from stagerun.base.events import EnsembleTested, Event, Iterated, StageStarted, Tested, TestedBeside
-from stagerun.base.recipe import point
 from stagerun.system.host import host_name
-from stagerun.train.logs.course import Leg
 
 
 def _protos() -> tuple[Any, Any]:
@@ -86,13 +84,13 @@ def _is_event_file(name: str) -> bool:
 class TensorBoard:
     """A sink, for rank 0. UsageError without the package; PermissionDenied, StorageError if `folder` can't be made.
 
-    A log that can't be written is not a reason to lose training: `warn` hears of the first failure, and later events are
+    `before`: as `Opened.places` has it. A log that can't be written is not a reason to lose training: `warn` hears of the first failure, and later events are
     still tried.
     """
 
-    def __init__(self, folder: Path, legs: Mapping[str, Leg], warn: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, before: Mapping[str, int], warn: Callable[[str], None]) -> None:
         _protos()
-        self.folder, self.legs, self.warn, self._warned = folder, legs, warn, False
+        self.folder, self.before, self.warn, self._warned = folder, before, warn, False
         self.files: dict[str, _EventFile] = {}
         self.restarts: dict[str, int] = {}  # by stage: the step from which on earlier lives' points are void
         try:
@@ -134,16 +132,14 @@ class TensorBoard:
 
     def _ensemble(self, event: EnsembleTested) -> None:
         """A new file, whose mark of a restart takes away the point of an earlier evaluation."""
-        places = map(point, event.members)
-        step = max(self._step(s, self.legs[s].iterations if iter is None else iter) for s, iter in places)
         self.restarts[event.name] = 0
         if event.name in self.files:
             self.files.pop(event.name).file.close()
         values = {"top1": event.top1, "top5": event.top5} | ({} if event.loss is None else {"loss": event.loss})
-        self._write(event.name, step, "test", values)
+        self._write(event.name, self.before[event.name], "test", values)
 
     def _step(self, stage: str, iter: int) -> int:
-        return self.legs[stage].iterations_before + iter
+        return self.before[stage] + iter
 
     def _write(self, run: str, step: int, group: str, values: Mapping[str, float]) -> None:
         try:

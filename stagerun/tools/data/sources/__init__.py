@@ -9,7 +9,7 @@ import os
 from stagerun.base.errors import DataError, UsageError, listing, nearest
 from stagerun.data.importing.items import Item, Pixels, Source, regular
 from stagerun.system.image_folder import SPLITS, can_not_open
-from stagerun.tools.data.sources import cifar, csv_table, folder, idx, imagenet, lists, npz, recordio, tfrecord
+from stagerun.tools.data.sources import cifar, csv_table, folders, idx, lists, recordio, tfrecord
 from stagerun.tools.data.sources.format import Format, Place, SourceOptions
 
 __all__ = ["FORMATS", "SPLITS", "Format", "Item", "Pixels", "Source", "SourceOptions", "format_of", "open_source"]
@@ -19,13 +19,12 @@ __all__ = ["FORMATS", "SPLITS", "Format", "Item", "Pixels", "Source", "SourceOpt
 FORMATS: tuple[Format, ...] = (
     cifar.FORMAT,
     idx.FORMAT,
-    npz.FORMAT,
     tfrecord.FORMAT,
     recordio.FORMAT,
-    imagenet.FORMAT,
+    folders.IMAGENET,
     csv_table.FORMAT,
     lists.FORMAT,
-    folder.FORMAT,
+    folders.CLASSES,
 )
 BY_NAME = {format.name: format for format in reversed(FORMATS)}  # as they are listed: what most people have first
 
@@ -82,6 +81,8 @@ def format_of(path: str, options: SourceOptions) -> Format:
     except OSError as error:
         can_not_open(path, error)
     problem = "nothing in it that is known" if is_folder else "of no format that is known" if start else "empty"
+    if start.startswith(b"PK\x03\x04"):
+        raise DataError(f"{path}: a zip", "unpack it; save what a .npz holds as images, in a folder for each class")
     *words, last = [sign.words for sign, _ in reversed(signs)]
     raise DataError(
         f"{path}: {problem}: {', '.join(words)} or {last} were looked for",

@@ -1,0 +1,175 @@
+"""What the layers say of one field of a stage: the value that counts and those that it replaced; and what the schedule says of a
+stage or an ensemble itself. Pure.
+
+Reads the files of a schedule that has no mistakes a second time, so that reading one keeps no more than what counts.
+"""
+
+import posixpath
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from stagerun.base import recipe
+from stagerun.base.errors import Problems, Span
+from stagerun.language import override, stages
+from stagerun.language.layers import partner
+from stagerun.language.parse import parse
+from stagerun.language.stages import Node
+from stagerun.language.tree import SCHEDULE, SOLVER, Block, Entry, Value, is_message, quoted
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a layer says of a field. `name` is the field that is written there: its own, its partner's in another unit, `clear`,
+    or a message around it that `clear` names.
+
+    `layer`: "schedule", "stage", "sweep" or "--set". `text` is the value as written, '' for a message. `source`: the line.
+    """
+
+    layer: str
+    name: str
+    text: str
+    span: Span
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """`path` is where the block goes: () for a Solver's fields, else that of a message whose other fields stay."""
+
+    name: str
+    block: Block
+    path: tuple[str, ...] = ()
+
+
+def history(schedule: recipe.Schedule, overrides: Sequence[str], stage: str | None, key: str) -> tuple[Said, ...]:
+    """Lowest layer first, so that the last one counts. `key` is `solver.FIELD` of a stage, or a field of Schedule where
+    `stage` is None. `overrides` are those that the schedule was read with. Empty for a default.
+    """
+    texts = dict(schedule.files)
+    path, text = schedule.files[0]
+    ignored = Problems()
+    root = parse(path, text, SCHEDULE, ignored)
+    found = stages.nodes(root, ignored)
+    names = dict.fromkeys([*(n.name for n in found), *stages.groups(found)])
+    changes = override.read(overrides, list(names), ignored)
+    if stage is None:
+        layers = [_Layer("schedule", root)]
+        layers += [_Layer("--set", c.leaf, c.path) for c in changes if c.stage is None]
+        words = key.split(".")
+    else:
+        node = next(n for n in found if n.name == stage)
+        file = posixpath.join(posixpath.dirname(path), node.file or "")
+        own = node.solver or parse(file, texts.get(file, ""), SOLVER, ignored)
+        layers = list(_of_stage(node, root, own, changes))
+        words = key.split(".")[1:]
+    said = [one for layer in layers for one in _said(layer, words)]
+    return tuple(Said(layer, name, value, span, ignored.line(span)) for layer, name, value, span in said)
+
+
+def of_stage_entry(schedule: recipe.Schedule, stage: str, field: str) -> Said | None:
+    """What the block of a stage says in schedule.prototxt: its `from`, `solver`, `solver_param`, `enabled`, `name`, or its entry of
+    `sweep`. None where it says nothing."""
+    ignored = Problems()
+    root = parse(*schedule.files[0], SCHEDULE, ignored)
+    node = next(n for n in stages.nodes(root, ignored) if n.name == stage)
+    block = next(b for b in root.blocks("stage") if _name(b) == (node.group or node.name))
+
+    def said(text: str, span: Span) -> Said:
+        return Said("schedule", field, text, span, ignored.line(span))
+
+    if field == "name":
+        return said(quoted(node.name), node.place)
+    if field == "from" and node.parent_place is not None:
+        start = node.average or (node.parent or "") + (f"@{node.parent_iter}" if node.parent_iter is not None else "")
+        return said(quoted(start), node.parent_place)
+    if field in ("solver", "solver_param") and node.solver is not None:
+        text = _block(node.solver) if field == "solver_param" else "none"
+        return said(text, block.entries["solver_param"].name)
+    if field == "sweep" and node.sweep is not None:
+        return said(_block(node.sweep), node.place)
+    entry = block.entries.get(field) if field in ("solver", "enabled") else None
+    return said(entry.values[0].text, entry.place) if entry is not None else None
+
+
+def of_ensemble(schedule: recipe.Schedule, overrides: Sequence[str], ensemble: str, field: str) -> Said | None:
+    """What the block of an ensemble says. None where it says nothing."""
+    ignored = Problems()
+    root, layer = parse(*schedule.files[0], SCHEDULE, ignored), "schedule"
+    for change in override.read(overrides, [stage.name for stage in schedule.stages], ignored):
+        if change.stage is None and not change.path and "ensemble" in change.leaf.entries:
+            root, layer = change.leaf, "--set"
+    entry = next(b for b in root.blocks("ensemble") if _name(b) == ensemble).entries.get(field)
+    return Said(layer, field, _written(entry), entry.place, ignored.line(entry.place)) if entry is not None else None
+
+
+def _name(block: Block) -> object:
+    return block.entries["name"].values[0].value
+
+
+def _block(block: Block) -> str:
+    """`{ base_lr: 0.1 clear: ["momentum"] }`"""
+
+    def text(value: Value) -> str:
+        return _block(value.value) if isinstance(value.value, Block) else value.text
+
+    parts = []
+    for name, entry in block.entries.items():
+        texts = [text(value) for value in entry.values]
+        parts.append(f"{name}: {texts[0] if len(texts) == 1 else '[' + ', '.join(texts) + ']'}")
+    return "{ " + " ".join(parts) + " }" if parts else "{ }"
+
+
+def _of_stage(node: Node, root: Block, file: Block, changes: Sequence[override.Override]) -> Iterator[_Layer]:
+    """In the order of `language.layers`: of what one layer says, what is inside a message comes on top of the message."""
+    for block in root.blocks("solver"):
+        yield _Layer("schedule", block)
+    shared = [
+        c for c in changes if c.stage is None and ("solver" in c.leaf.entries if not c.path else c.path[0] == "solver")
+    ]
+    for change in sorted(shared, key=lambda c: len(c.path)):
+        for block in change.leaf.blocks("solver") if not change.path else [change.leaf]:
+            yield _Layer("--set", block, change.path[1:])
+    yield _Layer("stage", file)
+    if node.sweep is not None:
+        yield _Layer("sweep", node.sweep)
+    for name in (node.group, node.name):
+        own = [c for c in changes if name is not None and c.stage == name]
+        for change in sorted(own, key=lambda c: bool(c.path)):
+            yield _Layer("--set", change.leaf, change.path)
+
+
+def _said(layer: _Layer, words: Sequence[str]) -> Iterator[tuple[str, str, str, Span]]:
+    """(layer, name, text, span) of what a layer says of the field that `words` lead to: one or nothing."""
+    inside = len(layer.path)
+    if tuple(words[:inside]) != layer.path or len(words) == inside:
+        return
+    entries, top = layer.block.entries, words[inside]
+    other = partner(layer.block.kind.fields_by_name[top])
+    if "clear" in entries and not inside:
+        around = {".".join(words[:n]) for n in range(1, len(words) + 1)}
+        for value in entries["clear"].values:
+            if value.value in around | {other}:
+                yield layer.name, "clear", value.text, value.span
+    found = entries.get(top) or entries.get(other)
+    if found is not None and (entry := _inside(found, words[inside + 1 :])) is not None:
+        yield layer.name, entry.field.name, _written(entry), entry.place
+
+
+def _inside(entry: Entry, words: Sequence[str]) -> Entry | None:
+    """Return the field that `words` lead to inside a message; None where the message doesn't write it."""
+    for word in words:
+        value = entry.values[0].value
+        if not isinstance(value, Block):
+            return entry
+        found = value.entries.get(word) or value.entries.get(partner(value.kind.fields_by_name[word]))
+        if found is None:
+            return None
+        entry = found
+    return entry
+
+
+def _written(entry: Entry) -> str:
+    if is_message(entry.field):
+        return ""
+    texts = [value.text for value in entry.values]
+    return f"[{', '.join(texts)}]" if entry.field.is_repeated else texts[0]

@@ -1,0 +1,130 @@
+"""The sweep in the workers: the stage's own updates from its own start, at rates that grow."""
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from stagerun import store
+from stagerun.base.events import Iterated, NotFinite, Stopped
+from stagerun.base.knobs import Knobs
+from stagerun.base.recipe import OnNan, Schedule
+from stagerun.comm import Comm
+from stagerun.engine.compression import reducer_of
+from stagerun.engine.loop import train
+from stagerun.plan import PlannedStage, State
+from stagerun.plan.counting import points_averaged
+from stagerun.schedule import make_knobs
+from stagerun.store.layout import averages_folder
+from stagerun.system.world import World
+from stagerun.tools.rehearse.sweep import Point, Smoothing, rate
+from stagerun.train.agreement import rank0
+from stagerun.train.images import Images
+from stagerun.train.output import DISK
+from stagerun.train.progress import STATE, WEIGHTS
+from stagerun.train.resident import training_batches
+from stagerun.train.stage import make_loop, requests
+from stagerun.train.stage_start import restored, take_up_residual
+from stagerun.train.stored import most_bytes, most_for
+from stagerun.train.worker import StageRun, Step, Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    start: float
+    end: float
+    iterations: int
+
+
+def sweep(
+    schedule: Schedule,
+    cut: Schedule,
+    plan: Callable[[], PlannedStage],
+    out: str,
+    asked: Asked,
+    comm: Comm,
+    world: World,
+    device: torch.device,
+    stop: Callable[[], bool],
+    watch: Callable[[int, float, float], None],
+) -> tuple[list[Point], str, str]:
+    """The points, what it started from, and why it ended early, '' where it didn't. Collective. `plan` is asked on rank 0 alone, and
+    `watch` sees number, rate and smoothed loss there. Iterations count from 0, also where a `solverstate` gives the weights, the history
+    and the place among the images."""
+    found: list[tuple[PlannedStage, dict[str, bytes] | None]] = []
+
+    def begin() -> list[int]:
+        there = plan()
+        found.append((there, _files(schedule, there, Path(out))))
+        return [there.begins_at, there.stage.begins]
+
+    begins_at, begins = rank0(comm, begin)
+    start, files = (found[0][0].start, found[0][1]) if found else (None, None)
+    planned = PlannedStage(stage=cut.stages[0], state=State.FRESH, iter=0, position=begins_at, start=start)
+    with closing(Images(cut, device)) as images:
+        for _ in images.open(comm, world, stop):
+            pass
+        images.preflight(comm)
+        run = StageRun(Worker(cut, out, comm, world, device, None, stop, images), Step(planned, 1, 0, files))
+        smoothing = Smoothing()
+        first = make_knobs(schedule.stage(cut.stages[0].name).solver)(begins)
+        ended = _sweep(run, asked, first, smoothing, watch)
+    average = schedule.stage(cut.stages[0].name).average
+    return smoothing.points, _began(planned, begins) if average is None else f"ensemble {average}", ended
+
+
+def _began(planned: PlannedStage, begins: int) -> str:
+    """What it started from, in words."""
+    solver = planned.stage.solver
+    if planned.start is not None:
+        return planned.start.name
+    if solver.solverstate is not None:
+        return f"{solver.solverstate}: weights, history and images of iteration {begins}"
+    return solver.start.file if solver.start is not None else f"seed {solver.random_seed}"
+
+
+def _files(schedule: Schedule, planned: PlannedStage, out: Path) -> dict[str, bytes] | None:
+    """The verified files of the snapshot that the stage starts from, of an average its weights and the images of the member named last;
+    None from the seed."""
+    if planned.start is None:
+        return None
+    files = store.read(DISK, out, planned.start, most_for(schedule, planned))
+    if planned.stage.average is None:
+        return files
+    root = averages_folder(out) / planned.stage.average
+    made, (first, _) = store.inventory(DISK, root).snapshots[-1], points_averaged(schedule, planned.stage)[0]
+    most = most_bytes(schedule.stage(first).model)[WEIGHTS]
+    return {STATE: files[STATE], WEIGHTS: store.read_file(DISK, root, made.name, WEIGHTS, most)}
+
+
+def _sweep(
+    run: StageRun, asked: Asked, first: Knobs, smoothing: Smoothing, watch: Callable[[int, float, float], None]
+) -> str:
+    """Why it ended early. All ranks have the same losses, and so end at the same iteration."""
+    worker, solver = run.worker, run.stage.solver
+    state = restored(run)
+    take_up_residual(run, state, solver)
+    reducer = reducer_of(worker.schedule.determinism, state, solver, worker.comm)
+    loop = replace(make_loop(run), knobs=_knobs(asked, first), plateau=None, on_nan=OnNan.STOP, max_nan=0)
+    asked_for = requests(loop, 0, solver.device_batch_size)
+    with training_batches(run, None, asked_for) as fed:
+        for event in train(loop, state, fed, reducer, worker.stop):
+            if isinstance(event, Stopped):
+                return "it was interrupted"
+            if isinstance(event, NotFinite):
+                return f"{event.what} at a rate of {event.lr:.3g}"
+            if isinstance(event, Iterated):
+                diverged = smoothing.add(event.lr, event.loss)
+                watch(event.iter, event.lr, smoothing.points[-1].smoothed)
+                if diverged:
+                    return f"the smoothed loss was 4 times its lowest at a rate of {event.lr:.3g}"
+                if event.iter == asked.iterations:
+                    break
+    return ""
+
+
+def _knobs(asked: Asked, first: Knobs) -> Callable[..., Knobs]:
+    """Those of the stage's first update, but for the rate."""
+    return lambda iter, drops=0: replace(first, lr=rate(iter, asked.start, asked.end, asked.iterations))

@@ -1,0 +1,282 @@
+"""Time of a training step: stagerun's loop against a hand-written PyTorch loop.
+
+Both train the same network on the same batches, which lie in memory as bytes, with the same settings: SGD with momentum 0.9 and
+weight decay, channels_last, one worker; on a GPU both are fed through the same prefetcher, and stagerun alone asks for deterministic
+algorithms, as it does when it trains. They take turns in blocks of a few steps, and each pair of blocks gives one
+ratio, so that a machine whose speed drifts slows both. It prints the median time of a step for each, and the median, the
+quartiles and the range of the ratios (below 1: stagerun is faster).
+
+With `--own`, both are stagerun's loop: one trains a copy of the network from a Python file, the other the built-in one.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from stagerun.base import recipe
+from stagerun.base.code import Sources
+from stagerun.comm import Comm, SoloComm, make_reducer, runs_of
+from stagerun.engine.device import be_deterministic, dtype_of, synchronize
+from stagerun.engine.feed import feed
+from stagerun.engine.images import Normalise
+from stagerun.engine.loop import StageLoop, train
+from stagerun.engine.state import make_state
+from stagerun.engine.update import Arithmetic
+from stagerun.models import build
+from stagerun.models.small import ResNetSmall
+from stagerun.models.vision import torchvision_models
+from stagerun.schedule import make_knobs
+
+LR, MOMENTUM, DECAY, MEAN, SCALE = 0.05, 0.9, 5e-4, 110.0, 1 / 64
+
+
+@dataclass(frozen=True)
+class Case:
+    model: recipe.Model
+    side: int
+    batch: int
+    precision: recipe.Precision = recipe.Precision.FP32
+    device: torch.device = torch.device("cpu")  # noqa: RUF009 - immutable
+    compiled: bool = False
+    by_hand: Callable[[], torch.nn.Module] | None = (
+        None  # what `model` is compared with, where bench_step doesn't know it
+    )
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision is recipe.Precision.BF16)
+
+
+CASES = {
+    "resnet18": Case(recipe.Model(name="resnet18", num_classes=1000), side=64, batch=32),
+    "resnet50": Case(recipe.Model(name="resnet50", num_classes=1000), side=224, batch=16),
+    "resnet_small": Case(recipe.Model(name="resnet_small", num_classes=10, channels=1), side=28, batch=64),
+}
+
+
+COPY = Path(__file__).parents[1] / "help" / "copied"
+TORCHVISION = (
+    "from torchvision import models\n\n\ndef build(num_classes):\n    return models.{}(num_classes=num_classes)\n"
+)
+
+
+def copied(case: Case) -> Case:
+    """The same with its network from a file: torchvision's own, and of `resnet_small` a copy."""
+    name = case.model.name
+    files = (("mynet.py", TORCHVISION.format(name)),)
+    if name == "resnet_small":
+        files = tuple((path.name, path.read_text()) for path in sorted(COPY.glob("*.py")))
+    return replace(case, model=replace(case.model, name="mynet.py:build", sources=Sources(str(COPY), files)))
+
+
+@dataclass
+class Batch:
+    images: np.ndarray
+    labels: np.ndarray
+    positions: np.ndarray
+    lighting: None = None
+    cutout: None = None
+    crop: None = None
+
+
+def make_batches(case: Case, count: int = 8) -> list[Batch]:
+    rng = np.random.default_rng(1)
+    shape = (case.batch, case.side, case.side, case.model.channels)
+    return [
+        Batch(
+            rng.integers(0, 256, shape, dtype=np.uint8),
+            rng.integers(0, case.model.num_classes, case.batch),
+            np.arange(case.batch) + i * case.batch,
+        )
+        for i in range(count)
+    ]
+
+
+def endless(batches: list[Batch]) -> Iterator[Batch]:
+    while True:
+        yield from batches
+
+
+def ours(case: Case, batches: list[Batch]) -> Callable[[int], None]:
+    """A function that trains so many steps."""
+    events = training(case, fed(case, batches), SoloComm())
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            next(events)
+
+    return steps
+
+
+def training(
+    case: Case,
+    batches: Iterator[Any],
+    comm: Comm,
+    determinism: recipe.Determinism = recipe.Determinism.FIXED,
+    logical: int = 1,
+) -> Iterator[Any]:
+    """stagerun's own loop, without end: an event for each step. `batches`: the device batches of this rank, which has its share of the
+    `logical` workers."""
+    solver = recipe.Solver(
+        base_lr=LR,
+        lr_policy="fixed",
+        max_iter=1 << 40,
+        batch_size=case.batch * logical,
+        device_batch_size=case.batch,
+        momentum=MOMENTUM,
+        weight_decay=DECAY,
+        transform=recipe.Transform(mean_value=(MEAN,), scale=SCALE),
+        test_batch_size=case.batch,
+        random_seed=1,
+        precision=case.precision,
+        compile=case.compiled,
+    )
+    torch.manual_seed(1)
+    state = make_state(build(case.model), solver, case.device)
+    loop = StageLoop(
+        stage="bench",
+        max_iter=solver.max_iter,
+        batch_size=solver.batch_size,
+        epoch_images=1 << 20,
+        start_position=0,
+        run=runs_of(logical, comm.size)[comm.rank],
+        knobs=make_knobs(solver),
+        snapshot=0,
+        test_interval=0,
+        arithmetic=Arithmetic(
+            logical_workers=logical,
+            normalise=Normalise(
+                solver.transform, case.model.channels, case.device, dtype_of(case.precision), channels_last=True
+            ),
+            precision=solver.precision,
+            clip_gradients=None,
+            forward_seed=lambda position: position,
+        ),
+    )
+    reducer = make_reducer(determinism, [p.tensor for p in state.solver.parameters], comm, logical)
+    return train(loop, state, batches, reducer, lambda: False)
+
+
+def by_hand(case: Case, batches: list[Batch]) -> Callable[[int], None]:
+    """The loop that one would write without stagerun: torch's own BatchNorm, optimiser and loss."""
+    torch.manual_seed(1)
+    if case.by_hand is not None:
+        model: torch.nn.Module = case.by_hand()
+    elif case.model.name == "resnet_small":
+        model = with_torchs_norm(ResNetSmall(case.model))
+    else:
+        model = getattr(torchvision_models(), case.model.name)(num_classes=case.model.num_classes)
+    model = model.to(case.device, memory_format=torch.channels_last).train()
+    if case.compiled:
+        model.compile()
+    optimiser = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
+    source = fed(case, batches)
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            batch = next(source)
+            images, labels = (torch.as_tensor(array) for array in (batch.images, batch.labels))
+            x = images.permute(0, 3, 1, 2).float().sub_(MEAN).mul_(SCALE)
+            with case.autocast():
+                logits = model(x)
+            loss = F.cross_entropy(logits.float(), labels)
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            optimiser.step()
+            loss.item()  # a loop that shows its loss reads it
+
+    return steps
+
+
+def fed(case: Case, batches: list[Batch]) -> Iterator:
+    """Without end; the prefetcher's thread goes with the process."""
+    return feed(endless(batches), case.device).__enter__()
+
+
+def with_torchs_norm(model: torch.nn.Module) -> torch.nn.Module:
+    for name, child in model.named_children():
+        if isinstance(child, torch.nn.BatchNorm2d):
+            setattr(model, name, torch.nn.BatchNorm2d(child.num_features))
+        else:
+            with_torchs_norm(child)
+    return model
+
+
+def settle(device: torch.device, ours: bool) -> None:
+    """The settings that each side has on a GPU."""
+    if device.type == "cuda":
+        if ours:
+            be_deterministic()
+        else:
+            torch.use_deterministic_algorithms(False)
+            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = False, True
+
+
+def seconds(steps: Callable[[int], None], count: int, device: torch.device) -> tuple[float, float]:
+    """The seconds of a step: on the clock, and on this process's processors, which other programs disturb little."""
+    synchronize(device)
+    started, used = time.perf_counter(), time.process_time()
+    steps(count)
+    synchronize(device)
+    return (time.perf_counter() - started) / count, (time.process_time() - used) / count
+
+
+def compare(case: Case, own: bool, pairs: int, count: int) -> None:
+    batches = make_batches(case)
+    names = ("from a file", "built in") if own else ("stagerun", "by hand")
+    a, b = (ours(copied(case), batches), ours(case, batches)) if own else (ours(case, batches), by_hand(case, batches))
+    for steps in (a, b):
+        settle(case.device, ours=own or steps is a)
+        steps(max(2, count // 4))
+    times_a, times_b = [], []
+    for pair in range(pairs):
+        # Who goes first changes, so that what a block leaves behind (heat, caches) falls on both alike.
+        for steps, times in ((a, times_a), (b, times_b))[:: 1 if pair % 2 == 0 else -1]:
+            settle(case.device, ours=own or steps is a)
+            times.append(seconds(steps, count, case.device))
+    (clock_a, cpu_a), (clock_b, cpu_b) = (tuple(zip(*times, strict=True)) for times in (times_a, times_b))
+    ratios = [x / y for x, y in zip(clock_a, clock_b, strict=True)]
+    low, median, high = statistics.quantiles(ratios, n=4)
+    processor = statistics.quantiles((x / y for x, y in zip(cpu_a, cpu_b, strict=True)), n=4)
+    print(
+        f"{case.model.name} {case.side}x{case.side} batch {case.batch} {case.precision.value}{' compiled' * case.compiled} on "
+        f"{case.device}, {torch.get_num_threads()} threads: "
+        f"{names[0]} {1000 * statistics.median(clock_a):.2f} ms, {names[1]} {1000 * statistics.median(clock_b):.2f} ms, ratio "
+        f"{median:.3f}, speed {1 / median:.3f} (quartiles of the ratio {low:.3f} - {high:.3f}, range {min(ratios):.3f} - {max(ratios):.3f}, {pairs} pairs of {count} steps); "
+        f"{case.batch / statistics.median(clock_a):.4g} images/s; of processor time {processor[1]:.3f} ({processor[0]:.3f} - {processor[2]:.3f})"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", choices=CASES, nargs="+", default=["resnet18", "resnet_small"])
+    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=1.5, help="length of a block, about")
+    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--batch", type=int, default=None)
+    parser.add_argument("--compile", action="store_true", help="have torch.compile make both networks' code")
+    parser.add_argument("--own", action="store_true", help="a network from a file against the same one built in")
+    options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    device = torch.device(options.device)
+    for name in options.case:
+        precision = recipe.Precision(options.precision.upper())
+        case = replace(CASES[name], precision=precision, device=device, compiled=options.compile)
+        case = replace(case, batch=options.batch or case.batch)
+        probe = by_hand(case, make_batches(case))
+        probe(2)
+        compare(case, options.own, options.pairs, max(1, round(options.seconds / seconds(probe, 3, device)[0])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Faults of a host that `stagerun rehearse --hosts` must name before a run is paid for, and the first seconds of a run under another launcher."""
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster import jobs, needed
+from cluster.conftest import require
+from cluster.hosts import Cluster, Host
+from cluster.test_launchers import open_mpi_4
+
+pytestmark = pytest.mark.cluster
+
+NAMES = ["node1", "node2", "node3"]
+
+
+@pytest.fixture(scope="module")
+def schedule(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return jobs.prepare(tmp_path_factory.mktemp("job"))
+
+
+@pytest.fixture(autouse=True)
+def clean(hosts: Cluster) -> None:
+    """The hosts' own /tmp outlives a test."""
+    for name in NAMES:
+        hosts[name].run("rm", "-rf", "/tmp/packages", "/tmp/python", "/tmp/train_lmdb", "/tmp/scratch")
+
+
+@pytest.fixture
+def looked(hosts: Cluster, schedule: Path, tmp_path: Path) -> "Looked":
+    return Looked(hosts, schedule, tmp_path)
+
+
+class Looked:
+    """`stagerun rehearse --hosts` of three hosts, typed on node1."""
+
+    def __init__(self, hosts: Cluster, schedule: Path, folder: Path) -> None:
+        self.hosts, self.schedule, self.folder = hosts, schedule, folder
+
+    def __call__(self, *more: object) -> tuple[int, str]:
+        words = ["rehearse", *jobs.words(self.schedule, self.folder / "out")[1:], "--hosts", ",".join(NAMES)]
+        typed = [*jobs.STAGERUN, *words, *more]
+        done = self.hosts["node1"].run(*typed, env=jobs.ENVIRONMENT, timeout=300, cwd=self.folder)
+        assert "Traceback" not in done.stdout + done.stderr, done.stderr
+        print(done.stdout + done.stderr)
+        assert not (self.folder / "out").exists(), "nothing is left behind"
+        return done.returncode, done.stdout + done.stderr
+
+
+def verdicts(said: str) -> str:
+    """Without the table, in which each host has its line."""
+    return (
+        said[said.index("round trip") :].partition("\n\n")[2]
+        if "round trip" in said
+        else said.partition("\n\n")[2].partition("\n\n")[2]
+    )
+
+
+def test_hosts_that_are_ready(looked: Looked) -> None:
+    code, said = looked("--json")
+    found = json.loads(said[said.index("{") :])
+    # All three share this machine's cores, so a step may be slow on any of them: it is for the facts and the links here.
+    slow = [f for f in found["findings"] if "slow: a training step" in f["text"]]
+    assert [f for f in found["findings"] if f["code"] and f not in slow] == []
+    assert code == (69 if slow else 0)
+    measured: dict[str, Any] = found["measured"]
+    assert list(found["hosts"]) == NAMES == [host["host"] for host in measured["hosts"]]
+    assert {(x["sender"], x["receiver"]) for x in measured["links"]} == {(a, b) for a in NAMES for b in NAMES if a != b}
+    assert all(x["rate"] > 1e7 and 0 < x["round_trip"] < 1 for x in measured["links"])
+    assert measured["together_seconds"] > 0 and measured["workers"] == 3
+
+
+def test_a_host_that_is_missing(looked: Looked) -> None:
+    looked.hosts["node3"].power_off()
+    code, said = looked()
+    assert code == 69
+    assert "node3 can't be reached" in said and "3 hosts, 1 missing" in said
+
+
+def with_torch(host: Host) -> None:
+    """Metadata of another torch in the host's own /tmp."""
+    text = "Metadata-Version: 2.1\\nName: torch\\nVersion: 2.12.1+cpu\\n"
+    folder = "/tmp/packages/torch-2.12.1.dist-info"
+    host.run("sh", "-c", f"mkdir -p {folder} && printf '{text}' > {folder}/METADATA", check=True)
+
+
+def python(host: Host) -> None:
+    """/tmp/python of the host, which finds what is in its /tmp/packages first."""
+    text = f'#!/bin/sh\\nPYTHONPATH=/tmp/packages exec {sys.executable} "$@"\\n'
+    host.run("sh", "-c", f"printf '{text}' > /tmp/python && chmod +x /tmp/python", check=True)
+
+
+@pytest.fixture
+def small_scratch(hosts: Cluster) -> Iterator[None]:
+    """/tmp/scratch on each host, on node3 a disk of its own of 4 MB."""
+    for name in NAMES:
+        hosts[name].run("mkdir", "-p", "/tmp/scratch")
+    hosts["node3"].run("mount", "-t", "tmpfs", "-o", "size=4m", "none", "/tmp/scratch", check=True)
+    yield
+    hosts["node3"].run("umount", "/tmp/scratch")
+
+
+@pytest.mark.usefixtures("small_scratch")
+def test_full_scratch(looked: Looked) -> None:
+    code, said = looked("--set", "data.scratch=/tmp/scratch", "--set", "data.scratch_reserve=0.01")
+    assert code == 74
+    told = verdicts(said)
+    assert "node3: /tmp/scratch: " in told and "4.2 MB free" in told and "node1" not in told and "node2" not in told
+
+
+def test_other_images(looked: Looked, schedule: Path) -> None:
+    """Each host has its own copy, in the same place; on node2 it is the other LMDB of the schedule under the name of this one."""
+    data = schedule.parent / "data"
+    for name in NAMES:
+        source = "val_lmdb" if name == "node2" else "train_lmdb"
+        looked.hosts[name].run("cp", "-r", data / source, "/tmp/train_lmdb", check=True)
+    code, said = looked("--set", "data.train.source=/tmp/train_lmdb")
+    assert code == 65
+    assert "node2: /tmp/train_lmdb: holds" in verdicts(said) or "node2: train images" in verdicts(said)
+    # As many records, of which one is another.
+    other = shutil.copytree(data / "train_lmdb", looked.folder / "other")
+    file = other / "data.mdb"
+    whole = bytearray(file.read_bytes())
+    whole[-1] ^= 1
+    file.write_bytes(whole)
+    looked.hosts["node2"].run("sh", "-c", f"rm -r /tmp/train_lmdb && cp -r {other} /tmp/train_lmdb", check=True)
+    code, said = looked("--set", "data.train.source=/tmp/train_lmdb")
+    assert code == 65 and "node2: train images (/tmp/train_lmdb): " in verdicts(said)
+
+
+def test_slow_link(looked: Looked) -> None:
+    """10 of 1000 Mbit/s."""
+    for name in NAMES:
+        looked.hosts[name].shape(rate_mbit=10 if name == "node2" else 1000)
+    code, said = looked()
+    assert code == 69
+    (line,) = [line for line in said.splitlines() if "slow link" in line]
+    assert line.startswith("node2: slow link: sends ")
+    rate = float(line.partition("sends ")[2].split()[0])
+    assert 5 < rate < 20 and "Mbit/s at best" in line, line
+
+
+def test_the_first_seconds_of_a_run(hosts: Cluster, schedule: Path, tmp_path: Path) -> None:
+    """Under a launcher that compares nothing."""
+    require(needed.MPI)
+    with_torch(hosts["node3"])
+    typed = [*open_mpi_4(hosts), "-x", "PYTHONPATH", *jobs.STAGERUN, *jobs.words(schedule, tmp_path / "out")]
+    code, said = hosts["node1"].start(*typed, env={**jobs.ENVIRONMENT, "PYTHONPATH": "/tmp/packages"}).wait(200)
+    assert "node3: torch: 2.12.1; 2.13.0 on node1, node2" in said and "Traceback" not in said, said
+    assert code == 64
+    assert not (tmp_path / "out" / "snapshots").exists()

@@ -1,0 +1,57 @@
+"""`rehearse --workers 1,2` and `run --profile` with real workers."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import small
+import tiny
+
+from stagerun.base.spans import BACKWARD, REDUCTION, UPDATE
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    tiny.make_data(folder)
+    return folder
+
+
+@pytest.mark.slow
+def test_scaling_for_real(tmp_path):
+    schedule = small.make_schedule(tmp_path, tmp_path / "none")
+    done = small.stagerun(
+        "rehearse", schedule, "--workers", "1,2", "--synthetic", "--iters", 2, "--json",
+        timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [row["workers"] for row in found["rows"]] == [1, 2]
+    one, two = found["rows"]
+    assert one["sending"] == 0 and two["sending"] > 0 and two["communicating"] > 0
+    # What the network took beside backward is what the training thread waited, noted by another clock.
+    assert two["sending"] - two["hidden"] <= 1.5 * two["communicating"] * two["step"] + 1e-3
+    for row in found["rows"]:
+        assert 0 < row["computing"] < 1 and row["low"] <= row["images_per_second"] <= row["high"]
+
+
+@pytest.mark.slow
+def test_reductions_lie_within_backward(tmp_path, data):
+    schedule = small.make_schedule(tmp_path, data, init='base_lr: 0.1 lr_policy: "fixed" max_iter: 14')
+    trace = tmp_path / "trace.json"
+    done = small.run(schedule, tmp_path / "out", "--profile", trace, nproc=2, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "profile of 10 iterations on 2 workers" in done.stdout
+    events = [e for e in json.loads(trace.read_text())["traceEvents"] if e["ph"] == "X"]
+    for rank in (0, 1):
+        for iter in range(3, 13):
+            mine = [e for e in events if e["pid"] == rank and e["args"]["iteration"] == iter]
+            backward = [e for e in mine if e["cat"] == BACKWARD][-1]
+            sums = [e for e in mine if e["cat"] == REDUCTION]
+            assert len(sums) >= 2  # the tail, and the gradients
+            # They leave while backward goes on, and are there before the update.
+            assert all(backward["ts"] <= e["ts"] <= backward["ts"] + backward["dur"] + 1e4 for e in sums)
+            update = next(e for e in mine if e["cat"] == UPDATE)
+            assert all(e["ts"] + e["dur"] <= update["ts"] + 1e3 for e in sums)
+    assert {e["args"]["iteration"] for e in events} == set(range(3, 13))

@@ -1,0 +1,51 @@
+"""`stagerun verify` where iterations failed (`on_nan`): an honest run is proven before the failure, in what was trained once more, and after
+it."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import small
+from nan_help import make_data, make_schedule
+
+POISON = 50  # met in iteration 6; with the 24 images that are then left out not again before iteration 11
+LENGTH = 10
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_data(tmp_path_factory.mktemp("data") / "lmdb", POISON)
+
+
+def verdict(folder: Path, out: Path, *words: object) -> tuple[int, str, object, list[str]]:
+    done = small.stagerun("verify", folder, "--out", out, "--json", *words)
+    found = json.loads(done.stdout)
+    return done.returncode, found["verdict"], found["trained"], found["wrong"]
+
+
+def seed_of(iter: int) -> int:
+    return next(seed for seed in range(1000) if random.Random(seed).sample(range(1, LENGTH + 1), 1) == [iter])
+
+
+def test_a_run_that_went_back_and_left_images_out_is_proven(tmp_path: Path, data: Path) -> None:
+    audit = f"max_iter: {LENGTH} audit_param {{ proof_iter: 1 }}"
+    folder, out = make_schedule(tmp_path / "s", data, "on_nan: ROLLBACK snapshot: 4", main=audit), tmp_path / "out"
+    done = small.run(folder, out)
+    assert done.returncode == 0 and "at iteration 6, LR 0.05: back to 4" in done.stdout
+    for iter, trained in ((3, 3), (5, 1), (6, 2), (9, 1)):  # from 0, 4, 4 and 8
+        assert verdict(folder, out, "--proofs", 1, "--seed", seed_of(iter)) == (0, "BIT-EXACT", trained, [])
+    lines = (out / "log.jsonl").read_text().splitlines(keepends=True)
+    (out / "log.jsonl").write_text("".join(line for line in lines if '"event": "NotFinite"' not in line))
+    code, said, _, wrong = verdict(folder, out, "--proofs", 0)
+    assert (code, said) == (80, "DIFFERS"), "images can't be left out without a failure"
+    assert wrong[0] == "snapshot main-00000008-a0001 has gone back 1 time (`on_nan`), and the log says 0"
+
+
+def test_a_run_that_skipped_iterations_is_proven(tmp_path: Path, data: Path) -> None:
+    audit = f"max_iter: {LENGTH} audit_param {{ proof_iter: 1 }}"
+    folder, out = make_schedule(tmp_path / "s", data, "on_nan: SKIP snapshot: 4", main=audit), tmp_path / "out"
+    done = small.run(folder, out)
+    assert done.returncode == 0 and "at iteration 6, LR 0.05: skipped" in done.stdout
+    for iter, trained in ((7, 3), (10, 2)):
+        assert verdict(folder, out, "--proofs", 1, "--seed", seed_of(iter)) == (0, "BIT-EXACT", trained, [])
