@@ -23,7 +23,7 @@ Rows = Sequence[tuple[str, str, str]]
 # Usage, module:function, and one line of help, in the order of their use. Of a group: what it holds is in GROUPS.
 COMMANDS: Rows = (
     ("new NAME", "stagerun.tools.new.command:new", "a schedule for your own images, from the gallery"),
-    ("check DIR", "stagerun.tools.plan.check:check", "every mistake in the files at once"),
+    ("check DIR", "stagerun.tools.plan.check:check", "every mistake in the files at once, and what looks wrong"),
     ("fmt DIR", "stagerun.tools.fmt.command:fmt", "one style for solver files, their comments kept"),
     (
         "lsp",

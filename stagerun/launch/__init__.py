@@ -1,7 +1,7 @@
 """How one command becomes many workers: `local` on this machine, `hosts` over ssh, `meeting` under MPI, Slurm or torchrun.
 
-`start` starts a job's workers here, and is what one worker does around its job; `watch/` sees a worker that hangs; `placing` gives each its
-cores. Torch is imported only inside functions that start workers. A new launcher is a function in `meeting`.
+`start` starts a job's workers here, and is what one worker does around its job; `watch/` sees a worker that hangs.
+Torch is imported only inside functions that start workers. A new launcher is a function in `meeting`.
 """
 
 from stagerun.launch.local import run_workers

@@ -129,12 +129,6 @@ def _speed(stage: Stage, cost: Cost, figures: Figures, workers: int) -> Speed:
     )
 
 
-def pass_of(schedule: Schedule, stage: Stage, figures: Figures) -> tuple[float, float] | None:
-    """Seconds of one device batch's forward and backward, and of an update; None for a kind of stage that was not rehearsed."""
-    cost = next((c for c in figures.costs if c.key == cost_key(schedule, stage)), None)
-    return None if cost is None else (_one_pass(stage.solver, cost), cost.update_seconds)
-
-
 def _one_pass(solver: Solver, cost: Cost) -> float:
     # A rehearsal with another device batch: as if time went with the images.
     return cost.pass_seconds * solver.device_batch_size / cost.device_batch_size
