@@ -6,20 +6,15 @@ from pathlib import Path
 from PIL import Image
 
 WIDEST = 1000  # pixels
-END = {"mistakes.png": 454}  # pixels from the top: three rows of the sheet are enough
 
 
-def small(name: str, picture: Image.Image) -> Image.Image:
+def small(picture: Image.Image) -> Image.Image:
     if picture.width > WIDEST:
         picture = picture.resize((WIDEST, picture.height * WIDEST // picture.width), Image.Resampling.LANCZOS)
-    return (
-        picture.crop((0, 0, picture.width, END.get(name, picture.height)))
-        .convert("RGB")
-        .quantize(32)
-    )
+    return picture.convert("RGB").quantize(32)
 
 
 if __name__ == "__main__":
     source, target = map(Path, sys.argv[1:])
     for file in sorted(source.glob("*.png")):
-        small(file.name, Image.open(file)).save(target / file.name, optimize=True)
+        small(Image.open(file)).save(target / file.name, optimize=True)

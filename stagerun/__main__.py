@@ -9,7 +9,7 @@ from stagerun.system import signals
 # errors.ExitCode, which is not imported yet.
 _SAVED, _INTERRUPTED = 75, 130
 # What stagerun.system.world reads, which is not imported yet either.
-_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "MVP_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
 
 def _open_streams() -> None:

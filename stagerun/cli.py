@@ -191,14 +191,14 @@ class Main(Group):
 
 
 _USES = "\n".join(f"stagerun {usage:15}  {line}" for usage, _, line in COMMANDS)
-PATHS = [usage.split()[0] for usage, _, _ in COMMANDS] + [
+_PATHS = [usage.split()[0] for usage, _, _ in COMMANDS] + [
     f"{group} {usage.split()[0]}" for group, (_, rows) in GROUPS.items() for usage, _, _ in rows
 ]
 
 main = Main(
     "main",
     COMMANDS,
-    context_settings={"help_option_names": ["-h", "--help"], "obj": PATHS},
+    context_settings={"help_option_names": ["-h", "--help"], "obj": {**dict.fromkeys(_PATHS, ""), **INSTEAD}},
     help=f"Trains a staged schedule, written as a folder of solver files, as one job.\n\n\b\n{_USES}",
     epilog=EXIT_CODES,
 )

@@ -311,8 +311,8 @@ class EnsembleTested:
     serial: int = 0
     tested_set: str = ""
     shape: str | None = None  # of the decay that an average of weights imitates
-    hold_out: str | None = None  # the validation set by which GREEDY_SOUP took members
-    taken: tuple[str, ...] = ()  # and those, the best first
+    hold_out: str | None = None  # retired, as is `taken`: of logs with GREEDY_SOUP
+    taken: tuple[str, ...] = ()
     alone: tuple[float, ...] = ()  # top-1 of each member by itself; () of an older version
 
     @property
@@ -362,8 +362,7 @@ class RunFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Indexed:
-    """In log.jsonl alone, every few thousand lines: from byte `since` to this line all lines are Iterated, Retraced, Compressed, Proof or
-    Synchronised, except for those that begin at `lines`. A reader that needs few lines of a long log skips the rest."""
+    """In logs of earlier versions, which told readers what to skip. Nothing needs it any more."""
 
     since: int
     lines: tuple[int, ...]

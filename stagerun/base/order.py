@@ -35,7 +35,7 @@ class Purpose(IntEnum):
     DROPOUT = 3
     COLOUR = 4  # what is done to an image's colours
     MIX = 5  # how the images of a device batch are mixed; at the position of its first image
-    REPLACEMENT = 6  # which record takes the place of a bad one
+    # 6 was that of records in the place of bad ones.
     SAMPLING = 7  # where the classes come in an epoch that has shares of them
     MEMBER = 8  # the order of the records within a class
     PYTHON = 9  # what a schedule's own function draws
@@ -57,10 +57,6 @@ class EveryRecord:
     def at(self, start: int, count: int) -> NDArray[np.int64]:
         """Record numbers at the positions start .. start+count-1: int64[count]. A stretch may reach over several epochs."""
         return indices(self.seed, self.images, start, count, self.shuffle)
-
-    def another(self, number: int) -> int:
-        """A record for the place of a bad one, from a number of `draws`."""
-        return randint(number, self.images)
 
 
 def indices(seed: int, images: int, start: int, count: int, shuffle: bool) -> NDArray[np.int64]:
@@ -199,11 +195,6 @@ class Sampled:
         # How many images of its class came before it, since position 0.
         turn = epoch * self._shares[label] + slot - (self._ends - self._shares)[label]
         return self._in_turn(label, turn.astype(np.uint64))
-
-    def another(self, number: int) -> int:
-        """As `EveryRecord.another`: of any class, as likely as its share."""
-        label = np.searchsorted(self._ends, [randint(number, self.images)], side="right")
-        return int(self._in_turn(label, np.array([int(number) >> 32], np.uint64))[0])
 
     def _in_turn(self, label: NDArray[np.int64], turn: UInt64) -> NDArray[np.int64]:
         """The record of each class at a turn: int64[n] of int64[n] and uint64[n]."""

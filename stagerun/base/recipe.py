@@ -59,7 +59,6 @@ class ChannelOrder(enum.Enum):
 class Sampling(enum.Enum):
     UNIFORM = "UNIFORM"
     BALANCED = "BALANCED"
-    FILE = "FILE"
 
 
 class DecayFrom(enum.Enum):
@@ -71,12 +70,11 @@ class EnsembleRule(enum.Enum):
     MEAN_PROBABILITY = "MEAN_PROBABILITY"
     MEAN_LOGIT = "MEAN_LOGIT"
     WEIGHT_AVERAGE = "WEIGHT_AVERAGE"
-    GREEDY_SOUP = "GREEDY_SOUP"
 
     @property
     def averages(self) -> bool:
         """Whether it makes one network of the members' weights."""
-        return self in (EnsembleRule.WEIGHT_AVERAGE, EnsembleRule.GREEDY_SOUP)
+        return self is EnsembleRule.WEIGHT_AVERAGE
 
 
 class Cache(enum.Enum):
@@ -84,11 +82,6 @@ class Cache(enum.Enum):
     DISK = "DISK"
     MEMORY = "MEMORY"
     DEVICE = "DEVICE"
-
-
-class OnBadRecord(enum.Enum):
-    STOP = "STOP"
-    REPLACE = "REPLACE"
 
 
 class OnNan(enum.Enum):
@@ -102,6 +95,7 @@ class Retired(enum.Enum):
 
     BEFORE = "BEFORE"
     MEASURED = "MEASURED"
+    STOP = "STOP"
 
 
 class ZeroGamma(enum.Enum):
@@ -262,7 +256,7 @@ class Data:
     shuffle: bool = True
     loader_threads: int | None = None
     cache: Cache = Cache.AUTO
-    on_bad_record: OnBadRecord = OnBadRecord.STOP
+    on_bad_record: Retired = Retired.STOP
     scratch_reserve: float = 1.0  # gigabytes
     scratch_copy: Retired = Retired.BEFORE
     scratch_from: Retired = Retired.MEASURED
@@ -298,7 +292,7 @@ class RandomResizedCrop:
 class RandAugment:
     num_ops: int = 2
     magnitude: int = 9
-    num_magnitude_bins: int = 31
+    num_magnitude_bins: int = 31  # retired, as are all but two fields of RandomResizedCrop; canonical forms have them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,7 +317,7 @@ class Transform:
     channel_order: ChannelOrder = ChannelOrder.BGR
     std_value: tuple[float, ...] = ()
     cutout_size: int = 0
-    lighting_std: float = 0.0
+    lighting_std: float = 0.0  # retired; canonical forms have it
     color_jitter: bool | None = None  # retired
     rand_augment: RandAugment | None = None
     trivial_augment: bool = False
@@ -427,8 +421,7 @@ class Sync:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """LossParameter. `teacher` is the name of a stage. Of `DISTILL` either that or `teacher_weights` is not None, and `teacher_model` may be
-    beside those. `function`, `args` and `sources` are of `PYTHON`, and as in Model."""
+    """LossParameter. `teacher` is the name of a stage. `function`, `args` and `sources` are of `PYTHON`, and as in Model."""
 
     type: LossType
     normalization: Normalization = Normalization.BATCH_SIZE
@@ -438,8 +431,6 @@ class Loss:
     function: str | None = None
     args: str | None = None
     sources: Sources | None = None
-    teacher_weights: Weights | None = None
-    teacher_model: Model | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -465,17 +456,6 @@ class Knot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
-    """How momentum or weight_decay moves: PolicyParameter."""
-
-    policy: str
-    end_value: float = 0.0
-    power: float | None = None
-    gamma: float | None = None
-    knot: tuple[Knot, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Solver:
     """One stage's settings. Durations are iterations of this stage, whatever unit they were written in. Learning rates are
     those of batch_size: `base_lr_batch` is in them already."""
@@ -495,16 +475,13 @@ class Solver:
     decay_from: DecayFrom = DecayFrom.STAGE_START
     policy_start_iter: int = 0
     end_lr: float = 0.0
-    start_lr: float = 0.0
-    peak_iter: int | None = None
+    start_lr: float = 0.0  # retired; canonical forms have it
     knot: tuple[Knot, ...] = ()
     plateau_winsize: tuple[int, ...] = ()
     average_loss: int = 1
     epoch_iter: float | None = (
         None  # iterations of one epoch, in fractions; derived, and None in an older snapshot's recipe
     )
-    momentum_policy: Curve | None = None
-    weight_decay_policy: Curve | None = None
     type: str = "SGD"
     momentum: float = 0.0
     momentum2: float = 0.999
@@ -523,7 +500,6 @@ class Solver:
     carry_momentum: bool = False
     carry_data: bool = True
     compress: Compression | None = None
-    carry_residual: bool = False
     model: Model | None = None
     weights: Weights | None = None
     solverstate: str | None = None
@@ -539,8 +515,6 @@ class Solver:
     early_stop: EarlyStop | None = None
     class_weight: tuple[float, ...] = ()
     sampling: Sampling = Sampling.UNIFORM
-    sampling_file: str | None = None
-    sampling_weight: tuple[float, ...] = ()  # what stands in it, by class
     random_seed: int
     precision: Precision = Precision.FP32
     channels_last: bool = True
@@ -582,12 +556,9 @@ class Solver:
         return self.loss.teacher if self.loss is not None else None
 
     @property
-    def given(self) -> "tuple[Given, ...]":
-        """The weights from elsewhere that the stage names."""
-        own = "weights" if self.solverstate is None else "solverstate"
-        taught = self.loss.teacher_weights if self.loss is not None else None
-        both = ((own, self.start, WEIGHTS_DIGEST), ("loss.teacher_weights", taught, TEACHER_DIGEST))
-        return tuple(Given(f"solver.{field}", weights, key) for field, weights, key in both if weights is not None)
+    def start_field(self) -> str:
+        """The field that names that file."""
+        return "solver.weights.file" if self.solverstate is None else "solver.solverstate"
 
     @property
     def earliest_end(self) -> int:
@@ -607,20 +578,6 @@ def earliest_end(max_iter: int, test_interval: int, patience_iter: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """Weights from elsewhere. `field`: where a stage names them; `digest`: the key in its identity of what they hold."""
-
-    field: str
-    weights: Weights
-    digest: str
-
-    @property
-    def place(self) -> str:
-        """The field that holds the name of the file."""
-        return self.field if self.weights.state else f"{self.field}.file"
-
-
-@dataclass(frozen=True, slots=True)
 class Origin:
     """Where a field of a stage got its value: `span` is None for a default, and for what was read from an LMDB."""
 
@@ -636,18 +593,14 @@ FROM_ITER = "from_iter"
 AVERAGE = "average."
 AVERAGE_OF = "average.of"
 AVERAGE_MEMBERS = "average.members"
-# The key of the digest of what `Solver.start` names, and of what `Loss.teacher_weights` does. It is in `origins` of every stage that
-# has them, and in its identity as far as someone has looked: a file that is gone makes nothing stale. Of a .solverstate:
+# The key of the digest of what `Solver.start` names. It is in `origins` of every stage that has one, and in its identity as far as someone has looked: a file that is gone makes nothing stale. Of a .solverstate:
 # `ITER DIGEST DIGEST`, of the state and of the weights.
 WEIGHTS_DIGEST = "weights.sha256"
 # The key of the digest of the `mean_file` of training, likewise.
 MEAN_DIGEST = "mean.sha256"
-TEACHER_DIGEST = "teacher.sha256"
-FILES = frozenset({WEIGHTS_DIGEST, MEAN_DIGEST, TEACHER_DIGEST})
+FILES = frozenset({WEIGHTS_DIGEST, MEAN_DIGEST})
 # The key in a snapshot's identity of the id of the snapshot that was its teacher; a stage's own identity has it in a plan alone.
 TEACHER = "teacher"
-# The key there of what stands in `sampling_file`, whose name doesn't count. Not there but with `sampling: FILE`.
-SAMPLING_WEIGHT = "solver.sampling_weight"
 # The key of the digest of the net of Caffe's that a stage trains. Not there for another network.
 NET = "model.net"
 # What the keys of the Python that a stage needs begin with: `code.mynet.py` and its digest, `code.timm` and its version.
@@ -711,15 +664,13 @@ class Stage:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ensemble:
     """`members`, groups and ranges resolved, in the order in which they are written: `trunk` for a stage's end, `trunk@6000` for a place before it.
-    `shape`: of the decay that the average imitates (`schedule.averages`); None for the plain mean. `hold_out` names the validation set that
-    GREEDY_SOUP takes members by."""
+    `shape`: of the decay that the average imitates (`schedule.averages`); None for the plain mean."""
 
     name: str
     members: tuple[str, ...]
     rule: EnsembleRule = EnsembleRule.MEAN_PROBABILITY
     batch_norm_iter: int = 100
     shape: str | None = None
-    hold_out: str | None = None
     span: Span = field(default_factory=lambda: Span("", 1, 1))
 
     @property
@@ -832,7 +783,7 @@ class Schedule:
         if loss is None or loss.type is not LossType.DISTILL:
             return None
         taught = next((other.model for other in self.stages if other.name == loss.teacher), None)
-        return taught or loss.teacher_model or stage.model
+        return taught or stage.model
 
     def start_iter(self, stage: Stage) -> int:
         """Updates of its parent that a stage starts after; 0 from the seed."""

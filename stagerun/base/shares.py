@@ -24,19 +24,17 @@ def shares(weights: Sequence[Fraction], images: int) -> list[int]:
 
 
 def weights_of(solver: Solver, sizes: Sequence[int]) -> list[Fraction]:
-    """How often each class comes, in proportion; `sizes`: the images of each. Exactly what was written in decimals."""
+    """How often each class comes, in proportion; `sizes`: the images of each."""
     if solver.sampling is Sampling.BALANCED:
         return [Fraction(1 if size else 0) for size in sizes]
-    if solver.sampling is Sampling.FILE:
-        return [Fraction(repr(weight)) for weight in solver.sampling_weight]
     return [Fraction(size) for size in sizes]
 
 
 def told(solver: Solver, sizes: Sequence[int], images: int) -> str:
     """What `sampling` does to an epoch of so many images, for `plan`; `sizes` is () where they are not known."""
-    name = solver.sampling.value if solver.sampling is not Sampling.FILE else f"as {solver.sampling_file} says"
+    name = solver.sampling.value
     weights = weights_of(solver, sizes) if sizes else []
-    if not any(weights) or len(weights) != len(sizes):
+    if not any(weights):
         return name
     drawn = shares(weights, images)
     seen = sum(min(n, size) for n, size in zip(drawn, sizes, strict=True))

@@ -41,35 +41,3 @@ def seconds(text: str) -> float:
     if not total or total > 10**12:
         raise ValueError(text)
     return float(total)
-
-
-_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([kMGT]?)(bit/s|bps|b/s|B/s)|([0-9]+(?:\.[0-9]+)?) *([kmgt])(bit/s|bps)")
-_SHORT = re.compile(r"([0-9]+(?:\.[0-9]+)?) *(us|ms|s)")
-_POWERS = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12}
-
-
-def bandwidth(text: str) -> float:
-    """Bytes per second: of `10Gbit/s`, `100 Mbps`, `1Gb/s`, `100mbit/s`, `1.2GB/s`; powers of 1000. In `b/s` and `B/s` the letters are what
-    they are: bits and bytes. ValueError for anything else, and for 0.
-
-    >>> bandwidth("10Gbit/s"), bandwidth("100 MB/s")
-    (1250000000.0, 100000000.0)
-    """
-    found = _RATE.fullmatch(text.strip())
-    number, power, unit = [part for part in found.groups() if part is not None] if found else ("0", "", "")
-    rate = Fraction(number) * 10 ** (_POWERS.get(power) or _POWERS[power.upper()]) / (1 if unit == "B/s" else 8)
-    if not 0 < rate < 10**15:
-        raise ValueError(text)
-    return float(rate)
-
-
-def short_seconds(text: str) -> float:
-    """Seconds: of `50us`, `0.2ms`, `0s`. ValueError for anything else, and for more than a minute.
-
-    >>> short_seconds("50us")
-    5e-05
-    """
-    found = _SHORT.fullmatch(text.strip())
-    if found is None or (value := Fraction(found[1]) / {"us": 10**6, "ms": 10**3, "s": 1}[found[2]]) > 60:
-        raise ValueError(text)
-    return float(value)

@@ -48,17 +48,16 @@ def dense_bytes(
     workers: int,
     logical_workers: int,
     tail: int = 0,
-    run: range | None = None,
 ) -> int:
     """Bytes that rank 0 sends in an iteration whose gradients are not compressed, `tail` float64 numbers beside them: the formula behind
-    all that is said of a share of dense. `run`: rank 0's logical workers, if they are not the first of `runs_of`.
+    all that is said of a share of dense.
 
     With W workers a ring all-reduce (FIXED) sends 2 (W - 1) / W of them. The tree (ELASTIC) sends (n + 1) (W - 1) / W, where n is the number
     of its nodes that make up rank 0's logical workers: 1 where they are a subtree. What it adds for alignment is left out.
     """
     times = 2
     if determinism is Determinism.ELASTIC:
-        times = 1 + len(cover(run or runs_of(logical_workers, workers)[0], logical_workers))
+        times = 1 + len(cover(runs_of(logical_workers, workers)[0], logical_workers))
     return times * (workers - 1) * (elements * element_size + 8 * tail) // workers
 
 

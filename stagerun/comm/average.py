@@ -16,12 +16,6 @@ from stagerun.comm.reduce import views_of
 CHUNK_BYTES = 4 << 20
 
 
-def average_bytes(workers: int, own: int, out: Sequence[Tensor]) -> int:
-    """What a rank with `own` of the vectors sends for an average of vectors like `out`."""
-    slices = [-(-sum(t.numel() for t in out[start:stop]) // workers) for start, stop in _chunks(out)]
-    return (own + 1) * (workers - 1) * sum(slices) * out[0].element_size() if slices else 0
-
-
 @torch.no_grad()
 def average(comm: Comm, holders: Sequence[int], own: Sequence[Sequence[Tensor]], out: Sequence[Tensor]) -> None:
     """Fills `out`, a list of tensors of one dtype, with the mean over vectors, each a list like it. `holders[v]` is the rank that hands

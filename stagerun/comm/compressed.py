@@ -10,6 +10,9 @@ the timing: that order must be the same on all ranks.
 """
 
 import copy
+import queue
+import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,13 +22,14 @@ from torch import Tensor, nn
 from stagerun.base.errors import PeerError
 from stagerun.comm.compression import Draw, Operator
 from stagerun.comm.compression.operator import Steps, pieces
+from stagerun.comm.compression.places import joined
 from stagerun.comm.group import Comm
-from stagerun.comm.jobs import Background, Inline, Jobs
 from stagerun.comm.kept import Kept
-from stagerun.comm.messages import SAME, Messages
 from stagerun.comm.reduce import FlatReducer, views_of
 from stagerun.comm.residual import Residual
 from stagerun.system.pulse import Pulse
+
+SAME = "run the same stagerun on all hosts, and the same command again: it goes on from the newest snapshot"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,6 @@ class CompressedReducer(FlatReducer):
         each: bool = False,
         whole: int = 0,
         residual: Residual | None = None,
-        jobs: Jobs | None = None,
         kept: Kept | None = None,
     ) -> None:
         """`operators`: of each of the `parameters`, which are in model order. `runs[r]`: the senders of rank r; `each` says that they
@@ -79,11 +82,10 @@ class CompressedReducer(FlatReducer):
         self.now = 0  # the sender whose gradients come
         self.tails: list[Tensor] = []
         self.total = torch.empty(0)
-        self.jobs = jobs or (Background("compress") if comm.size > 1 else Inline())
+        self.jobs = Jobs(beside=comm.size > 1)
         # Waiting is the training thread's to report; what this one waits for lies behind `finish`.
         self.beside = copy.copy(comm)
         self.beside.pulse = Pulse()
-        self.messages = Messages(self.beside, runs, self.flat.device, self.flat.nbytes)
         self.left: list[Callable[[], None]] = []
         self.bases = residual.bases if residual is not None else {}
         self.next_bases: dict[str, Tensor] = {}  # once this update is made
@@ -170,32 +172,11 @@ class CompressedReducer(FlatReducer):
             self.vectors, self.residual.vectors = self.residual.vectors, self.vectors
             self.places, self.spare = self.spare, self.places
 
-    # -- in the place of an iteration, for vectors that are there already
-
-    @torch.no_grad()
-    def add_up(self, iter: int, fill: Callable[[int, Mapping[str, Tensor]], None]) -> dict[str, Tensor]:
-        """The sum over all senders, by parameter, of what `fill` puts into the parts of each of this rank's, in the iteration after which
-        there are `iter`. What their messages lack is a residual at once. Collective."""
-        self.beside.spans = self.comm.spans
-        self.iter, self.left, self.next_bases = iter, [], {}
-        self.kept.begin(iter - 1)
-        for sender, pairs in zip(self.own, self.places, strict=True):
-            fill(sender, {name: view for name, (_, view) in zip(self.names, pairs, strict=True)})
-        self.comm.pulse.wait()
-        try:
-            for chunk in range(len(self.chunks)):
-                self._compress(chunk)
-            self._decode()
-        finally:
-            self.comm.pulse.go_on()
-        self.accept()
-        return {name: view for name, (_, view) in zip(self.names, self.sums, strict=True)}
-
     # -- the jobs, in this order: tails, then each chunk; the answers to a chunk are decoded when the next one is on its way
 
     def _add_tails(self) -> None:
         size = self.tails[0].nbytes
-        received = self.messages.share([[tail.view(torch.uint8) for tail in self.tails]], [size])()
+        received = self._share([[tail.view(torch.uint8) for tail in self.tails]], [size])()
         self.total = received[0][0].clone().view(torch.float64)
         for other in received[0][1:]:
             self.total.add_(other.clone().view(torch.float64))
@@ -266,7 +247,7 @@ class CompressedReducer(FlatReducer):
             messages.append(next(rounds[-1]))
             if self.kept.due:
                 self.kept.encoded(item.number, self._called(item), own[0], item.operator, messages[-1][0], draw)
-        sent: _Sent | None = _Sent(items, rounds, 0, self.messages.share(messages, self._sizes(items, 0)))
+        sent: _Sent | None = _Sent(items, rounds, 0, self._share(messages, self._sizes(items, 0)))
 
         def finish() -> None:
             nonlocal sent
@@ -311,7 +292,49 @@ class CompressedReducer(FlatReducer):
         if not items:
             return None
         round = sent.round + 1
-        return _Sent(items, rounds, round, self.messages.share(messages, self._sizes(items, round)))
+        return _Sent(items, rounds, round, self._share(messages, self._sizes(items, round)))
+
+    # -- messages, from every sender to every rank; a rank has one sender or several, or none
+
+    def _share(self, messages: list[list[Tensor]], sizes: Sequence[int | None]) -> Callable[[], list[list[Tensor]]]:
+        """Starts sending the messages, by item and own sender. The answer waits, and has those of all by item and sender.
+
+        `sizes`: the bytes of each item's message, None where only the sender knows.
+        """
+        by_sender = list(zip(*messages, strict=True))
+        lengths = self._lengths(by_sender, sizes)
+        buffers = [torch.empty(sum(map(sum, table)), dtype=torch.uint8, device=self.flat.device) for table in lengths]
+        if by_sender:
+            buffers[self.comm.rank] = joined([message for row in by_sender for message in row])
+        wait = self.beside.complete(buffers)
+
+        def arrived() -> list[list[Tensor]]:
+            wait()
+            found: list[list[Tensor]] = [[] for _ in sizes]
+            for piece, table in zip(buffers, lengths, strict=True):
+                parts = iter(piece.split([length for row in table for length in row]))
+                for _ in table:
+                    for messages_of_item in found:
+                        messages_of_item.append(next(parts))
+            return found
+
+        return arrived
+
+    def _lengths(self, messages: Sequence[Sequence[Tensor]], sizes: Sequence[int | None]) -> list[list[list[int]]]:
+        """By rank, sender and item. Known sizes are not sent."""
+        if None not in sizes:
+            return [[list(sizes) for _ in run] for run in self.runs]  # type: ignore[arg-type]
+        tables = [torch.empty((len(run), len(sizes)), dtype=torch.int64, device=self.flat.device) for run in self.runs]
+        if messages:
+            mine = torch.tensor([[message.numel() for message in row] for row in messages], dtype=torch.int64)
+            tables[self.comm.rank].copy_(mine)
+        self.beside.complete([table.view(-1) for table in tables])()
+        found = [table.tolist() for table in tables]
+        for rank, table in enumerate(found):
+            if not all(0 <= length <= self.flat.nbytes for row in table for length in row):
+                text = f"another worker, rank {rank}, announces a compressed gradient of an impossible length"
+                raise PeerError(text, SAME)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,3 +349,46 @@ class _Sent:
 
 def _pairs(vector: Tensor, ordered: Sequence[nn.Parameter]) -> list[tuple[nn.Parameter, Tensor]]:
     return list(zip(ordered, views_of(vector, ordered), strict=True))
+
+
+class Jobs:
+    """Done one after the other, in a thread, or at once unless `beside`. The thread ends with this object; the process doesn't wait for it: a
+    peer may never answer."""
+
+    def __init__(self, beside: bool) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._beside = beside
+        self._error: BaseException | None = None
+        if beside:
+            threading.Thread(target=_work, args=(self._jobs,), name="compress", daemon=True).start()
+            weakref.finalize(self, self._jobs.put, None)
+
+    def put(self, job: Callable[[], None]) -> None:
+        def careful() -> None:
+            if self._error is None:
+                try:
+                    job()
+                except BaseException as error:  # raised by `wait`, in the thread that trains
+                    self._error = error
+
+        if self._beside:
+            self._jobs.put(careful)
+        else:
+            job()
+
+    def wait(self) -> None:
+        """Returns when all that was put is done, or raises the first error of a job; those after it are left out."""
+        if self._beside:
+            done = threading.Event()
+            self._jobs.put(done.set)
+            done.wait()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+
+@torch.no_grad()
+def _work(jobs: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
+    while (job := jobs.get()) is not None:
+        job()
+        del job  # it holds what holds this thread's end

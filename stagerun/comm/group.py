@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -53,16 +53,9 @@ class Comm(Protocol):
     pulse: Pulse  # this rank's signs of life
     spans: Spans | None  # where it is noted how long gradients are on their way; None: nowhere
 
-    def first(self, size: int) -> "Comm | None":
-        """The first `size` ranks as a job of their own, on these; None on the others. Collective over all. Only `close` of the
-        whole ends it."""
-
-    def twin(self) -> "Comm":
-        """The same ranks again, for tensors on the CPU, with an order of collectives of its own: another thread may call them there while
-        this one calls them here. Collective; always the same one. Only `close` of the whole ends it."""
-
     def part(self, ranks: Sequence[int]) -> "Comm | None":
-        """The same of any `ranks`, in growing order."""
+        """These `ranks`, in growing order, as a job of their own, on them; None on the others. Collective over all. Only `close` of the whole
+        ends it."""
 
     def all_reduce(self, tensor: Tensor, doing: str = GRADIENTS) -> Callable[[], None]:
         """Starts summing `tensor` over the ranks in place; the answer waits for it. The sum has the same bits on each rank.
@@ -113,12 +106,6 @@ class SoloComm:
         if pulse is not None:
             self.pulse = pulse
 
-    def first(self, size: int) -> "SoloComm":
-        return self
-
-    def twin(self) -> "SoloComm":
-        return self
-
     def part(self, ranks: Sequence[int]) -> "SoloComm":
         return self
 
@@ -167,18 +154,13 @@ class TorchComm:
         self.pulse, self.timeout, self.traffic = pulse or Pulse(), timeout, Traffic()
         self.spans: Spans | None = None
         self.group: dist.ProcessGroup | None = None  # the default group
-        self._twin: TorchComm | None = None  # as soon as it is asked for
         self.ranks: Sequence[int] = range(world.size)  # of the default group, by rank of this one
         self._parts: dict[tuple[int, ...], dist.ProcessGroup] = {}
-        self._groups: dict[tuple[int, ...], int] = {}  # how many these ranks have had of their own
         self._backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         with peers("meet the other workers", self.pulse):
             store = private()
             self._served = served(world) if store is None else None
             dist.init_process_group(self._backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout)
-
-    def first(self, size: int) -> "TorchComm | SoloComm | None":
-        return self.part(range(size))
 
     def part(self, ranks: Sequence[int]) -> "TorchComm | SoloComm | None":
         # Of the whole job alone: a part has no parts.
@@ -194,36 +176,7 @@ class TorchComm:
             return SoloComm(self.pulse)
         part = copy.copy(self)
         part.rank, part.size, part.group, part.ranks = key.index(self.rank), len(key), self._parts[key], key
-        part._twin = None
         return part
-
-    def twin(self) -> "TorchComm":
-        if self._twin is None:
-            twin = copy.copy(self)
-            with peers("meet the other workers once more", self.pulse):
-                twin.group = self._group_of_its_own()
-            twin.device, twin.pulse, twin.spans = torch.device("cpu"), Pulse(), None
-            self._twin = twin
-        return self._twin
-
-    def _group_of_its_own(self) -> dist.ProcessGroup:
-        """These ranks once more over gloo. Only they call this, which need not be all ranks of the job, and may have been in different
-        numbers of groups. That is what `dist.new_group` would name it by, so that ranks would wait for each other under different names.
-        """
-        ranks = list(self.ranks)
-        number = self._groups[tuple(ranks)] = self._groups.get(tuple(ranks), 0) + 1
-        name = f"twin {number} of {ranks}"
-        group, _ = c10d._new_process_group_helper(
-            self.size,
-            self.rank,
-            ranks,
-            dist.Backend("gloo"),
-            default_store(),
-            cast(Any, name),  # a newer torch has a type of its own for it
-            timeout=self.timeout,
-        )
-        c10d._world.pg_group_ranks[group] = {rank: own for own, rank in enumerate(ranks)}
-        return group
 
     def all_reduce(self, tensor: Tensor, doing: str = GRADIENTS) -> Callable[[], None]:
         with peers(doing):

@@ -2,6 +2,7 @@
 
 import math
 from contextlib import suppress
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -54,11 +55,12 @@ class Kept:
         return items if finite else ()
 
 
+@dataclass(slots=True)
 class _Item:
-    __slots__ = ("bytes", "lacks", "name", "norm")
-
-    def __init__(self, name: str, norm: float, lacks: float | None, bytes: int) -> None:
-        self.name, self.norm, self.lacks, self.bytes = name, norm, lacks, bytes
+    name: str
+    norm: float
+    lacks: float | None
+    bytes: int
 
     def value(self) -> CompressedItem:
         kept = None if self.lacks is None else _short(1 - (self.lacks / self.norm) ** 2) if self.norm else 1.0

@@ -13,17 +13,16 @@ from torch import Tensor
 
 from stagerun.comm.group import PATIENT, Comm, TorchComm, default_store, peers
 from stagerun.comm.store import MEETING, client, meet
-from stagerun.system.pulse import Pulse
 
 
 class Line:
     """Made by `line`. One thread may send while another receives. `close` is for when neither does: what waits at the other end then
     raises PeerError."""
 
-    def __init__(self, comm: TorchComm, peer: int, name: str, meeting: timedelta, pulse: Pulse | None) -> None:
+    def __init__(self, comm: TorchComm, peer: int, name: str, meeting: timedelta) -> None:
         own, self.worker = comm.ranks[comm.rank], comm.ranks[peer]
         both = sorted((own, self.worker))
-        self._traffic, self._pulse = comm.traffic, pulse
+        self._traffic = comm.traffic
         self._other = both.index(self.worker)
         self._group: Any = None  # a ProcessGroupGloo; the stubs know neither send nor recv
         with self._peer("meet it"):
@@ -33,7 +32,7 @@ class Line:
             self._group = dist.ProcessGroupGloo(store, both.index(own), 2, meeting)
 
     def _peer(self, doing: str) -> peers:
-        return peers(doing, self._pulse, f"worker {self.worker}")
+        return peers(doing, None, f"worker {self.worker}")
 
     def send(self, tensor: Tensor) -> None:
         """Returns when `tensor` may be changed, which is not before the peer receives it. PeerError."""
@@ -55,8 +54,8 @@ class Line:
         self._group = None
 
 
-def line(comm: Comm, peer: int, name: str, pulse: Pulse | None = None, meeting: timedelta = MEETING) -> Line:
+def line(comm: Comm, peer: int, name: str, meeting: timedelta = MEETING) -> Line:
     """A line to rank `peer` of `comm`, which calls this, too, with the same `name`; no one else does. A name is good for one line between
-    two ranks. `pulse`: of the thread that trains, if that one uses the line; it shows that this rank waits for another. PeerError."""
+    two ranks. PeerError."""
     assert isinstance(comm, TorchComm)
-    return Line(comm, peer, name, meeting, pulse)
+    return Line(comm, peer, name, meeting)

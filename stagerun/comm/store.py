@@ -1,5 +1,4 @@
-"""The job's store, in which its workers meet, and which outlives workers that are gone: our launcher's file where all are on one machine, or
-else a server in rank 0 or in our launcher."""
+"""The job's store, in which its workers meet: our launcher's file where all are on one machine, or else a server in rank 0 or in torchrun."""
 
 import ipaddress
 import os
@@ -15,32 +14,12 @@ import torch.distributed as dist
 
 from stagerun.base.errors import PeerError
 from stagerun.base.text import duration
-from stagerun.system.world import World
+from stagerun.system.world import STORE_FILE, World
 
-STORE_FILE = "store"  # in our launcher's folder, which is the user's alone, where all workers are of one machine
 AGAIN = "run the same command again: it goes on from the newest snapshot"
 # Until all have come to a meeting that they call at about the same time. One that is gone shows there by nothing else.
 MEETING = timedelta(minutes=1)
 _LOOK_S = 0.01
-
-
-def serve(address: str, port: int) -> dist.TCPStore:
-    """Starts the server of a job's store, which lives as long as what is returned; `port` 0: any. PeerError.
-
-    It listens at `address` alone; torch's own would listen on all interfaces. `multi_tenant` has torch's rendezvous use it: a process
-    has one server per port.
-    """
-    try:
-        family, *_, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.create_server(place, family=family)
-        port = listener.getsockname()[1]
-        return dist.TCPStore(
-            address, port, None, True, wait_for_workers=False, multi_tenant=True, master_listen_fd=listener.detach()
-        )
-    except (OSError, RuntimeError) as error:
-        number = getattr(error, "errno", None)
-        why = os.strerror(number) if number else first_words(error)
-        raise PeerError(f"the workers can't meet at {address}, port {port}: {why}", AGAIN) from error
 
 
 def private() -> dist.Store | None:
@@ -50,16 +29,22 @@ def private() -> dist.Store | None:
 
 
 def served(world: World) -> dist.TCPStore | None:
-    """On rank 0, where no launcher serves the store and this host has the address that the others reach; else None, and torch's own
-    server listens on all interfaces. A name may mean another address on another host."""
+    """On rank 0, the server of the job's store, where no launcher serves it and this host has the address that the others reach; it lives as
+    long as what is returned. Else None, and torch's own server listens on all interfaces. A name may mean another address on another host."""
     address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     if world.rank or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or not port.isdecimal():
         return None
     try:
         if world.local_size < world.size:
             ipaddress.ip_address(address)
-        return serve(address, int(port))
-    except (ValueError, PeerError):
+        family, *_, place = socket.getaddrinfo(address, int(port), type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server(place, family=family)
+        number = listener.getsockname()[1]
+        # `multi_tenant`: a process has one server per port, whoever of torch's wants it.
+        return dist.TCPStore(
+            address, number, None, True, wait_for_workers=False, multi_tenant=True, master_listen_fd=listener.detach()
+        )
+    except (OSError, RuntimeError, ValueError):
         return None
 
 

@@ -208,9 +208,19 @@ _INSTEAD = {
     "--sync-code": "it was retired: install stagerun on the hosts",
     "--watch": "it was retired: `stagerun view DIR` follows",
     "--paired": "it was retired: `stagerun report OUT --format csv` has the numbers",
+    "--op": "it was retired: `stagerun report OUT... --by epoch --format csv` has the numbers",
     "--log-format": "it was retired: `stagerun report OUT --format caffe` writes Caffe's log",
     "--notify": "it was retired: `stagerun run DIR; COMMAND` runs COMMAND at the end, with the exit code in `$?`",
+    "--images-per-second": "`stagerun plan DIR --images-per-second N --budget TIME` says how many allocations it takes",
+    "--output": "`run` has --out; what other commands write goes to stdout: `> FILE`",
+    "--csv": "it was retired: --json has the same",
+    "--random": "it was retired: `--first K`; what `stagerun data import` writes is shuffled",
+    **dict.fromkeys(
+        ("--batch-size", "--device-batch-size", "--classes", "--train-source", "--val-source"),
+        "it is a field of schedule.prototxt, also in what `import caffe` writes",
+    ),
     "--lint": "findings are always shown, and fail with --strict",
+    "--model": "the network is `model` in schedule.prototxt, also in what `import caffe` writes",
     "--keep": "it was retired: undo the edit of the stage, which `stagerun plan` names, or --redo the stage",
 }
 

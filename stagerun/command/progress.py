@@ -1,4 +1,4 @@
-"""How far a command over many images or bytes has come: a bar on a terminal, else a line every ten seconds. On stderr."""
+"""How far a command over many images has come: a bar on a terminal, else a line every ten seconds. On stderr."""
 
 import os
 import time
@@ -6,19 +6,18 @@ from types import TracebackType
 
 from rich.progress import BarColumn, Progress, TextColumn
 
-from stagerun.base.text import duration, size
+from stagerun.base.text import duration
 from stagerun.command.ending import tell
 from stagerun.command.terminal import Terminal
 
-BYTES = "bytes"
 _LINE_EVERY_S = 10.0
 _REDRAWN_EVERY_S = 0.1
 
 
 class Shown:
-    """A context manager; the work calls `progress` and `say`, one call at a time. `noun`: what is counted, or BYTES.
+    """A context manager; the work calls `progress` and `say`, one call at a time. `noun`: what is counted.
 
-    The rate is that of this process: what an earlier one, or another, has done doesn't count.
+    The rate is that of this process: what an earlier one has done doesn't count.
     """
 
     def __init__(self, what: str, noun: str = "images") -> None:
@@ -44,16 +43,14 @@ class Shown:
         if self._bar is not None:
             self._bar.stop()
 
-    def progress(self, done: int, total: int, by: str = "") -> None:
-        """`by` names others, if another process does the work: `another process has copied`."""
+    def progress(self, done: int, total: int) -> None:
         now = time.monotonic()
         if self._first is None:
             self._next = now + (_LINE_EVERY_S if self._bar is None else 0)
-        if self._first is None or by:
             self._first = now, done
         if now < self._next:
             return
-        text = f"{by} {self._of(done, total)}" if by else self._text(done, total, now)
+        text = self._text(done, total, now)
         if self._bar is None:
             self._next = now + _LINE_EVERY_S
             tell(f"{self._what}: {text}")
@@ -75,19 +72,15 @@ class Shown:
         seconds = time.monotonic() - since
         if seconds <= 0.1 or done <= first:
             return ""
-        each = (done - first) / seconds
-        return f", {size(each)}/s" if self._noun == BYTES else f", {each:.0f} {self._noun}/s"
+        return f", {(done - first) / seconds:.0f} {self._noun}/s"
 
     def _text(self, done: int, total: int, now: float) -> str:
         assert self._first is not None
         since, first = self._first
-        text = f"{self._of(done, total)}{self.rate(done)}"
+        text = f"{done} of {total} {self._noun}{self.rate(done)}"
         if done > first and now - since > 1:
             text += f", {duration((total - done) * (now - since) / (done - first))} left"
         return text
-
-    def _of(self, done: int, total: int) -> str:
-        return f"{size(done)} of {size(total)}" if self._noun == BYTES else f"{done} of {total} {self._noun}"
 
 
 def threads_here(given: int | None) -> int:

@@ -101,13 +101,6 @@ def coded_picture(data: memoryview, channels: int, decoder: MakeDecoder) -> Pict
     raise DataError("the encoded image is neither JPEG nor PNG", "convert it before the LMDB is made")
 
 
-def encoded_hint(data: memoryview) -> str:
-    """What to do about bytes that are not as many as the Datum says."""
-    if data[:3] == _JPEG or data[:8] == _PNG:
-        return "the bytes are a JPEG or PNG file: the Datum lacks `encoded: true`"
-    return "make the LMDB again from its source"
-
-
 def _decode_png(data: memoryview, channels: int) -> Image:
     """A PNG is decoded as a whole: its size is known from there on."""
     check_png(data)
@@ -320,7 +313,9 @@ def picture_of(fields: Fields, channels: int, decoder: MakeDecoder = make_decode
     if c < 1 or h < 1 or w < 1 or c * h * w != len(fields.data):
         raise DataError(
             f"the Datum says {c} x {h} x {w} (channels x height x width) bytes, but holds {len(fields.data)}",
-            encoded_hint(fields.data),
+            "the bytes are a JPEG or PNG file: the Datum lacks `encoded: true`"
+            if fields.data[:3] == _JPEG or fields.data[:8] == _PNG
+            else "make the LMDB again from its source",
         )
     if c != channels:
         raise OtherChannels(

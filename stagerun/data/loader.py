@@ -8,6 +8,7 @@ damaged JPEGs `jpeg.decoder` says how far that was tried.)
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -18,12 +19,11 @@ from stagerun.base.errors import DataError
 from stagerun.base.recipe import Transform
 from stagerun.base.text import first
 from stagerun.data import datum, transform
-from stagerun.data.bad_records import Bad, BadRecords, Undecodable, stopping
 from stagerun.data.datum import DecodedPicture, Image, Picture
 from stagerun.data.pictures import Decoded, Pictures, finished_size
 from stagerun.data.pixels import Draw
 from stagerun.data.python_transform import PythonTransform
-from stagerun.data.records import Records, Room, spread
+from stagerun.data.records import Records, spread
 from stagerun.data.rows import look
 from stagerun.data.stream import Batch, Buffers, Stream
 
@@ -32,9 +32,6 @@ __all__ = ["Augment", "Batch", "Loader", "Stream"]
 T = TypeVar("T")
 
 _MOST_MISTAKES_SHOWN = 3
-# Records tried in the place of a bad one; each is bad with a probability of a thousandth at most.
-_REPLACEMENTS = 16
-_BAD_SAMPLES = 1  # of the records that `preflight` looks at
 
 
 class Augment(Protocol):
@@ -50,7 +47,7 @@ class Augment(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A batch being made: `indices` are the records at its positions, once they are made those that were taken; `numbers` and
+    """A batch being made: `indices` are the records at its positions; `numbers` and
     `colours` are uint64[count, ...]; `param` is the transform, its crop_size that of this batch."""
 
     loader: "Loader"
@@ -81,7 +78,7 @@ class Loader:
 
     `images`, where it is given, must be the number of records; `depth` is how many batches `stream` may hold
     ready, 1 or more (of batches smaller than 16 images per thread more), `threads` how many make them. `python` is done
-    first, `augment` last. `memory` keeps pixels between epochs, `bad` puts up with some bad records in training. `tier` forces a way of
+    first, `augment` last. `memory` keeps pixels between epochs. `tier` forces a way of
     decoding. `sampling` says which record is where, in place of `shuffle`. `side` is the crop_size of a batch that begins at a position, where not all have that of `transform_param`,
     which is the largest then: a batch has one size.
     """
@@ -103,7 +100,6 @@ class Loader:
         python: PythonTransform | None = None,
         augment: Augment | None = None,
         memory: Decoded | None = None,
-        bad: BadRecords | None = None,
         tier: str | None = None,
         side: Callable[[int], int | None] | None = None,
         numbered: bool = False,
@@ -123,7 +119,7 @@ class Loader:
         self._seed = seed
         self._order = sampling or order.EveryRecord(seed, len(records), shuffle)
         self._side_at = side
-        self._python, self._augment, self._bad = python, augment, bad if train else None
+        self._python, self._augment = python, augment
         self._pictures = Pictures(
             records, transform_param, channels, num_classes, memory, tier, numbered, ignored, by_some
         )
@@ -169,7 +165,6 @@ class Loader:
             self._buffers.array((count, *shape, self._pictures.channels)),
             np.empty(count, np.int64),
             positions,
-            np.zeros((count, 3), np.float32) if self._train and self._transform.lighting_std else None,
             np.zeros((count, 4), np.int32) if self._train and self._transform.cutout_size else None,
             np.zeros((count, 3), np.int32) if self._train and self._transform.mean_file else None,
         )
@@ -183,16 +178,7 @@ class Loader:
 
     def make(self, job: Job, n: int) -> None:
         """Image n of the batch, in its place."""
-
-        def use(i: int) -> None:
-            self._make(job, n, i)
-            job.indices[n] = i
-
-        self._or_another(job.indices[n], job.positions[n], use)
-
-    def _make(self, job: Job, n: int, i: int) -> None:
-        """Record i as image n of the batch."""
-        made, out = job.made, job.made.images[n]
+        made, out, i = job.made, job.made.images[n], job.indices[n]
         picture, label = self._open(i, job.positions[n])
         draw = self._draw(i, job.positions[n], picture, None if job.numbers is None else job.numbers[n], job.param)
         self._check_shape(i, job.positions[n], finished_size(draw, picture), out.shape)
@@ -202,8 +188,6 @@ class Loader:
             image = np.ascontiguousarray(self._pictures.finish(i, picture, draw))
             out[...] = self._augment(image, job.colours[n])
         made.labels[n] = label
-        if made.lighting is not None and draw.lighting is not None:
-            made.lighting[n] = draw.lighting
         if made.cutout is not None and (cut := draw.cutout) is not None:
             made.cutout[n] = cut.top, cut.left, cut.height, cut.width
         if made.crop is not None:
@@ -226,35 +210,8 @@ class Loader:
         try:
             return transform.draw(param or self._transform, numbers, picture.height, picture.width)
         except DataError as error:
-            if self._kept_its_size(i, position):
-                raise DataError(f"{self._pictures.place(i)}: {error.message}", error.hint) from None
             hint = "return a larger image, or have `random_resize_param` enlarge it"
             raise self._python.wrong_size(error.message, hint, position, self._pictures.place(i)) from None
-
-    def _kept_its_size(self, i: int, position: int) -> bool:
-        """Whether record i has its size from its file, and not from `python`."""
-        given, made = self._pictures.open(i)[0], self._open(i, position)[0]
-        return (given.height, given.width) == (made.height, made.width)
-
-    def _or_another(self, i: int, position: int, use: Callable[[int], T]) -> T:
-        """`use(i)`; where i is a bad record and may be replaced, `use` of another, drawn from the seed and the position."""
-        try:
-            return use(i)
-        except Undecodable as error:
-            if self._bad is None:
-                raise stopping(error, position) if self._train else error from None
-            self._bad.add(Bad(i, position, f"{error.message} (at position {position})"))
-        numbers = order.draws(self._seed, np.array([position], np.int64), _REPLACEMENTS, order.Purpose.REPLACEMENT)[0]
-        for number in numbers:
-            other = self._order.another(number)
-            try:
-                return use(other)
-            except Undecodable as error:
-                self._bad.add(Bad(other, position, f"{error.message} (at position {position})"))
-        raise DataError(
-            f"{self._pictures.place(i)}: is bad, and so are the {_REPLACEMENTS} drawn in its place (at position {position})",
-            "look into the LMDB: `stagerun data verify --decode` names all bad records; make it again without them",
-        )
 
     def _shape(self, i: int, position: int, param: Transform) -> tuple[int, int]:
         """(height, width) of the finished images of a batch whose first one is record i: all must be like that one."""
@@ -262,18 +219,15 @@ class Loader:
             return param.crop_size, param.crop_size
         numbers = self._numbers(np.array([position], np.int64))
 
-        def shape(i: int) -> tuple[int, int]:
-            picture, _ = self._open(i, position)
-            return finished_size(self._draw(i, position, picture, None if numbers is None else numbers[0]), picture)
-
-        return self._or_another(i, position, shape)
+        picture, _ = self._open(i, position)
+        return finished_size(self._draw(i, position, picture, None if numbers is None else numbers[0]), picture)
 
     def _check_shape(self, i: int, position: int, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
         if shape[:2] == expected[:2]:
             return
         text = f"the image is {shape[0]} x {shape[1]} pixels (height x width), others are {expected[0]} x {expected[1]}"
         crop = "cut squares of one size out of them with `crop_size` in transform_param"
-        if self._python is not None and not self._kept_its_size(i, position):
+        if self._python is not None:
             hint = f"return images of one size, or {crop}"
             raise self._python.wrong_size(text, hint, position, self._pictures.place(i))
         hint = f"make them of one size with `stagerun data import --resize-height N --resize-width N`, or {crop}"
@@ -285,72 +239,43 @@ class Loader:
             raise together(found)
 
     def mistakes(self, samples: int = 32) -> list[DataError]:
-        """What `preflight` finds, one for each cause.
-
-        Where bad records are replaced, one of those looked at is not a mistake, two of so few are: there are far more than the one of a
-        thousand that a run puts up with.
-        """
+        """What `preflight` finds, one for each cause."""
         mistakes: list[DataError] = []
         shape: tuple[int, ...] | None = None
-        shown = (*self._extremes(), *self._coloured(), *self._unlabelled())
-        looked_at = sorted({*spread(len(self.records), samples), *shown})
+        looked_at = sorted({*spread(len(self.records), samples), *self._telling()})
         for i in looked_at:
             try:
                 found = self._look(i)
                 shape = shape or found
                 self._check_shape(i, i, found, shape)
-            except Undecodable as mistake:
-                mistakes.append(stopping(mistake) if self._train and self._bad is None else mistake)
             except DataError as mistake:
                 mistakes.append(mistake)
-        if self._bad is not None and sum(isinstance(mistake, Undecodable) for mistake in mistakes) <= _BAD_SAMPLES:
-            mistakes = [mistake for mistake in mistakes if not isinstance(mistake, Undecodable)]
         causes: dict[str, list[DataError]] = {}
         for one in mistakes:
             causes.setdefault(one.hint, []).append(one)
         return [_counted(of_one, len(looked_at)) for of_one in causes.values()]
 
-    def _extremes(self) -> list[int]:
-        """The least high, the highest, the least wide and the widest image, where the side file knows: if one is too small for a crop, or
-        they are not of one size, one of these shows it."""
-        if self.records.index is None:
+    def _telling(self) -> list[int]:
+        """Records that show a mistake if any does, by the side file: the least high, the highest, the least wide and the widest image; the
+        first of a few labels that the network has no outputs for; and for a network of grey images the first in colour."""
+        if (index := self.records.index) is None:
             return []
         found = []
-        for sides in (self.records.index.heights, self.records.index.widths):
+        for sides in (index.heights, index.widths):
             known = np.flatnonzero(sides)  # an image that can't be used has none
             if known.size:
                 found += [int(known[np.argmin(sides[known])]), int(known[np.argmax(sides[known])])]
-        return found
-
-    def _coloured(self) -> list[int]:
-        """The first images in colour, for a network of grey ones, where the side file has counted both."""
-        kinds = [] if self.records.index is None else ["grey" in kind for kind, _ in self.records.index.facts.kinds]
-        if self._pictures.channels != 1 or all(kinds) or not any(kinds):
-            return []
-        found: list[int] = []
-        room = Room()
-        for i in range(len(self.records)):  # the side file doesn't say which
-            with suppress(DataError):  # the one who uses the record reports or replaces it
-                if "grey" not in look(datum.parse(self.records.read(i, room)), pixels=False).kind:
-                    found.append(i)
-            if len(found) == _MOST_MISTAKES_SHOWN:
-                break
-        return found
-
-    def _unlabelled(self) -> list[int]:
-        """The first images of a few labels that the network has no outputs for, where the side file knows all."""
-        if (index := self.records.index) is None:
-            return []
         wrong = np.flatnonzero(index.labels >= self._pictures.num_classes)
-        return wrong[np.unique(index.labels[wrong], return_index=True)[1]].tolist()[:_MOST_MISTAKES_SHOWN]
+        found += wrong[np.unique(index.labels[wrong], return_index=True)[1]].tolist()[:_MOST_MISTAKES_SHOWN]
+        grey = ["grey" in kind for kind, _ in index.facts.kinds]
+        if self._pictures.channels == 1 and any(grey) and not all(grey):
+            coloured = (i for i in range(len(self.records)) if self._is_coloured(i))  # the side file doesn't say which
+            found += islice(coloured, _MOST_MISTAKES_SHOWN)
+        return found
 
-    def is_bad(self, i: int) -> bool:
-        """Whether record i gives no picture; not so where there is no such record, or something else is wrong with it."""
-        try:
-            if i < len(self.records):
-                self._look(i)
-        except DataError as error:
-            return isinstance(error, Undecodable)
+    def _is_coloured(self, i: int) -> bool:
+        with suppress(DataError):  # the one who uses the record reports it
+            return "grey" not in look(datum.parse(self.records.get(i)[1]), pixels=False).kind
         return False
 
     def _look(self, i: int) -> tuple[int, ...]:

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from stagerun.base.errors import DataError, UsageError
 from stagerun.base.recipe import Schedule, Solver, Stage, Transform
 from stagerun.base.text import count
-from stagerun.data.bad_records import BadRecords
 from stagerun.data.datum import Image
 from stagerun.data.index import Index
 from stagerun.data.jpeg import Rectangle
@@ -35,7 +34,6 @@ def training_loader(
     python: PythonTransform | None = None,
     augment: Augment | None = None,
     memory: Decoded | None = None,
-    bad: BadRecords | None = None,
     start: int = 0,
 ) -> Loader:
     """Training images, from any position on. `python` is the transform's own function, `augment` what it does to colours; `start` the position at which the
@@ -53,7 +51,6 @@ def training_loader(
         python=python,
         augment=augment,
         memory=memory,
-        bad=bad,
         side=side_at(solver, start) if solver.transform.crop_size_ramp else None,
         numbered=stage.data.train.labels is not None,
         ignored=ignored_in(stage).train,
@@ -144,7 +141,8 @@ class RectangularLoader(Loader):
         indices = self._by_shape[places].tolist()
         return Job(self, Batch(images, np.empty(count, np.int64), places), indices, places.tolist(), None, None)
 
-    def _make(self, job: Job, n: int, i: int) -> None:
+    def make(self, job: Job, n: int) -> None:
+        i = job.indices[n]
         picture, job.made.labels[n] = self._pictures.open(i)
         centre(self._pictures.finish(i, picture, self._pictures.draw(i, picture, None), None), job.made.images[n])
 
@@ -229,8 +227,8 @@ class CropLoader(Loader):
         made = Batch(images, np.empty(count, np.int64), positions)
         return Job(self, made, positions.tolist(), positions.tolist(), None, None)
 
-    def _make(self, job: Job, n: int, i: int) -> None:
-        whole, job.made.labels[n] = self._whole(i)
+    def make(self, job: Job, n: int) -> None:
+        whole, job.made.labels[n] = self._whole(job.indices[n])
         job.made.images[n :: job.count] = five_crops(whole, self._side)
 
     def preflight(self, samples: int = 32) -> None:

@@ -9,8 +9,7 @@ from stagerun.base.order import UInt64
 from stagerun.base.recipe import Cache, InterpMode, Transform
 from stagerun.base.text import size as size_text
 from stagerun.data import datum, jpeg, pixels, transform
-from stagerun.data.bad_records import Undecodable
-from stagerun.data.datum import DecodedPicture, Image, OtherChannels, Picture
+from stagerun.data.datum import DecodedPicture, Image, Picture
 from stagerun.data.jpeg import Rectangle
 from stagerun.data.lmdb_offsets import printable
 from stagerun.data.pixels import Draw
@@ -125,7 +124,7 @@ _BY_SOME = (
 class Pictures:
     """The records of one LMDB under one transform. From any number of threads; a thread's picture is valid until its next.
 
-    Undecodable for a record whose bytes give no picture, DataError for one that isn't what recipe or transform need,
+    DataError for a record whose bytes give no picture, or that isn't what recipe or transform need,
     StorageError where it can't be read.
     """
 
@@ -172,10 +171,8 @@ class Pictures:
         try:
             fields = datum.parse(record)
             picture = datum.picture_of(fields, self.channels, self._hand.decoder)
-        except OtherChannels as error:
-            raise DataError(f"{self.place(i)}: {error.message}", error.hint) from None
         except DataError as error:
-            raise Undecodable(f"{self.place(i)}: {error.message}", error.hint) from None
+            raise DataError(f"{self.place(i)}: {error.message}", error.hint) from None
         label = i if self._numbered else fields.label
         # An ignored label may be -1, by which a Datum says that it has several.
         if not self._numbered and (label != self._ignored or (fields.several and fields.floats)):
@@ -231,7 +228,7 @@ class Pictures:
         try:
             return picture.decode(part, shrunk)
         except DataError as error:
-            raise Undecodable(f"{self.place(i)}: {error.message}", error.hint) from None
+            raise DataError(f"{self.place(i)}: {error.message}", error.hint) from None
 
 
 def finished_size(draw: Draw, picture: Picture) -> tuple[int, int]:

@@ -19,6 +19,7 @@ import PIL.Image
 from stagerun.base.recipe import InterpMode, PadMode
 from stagerun.data.datum import Image, cut
 from stagerun.data.jpeg import Rectangle
+from stagerun.data.jpeg.decoder import Scratch
 
 _OPENCV = {
     InterpMode.LINEAR: cv2.INTER_LINEAR,
@@ -29,7 +30,6 @@ _OPENCV = {
 }
 # LINEAR looks at the two nearest pixels each way: from here on AUTO takes AREA, which looks at all.
 _AUTO_AREA_FROM = 1.5
-_KEEP = 1 << 26  # bytes that a thread keeps from one image to the next
 
 _thread = threading.local()
 
@@ -39,8 +39,8 @@ class Draw:
     """All that is decided about one image, in the order in which it is done.
 
     `pad` pixels on each side; `part` cut out (None: all of it); resized to `size` = (height, width) (None: not at all);
-    `crop` cut out (None: all of it); flipped left and right. The rest is for the device: `lighting` is added to all pixels,
-    (B, G, R) in units of 0 .. 255, each a float32; `cutout`, of the finished image, becomes 0 for the network.
+    `crop` cut out (None: all of it); flipped left and right. `cutout`, of the finished image, is for
+    the device: it becomes 0 for the network.
     """
 
     pad: int = 0
@@ -51,7 +51,6 @@ class Draw:
     crop: Rectangle | None = None
     mirror: bool = False
     cutout: Rectangle | None = None
-    lighting: tuple[float, float, float] | None = None
 
 
 def region(draw: Draw) -> Rectangle | None:
@@ -121,13 +120,10 @@ def finish(image: Image, draw: Draw, out: Image | None = None, shrunk: int = 1) 
 
 def _scratch(shape: tuple[int, ...]) -> Image:
     """This thread's own array, valid until its next call: fresh memory costs as much as the flip out of it."""
-    needed = math.prod(shape)
-    if needed > _KEEP:
-        return np.empty(shape, np.uint8)
-    held: Image | None = getattr(_thread, "held", None)
-    if held is None or held.size < needed:
-        held = _thread.held = np.empty(needed, np.uint8)
-    return held[:needed].reshape(shape)
+    if not hasattr(_thread, "scratch"):
+        _thread.scratch = Scratch()
+    image: Image = _thread.scratch.of(math.prod(shape)).reshape(shape)
+    return image
 
 
 def _pad(image: Image, pad: int, mode: PadMode) -> Image:

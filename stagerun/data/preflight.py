@@ -5,8 +5,7 @@ from dataclasses import replace
 from functools import cache
 
 from stagerun.base.errors import DataError, Problem, RecipeError
-from stagerun.base.recipe import Cache, OnBadRecord, Schedule, Source, Stage
-from stagerun.data.bad_records import BadRecords
+from stagerun.base.recipe import Cache, Schedule, Source, Stage
 from stagerun.data.loader import together
 from stagerun.data.loaders import evaluation_loader, training_loader
 from stagerun.data.pictures import Decoded, make_memory
@@ -26,16 +25,9 @@ def preflight(schedule: Schedule) -> None:
     require_folders(schedule)
     there = [s for s in schedule.sources if s.path not in schedule.imports or is_there(schedule.imports[s.path])]
     records = opened(schedule, there)
-    data = schedule.data
-    kept = Cache.DISK if data.cache is Cache.DEVICE else data.cache
+    kept = Cache.DISK if schedule.data.cache is Cache.DEVICE else schedule.data.cache
     memory = cache(lambda path: make_memory(records[path], schedule.model.channels, kept))
-    bad = cache(lambda path: BadRecords(len(records[path])) if data.on_bad_record is OnBadRecord.REPLACE else None)
-    require_usable(
-        schedule,
-        records,
-        lambda stage: memory(stage.data.train.path),
-        lambda stage: bad(stage.data.train.path),
-    )
+    require_usable(schedule, records, lambda stage: memory(stage.data.train.path))
 
 
 def opened(schedule: Schedule, sources: Iterable[Source] | None = None) -> dict[str, Records]:
@@ -48,11 +40,10 @@ def require_usable(
     schedule: Schedule,
     records: Mapping[str, Records],
     memory: Callable[[Stage], Decoded | None],
-    bad: Callable[[Stage], BadRecords | None],
     python: Callable[[Stage], PythonTransform | None] | None = None,
 ) -> None:
     """Looks at some records of each LMDB, by path, as each stage would. RecipeError where `num_classes` is wrong and nothing else is,
-    DataError with all that is wrong. `memory`: where decoded training images stay; `bad`: the replaced ones, as a Loader has them. `python`:
+    DataError with all that is wrong. `memory`: where decoded training images stay. `python`:
     a stage's own function, imported; None: none is, and what one would change is not looked at."""
     mistakes: list[DataError] = []
     problems: list[Problem] = []
@@ -76,7 +67,7 @@ def require_usable(
         try:  # what is done to colours fails for no image, and is left out: it needs torch
             function = python(stage) if python is not None else None
             if function is not None or not stage.solver.transform.python:
-                loader = training_loader(train, schedule, seen, python=function, memory=memory(stage), bad=bad(stage))
+                loader = training_loader(train, schedule, seen, python=function, memory=memory(stage))
                 mistakes += (_placed(one, stage, "transform_param") for one in loader.mistakes())
         except DataError as error:
             mistakes.append(error)
@@ -101,7 +92,7 @@ def _way(stage: Stage) -> tuple[object, ...]:
     """All that a stage's loaders depend on, but for the progress of a ramp."""
     solver, beside = stage.solver, (ignored_in(stage), ignored_by_some_in(stage))
     transforms = solver.transform, solver.test_transform, solver.test_batch_size
-    drawn = solver.random_seed, solver.sampling, solver.sampling_file, solver.sampling_weight
+    drawn = solver.random_seed, solver.sampling
     return stage.data, stage.model, *transforms, *drawn, *beside
 
 

@@ -11,26 +11,13 @@ import numpy as np
 from stagerun.base.errors import DataError, StagerunError, StorageError
 from stagerun.data import index
 from stagerun.data.index import Index
+from stagerun.data.jpeg.decoder import Scratch
+from stagerun.data.jpeg.header import as_bytes
 from stagerun.data.lmdb_offsets import offsets_in, printable
 from stagerun.data.scratch import Copy, Original, look
 from stagerun.system.lmdb_file import BY_COMMAND, BY_SCHEDULE, open_file, transaction_of
 
-_KEEP = 1 << 26  # bytes kept from one record to the next
-
-
-class Room:
-    """Memory that one thread reads records into, one after the other; it grows to the largest but for giants."""
-
-    def __init__(self) -> None:
-        self._view = memoryview(bytearray(0))
-
-    def of(self, size: int) -> memoryview:
-        """`size` bytes to write to, the same memory each time."""
-        if size > _KEEP:
-            return memoryview(bytearray(size))
-        if len(self._view) < size:
-            self._view = memoryview(bytearray(min(_KEEP, max(size, 2 * len(self._view)))))
-        return self._view[:size]
+Room = Scratch  # that one thread reads records into, one after the other
 
 
 class Records(Protocol):
@@ -145,7 +132,7 @@ class LmdbSource:
         if not 0 <= i < len(self):
             raise IndexError(i)
         at, length = int(self._offsets[i]), int(self._lengths[i])
-        value = room.of(length)
+        value = as_bytes(room.of(length))
         try:
             if os.fstat(self._fd).st_mtime_ns != self._changed:
                 self._compare()

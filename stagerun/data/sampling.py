@@ -32,16 +32,10 @@ def order_of(records: Records, schedule: Schedule, stage: Stage) -> Order:
         )
     sizes = np.bincount(labels[labels >= 0], minlength=classes).tolist()
     weights = weights_of(solver, sizes)
-    if missing := [c for c in range(classes) if weights[c] and not sizes[c]]:
-        raise DataError(
-            f"{records.name}: has no image of {_named(missing)}, and {solver.sampling_file} gives a weight",
-            f"write `{missing[0]} 0` there",
-        )
     drawn = shares(weights, len(records))
     if never := [c for c in range(classes) if weights[c] and not drawn[c]]:
         raise DataError(
             f"{records.name}: {said} leaves less than one of {count(len(records), 'image')} in an epoch to {_named(never)}",
-            f"a larger weight in {solver.sampling_file}, or 0 to leave it out" if solver.sampling_file else "",
         )
     return Sampled(solver.random_seed, labels, drawn)
 

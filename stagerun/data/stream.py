@@ -1,11 +1,11 @@
 """Batches as the engine gets them, made ahead by threads, in order; and the memory that they lie in."""
 
-import contextlib
 import math
 import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Batch:
     """`images` is uint8[n, height, width, channels], contiguous, in the order B, G, R; labels and positions are int64[n].
 
-    `lighting` is float32[n, 3], to be added to B, G, R; `cutout` int32[n, 4], the top, left, height and width of what becomes 0 for
+    `cutout` is int32[n, 4], the top, left, height and width of what becomes 0 for
     the network; `crop` int32[n, 3], the top and left in the record of what was cut out, and 1 where it was mirrored, of a transform with `mean_file`. None where the transform has no such thing. The memory of `images` is used again when no one refers to the array,
     to a part of it or to a tensor made of it: whoever holds one of these may do so as long as they like.
     """
@@ -28,7 +28,6 @@ class Batch:
     images: NDArray[np.uint8]
     labels: NDArray[np.int64]
     positions: NDArray[np.int64]
-    lighting: NDArray[np.float32] | None = None
     cutout: NDArray[np.int32] | None = None
     crop: NDArray[np.int32] | None = None
 
@@ -66,13 +65,12 @@ class Buffers:
 
 
 CHUNK = 8  # images that a thread takes at a time
-_CHUNKS_AHEAD = 4  # at least so many are known, and their records asked for, before they are started
 _CHUNKS_EACH = 2  # per thread: one in the making, one to come
-_LOOK_S = 0.5  # how often one who waits looks whether those that it waits for are alive
+_THREAD = "loader"
 
 
 class Stream(Iterator[Batch]):
-    """The batches of (position, count), in order, made by `loader.threads` daemon threads.
+    """The batches of (position, count), in order, made by `loader.threads` threads; one more plans them ahead.
 
     They end with the last batch, at an error, or at `close`, which waits for the images in the making. Closed by itself when
     it is no longer referred to, and at the interpreter's exit.
@@ -80,17 +78,15 @@ class Stream(Iterator[Batch]):
 
     def __init__(self, loader: "Loader", requests: Iterable[tuple[int, int]]) -> None:
         # The threads must not refer to this object, or it would never be collected.
-        work = _Work(loader, requests)
-        threads = [threading.Thread(target=work.run, name="loader", daemon=True) for _ in range(loader.threads)]
-        self._work, self._threads = work, threads
+        self._work = work = _Work(loader, requests)
+        planner = threading.Thread(target=work.plan, name=_THREAD, daemon=True)
         # Also runs at exit, before the interpreter is taken down: no thread must be inside OpenCV then.
-        self.close = weakref.finalize(self, _end, work, threads)
-        for thread in threads:
-            thread.start()
+        self.close = weakref.finalize(self, _end, work, planner)
+        planner.start()
 
     def __next__(self) -> Batch:
         try:
-            batch = self._work.next(self._threads)
+            batch = self._work.next()
         except BaseException:
             self.close()
             raise
@@ -106,157 +102,84 @@ class Stream(Iterator[Batch]):
         self.close()
 
 
-class _Place:
-    """A batch's place in the line: what is left of it, and the error of its first image that has one."""
-
-    def __init__(self, job: "Job | None", error: BaseException | None = None) -> None:
-        self.job, self.error = job, error
-        self.error_at = -1 if error else 1 << 62
-        self.left = -(-job.count // CHUNK) if job else 0  # chunks
-
-    def fail(self, at: int, error: BaseException) -> None:
-        # The first in the batch's order, not in time: the same error however many threads there are.
-        if at < self.error_at:
-            self.error, self.error_at = error, at
-
-
 class _Work:
-    """What the threads and the consumer share.
-
-    Two locks. `_planning` is held by the one thread that asks for more requests, which may take as long as it likes: the
-    consumer doesn't need it. `_changed` guards all else and is never held for long.
-    """
+    """What the threads and the consumer share."""
 
     def __init__(self, loader: "Loader", requests: Iterable[tuple[int, int]]) -> None:
         self._loader, self._requests = loader, iter(requests)
-        self._ahead = max(_CHUNKS_AHEAD, _CHUNKS_EACH * loader.threads)
-        self._planning = threading.Lock()
+        self.pool = ThreadPoolExecutor(loader.threads, thread_name_prefix=_THREAD)
         self._changed = threading.Condition()
-        self._line: deque[_Place] = deque()  # planned and not yet handed out
-        self._chunks: deque[tuple[_Place, Job, int, int]] = deque()  # not yet started, in order
-        self._asked = 0  # of `_chunks`, whose records were asked for
-        self._last = False  # no more batches will be planned
-        self._ended = 0  # threads that came to their end as they should
-        self.stop = False
+        # Planned and not yet handed out: batches, and at last an error, or None.
+        self._line: deque[tuple[Job, list[Future[None]]] | BaseException | None] = deque()
+        self._images = 0  # in `_line`
+        self._stopped = False
 
-    def run(self) -> None:
-        """One thread's life."""
-        while (chunk := self._take()) is not None:
-            place, job, first, last = chunk
-            error: BaseException | None = None
-            try:
-                job.fill(first, last)
-            except BaseException as caught:  # whatever it is, it belongs to the consumer
-                error = caught
-            with self._changed:
-                if error is not None:
-                    place.fail(first, error)
-                    self._give_up_behind(place)
-                place.left -= 1
-                if place.left == 0:
-                    self._changed.notify_all()
-            del chunk, place, job, error  # while it waits for the next, this thread keeps no batch alive
-        with self._changed:
-            self._ended += 1
-
-    def _take(self) -> tuple[_Place, "Job", int, int] | None:
-        """The next chunk, its records asked for long ago; None when there are no more."""
-        with self._planning:
-            while not self.stop:
-                with self._changed:
-                    known, full = len(self._chunks), self._is_full()
-                    enough = known >= self._ahead or self._last or full
-                    if enough and known:
-                        chunk = self._chunks.popleft()
-                        self._asked = max(0, self._asked - 1)
-                        soon = list(self._chunks)[self._asked : self._ahead]
-                        self._asked += len(soon)
-                        break
-                    if self._last:
-                        return None
-                    if full:
-                        self._changed.wait(_LOOK_S)
-                        continue
-                self._plan()
-            else:
-                return None
-        for _, job, first, last in soon:
-            job.expect(first, last)
-        return chunk
-
-    def _is_full(self) -> bool:
-        """Whether `depth` batches and one in the making are in the line; of small ones more, until all threads have work."""
-        if len(self._line) <= self._loader.depth:
-            return False
-        images = sum(place.job.count for place in self._line if place.job is not None)
-        return images >= _CHUNKS_EACH * CHUNK * self._loader.threads
-
-    def _plan(self) -> None:
-        """Puts the next request in the line; at their end, or at an error, notes that there are no more."""
-        place: _Place | None = None
+    def plan(self) -> None:
+        """The planner's life: it asks for the next request, which may take as long as it likes, when there is room."""
         try:
-            position, count = next(self._requests)
-            job = self._loader.plan(position, count)
-            place = _Place(job)
+            while self._has_room():
+                position, count = next(self._requests)
+                job = self._loader.plan(position, count)
+                job.expect(0, count)
+                starts = range(0, count, CHUNK)
+                self._add((job, [self.pool.submit(job.fill, n, min(n + CHUNK, count)) for n in starts]), count)
+                del job  # while it waits for room, this thread keeps no batch alive
         except StopIteration:
-            pass
-        except BaseException as error:  # the consumer's, behind the batches before
-            place = _Place(None, error)
+            self._add(None)
+        except BaseException as error:  # whatever it is, it belongs to the consumer, behind the batches before
+            self._add(error)
+        if self._stopped:
+            self.pool.shutdown(wait=False, cancel_futures=True)
+
+    def _has_room(self) -> bool:
+        """Waits until fewer than `depth` batches and one in the making are in the line; of small ones more, so that all threads have
+        work. False when the stream is closed."""
+        enough = _CHUNKS_EACH * CHUNK * self._loader.threads
         with self._changed:
-            if place is None or place.job is None:
-                self._last = True
-            if place is not None:
-                self._line.append(place)
-                if place.job is not None:
-                    starts = range(0, place.job.count, CHUNK)
-                    self._chunks.extend((place, place.job, n, min(n + CHUNK, place.job.count)) for n in starts)
+            self._changed.wait_for(
+                lambda: self._stopped or len(self._line) <= self._loader.depth or self._images < enough
+            )
+            return not self._stopped
+
+    def _add(self, planned: "tuple[Job, list[Future[None]]] | BaseException | None", count: int = 0) -> None:
+        with self._changed:
+            self._line.append(planned)
+            self._images += count
             self._changed.notify_all()
 
-    def _give_up_behind(self, failed: _Place) -> None:
-        """What comes after a batch that failed is not wanted; what comes before it is, and the rest of it too, which may have
-        an error that comes first."""
-        self._last = True
-        if failed not in self._line:  # closed meanwhile, or itself behind another
-            return
-        while self._line[-1] is not failed:
-            self._line.pop()
-        kept = set(map(id, self._line))
-        self._chunks = deque(chunk for chunk in self._chunks if id(chunk[0]) in kept)
-        self._asked = min(self._asked, len(self._chunks))
-
-    def next(self, threads: list[threading.Thread]) -> Batch | None:
-        """The next batch, when it is ready; None behind the last one, or when the stream is closed. Raises its error."""
+    def next(self) -> Batch | None:
+        """The next batch, when it is ready; None behind the last one, or when the stream is closed. Raises its error: that of its first
+        image that has one, whichever thread met its own first."""
         with self._changed:
-            while not self.stop:
-                if self._line and self._line[0].left == 0:
-                    place = self._line.popleft()
-                    self._changed.notify_all()
-                    break
-                if self._last and not self._line:
-                    return None
-                if not self._changed.wait(_LOOK_S) and sum(t.is_alive() for t in threads) + self._ended < len(threads):
-                    raise RuntimeError("a thread of the loader is gone")
-            else:
-                return None
-        if place.error is not None:
-            raise place.error
-        assert place.job is not None
-        return place.job.batch()
-
-    def end(self) -> None:
+            self._changed.wait_for(lambda: self._stopped or self._line)
+            planned = None if self._stopped else self._line[0]
+        if planned is None:
+            return None
+        if isinstance(planned, BaseException):
+            raise planned
+        job, chunks = planned
+        try:
+            for chunk in chunks:
+                chunk.result()
+        except CancelledError:  # closed by another thread
+            return None
         with self._changed:
-            self._line.clear()
-            self._chunks.clear()
+            self._line.popleft()
+            self._images -= job.count
+            self._changed.notify_all()
+        return job.batch()
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopped = True
             self._changed.notify_all()
 
 
-def _end(work: _Work, threads: list[threading.Thread]) -> None:
-    work.stop = True
-    # The garbage collector may run this in one of the threads that are to end, in the middle of anything: that one can't wait
-    # for the others, which may wait for a lock that it holds. They all look at `stop` soon.
-    if threading.current_thread() in threads:
-        return
-    work.end()
-    for thread in threads:
-        with contextlib.suppress(RuntimeError):  # it was not started: the system has no room for more threads
-            thread.join()
+def _end(work: _Work, planner: threading.Thread) -> None:
+    work.stop()
+    # The garbage collector may run this in one of the threads that are to end, in the middle of anything: that one can't wait for the
+    # others, which may wait for a lock that it holds. They all end soon.
+    if not threading.current_thread().name.startswith(_THREAD):
+        if planner.ident is not None:
+            planner.join()
+        work.pool.shutdown(cancel_futures=True)

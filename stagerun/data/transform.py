@@ -1,7 +1,7 @@
 """What is done to one image: `transform_param`, in Intel's and SURFsara's Caffe (`data_transformer.cpp`) and beyond it.
 
 Two steps, so that each can be tested alone: `draw` turns an image's random numbers and size into a `pixels.Draw`, which holds
-everything that was decided; `pixels` carries it out. Mean, scale, lighting and cutout are left to the engine, on the device;
+everything that was decided; `pixels` carries it out. Mean, scale and cutout are left to the engine, on the device;
 colours to what it gives the loader.
 
 `stagerun check` makes sure that a transform is possible (one geometry, a crop_size where one is needed ...).
@@ -24,7 +24,7 @@ from stagerun.base.recipe import InterpMode, PadMode, RandomAspectRatio, RandomR
 from stagerun.data.jpeg import Rectangle
 from stagerun.data.pixels import Draw
 
-# Places of an image's random numbers: these four, then those of each attempt at a rectangle, then cutout's, then lighting's. They
+# Places of an image's random numbers: these four, then those of each attempt at a rectangle, then cutout's. They
 # are part of what a snapshot means: a feature that is off leaves those before it where they are.
 MIRROR, SIZE, TOP, LEFT, ATTEMPTS = 0, 1, 2, 3, 4
 CUTOUT_NUMBERS = 2
@@ -37,7 +37,7 @@ def pixels_made_by() -> str:
 
 def numbers_needed(transform: Transform) -> int:
     """Random numbers per image that `draw` may use."""
-    return lighting_place(transform) + (LIGHTING_NUMBERS if transform.lighting_std else 0)
+    return cutout_place(transform) + (CUTOUT_NUMBERS if transform.cutout_size else 0)
 
 
 def cutout_place(transform: Transform) -> int:
@@ -46,11 +46,6 @@ def cutout_place(transform: Transform) -> int:
     if aspect:
         return ATTEMPTS + CAFFE_NUMBERS * aspect.max_attempt
     return ATTEMPTS + (TORCHVISION_NUMBERS * resized_crop.max_attempt if resized_crop else 0)
-
-
-def lighting_place(transform: Transform) -> int:
-    """Place of lighting's numbers, where there is any: behind cutout's."""
-    return cutout_place(transform) + (CUTOUT_NUMBERS if transform.cutout_size else 0)
 
 
 def draw(transform: Transform, numbers: UInt64 | None, height: int, width: int) -> Draw:
@@ -75,7 +70,6 @@ def draw(transform: Transform, numbers: UInt64 | None, height: int, width: int) 
         )
     if crop is not None:
         height, width = crop.height, crop.width
-    light = numbers[(place := lighting_place(transform)) : place + LIGHTING_NUMBERS]
     return Draw(
         pad=transform.pad,
         pad_mode=transform.pad_mode,
@@ -85,7 +79,6 @@ def draw(transform: Transform, numbers: UInt64 | None, height: int, width: int) 
         crop=crop,
         mirror=transform.mirror and randint(numbers[MIRROR], 2) == 1,
         cutout=_cutout(transform, numbers, given, height, width),
-        lighting=lighting(transform.lighting_std, light) if transform.lighting_std else None,
     )
 
 
@@ -158,14 +151,13 @@ def _too_small(given: tuple[int, int], now: tuple[int, int], setting: str, hint:
 @dataclass(frozen=True, slots=True)
 class Places:
     """Where n images are cut: the rectangle of height x width at `top`, `left` (int64[n], of the padded image) is cut out and mirrored
-    where `mirror` (bool[n]) says so. `lighting` and `cutout` are as in a Batch."""
+    where `mirror` (bool[n]) says so. `cutout` is as in a Batch."""
 
     height: int
     width: int
     top: NDArray[np.int64]
     left: NDArray[np.int64]
     mirror: NDArray[np.bool_]
-    lighting: NDArray[np.float32] | None = None
     cutout: NDArray[np.int32] | None = None
 
 
@@ -191,20 +183,12 @@ def draw_places(param: Transform, numbers: UInt64, height: int, width: int) -> P
         )
         high = wide = side
     mirror = _below(numbers[:, MIRROR], 2) == 1 if param.mirror else np.zeros(len(numbers), np.bool_)
-    return Places(high, wide, top, left, mirror, _lights(param, numbers), _cutouts(param, numbers, high, wide))
+    return Places(high, wide, top, left, mirror, _cutouts(param, numbers, high, wide))
 
 
 def _below(numbers: UInt64, n: int) -> NDArray[np.int64]:
     """`order.randint` of each."""
     return (numbers % np.uint64(n)).astype(np.int64)
-
-
-def _lights(param: Transform, numbers: UInt64) -> NDArray[np.float32] | None:
-    if not param.lighting_std:
-        return None
-    place = lighting_place(param)
-    own = numbers[:, place : place + LIGHTING_NUMBERS]
-    return np.array([lighting(param.lighting_std, each) for each in own], np.float32)
 
 
 def _cutouts(param: Transform, numbers: UInt64, height: int, width: int) -> NDArray[np.int32] | None:
@@ -298,59 +282,3 @@ def _powers(start: float, roots: list[float]) -> list[float]:
     for root in roots:
         powers = [p for power in powers for p in (power, power * root)]
     return powers
-
-
-# -- AlexNet's lighting: a random amount of each principal component of ImageNet's colours.
-
-# Random numbers for an image: two for each pair of normal ones, of which three are used.
-LIGHTING_NUMBERS = 4
-
-# Eigenvalues and eigenvectors (columns; rows are R, G, B) of the covariance of ImageNet's pixels in units of 0 .. 1. Their source is facebookarchive/fb.resnet.torch: datasets/imagenet.lua; the method is section 4.1 of Krizhevsky, Sutskever, Hinton:
-# ImageNet Classification with Deep Convolutional Neural Networks (2012).
-_EIGENVALUES = (0.2175, 0.0188, 0.0045)
-_EIGENVECTORS = ((-0.5675, 0.7192, 0.4009), (-0.5808, -0.0045, -0.8140), (-0.5836, -0.6948, 0.4203))
-_LN2 = 0.6931471805599453
-_HALF_PI = 1.5707963267948966
-
-
-def lighting(std: float, numbers: UInt64) -> tuple[float, float, float]:
-    """(B, G, R), each a float32, to add to all pixels of an image in units of 0 .. 255. `numbers` is uint64[LIGHTING_NUMBERS]."""
-    a, b, c, d = numbers.tolist()
-    first, second = normals(a, b)
-    third, _ = normals(c, d)
-    amounts = [std * x * value for x, value in zip((first, second, third), _EIGENVALUES, strict=True)]
-    red, green, blue = (
-        255.0 * (row[0] * amounts[0] + row[1] * amounts[1] + row[2] * amounts[2]) for row in _EIGENVECTORS
-    )
-    return float(np.float32(blue)), float(np.float32(green)), float(np.float32(red))
-
-
-def normals(first: int, second: int) -> tuple[float, float]:
-    """Two independent numbers of mean 0 and standard deviation 1 from two numbers of `order.draws` (Box and Muller, 1958)."""
-    radius = math.sqrt(-2.0 * _log(1.0 - uniform(first)))  # of a number above 0, at most 1
-    cosine, sine = _cos_sin(uniform(second))
-    return radius * cosine, radius * sine
-
-
-def _log(x: float) -> float:
-    """Natural logarithm of x > 0: ln m = 2 artanh((m - 1) / (m + 1)) for m from sqrt(1/2) to sqrt(2). Good to 5e-16."""
-    m, exponent = math.frexp(x)
-    if m < 0.7071067811865476:
-        m, exponent = 2 * m, exponent - 1
-    z = (m - 1.0) / (m + 1.0)  # at most 0.172
-    square, total = z * z, 0.0
-    for k in range(23, 0, -2):
-        total = total * square + 1.0 / k
-    return exponent * _LN2 + 2.0 * z * total
-
-
-def _cos_sin(turn: float) -> tuple[float, float]:
-    """Cosine and sine of 2 pi `turn`, 0 <= turn < 1: Taylor's series within an eighth of a turn of the nearest quarter. Good to 1e-15."""
-    quarter = math.floor(4.0 * turn + 0.5)
-    x = (4.0 * turn - quarter) * _HALF_PI  # the difference is exact
-    square, cosine, sine = x * x, 0.0, 0.0
-    for k in range(18, 0, -2):
-        cosine = 1.0 - cosine * square / (k * (k - 1))
-        sine = 1.0 - sine * square / (k * (k + 1))
-    sine *= x
-    return ((cosine, sine), (-sine, cosine), (-cosine, -sine), (sine, -cosine))[quarter % 4]

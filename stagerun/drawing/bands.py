@@ -3,7 +3,7 @@
 Every stage has its line (`Picture.lanes`); what is the same in all of them is shown once.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -14,32 +14,30 @@ from stagerun.drawing.scale import Scale
 MOST_RUNS = 12
 # Lines of labels above the curve; labels closer together are left out.
 MOST_ROWS = 6
+MOST_SAID = 6  # values of a band that are said beneath the picture
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """`text` holds from `begin` to `end` on an x axis, in `stage`; in `stage` '' it is that of all of them. `label` is what is
-    written there."""
+    """`text` holds from `begin` to `end` on an x axis, in `stage`; in `stage` '' it is that of all of them."""
 
     stage: str
     begin: float
     end: float
     text: str
-    label: str
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """`lanes` from top to bottom. `keys`: what a short label in it stands for. `unlabelled`: texts that are written nowhere."""
+    """`lanes` from top to bottom."""
 
     title: str
     lanes: tuple[tuple[Segment, ...], ...]
-    keys: tuple[tuple[str, str], ...] = ()
-    unlabelled: int = 0
 
     @property
-    def remark(self) -> str:
-        return f"{self.unlabelled} more, too short for a label" if self.unlabelled else ""
+    def texts(self) -> list[str]:
+        """What differs, from above and from the left."""
+        return list(dict.fromkeys(segment.text for lane in self.lanes for segment in lane))
 
 
 def bands(picture: Picture, unit: Unit) -> list[Band]:
@@ -52,7 +50,7 @@ def bands(picture: Picture, unit: Unit) -> list[Band]:
             found = runs(stage)
             ends = [at for at, _ in found[1:]] + [stage.iterations]
             rows[lanes[stage.name]] += [
-                Segment(stage.name, stage.x(at, unit), stage.x(end, unit), text, text)
+                Segment(stage.name, stage.x(at, unit), stage.x(end, unit), text)
                 for (at, text), end in zip(found, ends, strict=True)
             ]
         return Band(title, tuple(tuple(sorted(row, key=lambda s: s.begin)) for row in rows))
@@ -68,7 +66,7 @@ def bands(picture: Picture, unit: Unit) -> list[Band]:
     return [
         _together(b, picture.end(unit)) if b.title != "stages" else b
         for b in found
-        if b.title != "momentum" or len(_texts(b)) > 1
+        if b.title != "momentum" or len(b.texts) > 1
     ]
 
 
@@ -92,15 +90,11 @@ def size_text(point: Point) -> str:
     return "as stored" if point.size is None else str(point.size)
 
 
-def _texts(band: Band) -> list[str]:
-    return list(dict.fromkeys(segment.text for lane in band.lanes for segment in lane))
-
-
 def _together(band: Band, end: float) -> Band:
     """One line where all stages have the same, and one with both where consecutive stages have."""
-    texts = _texts(band)
+    texts = band.texts
     if len(texts) == 1:
-        return replace(band, lanes=((Segment("", 0.0, end, texts[0], texts[0]),),))
+        return replace(band, lanes=((Segment("", 0.0, end, texts[0]),),))
     return replace(band, lanes=tuple(_merged(lane) for lane in band.lanes))
 
 
@@ -113,40 +107,6 @@ def _merged(lane: Sequence[Segment]) -> tuple[Segment, ...]:
         else:
             found.append(segment)
     return tuple(found)
-
-
-def keyed(band: Band, fits: Callable[[Segment, float], bool]) -> Band:
-    """The band with the labels `(a)`, `(b)` ... where a text doesn't fit, and `keys`; with none where that doesn't fit either.
-
-    `fits` is given the place up to which the label of a segment may go: the next one's begin, infinite if there is none.
-    """
-    keys: dict[str, str] = {}
-    whole: set[str] = set()
-
-    def short(segment: Segment, limit: float) -> Segment:
-        if fits(segment, limit):
-            whole.add(segment.text)
-            return segment
-        keyed = replace(segment, label=keys.get(segment.text, f"({_letters(len(keys))})"))
-        if not fits(keyed, limit):
-            return replace(segment, label="")
-        keys[segment.text] = keyed.label
-        return keyed
-
-    lanes = []
-    for lane in band.lanes:
-        limits = [s.begin for s in lane[1:]] + [float("inf")]
-        lanes.append(tuple(short(s, limit) for s, limit in zip(lane, limits, strict=True)))
-    unlabelled = sum(text not in whole and text not in keys for text in _texts(band))
-    return replace(
-        band, lanes=tuple(lanes), keys=tuple((key, text) for text, key in keys.items()), unlabelled=unlabelled
-    )
-
-
-def _letters(number: int) -> str:
-    """a, b, ... z, aa, ab ..."""
-    rest, last = divmod(number, 26)
-    return (_letters(rest - 1) if rest else "") + chr(ord("a") + last)
 
 
 @lru_cache(maxsize=1024)  # of a curve's points, most have the same
@@ -224,23 +184,6 @@ def on_rows(
     return rows, left_out
 
 
-def jumps(picture: Picture) -> list[str]:
-    """A sentence for each jump of the learning rate that is marked, in the order of the stages."""
-    found = []
-    for stage in picture.stages:
-        for mark in stage.marks:
-            if not mark.jumps:
-                continue
-            where = {
-                Kind.START: f"where it {leaves(stage)}",
-                Kind.WARM_UP: f"at {mark.iter}, the end of its warm-up",
-                Kind.STEP: f"at {mark.iter}",
-            }[mark.kind]
-            factor = f" ({factor_text(mark.factor)})" if mark.factor is not None else ""
-            found.append(f"{stage.name}: {mark.before:.4g} -> {mark.after:.4g}{factor} {where}")
-    return found
-
-
 def not_shown(picture: Picture) -> list[str]:
     """The parts of each stage's learning rate that are not drawn, and how the second of two sides looks."""
     found = []
@@ -257,10 +200,13 @@ def not_shown(picture: Picture) -> list[str]:
     return found + [f"{side} is dashed, over {picture.sides[0]}" for side in picture.sides[1:]]
 
 
-def captions(picture: Picture, scale: Scale, shown: Sequence[Band], left_out: int) -> list[str]:
-    """What is said beneath a picture, a paragraph each. `left_out`: labels without room above the curve."""
-    keys = [f"{band.title} {key}: {text}" for band in shown for key, text in band.keys]
-    keys += [f"{band.title}: {band.remark}" for band in shown if band.remark]
+def captions(picture: Picture, scale: Scale, bands: Iterable[Band], left_out: int) -> list[str]:
+    """What is said beneath a picture, a paragraph each. `bands`: those of which not all is written where it holds. `left_out`: labels without
+    room above the curve."""
+    keys = []
+    for band in bands:
+        more = f" and {len(band.texts) - MOST_SAID} more" if len(band.texts) > MOST_SAID else ""
+        keys.append(f"{band.title}, which stages differ in: {'; '.join(band.texts[:MOST_SAID])}{more}")
     rest = ["lines: a stage begins; dotted: a warm-up ends, or the rate steps; x: by what factor it jumps"]
     if any(stage.meetings for stage in picture.stages):
         rest.append("ticks at the foot: replicas are averaged")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from stagerun.base.recipe import DecayFrom, Ensemble, Schedule, Solver, Stage
+from stagerun.base.text import listed
 from stagerun.plan.described import augmentation
 from stagerun.plan.ensembles import in_words, rule_in_words
 from stagerun.plan.hazards import JUMP, Joint, joints
@@ -70,10 +71,6 @@ def points_of(solver: Solver, begins: int = 0) -> tuple[tuple[Point, ...], tuple
     for at in [*(step.iter for step in steps), *sizes]:
         kept |= {max(0, at - 1), at}
     kept |= set(_extremes(lambda i: knobs(i).lr, last))
-    if solver.momentum_policy is not None:
-        kept |= set(_extremes(lambda i: knobs(i).momentum, last))
-    if solver.weight_decay_policy is not None:
-        kept |= set(_extremes(lambda i: knobs(i).weight_decay, last))
     points = []
     size = None
     for i in sorted({*kept, begins}):
@@ -127,14 +124,12 @@ def steps_at_corners(solver: Solver) -> list[Mark]:
 def corners(solver: Solver) -> Iterator[int]:
     """Where a curve of the stage may have a corner, at the iteration or up to the one after: policies count from where they begin."""
     places: list[float] = [*solver.stepvalue, *(knot.iter for knot in solver.knot)]
-    places += [at for at in (solver.lr_iter, solver.peak_iter) if at is not None]
+    places += [solver.lr_iter] if solver.lr_iter is not None else []
     if solver.lr_policy == "step" and solver.stepsize is not None:
         stairs = (solver.max_iter + solver.policy_start_iter) // solver.stepsize
         places += [n * solver.stepsize for n in range(1, stairs + 1)] if stairs <= STAIRS else []
     if solver.decay_from is DecayFrom.WARMUP_END:
         places = [at + solver.warmup_iter for at in places]
-    for curve in (solver.momentum_policy, solver.weight_decay_policy):
-        places += [knot.iter for knot in curve.knot] if curve is not None else []
     places = [warm_up_end(solver), *(at - solver.policy_start_iter for at in places)]
     yield from map(int, places)
 
@@ -253,14 +248,10 @@ class EnsemblePicture:
     members: tuple[str, ...]
     points: tuple[tuple[str, int], ...]
 
-    def label(self, fits: Callable[[str], bool]) -> str:
-        """The name, the rule and the members, as many of them as fit; '' where not even the name does."""
-        head = f"{self.name} ({self.rule})"
-        for named in range(min(len(self.members), MOST_NAMED), 0, -1):
-            more = f" and {left} more" if (left := len(self.members) - named) else ""
-            if fits(found := f"{head}: {', '.join(self.members[:named])}{more}"):
-                return found
-        return next(filter(fits, (head, self.name)), "")
+    @property
+    def label(self) -> str:
+        """The name, the rule and the members."""
+        return f"{self.name} ({self.rule}): {listed(self.members, MOST_NAMED)}"
 
 
 @dataclass(frozen=True, slots=True)

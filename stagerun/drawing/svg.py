@@ -38,11 +38,6 @@ def text(
     return element("text", escape(said), x=x, y=y, font_size=size, fill=fill, text_anchor=anchor, transform=turn)
 
 
-def line(points: Sequence[Place], stroke: str, width: float = 1.0, dashes: str | None = None) -> str:
-    d = path([points])
-    return element("path", d=d, fill="none", stroke=stroke, stroke_width=width, stroke_dasharray=dashes)
-
-
 def document(name: str, width: float, height: float, *inside: str) -> bytes:
     """A file on white, of so many pixels."""
     paper = element("rect", width=width, height=height, fill="#ffffff")

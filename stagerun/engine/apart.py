@@ -53,7 +53,6 @@ def update_replicas(
     loss = sum(losses) / how.logical_workers
     if stopping >= BROKEN_OFF:
         return Outcome(loss, True, time.monotonic() - started, broken_off=True)
-    state.residual = replicas.residual  # what gradients lacked before they parted is dropped
     if not wrong:
         now = knobs if isinstance(knobs, Knobs) else knobs(loss)
         wrong = too_fast(state, now, loss)
@@ -78,7 +77,7 @@ def _agreed(
 ) -> tuple[list[float], str, float]:
     """(the loss of each replica, summed over its logical workers; what is not finite, '' if all is; how many ask to stop), the same on all
     ranks. Of each number all ranks but one add 0, so that the sums are exact."""
-    said = torch.zeros(numbers_agreed_on(replicas.count), dtype=torch.float64)
+    said = torch.zeros(2 * replicas.count + 1, dtype=torch.float64)
     for r, one in found.items():
         if replicas.holders[r] == replicas.comm.rank:
             said[r], said[replicas.count + r] = one.loss_sum, _wrong(one, how)
@@ -88,11 +87,6 @@ def _agreed(
     losses, codes = said[: replicas.count].tolist(), said[replicas.count : -1].tolist()
     wrong = next((f"{_WHAT[int(code)].format(r)} not finite" for r, code in enumerate(codes) if code), "")
     return losses, wrong, float(said[-1])
-
-
-def numbers_agreed_on(count: int) -> int:
-    """Before each update of so many replicas, as float64."""
-    return 2 * count + 1
 
 
 def _wrong(one: Summed, how: Arithmetic) -> int:

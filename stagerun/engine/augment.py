@@ -26,7 +26,7 @@ from stagerun.models.vision import torchvision_part
 # A picture in R, G, B and its numbers -> the picture.
 Step: TypeAlias = Callable[[Image.Image, UInt64], Image.Image]
 
-TRIVIAL_BINS = 31
+BINS = 31  # steps from no effect to the strongest, of both policies
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def rand_augment(settings: RandAugment, picture: Image.Image, numbers: UInt64) -
         end = OPERATIONS[name].randaugment
         if name in ("TranslateX", "TranslateY"):
             end *= picture.width if name == "TranslateX" else picture.height
-        picture = operate(picture, name, magnitudes(name, end, settings.num_magnitude_bins)[settings.magnitude], sign)
+        picture = operate(picture, name, magnitudes(name, end, BINS)[settings.magnitude], sign)
     return picture
 
 
@@ -108,8 +108,8 @@ TRIVIAL_NUMBERS = 3
 
 def trivial_augment(picture: Image.Image, numbers: UInt64) -> Image.Image:
     name = _NAMES[randint(numbers[0], len(_NAMES))]
-    strengths = magnitudes(name, OPERATIONS[name].trivial, TRIVIAL_BINS)
-    return operate(picture, name, strengths[randint(numbers[1], TRIVIAL_BINS)], numbers[2])
+    strengths = magnitudes(name, OPERATIONS[name].trivial, BINS)
+    return operate(picture, name, strengths[randint(numbers[1], BINS)], numbers[2])
 
 
 @functools.lru_cache(1024)

@@ -5,15 +5,15 @@ from dataclasses import replace
 
 from stagerun.base.compression import METHODS, methods_of
 from stagerun.base.recipe import Compression, Determinism, Memory, Method, ParamKind, Scope, Solver
-from stagerun.comm import Comm, Reducer, make_reducer, runs_of
+from stagerun.comm import Comm, Reducer, dense_bytes, make_reducer, runs_of
 from stagerun.comm.compressed import CompressedReducer
 from stagerun.comm.compression import Operator, make
-from stagerun.comm.jobs import Inline, Jobs
 from stagerun.comm.kept import Kept
 from stagerun.comm.reduce import Switch
 from stagerun.comm.residual import Residual
 from stagerun.engine.parameters import first_that_fits, kind_of
 from stagerun.engine.state import TrainState
+from stagerun.engine.update import TAIL
 
 
 def rule_of(name: str, kind: ParamKind, how: Compression) -> Compression:
@@ -62,14 +62,7 @@ def senders(determinism: Determinism, logical_workers: int, workers: int) -> lis
 
 
 def residual_of(determinism: Determinism, state: TrainState, solver: Solver, comm: Comm) -> Residual | None:
-    """Zeros, where the stage's compression remembers anything: of gradients, and of replicas that have parted of their changes."""
-    replicas = state.replicas
-    if replicas is not None and replicas.apart_after(state.iter):
-        return _zeros(state, solver, comm, replicas.senders)
-    return _zeros(state, solver, comm, senders(determinism, solver.logical_workers, comm.size))
-
-
-def _zeros(state: TrainState, solver: Solver, comm: Comm, runs: Sequence[range]) -> Residual | None:
+    """Zeros, where the stage's compression remembers anything."""
     if solver.compress is None:
         return None
     rules = rules_of(state, solver.compress)
@@ -80,6 +73,7 @@ def _zeros(state: TrainState, solver: Solver, comm: Comm, runs: Sequence[range])
     for name, rule in rules.items():
         if rule.method is Method.POWER_SGD and (shape := operator(rule, tensors[name].shape, 1).basis()):
             bases[name] = shape
+    runs = senders(determinism, solver.logical_workers, comm.size)
     return Residual({name: tensors[name] for name in rules}, runs, comm.rank, bases)
 
 
@@ -87,69 +81,49 @@ def _remembers(rule: Compression) -> bool:
     return rule.method is Method.POWER_SGD or (rule.memory is Memory.RESIDUAL and not METHODS[rule.method].exact)
 
 
-def compresses(solver: Solver) -> bool:
-    return solver.compress is not None and methods_of(solver.compress) != {Method.NONE}
+def dense_bytes_of(determinism: Determinism, state: TrainState, solver: Solver, comm: Comm) -> int:
+    """What rank 0 sends in an iteration of the stage without compression and replicas; 0 where it has neither, and with one worker."""
+    compressed = solver.compress is not None and methods_of(solver.compress) != {Method.NONE}
+    if not compressed and solver.sync is None:
+        return 0
+    tensors, tail = [p.tensor for p in state.solver.parameters], state.statistics.n + TAIL
+    elements, element_size = sum(t.numel() for t in tensors), tensors[0].element_size()
+    return dense_bytes(determinism, elements, element_size, comm.size, solver.logical_workers, tail)
 
 
 def reducer_of(
     determinism: Determinism, state: TrainState, solver: Solver, comm: Comm, kept: Kept | None = None
 ) -> Reducer:
-    """The way to add up the gradients of a stage, and the changes of its replicas. `kept` is filled where they are compressed."""
-    how, replicas = solver.compress, state.replicas
+    """The way to add up the gradients of a stage. `kept` is filled where they are compressed."""
+    how = solver.compress
 
-    def of_all() -> Reducer:
-        dense = _dense(determinism, state, solver, comm)
-        if how is None or not compresses(solver):
-            return dense
-        if all(rule.method is Method.NONE for rule in rules_of(state, how).values()):
-            return dense
-        runs, each = senders(determinism, solver.logical_workers, comm.size), determinism is Determinism.ELASTIC
-        after = _compressed(state, solver, how, comm, runs, each, state.residual, kept)
-        return From(how.start_iter, dense, after) if how.start_iter else after
+    def dense() -> Reducer:
+        return make_reducer(determinism, [p.tensor for p in state.solver.parameters], comm, solver.logical_workers)
 
-    if replicas is None:
-        return of_all()
-    if how is not None and replicas.compresses:
-        past = replicas.apart_after(state.iter)
-        replicas.residual = state.residual if past else _zeros(state, solver, comm, replicas.senders)
-        replicas.changes = _compressed(
-            state, solver, how, comm, replicas.senders, True, replicas.residual, kept, Inline()
-        )
-    return replicas.around(of_all, state.iter)
-
-
-def _dense(determinism: Determinism, state: TrainState, solver: Solver, comm: Comm) -> Reducer:
-    return make_reducer(determinism, [p.tensor for p in state.solver.parameters], comm, solver.logical_workers)
-
-
-def _compressed(
-    state: TrainState,
-    solver: Solver,
-    how: Compression,
-    comm: Comm,
-    runs: Sequence[range],
-    each: bool,
-    residual: Residual | None,
-    kept: Kept | None,
-    jobs: Jobs | None = None,
-) -> CompressedReducer:
-    """The reducer for the senders `runs` of each rank; each of those is a logical worker, or whatever `each` is."""
-    tensors, rules = {p.name: p.tensor for p in state.solver.parameters}, rules_of(state, how)
+    if state.replicas is not None:
+        return state.replicas.around(dense, state.iter)
+    rules = rules_of(state, how) if how is not None else {}
+    if how is None or all(rule.method is Method.NONE for rule in rules.values()):
+        return dense()
+    runs, tensors = (
+        senders(determinism, solver.logical_workers, comm.size),
+        {p.name: p.tensor for p in state.solver.parameters},
+    )
     together = sum(rule == how for rule in rules.values()) if how.scope is Scope.ENTIRE_MODEL else 0
     everything = sum(tensors[name].numel() for name, rule in rules.items() if rule == how)
     shapes = {name: (everything,) if together and rule == how else tensors[name].shape for name, rule in rules.items()}
-    return CompressedReducer(
+    after = CompressedReducer(
         {name: tensors[name] for name in rules},
         [operator(rule, shapes[name], runs[-1].stop) for name, rule in rules.items()],
         comm,
         runs,
         solver.random_seed,
-        each=each,
+        each=determinism is Determinism.ELASTIC,
         whole=together,
-        residual=residual,
-        jobs=jobs,
+        residual=state.residual,
         kept=kept,
     )
+    return From(how.start_iter, dense(), after) if how.start_iter else after
 
 
 class From(Switch):

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from stagerun.base.net import ALL_COUNT, Ignored
 from stagerun.base.recipe import Precision
 from stagerun.comm import Comm
-from stagerun.engine import ranking
 from stagerun.engine.device import autocast
 from stagerun.engine.images import Batch, Normalise
 from stagerun.engine.losses import EvaluationLoss, cross_entropy
@@ -60,7 +59,9 @@ class Score:
 
     @property
     def mean_ap(self) -> float | None:
-        return ranking.mean(self.class_ap)
+        """Over the classes that have an image; None if none has."""
+        known = [one for one in self.class_ap if one is not None]
+        return sum(known) / len(known) if known else None
 
 
 def evaluate(
@@ -168,4 +169,24 @@ def _ranked(
         first = sum(sizes[:number])
         table[first : first + len(logits)] = torch.cat([logits, labels], 1)
     comm.all_reduce(table)()
-    return ranking.of_classes(table[:, :width], table[:, width:])
+    return tuple(average_precision(table[:, c], table[:, width + c]) for c in range(width))
+
+
+def average_precision(scores: Tensor, positive: Tensor) -> float | None:
+    """The sum over thresholds, from the highest score down, of (recall - recall before) * precision; images of equal scores are at
+    one threshold. None without a positive image.
+
+    >>> round(average_precision(torch.tensor([0.9, 0.8, 0.7]), torch.tensor([1, 0, 1])), 6)
+    0.833333
+    """
+    total = int(positive.sum())
+    if not total:
+        return None
+    order = torch.argsort(scores, descending=True, stable=True)
+    ranked, right = scores[order], positive[order].double().cumsum(0)
+    last = torch.ones_like(ranked, dtype=torch.bool)
+    last[:-1] = ranked[1:] != ranked[:-1]
+    places = torch.arange(1, len(ranked) + 1, dtype=torch.float64, device=scores.device)
+    found, seen = right[last], places[last]
+    gained = torch.diff(found, prepend=found.new_zeros(1))
+    return float((gained * found / seen).sum() / total)

@@ -27,7 +27,6 @@ class DeviceBatch:
     images: np.ndarray | Tensor
     labels: Tensor
     positions: np.ndarray
-    lighting: np.ndarray | Tensor | None
     cutout: np.ndarray | Tensor | None
     crop: np.ndarray | Tensor | None = None
     copied: torch.cuda.Event | None = None
@@ -68,11 +67,10 @@ class Copier(Iterator[DeviceBatch]):
         torch.cuda.set_device(self._device)  # of this thread
         with torch.cuda.stream(self._stream):
             images, labels = self._copy(batch.images), self._copy(batch.labels)
-            lighting = None if batch.lighting is None else self._copy(batch.lighting)
             cutout = None if batch.cutout is None else self._copy(batch.cutout)
             crop = None if batch.crop is None else self._copy(batch.crop)
             event = self._stream.record_event()
-            return DeviceBatch(images, labels, batch.positions, lighting, cutout, crop, event)
+            return DeviceBatch(images, labels, batch.positions, cutout, crop, event)
 
     def _copy(self, values: np.ndarray | Tensor) -> Tensor:
         """On the present stream."""
@@ -91,7 +89,7 @@ class Fed(Iterator[Batch]):
         present = torch.cuda.current_stream()
         assert batch.copied is not None
         present.wait_event(batch.copied)
-        for tensor in (batch.images, batch.labels, batch.lighting, batch.cutout, batch.crop):
+        for tensor in (batch.images, batch.labels, batch.cutout, batch.crop):
             if isinstance(tensor, Tensor):
                 tensor.record_stream(present)
         return batch
@@ -119,7 +117,6 @@ class Cut:
     height: int
     width: int
     positions: NDArray[np.int64]
-    lighting: NDArray[np.float32] | None = None
     cutout: NDArray[np.int32] | None = None
 
 
@@ -137,7 +134,7 @@ class Resident:
         rows = top[:, None] + down - pad
         columns = left[:, None] + torch.where(mirror[:, None] == 1, cut.width - 1 - across, across) - pad
         images = self._pixels(indices, rows, columns, reflect) if pad else self._at(indices, rows, columns)
-        return DeviceBatch(images, self.labels[indices], cut.positions, cut.lighting, cut.cutout)
+        return DeviceBatch(images, self.labels[indices], cut.positions, cut.cutout)
 
     def batches(self, cuts: Iterator[Cut], pad: int, reflect: bool) -> Generator[DeviceBatch, None, None]:
         """One of each of `cuts`, which are drawn one ahead by a thread of their own, while the device computes."""

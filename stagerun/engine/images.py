@@ -22,10 +22,6 @@ class Batch(Protocol):
     @property
     def positions(self) -> np.ndarray: ...
     @property
-    def lighting(self) -> np.ndarray | Tensor | None:
-        """float32 [N, 3], in B, G, R: added to all pixels of an image, in units of 0..255."""
-
-    @property
     def cutout(self) -> np.ndarray | Tensor | None:
         """int32 [N, 4]: top, left, height, width of the rectangle of an image that is 0 for the network."""
 
@@ -35,7 +31,7 @@ class Batch(Protocol):
 
 
 class Normalise:
-    """(pixel + lighting - mean_value) * scale / std_value on the device, then cutout, in the network's dtype and memory format.
+    """(pixel - mean_value) * scale / std_value on the device, then cutout, in the network's dtype and memory format.
 
     The channels of what comes out, mean_value and std_value are in the transform's channel_order. With a mean image each pixel has its own
     mean: that of its place in the record.
@@ -73,7 +69,6 @@ class Normalise:
     def __call__(
         self,
         images: np.ndarray | Tensor,
-        lighting: np.ndarray | Tensor | None = None,
         cutout: np.ndarray | Tensor | None = None,
         crop: np.ndarray | Tensor | None = None,
     ) -> Tensor:
@@ -82,9 +77,8 @@ class Normalise:
         if self.swap is not None:
             pixels = pixels.index_select(3, self.swap)  # as bytes: a quarter of what it would be to move numbers
         x = pixels.permute(0, 3, 1, 2).to(self.dtype, memory_format=self.format)
-        shift = self.mean if lighting is None else self._shift(lighting)
-        if shift is not None:
-            self._lines(x).sub_(self._line(shift, x.shape[3]))
+        if self.mean is not None:
+            self._lines(x).sub_(self._line(self.mean, x.shape[3]))
         if self.image is not None:
             self._take_off(x, self.image, crop)
         if isinstance(self.factor, Tensor):
@@ -115,12 +109,6 @@ class Normalise:
         else:
             pixels.sub_(means_at(mean, self._placed(crop), height, width))
 
-    def _shift(self, lighting: np.ndarray | Tensor) -> Tensor:
-        """What is taken off each image's channels, [N, C]."""
-        light = self._placed(lighting).to(self.dtype)
-        light = light if self.swap is None else light.index_select(1, self.swap)
-        return -light if self.mean is None else self.mean - light
-
     def _lines(self, x: Tensor) -> Tensor:
         """A view of images [N, C, H, W] in which lines are long: [N, H, W * C] of channels_last, else as they are.
 
@@ -132,10 +120,8 @@ class Normalise:
         return lines.view(*lines.shape[:2], -1)
 
     def _line(self, values: Tensor, width: int) -> Tensor:
-        """Values per channel ([C]), or per image and channel ([N, C]), in the shape that `_lines` needs."""
-        if self.format is not torch.channels_last:
-            return values[..., None, None]
-        return values.repeat(*[1] * (values.ndim - 1), width).unsqueeze(-2)
+        """Values per channel ([C]), in the shape that `_lines` needs."""
+        return values.repeat(width) if self.format is torch.channels_last else values[:, None, None]
 
     def _placed(self, values: np.ndarray | Tensor) -> Tensor:
         return (torch.from_numpy(values) if isinstance(values, np.ndarray) else values).to(self.device)

@@ -5,21 +5,16 @@ and add its gradients up among themselves, along a tree of its own with `determi
 who holds what. The network has the tensors of one replica at a time, of which it is the `turn`, or what `show` puts there.
 """
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from stagerun.base.compression import methods_of
-from stagerun.base.recipe import Determinism, Method, Solver, SyncMomentum
+from stagerun.base.recipe import Determinism, Outer, Solver, SyncMomentum
 from stagerun.comm import Comm, Reducer, make_reducer, runs_of
 from stagerun.comm.average import average
-from stagerun.comm.compressed import CompressedReducer
 from stagerun.comm.reduce import Switch
-from stagerun.comm.residual import Residual
 from stagerun.engine.codec import digest
-from stagerun.engine.outer import OuterUpdate, remembered
 from stagerun.schedule import parting, synchronisations
 
 Tensors = dict[str, Tensor]
@@ -56,9 +51,6 @@ class Replicas:
         parts = [comm.part(those) for those in ranks]
         self.holders, self.runs = [those[0] for those in ranks], shares[comm.rank]
         self.shared = [r for r, those in enumerate(ranks) if len(those) > 1]  # those that several ranks hold
-        self.senders = [
-            range(bisect_left(self.holders, rank), bisect_right(self.holders, rank)) for rank in range(comm.size)
-        ]
         self.own = list(self.runs)
         self._among: dict[int, tuple[Comm, list[range]]] = {}
         for r in self.own:
@@ -71,12 +63,6 @@ class Replicas:
         self.held: int | None = None  # the replica that the network has now
         self.kept: dict[int, Tensors] = {}  # of the others, and of that one as it was
         self.outer: OuterUpdate | None = None
-        # Of a stage that compresses what changes: the weights that all went on from, who adds changes up, and from when on.
-        self.compresses = compresses_changes(solver)
-        self.common: Tensors = {}
-        self.changes: CompressedReducer | None = None
-        self.residual: Residual | None = None
-        self.compress_start = solver.compress.start_iter if solver.compress is not None else 0
         self.digests: dict[str, int] = {}
 
     def around(self, plain: Callable[[], Reducer], iter: int) -> Switch:
@@ -89,10 +75,6 @@ class Replicas:
         return self.reducer
 
     # -- whose turn it is
-
-    def apart_after(self, iter: int) -> bool:
-        """Whether a state after `iter` updates is one of replicas that went their own ways."""
-        return iter > self.start or self.start == 0
 
     def begin(self, iter: int) -> bool:
         """Whether the update after `iter` is one of each replica; at `start` they part."""
@@ -109,9 +91,6 @@ class Replicas:
             _copy(self.live, self.kept[r])
         if self.sync.outer is not None:
             self.outer = OuterUpdate(self.trained, self.sync.outer)
-            self.common = self.outer.common
-        elif self.compresses:
-            self.common = {name: t.detach().clone() for name, t in self.trained.items()}
 
     @torch.no_grad()
     def turn(self, r: int) -> None:
@@ -151,40 +130,16 @@ class Replicas:
         before = self.comm.traffic.sent
         self._keep()
         joined = self.apart if self.sync.momentum is SyncMomentum.AVERAGE else self.weights
-        if self.changes is not None and iter > self.compress_start:
-            self._average({name: t for name, t in joined.items() if name not in self.trained})
-            self._add_changes(self.changes, iter)
-        else:
-            self._average(joined)
+        self._average(joined)
         if self.outer is not None:
             self.outer.update(self.trained)
-        else:
-            _copy(self.trained, self.common)
         for r in self.own:
             _copy(joined, {name: self.kept[r][name] for name in joined})
         return self.comm.traffic.sent - before
 
     def _average(self, out: Tensors) -> None:
-        own = [[self.kept[r][name] for name in out] for r in self.senders[self.comm.rank]]
+        own = [[self.kept[r][name] for name in out] for r in self.own if self.holders[r] == self.comm.rank]
         average(self.comm, self.holders, own, list(out.values()))
-
-    def _add_changes(self, changes: CompressedReducer, iter: int) -> None:
-        """The network's weights are those that all went on from, and the mean of what each replica's message says of its change and its
-        residual: local SGD with error feedback, as Basu, Data, Karakus and Diggavi, Qsparse-local-SGD (arXiv:1906.02367), algorithm 1."""
-
-        def fill(r: int, parts: Mapping[str, Tensor]) -> None:
-            # Shares of the mean, as the gradients of senders are.
-            for name, part in parts.items():
-                torch.sub(self.kept[r][name], self.common[name], out=part).div_(self.count)
-
-        for name, change in changes.add_up(iter, fill).items():
-            torch.add(self.common[name], change, out=self.trained[name])
-
-    # -- proofs
-
-    def held_here(self) -> dict[int, Tensors]:
-        """By replica, the live tensors of those that this rank holds, which have parted."""
-        return {r: self.live if r == self.held else self.kept[r] for r in self.own}
 
     # -- snapshots
 
@@ -199,11 +154,9 @@ class Replicas:
 
     def common_by_name(self, like: Tensors | None = None) -> Tensors:
         """What all replicas have in common, by the names that it has in a snapshot: the live tensors, or of the shapes of `like`."""
-        if self.sync.outer is not None:
-            return remembered(like, like) if like is not None else self.outer.remembered() if self.outer else {}
-        if not self.compresses:
+        if self.sync.outer is None:
             return {}
-        return {f"common/{name}": t for name, t in (like or self.common).items()}
+        return remembered(like, like) if like is not None else self.outer.remembered() if self.outer else {}
 
     @torch.no_grad()
     def gather(self, take: Callable[[str, Tensor], None] | None) -> None:
@@ -246,10 +199,42 @@ class Replicas:
         return {name: part.view(t.shape) for (name, t), part in zip(self.apart.items(), parts, strict=True)}
 
 
-def compresses_changes(solver: Solver) -> bool:
-    """Whether synchronisations send messages in the place of the changes."""
-    how = solver.compress
-    return how is not None and methods_of(how) != {Method.NONE}
+class OuterUpdate:
+    """The outer update of `method: DILOCO`: Douillard et al., DiLoCo (arXiv:2311.08105), algorithm 1.
+
+    d = a - (mean of the replicas)    V = m*V + d    a -= r*(d + m*V) (Nesterov), a -= r*V (SGD)
+
+    with a the weights that all replicas went on from, r `base_lr` and m `momentum` of `outer`. V is zero at first. That is torch's form
+    of Nesterov's momentum, which the paper uses. Only what is trained has d; statistics of BatchNorm are the mean.
+    """
+
+    def __init__(self, trained: Mapping[str, Tensor], how: Outer) -> None:
+        self.how = how
+        self.common = {name: t.detach().clone() for name, t in trained.items()}
+        self.velocity = {name: torch.zeros_like(t) for name, t in self.common.items()}
+
+    @torch.no_grad()
+    def update(self, trained: Mapping[str, Tensor]) -> None:
+        """`trained`: the mean of the replicas, which becomes what they go on from."""
+        a, v = list(self.common.values()), list(self.velocity.values())
+        live = [trained[name] for name in self.common]
+        d = torch._foreach_sub(a, live)
+        torch._foreach_mul_(v, self.how.momentum)
+        torch._foreach_add_(v, d)
+        if self.how.type == "Nesterov":
+            torch._foreach_add_(d, v, alpha=self.how.momentum)
+        step = d if self.how.type == "Nesterov" else v
+        torch._foreach_add_(a, step, alpha=-self.how.base_lr)
+        torch._foreach_copy_(live, a)
+
+    def remembered(self) -> dict[str, Tensor]:
+        """What a snapshot holds of it, by name: the live tensors."""
+        return remembered(self.common, self.velocity)
+
+
+def remembered(common: Mapping[str, Tensor], velocity: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Both by the names that they have in a snapshot."""
+    return {f"common/{n}": t for n, t in common.items()} | {f"velocity/{n}": t for n, t in velocity.items()}
 
 
 def shares_of(solver: Solver, workers: int) -> list[dict[int, range]]:

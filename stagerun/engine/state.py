@@ -3,7 +3,7 @@
 import math
 import os
 import tempfile
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -133,13 +133,6 @@ def still(state: TrainState, solver: Solver) -> frozenset[str]:
     return still_in(state.model, solver.param, solver.freeze)
 
 
-def saved_residual(state: TrainState) -> Residual | None:
-    """What a snapshot is to hold of it: nothing at the end of replicas, which no stage goes on from."""
-    replicas = state.replicas
-    over = replicas is not None and replicas.parted and not replicas.differ(state.iter)
-    return None if over else state.residual
-
-
 PARTS = (weights, momentum, average)
 
 
@@ -171,11 +164,6 @@ def digests(state: TrainState) -> tuple[dict[str, int], bool]:
     return found, good
 
 
-def tensors(state: TrainState) -> dict[str, Tensor]:
-    """The live tensors, by the names that `digests` and `common` have."""
-    return _live(state) | common(state)
-
-
 def _live(state: TrainState) -> dict[str, Tensor]:
     return {_called(part, name): tensor for part in PARTS for name, tensor in part(state).items()}
 
@@ -185,17 +173,6 @@ def common(state: TrainState) -> dict[str, Tensor]:
     bases = {f"{BASIS}{name}": t for name, t in state.residual.bases.items()} if state.residual is not None else {}
     parted = state.replicas is not None and state.replicas.parted
     return bases | (state.replicas.common_by_name() if parted and state.replicas is not None else {})
-
-
-def digests_held(state: TrainState, replicas: Collection[int] = ()) -> dict[str, int]:
-    """`digests_there`, or, while replicas have parted, the digests of those of `replicas` that this rank has a part in, as `REPLICA/NAME`; and
-    `digests_common`. Leaves the network as it is."""
-    shared = digests_common(state)
-    if state.replicas is None or not state.replicas.parted:
-        return digests_there(state) | shared
-    held = {r: its for r, its in state.replicas.held_here().items() if r in replicas}
-    parted = {f"{r}/{name}": digest_there(t) for r, its in held.items() for name, t in its.items()}
-    return parted | _remembered(state) | shared
 
 
 def digests_there(state: TrainState) -> dict[str, int]:
@@ -224,10 +201,7 @@ class Capture:
         pinned = any(t.device.type == "cuda" for t in weights(state).values())
         self.parts = {part: Packed(part(state), pinned) for part in PARTS}
         self.weights, self.momentum, self.average = (packed.tensors for packed in self.parts.values())
-        self.pinned = pinned
-        self.residual: Packed | None = None
-        if state.residual is not None:
-            self._room_for(state.residual)
+        self.residual = Packed(state.residual.like(), pinned) if state.residual is not None else None
         self.replicas: Packed | None = None
         self.arrivals: bytes | None = None
 
@@ -249,7 +223,8 @@ class Capture:
     @torch.no_grad()
     def take_residual(self, residual: Residual, comm: Comm) -> None:
         """Copies those of all ranks in. Collective; the others call `residual.gather` with None."""
-        tensors = self._room_for(residual)
+        assert self.residual is not None
+        tensors = self.residual.tensors
 
         def take(sender: int, parts: Mapping[str, Tensor]) -> None:
             for name, tensor in parts.items():
@@ -258,15 +233,6 @@ class Capture:
         for name, basis in residual.bases.items():
             tensors[f"{BASIS}{name}"].copy_(basis)
         residual.gather(comm, take)
-
-    def _room_for(self, residual: Residual) -> Mapping[str, Tensor]:
-        """Replicas have other ones than gradients had before they parted."""
-        like = residual.like()
-        if self.residual is None or {n: t.shape for n, t in self.residual.tensors.items()} != {
-            n: t.shape for n, t in like.items()
-        }:
-            self.residual = Packed(like, self.pinned)
-        return self.residual.tensors
 
     @torch.no_grad()
     def take(self, state: TrainState, found: dict[str, int] | None = None) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from stagerun.base.events import Event, Iterated, NotFinite
 from stagerun.base.spans import BACKWARD, DATA, FORWARD, UPDATE, WAIT, Spans
 from stagerun.comm import Reducer
+from stagerun.comm.reduce import Switch
 from stagerun.engine.device import synchronize
 from stagerun.engine.images import Batch
 from stagerun.engine.loop import StageLoop, train
@@ -67,31 +68,25 @@ class _Joints:
             self.last = self.now()
 
 
-class _TimedReducer:
+class _TimedReducer(Switch):
     """Between a batch and `add` lies the forward pass."""
 
     def __init__(self, reducer: Reducer, joints: _Joints) -> None:
-        self.reducer, self.joints = reducer, joints
-        self.layout = reducer.layout
+        super().__init__(reducer)
+        self.joints = joints
 
     def begin(self, iter: int = 0) -> None:
         self.joints.begin()
-        self.reducer.begin(iter)
+        super().begin(iter)
         self.joints.last = self.joints.now()
 
     def add(self, loss: Tensor, logical_worker: int, tail: Tensor, last: bool) -> None:
         self.joints.part(FORWARD)
-        self.reducer.add(loss, logical_worker, tail, last)
+        super().add(loss, logical_worker, tail, last)
         self.joints.part(BACKWARD)
-
-    def break_off(self, tail: Tensor) -> None:
-        self.reducer.break_off(tail)
 
     def finish(self) -> Tensor:
         self.joints.last = self.joints.now()
-        total = self.reducer.finish()
+        total = super().finish()
         self.joints.part(WAIT)
         return total
-
-    def accept(self) -> None:
-        self.reducer.accept()

@@ -188,7 +188,7 @@ def forward(model: nn.Module, batch: Batch, how: Arithmetic) -> tuple[Answers, M
     normalise, position = how.normalise, int(batch.positions[0])
     seed(how.forward_seed(position), normalise.device)
     with explained(len(batch.labels)):
-        images = normalise(batch.images, batch.lighting, batch.cutout, batch.crop)
+        images = normalise(batch.images, batch.cutout, batch.crop)
         mixed = placed(how.mixing.draw(position, len(images), images.shape[2], images.shape[3]), normalise.device)
         if mixed is not None:
             blend(images, mixed)

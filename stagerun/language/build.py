@@ -49,8 +49,9 @@ def is_tested(key: str) -> bool:
 
 
 def _says_nothing(field: FieldDescriptor) -> bool:
-    """Whether the field stands in stages, or is resolved into its partner."""
-    return field.name in SKIPPED or field.name in dict(pairs(field.containing_type)).values()
+    """Whether the field stands in stages, is resolved into its partner, or was retired and never stood in an identity."""
+    gone = tree.retired(field) and tree.quiet(field)
+    return gone or field.name in SKIPPED or field.name in dict(pairs(field.containing_type)).values()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,7 @@ def solver(view: View, seed: int, images: int, root: str, given: Beside) -> reci
         model=model(own_model, given) if own_model is not None else None,
         weights=_weights(started, root) if started is not None else None,
         solverstate_path=path_of(root, state) if (state := view.text("solverstate")) else "",
-        loss=_loss(loss, root, given) if (loss := view.view("loss")) is not None else None,
+        loss=_loss(loss, given) if (loss := view.view("loss")) is not None else None,
         sync=_sync(met) if (met := view.view("sync_param")) is not None else None,
     )
 
@@ -167,14 +168,11 @@ def earliest_end(view: View) -> int | None:
     return recipe.earliest_end(length, every, patience) if length and every and patience else None
 
 
-def _loss(view: View, root: str, given: Beside) -> recipe.Loss:
-    weights, own_model = view.view("teacher_weights"), view.view("teacher_model")
+def _loss(view: View, given: Beside) -> recipe.Loss:
     return values.build(
         recipe.Loss,
         view,
         sources=given.sources if code_in(view.text("function") or "") is not None else None,
-        teacher_weights=_weights(weights, root) if weights is not None else None,
-        teacher_model=model(own_model, given) if own_model is not None else None,
     )
 
 
@@ -205,8 +203,7 @@ def _rule(view: View, around: recipe.Compression, memory: str | None) -> recipe.
     """`memory`: what is written for all parameters."""
     rule = values.build(recipe.CompressionRule, view)
     settings: dict[str, Any] = compression.settings_of(rule.method, rule, around)
-    written = view.text("memory") or memory
-    kept = recipe.Memory(written) if written else compression.METHODS[rule.method].memory
+    kept = recipe.Memory(memory) if memory else compression.METHODS[rule.method].memory
     return replace(rule, **settings, memory=kept)
 
 

@@ -18,7 +18,7 @@ from stagerun.language import layers, tree
 from stagerun.language.check_compress import check_compression
 from stagerun.language.check_images import check_compiled, check_drawn, check_training, check_transform
 from stagerun.language.check_loss import check_early_stop, check_loss
-from stagerun.language.check_rates import check_curves, check_knots, check_learning_rate
+from stagerun.language.check_rates import check_knots, check_learning_rate
 from stagerun.language.check_sync import check_sync
 from stagerun.language.check_weights import check_solverstate, check_weights
 from stagerun.language.layers import higher
@@ -66,11 +66,9 @@ def check_carry(stage: str, view: View, parent: str, before: View, problems: Pro
 def check_from_average(stage: str, view: View, average: str, problems: Problems) -> None:
     """An average of snapshots has weights alone."""
     with contextlib.suppress(Doubtful):
-        for field in ("momentum", "residual"):
-            if view.inside("carry").text(field) == "KEEP":
-                what = "momentum" if field == "momentum" else "residuals"
-                message = f"stage `{stage}` keeps the {what} of ensemble `{average}`, which has weights alone"
-                problems.add((view.view("carry") or view).place(field), message, f"write `carry {{ {field}: ZERO }}`")
+        if view.inside("carry").text("momentum") == "KEEP":
+            message = f"stage `{stage}` keeps the momentum of ensemble `{average}`, which has weights alone"
+            problems.add((view.view("carry") or view).place("momentum"), message, "write `carry { momentum: ZERO }`")
         if view.has("solverstate"):
             text = f"`solverstate` in stage `{stage}`, which starts from ensemble `{average}`"
             problems.add(view.place("solverstate"), text, 'write `from: ""`: all that it begins with is in the file')
@@ -177,7 +175,6 @@ def check_stage(name: str, view: View, shared: Shared, problems: Problems) -> No
             continue
     with contextlib.suppress(Doubtful):
         check_learning_rate(name, view, shared.train_images, problems)
-    check_curves(name, view, shared.train_images, problems)
     with contextlib.suppress(Doubtful):
         _evaluation(view, shared, problems)
     with contextlib.suppress(Doubtful):
@@ -204,7 +201,7 @@ def _required_settings(stage: str, view: View, problems: Problems) -> None:
     if batch and (size := view.whole("batch_size")) and "device_batch_size" in missing:
         fits = max(d for d in range(1, _FIRST_DEVICE_BATCH + 1) if size % d == 0)
         hint = f"write `device_batch_size: {fits}`, say: what one worker computes at once"
-        problems.add(batch.place, f"`batch_size` {size} needs `device_batch_size` or `iter_size` beside it", hint)
+        problems.add(batch.place, f"`batch_size` {size} needs `device_batch_size` beside it", hint)
         missing.remove("device_batch_size")
     if missing:
         hint = _examples(tree.SOLVER, missing)
@@ -290,22 +287,6 @@ def _steps(stage: str, view: View, problems: Problems) -> None:
             problems.add(later.span, message, "stepvalues grow")
 
 
-def _peak(stage: str, view: View, problems: Problems) -> None:
-    peak, length = view.whole("peak_iter"), view.whole("max_iter")
-    policy = view.text("lr_policy")
-    if policy is None or "peak_iter" not in schedule.own_fields(policy) or not peak or not length:
-        return
-    after = (view.whole("warmup_iter") or 0) if view.text("decay_from") == "WARMUP_END" else 0
-    if peak < length - after:
-        return
-    message = f"the peak at iteration {peak} does not come before the end of the stage, which has {length}"
-    if after:
-        where = f"{peak} iterations after the warm-up of {after}"
-        message = f"the peak {where} does not come before the end of the stage, which has {length}"
-    place = layers.higher(view, "peak_iter", "max_iter")
-    problems.add(place, message, f"stage `{stage}`: {view.origin('max_iter')}; {view.origin('peak_iter')}")
-
-
 def _knots(stage: str, view: View, problems: Problems) -> None:
     check_knots(view, "lr_policy", problems)
 
@@ -338,7 +319,6 @@ STAGE_CHECKS: tuple[Callable[[str, View, Problems], None], ...] = (
     _policy,
     _gamma,
     _steps,
-    _peak,
     _knots,
     check_local_rate,
     check_regularisation,

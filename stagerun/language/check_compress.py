@@ -22,36 +22,6 @@ def check_compression(stage: str, view: View, problems: Problems) -> None:
         _start(stage, view, message, problems)
 
 
-def check_residual(stage: str, view: View, parent: str, before: View, problems: Problems) -> None:
-    """Residuals go on only where both stages have them."""
-    with contextlib.suppress(Doubtful):
-        if view.inside("carry").text("residual") != "KEEP":
-            return
-        lacking = [name for name, settings in ((stage, view), (parent, before)) if not _remembers(settings)]
-        if lacking:
-            which = {stage: "and has no memory itself", parent: "which has no memory"}
-            what = "and neither has a memory" if len(lacking) == 2 else which[lacking[0]]
-            hint = f"give {listing(lacking, 'and')} a `compress_param` with `memory: RESIDUAL`"
-            place = (view.view("carry") or view).place("residual")
-            message = f"stage `{stage}` keeps the residuals of `{parent}`, {what}"
-            problems.add(place, message, f"write `carry {{ residual: ZERO }}`, or {hint}")
-        elif view.has("sync_param") or before.has("sync_param"):
-            place = (view.view("carry") or view).place("residual")
-            own = stage if view.has("sync_param") else parent
-            message = f"stage `{stage}` keeps residuals, and `{own}` has `sync_param`: a replica lacks changes, and not gradients"
-            problems.add(place, message, "write `carry { residual: ZERO }`")
-
-
-def _remembers(view: View) -> bool:
-    message = view.view("compress_param")
-    if message is None:
-        return False
-    return any(
-        (view.text("memory") or message.text("memory") or METHODS[method].memory.value) == "RESIDUAL"
-        for view, method in [(message, _method(message)), *_rules(message)]
-    )
-
-
 def _method(view: View) -> Method:
     """That of a CompressionParameter or of an entry of `param`. Doubtful where it is missing, which is reported as such."""
     name = view.text("method")
@@ -139,11 +109,6 @@ def _memory(message: View, problems: Problems) -> None:
     """Something must be lost for a residual to be left."""
     method = _method(message)
     lossy = any(not METHODS[own].exact for _, own in _rules(message))
-    for rule, own in _rules(message):
-        if rule.text("memory") == "RESIDUAL" and METHODS[own].exact:
-            problems.add(
-                rule.place("memory"), f"`memory: RESIDUAL` with method `{own.value}`, which loses nothing", "remove it"
-            )
     if message.text("memory") == "RESIDUAL" and METHODS[method].exact and not lossy:
         text = f"`memory: RESIDUAL` with method `{method.value}`, which loses nothing"
         problems.add(message.place("memory"), text, "remove it")

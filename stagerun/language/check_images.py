@@ -16,7 +16,6 @@ from stagerun.language.view import Doubtful, View
 GEOMETRIES = ("random_resize_param", "random_aspect_ratio_param", "random_resized_crop_param")
 # What needs colours, and how to recognise it in a transform.
 COLOURED: dict[str, Callable[[View], bool]] = {
-    "lighting_std": lambda view: bool(view.number("lighting_std")),
     "rand_augment_param": lambda view: view.has("rand_augment_param"),
     "trivial_augment": lambda view: view.flag("trivial_augment"),
 }
@@ -35,7 +34,7 @@ NOT_ON_DEVICE: dict[str, Callable[[View], bool]] = {
     "python": lambda view: view.has("python"),
     "mean_file": lambda view: view.has("mean_file"),
     **{name: lambda view, name=name: view.has(name) for name in GEOMETRIES},  # type: ignore[misc]
-    **{name: has for name, has in COLOURED.items() if name != "lighting_std"},
+    **COLOURED,
 }
 
 
@@ -71,9 +70,8 @@ def _rectangles(view: View, channels: int | None, problems: Problems) -> None:
         if not view.has("crop_size"):
             hint = "write `crop_size: ...` beside it: the rectangle is resized to that"
             problems.add(view.place(name), f"`{name}` needs `crop_size`", hint)
-        _ordered(inner, "min_area_ratio", "max_area_ratio", problems)
-        if name == "random_resized_crop_param":
-            _ordered(inner, "min_aspect_ratio", "max_aspect_ratio", problems)
+        if name == "random_aspect_ratio_param":
+            _ordered(inner, "min_area_ratio", "max_area_ratio", problems)
 
 
 def _mean(view: View, channels: int | None, problems: Problems) -> None:
@@ -188,17 +186,6 @@ def _policies(view: View, channels: int | None, problems: Problems) -> None:
         problems.add(view.place("trivial_augment"), message, "remove one: each is a whole policy")
 
 
-def _magnitude(view: View, channels: int | None, problems: Problems) -> None:
-    inner = view.view("rand_augment_param")
-    if inner is None:
-        return
-    magnitude, bins = inner.whole("magnitude"), inner.whole("num_magnitude_bins")
-    if magnitude is not None and bins is not None and magnitude >= bins:
-        place = inner.place("magnitude" if "magnitude" in inner.block.entries else "num_magnitude_bins")
-        message = f"`magnitude` {magnitude} is not below `num_magnitude_bins` {bins}"
-        problems.add(place, message, f"it goes from 0 to {bins - 1}")
-
-
 CHECKS: tuple[Callable[[View, int | None, Problems], None], ...] = (
     _values,
     _mean,
@@ -210,7 +197,6 @@ CHECKS: tuple[Callable[[View, int | None, Problems], None], ...] = (
     _padding,
     _colours,
     _policies,
-    _magnitude,
 )
 
 
@@ -270,15 +256,6 @@ def check_model(schedule: View, stages: Iterable[View], problems: Problems) -> N
                 check_sizes(f"`{name}`", network_of(name), stage, problems)
         with suppress(Doubtful):
             check_own_model(stage.view("model"), schedule, problems)
-        with suppress(Doubtful):
-            loss = stage.view("loss")
-            teacher = loss.view("teacher_model") if loss is not None else None
-            if teacher is not None and teacher.has("caffe_net"):
-                place, hint = teacher.place("caffe_net"), "give the net and its weights to a stage: `teacher` names it"
-                problems.add(place, "`teacher_model` can't be a net of Caffe's", hint)
-                continue
-            check_own_model(teacher, schedule, problems)
-            _check_network(teacher, problems)
 
 
 # Fields of Model that a net of Caffe's says itself.

@@ -1,17 +1,15 @@
-"""Whether the learning rate, momentum and weight decay of a stage exist at every iteration; knots and policies. Pure."""
+"""Whether the learning rate of a stage exists at every iteration; knots. Pure."""
 
-import contextlib
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from stagerun import schedule
 from stagerun.base import recipe
-from stagerun.base.errors import Problems, Span, listing
+from stagerun.base.errors import Problems
 from stagerun.base.recipe import DecayFrom
-from stagerun.language import tree, values
 from stagerun.language.build import rate_settings
-from stagerun.language.view import Doubtful, View
+from stagerun.language.view import View
 
 
 def check_learning_rate(stage: str, view: View, images: int | None, problems: Problems) -> None:
@@ -68,9 +66,7 @@ def _rate_settings(view: View, images: int | None) -> recipe.Solver | None:
     ordered = all(a < b for a, b in itertools.pairwise(solver.stepvalue))
     ordered &= all(a.iter <= b.iter for a, b in itertools.pairwise(solver.knot))
     factor = not (schedule.POLICIES[policy].factor and solver.gamma is not None and solver.gamma < 0)
-    peak = solver.peak_iter if "peak_iter" in schedule.own_fields(policy) else None
-    cycle = peak is None or peak < solver.max_iter - _own_start(solver)
-    return solver if complete and ordered and factor and cycle else None
+    return solver if complete and ordered and factor else None
 
 
 def _own_start(solver: recipe.Solver) -> int:
@@ -79,7 +75,7 @@ def _own_start(solver: recipe.Solver) -> int:
 
 
 def telling_iterations(solver: recipe.Solver) -> list[int]:
-    """Iterations of the stage among which is one with an impossible rate, momentum or weight decay, if there is any: ends, joint,
+    """Iterations of the stage among which is one with an impossible rate, if there is any: ends, joint,
     and where the sign or the direction turns."""
     first, last = solver.policy_start_iter, solver.policy_start_iter + solver.max_iter - 1
     found = {first, solver.warmup_iter - 1, solver.warmup_iter, last - 1, last}
@@ -90,12 +86,9 @@ def telling_iterations(solver: recipe.Solver) -> list[int]:
 def _turns(solver: recipe.Solver) -> set[int]:
     """Such places in the policy's own iterations."""
     found = {0}
-    knots = [*solver.knot]
-    for curve in (solver.momentum_policy, solver.weight_decay_policy):
-        knots += curve.knot if curve else ()
-    for knot in knots:
+    for knot in solver.knot:
         found |= {math.floor(knot.iter) - 1, math.floor(knot.iter), math.ceil(knot.iter)}
-    for end in (solver.lr_iter, solver.peak_iter, solver.max_iter - _own_start(solver)):
+    for end in (solver.lr_iter, solver.max_iter - _own_start(solver)):
         found |= {end - 1, end, end + 1} if end is not None else set()
     if solver.lr_policy == "inv" and solver.gamma and solver.gamma < 0:
         zero = -1 / solver.gamma
@@ -113,98 +106,6 @@ def _rate_hint(stage: str, solver: recipe.Solver) -> str:
     if solver.lr_policy == "poly" and solver.policy_start_iter > 1:
         return f"stage `{stage}` reads lr_policy `poly` beyond its end, max_iter; `linear` stays at end_lr there"
     return f"stage `{stage}`, lr_policy `{solver.lr_policy}`"
-
-
-# -- momentum_policy and weight_decay_policy
-
-EXAMPLES = {
-    "power": "power: 2",
-    "gamma": "gamma: 0.94",
-    "knot": "knot { epoch: 0 factor: 1 } knot { epoch: 5 factor: 2 }",
-}
-
-
-def check_curves(stage: str, view: View, images: int | None, problems: Problems) -> None:
-    """`images` (of an epoch) is None where it isn't known."""
-    for name in ("momentum", "weight_decay"):
-        with contextlib.suppress(Doubtful):
-            message = view.view(f"{name}_policy")
-            policy = message.text("policy") if message else None
-            if message is not None and policy is not None:
-                _check_fields(policy, message, problems)
-                if "knot" in schedule.curve_fields(policy):
-                    check_knots(message, f"{name}_policy", problems)
-                end = message.number("end_value") or 0.0
-                if name == "momentum" and end >= 1:
-                    problems.add(message.place("end_value"), f"`end_value` of momentum must be below 1, not {end:g}")
-                    continue
-                _check_values(stage, name, view, message, images, problems)
-
-
-def _check_fields(policy: str, message: View, problems: Problems) -> None:
-    """What the policy needs and lacks, and what is written and not read: nothing is inherited inside the message."""
-    read = schedule.curve_fields(policy)
-    lacking = [n for n in read if tree.default(message.block.kind.fields_by_name[n]) is None and not message.has(n)]
-    if lacking:
-        hint = "write " + " ".join(f"`{EXAMPLES[n]}`" for n in lacking)
-        problems.add(message.place("policy"), f"policy `{policy}` needs `{lacking[0]}`", hint)
-    for field in message.block.entries:
-        if field not in ("policy", *read):
-            readers = [f'policy: "{p}"' for p in schedule.CURVES if field in schedule.curve_fields(p)]
-            hint = f"write {listing(readers)}, or remove it"
-            problems.add(message.place(field), f"policy `{policy}` does not read `{field}`", hint)
-
-
-def _check_values(stage: str, name: str, view: View, message: View, images: int | None, problems: Problems) -> None:
-    """Momentum stays below 1, weight decay finite, neither falls below 0."""
-    if not all(view.has(field) for field in ("max_iter", "batch_size")):
-        return
-    found, batch, value = values.build(recipe.Curve, message), view.whole("batch_size"), view.number(name)
-    length, start = view.whole("max_iter"), view.whole("policy_start_iter")
-    assert batch and length and start is not None and value is not None
-    solver = recipe.Solver(
-        base_lr=0.0,
-        lr_policy="fixed",
-        max_iter=length,
-        batch_size=batch,
-        policy_start_iter=start,
-        epoch_iter=None if images is None else images / batch,
-        device_batch_size=1,
-        random_seed=0,
-        test_batch_size=1,
-        momentum_policy=found if name == "momentum" else None,
-        weight_decay_policy=found if name == "weight_decay" else None,
-    )
-    if not _complete(found, solver):
-        return
-    for iteration in telling_iterations(solver):
-        what = _wrong(name, value, found, solver, iteration)
-        if what:
-            hint = f"stage `{stage}`: `{name}` goes on from {value:g}"
-            problems.add(_end_of(view, message, found, name), f"`{name}` {what} at iteration {iteration}", hint)
-            return
-
-
-def _complete(found: recipe.Curve, solver: recipe.Solver) -> bool:
-    read = schedule.curve_fields(found.policy)
-    known = "epoch_iter" not in schedule.policy_fields(found.policy) or solver.epoch_iter is not None
-    places: Sequence[float] = [k.iter for k in found.knot]
-    return known and all(getattr(found, n) not in (None, ()) for n in read) and places == sorted(places)
-
-
-def _wrong(name: str, value: float, found: recipe.Curve, solver: recipe.Solver, iteration: int) -> str:
-    course = schedule.moving(value, found, solver)
-    if what := _impossible(lambda: course(iteration)):
-        return what
-    now = course(iteration)
-    return f"is {now:.6g}, and must be below 1," if name == "momentum" and now >= 1 else ""
-
-
-def _end_of(view: View, message: View, found: recipe.Curve, name: str) -> Span:
-    """The field of the policy that says how far it goes."""
-    likely = (schedule.POLICIES[found.policy].suspect, "end_value")
-    field = next((name for name in likely if name in schedule.curve_fields(found.policy)), "policy")
-    return message.place(field) if field in message.block.entries else view.place(f"{name}_policy")
 
 
 # -- knots of piecewise_linear

@@ -87,20 +87,12 @@ def _asynchronous(stage: str, view: View, message: View, problems: Problems) -> 
     elif replicas and servers and servers > replicas:
         text = f"{count(servers, 'server')} and {count(replicas, 'replica')}: each server is beside a replica"
         problems.add(message.place("servers"), text, f"`servers` can be 1 to {replicas}")
-    if view.has("compress_param"):
-        text = "`method: ASYNC` with `compress_param`: pushes are not compressed"
-        problems.add(message.block.place, text, f"remove one of them from stage `{stage}`")
     if view.has("ema_decay"):
         text = "`method: ASYNC` with `ema_decay`: servers hold the weights, and no average of them"
         problems.add(view.place("ema_decay"), text, "remove one of them")
-    if view.has("audit_param"):
-        text = "`audit_param` with `method: ASYNC`: no two replicas compute the same, and between boundaries there is no one state"
-        problems.add(
-            view.place("audit_param"), text, 'remove it, or leave it out of this stage: `clear: "audit_param"`'
-        )
-    if view.text("on_nan") == "ROLLBACK":
-        text = "`on_nan: ROLLBACK` with `method: ASYNC`: pushes after the one that failed are applied already"
-        problems.add(view.place("on_nan"), text, "write `on_nan: SKIP` or `on_nan: STOP`")
+    if (on_nan := view.text("on_nan")) in ("ROLLBACK", "SKIP"):
+        text = f"`on_nan: {on_nan}` with `method: ASYNC`: pushes after the one that failed are applied already"
+        problems.add(view.place("on_nan"), text, "write `on_nan: STOP`")
     if view.text("lr_policy") == "plateau":
         text = "lr_policy `plateau` with `method: ASYNC`: the next learning rate is needed before the last losses are known"
         problems.add(view.place("lr_policy"), text, "take another lr_policy, or `method: LOCAL`")
@@ -121,10 +113,14 @@ def _start(stage: str, view: View, message: View, problems: Problems) -> None:
 
 def _neighbours(stage: str, view: View, message: View, problems: Problems) -> None:
     """What doesn't go together with replicas, or with learning rates that are not known beforehand."""
-    compress = view.view("compress_param")
-    if compress is not None and compress.text("method") == "AUTO" and message.text("method") != "ASYNC":
-        text = "`method: AUTO` chooses by the time of an iteration, and with `sync_param` few of them send anything"
-        problems.add(compress.place("method"), text, f"write the method of stage `{stage}`: TOP_K, say")
+    if view.has("audit_param"):
+        text = "`audit_param` with `sync_param`: between synchronisations there is no one state to prove"
+        hint = 'remove it, or leave it out of this stage: `clear: "audit_param"`'
+        problems.add(view.place("audit_param"), text, hint)
+    if view.has("compress_param"):
+        text = "`compress_param` with `sync_param`: replicas send their weights as they are, and seldom"
+        hint = f'remove one of them from stage `{stage}`: `clear: "compress_param"` leaves it out there'
+        problems.add(message.block.place, text, hint)
     if view.has("ema_decay") and message.text("method") != "ASYNC":
         text = "`sync_param` with `ema_decay`: an average follows every update, and replicas meet only at some"
         problems.add(view.place("ema_decay"), text, "remove one of them")

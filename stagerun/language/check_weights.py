@@ -16,9 +16,8 @@ from stagerun.language.view import Doubtful, View
 
 def check_weights(stage: str, view: View, problems: Problems) -> None:
     """The `*` of `rename`."""
-    loss = view.view("loss")
-    both = view.view("weights"), loss.view("teacher_weights") if loss is not None else None
-    for rename in (one for weights in both if weights is not None for one in weights.views("rename")):
+    weights = view.view("weights")
+    for rename in weights.views("rename") if weights is not None else ():
         with suppress(Doubtful):
             before, after = rename.text("from") or "", rename.text("to") or ""
             if rename.has("from") and rename.has("to") and before.count("*") != after.count("*"):
@@ -63,7 +62,7 @@ def check_begins(stage: str, view: View, parent: str, problems: Problems) -> Non
 
 
 def check_own_model(own: View | None, schedule: View, problems: Problems) -> None:
-    """The stages see the same images, and so do their teachers."""
+    """The stages see the same images."""
     if own is None:
         return
     channels, shared = own.whole("channels"), schedule.inside("model").whole("channels")

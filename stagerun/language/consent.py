@@ -23,14 +23,14 @@ class Consent(enum.Enum):
     CODE = ("Model.name", "LossParameter.function", "TransformParameter.python")
     ARGUMENTS = ("Model.args", "LossParameter.args")
     IMAGES = ("Source.source", "Source.labels", "TransformParameter.mean_file")
-    TRAINING = ("Data.scratch", "WeightsParameter.file", "Solver.solverstate", "Solver.sampling_file")
+    TRAINING = ("Data.scratch", "WeightsParameter.file", "Solver.solverstate")
     SCHEDULE = ("StageEntry.solver", "Model.caffe_net", "Solver.net")
 
 
 NEEDED = {field: consent for consent in Consent for field in consent.value}
 
 # Messages of a recipe that have another name in the language, but for `Parameter` at its end.
-_KINDS = {recipe.Curve: "PolicyParameter", recipe.Stage: "StageEntry", recipe.ParamRule: "ParamSpec"}
+_KINDS = {recipe.Stage: "StageEntry", recipe.ParamRule: "ParamSpec"}
 T = TypeVar("T")
 
 

@@ -34,7 +34,6 @@ def _build(view: View, found: Sequence[Node], lengths: Mapping[str, int]) -> rec
         rule=recipe.EnsembleRule(view.text("rule")),
         batch_norm_iter=count,
         shape=view.text("shape"),
-        hold_out=view.text("hold_out"),
         span=view.place("name"),
     )
 
@@ -73,14 +72,6 @@ def check(
                     f"`shape` of {label}, whose members are of {len(stages)} stages: {some([s for s, _ in stages])}"
                 )
                 problems.add(view.place("shape"), message, "it imitates a decay along one stage: name snapshots of one")
-        with suppress(Doubtful):
-            _held_out(
-                label,
-                view,
-                [View(settings[stage]) for stage, _ in stages[:1] if stage in settings],
-                View(schedule),
-                problems,
-            )
         _same_pictures(stages, schedule, settings, problems)
         with suppress(Doubtful):
             check_members(schedule, view.text("rule"), stages, settings, problems)
@@ -98,26 +89,6 @@ def _of_averages(view: View, problems: Problems) -> None:
         message = f"`shape` means nothing for rule {view.text('rule')}"
         hint = "it weighs what is averaged: write `rule: WEIGHT_AVERAGE`, or remove it"
         problems.add(view.place("shape"), message, hint)
-
-
-def _held_out(label: str, view: View, first: Sequence[View], schedule: View, problems: Problems) -> None:
-    """Reports a missing `hold_out`, one that no validation set has as its name, and one that no one reads. `first`: the first member."""
-    soup, name = view.text("rule") == "GREEDY_SOUP", view.text("hold_out")
-    if name is not None and not soup:
-        hint = "members are taken by it: write `rule: GREEDY_SOUP`, or remove it"
-        problems.add(view.place("hold_out"), f"`hold_out` means nothing for rule {view.text('rule')}", hint)
-    if not soup or not first:
-        return
-    own = first[0].inside("data")
-    sets = [val.text("name") for val in (own if own.has("val") else schedule.inside("data")).views("val")][1:]
-    hint = 'write `val { source: ... images: ... name: "held" }` behind the first in `data`, with images that no member is trained on'
-    known = [one for one in sets if one]
-    if name is None:
-        hint = f'write `hold_out: "{known[0]}"`' if known else f'{hint}, and `hold_out: "held"`'
-        problems.add(view.place("rule"), f"{label} lacks `hold_out`, by which GREEDY_SOUP takes members", hint)
-    elif name not in known:
-        message = f"`{shown(name)}` is not a validation set behind the first"
-        problems.add(view.place("hold_out"), message, nearest(name, known) or hint)
 
 
 def _all_have_val(block: Block, found: Sequence[Node], settings: Mapping[str, Block]) -> bool:

@@ -14,41 +14,30 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from stagerun.base import units
 from stagerun.base.errors import Problems, Span, nearest
 from stagerun.language.lexer import INT64_MAX
+from stagerun.language.proto.stagerun_pb2 import epochs_of
 from stagerun.language.tree import SOLVER, Block, Entry, Value, fields, is_message
 from stagerun.language.view import Doubtful, View
 
-# (in iterations, in epochs): all that a duration can be written as.
-DURATIONS = (
-    ("max_iter", "max_epoch"),
-    ("warmup_iter", "warmup_epoch"),
-    ("policy_start_iter", "policy_start_epoch"),
-    ("lr_iter", "lr_epoch"),
-    ("stepsize", "stepsize_epoch"),
-    ("stepvalue", "stepvalue_epoch"),
-    ("peak_iter", "peak_epoch"),
-    ("plateau_winsize", "plateau_winsize_epoch"),
-    ("snapshot", "snapshot_epoch"),
-    ("test_interval", "test_epoch"),
-    ("display", "display_epoch"),
-)
-PAIRS = (*DURATIONS, ("device_batch_size", "iter_size"), ("model", "net"))
-# The same in a message of Solver, by the message's name.
-INNER_DURATIONS = {
-    "CompressionParameter": (("start_iter", "start_epoch"),),
-    "EarlyStopParameter": (("patience_iter", "patience_epoch"),),
-}
-# The messages of Solver in which knots or durations stand.
-INSIDE = ("momentum_policy", "weight_decay_policy", "compress_param", "early_stop")
+
+def durations(kind: Descriptor) -> tuple[tuple[str, str], ...]:
+    """(in iterations, in epochs) of a message."""
+    return tuple((field.GetOptions().Extensions[epochs_of], field.name) for field in kind.fields if is_twin(field))
+
+
+def is_twin(field: FieldDescriptor) -> bool:
+    """Whether the field is another one in epochs."""
+    return bool(field.GetOptions().HasExtension(epochs_of))
+
+
+DURATIONS = durations(SOLVER)
+PAIRS = (*DURATIONS, ("model", "net"))
+# The messages of Solver in which durations stand.
+INSIDE = tuple(field.name for field in SOLVER.fields if is_message(field) and durations(field.message_type))
 EPOCH = "epoch"
 SET = "--set"  # the path of a place in an argument
 LMDB = "LMDB"  # that of a value which was read from the LMDB itself
 NET = "net"  # the layer of what a net of Caffe's says
 PARTNER = dict(PAIRS) | {b: a for a, b in PAIRS}
-
-
-def durations(kind: Descriptor) -> tuple[tuple[str, str], ...]:
-    """(in iterations, in epochs) of a message."""
-    return DURATIONS if kind is SOLVER else INNER_DURATIONS.get(kind.name, ())
 
 
 def pairs(kind: Descriptor) -> tuple[tuple[str, str], ...]:
@@ -186,25 +175,12 @@ def edit(base: Block | None, path: Sequence[str], leaf: Block) -> Block:
 
 
 def in_iterations(block: Block, images: int | None, problems: Problems) -> Block:
-    """The settings with every duration in iterations and the device batch in images, each still at the place where it
-    was written. `images` (of an epoch) is None where it isn't known; what depends on it is doubtful then.
-    """
+    """The settings with every duration in iterations, still at the place where it was written. `images` (of an epoch) is None where it isn't known; what depends on it is doubtful then."""
     try:
         batch = View(block).whole("batch_size")
     except Doubtful:
         batch = None
-    converted = _durations_converted(block, images, batch, problems)
-    entries, doubtful = dict(converted.entries), set(converted.doubtful)
-    if "iter_size" in block.entries:
-        del entries["iter_size"]
-        found = _device_batch(block.entries["iter_size"], batch, problems)
-        if found:
-            entries["device_batch_size"] = found
-        else:
-            doubtful.add("device_batch_size")
-    return _insides_in_iterations(
-        replace(block, entries=entries, doubtful=frozenset(doubtful)), images, batch, problems
-    )
+    return _insides_in_iterations(_durations_converted(block, images, batch, problems), images, batch, problems)
 
 
 def _durations_converted(block: Block, images: int | None, batch: int | None, problems: Problems) -> Block:
@@ -232,7 +208,6 @@ def _insides_in_iterations(block: Block, images: int | None, batch: int | None, 
                 if first in inner.entries and second in inner.entries:
                     _same_thing(inner.entries[first], inner.entries[second], problems)
             found = _durations_converted(inner, images, batch, problems)
-            found = _knots_converted(found, images, batch, problems)
             value = replace(block.entries[name].values[0], value=found)
             block = replace(block, entries={**block.entries, name: replace(block.entries[name], values=(value,))})
     return block
@@ -297,19 +272,6 @@ def _convert(entry: Entry, name: str, images: int | None, batch: int | None, pro
             return None
         values.append(Value(count, f"{entry.field.name}: {value.text}", value.span))
     return Entry(entry.field.containing_type.fields_by_name[name], entry.name, tuple(values))
-
-
-def _device_batch(entry: Entry, batch: int | None, problems: Problems) -> Entry | None:
-    value = entry.values[0]
-    if batch is None:
-        return None
-    assert isinstance(value.value, int)
-    if batch % value.value:
-        message = f"`iter_size` {value.value} does not divide `batch_size` {batch}"
-        problems.add(value.span, message, divisors(batch, value.value))
-        return None
-    size = Value(batch // value.value, f"iter_size: {value.text}", value.span)
-    return Entry(SOLVER.fields_by_name["device_batch_size"], entry.name, (size,))
 
 
 def divisors(number: int, near: int) -> str:

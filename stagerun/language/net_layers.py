@@ -83,16 +83,13 @@ _NOT_DRAWN = "an evaluation draws nothing at random"
 
 
 def train_settings(
-    readers: Sequence[ImageReader], passes: int, wanted: Collection[str], means: Means, problems: Problems
+    readers: Sequence[ImageReader], wanted: Collection[str], means: Means, problems: Problems
 ) -> dict[str, Entry]:
-    """The `wanted` ones of those of the data layers of TRAIN. `passes`: iter_size."""
+    """The `wanted` ones of those of the data layers of TRAIN."""
     found: dict[str, Entry] = {}
     for reader in readers[:1]:
         if (batch := _batch(reader)) is not None:
-            size = batch.values[0].value
-            assert isinstance(size, int)
-            found["batch_size"] = upgrade.entry(SOLVER, "batch_size", batch.values[0].span, size * passes)
-            found["device_batch_size"] = upgrade.renamed(SOLVER, "device_batch_size", batch)
+            found |= {name: upgrade.renamed(SOLVER, name, batch) for name in ("batch_size", "device_batch_size")}
         if "transform_param" in wanted:
             found |= _transform("transform_param", reader, means, problems)
     return found

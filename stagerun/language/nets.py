@@ -183,14 +183,13 @@ class Nets:
             return Block(
                 SOLVER, named.place, doubtful=_SAID | ({"data"} if own is not None and from_net else frozenset())
             )
-        passes = View(merged).whole("iter_size") if "iter_size" in merged.entries else 1
         unsaid = frozenset(SOLVER.fields_by_name) - said.entries.keys() - said.doubtful
         mean = Means(
             self._mean(net.path),
             lambda: self._channels(merged, own if own is not None else shared, schedule),
             "the folders of the net and of the schedule, and in those above",
         )
-        found = train_settings(net.readers("TRAIN"), passes or 1, unsaid, mean, self.problems)
+        found = train_settings(net.readers("TRAIN"), unsaid, mean, self.problems)
         found |= test_settings(net.readers("TEST"), unsaid, mean, self.problems)
         block = ranges.sound(Block(SOLVER, net.place, found), self.problems)
         return self._with_sources(block, own) if own is not None and from_net else block

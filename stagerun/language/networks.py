@@ -163,7 +163,7 @@ def code_in(name: str) -> Code | None:
 # The fillers, and which fields of FillerParameter each reads. `models.layers` has their functions, which a test holds equal.
 FILLER_FIELDS: dict[str, tuple[str, ...]] = {
     "constant": ("value",),
-    "gaussian": ("mean", "std"),
+    "gaussian": ("std",),
     "uniform": ("min", "max"),
     "xavier": ("variance_norm",),
     "msra": ("variance_norm",),

@@ -14,7 +14,7 @@ from stagerun.language.lexer import shown
 from stagerun.language.networks import FILLER_FIELDS, NETWORKS, code_in, is_foreign
 from stagerun.language.proto import stagerun_pb2
 from stagerun.language.tree import SCHEDULE, SOURCE, Block, Entry, Scalar, Value
-from stagerun.schedule import CURVES, POLICIES, SOLVER_TYPES
+from stagerun.schedule import POLICIES, SOLVER_TYPES
 from stagerun.schedule.averages import DECAYS
 
 # The options of the .proto that bound a number; their names are the words of the message.
@@ -44,12 +44,19 @@ def bounds_missed(field: FieldDescriptor, value: float) -> str:
 CHOICES: dict[str, tuple[str, ...]] = {
     "Model.name": tuple(NETWORKS),
     "Solver.lr_policy": tuple(POLICIES),
-    "PolicyParameter.policy": CURVES,
     "Solver.type": tuple(SOLVER_TYPES),
     "Solver.regularization_type": ("L2", "L1"),
     "FillerParameter.type": tuple(FILLER_FIELDS),
     "OuterParameter.type": ("Nesterov", "SGD"),
     "Ensemble.shape": tuple(DECAYS),
+}
+
+# Retired texts, and what to write instead.
+RETIRED = {
+    "Solver.lr_policy": {
+        "one_cycle": 'write `lr_policy: "cosine"` with `warmup_iter` and `decay_from: WARMUP_END`',
+        "triangular": 'write `lr_policy: "piecewise_linear"` with a `knot` at each corner',
+    }
 }
 
 _SCHEDULE_NAME = re.compile(r"(?!\.\.?$)[A-Za-z0-9_.-]+", re.ASCII)
@@ -59,7 +66,6 @@ NOT_EMPTY = (
     "Source.source",
     "Data.scratch",
     "StageEntry.solver",
-    "Solver.sampling_file",
     "Solver.solverstate",
     "TransformParameter.mean_file",
     "Solver.net",
@@ -146,6 +152,8 @@ def _wrong(key: str, field: FieldDescriptor, value: Scalar, text: str) -> tuple[
 
 
 def _wrong_text(key: str, name: str, value: str) -> tuple[str, str]:
+    if hint := RETIRED.get(key, {}).get(value):
+        return f"`{name}: {shown(value)}` was retired", hint
     if key in CHOICES and value not in CHOICES[key]:
         known = "`stagerun help Model.name` lists them" if key == "Model.name" else f"known: {listing(CHOICES[key])}"
         if value == "?":

@@ -23,15 +23,14 @@ from stagerun.language import (
     layers,
     override,
     ranges,
-    sampling,
     stages,
     teachers,
     tree,
     values,
 )
 from stagerun.language.check_code import require_code
-from stagerun.language.check_compress import check_residual
 from stagerun.language.check_images import check_model, classes_problem
+from stagerun.language.check_loss import check_sampling
 from stagerun.language.check_weights import check_begins
 from stagerun.language.code import MISSING, LocalFiles, Reader, Text, Unreadable
 from stagerun.language.nets import Files, First, Images, Nets, of_stage, with_block
@@ -93,8 +92,6 @@ def read(
         own = block if "model" in block.entries else schedule
         channels = _known(own, lambda view: view.inside("model").whole("channels"))
         caffe.check_means(block, channels, functools.partial(build.path_of, root))
-    classes = _known(schedule, lambda view: view.inside("model").whole("num_classes"))
-    weights = sampling.read_weights(settings, classes, local.read, shown, problems)
     lengths = _numbers(settings, lambda view: view.whole("max_iter"))
     ends = ensembles.Ends(lengths, _numbers(settings, build.earliest_end))
     ensembles.check(schedule, found, settings, ends, problems)
@@ -114,8 +111,7 @@ def read(
     facts = {
         name: list(build.code_facts([entry for _, entry in entries], local, path)) for name, entries in code.items()
     }
-    built = _build(schedule, order, settings, root, path, kept, facts, build.Beside(sources, marked, caffe.held))
-    return sampling.applied(built, weights)
+    return _build(schedule, order, settings, root, path, kept, facts, build.Beside(sources, marked, caffe.held))
 
 
 def _merged(
@@ -160,7 +156,6 @@ def _check_handed_on(found: Sequence[Node], settings: dict[str, Block], problems
         elif node.parent in settings:
             parent, own = View(settings[node.parent]), View(settings[node.name])
             check.check_carry(node.name, own, node.parent, parent, problems)
-            check_residual(node.name, own, node.parent, parent, problems)
             check_begins(node.name, own, node.parent, problems)
 
 
@@ -409,7 +404,7 @@ def _check(schedule: Block, settings: Mapping[str, Block], folder: str, problems
             model = View(block).view("model") or view.inside("model")
             check.check_passes(name, View(block), model.inside("batch_norm_param"), problems)
         check.check_required(block, problems)
-        sampling.check_sampling(View(block), classes, shuffle, problems)
+        check_sampling(View(block), classes, shuffle, problems)
 
 
 def _first_val(view: View) -> int | None:
@@ -487,8 +482,6 @@ def _stage(
     if solver.model is not None:
         model, shared = solver.model, _with_own_model(block, solver.model, shared, path)
         derived |= _derived_of(model, "solver.model.batch_norm_param")
-    if solver.loss is not None and solver.loss.teacher_model is not None:
-        derived |= _derived_of(solver.loss.teacher_model, "solver.loss.teacher_model.batch_norm_param")
     own = list(build.facts(SOLVER, block, "solver.", derived, path))
     found = [*_with_images(shared, own), *own, *_branch(node), *_last_used(node, data, solver, above, block)]
     found += [
@@ -529,14 +522,11 @@ def _with_own_model(block: Block, model: recipe.Model, shared: Sequence[build.Fa
 
 
 def _digests(block: Block) -> Iterator[build.Fact]:
-    """Those of the stage's weights or solver state, of its teacher's and of its mean image, which no one has looked at yet: they have an
-    origin."""
-    weights, loss, transform = block.block("weights"), block.block("loss"), block.block("transform_param")
-    taught = loss.block("teacher_weights") if loss is not None else None
+    """Those of the stage's weights or solver state and of its mean image, which no one has looked at yet: they have an origin."""
+    weights, transform = block.block("weights"), block.block("transform_param")
     places = (
         (recipe.MEAN_DIGEST, transform.entries.get("mean_file") if transform is not None else None),
         (recipe.WEIGHTS_DIGEST, weights.entries["file"] if weights is not None else block.entries.get("solverstate")),
-        (recipe.TEACHER_DIGEST, taught.entries["file"] if taught is not None else None),
     )
     for key, place in places:
         if place is not None:

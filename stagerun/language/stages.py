@@ -286,8 +286,7 @@ def _from_average(node: Node, found: Sequence[Node], block: Block, problems: Pro
         return nowhere
     if _text(block, "rule") != "WEIGHT_AVERAGE":
         if "rule" not in block.doubtful:
-            why = "whose members are not known yet" if "SOUP" in str(_text(block, "rule")) else "which has no weights"
-            message = f"stage `{node.group or node.name}` starts from ensemble `{name}`, {why}"
+            message = f"stage `{node.group or node.name}` starts from ensemble `{name}`, which has no weights"
             problems.add(place, message, "write `rule: WEIGHT_AVERAGE` there, or start from one of its members")
         return nowhere
     last: tuple[str, int | None] | None = None

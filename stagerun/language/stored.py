@@ -18,7 +18,7 @@ from stagerun.language.consent import asked, scalars
 from stagerun.language.lexer import Kind, Token, tokens
 from stagerun.language.nets import of_model
 from stagerun.language.networks import is_foreign
-from stagerun.language.ranges import CHOICES, bounds_missed
+from stagerun.language.ranges import CHOICES, RETIRED, bounds_missed
 from stagerun.language.tree import SCHEDULE
 from stagerun.language.values import NONE, Member, layout
 
@@ -34,6 +34,7 @@ _UNSAID = recipe.Data(train=recipe.Source(source="", path="", images=0))  # of a
 _MESSAGES = SCHEDULE.file.message_types_by_name.values()
 _LIVE = {field.name for kind in _MESSAGES for field in tree.fields(kind)}
 _RETIRED = {field.name: field for kind in _MESSAGES for field in kind.fields if field.name not in _LIVE}
+_RETIRED["carry_residual"] = SCHEDULE.file.message_types_by_name["Carry"].fields_by_name["residual"]  # its name there
 _ENUMS = [*SCHEDULE.file.enum_types_by_name.values(), *(enum for kind in _MESSAGES for enum in kind.enum_types)]
 _RETIRED_VALUES = {value.name: hint for kind in _ENUMS for value in kind.values if (hint := tree.retired_value(value))}
 
@@ -87,6 +88,8 @@ def read_foreign(text: str) -> recipe.Schedule:
             raise ValueError(f"stage `{stage.name}` starts from the average of no ensemble")
         _require_in_range(stage.solver.transform)
         sync = stage.solver.sync
+        if sync is not None and stage.solver.compress is not None:
+            raise ValueError(f"stage `{stage.name}` has `compress_param` and `sync_param`, which no longer go together")
         if sync is not None and sync.period is None and not stage.solver.asynchronous:
             raise ValueError(f"`sync_param` of stage `{stage.name}` lacks `period`")
     return schedule
@@ -137,7 +140,9 @@ def _read(kind: Any, block: _Block) -> Any:
             continue
         if name not in members:
             raise ValueError(f"line {items[0].line}: {kind.__name__} has no field `{name}`")
-        values[members[name].attribute] = _field(members[name], items)
+        values[members[name].attribute] = read = _field(members[name], items)
+        if isinstance(read, str) and (hint := RETIRED.get(f"{kind.__name__}.{name}", {}).get(read)):
+            raise ValueError(f"line {items[0].line}: `{name}: {read}` was retired: {hint}")
     if kind is recipe.Model and ("net" in values or is_foreign(values.get("name", ""))):
         values = {"moving_average_fraction": None, "eps": None} | values  # not said: those of each layer
     for name, member in members.items():

@@ -6,7 +6,7 @@ from dataclasses import replace
 from stagerun.base.errors import Problems, listing, nearest
 from stagerun.language import networks
 from stagerun.language.check_images import check_sizes
-from stagerun.language.check_weights import known_network, network_of
+from stagerun.language.check_weights import network_of
 from stagerun.language.lexer import shown
 from stagerun.language.nets import Images, Nets
 from stagerun.language.stages import Node, groups, some, with_disabled
@@ -53,23 +53,18 @@ def check_teachers(
 ) -> None:
     """A teacher knows the classes of what it teaches, and takes its images. `images`: those of a stage's settings."""
     for node in found:
-        block = settings.get(node.name)
-        loss = block.block("loss") if block is not None else None
-        if block is None or loss is None:
+        block, taught, place = settings.get(node.name), settings.get(node.teacher or ""), node.teacher_place
+        if block is None or taught is None or place is None:
             continue
-        who, place, theirs = f"its teacher `{node.teacher}`", node.teacher_place, None
-        if node.teacher is not None and node.teacher in settings:
-            theirs = network_of(schedule, settings[node.teacher])
-            models = [one.block("model") or schedule.block("model") for one in (block, settings[node.teacher])]
-            if place is not None:
-                nets.check_teacher(models[0], images(block), models[1], who, place)
-        elif (given := loss.block("teacher_model")) is not None:
-            who, place, theirs = "its `teacher_model`", given.place, known_network(View(given))
-        own = network_of(schedule, block)
-        if own is None or theirs is None or place is None:
+        models = [one.block("model") or schedule.block("model") for one in (block, taught)]
+        nets.check_teacher(models[0], images(block), models[1], f"its teacher `{node.teacher}`", place)
+        own, theirs = network_of(schedule, block), network_of(schedule, taught)
+        if own is None or theirs is None:
             continue
         if own.num_classes != theirs.num_classes:
-            message = f"`{node.name}` has {own.num_classes} classes, and {who} {theirs.num_classes}"
+            message = (
+                f"`{node.name}` has {own.num_classes} classes, and its teacher `{node.teacher}` {theirs.num_classes}"
+            )
             problems.add(place, message, "a teacher needs the same classes")
         if theirs.name != own.name:  # of its own network the stage is told
             who = f"`{theirs.name}`, which teaches `{node.name}`,"

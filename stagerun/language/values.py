@@ -24,7 +24,7 @@ from stagerun.language.view import View
 
 NONE = "none"
 # Rates that `base_lr_batch` is for.
-RATES = ("base_lr", "warmup_start_lr", "start_lr", "end_lr")
+RATES = ("base_lr", "warmup_start_lr", "end_lr")
 
 # Fields of recipe that have another name in the language, in the canonical text too.
 _RENAMED = {
@@ -51,14 +51,12 @@ _INSIDE = {
     "moving_average_passes": "batch_norm_param.moving_average_passes",
     "carry_momentum": "carry.momentum",
     "carry_data": "carry.data",
-    "carry_residual": "carry.residual",
     "interp_mode": "resize_param.interp_mode",
 }
 # The language's words for false and true.
 _WORDS = {
     "carry_momentum": ("ZERO", "KEEP"),
     "carry_data": ("RESTART", "CONTINUE"),
-    "carry_residual": ("ZERO", "KEEP"),
 }
 # Derived from others, or from where the folder lies: the language has no such field.
 _DERIVED = {
@@ -270,7 +268,7 @@ def plain(value: Any) -> Any:
 
 def identity(key: str, lr_policy: str = "") -> bool:
     """Whether snapshots depend on the field of that name, in a stage of that lr_policy."""
-    if key in (recipe.SAMPLING_WEIGHT, recipe.NET):
+    if key == recipe.NET:
         return True
     fields = _fields(key)
     return all(field is not None and tree.identity(field) for field in fields) and is_read(key, lr_policy)
@@ -345,9 +343,8 @@ def shown(key: str, value: str, stage: recipe.Stage) -> tuple[str, str]:
 def _in_epochs(key: str, value: str, solver: recipe.Solver, images: int) -> str:
     """` = 24.94 epochs` for a number of iterations of a stage, the same of knots, '' for another field."""
     name = key.removeprefix("solver.")
-    if name == "knot" or name.endswith(".knot"):
-        curve = getattr(solver, name.partition(".")[0]) if "." in name else solver
-        places = [f"{knot.iter * solver.batch_size / images:.2f}" for knot in (curve.knot if curve else ())]
+    if name == "knot":
+        places = [f"{knot.iter * solver.batch_size / images:.2f}" for knot in solver.knot]
         return f" = at epochs {', '.join(places)}" if places else ""
     field = _fields(key)[-1]
     if (

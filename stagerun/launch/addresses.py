@@ -53,8 +53,12 @@ def resolve(host: str) -> str:
     return str(found[0][4][0])
 
 
-def is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address).is_loopback
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address leads to the loopback device of this host."""
+    try:
+        return ipaddress.ip_address(resolve(host)).is_loopback
+    except OSError:
+        return False
 
 
 def towards(host: str, here: list[Interface]) -> Interface | None:
@@ -93,9 +97,10 @@ def own_name_misleads() -> bool:
     """Whether this host's own name leads to no address that others could use: 127.0.1.1, as Debian writes it into
     /etc/hosts, or none. Gloo would listen there."""
     try:
-        return is_loopback(resolve(host_name()))
+        resolve(host_name())
     except OSError:
         return True
+    return is_loopback(host_name())
 
 
 def free_port() -> int:

@@ -100,8 +100,7 @@ def _is_shell(pid: int) -> bool:
 def bound_note(local_size: int, launcher_name: str) -> str:
     """What to say to the user where the launcher has bound this worker to fewer processors than its share of those that the
     launcher itself may use; '' where it has not. Open MPI binds each rank to one core where there are one or two, and says
-    nothing.
-    """
+    nothing."""
     found = launcher()
     if found is None:
         return ""
@@ -109,17 +108,13 @@ def bound_note(local_size: int, launcher_name: str) -> str:
         mine, theirs = len(os.sched_getaffinity(0)), len(os.sched_getaffinity(found.pid))
     except OSError:
         return ""
-    # Its daemon may use the whole node, the job only what it has of it.
+    # srun's daemon may use the whole node, the job only what it has of it.
     if launcher_name == "srun" and (said := os.environ.get("SLURM_CPUS_ON_NODE", "")).isdecimal():
         theirs = min(theirs, int(said))
     share = max(1, theirs // local_size)
     if mine >= share:
         return ""
-    advice = {
-        "Open MPI's mpirun": "`mpirun --bind-to none`",
-        "srun": f"`srun --cpus-per-task={share}` or `--cpu-bind=none`",
-    }.get(launcher_name, "its option against binding")
     return (
-        f"note: {launcher_name} has bound each worker to {mine} of the {share} processors that are its share, "
-        f"so that it computes with {mine} thread{'s' * (mine > 1)}; {advice} gives it all of them"
+        f"note: {launcher_name} has bound each worker to {mine} of the {share} processors that are its share; "
+        f"{'`srun --cpu-bind=none`' if launcher_name == 'srun' else '`mpirun --bind-to none`'} gives it all of them"
     )

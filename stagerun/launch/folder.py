@@ -105,18 +105,6 @@ def unwritable(error: OSError, where: Path) -> StorageError:
     )
 
 
-def lives(shared: Path, rank: int) -> bool:
-    """Whether a child of this process that has entered as this rank has still to end. The launcher's side.
-
-    Its report says nothing of that: who has left it may go on with a snapshot that is under way.
-    """
-    try:
-        found = living(int((shared / f"{rank}.pid").read_text()))
-    except (OSError, ValueError):
-        return False
-    return found is not None and found.parent == os.getpid()
-
-
 def asked() -> Asked | None:
     """The request to stop that the launcher got, if any."""
     shared = folder()
@@ -134,7 +122,12 @@ def ask(shared: Path, number: int) -> Asked:
     request = Asked(signal.Signals(number), time.monotonic())
     with contextlib.suppress(OSError):  # a full disk: those that are there get the signal all the same
         _put(shared / "stop", f"{number} {request.at!r}")
-    send(shared, signal.SIGTERM)
+    for file in shared.glob("*.pid"):
+        with contextlib.suppress(OSError, ValueError):  # it has ended meanwhile
+            found = living(int(file.read_text()))
+            # A worker that has ended is reaped, and its number may be another process's by now.
+            if found is not None and found.parent == os.getpid():
+                os.kill(found.pid, signal.SIGTERM)
     return request
 
 
@@ -148,16 +141,6 @@ def gone_file() -> str:
     """Where that is written; '' when no launcher of ours has started this process."""
     shared = folder()
     return "" if shared is None else str(shared / "gone")
-
-
-def send(shared: Path, number: signal.Signals) -> None:
-    """A signal to every worker that has entered and is still a child of this process."""
-    for file in shared.glob("*.pid"):
-        with contextlib.suppress(OSError, ValueError):  # it has ended meanwhile
-            found = living(int(file.read_text()))
-            # The agent reaps a worker that ended, and its number may be another process's by now.
-            if found is not None and found.parent == os.getpid():
-                os.kill(found.pid, number)
 
 
 def _put(path: Path, text: str) -> None:

@@ -9,10 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from types import FrameType
 from typing import IO, Any
 
@@ -20,7 +18,7 @@ from stagerun.base.errors import ExitCode, PeerError, UsageError
 from stagerun.base.recipe import Schedule
 from stagerun.base.text import to_nowhere
 from stagerun.launch.folder import Report
-from stagerun.launch.hostfile import Host, read_hosts, workers
+from stagerun.launch.hostfile import Host, read_hosts
 from stagerun.launch.local import too_late, verdict
 from stagerun.launch.on_host import MARK
 from stagerun.launch.options import HostOptions
@@ -30,22 +28,13 @@ from stagerun.launch.worker_count import check_workers, most_workers
 from stagerun.system import signals
 
 AGAIN = "run the same command again: it goes on from the newest snapshot"
-# From ssh's start until a host has said what it has: an interpreter and torch, perhaps from a busy file server.
+# From ssh's start until a host has said what it has: an interpreter, perhaps from a busy file server.
 _HELLO_S, _WAITING_S = 90.0, 10.0
 _SYNC_S = 600.0
+# How much longer than --grace the workers of a host may take once a stop was asked for or another host has failed.
 _MARGIN_S, _END_S = 60.0, 2.0
-_LOOK_S = 0.25
+_POLL_S = 0.25
 _LONGEST_LINE = 1 << 16
-_SAID_LINES = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """`orders`: of all workers. `schedule`: as it is here, in `folder`."""
-
-    orders: Orders
-    folder: str
-    schedule: Schedule
 
 
 class _Connection:
@@ -53,10 +42,10 @@ class _Connection:
 
     def __init__(self, host: Host, way: Way, lines: "queue.Queue[tuple[_Connection, str, str]]") -> None:
         self.host, self.name = host, host.name
-        self.hello: dict[str, Any] | None = None
-        self.end: dict[str, Any] | None = None
+        self.hello: dict[str, Any] = {}
+        self.end: dict[str, Any] = {}
         self.lost = ""  # why, with a hint
-        self.said: list[str] = []  # last lines on stderr before its first word
+        self.said = ""  # last line before its first word: ssh's, or a shell's
         self.first, self.nproc = 0, 0  # rank
         self.open = 2  # streams
         self.process = subprocess.Popen(
@@ -80,24 +69,21 @@ class _Connection:
     def over(self) -> bool:
         return bool(self.end or self.lost)
 
-    @property
-    def ranks(self) -> str:
-        return " ".join(map(str, range(self.first, self.first + self.nproc)))
 
-
-def on_hosts(task: Task, options: HostOptions, nproc: int | None) -> int:
-    """The exit code. `nproc`: workers on each host; None: what the host file says, or else is usual there. StagerunError for what keeps it from beginning."""
+def on_hosts(orders: Orders, folder: str, schedule: Schedule, options: HostOptions, nproc: int | None) -> int:
+    """The exit code. `orders`: of all workers. `schedule`: as it is here, in `folder`. `nproc`: workers on each host; None: what the host file
+    says, or else is usual there. StagerunError for what keeps it from beginning."""
     assert options.hosts is not None
-    hosts, way = read_hosts(options.hosts), options.way(task.folder, task.schedule)
+    hosts, way = read_hosts(options.hosts), options.way(folder, schedule)
     if way.sync is not None:
         _copy(hosts, way)
-    launch = _Launch(task, hosts, way)
+    launch = _Launch(orders, hosts, way)
     try:
-        endpoint, shares = launch.meet(nproc)
-        code, text = launch.run(endpoint, shares)
+        endpoint = launch.meet(schedule, nproc)
+        code, text = launch.run(endpoint)
     finally:
         launch.close()
-    launch.say(text)
+    _say(text)
     return code
 
 
@@ -119,51 +105,48 @@ def _copy(hosts: Sequence[Host], way: Way) -> None:
 
 
 class _Launch:
-    def __init__(self, task: Task, hosts: Sequence[Host], way: Way) -> None:
-        self.task, self.way = task, way
+    def __init__(self, orders: Orders, hosts: Sequence[Host], way: Way) -> None:
+        self.orders, self.way = orders, way
         self.lines: queue.Queue[tuple[_Connection, str, str]] = queue.Queue()
         self.asked: list[int] = []  # stop signals
-        self.asked_at = 0.0
         self.running = False
         with signals.held():
             self.all = [_Connection(host, way, self.lines) for host in hosts]
 
-    # -- before the start
-
-    def meet(self, nproc: int | None) -> tuple[str, dict[str, int]]:
-        """Where all workers meet, and how many each host has. PeerError with every host that is missing; UsageError, RecipeError."""
-        head = self.all[0]
+    def meet(self, schedule: Schedule, nproc: int | None) -> str:
+        """Where all workers meet; sets which host has which. PeerError with every host that is missing; UsageError, RecipeError."""
         for one in self.all:
-            one.send(environment=passed_on(), most=most_workers(self.task.schedule), head=head.host.address)
+            one.send(environment=passed_on(), most=most_workers(schedule), head=self.all[0].host.address)
         last, say_at = time.monotonic() + _HELLO_S, time.monotonic() + _WAITING_S
-        while waiting := [one for one in self.all if one.hello is None and not one.lost]:
+        while waiting := [one for one in self.all if not one.hello and not one.lost]:
             now = time.monotonic()
             if now > say_at:
-                self.say(f"waiting for {', '.join(one.name for one in waiting)}")
+                _say(f"waiting for {', '.join(one.name for one in waiting)}")
                 say_at = last
             for one in waiting if now > last else ():
-                one.lost = _why(self.way, one, None)
-            self._look()
+                one.lost = self.way.why(one.host, None, one.said)
+            self._take()
         if lost := [one.lost for one in self.all if one.lost]:
             raise PeerError("\n".join(lost))
-        first: dict[str, str] = {}
+        names: dict[str, str] = {}
+        size = 0
         for one in self.all:
-            if (other := first.setdefault(_hello(one)["machine"], one.name)) != one.name:
+            if (other := names.setdefault(one.hello["machine"], one.name)) != one.name:
                 raise UsageError(
                     f"{other} and {one.name} are the same host", f"for two workers on it write `{other}:2`"
                 )
-        usual = {one.name: int(_hello(one)["workers"]) for one in self.all}
-        shares = workers([one.host for one in self.all], nproc, usual)
-        check_workers(self.task.schedule, sum(shares.values()))
-        return self._endpoint(), shares
+            one.first, one.nproc = size, nproc or one.host.slots or int(one.hello["workers"])
+            size += one.nproc
+        check_workers(schedule, size)
+        return self._endpoint()
 
     def _endpoint(self) -> str:
         """An address of the first host's that the others know it by, and a port that is free there. PeerError."""
-        head = self.all[0]
-        port, own = _hello(head)["port"], _hello(head)["own"]
-        if len(self.all) == 1:
+        head, *others = self.all
+        port, own = head.hello["port"], head.hello["own"]
+        if not others:
             return f"127.0.0.1:{port}"
-        known = [a for one in self.all[1:] for a in _hello(one)["addresses"]] + _hello(head)["addresses"]
+        known = [address for one in (*others, head) for address in one.hello["addresses"]]
         if len(own) == 1:
             known += own  # the only one that there is, whatever it is called by
         address = next((a for a in known if a in own), None)
@@ -175,46 +158,37 @@ class _Launch:
             )
         return f"{address}:{port}"
 
-    # -- the workers' life
-
-    def run(self, endpoint: str, shares: Mapping[str, int]) -> tuple[int, str]:
+    def run(self, endpoint: str) -> tuple[int, str]:
+        """The exit code, and what to say."""
         for number in signals.stop_signals():
             signal.signal(number, self._stop)
-        orders, first = self.task.orders, 0
-        job = uuid.uuid4().hex
-        self.running = True
-        for index, one in enumerate(self.all):
-            one.first, one.nproc = first, shares[one.name]
-            node = {"index": index, "count": len(self.all), "first": first, "endpoint": endpoint, "job": job}
+        self.running, size = True, sum(one.nproc for one in self.all)
+        for one in self.all:
             one.send(
-                command=list(orders.command), nproc=one.nproc, threads=orders.threads,
-                grace=orders.grace, saves=orders.saves, node=node,
+                command=list(self.orders.command), nproc=one.nproc, threads=self.orders.threads, grace=self.orders.grace,
+                saves=self.orders.saves, node={"first": one.first, "size": size, "endpoint": endpoint},
             )  # fmt: skip
-            first += one.nproc
-        trouble = 0.0
+        ending = 0.0
         while not all(one.over for one in self.all):
-            self._look()
-            if not trouble and any(one.lost or (one.end and _failed(one.end)) for one in self.all):
-                trouble = time.monotonic()
-            began = self.asked_at or trouble
-            if began and time.monotonic() > began + orders.grace + _MARGIN_S:
-                for one in self.all:
-                    if not one.over:
-                        one.send(end=True)
-                        one.lost = f"{one.name}: its workers had not ended in time, and were killed\n  hint: {AGAIN}"
-        return self._verdict(shares)
+            self._take()
+            if not ending and (self.asked or any(one.lost or one.end.get("deaths") for one in self.all)):
+                ending = time.monotonic() + self.orders.grace + _MARGIN_S
+            for one in self.all if ending and time.monotonic() > ending else ():
+                if not one.over:
+                    one.send(end=True)
+                    one.lost = f"{one.name}: its workers had not ended in time, and were killed\n  hint: {AGAIN}"
+        return self._verdict()
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         """Passes a stop signal on, so that all save; a second SIGINT ends all at once."""
         self.asked.append(number)
-        self.asked_at = self.asked_at or time.monotonic()
         for one in self.all:
             if self.asked.count(signal.SIGINT) > 1:
                 one.send(end=True)
             elif len(self.asked) == 1:
                 one.send(stop=number)
 
-    def _verdict(self, shares: Mapping[str, int]) -> tuple[int, str]:
+    def _verdict(self) -> tuple[int, str]:
         ends = [one.end for one in self.all if one.end]
         found = sorted((Report(*row) for end in ends for row in end["reports"]), key=lambda report: report.rank)
         deaths = {rank: code for end in ends for rank, code in end["deaths"]}
@@ -225,19 +199,16 @@ class _Launch:
             return ExitCode.INTERRUPTED, "ended without saving"
         if lost and not any(report.code not in (ExitCode.DONE, ExitCode.SAVED, ExitCode.PEER) for report in found):
             return ExitCode.PEER, "\n".join(lost)
-        names = [name for name, nproc in shares.items() for _ in range(nproc)]
-        code, text = verdict(found, deaths, bool(self.asked), self.task.orders.stopped, dict(enumerate(names)))
-        if code == ExitCode.PEER and any(end["late"] for end in ends):
-            number = self.asked[0] if self.asked else signal.SIGTERM
-            return code, too_late(signal.Signals(number), self.task.orders.grace)
+        hosts = {rank: one.name for one in self.all for rank in range(one.first, one.first + one.nproc)}
+        code, text = verdict(found, deaths, bool(self.asked), self.orders.stopped, hosts)
+        if code == ExitCode.PEER and self.asked and any(end["late"] for end in ends):
+            return code, too_late(signal.Signals(self.asked[0]), self.orders.grace)
         return code, text
 
-    # -- what hosts say
-
-    def _look(self) -> None:
-        """Takes what has come."""
+    def _take(self) -> None:
+        """What has come from the hosts."""
         with suppress(queue.Empty):
-            self._heard(*self.lines.get(timeout=_LOOK_S))
+            self._heard(*self.lines.get(timeout=_POLL_S))
             while True:
                 self._heard(*self.lines.get_nowait())
 
@@ -248,50 +219,34 @@ class _Launch:
                 self._lose(one)
             return
         before, mark, own = line.partition(MARK) if kind == "out" else (line, "", "")
-        if before and one.hello is None:  # ssh's words, or a shell's
-            one.said = [*one.said, before.strip()][-_SAID_LINES:] if before.strip() else one.said
+        if not one.hello:
+            one.said = before.strip() or one.said
         elif before:
-            self._show(one, kind, before)
-        if not mark:
-            return
-        with suppress(ValueError):  # cut off in the middle: its end follows
-            message = json.loads(own)
-            if one.hello is None:
-                one.hello = message
-            else:
-                one.end = message
+            # The first host's lines come as they are, since rank 0 speaks for all.
+            _show(
+                sys.stdout if kind == "out" else sys.stderr, before if one is self.all[0] else f"{one.name}: {before}"
+            )
+        if mark:
+            with suppress(ValueError):  # cut off in the middle: its end follows
+                if one.hello:
+                    one.end = json.loads(own)
+                else:
+                    one.hello = json.loads(own)
 
     def _lose(self, one: _Connection) -> None:
         """Its connection has ended, before its workers have as far as is known: the others end, too."""
         with suppress(subprocess.TimeoutExpired):
             one.process.wait(1.0)
         if not self.running:
-            one.lost = _why(self.way, one, one.process.poll())
+            one.lost = self.way.why(one.host, one.process.poll(), one.said)
             return
-        what = f"rank{'s' * (one.nproc > 1)} {one.ranks}"
-        one.lost = f"{one.name} is gone: its connection ended ({what})\n  hint: {AGAIN}"
-        self.say(one.lost.partition("\n")[0])
+        ranks = " ".join(map(str, range(one.first, one.first + one.nproc)))
+        text = f"{one.name} is gone: its connection ended (rank{'s' * (one.nproc > 1)} {ranks})"
+        one.lost = f"{text}\n  hint: {AGAIN}"
+        _say(text)
         for other in self.all:
             if not other.over:
-                other.send(gone=one.lost, watched=self.task.orders.limits is not None)
-
-    def _show(self, one: _Connection, kind: str, line: str) -> None:
-        """The first host's lines come as they are, since rank 0 speaks for all; others have the host's name before them."""
-        stream = sys.stdout if kind == "out" else sys.stderr
-        text = line if one is self.all[0] else f"{one.name}: {line}"
-        encoding = stream.encoding or "utf-8"
-        try:
-            stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-            stream.flush()
-        except OSError:  # no one reads any more; the run goes on
-            with suppress(OSError):
-                to_nowhere(stream)
-
-    def say(self, text: str) -> None:
-        """The launcher's own words."""
-        if text:
-            with suppress(OSError):
-                print(text, file=sys.stderr, flush=True)
+                other.send(gone=one.lost, watched=self.orders.limits is not None)
 
     def close(self) -> None:
         """Ends what is left on the hosts."""
@@ -307,15 +262,17 @@ class _Launch:
                 one.process.wait()
 
 
-def _hello(one: _Connection) -> dict[str, Any]:
-    assert one.hello is not None
-    return one.hello
+def _show(stream: Any, text: str) -> None:
+    encoding = stream.encoding or "utf-8"
+    try:
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+    except OSError:  # no one reads any more; the run goes on
+        with suppress(OSError):
+            to_nowhere(stream)
 
 
-def _failed(end: Mapping[str, Any]) -> bool:
-    return bool(end["deaths"]) or any(code not in (ExitCode.DONE, ExitCode.SAVED) for _, code, _ in end["reports"])
-
-
-def _why(way: Way, one: _Connection, code: int | None) -> str:
-    text, hint = way.why(one.host, code, one.said)
-    return f"{text}\n  hint: {hint}" if hint else text
+def _say(text: str) -> None:
+    """The launcher's own words."""
+    if text:
+        _show(sys.stderr, f"{text}\n")

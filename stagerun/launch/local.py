@@ -1,47 +1,47 @@
-"""`stagerun run --nproc N`: N workers on this machine, through torchrun's own agent.
+"""`stagerun run --nproc N`: N workers on this machine, started, watched and ended by this process, which needs no torch.
 
-Each worker is the same command again with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set. It writes how it ended
-into a report folder, so that one clear message comes out, and not one from each worker and one from the agent.
+Each worker is the same command again with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set. It writes how it ended into a report
+folder, so that one clear message comes out, and not one from each worker.
 """
 
-import dataclasses
 import fcntl
-import logging
-import math
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import FrameType
 
-from stagerun.base.errors import ExitCode
+from stagerun.base.errors import ExitCode, PeerError
 from stagerun.base.text import duration
 from stagerun.launch.folder import (
     LAUNCHER_PID,
     REPORT_DIR,
+    Asked,
     Report,
-    lives,
+    ask,
     nothing_started,
     reports,
-    send,
     unwritable,
 )
-from stagerun.launch.stopping import GRACE_S, Relay, least_before
+from stagerun.launch.stopping import GRACE_S, least_before
 from stagerun.system import signals
 from stagerun.system.files import own_folder
 from stagerun.system.process import program
+from stagerun.system.world import STORE_FILE
 
 FOLDER_PREFIX = "stagerun-launch-"
 _HELD = "launcher"  # a lock of the process that has made the folder
 _MADE_S = 60  # by then a folder that is being made has its lock
-_LOOK_S = 0.05
-_MEET_S = 300  # until the other hosts have come, whose interpreters may start from a slow disk
+_POLL_S = 0.05
+_END_S = 30.0  # that workers have to end when another has failed
 
 
 def run_workers(
@@ -52,66 +52,164 @@ def run_workers(
     stopped: int = ExitCode.SAVED,
     saves: bool = True,
 ) -> tuple[int, str]:
-    """Runs `stagerun COMMAND...` in `nproc` workers and waits. Main thread only: the workers die with the
-    thread that started them (PR_SET_PDEATHSIG).
+    """Run `stagerun COMMAND...` in `nproc` workers and wait. Main thread only: the workers die with the thread that started
+    them (PR_SET_PDEATHSIG).
 
-    The exit code for the user, and what to say on stderr. The signals of `stop_signals` are passed on; the workers then have
+    Return the exit code for the user, and what to say on stderr. The signals of `stop_signals` are passed on; the workers then have
     `grace` seconds. `stopped`: the code of a stop before any worker has started. `saves`: rank 0 may have something to save
     when another fails, and is waited for as long. StorageError without a folder for temporary files.
     """
-    with new_life(grace) as life:
+    with supervised(grace) as supervisor:
         # All workers are here, so they meet on the loopback device, whatever this host's name resolves to.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        found, deaths = live(life, command, nproc, threads, saves)
-        code, text = verdict(found, deaths, life.relay.asked is not None, stopped)
-    if life.relay.late and code == ExitCode.PEER:
-        text = too_late(life.relay.asked.signal, grace)  # type: ignore[union-attr]
+        found, deaths = supervisor.run(command, nproc, threads, saves)
+        code, text = verdict(found, deaths, supervisor.asked is not None, stopped)
+    if supervisor.late and supervisor.asked is not None and code == ExitCode.PEER:
+        text = too_late(supervisor.asked.signal, grace)
     return code, text
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Node:
-    """This host among those of a job. `first`: rank of its first worker. `endpoint`: ADDRESS:PORT on host 0, where all meet, as each
-    of them reaches it. `job`: the same word on all, and another one in each life."""
+    """This host among those of a job of `size` workers. `first`: rank of its first worker. `endpoint`: ADDRESS:PORT on the first host, where
+    all meet, as each of them reaches it."""
 
-    index: int
-    count: int
     first: int
+    size: int
     endpoint: str
-    job: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Life:
-    """What our launcher and its workers on this host share while they live."""
+class Supervisor:
+    """Starts this host's workers, passes stop signals on, and ends those that are left when one fails or when their time is over."""
 
-    folder: Path
-    relay: Relay
+    def __init__(self, folder: Path, grace: float) -> None:
+        self.folder, self.grace = folder, grace
+        self.asked: Asked | None = None
+        self.late = False  # workers had not ended when their time was over, and were killed
+        self.requests: deque[int] = deque()  # stop signals; other threads may add to them
+        self._interrupts = 0
+        self._children: dict[int, subprocess.Popen[bytes]] = {}  # by rank
+        self._killed: set[int] = set()
+
+    def request(self, number: int, frame: FrameType | None = None) -> None:
+        """Handle a stop signal: from the kernel, or from the launcher on another host, in any thread."""
+        self.requests.append(number)
+
+    def run(
+        self, command: Sequence[str], nproc: int, threads: int, saves: bool, node: Node | None = None
+    ) -> tuple[list[Report], dict[int, int]]:
+        """Run `stagerun COMMAND...` in this host's workers, to their end; return what they reported, and the exit codes of those that
+        failed, by rank: -SIGTERM for those that had to be killed. `node`: where other hosts have workers, too. OSError where a report is
+        missing and the folder takes no more files."""
+        node = node or Node(0, nproc, "127.0.0.1:1")
+        if node.size == nproc:  # they meet in a file: the port is only a value that torch wants
+            (self.folder / STORE_FILE).touch()
+        self._answer()
+        if self.asked is None:
+            self._start(command, nproc, threads, node)
+            self._wait(saves)
+        signals.settle()  # what comes now changes nothing
+        found = reports(self.folder, nproc, node.first)
+        if len(found) < nproc and not any(one.code == ExitCode.DONE for one in found):  # was there room for a report?
+            (self.folder / "room").touch()
+        codes = {rank: child.returncode for rank, child in self._children.items() if child.returncode}
+        return found, {rank: -signal.SIGTERM if rank in self._killed else code for rank, code in codes.items()}
+
+    def _start(self, command: Sequence[str], nproc: int, threads: int, node: Node) -> None:
+        address, _, port = node.endpoint.rpartition(":")
+        same = {
+            "WORLD_SIZE": str(node.size),
+            "LOCAL_WORLD_SIZE": str(nproc),
+            "MASTER_ADDR": address,
+            "MASTER_PORT": port,
+            "OMP_NUM_THREADS": str(threads),
+        }
+        words = [sys.executable, "-u", *program("stagerun"), *command]
+        with signals.held():  # a worker answers what comes from its first instruction on
+            for local in range(nproc):
+                rank = node.first + local
+                mine = {"RANK": str(rank), "LOCAL_RANK": str(local)}
+                try:  # a session of its own: Ctrl-C is for this process, which asks each worker once
+                    self._children[rank] = subprocess.Popen(
+                        words, env={**os.environ, **same, **mine}, start_new_session=True
+                    )
+                except OSError as error:
+                    self.kill()
+                    for child in self._children.values():
+                        child.wait()
+                    hint = "give fewer --nproc, or see how many processes you may have: `ulimit -u`"
+                    raise PeerError(f"worker {rank} can't be started: {error.strerror}", hint) from error
+
+    def _wait(self, saves: bool) -> None:
+        """Rank 0 learns that a worker is gone from that one's sockets, and may be writing what is trained to a slow disk: it has as long as
+        after a signal. It may have left its report before it is done with that."""
+        failed_at = 0.0
+        while left := [rank for rank, child in self._children.items() if child.poll() is None]:
+            self._answer()
+            now = time.monotonic()
+            if not failed_at and any(child.returncode for child in self._children.values()):
+                failed_at = now
+                for rank in left:
+                    self._children[rank].terminate()
+            if self.asked is not None and now > self.asked.at + least_before(self.grace):
+                self.late = True
+                self._kill(left)
+            patient = saves and 0 in left and (self.folder / "0.pid").exists()
+            if failed_at and now > failed_at + (least_before(self.grace) if patient else _END_S):
+                self._kill(left)
+            time.sleep(_POLL_S)
+        if self.asked is not None:  # a second Ctrl-C that came just now
+            self._answer()
+
+    def _answer(self) -> None:
+        """Pass the first request on; a second SIGINT ends all at once: someone at the keyboard means it."""
+        while self.requests:
+            number = signal.Signals(self.requests.popleft())
+            self._interrupts += number == signal.SIGINT
+            if self.asked is None:
+                self.asked = ask(self.folder, number)
+            elif number == signal.SIGINT and self._interrupts > 1:
+                self.kill()
+                first = reports(self.folder, 1)
+                shutil.rmtree(self.folder, ignore_errors=True)
+                if first and first[0].code in (ExitCode.DONE, ExitCode.SAVED):  # all is on disk by then
+                    signals.end_at_once(first[0].code, first[0].text)
+                signals.end_at_once(ExitCode.INTERRUPTED, "ended without saving")
+
+    def kill(self) -> None:
+        """Kill all workers; also from another thread."""
+        self._kill(list(self._children))
+
+    def _kill(self, ranks: Sequence[int]) -> None:
+        for rank in ranks:
+            self._killed.add(rank)
+            self._children[rank].kill()
 
 
 @contextmanager
-def new_life(grace: float) -> Iterator[Life]:
-    """The report folder, and signals passed on to the workers. Main thread. StorageError without a folder for temporary files."""
+def supervised(grace: float) -> Iterator[Supervisor]:
+    """Give what starts and ends the workers, with a report folder, which they share. Main thread. StorageError without a folder for temporary
+    files."""
     folder = None
-    signals.block()  # one that came in between would leave the folder behind; the relay answers it
     try:
-        sweep()
-        folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
-        held = _claim(folder)
+        with signals.held():  # one that came in between would leave the folder behind
+            sweep()
+            folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
+            held = _claim(folder)
+            supervisor = Supervisor(folder, grace)
+            for number in signals.stop_signals():
+                signal.signal(number, supervisor.request)
     except OSError as error:
         where = Path(error.filename).parent if error.filename else Path(os.environ.get("TMPDIR", "/tmp"))
         failure = unwritable(error, where)
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
-        signals.release()
         raise failure from error
     os.environ[REPORT_DIR] = str(folder)
     os.environ[LAUNCHER_PID] = str(os.getpid())
-    relay = Relay(folder, grace)
-    relay.start()
     try:
-        yield Life(folder, relay)
-    except OSError as error:  # torch's agent makes files there, too
+        yield supervisor
+    except OSError as error:
         if not Path(str(error.filename)).is_relative_to(folder):
             raise
         raise unwritable(error, folder) from error
@@ -120,138 +218,11 @@ def new_life(grace: float) -> Iterator[Life]:
         os.close(held)
 
 
-def live(
-    life: Life, command: Sequence[str], nproc: int, threads: int, saves: bool, node: Node | None = None
-) -> tuple[list[Report], dict[int, int]]:
-    """Runs `stagerun COMMAND...` in this host's workers, to their end: what they reported, and the exit codes of those that failed, by
-    rank. Main thread. `node`: where other hosts have workers, too. OSError where a report is
-    missing and the folder takes no more files."""
-    os.environ["OMP_NUM_THREADS"] = str(threads)
-    deaths = _elastic(command, nproc, life, saves, node)
-    life.relay.end()
-    found = reports(life.folder, nproc, node.first if node else 0)
-    if len(found) < nproc and not any(one.code == ExitCode.DONE for one in found):  # was there room for a report?
-        (life.folder / "room").touch()
-    return found, deaths
-
-
 def too_late(number: signal.Signals, grace: float) -> str:
     return (
         f"workers had not ended {duration(least_before(grace))} after {number.name}, and were killed\n"
         "  hint: run the same command again: it goes on from the newest snapshot; a longer --grace gives them more time"
     )
-
-
-def _elastic(command: Sequence[str], nproc: int, life: Life, saves: bool, node: Node | None) -> dict[int, int]:
-    """Runs the workers through torchrun's agent. Exit codes of those that it saw fail, by rank."""
-    # Before the import, which sets up torch's loggers: the agent reports every worker's end in its own words.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    from stagerun.comm.store import STORE_FILE, serve
-
-    _silence("torch.distributed.elastic")
-    if life.relay.asked is not None:
-        return {}
-    # What an older torch doesn't know is left out. The signals are the relay's, and a worker goes on ignoring what this process was
-    # started to ignore.
-    options: dict[str, Any] = {"signals_to_handle": ""}
-    known = {field.name for field in dataclasses.fields(LaunchConfig)}
-    # Workers of one host meet in a file, which no other user can reach; the port is only a value that torch wants.
-    node = node or Node(0, 1, 0, "127.0.0.1:1", uuid.uuid4().hex)
-    address, _, port = node.endpoint.rpartition(":")
-    if node.count == 1:
-        (life.folder / STORE_FILE).touch()
-    served = serve(address, int(port)) if node.index == 0 and node.count > 1 else None
-    # `static`, since `c10d` unpickles what it finds in its store. It has ranks in the order of the hosts: rank 0 is where the output
-    # folder may be.
-    options |= {
-        "run_id": node.job,
-        "rdzv_backend": "static",
-        "rdzv_endpoint": f"{address}:{served.port if served is not None else port}",
-        "rdzv_configs": {"rank": node.index, "timeout": _MEET_S},
-        "local_addr": address,
-    }
-    config = LaunchConfig(
-        min_nodes=node.count,
-        max_nodes=node.count,
-        nproc_per_node=nproc,
-        max_restarts=0,
-        logs_specs=DefaultLogsSpecs(log_dir=str(life.folder / "logs")),
-        **{name: value for name, value in options.items() if name in known},
-    )
-    try:
-        patient = _rank0_saves(life.folder, least_before(life.relay.grace)) if saves else nullcontext()
-        with patient, _no_barrier(), nullcontext() if node.count > 1 else _no_server():
-            elastic_launch(config, sys.executable)("-u", *program("stagerun"), *command)
-    except ChildFailedError as error:
-        return {rank: failure.exitcode for rank, failure in error.failures.items()}
-    return {}
-
-
-@contextmanager
-def _rank0_saves(folder: Path, patience: float) -> Iterator[None]:
-    """Has the agent wait for rank 0, `patience` seconds at most, before it ends those that are left when a worker has failed.
-
-    It gives them 30 s, with nothing to set that by (`shutdown_timeout` is for signals), and rank 0 may be writing what is trained to a
-    slow disk: it learns that a worker is gone from that one's sockets, so it begins when the agent does. It may have left its report
-    before it is done with that. Not where rank 0 is gone, or has not even entered: then there is nothing to wait for.
-    """
-    from torch.distributed.elastic.multiprocessing.api import PContext
-
-    close, last = PContext.close, math.inf
-
-    def patient(self: PContext, *words: Any, **named: Any) -> None:
-        nonlocal last
-        last = min(last, time.monotonic() + patience)
-        if lives(folder, 0):
-            send(folder, signal.SIGTERM)  # as the agent does
-        while lives(folder, 0) and time.monotonic() < last:
-            time.sleep(_LOOK_S)
-        close(self, *words, **named)
-
-    with _replaced(PContext, "close", patient):
-        yield
-
-
-def _no_barrier() -> AbstractContextManager[None]:
-    """An agent whose workers have ended well waits for the other hosts' up to five minutes, though one of them may have failed. Nothing
-    of ours needs that: the store in which they would meet lives as long as this process."""
-    from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
-
-    return _replaced(SimpleElasticAgent, "_exit_barrier", lambda self: None)
-
-
-def _no_server() -> AbstractContextManager[None]:
-    """Has an agent without others keep its store in its own memory: torch's would listen for every user of this machine."""
-    from torch.distributed import HashStore
-    from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
-    from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
-
-    def alone(self: StaticTCPRendezvous) -> RendezvousInfo:
-        return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo(self.master_addr, self.master_port))
-
-    return _replaced(StaticTCPRendezvous, "next_rendezvous", alone)
-
-
-@contextmanager
-def _replaced(kind: type, name: str, method: Callable[..., Any]) -> Iterator[None]:
-    """Another method of a class of torch's, which leaves no other way in."""
-    before = getattr(kind, name)
-    setattr(kind, name, method)
-    try:
-        yield
-    finally:
-        setattr(kind, name, before)
-
-
-def _silence(package: str) -> None:
-    """Turns off the loggers of a package's modules. Each has a level of its own, so that of the package is not enough."""
-    for name in [package, *logging.root.manager.loggerDict]:
-        if name == package or name.startswith(f"{package}."):
-            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
 def _claim(folder: Path) -> int:
@@ -306,7 +277,7 @@ def verdict(
 
     A worker that only lost its peers is not the cause; one that met an error of its own is, then one that was killed, then one
     that was asked to stop. A worker with nothing to say leaves it to the one that raised the error (`train.agreement`).
-    `deaths`: exit codes by rank as the agent saw them, negative for a signal. `asked`: the launcher was asked to stop; `stopped` is
+    `deaths`: exit codes by rank, negative for a signal. `asked`: the launcher was asked to stop; `stopped` is
     the code where that leaves nothing else to say. `hosts`: by rank, where there are several.
     """
     causes = [r for r in reports if r.code not in (ExitCode.DONE, ExitCode.SAVED, ExitCode.PEER)]
@@ -320,7 +291,7 @@ def verdict(
     reported = {r.rank for r in reports if r.code != ExitCode.DONE}
     killed = {rank: code for rank, code in deaths.items() if code < 0 and rank not in reported}
     if killed:
-        # The agent ends those that are left with SIGTERM: another signal tells more.
+        # Those that were left are ended with SIGTERM: another signal tells more.
         rank, code = min(killed.items(), key=lambda death: (death[1] == -signal.SIGTERM, death[0]))
         return ExitCode.PEER, (
             f"worker {rank}{_on(rank, hosts)} was killed by {signal.Signals(-code).name}\n"

@@ -18,7 +18,6 @@ from stagerun.base.errors import PeerError
 from stagerun.base.text import duration
 from stagerun.launch import ancestors
 from stagerun.launch.addresses import (
-    Interface,
     by_default,
     free_port,
     interfaces,
@@ -37,7 +36,7 @@ from stagerun.system.world import GIVEN, World
 PATIENCE_S = 600.0
 _LOOPBACK = "127.0.0.1"
 _LEAST_PORT, _PORTS = 20000, 10000  # below those that kernels hand out
-_CARD_BYTES = 1000
+_CARD_BYTES, _ADDRESSES = 1000, 16  # of what a rank publishes about itself
 _HINTS = {
     "srun": "say where rank 0 is: `MASTER_ADDR=HOST srun ...`",
     "mpiexec.hydra": "install mpi4py, or add `-genv MASTER_ADDR HOST -genv MASTER_PORT 29500` to mpiexec; HOST has rank 0",
@@ -47,18 +46,17 @@ _HINT = "install mpi4py, or add `-x MASTER_ADDR=HOST -x MASTER_PORT=29500` to mp
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """`way`: how it was found. `interface`: by which this host reaches the others; '' where gloo finds it itself."""
+    """`interface`: by which this host reaches the others; '' where gloo finds it itself."""
 
     address: str
     port: int
-    way: str
     interface: str = ""
 
 
 def meet(world: World, environment: Mapping[str, str] = os.environ, patience: float = PATIENCE_S) -> Meeting:
     """Collective under MPI. PeerError where no place is found, or the others don't come within `patience` seconds."""
     if world.size == 1:
-        return Meeting(_LOOPBACK, 0, "alone")
+        return Meeting(_LOOPBACK, 0)
     number = job_number(environment)
     if "MASTER_ADDR" in environment and ("MASTER_PORT" in environment or number):
         return _given(world, environment, number)
@@ -68,14 +66,17 @@ def meet(world: World, environment: Mapping[str, str] = os.environ, patience: fl
             f"RANK and WORLD_SIZE are set, but not {' and '.join(missing)}",
             "a launcher such as torchrun sets all four; to start workers on this machine use `stagerun run DIR --nproc N`",
         )
-    if world.local_size == world.size and (number := number or _launcher_number()):
-        return Meeting(_LOOPBACK, port_of(number), "one node", "lo")
+    if world.local_size == world.size:
+        if not number and (found := ancestors.launcher()) is not None:
+            number = f"{found.pid} {found.start}"  # what the ranks of one host have in common
+        if number:
+            return Meeting(_LOOPBACK, port_of(number), "lo")
     names = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
     if names and world.launcher == "srun":
         return _of_nodes(names, number, environment)
-    if _mpi4py_is_there():
-        address, port = agree(_exchanged(world, environment, patience))
-        return Meeting(address, port, "mpi4py", "lo" if address == _LOOPBACK else _interface(address))
+    if importlib.util.find_spec("mpi4py") is not None:
+        address, port = agree(_exchanged(world, environment.get("GLOO_SOCKET_IFNAME", ""), patience))
+        return Meeting(address, port, "lo" if address == _LOOPBACK else _interface(address))
     raise PeerError(
         f"{world.launcher} has started {world.size} workers, but doesn't say where they meet",
         _HINTS.get(world.launcher, _HINT),
@@ -91,24 +92,6 @@ def go_there(meeting: Meeting) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", meeting.interface)
 
 
-def place_note(world: World, environment: Mapping[str, str] = os.environ) -> str:
-    """What to tell the user where no one says which worker of its host this is, and rank 0 is on another one; '' elsewhere."""
-    address = environment.get("MASTER_ADDR", "")
-    if GIVEN.rank not in environment or "LOCAL_RANK" in environment or world.rank == 0 or not address:
-        return ""
-    try:
-        found = resolve(address)
-    except OSError:
-        return ""
-    if is_loopback(found) or found in {interface.host for interface in interfaces()}:
-        return ""
-    return (
-        f"warning: RANK is set and LOCAL_RANK is not, so this worker takes itself for number {world.local_rank} of "
-        f"{world.local_size} on one host, and its processors and GPU by that, but {address}, where rank 0 is, is another host; set "
-        "LOCAL_RANK and LOCAL_WORLD_SIZE, to 0 and 1 where each host or container has one worker"
-    )
-
-
 def job_number(environment: Mapping[str, str]) -> str:
     """What tells this launch from all others, the same for all its ranks; '' where nothing does."""
     if "PMIX_NAMESPACE" in environment:
@@ -118,63 +101,49 @@ def job_number(environment: Mapping[str, str]) -> str:
     return environment.get("PMI_JOBID", "")
 
 
-def _launcher_number() -> str:
-    """What the ranks of one host have in common: the process that has started them."""
-    found = ancestors.launcher()
-    return f"{found.pid} {found.start}" if found is not None else ""
-
-
 def port_of(number: str) -> int:
     return _LEAST_PORT + zlib.crc32(number.encode()) % _PORTS
+
+
+def _interface(address: str) -> str:
+    found = towards(address, interfaces())
+    return found.name if found else ""
 
 
 def _given(world: World, environment: Mapping[str, str], number: str) -> Meeting:
     address, said = environment["MASTER_ADDR"], environment.get("MASTER_PORT") or str(port_of(number))
     if not (said.isascii() and said.isdigit() and 0 < int(said) < 65536):
         raise PeerError(f"MASTER_PORT must be a port number, 1 to 65535, not `{said}`")
-    meeting = Meeting(address, int(said), "given")
-    if world.local_size == world.size or not own_name_misleads():
-        return meeting
-    here = interfaces()
-    found = towards(address, here)
-    if found is None and _is_here(address):
-        found = by_default(here)
-    return meeting if found is None else Meeting(address, int(said), "given", found.name)
-
-
-def _is_here(address: str) -> bool:
-    """Whether the name leads to this host's loopback device: this is rank 0's host, and /etc/hosts has its name beside
-    127.0.1.1."""
-    try:
-        return is_loopback(resolve(address))
-    except OSError:
-        return False
-
-
-# -- the node list of a step
+    interface = ""
+    if world.local_size < world.size and own_name_misleads():
+        interface = _interface(address)
+        # The name leads to this host's loopback device: this is rank 0's host, and /etc/hosts has its name beside 127.0.1.1.
+        if not interface and is_loopback(address) and (default := by_default(interfaces())) is not None:
+            interface = default.name
+    return Meeting(address, int(said), interface)
 
 
 def _of_nodes(names: str, number: str, environment: Mapping[str, str]) -> Meeting:
     """At the first node of the step, which has rank 0."""
-    try:
-        nodes = expand(names)
-    except ValueError as error:
-        raise PeerError(f"the node list of this step can't be read: {error}", _HINTS["srun"]) from error
     first = environment.get("SLURM_NODEID", "0") == "0"
     try:
-        if is_loopback(resolve(nodes[0])) and not first:
-            raise PeerError(
-                f"`{nodes[0]}`, where rank 0 is, has an address of this very host here: {resolve(nodes[0])}", _HINT
-            )
+        nodes = expand(names)
+        resolve(nodes[0])
+    except ValueError as error:
+        raise PeerError(f"the node list of this step can't be read: {error}", _HINTS["srun"]) from error
     except OSError as error:
         raise PeerError(
             f"`{nodes[0]}`, where rank 0 is by Slurm's node list, has no address on `{host_name()}`: "
             f"{error.strerror or error}",
             _HINTS["srun"],
         ) from error
-    found = towards(nodes[1] if first and len(nodes) > 1 else nodes[0], interfaces())
+    if is_loopback(nodes[0]) and not first:
+        raise PeerError(f"`{nodes[0]}`, where rank 0 is, has an address of this very host here", _HINTS["srun"])
     # On the first node its own name may lead to 127.0.1.1: it meets itself there, since rank 0 listens on all interfaces.
-    return Meeting(nodes[0], port_of(number), "Slurm's node list", found.name if found else "")
+    return Meeting(nodes[0], port_of(number), _interface(nodes[1] if first and len(nodes) > 1 else nodes[0]))
+
+
+# -- mpi4py
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,41 +153,24 @@ class Card:
 
     host: str
     port: int
-    addresses: tuple[str, ...]
-
-    @classmethod
-    def of_this_host(cls, world: World, wanted: str) -> "Card":
-        """`wanted`: the interface that the user names, as of `_preferred`."""
-        return cls(host_name(), free_port() if world.rank == 0 else 0, _preferred(wanted, interfaces()))
-
-    def text(self) -> str:
-        """At most _CARD_BYTES: addresses beyond are left out."""
-        addresses = list(self.addresses)
-        while len(text := json.dumps([self.host, self.port, *addresses])) > _CARD_BYTES:
-            addresses.pop()
-        return text
-
-    @staticmethod
-    def read(text: str) -> "Card":
-        host, port, *addresses = json.loads(text)
-        return Card(host, port, tuple(addresses))
+    addresses: Sequence[str]
 
 
-# -- mpi4py
-
-
-def _mpi4py_is_there() -> bool:
-    return importlib.util.find_spec("mpi4py") is not None
-
-
-def _exchanged(world: World, environment: Mapping[str, str], patience: float) -> list[Card]:
-    """The cards of all ranks. In a thread of its own: MPI waits in C, and this one answers signals meanwhile."""
-    mine = Card.of_this_host(world, environment.get("GLOO_SOCKET_IFNAME", ""))
+def _exchanged(world: World, wanted: str, patience: float) -> list[Card]:
+    """The cards of all ranks. In a thread of its own: MPI waits in C, and this one answers signals meanwhile. `wanted`: the interfaces
+    that GLOO_SOCKET_IFNAME names; their addresses are preferred, or else that of this host's name."""
+    here = interfaces()
+    try:
+        own = resolve(host_name())
+    except OSError:
+        own = ""
+    here = [i for i in here if i.name in wanted.split(",")] or sorted(here, key=lambda i: i.host != own)
+    mine = [host_name(), free_port() if world.rank == 0 else 0, [i.address for i in here[:_ADDRESSES]]]
     ended: list[list[Card] | Exception] = []
 
     def exchange() -> None:
         try:
-            ended.append([Card.read(text) for text in _allgather(mine.text(), world.size)])
+            ended.append([Card(*json.loads(text)) for text in _allgather(json.dumps(mine), world.size)])
         except Exception as error:
             ended.append(error)
 
@@ -231,11 +183,10 @@ def _exchanged(world: World, environment: Mapping[str, str], patience: float) ->
             f"not all of the {world.size} workers came to where {world.launcher} has them meet within {duration(patience)}",
             "a host may be gone, or a worker may have ended before it came; run the same command again",
         )
-    if isinstance(ended[0], Exception):
-        raise PeerError(f"the workers can't meet by mpi4py: {ended[0]}", _HINTS.get(world.launcher, _HINT)) from ended[
-            0
-        ]
-    return ended[0]
+    (cards,) = ended
+    if isinstance(cards, Exception):
+        raise PeerError(f"the workers can't meet by mpi4py: {cards}", _HINTS.get(world.launcher, _HINT)) from cards
+    return cards
 
 
 def _allgather(text: str, size: int) -> list[str]:
@@ -254,11 +205,6 @@ def _allgather(text: str, size: int) -> list[str]:
     return [every[at : at + _CARD_BYTES].decode().rstrip() for at in range(0, len(every), _CARD_BYTES)]
 
 
-def _interface(address: str) -> str:
-    found = towards(address, interfaces())
-    return found.name if found else ""
-
-
 def agree(cards: Sequence[Card]) -> tuple[str, int]:
     """Rank 0's address, as seen from another host, and a port that is free there. PeerError. `cards`: of all ranks, in order."""
     first = cards[0]
@@ -272,19 +218,6 @@ def agree(cards: Sequence[Card]) -> tuple[str, int]:
             _HINT,
         )
     return address, first.port
-
-
-def _preferred(wanted: str, here: Sequence[Interface]) -> tuple[str, ...]:
-    """The addresses of `here`; first that of the interface that GLOO_SOCKET_IFNAME names, the first of several, or else of
-    this host's name."""
-    names = wanted.split(",")
-    try:
-        own = resolve(host_name())
-    except OSError:
-        own = ""
-    if wanted:
-        here = [i for i in here if i.name in names] or here
-    return tuple(i.address for i in sorted(here, key=lambda i: i.host != own))
 
 
 def choose(ours: Sequence[str], theirs: Sequence[str]) -> str:

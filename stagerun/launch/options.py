@@ -6,21 +6,12 @@ import shutil
 import sys
 from dataclasses import dataclass
 
-import click
-
 from stagerun.base.errors import UsageError
 from stagerun.base.recipe import Schedule
 from stagerun.command.options import given, option
 from stagerun.launch.ssh import Way, sync_of
 
 HOSTS = "Other hosts"
-
-
-def _no_schedule(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """A word after --sync is its FOLDER: `run --sync DIR` would miss its DIR."""
-    if value and os.path.isfile(os.path.join(value, "schedule.prototxt")):
-        raise click.BadParameter(f"{value} is a schedule: write `stagerun run {value} --sync`.", ctx, param)
-    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +34,6 @@ class HostOptions:
         title=HOSTS,
         is_flag=False,
         flag_value="",
-        callback=_no_schedule,
     )
 
     def sync_folder(self, folder: str) -> str | None:
@@ -52,15 +42,12 @@ class HostOptions:
 
     def way(self, folder: str, schedule: Schedule) -> Way:
         """How hosts are reached. `folder`: the schedule's here. UsageError."""
-        ssh = "ssh" if self.ssh is None else self.ssh
         try:
-            words = tuple(shlex.split(ssh))
+            words = tuple(shlex.split("ssh" if self.ssh is None else self.ssh))
         except ValueError as error:
-            raise UsageError(f"--ssh {ssh}: {error}") from None
-        if not words:
-            raise UsageError("--ssh is empty", 'write the command, as in --ssh "ssh -F my_config"')
-        if shutil.which(words[0]) is None:
-            raise UsageError(f"command `{words[0]}` is not found here", "install it, or name another with --ssh")
+            raise UsageError(f"--ssh {self.ssh}: {error}") from None
+        if not words or shutil.which(words[0]) is None:
+            raise UsageError(f"command `{' '.join(words)}` is not found here", 'as in --ssh "ssh -F my_config"')
         place = self.sync_folder(folder)
         if place is not None and shutil.which("rsync") is None:
             raise UsageError("--sync needs rsync, which is not found here", "install it here and on the hosts")

@@ -4,7 +4,6 @@ import os
 import posixpath
 import shlex
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,29 +53,15 @@ class Way:
     folder: str = ""
     sync: Sync | None = None
 
-    def start(self, host: Host, words: Sequence[str]) -> list[str]:
-        """The command that runs a shell's words on a host: by ssh, if it isn't this one."""
-        script = " ".join(words)
-        if is_here(host):
-            return ["/bin/sh", "-c", script]
-        return [
-            *self.ssh,
-            "-T",
-            *_options(),
-            host.name.replace("[", "").replace("]", ""),
-            f"exec /bin/sh -c {shlex.quote(script)}",
-        ]
-
     def command(self, host: Host) -> list[str]:
-        """The command that starts `launch.on_host` on a host."""
+        """The command that starts `launch.on_host` on a host: by ssh, if it isn't this one."""
         python, module = shlex.quote(self.python), shlex.join(program("stagerun.launch.on_host", any_version=True))
         folder = _quoted(self.sync.folder) if self.sync is not None else shlex.quote(self.folder)
-        words = [
-            f"command -v {python} >/dev/null || exit {_NO_PYTHON};",
-            f"cd {folder} 2>/dev/null || exit {_NO_FOLDER};",
-            f"exec {python} {module}",
-        ]
-        return self.start(host, words)
+        script = f"command -v {python} >/dev/null || exit {_NO_PYTHON}; cd {folder} 2>/dev/null || exit {_NO_FOLDER}; exec {python} {module}"
+        if is_here(host):
+            return ["/bin/sh", "-c", script]
+        name = host.name.replace("[", "").replace("]", "")
+        return [*self.ssh, "-T", *_options(), name, f"exec /bin/sh -c {shlex.quote(script)}"]
 
     def copy(self, host: Host) -> list[str]:
         """One call of rsync, which copies the schedule into a folder that is the user's own."""
@@ -92,38 +77,25 @@ class Way:
         place = self.sync.folder.removeprefix("~/")  # relative to the home there
         return [*rsync, "-e", remote, f"--rsync-path={make}", *self.sync.sources, f"{host.name}:{place}/"]
 
-    def to(self, host: Host) -> str:
-        """How a person gets there."""
-        return shlex.join([*self.ssh, host.name])
-
-    def why(self, host: Host, code: int | None, said: Sequence[str]) -> tuple[str, str]:
-        """Why a host did not start, and a hint. `code`: the exit code of the command; None: it has not ended. `said`: the last
-        lines of its stderr."""
-        last = said[-1] if said else ""
-        ssh = self.to(host)
+    def why(self, host: Host, code: int | None, last: str) -> str:
+        """Why a host did not start, with a hint. `code`: the exit code of the command; None: it has not ended. `last`: what it said last."""
+        ssh, hint = shlex.join([*self.ssh, host.name]), ""
         if code is None:
-            return f"{host.name} does not answer", f"`{ssh} true` must come back, without a question"
-        if code == _NO_FOLDER:
-            return (
-                f"{host.name} has no folder {self.folder}",
-                f"mount it there, or let `--sync` copy the schedule; `{ssh} ls {shlex.quote(self.folder)}`",
-            )
-        if code == _NO_PYTHON:
-            return (
-                f"{host.name} has no {self.python}",
-                f"install it there, at the same path; `{ssh} ls {shlex.quote(self.python)}`",
-            )
-        if "No module named stagerun" in last or "No module named 'stagerun'" in last:
-            return (
-                f"{host.name}: {self.python} has no stagerun",
-                "install it there",
-            )
-        if code == _SSH_FAILED and not is_here(host):
-            return (
-                f"{host.name} can't be reached: {last or 'ssh does not say why'}",
-                f"`{ssh} true` must work without a password or a question{_or_a_file(host)}",
-            )
-        return f"{host.name}: the command there ended with exit code {code}: {last or 'no more is known'}", ""
+            text, hint = "does not answer", f"`{ssh} true` must come back, without a question"
+        elif code == _NO_FOLDER:
+            text = f"has no folder {self.folder}"
+            hint = f"mount it there, or let `--sync` copy the schedule; `{ssh} ls {shlex.quote(self.folder)}`"
+        elif code == _NO_PYTHON:
+            text = f"has no {self.python}"
+            hint = f"install it there, at the same path; `{ssh} ls {shlex.quote(self.python)}`"
+        elif "No module named" in last and "stagerun" in last:
+            text, hint = f"has no stagerun in {self.python}", "install it there"
+        elif code == _SSH_FAILED and not is_here(host):
+            text = f"can't be reached: {last or 'ssh does not say why'}"
+            hint = f"`{ssh} true` must work without a password or a question; a list of one name is a host, not a file"
+        else:
+            text = f"can't start: the command there ended with exit code {code}: {last or 'no more is known'}"
+        return f"{host.name} {text}" + (f"\n  hint: {hint}" if hint else "")
 
 
 def _options() -> list[str]:
@@ -162,17 +134,16 @@ def named_files(schedule: Schedule) -> dict[str, str]:
     found: dict[str | None, str | None] = {
         s.labels: s.labels_path for stage in schedule.stages for s in (stage.data.train, *stage.data.val)
     }
-    for weights in (one.weights for stage in schedule.stages for one in stage.solver.given):
+    for weights in (stage.solver.start for stage in schedule.stages if stage.solver.start is not None):
         if weights.state or place_of(weights.file).kind is Kind.FILE:
             found[weights.file] = weights.path
         if weights.state:
             found.update(_beside(weights))
     folder = posixpath.dirname(schedule.files[0][0]) if schedule.files else ""
     for stage in schedule.stages:
-        loss, transforms = stage.solver.loss, (stage.solver.transform, stage.solver.test_transform)
-        models = (stage.model, loss.teacher_model if loss is not None else None)
-        found.update((m.name, posixpath.join(folder, m.name)) for m in models if m is not None and m.net is not None)
-        found.update((t.mean_file, t.mean_path) for t in transforms)
+        if stage.model.net is not None:
+            found[stage.model.name] = posixpath.join(folder, stage.model.name)
+        found.update((t.mean_file, t.mean_path) for t in (stage.solver.transform, stage.solver.test_transform))
     return {file: path for file, path in found.items() if file and path and not posixpath.isabs(file)}
 
 
@@ -184,12 +155,6 @@ def _beside(weights: Weights) -> dict[str, str]:
     except StagerunError:
         return {}
     return {posixpath.join(posixpath.dirname(weights.file), path.name): str(path)}
-
-
-def _or_a_file(host: Host) -> str:
-    """`--hosts hosts`, where the file isn't there, is a list of one host."""
-    alone = host.span is not None and host.span.path == "--hosts" and "," not in host.source
-    return f"; if a file was meant: this folder has no `{host.source}`" if alone else ""
 
 
 def is_here(host: Host) -> bool:

@@ -8,16 +8,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
-from stagerun.base.errors import Diverged, ExitCode, PeerError, StagerunError, StorageError, UsageError
-from stagerun.base.text import count
+from stagerun.base.errors import Diverged, ExitCode, PeerError, StagerunError, UsageError
 from stagerun.command.ending import bug_report, of_surroundings, tell
 from stagerun.launch.ancestors import bound_note
 from stagerun.launch.folder import report
 from stagerun.launch.local import run_workers, sweep
-from stagerun.launch.meeting import go_there, meet, place_note
+from stagerun.launch.meeting import go_there, meet
 from stagerun.launch.stopping import GRACE_S, StopRequest, die_with_launcher
 from stagerun.launch.watch.worker import Monitored, monitored
-from stagerun.system.host import open_files
 from stagerun.system.pulse import Limits
 from stagerun.system.world import (
     World,
@@ -26,7 +24,6 @@ from stagerun.system.world import (
     launched,
     rank_said,
     started_by,
-    torchrun_note,
 )
 
 # What a worker does: its exit code. Its monitor is None where the orders have no limits.
@@ -68,20 +65,9 @@ def start(job: Job, orders: Orders, nproc: int) -> int:
         sweep()
         os.environ["OMP_NUM_THREADS"] = str(threads)
         return work(job, orders)
-    _require_files(nproc)
     code, text = run_workers(orders.command, nproc, threads, orders.grace, orders.stopped, orders.saves)
     tell(text)
     return code
-
-
-def _require_files(nproc: int) -> None:
-    """StorageError where the launcher, which has pipes from each worker, would wait for workers that can't open theirs."""
-    files, needed = open_files(), 48 + 8 * nproc
-    if files < needed:
-        raise StorageError(
-            f"{count(nproc, 'worker')} and their launcher need {needed} open files each, and a process may have {files} here",
-            "raise that limit (ulimit -n 1024) and run the same command again",
-        )
 
 
 def work(job: Job, orders: Orders) -> int:
@@ -94,11 +80,9 @@ def work(job: Job, orders: Orders) -> int:
         die_with_launcher()
         world = from_environment()
         rank = world.rank
-        tell(place_note(world))
         go_there(meet(world))
         if rank == 0 and world.size > 1:
             tell(bound_note(world.local_size, world.launcher))
-            tell(torchrun_note())
         code, text = _watched(job, world, stop, orders.limits), ""
     except Diverged as error:  # the ranks agree on the loss, so all raise it, and one says so
         code, text = int(error.exit_code), "" if rank else error.render()

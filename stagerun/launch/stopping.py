@@ -1,32 +1,17 @@
-"""Stop signals: the launcher passes them on to its workers, and a worker stops in order; it dies with its launcher."""
+"""Stop signals: a worker stops in order; it dies with its launcher."""
 
-import math
 import os
-import shutil
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
 from stagerun.base.errors import ExitCode, PeerError
 from stagerun.launch import ancestors
-from stagerun.launch.folder import (
-    LAUNCHER_PID,
-    Asked,
-    another_ended,
-    ask,
-    asked,
-    enter,
-    folder,
-    nothing_started,
-    report,
-    reports,
-    send,
-)
+from stagerun.launch.folder import LAUNCHER_PID, another_ended, asked, enter, folder, nothing_started, report
 from stagerun.system import signals
 from stagerun.system.process import die_with_parent
 from stagerun.system.world import rank_said, started_by
@@ -34,91 +19,12 @@ from stagerun.system.world import rank_said, started_by
 # Seconds that workers have, after a signal, to finish an iteration and write a snapshot, where no one says otherwise. An
 # iteration of a large batch on a few processors takes minutes; who can't wait sends a second SIGINT.
 GRACE_S = 600
-_LOOK_S = 1.0
 
 
 def least_before(grace: float) -> float:
     """Seconds after a signal at which what has not ended is ended by us: a little before the scheduler does it with all, so that
     there is time to say so."""
     return grace - min(2.0, grace / 10)
-
-
-class Relay:
-    """From `start` on, in the launcher. Torch's agent would raise an exception wherever a signal finds it, the second one in the
-    midst of its waiting for the workers, which then die with it while they save.
-
-    Its thread waits with all stop signals blocked in the main thread, and thus in the workers as they start: a worker answers what
-    has come from its first instruction on.
-    """
-
-    def __init__(self, folder: Path, grace: float) -> None:
-        self.asked: Asked | None = None
-        self.late = False  # workers had not ended when their time was over, and were killed
-        self._folder, self.grace = folder, grace
-        self._signals: list[signal.Signals] = []
-        self._interrupts = 0
-        self._over = False
-        self._lock = threading.Lock()
-
-    def start(self) -> None:
-        """Main thread, before it starts any other."""
-        numbers = self._signals = signals.block()
-        thread = threading.Thread(target=self._relay, name="signals", daemon=True)
-        thread.start()
-
-        def hand_over(number: int, frame: FrameType | None) -> None:
-            if not self._over:  # then the thread may have ended
-                signal.pthread_kill(thread.ident or 0, number)
-
-        # Threads that numpy's library has made before don't block them, and may be the ones that a signal finds.
-        for number in numbers:
-            signal.signal(number, hand_over)
-
-    def ask(self, number: signal.Signals) -> None:
-        """As if that signal had come, from any thread: the launcher on another host has got it."""
-        with self._lock:
-            if self.asked is None:
-                self.asked = ask(self._folder, number)
-
-    def end(self) -> None:
-        """All workers have ended: what comes now changes nothing."""
-        self._over = True
-
-    def _relay(self) -> None:
-        while True:
-            number = self._next()
-            if self._over:
-                return
-            self._interrupts += number == signal.SIGINT
-            if number is None:
-                self.late = True
-                send(self._folder, signal.SIGKILL)
-            elif self.asked is None:
-                self.ask(signal.Signals(number))
-            elif number == signal.SIGINT and self._interrupts > 1:
-                # Someone at the keyboard means it. The workers die with this process.
-                first = reports(self._folder, 1)
-                shutil.rmtree(self._folder, ignore_errors=True)
-                if first and first[0].code in (ExitCode.DONE, ExitCode.SAVED):  # all is on disk by then
-                    signals.end_at_once(first[0].code, first[0].text)
-                signals.end_at_once(ExitCode.INTERRUPTED, "ended without saving")
-
-    def _next(self) -> int | None:
-        """The next signal; None, once, when the time of the workers is over."""
-        while True:
-            left = math.inf
-            if self.asked is not None and not self.late:
-                left = self.asked.at + least_before(self.grace) - time.monotonic()
-            # Not for ever: `ask` may be called meanwhile.
-            info = signal.sigtimedwait(self._signals, min(max(0.0, left), _LOOK_S))
-            # Stopped and continued for longer than that, Python tells of a signal 0.
-            if info is not None and info.si_signo in self._signals:
-                return info.si_signo
-            if left <= 0 or self._over:
-                return None
-
-
-_LOOK_EVERY_S = 0.05
 
 
 def die_with_launcher() -> None:
@@ -146,7 +52,7 @@ class StopRequest:
     """Whether this process was asked to stop: one of `stop_signals` sets it, and says so.
 
     A second SIGINT ends the process at once: someone at the keyboard means it. A second SIGTERM does not, because
-    schedulers and torchrun's agent send several.
+    schedulers and launchers send several.
     """
 
     def __init__(self, doing: str = "to save", after: str = "this iteration", grace: float | None = None) -> None:
@@ -200,36 +106,30 @@ class StopRequest:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """While the main thread waits for others outside of Python, which runs handlers there and nowhere else: another thread
-        answers signals meanwhile."""
-        numbers = signals.block()
-        over = threading.Event()
-        # A signal that finds a thread of a library, which doesn't block it, is reported by Python through a pipe at once.
+        answers signals meanwhile, which Python reports through a pipe at once, whichever thread they find: this one, as a rule, since
+        threads that are started meanwhile have them blocked."""
+        numbers = signals.stop_signals()
         reading, writing = os.pipe()
-        os.set_blocking(reading, False)
         os.set_blocking(writing, False)
         before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
 
         def watch() -> None:
-            while not over.is_set():
-                info = signal.sigtimedwait(numbers, _LOOK_EVERY_S)
-                found = [] if info is None else [info.si_signo]
-                with suppress(BlockingIOError):
-                    found += os.read(reading, 64)
+            signals.release()
+            while found := os.read(reading, 64):
                 for number in found:
                     if number in numbers:
                         self._stop(signal.Signals(number))
 
         thread = threading.Thread(target=watch, name="signals", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
-            signal.set_wakeup_fd(before)
-            os.close(reading)
-            os.close(writing)
-            signals.release()  # what came in between is answered here
+        with signals.held():
+            thread.start()
+            try:
+                yield
+            finally:
+                signal.set_wakeup_fd(before)
+                os.close(writing)
+                thread.join()
+                os.close(reading)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
@@ -266,7 +166,7 @@ class StopRequest:
     def _leave(self, number: signal.Signals, code: int) -> NoReturn:
         rank = rank_said()
         if asked() is None and another_ended(rank):
-            # The agent's signal: no one asked for a stop, and that worker's report tells why.
+            # Sent since that one has ended: no one asked for a stop, and that worker's report tells why.
             signals.end_at_once(ExitCode.PEER, "")
         reported = report(rank, code, nothing_started(code))
         signals.end_at_once(code, "" if reported or rank else f"{number.name}: {nothing_started(code)}")
@@ -274,6 +174,6 @@ class StopRequest:
 
 def _speaks() -> bool:
     """Rank 0 does, for all. Our launcher's signals come with a word of what it was asked. A signal without one is as a rule the
-    agent's, since a worker has ended: no one asked for a stop, and why that worker ended is what to show. Whoever sends one to
+    launcher's since a worker has ended: no one asked for a stop, and why that worker ended is what to show. Whoever sends one to
     a worker by its number gets to know at the end only."""
     return rank_said() == 0 and (folder() is None or asked() is not None)

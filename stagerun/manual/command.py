@@ -33,7 +33,8 @@ def help_command(words: tuple[str, ...] = argument("[PAGE|TOPIC|FIELD]", default
     try:
         show(help_text(name))
     except UsageError:
-        known = next((path for path in click.get_current_context().obj if name in (path, path.split()[-1])), None)
+        commands = click.get_current_context().obj
+        known = next((path for path in commands if name in (path, path.split()[-1])), None)
         if known is None:
             raise
-        show(f"{known}: a command; `stagerun {known} --help` says what it does")
+        show(f"{known}: {commands[known] or f'a command; `stagerun {known} --help` says what it does'}")

@@ -12,7 +12,7 @@ from stagerun.language import tree
 from stagerun.language.layers import partner
 from stagerun.language.proto import stagerun_pb2
 from stagerun.language.proto.manual import COMMENTS
-from stagerun.language.ranges import CHOICES
+from stagerun.language.ranges import CHOICES, RETIRED
 from stagerun.language.tree import is_message
 from stagerun.manual.pages import PAGES
 
@@ -48,6 +48,7 @@ def help_text(name: str) -> str:
     gone = [f"{f.containing_type.name}.{f.name} was retired: {hint}" for f in fields if (hint := tree.retired(f))]
     named = [kind.values_by_name[name] for kind in _enums() if name in kind.values_by_name]
     gone += [f"{name} was retired: {hint}" for value in named if (hint := tree.retired_value(value))]
+    gone += [f"{name} was retired: {texts[name]}" for texts in RETIRED.values() if name in texts]
     if gone and not any(not tree.retired(f) for f in fields):
         return "\n".join(gone)
     fields = [f for f in fields if not tree.retired(f)]
@@ -259,7 +260,7 @@ resume, continue, restart, checkpoint, crash
   --help`, `stagerun status --help`.
 
 learning rate, lr, scheduler, decay, lr finder, find lr, layerwise lr, lr per layer
-  `base_lr` and `lr_policy`; `stagerun plan DIR --plot` draws it over all stages. `stagerun rehearse DIR
+  `base_lr` and `lr_policy`; `stagerun plan DIR --plot FILE.svg` draws it over all stages. `stagerun rehearse DIR
   --find-lr STAGE` tries rates; `param { name: "layer1.*" lr_mult: 0.1 }` changes it for some of the network.
   See `stagerun help designing`, `stagerun help base_lr`, `stagerun help lr_policy`, `stagerun help base_lr_batch`,
   `stagerun help ParamSpec`, `stagerun plan --help`, `stagerun rehearse --help`.
@@ -271,7 +272,7 @@ epochs, length, duration
 batch, gradient accumulation, accumulation, out of memory, oom
   `batch_size` counts over the whole job. `device_batch_size` is what one worker computes at once: less of it needs
   less memory, and gradients are accumulated.
-  See `stagerun help batch_size`, `stagerun help device_batch_size`, `stagerun help iter_size`.
+  See `stagerun help batch_size`, `stagerun help device_batch_size`.
 
 optimizer, optimiser
   `type` says how a gradient moves a weight.
@@ -305,9 +306,8 @@ custom loss, distillation, multi label, bce, focal loss, own loss, loss function
 
 class weights, class weight, weighted loss, imbalance, imbalanced, oversampling, sampler, weighted sampling
   `class_weight` is a factor on the loss of each class. `sampling` says how often the images of each class come:
-  `BALANCED`, each as often, or as a file says.
-  See `stagerun help class_weight`, `stagerun help sampling`, `stagerun help sampling_file`, `stagerun help
-  your-own-images`.
+  `BALANCED`, each as often.
+  See `stagerun help class_weight`, `stagerun help sampling`, `stagerun help your-own-images`.
 
 regression, segmentation, detection
   Not possible today: each image is a picture with one or more classes.

@@ -1,10 +1,8 @@
-"""How a stage's weights are updated and its images transformed, in a few words, with notes on what deserves a look. Pure."""
+"""How a stage's weights are updated and its images transformed, in a few words, and which of its settings do nothing. Pure."""
 
 import enum
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
 
 from stagerun.base.errors import Span
 from stagerun.base.recipe import (
@@ -14,15 +12,13 @@ from stagerun.base.recipe import (
     OnNan,
     Origin,
     PadMode,
-    Sampling,
     Solver,
     Stage,
     Transform,
 )
 from stagerun.base.text import apart
 from stagerun.language.values import layout
-from stagerun.schedule import POLICIES, SOLVER_TYPES, fields_read, is_ever, make_knobs, own_fields
-from stagerun.schedule.image_size import crop_size
+from stagerun.schedule import POLICIES, SOLVER_TYPES, fields_read, own_fields
 
 
 def place(stage: Stage, field: str) -> str:
@@ -41,16 +37,14 @@ def loss(solver: Solver) -> str:
         return f"loss: BINARY, each class by itself, mean over {mean}"
     if how.type is LossType.PYTHON:
         return f"loss: `{how.function}`" + (f" with {how.args}" if how.args else "")
-    teacher = f"`{how.teacher}`" if how.teacher_weights is None else how.teacher_weights.file
-    teacher += f" ({how.teacher_model.name})" if how.teacher_model is not None else ""
-    return f"loss: DISTILL, taught by {teacher}, temperature {how.temperature:g}, weight {how.weight:g}"
+    return f"loss: DISTILL, taught by `{how.teacher}`, temperature {how.temperature:g}, weight {how.weight:g}"
 
 
 def described(solver: Solver) -> str:
     """The type and those of its settings that matter, `delta` left out; then the average, if one is kept."""
     read = fields_read(solver)
     parts = [solver.type]
-    parts += [f"momentum {course(solver, 'momentum')}"] if "momentum" in read else []
+    parts += [f"momentum {solver.momentum:g}"] if "momentum" in read else []
     parts += [f"{n} {getattr(solver, n):g}" for n in ("momentum2", "rms_decay") if n in read]
     if "momentum_form" in read and solver.momentum_form is MomentumForm.TORCH:
         parts.append("momentum_form TORCH")
@@ -58,7 +52,7 @@ def described(solver: Solver) -> str:
         name = "local_lr_auto" if solver.local_lr_auto else "local_gw_ratio"
         over = f" over {solver.local_lr_passes} passes" if solver.local_lr_passes > 1 else ""
         parts.append(f"{name} {solver.local_gw_ratio:g}{over}")
-    if is_ever(solver.weight_decay, solver.weight_decay_policy) and solver.regularization_type != "L2":
+    if solver.weight_decay and solver.regularization_type != "L2":
         parts.append(solver.regularization_type)
     if solver.ema_decay is not None:
         every = f" every {solver.ema_interval} iterations" if solver.ema_interval > 1 else ""
@@ -66,28 +60,8 @@ def described(solver: Solver) -> str:
     return ", ".join(parts)
 
 
-def course(solver: Solver, name: str) -> str:
-    """`momentum` or `weight_decay` from the first update to the last, with the knots between where it turns: `0.9`, or
-    `5e-05 -> 0.0002`."""
-    curve = getattr(solver, f"{name}_policy")
-    if curve is None:
-        return f"{getattr(solver, name):g}"
-    knobs, last = make_knobs(solver), solver.max_iter - 1
-    inner = {math.ceil(k.iter) - solver.policy_start_iter for k in curve.knot}
-    seen = [getattr(knobs(i), name) for i in sorted({0, last} | {i for i in inner if 0 < i < last})]
-    values = [v for v, _ in groupby(seen)]
-    turns = [b for a, b, c in zip(values, values[1:], values[2:], strict=False) if (b - a) * (c - b) < 0]
-    return " -> ".join(apart((seen[0], *turns, seen[-1])))
-
-
 # Of the average that `ema_decay` keeps: a larger share of the stage's first weights is worth a look.
 MOST_OF_FIRST = 0.1
-
-
-def update_notes(stage: Stage) -> list[str]:
-    """One sentence for each field that is written and not read, and for each value that makes little of the solver type."""
-    doubtful = [f"{text}{place(stage, f'solver.{field}')}" for text, field in doubtful_values(stage)]
-    return [*_unread_fields(stage), *_unread_rules(stage), *doubtful]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +84,6 @@ def unread_fields(stage: Stage) -> list[Unread]:
     return found
 
 
-def _unread_fields(stage: Stage) -> list[str]:
-    return [f"{u.name} is not read{u.why}{place(stage, f'solver.{u.field}')}" for u in unread_fields(stage)]
-
-
 def unread(stage: Stage) -> list[tuple[str, str]]:
     """(field, why) of all that the stage doesn't read, written or not, as the end of `FIELD is not read`."""
     solver = stage.solver
@@ -123,18 +93,14 @@ def unread(stage: Stage) -> list[tuple[str, str]]:
     for name in sorted(of_types - fields_read(solver)):
         without = " without local_lr_auto" if (name, solver.type) == ("local_gw_ratio", "SGD") else ""
         found.append((name, f" by type {solver.type}{without}"))
-        if name == "momentum":
-            found.append(("momentum_policy.policy", f" by type {solver.type}"))
     if "local_lr_passes" not in fields_read(solver):
         found.append(("local_lr_passes", ": local_lr_auto is false"))
     if not solver.warmup_iter:
         found += [("warmup_start_lr", ": there is no warm-up"), ("decay_from", ": there is no warm-up")]
-    if not is_ever(solver.weight_decay, solver.weight_decay_policy):
+    if not solver.weight_decay:
         found.append(("regularization_type", ": weight_decay is 0"))
     if solver.ema_decay is None:
         found.append(("ema_interval", ": there is no ema_decay"))
-    if solver.sampling is not Sampling.FILE:
-        found.append(("sampling_file", f": sampling is {solver.sampling.value}"))
     if not solver.test_interval:
         found.append(("test_iter", ": there is no test_interval, and the evaluation after a stage covers every image"))
     if solver.on_nan is OnNan.STOP:
@@ -148,28 +114,21 @@ def _written_as(field: str, origin: Origin) -> str:
     return name if name.endswith("_epoch") else field
 
 
-def _unread_rules(stage: Stage) -> list[str]:
-    """The same for what stands inside `param`."""
+def unread_rules(stage: Stage) -> list[str]:
+    """The same for what stands inside `param`, as sentences."""
     solver = stage.solver
-    where = place(stage, "solver.param")
     if "adapt" not in fields_read(solver):
-        rules = [r for r in solver.param if not r.adapt]
-        return [f"adapt of param `{r.name}` is not read by type {solver.type}{where}" for r in rules]
+        return [f"`adapt` of param `{r.name}` is not read by type {solver.type}" for r in solver.param if not r.adapt]
     if not solver.local_lr_auto:
         return []
     rules = [r for r in solver.param if r.adapt and r.lr_mult not in (0, 1)]
-    return [f"lr_mult {r.lr_mult:g} of param `{r.name}` is replaced by local_lr_auto{where}" for r in rules]
+    return [f"`lr_mult` {r.lr_mult:g} of param `{r.name}` is replaced by local_lr_auto" for r in rules]
 
 
 def doubtful_values(stage: Stage) -> Iterator[tuple[str, str]]:
     """Sentences, and the field of Solver that each is about."""
     solver, kind = stage.solver, SOLVER_TYPES[stage.solver.type]
-    for name in ("momentum", "weight_decay"):
-        value, curve = getattr(solver, name), getattr(solver, f"{name}_policy")
-        if curve is not None and not is_ever(value, curve):
-            text = f"{name}_policy moves nothing: {name} is 0, and stays so by policy {curve.policy}"
-            yield text, f"{name}_policy.policy"
-    if kind.momentum_is is not None and not is_ever(solver.momentum, solver.momentum_policy):
+    if kind.momentum_is is not None and not solver.momentum:
         meaning, usual = kind.momentum_is
         yield f"momentum is 0, and {meaning} of type {solver.type}: {usual} is usual", "momentum"
     if kind.divides and solver.delta == 0:
@@ -219,8 +178,6 @@ def augmentation(solver: Solver) -> str:
         parts.append(f"RandAugment {transform.rand_augment.num_ops}x{transform.rand_augment.magnitude}")
     if transform.trivial_augment:
         parts.append("TrivialAugment")
-    if transform.lighting_std:
-        parts.append(f"lighting {transform.lighting_std:g}")
     if transform.cutout_size:
         parts.append(f"cutout {transform.cutout_size}")
     if solver.mixup_alpha:
@@ -240,38 +197,20 @@ def augmentation_changes(before: Transform, now: Transform) -> list[str]:
     return [f"{name} {' -> '.join(apart((old, new), 6, _short))}" for name, old, new in pairs if old != new]
 
 
-def image_notes(stage: Stage, parent: Stage | None) -> list[str]:
-    """One sentence for each thing about the size of training images, then for each way in which the network is given other numbers than
-    in an evaluation, or in its parent."""
-    solver, found = stage.solver, _ramp_notes(stage)
-    if stage.data.val and resizes(solver.transform) and not resizes(solver.test_transform):
-        shown = f"the centre {crop} x {crop} pixels" if (crop := solver.test_transform.crop_size) else "the whole"
-        found.append(
-            f"training resizes images, an evaluation doesn't: it shows {shown} of each as it is stored; "
-            "test_transform_param { random_resize_param { min_size: ... } } makes its shorter side that long first"
-        )
-    return found + [f"{text}{place(stage, field)}" for text, field in number_notes(stage, parent)]
-
-
-def number_notes(stage: Stage, parent: Stage | None) -> Iterator[tuple[str, str]]:
-    """Sentences, and the field that each is about. What changes inputs by less than 1 % is no difference."""
+def number_notes(stage: Stage, parent: Stage | None) -> list[str]:
+    """What an evaluation, or else the parent, has otherwise where the network is given other numbers than in training. What changes inputs
+    by less than 1 % is no difference."""
     solver, channels = stage.solver, stage.model.channels
-    others = [("an evaluation", "test_transform_param", solver.test_transform)] if stage.data.val else []
+    others = [("an evaluation", solver.test_transform)] if stage.data.val else []
     if parent is not None and parent.model.channels == channels:
-        others.append((f"stage `{parent.name}`", "transform_param", parent.solver.transform))
-    for who, message, other in others:
+        others.append((f"stage `{parent.name}`", parent.solver.transform))
+    for who, other in others:
         if _same_numbers(solver.transform, other, channels):
             continue
-        for name in _NUMBERS:
-            trained, seen = (_number(t, name) for t in (solver.transform, other))
-            if trained != seen:
-                shown, usual = apart((seen, trained), 6, _short)
-                field = f"solver.{message}.{name}"
-                yield (
-                    f"{who} has {name} {shown}, training {usual}: the network is given other numbers than it was trained on",
-                    field if stage.written(field) else f"solver.transform_param.{name}",
-                )
-        return
+        pairs = [(name, _number(other, name), _number(solver.transform, name)) for name in _NUMBERS]
+        shown = [(name, *apart((seen, trained), 6, _short)) for name, seen, trained in pairs if seen != trained]
+        return [f"{who} has {name} {seen}, training {trained}" for name, seen, trained in shown]
+    return []
 
 
 def _same_numbers(a: Transform, b: Transform, channels: int) -> bool:
@@ -294,19 +233,6 @@ def crop_size_ramp(solver: Solver) -> str:
         return ""
     start, end = (f"{at:g}" for at in (ramp.start_epoch, ramp.end_epoch))
     return f"images {ramp.start_size} -> {solver.transform.crop_size} pixels, epochs {start} to {end} of the stage"
-
-
-def _ramp_notes(stage: Stage) -> list[str]:
-    solver, ramp = stage.solver, stage.solver.transform.crop_size_ramp
-    if ramp is None:
-        return []
-    found, where = [], place(stage, "solver.transform_param.crop_size_ramp_param.end_epoch")
-    last = crop_size(solver, solver.max_iter - 1)
-    if last != solver.transform.crop_size:
-        found.append(f"crop_size {solver.transform.crop_size} is never reached: the stage ends at {last} pixels{where}")
-    if solver.compile:
-        found.append("compile: the network is compiled again for each size of its images")
-    return found
 
 
 def resizes(transform: Transform) -> bool:

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from stagerun.base.events import EnsembleTested
-from stagerun.base.recipe import AVERAGE, AVERAGE_OF, Ensemble, EnsembleRule, Schedule, point
+from stagerun.base.recipe import AVERAGE, AVERAGE_OF, Ensemble, Schedule, point
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.base.text import columns, count, listed
 from stagerun.language.values import NONE
@@ -87,7 +87,6 @@ _WORDS = {
     "rule": "another rule",
     "batch_norm_iter": "another batch_norm_iter",
     "shape": "another shape",
-    "hold_out": "another hold_out",
     "tested_on": "other images or another transform",
 }
 
@@ -101,7 +100,6 @@ def made_from(schedule: Schedule, ensemble: Ensemble, members: Sequence[Snapshot
         "rule": ensemble.rule.value,
         "batch_norm_iter": ensemble.batch_norm_iter if averaged else 0,
         "shape": ensemble.shape,
-        "hold_out": ensemble.hold_out,
         # The members' transforms are the same: `check` sees to that.
         "tested_on": tested_on(schedule.stage(ensemble.points[0][0])),
     }
@@ -140,8 +138,7 @@ def _left(schedule: Schedule, ensemble: Ensemble, speeds: Mapping[str, Speed]) -
     alone = sum(test for test, (_, iter) in zip(tests, ensemble.points, strict=True) if iter is not None)
     if ensemble.rule.averages:
         forward = ensemble.batch_norm_iter * speeds[ensemble.points[0][0]].iteration * EVALUATION_SHARE
-        soup = ensemble.rule is EnsembleRule.GREEDY_SOUP  # `hold_out` is taken to be as large as the first set
-        return Spent(tests=alone + (2 * sum(tests) + len(tests) * forward if soup else forward) + tests[0])
+        return Spent(tests=alone + forward + tests[0])
     return Spent(tests=sum(tests) + alone)
 
 
@@ -173,7 +170,7 @@ def ensembles_costs(ensembles: Sequence[PlannedEnsemble]) -> list[str]:
 
 
 def rule_in_words(ensemble: Ensemble) -> str:
-    return ensemble.rule.value + (f", {kind}" if (kind := ensemble.shape or ensemble.hold_out) else "")
+    return ensemble.rule.value + (f", {ensemble.shape}" if ensemble.shape else "")
 
 
 def in_words(members: Sequence[str]) -> list[str]:
@@ -197,9 +194,8 @@ def in_words(members: Sequence[str]) -> list[str]:
 def at_once(ensemble: Ensemble) -> str:
     """What an evaluation has in memory, in words."""
     if ensemble.rule.averages:
-        soup = f"{len(ensemble.members)} averages, each evaluated on {ensemble.hold_out}: "
         return (
-            f"{soup * (ensemble.rule is EnsembleRule.GREEDY_SOUP)}one network of averaged weights, its BatchNorm statistics taken anew over "
+            f"one network of averaged weights, its BatchNorm statistics taken anew over "
             f"{count(ensemble.batch_norm_iter, 'iteration')} of {ensemble.points[0][0]}'s images"
         )
     return f"the weights of {count(len(ensemble.members), 'network')} are in each worker's memory at a time, one pass over the images"

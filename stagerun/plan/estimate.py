@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-from stagerun.base.recipe import Determinism, Memory, Schedule, Solver, Stage
+from stagerun.base.recipe import Schedule, Solver, Stage
 from stagerun.base.text import between, columns, count, duration, size
-from stagerun.plan.hours import Speed, stage_left, times
+from stagerun.plan.hours import Speed, Spent, stage_left, times
 from stagerun.plan.plan import Plan, PlannedStage
 from stagerun.plan.rehearsal import cost_key
 from stagerun.schedule.image_size import largest_crop_size
@@ -25,20 +25,6 @@ class Cost:
     test_batch_size: int
     test_seconds: float  # one batch of an evaluation; 0 without data.val
     start_seconds: float  # of a stage: reading the snapshot, building the network, the first and slowest iteration
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PythonCost:
-    """What a function of the user's takes per image, and what making an image takes with it: seconds of one loader thread."""
-
-    name: str
-    stage: str  # the first one that has it
-    seconds: float
-    loading_seconds: float
-
-    def __str__(self) -> str:
-        share = self.seconds / self.loading_seconds
-        return f"{self.name} takes {self.seconds * 1000:.3g} ms an image, {share:.0%} of loading one (stage {self.stage}, one thread)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,26 +48,17 @@ class Figures:
     gpu_memory_bytes: int
     log_bytes: float  # per iteration
     average_bytes: int = 0  # of the network of an ensemble that averages weights
-    python: tuple[PythonCost, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageTime:
+class StageTime(Spent):
     """Seconds of what is left of one stage. `passes`: forward passes of the busiest worker per iteration."""
 
     stage: str
     iterations: int
     passes: int
     iteration: float
-    training: float
-    tests: float
-    snapshots: float
-    start: float
     images_per_second: float
-
-    @property
-    def total(self) -> float:
-        return self.training + self.tests + self.snapshots + self.start
 
 
 def estimate(plan: Plan, figures: Figures, workers: int) -> dict[str, StageTime | None]:
@@ -148,10 +125,7 @@ def _stage(schedule: Schedule, planned: PlannedStage, speed: Speed | None, worke
         iterations=planned.iterations_left,
         passes=passes_of(solver, workers),
         iteration=speed.iteration,
-        training=time.training,
-        tests=time.tests,
-        snapshots=time.snapshots,
-        start=time.start,
+        **asdict(time),
         images_per_second=solver.batch_size / speed.iteration,
     )
 
@@ -293,14 +267,6 @@ def caveats(plan: Plan, figures: Figures, workers: int) -> list[str]:
             "one device batch per worker and iteration was run; the other passes of an iteration are extrapolated from it, "
             "with their memory the same"
         )
-    if plan.schedule.determinism is Determinism.ELASTIC and any(
-        _keeps_several(s.stage.solver, workers) for s in plan.stages
-    ):
-        found.append(
-            "with `determinism: ELASTIC` a worker keeps the residual of each of its logical workers, as large as the gradients, and that of one "
-            "was in memory"
-        )
-    found += [f"{cost}; Python code of its own makes more threads no faster" for cost in figures.python]
     found += doubts(plan, figures)
     if workers != figures.workers:
         found.append(
@@ -316,13 +282,6 @@ def caveats(plan: Plan, figures: Figures, workers: int) -> list[str]:
         "a few iterations, at learning rates that are scaled down where the batch is smaller: that says nothing about accuracy"
     )
     return found
-
-
-def _keeps_several(solver: Solver, workers: int) -> bool:
-    """Whether a worker has several senders of compressed gradients. Those of replicas are all rehearsed."""
-    how = solver.compress
-    remembers = how is not None and how.memory is Memory.RESIDUAL
-    return remembers and solver.sync is None and solver.logical_workers > workers
 
 
 def doubts(plan: Plan, figures: Figures) -> list[str]:

@@ -8,10 +8,9 @@ from stagerun.base.units import epochs
 
 def sending(solver: Solver, images: int) -> str:
     """How a stage's gradients reach other workers, where that is not as they are at every iteration: `TOP_K 1 %, layer-wise`; else ''."""
-    parts = [compression(solver.compress, solver, images)] if solver.compress is not None else []
     if solver.sync is not None:
-        parts.append(f"{count(solver.sync.replicas, 'replica')} by {solver.sync.method.value}")
-    return "; ".join(parts)
+        return f"{count(solver.sync.replicas, 'replica')} by {solver.sync.method.value}"
+    return compression(solver.compress, solver, images) if solver.compress is not None else ""
 
 
 def compression(compress: Compression, solver: Solver, images: int) -> str:

@@ -1,11 +1,10 @@
-"""Legal but suspicious settings of a stage: its learning rate, joints, update and images. Pure: numbers come from `schedule`."""
+"""What to know of a stage's learning rate: its joints, its end. Pure: numbers come from `schedule`."""
 
 from dataclasses import dataclass
-from fractions import Fraction
 
 from stagerun.base.recipe import DecayFrom, OnNan, Schedule, Solver, Stage
 from stagerun.plan.counting import points_averaged
-from stagerun.plan.described import course, image_notes, place, update_notes
+from stagerun.plan.described import place
 from stagerun.schedule import learning_rate, own_fields, warm_up_end
 from stagerun.schedule.averages import DECAYS
 
@@ -40,13 +39,12 @@ def joints(schedule: Schedule, stage: Stage) -> list[Joint]:
 
 
 def notes(schedule: Schedule, stage: Stage) -> list[str]:
-    """One sentence for each thing worth a look: roundings, fields that say nothing, images, then hazards in the order of the stage's
-    iterations."""
+    """One sentence for each thing to know of the learning rate, in the order of the stage's iterations. What looks wrong is a finding of
+    lint."""
     solver = stage.solver
     rate = learning_rate(solver)
     first, last = rate(stage.begins), rate(solver.max_iter - 1)
-    found = roundings(stage, stage.data.train.images) + scaling(stage) + update_notes(stage)
-    found += image_notes(stage, schedule.stage(stage.parent) if stage.parent is not None else None)
+    found: list[str] = []
     if solver.on_nan is OnNan.ROLLBACK and not solver.snapshot and not schedule.branch_points(stage.name):
         found.append("without a `snapshot` in its midst, `on_nan: ROLLBACK` goes back to the stage's start")
     for joint in joints(schedule, stage):
@@ -102,18 +100,6 @@ def _drops(stage: Stage, solver: Solver) -> str:
     return f"LR drops {times}, down to {low:.4g}, when the loss stands still; shown is the rate before{where}"
 
 
-def scaling(stage: Stage) -> list[str]:
-    """What `base_lr_batch` makes of base_lr."""
-    batch, written = stage.identity.get("solver.base_lr_batch", "none"), stage.origins.get("solver.base_lr")
-    if batch == "none" or written is None:
-        return []
-    solver = stage.solver
-    return [
-        f"base_lr {written.text} for {batch} images is {solver.base_lr:.6g} for {solver.batch_size}"
-        f"{place(stage, 'solver.base_lr_batch')}"
-    ]
-
-
 def _join(joint: Joint, start: str) -> list[str]:
     """`start`: the stage or the ensemble that it starts from."""
     text, where = f"LR jumps {joint.before:.4g} -> {joint.after:.4g}", f"where it leaves `{start}`"
@@ -121,22 +107,6 @@ def _join(joint: Joint, start: str) -> list[str]:
         return [] if joint.before == joint.after else [f"{text} {where}"]
     factor = joint.after / joint.before
     return [] if abs(factor - 1) <= JUMP else [f"{text} (x{factor:.3g}) {where}"]
-
-
-def roundings(stage: Stage, images: int) -> list[str]:
-    """One sentence for each duration that was written in epochs and is not a whole number of iterations."""
-    found = []
-    for field, origin in stage.origins.items():
-        value = getattr(stage.solver, field.removeprefix("solver."), None)
-        values = value if isinstance(value, tuple) else (value,)
-        texts = origin.text[1:-1].split(", ") if isinstance(value, tuple) else [origin.text]
-        for text, rounded in zip(texts, values, strict=False):
-            name, _, written = text.partition(": ")
-            if name.endswith("_epoch") and isinstance(rounded, int):
-                exact = Fraction(repr(float(written.rstrip("fF")))) * images / stage.solver.batch_size
-                if exact != rounded:
-                    found.append(f"{text} is {float(exact):.2f} iterations, rounded to {rounded}{place(stage, field)}")
-    return found
 
 
 # Fields whose changes are shown elsewhere: learning rate and length in the table, the images and what is carried on lines of
@@ -152,13 +122,9 @@ _SHOWN = (
     "decay_from",
     "policy_start",
     "end_lr",
-    "start_lr",
-    "peak_",
     "knot",
     "plateau",
     "average_loss",
-    "momentum_policy",
-    "weight_decay_policy",
     "max_",
     "transform_param",
     "test_",
@@ -173,16 +139,10 @@ _SHOWN = (
 def solver_changes(parent: Stage, stage: Stage) -> list[str]:
     """`field old -> new` for each setting of the update that is not the parent's: weight_decay, type, batch_size, ..."""
     found = []
-    moving = {
-        n for n in ("momentum", "weight_decay") for s in (parent, stage) if getattr(s.solver, f"{n}_policy") is not None
-    }
     for field, new in stage.identity.items():
         name = field.removeprefix("solver.")
         old = parent.identity.get(field)
-        if name in moving:
-            before, now = (f"({course(s.solver, name)})" for s in (parent, stage))
-            found += [f"{name} {before} -> {now}"] if before != now else []
-        elif field.startswith("solver.") and not name.startswith(_SHOWN) and old not in (None, new):
+        if field.startswith("solver.") and not name.startswith(_SHOWN) and old not in (None, new):
             found.append(f"{name} {old} -> {new}".replace('"', ""))
     return found
 
@@ -195,8 +155,8 @@ def reach_notes(stage: Stage) -> list[str]:
     solver = stage.solver
     if warm_up_end(solver) == solver.max_iter:
         return [f"is warm-up from end to end: {solver.lr_policy} is never used{place(stage, 'solver.warmup_iter')}"]
-    if solver.lr_policy in _FOUND_BY:
-        return _FOUND_BY[solver.lr_policy](stage)
+    if solver.lr_policy in ("poly", "poly_cyc"):
+        return _poly_cyc(stage) if solver.lr_policy == "poly_cyc" else _poly(stage)
     # A policy with an end stays there after max_iter.
     return _beyond_end(stage) if "end_lr" in own_fields(solver.lr_policy) else []
 
@@ -244,42 +204,3 @@ def _beyond_end(stage: Stage) -> list[str]:
     return [
         f"LR stays at {value:.4g} from iteration {max(end, 0)} on: policy_start_iter {solver.policy_start_iter}{where}"
     ]
-
-
-def _multistep(stage: Stage) -> list[str]:
-    late = [v for v in stage.solver.stepvalue if v >= policy_end(stage)]
-    return _never(stage, f"stepvalue {late[0]}", "solver.stepvalue") if late else []
-
-
-def _step(stage: Stage) -> list[str]:
-    size = stage.solver.stepsize
-    return (
-        _never(stage, f"stepsize {size}", "solver.stepsize") if size is not None and size >= policy_end(stage) else []
-    )
-
-
-def _knots(stage: Stage) -> list[str]:
-    end = policy_end(stage)
-    late = [k for k in stage.solver.knot if k.iter > end]
-    return _never(stage, f"the knot at iteration {late[0].iter:g}", "solver.knot") if late else []
-
-
-def _plateau(stage: Stage) -> list[str]:
-    first, left = stage.solver.plateau_winsize[0], stage.solver.max_iter - warm_up_end(stage.solver)
-    return _never(stage, f"the end of plateau_winsize {first}", "solver.plateau_winsize") if first >= left else []
-
-
-def _never(stage: Stage, what: str, field: str) -> list[str]:
-    end = policy_end(stage)
-    whose = "the stage" if end == stage.solver.max_iter else "lr_policy"
-    return [f"{what} is never reached: {whose} ends at {end}{place(stage, field)}"]
-
-
-_FOUND_BY = {
-    "poly": _poly,
-    "poly_cyc": _poly_cyc,
-    "multistep": _multistep,
-    "step": _step,
-    "piecewise_linear": _knots,
-    "plateau": _plateau,
-}

@@ -96,7 +96,7 @@ def require_starts(plan: Plan, chosen: Collection[str]) -> None:
         raise UsageError(
             f"stage `{first.name}` starts from `{label(first.parent or '', first.parent_iter)}`, where there is no snapshot "
             "that counts, and which is left out",
-            f"`{words}` trains {_what(plan, missing)} first",
+            f"`{words}` trains that first",
         )
 
 
@@ -121,18 +121,6 @@ def require_teachers(plan: Plan) -> None:
                 f"stage `{name}` is taught by `{teacher}`, which is not trained yet, and which is left out",
                 f"`--only {teacher} --only {name}` trains that first",
             )
-
-
-def _what(plan: Plan, missing: Collection[str]) -> str:
-    """What `missing` stages would train: only a stretch of those that are already past it."""
-    pieces = [piece for piece in plan.pieces if piece.stage.name in missing]
-    if {piece.stage.name for piece in pieces} != set(missing):
-        return "that"
-    if len(pieces) == 1:
-        (piece,) = pieces
-        return f"that stretch of `{piece.stage.name}` alone, {piece.iter} to {piece.until},"
-    stretches = ", ".join(f"{piece.iter} to {piece.until} of `{piece.stage.name}`" for piece in pieces)
-    return f"those stretches alone, {stretches},"
 
 
 def _not_chosen(by_name: Mapping[str, PlannedStage], name: str) -> list[str]:

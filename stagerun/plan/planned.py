@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stagerun.base.errors import Span
-from stagerun.base.recipe import TEACHER_DIGEST, WEIGHTS_DIGEST, Given, Schedule, Stage
+from stagerun.base.recipe import Schedule, Stage, Weights
 from stagerun.base.snapshots import Inventory, SnapshotRef
 from stagerun.base.text import between, count
 from stagerun.plan.raised import length_before
@@ -127,10 +127,9 @@ def iterations_text(least: int, most: int) -> str:
     return between(least, most) + count(most, "iteration").removeprefix(str(most))
 
 
-def needed(planned: PlannedStage) -> list[Given]:
-    """The weights from elsewhere that the stage still needs: those it starts with until it has started, its teacher's until it has ended."""
-    states = {WEIGHTS_DIGEST: (State.FRESH, State.STALE), TEACHER_DIGEST: (State.FRESH, State.STALE, State.RESUME)}
-    return [one for one in planned.stage.solver.given if planned.state in states[one.digest]]
+def needed(planned: PlannedStage) -> Weights | None:
+    """The weights from elsewhere that the stage starts with, until it has started."""
+    return planned.stage.solver.start if planned.state in (State.FRESH, State.STALE) else None
 
 
 def label(parent: str, iter: int | None) -> str:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from stagerun.base.recipe import OnNan, Solver, Stage
 from stagerun.base.snapshots import SnapshotRef
-from stagerun.schedule import learning_rate, moving
+from stagerun.schedule import learning_rate
 
 MAX_ITER = "solver.max_iter"
 
@@ -52,10 +52,6 @@ def _readers(solver: Solver, before: int) -> Iterator[str]:
     old = replace(solver, max_iter=before)
     if learning_rate(old) != learning_rate(solver):
         yield f"lr_policy `{solver.lr_policy}` reads max_iter"
-    for name in ("momentum", "weight_decay"):
-        value, curve = getattr(solver, name), getattr(solver, f"{name}_policy")
-        if curve is not None and moving(value, curve, old) != moving(value, curve, solver):
-            yield f"{name}_policy `{curve.policy}` reads max_iter"
 
 
 def _done_by_end(solver: Solver, before: int) -> str:

@@ -85,7 +85,6 @@ def rehearsal(
             solver,
             base_lr=solver.base_lr * share,
             warmup_start_lr=solver.warmup_start_lr * share,
-            start_lr=solver.start_lr * share,
             end_lr=solver.end_lr * share,
             policy_start_iter=0,  # beyond the end of a policy that is so short now, there may be no rate
             epoch_iter=None if solver.epoch_iter is None else solver.epoch_iter / share,
@@ -175,7 +174,6 @@ def cost_key(schedule: Schedule, stage: Stage) -> str:
             transform.random_resized_crop,
             transform.channel_order,
             transform.cutout_size,
-            transform.lighting_std,
             transform.python,
             transform.color_jitter,
             transform.rand_augment,

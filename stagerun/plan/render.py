@@ -10,14 +10,14 @@ from dataclasses import asdict
 from itertools import groupby
 from pathlib import PurePath
 
-from stagerun.base.recipe import Determinism, Memory, Metric, Sampling, Schedule, Solver, Stage, Sync
+from stagerun.base.recipe import Determinism, Memory, Metric, Sampling, Schedule, Stage, Sync
 from stagerun.base.shares import told
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.base.text import apart, between, columns, count, listed
 from stagerun.base.units import epochs
 from stagerun.base.weights import Kind, place_of
 from stagerun.language.values import plain
-from stagerun.plan.described import augmentation, augmentation_changes, course, crop_size_ramp, described, loss
+from stagerun.plan.described import augmentation, augmentation_changes, crop_size_ramp, described, loss
 from stagerun.plan.gradients import compression
 from stagerun.plan.hazards import joints, notes, solver_changes
 from stagerun.plan.meeting import pushes, replicas, starts_between
@@ -70,7 +70,7 @@ def table_rows(plan: Plan) -> list[tuple[str, ...]]:
                 between(least - stage.begins, most - stage.begins),
                 between(_epochs(stage, least - stage.begins), _epochs(stage, most - stage.begins), ".2f"),
                 " -> ".join(apart([rate(stage.begins), rate(most - 1)])),
-                course(solver, "weight_decay"),
+                f"{solver.weight_decay:g}",
                 augmentation(solver),
                 stage_state(planned),
             )
@@ -206,7 +206,7 @@ def _piece(piece: PlannedStage) -> tuple[str, ...]:
         str(piece.iterations_left),
         f"{_epochs(piece.stage, piece.iterations_left):.2f}",
         " -> ".join(apart([rate(piece.iter), rate(piece.last - 1)])),
-        course(solver, "weight_decay"),
+        f"{solver.weight_decay:g}",
         augmentation(solver),
         f"again, for {', '.join(piece.children)}",
     )
@@ -320,17 +320,10 @@ def carried_over(planned: PlannedStage) -> str:
         parts = ["averaged weights", "BatchNorm statistics taken anew"]
     parts.append("momentum" if solver.carry_momentum else "momentum from zero")
     if solver.compress is not None and solver.compress.memory is Memory.RESIDUAL:
-        parts.append("residual kept" if solver.carry_residual else "residual from zero")
+        parts.append("residual from zero")
     place = f"image {planned.begins_at}" + (" at most" if planned.at_most else "")
     parts.append(f"data from {place}" if solver.carry_data else "data from the start")
     return ", ".join(parts)
-
-
-def moving_members(solver: Solver, first: int = 0) -> dict[str, object]:
-    """Momentum and weight decay of the first and the last update, where they move."""
-    moving = [n for n in ("momentum", "weight_decay") if getattr(solver, f"{n}_policy") is not None]
-    ends = [(end, make_knobs(solver)(i)) for end, i in (("first", first), ("last", solver.max_iter - 1))]
-    return {f"{end}_{name}": getattr(knobs, name) for name in moving for end, knobs in ends}
 
 
 def _meeting(sync: Sync, schedule: Schedule, stage: Stage) -> dict[str, object]:
@@ -362,7 +355,6 @@ def render_json(plan: Plan, remarks: Iterable[str] = (), beside: Mapping[str, ob
                 "device_batch_size": solver.device_batch_size,
                 "momentum": solver.momentum,
                 "weight_decay": solver.weight_decay,
-                **moving_members(solver, stage.begins),
                 **({} if solver.compress is None else {"compress_param": plain(solver.compress)}),
                 **(
                     {}

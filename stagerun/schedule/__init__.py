@@ -4,16 +4,12 @@ A learning-rate policy is a frozen class and a row of the table in `policies` (C
 """
 
 from stagerun.schedule.rates import (
-    CURVES,
     POLICIES,
     SOLVER_TYPES,
     KnobsAt,
-    curve_fields,
     fields_read,
-    is_ever,
     learning_rate,
     make_knobs,
-    moving,
     own_fields,
     policy_fields,
     slots_of,
@@ -22,17 +18,13 @@ from stagerun.schedule.rates import (
 from stagerun.schedule.sync import boundaries, parting, synchronisations
 
 __all__ = [
-    "CURVES",
     "POLICIES",
     "SOLVER_TYPES",
     "KnobsAt",
     "boundaries",
-    "curve_fields",
     "fields_read",
-    "is_ever",
     "learning_rate",
     "make_knobs",
-    "moving",
     "own_fields",
     "parting",
     "policy_fields",

@@ -20,12 +20,10 @@ class Formula:
     for corners follow from them, and from these:
 
     `suspect` is the field to point at where the rate is impossible. `factor`: gamma is a factor, at least 0, and not a rate.
-    `for_curves`: momentum and weight decay can follow it, too, with end_value in place of end_lr.
     """
 
     suspect: ClassVar[str] = "base_lr"
     factor: ClassVar[bool] = False
-    for_curves: ClassVar[bool] = False
 
     def __call__(self, iter: int) -> float:
         raise NotImplementedError
@@ -128,7 +126,6 @@ class Poly(Formula):
     """
 
     suspect = "policy_start_iter"  # below zero only beyond its end
-    for_curves = True
 
     base_lr: float
     power: float

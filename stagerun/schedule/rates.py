@@ -1,21 +1,18 @@
-"""Solver -> its learning rate, momentum and weight decay as functions of the iteration: how the policies are put together.
+"""Solver -> its learning rate as a function of the iteration: how the policies are put together.
 
 Pure, stdlib only.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol
+from typing import Protocol
 
 from stagerun.base.knobs import Knobs
-from stagerun.base.recipe import Curve, DecayFrom, MomentumForm, Solver
+from stagerun.base.recipe import DecayFrom, MomentumForm, Solver
 from stagerun.schedule import policies, shapes
 from stagerun.schedule.plateau import Plateau
 from stagerun.schedule.policies import Formula, Policy, Shifted, WarmUp
 
 POLICIES: dict[str, type[Formula]] = {**policies.CAFFES, "plateau": Plateau, **shapes.SHAPES}
-# Those that momentum and weight_decay can follow, too.
-CURVES = tuple(name for name, kind in POLICIES.items() if kind.for_curves)
 # Fields that a policy reads and that are there in any case.
 GIVEN = ("base_lr", "max_iter", "epoch_iter")
 
@@ -30,51 +27,25 @@ def own_fields(lr_policy: str) -> tuple[str, ...]:
     return tuple(name for name in policy_fields(lr_policy) if name not in GIVEN)
 
 
-def curve_fields(policy: str) -> tuple[str, ...]:
-    """The fields of PolicyParameter that a policy of momentum or weight decay reads. KeyError for an unknown one."""
-    return tuple("end_value" if name == "end_lr" else name for name in own_fields(policy))
-
-
 def learning_rate(solver: Solver, drops: int = 0) -> Policy:
     """The stage's learning rate as a function of its iteration, warm-up included. `drops`: how often `plateau` has dropped it."""
     start = solver.warmup_iter if solver.decay_from is DecayFrom.WARMUP_END else 0
     length = {"max_iter": solver.max_iter - start}
     settings = {name: getattr(solver, name) for name in policy_fields(solver.lr_policy)}
-    policy = _made(solver.lr_policy, settings | {k: v for k, v in length.items() if k in settings})
+    policy: Policy = POLICIES[solver.lr_policy](**settings | {k: v for k, v in length.items() if k in settings})
     if isinstance(policy, Plateau):
         policy = policies.Fixed(policy.after(drops))
     if start:
         policy = Shifted(policy, -start)
     if solver.warmup_iter:
         policy = WarmUp(policy, solver.base_lr, solver.warmup_iter, solver.warmup_start_lr)
-    return _started(policy, solver)
+    return Shifted(policy, solver.policy_start_iter) if solver.policy_start_iter else policy
 
 
 def warm_up_end(solver: Solver) -> int:
     """The iteration of the stage whose rate is the first one of the policy; 0 without a warm-up, max_iter where all is
     warm-up."""
     return min(max(solver.warmup_iter - solver.policy_start_iter, 0), solver.max_iter)
-
-
-def moving(value: float, curve: Curve | None, solver: Solver) -> Policy:
-    """Momentum or weight decay as a function of the stage's iteration: it goes on from `value`."""
-    if curve is None:
-        return policies.Fixed(value)
-    settings = {
-        "base_lr": value,
-        "end_lr": curve.end_value,
-        "power": curve.power,
-        "gamma": curve.gamma,
-        "knot": curve.knot,
-        "max_iter": solver.max_iter,
-        "epoch_iter": solver.epoch_iter,
-    }
-    return _started(_made(curve.policy, {name: settings[name] for name in policy_fields(curve.policy)}), solver)
-
-
-def is_ever(value: float, curve: Curve | None) -> bool:
-    """Whether momentum or weight decay is above zero anywhere: a curve from zero leaves it only for an end_value."""
-    return value > 0 or (curve is not None and curve.end_value > 0 and "end_value" in curve_fields(curve.policy))
 
 
 class KnobsAt(Protocol):
@@ -86,21 +57,11 @@ def make_knobs(solver: Solver) -> KnobsAt:
     `plateau` has dropped the rate by then, which depends on the loss."""
     most = len(solver.plateau_winsize) if solver.lr_policy == "plateau" else 0
     rates = [learning_rate(solver, n) for n in range(most + 1)]
-    momentum = moving(solver.momentum, solver.momentum_policy, solver)
-    weight_decay = moving(solver.weight_decay, solver.weight_decay_policy, solver)
 
     def knobs(iter: int, drops: int = 0) -> Knobs:
-        return Knobs(lr=rates[drops](iter), momentum=momentum(iter), weight_decay=weight_decay(iter))
+        return Knobs(lr=rates[drops](iter), momentum=solver.momentum, weight_decay=solver.weight_decay)
 
     return knobs
-
-
-def _made(name: str, settings: Mapping[str, Any]) -> Policy:
-    return POLICIES[name](**settings)
-
-
-def _started(policy: Policy, solver: Solver) -> Policy:
-    return Shifted(policy, solver.policy_start_iter) if solver.policy_start_iter else policy
 
 
 # -- what is known of each solver type without torch: a literal table. The arithmetic is that of `engine.solvers`, one class per type

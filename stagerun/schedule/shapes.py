@@ -4,8 +4,7 @@ A new policy is a class and a row of SHAPES here, and its line in the comment of
 `stagerun help` shows; what else needs to be known of it, `Formula` says. A field that Solver lacks is a line there, and one in
 `recipe.Solver`.
 
-Momentum and weight decay follow some of the same classes, with their value as base_lr. A policy that ends at max_iter stays at its end from there on, which is met where `policy_start_iter` lets
-the stage begin further on. The lines and waves are computed from the nearer end, so that what is left of a rate just before
+A policy that ends at max_iter stays at its end from there on, which is met where `policy_start_iter` lets the stage begin further on. The lines and waves are computed from the nearer end, so that what is left of a rate just before
 zero has all of its digits. Pure, stdlib only.
 """
 
@@ -45,8 +44,6 @@ class Linear(Formula):
     [1.0, 0.875, 0.75, 0.625, 0.5, 0.5]
     """
 
-    for_curves = True
-
     base_lr: float
     end_lr: float
     max_iter: int
@@ -64,8 +61,6 @@ class Cosine(Formula):
     >>> [round(Cosine(1.0, 0.0, 4)(i), 4) for i in range(5)]
     [1.0, 0.8536, 0.5, 0.1464, 0.0]
     """
-
-    for_curves = True
 
     base_lr: float
     end_lr: float
@@ -85,8 +80,6 @@ class OneMinusSqrt(Formula):
     [1.0, 0.5, 0.0]
     """
 
-    for_curves = True
-
     base_lr: float
     end_lr: float
     max_iter: int
@@ -100,53 +93,6 @@ class OneMinusSqrt(Formula):
 
 
 @dataclass(frozen=True, slots=True)
-class OneCycle(Formula):
-    """start_lr + (base_lr - start_lr) * (1 - cos(pi * iter / peak_iter)) / 2 up to peak_iter, then
-    end_lr + (base_lr - end_lr) * (1 + cos(pi * (iter - peak_iter) / (max_iter - peak_iter))) / 2
-
-    Smith and Topin, Super-Convergence (arXiv:1708.07120), with the cosines of fast.ai in place of lines.
-
-    >>> [round(OneCycle(1.0, 0.2, 0.0, 2, 6)(i), 4) for i in range(7)]
-    [0.2, 0.6, 1.0, 0.8536, 0.5, 0.1464, 0.0]
-    """
-
-    base_lr: float
-    start_lr: float
-    end_lr: float
-    peak_iter: int
-    max_iter: int
-
-    def __call__(self, iter: int) -> float:
-        if iter < self.peak_iter:
-            return wave(self.start_lr, self.base_lr, iter, self.peak_iter)
-        if iter >= self.max_iter:
-            return self.end_lr
-        return wave(self.base_lr, self.end_lr, iter - self.peak_iter, self.max_iter - self.peak_iter)
-
-
-@dataclass(frozen=True, slots=True)
-class Triangular(Formula):
-    """start_lr + (base_lr - start_lr) * max(0, 1 - |iter / stepsize - 2 * floor(iter / (2 * stepsize)) - 1|)
-
-    Smith, Cyclical Learning Rates (arXiv:1506.01186), who trained with Caffe: a cycle has 2 * stepsize iterations, which rise from start_lr
-    to base_lr and fall back. Half a cycle is his test of learning rates.
-
-    >>> [Triangular(1.0, 0.5, 2)(i) for i in range(6)]
-    [0.5, 0.75, 1.0, 0.75, 0.5, 0.75]
-    """
-
-    base_lr: float
-    start_lr: float
-    stepsize: int
-
-    def __call__(self, iter: int) -> float:
-        gone = iter % (2 * self.stepsize)
-        if gone < self.stepsize:
-            return line(self.start_lr, self.base_lr, gone, self.stepsize)
-        return line(self.base_lr, self.start_lr, gone - self.stepsize, self.stepsize)
-
-
-@dataclass(frozen=True, slots=True)
 class ExpEpoch(Formula):
     """base_lr * gamma ^ (iter / epoch_iter), where an epoch has epoch_iter iterations, no whole number of them in general
 
@@ -156,8 +102,6 @@ class ExpEpoch(Formula):
 
     suspect = "gamma"
     factor = True
-    for_curves = True
-
     base_lr: float
     gamma: float
     epoch_iter: float
@@ -178,8 +122,6 @@ class PiecewiseLinear(Formula):
     """
 
     suspect = "knot"
-    for_curves = True
-
     base_lr: float
     knot: tuple[Knot, ...]
 
@@ -195,8 +137,6 @@ SHAPES: dict[str, type[Formula]] = {
     "linear": Linear,
     "cosine": Cosine,
     "one_minus_sqrt": OneMinusSqrt,
-    "one_cycle": OneCycle,
-    "triangular": Triangular,
     "exp_epoch": ExpEpoch,
     "piecewise_linear": PiecewiseLinear,
 }

@@ -15,7 +15,7 @@ call at a time. Every OSError becomes a StorageError or PermissionDenied.
 
 from stagerun.base.snapshots import Inventory, SnapshotRef
 from stagerun.store.disk import Disk, File, LocalDisk
-from stagerun.store.errors import Damaged, TooLarge, is_full, not_as_written, only_one, reporting
+from stagerun.store.errors import Damaged, TooLarge, not_as_written, only_one, reporting
 from stagerun.store.layout import Place, lives_folder, parse_name, snapshot_name
 from stagerun.store.lease import SILENT_S, Lease, last_word, require_free
 from stagerun.store.lives import Life, last_lives
@@ -66,7 +66,6 @@ __all__ = [
     "inspect",
     "inspect_folder",
     "inventory",
-    "is_full",
     "is_harmed",
     "last_lives",
     "last_word",

@@ -8,79 +8,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from stagerun.system.files import sync_folder
-
-
-class File(Protocol):
-    """A new file, open for writing. Every method raises OSError."""
-
-    def write(self, data: memoryview) -> None:
-        """Appends all of it."""
-
-    def sync(self) -> None:
-        """Returns when what was written is on the disk. After an error the file is lost: a second sync proves nothing."""
-
-    def close(self) -> None: ...
-
-
-class Disk(Protocol):
-    """Every method raises OSError. `create`, `size`, `read`, `digest`, `unlink`, `rename` and `link` don't follow a link at the
-    path's end."""
-
-    def mkdir(self, path: Path) -> None:
-        """Makes one folder. FileExistsError if there is anything of that name."""
-
-    def create(self, path: Path) -> File:
-        """A new empty file. FileExistsError if there is anything of that name."""
-
-    def sync_folder(self, path: Path) -> None:
-        """Returns when the names in the folder are on the disk."""
-
-    def rename(self, source: Path, target: Path) -> None: ...
-
-    def link(self, source: Path, target: Path) -> None:
-        """Gives a file a second name. FileExistsError if there is anything of that name."""
-
-    def names(self, path: Path) -> list[str]:
-        """What is in a folder, in no order."""
-
-    def size(self, path: Path) -> int:
-        """Bytes of a regular file; EINVAL if it is anything else."""
-
-    def read(self, path: Path, limit: int) -> bytes:
-        """All of a regular file.
-
-        Neither the file nor the folder it is in may be a symbolic link (ELOOP, ENOTDIR). EINVAL if it isn't a regular
-        file, without waiting for the other end of a pipe; EFBIG, unread, above `limit` bytes.
-        """
-
-    def digest(self, path: Path, limit: int) -> tuple[int, str]:
-        """Bytes and sha256, in hex, of a regular file, as the disk has it: not as the system remembers it from writing, where it
-        can be made to forget that. In little memory. Raises as `read` does."""
-
-    def unlink(self, path: Path) -> None:
-        """Deletes a file or link. IsADirectoryError for a folder."""
-
-    def rmdir(self, path: Path) -> None: ...
-
-    def free(self, path: Path) -> int:
-        """Bytes that may still be written to the file system that holds the folder."""
-
 
 PIECE = 1 << 20  # bytes read at a time where a file is not read whole
 
 
 @dataclass(frozen=True, slots=True)
-class LocalFile:
+class File:
+    """A new file, open for writing. Every method raises OSError."""
+
     fd: int
 
     def write(self, data: memoryview) -> None:
+        """Appends all of it."""
         while data:  # a full disk first writes less than it was given, then fails
             data = data[os.write(self.fd, data) :]
 
     def sync(self) -> None:
+        """Returns when what was written is on the disk. After an error the file is lost: a second sync proves nothing."""
         os.fsync(self.fd)
 
     def close(self) -> None:
@@ -88,39 +34,56 @@ class LocalFile:
 
 
 class LocalDisk:
-    """The file system of this machine. Modes come from the umask, so that a group can share an output folder."""
+    """The file system of this machine. Modes come from the umask, so that a group can share an output folder.
+
+    Every method raises OSError. `create`, `size`, `read`, `digest`, `unlink`, `rename` and `link` don't follow a link at the path's end.
+    Tests put a disk of their own in its place, on which any call fails or is the last one.
+    """
 
     __slots__ = ()
 
     def mkdir(self, path: Path) -> None:
+        """Makes one folder. FileExistsError if there is anything of that name."""
         os.mkdir(path)
 
-    def create(self, path: Path) -> LocalFile:
+    def create(self, path: Path) -> File:
+        """A new empty file. FileExistsError if there is anything of that name."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        return LocalFile(os.open(path, flags, 0o666))
+        return File(os.open(path, flags, 0o666))
 
     def sync_folder(self, path: Path) -> None:
+        """Returns when the names in the folder are on the disk."""
         sync_folder(path)
 
     def rename(self, source: Path, target: Path) -> None:
         os.rename(source, target)
 
     def link(self, source: Path, target: Path) -> None:
+        """Gives a file a second name. FileExistsError if there is anything of that name."""
         os.link(source, target, follow_symlinks=False)
 
     def names(self, path: Path) -> list[str]:
+        """What is in a folder, in no order."""
         return os.listdir(path)
 
     def size(self, path: Path) -> int:
+        """Bytes of a regular file; EINVAL if it is anything else."""
         found = os.stat(path, follow_symlinks=False)
         _require_regular(found, path)
         return found.st_size
 
     def read(self, path: Path, limit: int) -> bytes:
+        """All of a regular file.
+
+        Neither the file nor the folder it is in may be a symbolic link (ELOOP, ENOTDIR). EINVAL if it isn't a regular
+        file, without waiting for the other end of a pipe; EFBIG, unread, above `limit` bytes.
+        """
         with _opened(path, limit) as (fd, size), os.fdopen(fd, "rb", closefd=False) as file:
             return file.read(size)
 
     def digest(self, path: Path, limit: int) -> tuple[int, str]:
+        """Bytes and sha256, in hex, of a regular file, as the disk has it: not as the system remembers it from writing, where it
+        can be made to forget that. In little memory. Raises as `read` does."""
         digest, found = hashlib.sha256(), 0
         with _opened(path, limit) as (fd, size), os.fdopen(fd, "rb", buffering=0, closefd=False) as file:
             # Pages that are synced are given up, and read from the disk again, or from the server. It is advice alone: a file
@@ -133,14 +96,19 @@ class LocalDisk:
         return found, digest.hexdigest()
 
     def unlink(self, path: Path) -> None:
+        """Deletes a file or link. IsADirectoryError for a folder."""
         os.unlink(path)
 
     def rmdir(self, path: Path) -> None:
         os.rmdir(path)
 
     def free(self, path: Path) -> int:
+        """Bytes that may still be written to the file system that holds the folder."""
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
+
+
+Disk = LocalDisk
 
 
 @contextmanager

@@ -100,12 +100,6 @@ def storage_failure(
     return kind(message, hint)
 
 
-def is_full(error: StagerunError) -> bool:
-    """Whether what failed, failed because there was no space left, or no more of a quota."""
-    cause = error.__cause__
-    return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
 @contextmanager
 def reporting(doing: str, path: Path) -> Iterator[None]:
     """An OSError inside becomes a StorageError or PermissionDenied: can't `doing` in `path`."""

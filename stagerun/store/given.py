@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from stagerun.base.errors import DataError, StagerunError, UsageError, listing
 from stagerun.base.net import Net
-from stagerun.base.recipe import MEAN_DIGEST, Schedule, Stage, Transform, Weights
+from stagerun.base.recipe import MEAN_DIGEST, WEIGHTS_DIGEST, Schedule, Stage, Transform, Weights
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.base.text import count
 from stagerun.base.weights import Kind, Place, place_of
@@ -196,9 +196,9 @@ def with_digests(schedule: Schedule) -> Schedule:
 def _with_digests(stage: Stage) -> Stage:
     found = dict(stage.identity)
     # It may be done, and a file gone; who needs it says so.
-    for one in stage.solver.given:
+    if (weights := stage.solver.start) is not None:
         with suppress(StagerunError, OSError):
-            found[one.digest] = digest_of(find(one.weights))
+            found[WEIGHTS_DIGEST] = digest_of(find(weights))
     if stage.solver.transform.mean_file is not None:
         with suppress(OSError):
             found[MEAN_DIGEST] = _digest(Path(stage.solver.transform.mean_path))

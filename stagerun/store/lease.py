@@ -11,7 +11,7 @@ What can happen, and why nothing is lost:
 
 - Two take over at once: both want the same number, whose file only one can make as a new one. Should one have looked so long
   ago that it wants a lower number than there is by then, it finds the higher one when it looks again, and ends.
-- The taker is stopped while it watches: the last thing it does is to look, after its clock said that the time is over.
+- The taker is stopped while it watches: it counts its looks, not the seconds.
 - The holder is stopped, its host suspended, or its server away for a while, and it comes back: its beats ask, as
   `require_held` does, before they write, and find that it is over. What its next beat overwrites is its own file, at most.
 - It is stopped between that question and the rename of a snapshot: the snapshot gets its name, with its own lower attempt in
@@ -24,8 +24,8 @@ What can happen, and why nothing is lost:
   changed the folder, and its client forgets the list.
 - A file has no name for an instant, on a file system that renames in two steps: absence is silence to who watches, and the
   holder, which asks under the same `_writing` as it beats, looks twice.
-- The server is away, for the taker too: the holder's beats hang as its looks do. So a look counts as a beat at most,
-  however long it took, and one that took longer is followed by another, which ends it even where every look is slow.
+- The server is away, for the taker too: the holder's beats hang as its looks do. So a slow look counts for nothing, but behind
+  another slow one.
 - A life is killed while it makes its file: that gets its name when it is whole, so that what it leaves says whose it was.
 """
 
@@ -190,30 +190,29 @@ class Lease:
         return True
 
     def _watch(self, first: Seen, locked: bool, stop: Callable[[], bool]) -> None:
-        """Returns when the life has ended, or nothing was heard of it for SILENT_BEATS. FolderInUseError when it moves."""
-        silent_for, slow = 0.0, False
-        while True:
-            before = self._clock()
+        """Returns when the life has ended, or nothing was heard of it for SILENT_BEATS. FolderInUseError when it moves.
+
+        Looks are counted, not seconds: one process may stop for a while between two of them. One that took longer than a beat says
+        nothing, since the server was away for the holder's beats, too; where every look does, they count.
+        """
+        silent, slow = 0, False
+        while silent < SILENT_BEATS * LOOKS_PER_BEAT:
             self._pause(self.beat_s / LOOKS_PER_BEAT)
             if stop():
                 raise StoppedWaiting(f"stopped while waiting to see whether {first} is alive; nothing was started")
-            # Before the look, which so comes after that time.
-            silent = silent_for + min(self._clock() - before, self.beat_s) >= SILENT_BEATS * self.beat_s
+            before, was_slow = self._clock(), slow
             seen = newest_life(self.disk, self.out)
-            if seen is not None and seen.attempt >= first.attempt:  # else its file is gone, which is not a sign of life
-                if seen.attempt == first.attempt and self.is_over(seen, locked):
-                    return
-                if seen.attempt == first.attempt and first.life is None and seen.life is not None:
-                    # It was just being written, or the disk has thought better of it.
-                    first, silent_for, slow = seen, 0.0, False
-                    continue
-                if seen != first:
-                    raise FolderInUseError(f"another run holds {self.out}: {seen}", _WAIT)
-            took, was_slow = self._clock() - before, slow
-            slow = took > self.beat_s
-            if silent and (was_slow or not slow):
+            slow = self._clock() - before > self.beat_s
+            silent += 1 if was_slow or not slow else 0
+            if seen is None or seen.attempt < first.attempt:  # its file is gone, which is not a sign of life
+                continue
+            if seen.attempt == first.attempt and self.is_over(seen, locked):
                 return
-            silent_for += min(took, self.beat_s)
+            if seen.attempt == first.attempt and first.life is None and seen.life is not None:
+                # It was just being written, or the disk has thought better of it.
+                first, silent = seen, 0
+            elif seen != first:
+                raise FolderInUseError(f"another run holds {self.out}: {seen}", _WAIT)
 
     def _ask(self, disk: Disk) -> None:
         """Sets `lost` if it is."""

@@ -15,14 +15,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from stagerun.base.errors import FolderInUseError, PermissionDenied, StagerunError, StorageError
-from stagerun.store.disk import LocalDisk
+from stagerun.base.errors import FolderInUseError, PermissionDenied, StorageError
 from stagerun.store.errors import reporting
 from stagerun.store.layout import lock_file
-from stagerun.store.lives import newest_life, now_text
+from stagerun.store.lives import now_text
 from stagerun.system.files import open_lock
 from stagerun.system.host import host_name
-from stagerun.system.process import gone, this_process
 
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 
@@ -48,11 +46,6 @@ class Holder:
     since: float | None = None
     beat: int | None = None
 
-    @property
-    def ended(self) -> bool:
-        """Whether the process of that name is known to be gone: then the name is a predecessor's."""
-        return self.pid is not None and self.host is not None and gone(self.pid, self.host)
-
 
 def holder(out: Path) -> Holder | None:
     """Who holds the output folder now; None if no process does, or its lock is not for this user: then its lives say (`last_word`). Changes
@@ -74,8 +67,7 @@ def holder(out: Path) -> Holder | None:
             raise
         finally:
             os.close(fd)
-    found = holder_named(text)
-    return Holder("", since=time.time()) if found.ended else found  # its own name will come
+    return holder_named(text)
 
 
 def holder_named(text: str, beat: int | None = None) -> Holder:
@@ -117,7 +109,10 @@ class Lock:
             try:
                 self._fd = open_lock(path)
             except PermissionError:
-                raise _anothers(self.out) from None
+                raise PermissionDenied(
+                    f"can't lock the output folder in {path}: it belongs to another user",
+                    "choose another folder with --out, or ask its owner for permission; `stagerun status` says whether a run goes on",
+                ) from None
         _open.add(self)
         try:
             if not self._take(self._fd):
@@ -166,11 +161,7 @@ class Lock:
         try:
             if _try(fd):
                 return True
-            # A holder that has just started may not have written its name yet; then the line is its predecessor's.
-            text = _written(fd)
-            if holder_named(text).ended:
-                text = f"no name yet (the last one, {text}, has ended)"
-            raise FolderInUseError(f"another run holds {self.out}: {text or 'no name yet'}", _WAIT)
+            raise FolderInUseError(f"another run holds {self.out}: {_written(fd) or 'no name yet'}", _WAIT)
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 with reporting("lock the output folder", lock_file(self.out)):
@@ -182,22 +173,6 @@ class Lock:
                 "choose a folder on another file system with --out, or have this one mounted with locks "
                 "(Lustre: `flock`; NFS: a running lock service)",
             ) from error
-
-
-def _anothers(out: Path) -> StagerunError:
-    """Where the lock is another user's: what the process lives say. StorageError, PermissionDenied."""
-    seen = newest_life(LocalDisk(), out)
-    life, last = seen.life if seen is not None else None, ""
-    if life is not None and life.code is None:
-        if life.process.same_machine(this_process()) and life.process.alive():
-            return FolderInUseError(f"another run holds {out}: {life}, of another user", _WAIT)
-        last = f"; its last run, {life}, has not said that it ended"
-    elif life is not None:
-        last = f"; its last run, {life}, has ended with exit code {life.code}"
-    return PermissionDenied(
-        f"can't lock the output folder in {lock_file(out)}: it belongs to another user{last}",
-        "choose another folder with --out, or ask its owner for permission",
-    )
 
 
 def _try(fd: int) -> bool:

@@ -23,7 +23,6 @@ from stagerun.store.layout import (
     bad_name,
     parse_name,
     place_aside,
-    snapshot_name,
     snapshots_folder,
 )
 from stagerun.store.manifest import MAX_BYTES, FileEntry, Manifest, parse
@@ -83,20 +82,12 @@ def answers_now(disk: Disk, out: Path, found: Inventory, stages: Collection[str]
 
 def inspect(disk: Disk, out: Path, name: str) -> Manifest:
     """The manifest of a complete snapshot. Damaged, ResumeRefused, StorageError, PermissionDenied."""
-    return _inspect(disk, snapshots_folder(out) / name)
+    return inspect_folder(disk, snapshots_folder(out) / name)
 
 
-def inspect_folder(disk: Disk, folder: Path) -> Manifest:
-    """The manifest of the snapshot in a folder, wherever it lies. Raises as `inspect` does."""
-    return _inspect(disk, folder)
-
-
-def _inspect(disk: Disk, folder: Path) -> Manifest:
-    return _inspect_as(disk, folder, folder.name)
-
-
-def _inspect_as(disk: Disk, folder: Path, name: str) -> Manifest:
-    """The manifest of the snapshot of that name, which is in `folder`."""
+def inspect_folder(disk: Disk, folder: Path, name: str = "") -> Manifest:
+    """The manifest of the snapshot in a folder, wherever it lies; `name`: where it isn't the folder's own. Raises as `inspect` does."""
+    name = name or folder.name
     with reading(name, MANIFEST, folder):
         data = _twice(partial(disk.read, folder / MANIFEST, MAX_BYTES))
     manifest = parse(data, name)
@@ -118,26 +109,15 @@ def read(disk: Disk, out: Path, ref: SnapshotRef, most: Mapping[str, int] | None
     manifest = inspect(disk, out, ref.name)
     if manifest.id != ref.id:
         raise Damaged(ref.name, f"it has id {manifest.id}, not {ref.id}")
-    require_size(manifest, most)
-    folder = snapshots_folder(out) / ref.name
-    return {f: _verified(disk, folder, f, entry) for f, entry in manifest.files.items() if wanted(f, most)}
+    return _files(disk, snapshots_folder(out) / ref.name, manifest, most)
 
 
-def wanted(file: str, most: Mapping[str, int] | None) -> bool:
-    """Whether `read` reads the file."""
-    return most is None or most.get(file, OTHER) > 0
-
-
-def require_size(manifest: Manifest, most: Mapping[str, int] | None) -> None:
-    """TooLarge if a file states more bytes than `most` allows (`read`)."""
-    if most is None:
-        return
-    for file, entry in manifest.files.items():
-        if wanted(file, most) and entry.size > most.get(file, OTHER):
-            allowed = most.get(file, OTHER)
-            raise TooLarge(
-                snapshot_name(*manifest.place), f"{file} has {entry.size} bytes, and needs at most {allowed}"
-            )
+def _files(disk: Disk, folder: Path, manifest: Manifest, most: Mapping[str, int] | None) -> dict[str, bytes]:
+    wanted = {f: e for f, e in manifest.files.items() if most is None or most.get(f, OTHER) > 0}
+    for file, entry in wanted.items():
+        if most is not None and entry.size > (allowed := most.get(file, OTHER)):
+            raise TooLarge(folder.name, f"{file} has {entry.size} bytes, and needs at most {allowed}")
+    return {file: _verified(disk, folder, file, entry) for file, entry in wanted.items()}
 
 
 def verify(disk: Disk, out: Path, name: str) -> None:
@@ -167,7 +147,7 @@ def read_file(disk: Disk, out: Path, name: str, file: str, most: int | None = No
 
 def read_file_of(disk: Disk, folder: Path, file: str, most: int | None = None) -> tuple[SnapshotRef, bytes]:
     """The snapshot in a folder, wherever it lies, under its own name, and one file of it. `most` bytes that may have."""
-    manifest = _inspect(disk, folder)
+    manifest = inspect_folder(disk, folder)
     entry = manifest.files.get(file)
     if entry is None:
         raise Damaged(folder.name, f"it has no {file}")
@@ -180,9 +160,8 @@ def read_folder(
     disk: Disk, folder: Path, most: Mapping[str, int] | None = None
 ) -> tuple[SnapshotRef, dict[str, bytes]]:
     """The snapshot in a folder, wherever it lies, under its own name, and its files. Raises as `read` does."""
-    manifest = _inspect(disk, folder)
-    require_size(manifest, most)
-    return manifest.ref(), {f: _verified(disk, folder, f, e) for f, e in manifest.files.items() if wanted(f, most)}
+    manifest = inspect_folder(disk, folder)
+    return manifest.ref(), _files(disk, folder, manifest, most)
 
 
 def _twice(look: Callable[[], _T]) -> _T:
@@ -207,7 +186,7 @@ def _verified(disk: Disk, folder: Path, file: str, entry: FileEntry) -> bytes:
 def is_whole(disk: Disk, out: Path, name: str, now: str) -> bool:
     """Whether the snapshot `name`, whose directory is called `now`, has its manifest and files of the sizes it states."""
     try:
-        _inspect_as(disk, snapshots_folder(out) / now, name)
+        inspect_folder(disk, snapshots_folder(out) / now, name)
     except (Damaged, ResumeRefused):
         return False
     return True

@@ -26,7 +26,7 @@ from stagerun.base.errors import ExitCode, StagerunError, UsageError, nearest
 
 T = TypeVar("T")
 
-# Seconds after which a user is told that his code is still at work.
+# Seconds after which a user is told that his code is still at work; and that threads and processes have which are left at the end.
 _PATIENCE_S = 30.0
 _LAST_PATIENCE_S = 5.0
 # Stagerun's own threads that a process waits for at its end: they write, as a snapshot.
@@ -78,25 +78,16 @@ def end_soon(code: int) -> None:
     for them at its end, for ever if need be, and stop signals do nothing by then."""
 
     def end() -> None:
-        at_work = [one for one in threading.enumerate() if not one.daemon and one is not threading.main_thread()]
-        if any(one.name.startswith(_OWN_THREADS) for one in at_work):
+        left = [one for one in threading.enumerate() if not one.daemon and one is not threading.main_thread()]
+        if any(one.name.startswith(_OWN_THREADS) for one in left):
             return wait()
-        frames = sys._current_frames()
-        left = []
-        for thread in at_work:
-            file, line = _at(frames.get(thread.ident or 0), _NO_CODE, _local.sources)
-            left.append(
-                f"{file}:{line}: the thread"
-                if file
-                else f"thread `{thread.name}`, which the schedule's Python started,"
-            )
         children = active_children()
-        left += [f"process {child.pid}, which the schedule's Python started," for child in children]
-        for one in left:
-            print(f"{one} is still at work, and is ended", file=sys.stderr, flush=True)
-        for child in children:
-            child.kill()
-        if left:
+        if left or children:
+            names = [f"thread `{one.name}`" for one in left] + [f"process {child.pid}" for child in children]
+            text = f"{', '.join(names)}: started by the schedule's Python, still at work, and ended"
+            print(text, file=sys.stderr, flush=True)
+            for child in children:
+                child.kill()
             os._exit(code)
 
     def wait() -> None:
@@ -330,8 +321,6 @@ def _hint(error: BaseException, code: Code, owner: Callable[..., Any] | None) ->
             f"`{error.name}` is neither a file beside the schedule nor an installed package; "
             "install it for the Python that runs stagerun"
         )
-    if isinstance(error, ImportError) and error.name and _local.find_spec(error.name) is not None:
-        return f"`{error.name}` doesn't define that, or not yet: two files that import each other can't take names from each other"
     if isinstance(error, ImportError) and "relative import" in text:
         return "write `import blocks` in place of `from . import blocks`: files beside the schedule are no package"
     if "CUDA" in text or "NVIDIA" in text or "nvidia" in text:

@@ -45,7 +45,9 @@ def import_of(found: Listed, scratch: str | None, out: str | os.PathLike[str]) -
         lmdb = scratch_home(scratch) / named
     else:
         folder = hashlib.sha256(real.encode(errors="surrogateescape")).hexdigest()[:8]
-        lmdb = Path(os.path.abspath(out)) / FOLDER / f"{os.path.basename(real)}-{folder}-{state.state[:16]}"
+        place = Path(os.path.abspath(out)) / FOLDER
+        place = place.resolve() if place.is_symlink() else place  # of a stage that is trained beside others
+        lmdb = place / f"{os.path.basename(real)}-{folder}-{state.state[:16]}"
     return Import(
         lmdb=str(lmdb),
         in_scratch=scratch is not None,

@@ -1,11 +1,10 @@
-"""JSON objects, one a line: what processes of stagerun say to each other over pipes and sockets.
+"""JSON objects, one a line: what a worker and the monitors say to each other.
 
 The other side may be anyone's: a line that is too long, is not JSON, is nested too deep or is not an object ends the conversation.
 """
 
 import json
 import socket
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -16,42 +15,33 @@ Message = dict[str, Any]
 LONGEST = 64 * 1024
 
 
-class Garbled(Exception):
-    """The other side says what can't be understood."""
-
-
-class Closed(Garbled):
-    """It has gone, or is as good as gone."""
+class Closed(Exception):
+    """The other side has gone, or says what can't be understood."""
 
 
 def line(message: Message) -> bytes:
     return json.dumps(message).encode() + b"\n"
 
 
-def message_of(text: bytes, good: Callable[[Message], bool] = lambda _: True) -> Message:
-    """Garbled, with what came in the place of an object that is `good`."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or not good(found):
-        raise Garbled(text[:200].decode(errors="replace"))
-    return found
-
-
 class Reader:
-    """Cuts the bytes that come into messages, each of them `good`. `longest`: bytes of a line."""
+    """Cuts the bytes that come into messages. `longest`: bytes of a line."""
 
-    def __init__(self, longest: int = LONGEST, good: Callable[[Message], bool] = lambda _: True) -> None:
-        self.longest, self._good = longest, good
+    def __init__(self, longest: int = LONGEST) -> None:
+        self.longest = longest
         self._came = b""
 
     def feed(self, data: bytes) -> list[Message]:
-        """The messages that are whole by now. Garbled."""
+        """The messages that are whole by now. Closed."""
         *texts, self._came = (self._came + data).split(b"\n")
         if max(len(text) for text in (*texts, self._came)) > self.longest:
-            raise Garbled("a line without an end")
-        return [message_of(text, self._good) for text in texts]
+            raise Closed
+        try:
+            found = [json.loads(text) for text in texts]
+        except (ValueError, RecursionError) as error:
+            raise Closed from error
+        if not all(isinstance(message, dict) for message in found):
+            raise Closed
+        return found
 
 
 class Lines:
@@ -85,10 +75,7 @@ class Lines:
             return []
         if not data:
             raise Closed
-        try:
-            return self.reader.feed(data)
-        except Garbled as error:
-            raise Closed from error
+        return self.reader.feed(data)
 
     def close(self) -> None:
         self.socket.close()

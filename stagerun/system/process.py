@@ -69,19 +69,6 @@ def words(pid: int, file: str = "cmdline") -> list[str]:
         return []
 
 
-def gone(pid: int, host: str) -> bool:
-    """Whether a process is known to have ended: its number is none of this host's. False where that can't be known."""
-    if host != host_name():
-        return False
-    try:
-        os.kill(pid, 0)  # not by /proc, which may hide the processes of others (hidepid)
-    except ProcessLookupError:
-        return True
-    except (OSError, OverflowError):
-        pass  # it lives and is another user's, or it can't be known
-    return False
-
-
 def boot_id() -> str:
     """Another one whenever a machine was started; the same in all its containers. '' where the kernel doesn't say."""
     try:

@@ -68,13 +68,6 @@ def settle() -> None:
     _handle(signal.SIG_IGN)
 
 
-def block() -> list[signal.Signals]:
-    """Blocks the stop signals in this thread, and so in threads and processes that it starts. Which ones these are; those that are
-    ignored are blocked, too, in case a library installs a handler for them."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)
-    return stop_signals()
-
-
 def release() -> None:
     """Lets them through again; what has come meanwhile comes now."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP)
@@ -82,9 +75,10 @@ def release() -> None:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Around imports that start threads: these inherit the stop signals blocked, as `block` does it. The kernel hands a signal to
-    any thread that lets it through, so one of a library would take what another one waits for. What comes meanwhile comes after."""
-    block()
+    """Around what starts threads or processes: these inherit the stop signals blocked, those that are ignored, too, in case a library
+    installs a handler for them. The kernel hands a signal to any thread that lets it through, so one of a library would take what
+    another one waits for. What comes meanwhile comes after."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)
     try:
         yield
     finally:

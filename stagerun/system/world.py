@@ -8,6 +8,9 @@ from stagerun.base.errors import PeerError
 from stagerun.system.host import cpu_quota, evenly
 from stagerun.system.nodelist import per_node
 
+# In our launcher's folder, which is the user's alone, where all workers are of one machine: they meet in it.
+STORE_FILE = "store"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
@@ -93,28 +96,9 @@ def started_by(environment: Mapping[str, str] = os.environ) -> str:
     return ""
 
 
-def torchrun_note(environment: Mapping[str, str] = os.environ) -> str:
-    """What to say to the user, once, where torchrun is to restart workers in a way that hangs; '' elsewhere."""
-    restarts, life = (environment.get(f"TORCHELASTIC_{name}", "0") for name in ("MAX_RESTARTS", "RESTART_COUNT"))
-    if not restarts.isdecimal() or int(restarts) == 0 or life != "0" or "STAGERUN_REPORT_DIR" in environment:
-        return ""
-    if environment.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1":
-        return ""
-    return (
-        f"warning: torchrun's restarts (--max-restarts {restarts}) hang or meet at a stale address; "
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment mends that"
-    )
-
-
 def rank_said(environment: Mapping[str, str] = os.environ) -> int:
-    """The rank, for those who can't wait until nonsense in the environment is reported: where RANK is the same for all, it is the
-    launcher's; where none can be read, 0."""
+    """The rank, for those who can't wait until nonsense in the environment is reported; where none can be read, 0."""
     found = _found(environment)
-    if (
-        found is GIVEN
-        and (theirs := _contradicted(environment, environment[GIVEN.rank], environment[GIVEN.size])) is not None
-    ):
-        found = theirs
     said = environment.get(found.rank, "0") if found else "0"
     return int(said) if said.isdecimal() else 0
 
@@ -178,18 +162,7 @@ def _started(environment: Mapping[str, str], launcher: _Launcher) -> bool:
     if "SLURM_STEP_ID" not in launcher.present:
         return True
     step = environment["SLURM_STEP_ID"]
-    return not (step.isdecimal() and int(step) >= _LEAST_SHELL) and not ("SLURM_PTY_PORT" in environment and _typed())
-
-
-def _typed() -> bool:
-    """Whether a shell at a terminal has started this process, by its control of jobs: each is a process group of its own there.
-    What `srun --pty` starts leads the terminal's session; steps within such a shell inherit its variables, and have no terminal.
-    """
-    try:
-        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
-    except OSError:
-        return False
-    return os.getpgid(0) != os.getsid(0)
+    return not (step.isdecimal() and int(step) >= _LEAST_SHELL)
 
 
 def _local(environment: Mapping[str, str], launcher: _Launcher, rank: int, size: int) -> tuple[int, int]:
@@ -224,24 +197,17 @@ def _of_this_node(environment: Mapping[str, str]) -> int:
 
 
 def _require_agreement(environment: Mapping[str, str], rank: int, size: int) -> None:
-    """RANK and WORLD_SIZE that someone has set for all processes alike make each of them the same worker."""
-    if (theirs := _contradicted(environment, str(rank), str(size))) is not None:
-        said, of = environment[theirs.rank], environment[theirs.size]
+    """RANK and WORLD_SIZE that someone has set for all processes alike make each of them the same worker. A size above the launcher's is no
+    contradiction: a script starts several in each of its processes."""
+    theirs = next((launcher for launcher in _LAUNCHERS if _started(environment, launcher)), None)
+    if theirs is None or any(name in environment for name in _NESTED):
+        return
+    said, of = environment[theirs.rank], environment[theirs.size]
+    if of.isdecimal() and (size < int(of) or (size == int(of) and said != str(rank))):
         raise PeerError(
             f"RANK={rank} and WORLD_SIZE={size} are set, but {theirs.name} has started this process as rank {said} of {of}",
             "leave RANK and WORLD_SIZE out: they are found without",
         )
-
-
-def _contradicted(environment: Mapping[str, str], rank: str, size: str) -> _Launcher | None:
-    """The launcher whose word is another one. A size above its own is none: a script starts several in each of its processes."""
-    if any(name in environment for name in _NESTED) or not size.isdecimal():
-        return None
-    theirs = next((launcher for launcher in _LAUNCHERS if _started(environment, launcher)), None)
-    if theirs is None or not environment[theirs.size].isdecimal():
-        return None
-    of = int(environment[theirs.size])
-    return theirs if int(size) < of or (int(size) == of and environment[theirs.rank] != rank) else None
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:

@@ -1,11 +1,10 @@
 """What the workers of a job agree about: rank 0 decides or everyone tries, and an error reaches all; whether they have the same code,
 schedule and images, see the same output folder, and still hold the same state."""
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NoReturn, TypeVar, cast
 
@@ -18,10 +17,11 @@ from stagerun.base.recipe import Schedule
 from stagerun.base.text import count, listed
 from stagerun.comm import Comm, gather_json
 from stagerun.engine.codec import combined
-from stagerun.launch.compare import Finding, differences, stagerun_of, unlike, worst
-from stagerun.launch.facts import Facts, Trouble, from_json, host_facts, image_facts, settings_digest, with_settings
+from stagerun.launch.compare import Finding, odd_ones, other_schedules, worst
+from stagerun.launch.facts import Reads, what_is_read
 from stagerun.system.host import host_name
 from stagerun.system.machine import code_digest, version
+from stagerun.system.typed import read_as
 from stagerun.system.world import World
 
 _T = TypeVar("_T")
@@ -95,27 +95,11 @@ def hosts_of(comm: Comm) -> list[str]:
 
 
 def only_here(comm: Comm, hosts: Sequence[str], out: str) -> str:
-    """What it means that the output folder is on rank 0's host alone; '' where it isn't, or there is one host. Collective.
-
-    The kind of its file system may mislead, where a server itself trains or hosts are containers of one machine: so the others look for
-    the file of rank 0's process life as well. Not for it alone: a client of NFS may have an old list of the folder.
-    """
+    """What it means that the output folder is on rank 0's host alone, by its file system; '' where it isn't, or there is one host. Collective."""
     if len(set(hosts)) == 1:
         return ""
-    kind, newest = rank0(comm, lambda: _kind_and_life(Path(out)))
-    if not kind:
-        return ""
-    try:
-        seen = bool(newest) and (Path(out) / newest).is_file()
-    except OSError:
-        seen = False
-    return "" if all(gather_json(comm, seen)) else store.lost_with(Path(out), kind, hosts[0])
-
-
-def _kind_and_life(out: Path) -> list[str]:
-    """The kind of the folder's file system, and its newest life."""
-    newest = max((path.name for path in store.lives_folder(out).glob("a*.json")), default="")
-    return [store.local_kind(out), f"{store.lives_folder(out).name}/{newest}" if newest else ""]
+    kind = rank0(comm, lambda: store.local_kind(Path(out)))
+    return store.lost_with(Path(out), kind, hosts[0]) if kind else ""
 
 
 def require_same_code(comm: Comm) -> None:
@@ -123,9 +107,18 @@ def require_same_code(comm: Comm) -> None:
 
     It comes before any other collective: ranks of different code would wait for different things.
     """
-    if comm.size > 1:
-        mine = f"{stagerun.__version__} {version('torch').partition('+')[0]} {code_digest()}"
-        _agree(comm, mine, lambda: host_facts(None))
+    mine = {"stagerun": stagerun.__version__, "torch": version("torch").partition("+")[0], "code": code_digest()[:12]}
+    if comm.size == 1 or not _differs(comm, mine, mine):
+        return
+    heard = gather_json(comm, [host_name(), mine])
+    names = _names([host for host, _ in heard], [str(one) for _, one in heard])
+
+    def odd(what: str, called: str, hint: str) -> list[Finding]:
+        values = {name: one[what] for name, (_, one) in zip(names, heard, strict=True)}
+        return odd_ones(values, called, hint, ExitCode.RECIPE)
+
+    found = [f for what in ("stagerun", "torch") for f in odd(what, what, f"install the same {what} on all hosts")]
+    refuse(comm, found or odd("code", "stagerun's code", "copy the same stagerun to all hosts"))
 
 
 def require_same_schedule(comm: Comm, world: World, schedule: Schedule) -> None:
@@ -134,35 +127,25 @@ def require_same_schedule(comm: Comm, world: World, schedule: Schedule) -> None:
     Collective."""
     if comm.size == 1:
         return
-    images = tuple(image_facts(schedule, list[Trouble]())) if world.local_rank == 0 else ()
-    mine = [settings_digest(schedule)]
-    mine += [i.seen.fingerprint or f"{i.seen.size} {i.seen.ends}" if i.seen else "" for i in images]
-
-    def facts() -> Facts:
-        return replace(with_settings(host_facts(None), schedule), images=images)
-
-    _agree(comm, " ".join(mine), facts, "" if images else mine[0])
-
-
-def _agree(comm: Comm, mine: str, facts: Callable[[], Facts], part: str = "") -> None:
-    """Two small collectives where all have the `mine` of rank 0; else the facts of all ranks are compared. A rank that knows less has only
-    that `part` of it, which is the first word of the others'."""
-    first = comm.broadcast_bytes(mine.encode() if comm.rank == 0 else None).decode()
-    same = first.split(" ")[0] == part if part else first == mine
-    if not anyone(comm, not same):
+    looks = world.local_rank == 0
+    mine = what_is_read(schedule, [], images=looks)
+    seen = {"settings": mine.settings, "images": [image.seen and asdict(image.seen) for image in mine.images]}
+    if not _differs(comm, seen, seen if looks else {"settings": mine.settings}):
         return
-    gathered = gather_json(comm, facts().as_json())
-    try:
-        found = [from_json(one) for one in gathered]
-    except ValueError:
-        called = _names([str(one.get("host")) for one in gathered], [stagerun_of(one) for one in gathered])
-        refuse(comm, unlike(dict(zip(called, gathered, strict=True))))
-    seen = {one.host: one.images for one in reversed(found) if one.images}  # of the workers of a host one has looked
-    found = [replace(one, images=one.images or seen.get(one.host, ())) for one in found]
-    names = _names([one.host for one in found], [_digest(one) for one in found])
-    refusals = [finding for finding in differences(dict(zip(names, found, strict=True))) if finding.code]
-    if refusals:
-        refuse(comm, refusals)
+    heard = gather_json(comm, [host_name(), asdict(mine)])
+    reads = [read_as(Reads, one) for _, one in heard]
+    hosts = [host for host, _ in heard]
+    of_host = {host: one.images for host, one in zip(hosts, reads, strict=True) if one.images}
+    reads = [replace(one, images=one.images or of_host.get(host, ())) for host, one in zip(hosts, reads, strict=True)]
+    names = _names(hosts, [repr((one.settings, one.images)) for one in reads])
+    if found := other_schedules(dict(zip(names, reads, strict=True))):
+        refuse(comm, found)
+
+
+def _differs(comm: Comm, whole: Mapping[str, object], part: Mapping[str, object]) -> bool:
+    """Whether any rank's `part`, which is as much as it knows, is not that of rank 0's `whole`. Two small collectives."""
+    first = json.loads(comm.broadcast_bytes(json.dumps(whole).encode() if comm.rank == 0 else None))
+    return anyone(comm, any(first.get(name) != value for name, value in part.items()))
 
 
 def refuse(comm: Comm, findings: Sequence[Finding]) -> NoReturn:
@@ -171,10 +154,6 @@ def refuse(comm: Comm, findings: Sequence[Finding]) -> NoReturn:
     if comm.rank != 0:
         raise ToldByAnother(code)
     raise SeveralFailed(code, "\n".join(finding.render() for finding in findings))
-
-
-def _digest(one: Facts) -> str:
-    return hashlib.sha256(repr((sorted(one.versions.items()), one.code, one.settings, one.images)).encode()).hexdigest()
 
 
 def _names(hosts: Sequence[str], states: Sequence[str]) -> list[str]:

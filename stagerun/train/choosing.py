@@ -7,20 +7,27 @@ each snapshot. Real steps of dense gradients and of each allowed method are time
 import statistics
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from stagerun.base.compression import Choice, applied
 from stagerun.base.errors import ResumeRefused
 from stagerun.base.events import CompressionChosen, Event, Note, Stopped
-from stagerun.base.recipe import Compression, Method
+from stagerun.base.knobs import Knobs
+from stagerun.base.recipe import Compression, Determinism, Method, Solver
 from stagerun.base.text import duration, listed
-from stagerun.comm import gather_json, runs_of
+from stagerun.comm import Comm, Reducer, gather_json, runs_of
+from stagerun.engine.compression import reducer_of, residual_of
+from stagerun.engine.device import synchronize
 from stagerun.engine.feed import DeviceBatch
-from stagerun.engine.state import TrainState
-from stagerun.engine.trials import Trial, random_state_kept, unseen
+from stagerun.engine.images import Batch
+from stagerun.engine.state import TrainState, make_state
+from stagerun.engine.update import Arithmetic, update
 from stagerun.models import build
 from stagerun.plan import State
 from stagerun.system.pulse import Section
@@ -32,11 +39,54 @@ from stagerun.train.worker import StageRun
 
 # Dense gradients stay unless a method takes so much less: what a few steps show is not surer.
 CLEARLY = 0.97
-# A method that takes so many times as long as the fastest is not timed again; after the first step, which makes room for things, more.
-WORSE, MUCH_WORSE = 1.5, 3.0
-# Timed steps of each; fewer, but _LEAST, after _ENOUGH seconds, and one after _LONG.
-STEPS = 9
-_LEAST, _ENOUGH, _LONG = 3, 30.0, 120.0
+STEPS = 6  # of each that are timed, after one that makes room for things
+_LONG = 120.0  # seconds after which fewer are enough
+
+
+@contextmanager
+def unseen(comm: Comm) -> Iterator[None]:
+    """What is sent within counts for no traffic, and shows in no profile."""
+    sent, spans = comm.traffic.sent, comm.spans
+    comm.spans = None
+    try:
+        yield
+    finally:
+        comm.traffic.sent, comm.spans = sent, spans
+
+
+class Trial:
+    """Steps of a stage on a copy of `state`, whose network is `model`, freshly made. `batch` is every logical worker's."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        state: TrainState,
+        solver: Solver,
+        determinism: Determinism,
+        how: Arithmetic,
+        batch: Batch,
+        own: range,
+    ) -> None:
+        model.load_state_dict(state.model.state_dict())
+        # What compiled code takes less, there is less of to hide the sending.
+        self.solver = replace(solver, compile=False, ema_decay=None)
+        self.state = make_state(model, self.solver, how.normalise.device)
+        self.determinism, self.how, self.batch, self.own = determinism, how, batch, own
+        self.knobs = Knobs(0.0, solver.momentum, 0.0)
+
+    def step(self, reducer: Reducer) -> float:
+        """Seconds of one. Collective, if the reducer is."""
+        pieces = ((worker, self.batch, worker == self.own[-1]) for worker in self.own)
+        began = time.perf_counter()
+        update(self.state, pieces, self.knobs, reducer, self.how, lambda: False)
+        synchronize(self.how.normalise.device)
+        return time.perf_counter() - began
+
+    def reducer(self, comm: Comm, compress: Compression) -> Reducer:
+        """That of training, with a residual of its own."""
+        solver = replace(self.solver, compress=replace(compress, start_iter=0))
+        self.state.residual = residual_of(self.determinism, self.state, solver, comm)
+        return reducer_of(self.determinism, self.state, solver, comm)
 
 
 def resolved(run: StageRun, state: TrainState) -> Generator[Event, None, Compression | None]:
@@ -69,7 +119,7 @@ def _known(run: StageRun, state: TrainState, how: Compression) -> tuple[dict[str
     """Rank 0's: what the snapshot or the output folder has, empty if there is nothing yet; and where it is from."""
     names = {"*", *(p.name for p in state.solver.parameters)}
     if run.planned.state is State.RESUME:
-        choice = progress_of(run.step.files).choice if run.step.files is not None else {}
+        choice = progress_of(run.files).choice if run.files is not None else {}
         try:
             applied(how, choice)
         except ValueError:
@@ -98,7 +148,7 @@ def _choose(run: StageRun, state: TrainState, how: Compression) -> Generator[Eve
     comm, name, began = run.worker.comm, run.stage.name, time.monotonic()
     names = [DENSE, *(method.value for method in how.allow)]
     yield Note(text=f"{name}: timing steps with {listed([called(each) for each in names])} gradients, in turn")
-    with random_state_kept(run.worker.device), unseen(comm):
+    with torch.random.fork_rng([run.worker.device] if run.worker.device.type == "cuda" else []), unseen(comm):
         trial = everyone(comm, lambda: _trial(run, state))
         taken = _race(run, trial, how, names)
     comm.pulse.enter(Section.START)  # it goes on
@@ -116,42 +166,22 @@ def _race(run: StageRun, trial: Trial, how: Compression, names: Sequence[str]) -
     """Return seconds of the slowest worker in each timed step, by method; nothing where a rank is asked to stop. Collective."""
     comm, began = run.worker.comm, time.monotonic()
     reducers = {name: trial.reducer(comm, applied(how, {"*": name})) for name in names}
-    first: dict[str, list[float]] = {}
-    taken: dict[str, list[float]] = {}
-    live = list(names)
-    while True:
-        turn = live if len(taken.get(live[0], ())) % 2 else live[::-1]
+    taken: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(STEPS + 1):
         seconds = {}
-        for name in turn:
+        for name in names if turn % 2 else names[::-1]:
             comm.barrier()
             seconds[name] = trial.step(reducers[name])
         stop = run.worker.stop() or run.worker.stopping.asked
         answers = gather_json(comm, [seconds, stop, time.monotonic() - began])
         if any(asked for _, asked, _ in answers):
             return {}
-        slowest = {name: max(times[name] for times, _, _ in answers) for name in live}
-        if not first:
-            first = {name: [each] for name, each in slowest.items()}
-            live = still_timed(first, live, MUCH_WORSE)
-        else:
-            for name, each in slowest.items():
-                taken.setdefault(name, []).append(each)
-            live = still_timed(taken, live, WORSE)
-        for name in set(reducers) - set(live):
-            del reducers[name]  # with its residuals, each as large as the network
-        if enough(len(taken.get(live[0], ())), answers[0][2], len(live)):
-            return first | taken
-
-
-def still_timed(taken: Mapping[str, Sequence[float]], live: Sequence[str], times: float) -> list[str]:
-    """Return the methods of `live` that take less than `times` the fastest one's seconds."""
-    middle = {name: statistics.median(taken[name]) for name in live}
-    return [name for name in live if middle[name] <= times * min(middle.values())]
-
-
-def enough(steps: int, elapsed: float, left: int) -> bool:
-    """Return whether to stop timing, with `steps` of each method and `left` methods."""
-    return left == 1 or steps >= STEPS or (elapsed > _ENOUGH and steps >= _LEAST) or (elapsed > _LONG and steps >= 1)
+        if turn:
+            for name in names:
+                taken[name].append(max(times[name] for times, _, _ in answers))
+            if answers[0][2] > _LONG:
+                break
+    return taken
 
 
 def decided(taken: Mapping[str, Sequence[float]]) -> tuple[str, str]:
@@ -188,7 +218,6 @@ def _trial(run: StageRun, state: TrainState) -> Trial:
             images=placed(batch.images),
             labels=placed(batch.labels),
             positions=np.array(batch.positions),
-            lighting=placed(batch.lighting),
             cutout=placed(batch.cutout),
             crop=placed(batch.crop),
         )

@@ -23,7 +23,7 @@ from stagerun.system.world import World, default_threads, rank_said
 from stagerun.train.first_look import look_first
 from stagerun.train.logs.table import require_packages
 from stagerun.train.options import Cut, RunOptions
-from stagerun.train.parallel import refuse, serve, train_side_by_side
+from stagerun.train.parallel import refuse, train_side_by_side
 
 
 @command(grouped=True)
@@ -33,8 +33,6 @@ def run(options: RunOptions, hosts: HostOptions) -> int:
     On this machine it starts --nproc workers itself, on others (--hosts) over ssh. Under mpirun, mpiexec, srun, torchrun or any launcher that sets
     RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, each process joins as one worker.
     """
-    if options.stage_by_stage:
-        return serve(options)
     others = chosen_hosts(hosts)
     if options.parallel is not None:
         refuse(options, others is not None)
@@ -111,9 +109,9 @@ def _start(job: Job, options: RunOptions) -> int:
 
 def _on_hosts(options: RunOptions, hosts: HostOptions) -> int:
     # Only here: it compares what data hosts see, and so loads numpy, whose threads others start with signals held.
-    from stagerun.launch.hosts import Task, on_hosts
+    from stagerun.launch.hosts import on_hosts
 
     schedule = load(options.folder, options.overrides)
     out = options.out if options.replay is None else str(options.output(schedule))
     there = replace(options, folder=hosts.folder_there(options.folder), out=out)
-    return on_hosts(Task(there.orders, options.folder, schedule), hosts, options.nproc)
+    return on_hosts(there.orders, options.folder, schedule, hosts, options.nproc)

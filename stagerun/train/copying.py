@@ -1,121 +1,33 @@
-"""Copies of the images on the nodes' own disks, made before training while all ranks wait together.
+"""Images that are made on the nodes' own disks before training: copies of LMDBs in scratch, and LMDBs of folders of class folders.
 
-Every rank asks for the copies, in a thread; which rank of a node makes them is settled by locks on the node's disk, so it
+Every rank asks for them, in a thread; which rank of a node makes them is settled by locks on the node's disk, so it
 doesn't matter how ranks are numbered. The ranks meanwhile meet once a second: no one stays in a collective for as long as a
 copy takes, a request to stop reaches all, and rank 0 knows how far each node is.
+
+Folders are imported into scratch by every node for itself. Into OUT/data rank 0's node comes first, and then the others look: what a
+shared file system shows them is there, and nodes with a disk of their own each import.
 """
 
 import enum
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 import torch
 
 from stagerun.base.errors import DataError, PeerError
 from stagerun.base.events import Note
-from stagerun.base.recipe import Data, Source
-from stagerun.base.text import count, duration, size
+from stagerun.base.recipe import Data, Schedule, Source
+from stagerun.base.text import duration, listed, size
 from stagerun.comm import Comm, gather_json
+from stagerun.data.importing.first_use import Imported, have, remove_others
 from stagerun.data.records import SwitchingRecords
-from stagerun.data.scratch import Copy, CopyStopped, Found, How, Original, Progress, look, stage
+from stagerun.data.scratch import Copy, CopyStopped, Found, Original, Progress, look, stage
+from stagerun.language import require_folders
 from stagerun.system.host import host_name
+from stagerun.system.image_folder import is_class_folder
 from stagerun.system.pulse import Section
 from stagerun.train.agreement import everyone, hosts_of
-
-_MOST_NODES_NAMED = 8
-
-
-class Status(enum.IntEnum):
-    """What a rank's copier is doing, or how it ended."""
-
-    RUNNING = 0
-    WAITING = 1  # for another process that makes the copies, of this run or another
-    DONE = 2
-    STOPPED = 3
-    FAILED = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What one rank has to say: how many bytes it has copied itself, in how long; or `text`."""
-
-    host: str
-    bytes: int = 0
-    seconds: float = 0.0
-    text: str = ""
-    warning: bool = True
-
-
-def progress_text(ranks: Sequence[tuple[str, Status, int, int]], scratch: str, elapsed: float) -> str:
-    """`ranks`: (host, status, bytes done, bytes in all, 0 where that isn't known yet) of each rank."""
-    head = f"copying the images to {scratch}"
-    everybody = {host for host, *_ in ranks}
-    copying = {host: (done, total) for host, status, done, total in ranks if status is Status.RUNNING and total}
-    ended = {host for host, status, *_ in ranks if status is Status.DONE}  # with one rank of a node all of them
-    if not copying:
-        waiting = {host for host, status, _, total in ranks if status is Status.WAITING and total} - ended
-        names = sorted(waiting)
-        if names:
-            return f"{head}: {_names(names)} wait{'s' if len(names) == 1 else ''} for a copy that another run makes"
-        return f"{head}: {len(ended)} of {count(len(everybody), 'node')} done"
-    share = {host: done / total for host, (done, total) in copying.items()}
-    slowest = min(share, key=lambda host: (share[host], host))
-    done, total = copying[slowest]
-    text = f"{size(done)} of {size(total)}, {size(done / elapsed)}/s"
-    if done:
-        text += f", {duration((total - done) * elapsed / done)} left"
-    if len(everybody) == 1:
-        return f"{head}: {text}"
-    each = ""
-    if len(copying) <= _MOST_NODES_NAMED:
-        each = ": " + ", ".join(f"{host} {100 * share[host]:.0f} %" for host in sorted(share))
-    return f"{head} of {len(copying)} of {count(len(everybody), 'node')}{each}; slowest {slowest}: {text}"
-
-
-def as_notes(outcomes: Sequence[Outcome], scratch: str) -> list[Note]:
-    """One note about all copies, and one for each thing else, with the nodes where it was so."""
-    notes = []
-    done = [one for one in outcomes if not one.text]
-    if done:
-        notes.append(Note(text=_ended(done, scratch)))
-    for text, warning in dict.fromkeys((one.text, one.warning) for one in outcomes if one.text):
-        hosts = list(dict.fromkeys(one.host for one in outcomes if one.text == text))
-        notes.append(Note(text=f"{_names(hosts)}: {text}", warning=warning))
-    return notes
-
-
-def _ended(done: Sequence[Outcome], scratch: str) -> str:
-    hosts = {one.host for one in done}
-    # Of a node's ranks one has copied.
-    copied = {one.host: one for one in done if one.bytes}
-    if not copied:
-        return f"the images are in {scratch}" + (f" of all {len(hosts)} nodes" if len(hosts) > 1 else "")
-    slowest = max(copied.values(), key=lambda one: (one.seconds, one.host))
-    text = f"{size(slowest.bytes)} in {duration(slowest.seconds)}"
-    if slowest.seconds:
-        text += f", {size(slowest.bytes / slowest.seconds)}/s"
-    if len(hosts) == 1:
-        return f"the images were copied to {scratch}: {text}"
-    there = f"; {count(len(hosts) - len(copied), 'node')} had them" if len(hosts) > len(copied) else ""
-    return f"the images were copied to {scratch} of {count(len(copied), 'node')}, slowest {slowest.host}: {text}{there}"
-
-
-def copies_differ(path: str, digests: Mapping[str, str]) -> str:
-    """`digests`: of the copy, by host, '' where there is none."""
-    alike: dict[str, list[str]] = {}
-    for host, digest in digests.items():
-        if digest:
-            alike.setdefault(digest, []).append(host)
-    groups = sorted(alike.values(), key=lambda hosts: (len(hosts), hosts))
-    return f"{path}: its copies on {' and on '.join(map(_names, groups))} have different bytes"
-
-
-def _names(hosts: Sequence[str]) -> str:
-    more = len(hosts) - _MOST_NODES_NAMED
-    return ", ".join(hosts[:_MOST_NODES_NAMED]) + (f" and {more} more" if more > 0 else "")
-
 
 _MEET_EVERY_S = 1.0
 # A note on progress: the first after 5 seconds, then less and less often, once a minute in the end.
@@ -123,33 +35,38 @@ _FIRST_NOTE_S, _RARELY_S = 5.0, 60.0
 # How long a copy that is asked to stop may take. It asks between two pieces of 4 MB; a file server that hangs may never answer,
 # and then the thread is left behind.
 _PATIENCE_S = 10.0
+_MOST_NODES_NAMED = 8
+
+Stop = Callable[[], bool]
+Watch = Callable[[Progress], None]
+
+
+class Status(enum.IntEnum):
+    """What a rank's thread is doing, or how it ended."""
+
+    RUNNING = 0
+    WAITING = 1  # for another process that does the same, of this run or another
+    DONE = 2
+    STOPPED = 3
+    FAILED = 4
 
 
 class Task(threading.Thread):
-    """What every rank does for the images of its node while all ranks wait (`meet`), or waits for another process to do."""
+    """`work` in a thread, which asks whether to stop (CopyStopped then) and says how far it is."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name=name, daemon=True)
-        self.error: BaseException | None = None
+    def __init__(self, work: Callable[[Stop, Watch], None]) -> None:
+        super().__init__(name="images", daemon=True)
         self.progress = Progress(0, 0, waiting=True)
-        self._stop_asked = threading.Event()
-        self._stopped_at = 0.0
-
-    def work(self) -> None:
-        """In the thread. CopyStopped if asked to stop; what else is raised belongs to the rank."""
-        raise NotImplementedError
-
-    def told(self, ranks: Sequence[tuple[str, "Status", int, int]], elapsed: float) -> str:
-        """How far all are, as of `progress_text`."""
-        raise NotImplementedError
+        self._work, self._error = work, list[BaseException]()
+        self._stop_asked, self._stopped_at = threading.Event(), 0.0
 
     def run(self) -> None:
         try:
-            self.work()
+            self._work(self._stop_asked.is_set, self._watch)
         except BaseException as error:  # whatever it is, it belongs to the rank
-            self.error = error
+            self._error.append(error)
 
-    def watch(self, progress: Progress) -> None:
+    def _watch(self, progress: Progress) -> None:
         self.progress = progress
 
     def stop(self) -> None:
@@ -157,197 +74,68 @@ class Task(threading.Thread):
             self._stopped_at = time.monotonic()
             self._stop_asked.set()
 
-    @property
-    def stopping(self) -> bool:
-        return self._stop_asked.is_set()
-
     def status(self) -> Status:
         if self.is_alive():
             late = self._stop_asked.is_set() and time.monotonic() > self._stopped_at + _PATIENCE_S
             return Status.STOPPED if late else Status.WAITING if self.progress.waiting else Status.RUNNING
-        if self.error is not None:
-            return Status.STOPPED if isinstance(self.error, CopyStopped) else Status.FAILED
+        if self._error:
+            return Status.STOPPED if isinstance(self._error[0], CopyStopped) else Status.FAILED
         return Status.DONE
 
+    def require_done(self) -> None:
+        """Raise what went wrong in the thread; a stop is no error."""
+        for error in self._error:
+            if not isinstance(error, CopyStopped):
+                raise error
+
     def close(self) -> None:
-        """Ends it."""
         self.stop()
         if self.ident is not None:
             self.join(_PATIENCE_S)
 
 
-class Copier(Task):
-    """Has the copies of this node made, or waits for another process that makes them."""
+def meet(task: Task, comm: Comm, stop: Stop, what: str, show: Callable[[int], str]) -> Generator[Note, None, bool]:
+    """Run the task until every rank's has ended. Collective. True if it was a request to stop; one rank's error, or request, ends all.
 
-    def __init__(self, originals: Sequence[Original], data: Data) -> None:
-        super().__init__("copier")
-        assert data.scratch is not None
-        self.scratch: str = data.scratch
-        self.copies: list[Copy] | None = None
-        self.removed: list[Found] = []
-        self._originals, self._reserve = originals, data.scratch_reserve
-
-    def work(self) -> None:
-        self.copies = stage(
-            self._originals,
-            self.scratch,
-            self._reserve,
-            stop=self._stop_asked.is_set,
-            watch=self.watch,
-            removed=self.removed.append,
-        )
-
-    def told(self, ranks: Sequence[tuple[str, Status, int, int]], elapsed: float) -> str:
-        return progress_text(ranks, self.scratch, elapsed)
-
-    def close(self) -> None:
-        """Ends it, and lets go of the copies."""
-        super().close()
-        for copy in self.copies or ():
-            copy.close()
-
-
-class Copying:
-    """The copies of a schedule's LMDBs on this rank's node, for a run."""
-
-    def __init__(self, data: Data, sources: Sequence[Source]) -> None:
-        self._data, self._sources = data, sources
-        self._host = host_name()
-        self._originals: list[Original] = []
-        self._copier: Copier | None = None
-        self._records: list[SwitchingRecords] = []
-        self._said: set[tuple[str, str]] = set()  # (host, text) of what was reported
-
-    def first(self, comm: Comm, stop: Callable[[], bool]) -> Generator[Note, None, bool]:
-        """Have every node's copies made; True if asked to stop meanwhile. Collective. DataError, StorageError, PermissionDenied."""
-        everyone(comm, self._look)
-        hosts = hosts_of(comm)
-        self._copier = copier = Copier(self._originals, self._data)
-        with comm.pulse.section(Section.COPY):
-            stopped = yield from meet(copier, comm, stop, hosts)
-        everyone(comm, lambda: raise_unless_stopped(copier.error))
-        if stopped:
-            return True
-        yield from as_notes(_gathered(comm, self._results()), copier.scratch)
-        self._compare(comm, hosts)
-        return False
-
-    def records(self) -> list[SwitchingRecords]:
-        """What to read, of each source. DataError, StorageError."""
-        copies = self._copier.copies if self._copier is not None else None
-        self._records = [
-            SwitchingRecords(original, source.images, copies[n] if copies else None)
-            for n, (original, source) in enumerate(zip(self._originals, self._sources, strict=True))
-        ]
-        return self._records
-
-    def news(self) -> list[Note]:
-        """What has happened on this rank's node since the last call."""
-        return self._notes(self._news())
-
-    def news_of_all(self, comm: Comm) -> list[Note]:
-        """What has happened on all nodes since the last call. Collective."""
-        return self._notes(_gathered(comm, self._news()))
-
-    def _notes(self, outcomes: list[Outcome]) -> list[Note]:
-        """Passes on the first one heard of a node's ranks, which all say how it went."""
-        new = [one for one in outcomes if (one.host, one.text) not in self._said]
-        self._said |= {(one.host, one.text) for one in new}
-        return as_notes(new, str(self._data.scratch))
-
-    def close(self) -> None:
-        """Stops what is still being copied; the next run goes on from there."""
-        if self._copier is not None:
-            self._copier.close()
-
-    def _look(self) -> None:
-        self._originals = [look(source.path) for source in self._sources]
-
-    def _compare(self, comm: Comm, hosts: Sequence[str]) -> None:
-        """DataError on all ranks where nodes have copies of one state of an LMDB that differ: some would train on other images."""
-        assert self._copier is not None and self._copier.copies is not None
-        digests = gather_json(comm, {copy.original.name: copy.digest for copy in self._copier.copies})
-
-        def same() -> None:
-            for original in self._originals:
-                found = {host: str(own.get(original.name, "")) for host, own in zip(hosts, digests, strict=True)}
-                kinds = {digest for digest in found.values() if digest}
-                if len(kinds) > 1:
-                    raise DataError(
-                        copies_differ(original.path, found), "remove its copies from scratch there, then run again"
-                    )
-
-        everyone(comm, same)
-
-    def _results(self) -> list[Outcome]:
-        assert self._copier is not None and self._copier.copies is not None
-        copies = self._copier.copies
-        done = Outcome(
-            host=self._host,
-            bytes=sum(copy.bytes for copy in copies),
-            seconds=sum(copy.seconds for copy in copies),
-        )
-        removed = [
-            f"removed {found.folder}, to make room: a copy of {found.manifest.source}" for found in self._copier.removed
-        ]
-        return [done, *(Outcome(host=self._host, text=text, warning=False) for text in removed), *self._mended()]
-
-    def _mended(self) -> list[Outcome]:
-        copies = self._copier.copies or () if self._copier is not None else ()
-        return [
-            Outcome(host=self._host, text=f"{copy.path}: {copy.how.value}") for copy in copies if copy.how is How.MENDED
-        ]
-
-    def _news(self) -> list[Outcome]:
-        found = list[Outcome]()
-        for records in self._records:
-            while records.trouble:
-                found.append(Outcome(host=self._host, text=records.trouble.pop(0)))
-        return found
-
-
-def raise_unless_stopped(error: BaseException | None) -> None:
-    if error is not None and not isinstance(error, CopyStopped):
-        raise error
-
-
-def _gathered(comm: Comm, mine: list[Outcome]) -> list[Outcome]:
-    return [Outcome(**one) for rank in gather_json(comm, [asdict(one) for one in mine]) for one in rank]
-
-
-def meet(copier: Task, comm: Comm, stop: Callable[[], bool], hosts: Sequence[str]) -> Generator[Note, None, bool]:
-    """Until every rank's copier has ended, one way or another. Collective. True if it was a request to stop.
-
-    One rank's error, or request, ends all.
+    The notes say how far the slowest node is with `what`, in numbers as `show` writes them.
     """
-    began = time.monotonic()
-    next_note, pause = _FIRST_NOTE_S, 0.02
-    copied = -1
-    copier.start()
-    while True:
-        copier.join(pause)
-        # Whoever copies shows that it gets on; whoever is done, or waits for another run's copy, that it is there.
-        if copier.status() is not Status.RUNNING or copier.progress.done != copied:
-            copied = copier.progress.done
-            comm.pulse.beat()
-        pause = min(_MEET_EVERY_S, 2 * pause)
-        # What a rank tells the others: its status, bytes done, bytes in all, whether its own process was asked to stop.
-        progress = copier.progress
-        row = [int(copier.status()), progress.done, progress.total, int(stop())]
-        rows = _added_up(comm, row)
-        states = {row[0] for row in rows}
-        if not states & {Status.RUNNING, Status.WAITING}:
-            return Status.STOPPED in states and Status.FAILED not in states
-        if Status.FAILED in states or any(row[3] for row in rows):
-            copier.stop()
-        elapsed = time.monotonic() - began
-        if comm.rank == 0 and elapsed > next_note:
-            next_note = elapsed + min(_RARELY_S, max(_FIRST_NOTE_S, elapsed / 4))
-            ranks = [(host, Status(row[0]), row[1], row[2]) for host, row in zip(hosts, rows, strict=True)]
-            yield Note(text=copier.told(ranks, elapsed))
+    began, hosts = time.monotonic(), hosts_of(comm)
+    next_note, pause, seen = _FIRST_NOTE_S, 0.02, -1
+    before: dict[int, int] = {}  # done when a rank was first heard of: by an earlier process
+    task.start()
+    with comm.pulse.section(Section.COPY):
+        while True:
+            task.join(pause)
+            pause, progress, status = min(_MEET_EVERY_S, 2 * pause), task.progress, task.status()
+            # Whoever copies shows that it gets on; whoever is done, or waits for another run's copy, that it is there.
+            if status is not Status.RUNNING or progress.done != seen:
+                seen = progress.done
+                comm.pulse.beat()
+            rows = _all_rows(comm, [int(status), progress.done, progress.total, int(stop())])
+            states = {row[0] for row in rows}
+            if not states & {Status.RUNNING, Status.WAITING}:
+                break
+            if Status.FAILED in states or any(row[3] for row in rows):
+                task.stop()
+            running = {n: row for n, row in enumerate(rows) if row[0] == Status.RUNNING and row[2]}
+            before = {n: row[1] for n, row in running.items()} | before
+            elapsed = time.monotonic() - began
+            if comm.rank == 0 and elapsed > next_note:
+                next_note = elapsed + min(_RARELY_S, max(_FIRST_NOTE_S, elapsed / 4))
+                if not running:
+                    yield Note(text=f"{what}: waiting for another run that does the same")
+                    continue
+                n = min(running, key=lambda n: running[n][1] / running[n][2])
+                _, done, total, _ = running[n]
+                new = done - before[n]
+                text = f"{what}: {show(done)} of {show(total)}, {show(round(new / elapsed))}/s"
+                text += f", {duration((total - done) * elapsed / new)} left" if new else ""
+                yield Note(text=text + (f", slowest {hosts[n]}" if len(set(hosts)) > 1 else ""))
+    everyone(comm, task.require_done)
+    return Status.STOPPED in states
 
 
-def _added_up(comm: Comm, row: Sequence[int]) -> list[list[int]]:
+def _all_rows(comm: Comm, row: Sequence[int]) -> list[list[int]]:
     """Every rank's row, by rank. Collective; PeerError."""
     table = torch.zeros((comm.size, len(row)), dtype=torch.int64)
     table[comm.rank] = torch.tensor(row)
@@ -359,3 +147,193 @@ def _added_up(comm: Comm, row: Sequence[int]) -> list[list[int]]:
             "run the same command again: the copy goes on where it was",
         ) from error
     return table.tolist()
+
+
+def _on_hosts(said: Sequence[tuple[str, str]], all_hosts: bool = True) -> Iterator[str]:
+    """Each text of (host, text) once, after the hosts that say it."""
+    for text in dict.fromkeys(text for _, text in said):
+        hosts = list(dict.fromkeys(host for host, other in said if other == text))
+        yield f"{listed(hosts, _MOST_NODES_NAMED)}: {text}" if all_hosts else text
+
+
+class Copying:
+    """The copies of a schedule's LMDBs on this rank's node, for a run."""
+
+    def __init__(self, data: Data, sources: Sequence[Source]) -> None:
+        assert data.scratch is not None
+        self._data, self._scratch, self._sources = data, data.scratch, sources
+        self._originals: list[Original] = []
+        self._task: Task | None = None
+        self._copies: list[Copy] = []
+        self._removed: list[Found] = []
+        self._records: list[SwitchingRecords] = []
+        self._said: set[tuple[str, str]] = set()  # (host, text) of what was reported
+
+    def first(self, comm: Comm, stop: Stop) -> Generator[Note, None, bool]:
+        """Have every node's copies made; True if asked to stop meanwhile. Collective. DataError, StorageError, PermissionDenied."""
+        self._originals = everyone(comm, lambda: [look(source.path) for source in self._sources])
+        self._task = Task(self._copy)
+        if (yield from meet(self._task, comm, stop, f"copying the images to {self._scratch}", size)):
+            return True
+        yield from self._result(comm)
+        self._require_same(comm)
+        return False
+
+    def _copy(self, stop: Stop, watch: Watch) -> None:
+        self._copies = stage(
+            self._originals,
+            self._scratch,
+            self._data.scratch_reserve,
+            stop=stop,
+            watch=watch,
+            removed=self._removed.append,
+        )
+
+    def _result(self, comm: Comm) -> Iterator[Note]:
+        copied, seconds = (sum(getattr(copy, what) for copy in self._copies) for what in ("bytes", "seconds"))
+        removed = [f"removed {old.folder}, to make room: a copy of {old.manifest.source}" for old in self._removed]
+        ranks = gather_json(comm, [host_name(), seconds, copied, removed])
+        # Of a node's ranks one has copied.
+        host, seconds, copied, _ = max(ranks, key=lambda rank: rank[1] if rank[2] else -1)
+        if copied:
+            rate = f", {size(copied / seconds)}/s" if seconds else ""
+            where = f", slowest {host}" if len({rank[0] for rank in ranks}) > 1 else ""
+            yield Note(
+                text=f"the images were copied to {self._scratch}: {size(copied)} in {duration(seconds)}{rate}{where}"
+            )
+        else:
+            yield Note(text=f"the images are in {self._scratch}")
+        for text in _on_hosts([(host, text) for host, _, _, removed in ranks for text in removed]):
+            yield Note(text=text)
+
+    def _require_same(self, comm: Comm) -> None:
+        """DataError on all ranks where nodes have copies of one state of an LMDB that differ: some would train on other images."""
+        ranks = gather_json(comm, [host_name(), {copy.original.name: copy.digest for copy in self._copies}])
+
+        def same() -> None:
+            for original in self._originals:
+                alike: dict[str, list[str]] = {}
+                for host, digests in ranks:
+                    if digest := digests.get(original.name):
+                        alike.setdefault(digest, []).append(host)
+                if len(alike) > 1:
+                    groups = sorted(alike.values(), key=lambda hosts: (len(hosts), hosts))
+                    nodes = " and on ".join(listed(hosts, _MOST_NODES_NAMED) for hosts in groups)
+                    raise DataError(
+                        f"{original.path}: its copies on {nodes} have different bytes",
+                        "remove its copies from scratch there, then run again",
+                    )
+
+        everyone(comm, same)
+
+    def records(self) -> list[SwitchingRecords]:
+        """What to read, of each source. DataError, StorageError."""
+        copies: Sequence[Copy | None] = self._copies or [None] * len(self._originals)
+        self._records = [
+            SwitchingRecords(original, source.images, copy)
+            for original, source, copy in zip(self._originals, self._sources, copies, strict=True)
+        ]
+        return self._records
+
+    def news(self, comm: Comm, all_nodes: bool) -> Iterator[Note]:
+        """What has happened since the last call, on rank 0's node or, collectively, on all of them."""
+        mine = list[list[str]]()
+        for records in self._records:
+            while records.trouble:
+                mine.append([host_name(), records.trouble.pop(0)])
+        heard = [one for rank in (gather_json(comm, mine) if all_nodes else [mine]) for one in rank]
+        # A node's ranks all say how it went.
+        new = [(host, text) for host, text in heard if (host, text) not in self._said]
+        self._said |= set(new)
+        yield from (Note(text=text, warning=True) for text in _on_hosts(new))
+
+    def close(self) -> None:
+        """Stops what is still being copied, which the next run goes on with, and lets go of the copies."""
+        if self._task is not None:
+            self._task.close()
+        for copy in self._copies:
+            copy.close()
+
+
+class Importing:
+    """The folders of a schedule on this rank's node, for a run."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._tasks: list[Task] = []
+        self._imported: list[Imported] = []
+        self.done = self._any = False
+        self.new = False  # something was imported now, by some rank
+
+    def first(self, comm: Comm, stop: Stop) -> Generator[Note, None, bool]:
+        """Have every node's images imported; True if asked to stop meanwhile. Collective. RecipeError, DataError, StorageError,
+        PermissionDenied."""
+        schedule = self._schedule
+        # One that can't be used has no import, and `_require` says why.
+        here = [n for n, s in enumerate(schedule.sources) if s.path in schedule.imports or is_class_folder(s.path)]
+        needed = sorted({n for one in gather_json(comm, here) for n in one})
+        self._any = bool(needed)
+        if needed:
+            everyone(comm, lambda: self._require(needed))
+            # A file system that all share may have locks that hold on one node alone.
+            alone = schedule.data.scratch is None
+            for turn in (range(1), range(1, comm.size)) if alone else (range(comm.size),):
+                if turn and (yield from self._turn(turn, comm, stop)):
+                    return True
+        self.done = True
+        return False
+
+    def _require(self, needed: Sequence[int]) -> None:
+        """RecipeError for what is wrong with the folders; DataError where this node lacks one that another has."""
+        require_folders(self._schedule)
+        for path in (self._schedule.sources[n].path for n in needed):
+            if path not in self._schedule.imports:
+                text = f"{path} is not a folder of class folders on {host_name()}, and is one on another host"
+                raise DataError(text, "copy the same images to all hosts")
+
+    def _turn(self, ranks: range, comm: Comm, stop: Stop) -> Generator[Note, None, bool]:
+        """These ranks have theirs; as `first`."""
+        imports, imported = self._schedule.imports, list[Imported]()
+        folders = [source.path for source in self._schedule.sources if source.path in imports]
+        total = sum(imports[folder].images for folder in folders)
+
+        def work(stop: Stop, watch: Watch) -> None:
+            before = 0
+            for folder in folders if comm.rank in ranks else ():
+
+                def told(one: Progress, before: int = before) -> None:
+                    watch(Progress(before + one.done, total, one.waiting))
+
+                imported.append(have(folder, imports[folder], self._schedule.data, stop, told))
+                self._imported.append(imported[-1])
+                before += imports[folder].images
+
+        self._tasks.append(Task(work))
+        if (yield from meet(self._tasks[-1], comm, stop, "importing the images", str)):
+            return True
+        heard = gather_json(comm, [[host_name(), text] for one in imported for text in one.said])
+        said = [(host, text) for rank in heard for host, text in rank]
+        self.new = self.new or bool(said)
+        yield from (Note(text=text) for text in _on_hosts(said, all_hosts=len(set(hosts_of(comm))) > 1))
+        return False
+
+    def remove_others(self, comm: Comm, first: bool) -> None:
+        """Removes earlier states of the folders from OUT/data, in one process of each node (`first`), once all have opened theirs.
+        Collective; for the run that has locked OUT. StorageError, PermissionDenied."""
+        if not self._any or self._schedule.data.scratch is not None:
+            return
+        imports = list(self._schedule.imports.values())
+        keep = [lmdb for lmdbs in gather_json(comm, [one.lmdb for one in imports]) for lmdb in lmdbs]
+
+        def remove() -> None:
+            for one in imports if first else ():
+                remove_others(one, keep)
+
+        everyone(comm, remove)
+
+    def close(self) -> None:
+        """Stops what is still being imported, and lets go of the LMDBs."""
+        for task in self._tasks:
+            task.close()
+        for one in self._imported:
+            one.close()

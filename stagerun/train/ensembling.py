@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stagerun.base.errors import ResumeRefused
 from stagerun.base.events import EnsembleTested, Event, Note, StageFinished, Stopped
-from stagerun.base.recipe import Ensemble, EnsembleRule, Source, Stage
+from stagerun.base.recipe import Ensemble, EnsembleRule, Stage
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.comm import runs_of
 from stagerun.engine.averages import BatchStatistics
@@ -32,13 +32,12 @@ from stagerun.store.logged import ensemble_of
 from stagerun.system.pulse import Section, beating
 from stagerun.train.agreement import hand_out, rank0
 from stagerun.train.environment import environment_of
-from stagerun.train.finish import finite
-from stagerun.train.images import evaluated
-from stagerun.train.progress import STATE, WEIGHTS
+from stagerun.train.finish import evaluation, finite
+from stagerun.train.progress import WEIGHTS
 from stagerun.train.results import write_ensemble
 from stagerun.train.stage_start import arithmetic_of, normalise_for
 from stagerun.train.stored import most_bytes
-from stagerun.train.worker import StageRun, Worker
+from stagerun.train.worker import Context, StageRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ class EnsembleRun:
     """An ensemble that comes next, on one worker. `trained`, in the order of the members, is rank 0's. `start_of`: the stage that it is
     averaged for; '' for its evaluation."""
 
-    worker: Worker
+    worker: Context
     ensemble: Ensemble
     trained: Sequence[Trained] = ()
     start_of: str = ""
@@ -74,6 +73,10 @@ class EnsembleRun:
         )
 
 
+class _AskedToStop(Exception):
+    """In the midst of a pass over images, on all ranks."""
+
+
 def test_ensemble(run: EnsembleRun) -> Iterator[Event]:
     """Evaluates the ensemble and writes its result. Collective; ends after a Stopped, or after EnsembleTested.
 
@@ -81,70 +84,26 @@ def test_ensemble(run: EnsembleRun) -> Iterator[Event]:
     """
     began = time.monotonic()
     size = min(stage.solver.test_batch_size for stage in run.stages)
-    found: Score | None = None
-    members: list[Member] = []
-    taken: tuple[int, ...] = ()
-    with explained(size, "test_batch_size"):
-        alone = _alone(run, size)
-        if alone is None:
-            pass  # asked to stop
-        elif run.ensemble.rule is EnsembleRule.WEIGHT_AVERAGE:
-            average = yield from _weight_average(run, range(len(run.stages)))
-            members = [average] if average is not None else []
-        elif run.ensemble.rule is EnsembleRule.GREEDY_SOUP:
-            soup = yield from _greedy_soup(run, size)
-            taken, members = (soup[0], [soup[1]]) if soup is not None else ((), [])
-        else:
-            members = [_member(run, number) for number in range(len(run.stages))]
-        if members:
+    try:
+        with explained(size, "test_batch_size"):
+            # The top-1 of members that no stage ends with: no one has evaluated them yet.
+            before = {
+                run.ensemble.members[number]: _score(run, [_member(run, number)], size).top1
+                for number, (_, iter) in enumerate(run.ensemble.points)
+                if iter is not None
+            }
+            if run.ensemble.rule is EnsembleRule.WEIGHT_AVERAGE:
+                members = [(yield from _weight_average(run))]
+            else:
+                members = [_member(run, number) for number in range(len(run.stages))]
             found = _score(run, members, size)
-    if found is None or alone is None:
-        reason = f"asked to stop; ensemble `{run.ensemble.name}` is left out"
+    except _AskedToStop:
         stage, iter = run.begins_at
-        yield Stopped(stage=stage, iter=iter, reason=reason)
+        yield Stopped(stage=stage, iter=iter, reason=f"asked to stop; ensemble `{run.ensemble.name}` is left out")
         return
     if run.ensemble.rule.averages:
         rank0(run.worker.comm, lambda: _keep(run, members[0].model))
-    said = tuple(run.ensemble.members[number] for number in taken)
-    yield _result(run, found, alone, said, time.monotonic() - began)
-
-
-def _alone(run: EnsembleRun, size: int) -> dict[str, float] | None:
-    """The top-1 of members that no stage ends with, by member: no one has evaluated them yet. Collective; None if asked to stop."""
-    found: dict[str, float] = {}
-    for number, (_, iter) in enumerate(run.ensemble.points):
-        if iter is not None:
-            score = _score(run, [_member(run, number)], size)
-            if score is None:
-                return None
-            found[run.ensemble.members[number]] = score.top1
-    return found
-
-
-def _greedy_soup(run: EnsembleRun, size: int) -> Generator[Event, None, tuple[tuple[int, ...], Member] | None]:
-    """The numbers of the members that are taken, and their average. Collective; None if asked to stop.
-
-    Wortsman et al., Model soups (arXiv:2203.05482), recipe 1: from the best by itself to the worst, the first in running order of equal
-    ones, each is taken with which the average is right on no fewer images of `hold_out`. Two networks are in memory at a time.
-    """
-    held = next(val for val in run.stages[0].data.val if val.name == run.ensemble.hold_out)
-    alone: list[float] = []
-    for number in range(len(run.stages)):
-        found = _score(run, [_member(run, number)], size, held)
-        if found is None:
-            return None
-        alone.append(found.top1)
-    taken: tuple[int, ...] = ()
-    best, soup = -1.0, None
-    for number in sorted(range(len(alone)), key=lambda number: -alone[number]):
-        tried = yield from _weight_average(run, (*taken, number), say=not taken)
-        found = _score(run, [tried], size, held) if tried is not None else None
-        if tried is None or found is None:
-            return None
-        if found.top1 >= best:
-            best, soup, taken = found.top1, tried, (*taken, number)
-    assert soup is not None
-    return taken, soup
+    yield _result(run, found, before, time.monotonic() - began)
 
 
 def _member(run: EnsembleRun, number: int) -> Member:
@@ -175,25 +134,21 @@ def _weights(run: EnsembleRun, trained: Trained) -> dict[str, Tensor]:
 
 
 def averaged_start(run: StageRun) -> Generator[Event, None, dict[str, bytes] | None]:
-    """The files that a stage which starts from an average starts with, on rank 0: its weights, and what the member named last knew of the
-    images; empty on the others. Collective; None
-    after a Stopped: what was computed is lost, and computed anew."""
+    """The files that a stage which starts from an average starts with, on rank 0: its weights; empty on the others. Collective; None after
+    a Stopped: what was computed is lost, and computed anew."""
     worker, name = run.worker, run.stage.average
     assert name is not None
     trained = [Trained(ref) for ref in run.planned.averaged]
     of = EnsembleRun(worker, worker.schedule.ensemble(name), trained, run.stage.name)
-    average = yield from _weight_average(of, range(len(of.stages)))
-    if average is None:
+    try:
+        average = yield from _weight_average(of)
+    except _AskedToStop:
         reason = f"asked to stop; ensemble `{name}` is averaged anew"
         yield Stopped(stage=run.stage.name, iter=run.planned.iter, reason=reason)
         return None
     if worker.comm.rank != 0:
         return {}
-    return {**_of_images(run), WEIGHTS: encode(average.model.state_dict())}
-
-
-def _of_images(run: StageRun) -> dict[str, bytes]:
-    return {STATE: run.step.files[STATE]} if run.step.files is not None else {}
+    return {WEIGHTS: encode(average.model.state_dict())}
 
 
 def _as_member(run: EnsembleRun, model: nn.Module, stage: Stage) -> Member:
@@ -202,11 +157,9 @@ def _as_member(run: EnsembleRun, model: nn.Module, stage: Stage) -> Member:
     return Member(model, normalise, solver.precision)
 
 
-def _weight_average(
-    run: EnsembleRun, numbers: Sequence[int], say: bool = True
-) -> Generator[Event, None, Member | None]:
-    """The network with the mean of the weights of members, by number, and its own BatchNorm statistics, the same on every rank; None if
-    asked to stop. Collective. It computes as the first of all members does."""
+def _weight_average(run: EnsembleRun) -> Generator[Event, None, Member]:
+    """The network with the mean of the weights of its members, and its own BatchNorm statistics, the same on every rank.
+    Collective. It computes as the first of all members does."""
     stage = run.stages[0]
     model = _network(run, stage)
     frozen = frozen_norms(model, stage.solver.freeze)
@@ -216,10 +169,9 @@ def _weight_average(
         if len(run.trained) < len(run.ensemble.members):
             raise ResumeRefused(f"not all snapshots that ensemble `{run.ensemble.name}` is averaged from are there")
         mean, shape = WeightMean(model), run.ensemble.shape
-        those = [run.trained[number] for number in numbers]
-        iters = [trained.ref.iter for trained in those]
+        iters = [trained.ref.iter for trained in run.trained]
         shares = weights(shape, sorted(iters))
-        for trained in those:
+        for trained in run.trained:
             share = None if shape is None else shares[sorted(iters).index(trained.ref.iter)]
             with _of_this_network(trained):
                 mean.add(_weights(run, trained), share)
@@ -231,11 +183,9 @@ def _weight_average(
     if statistics.layers:
         images = run.ensemble.batch_norm_iter * stage.solver.batch_size
         what = f"stage {run.start_of} starts from " * bool(run.start_of) + f"ensemble {run.ensemble.name}"
-        if say:
-            yield Note(text=f"{what}: BatchNorm statistics of the averaged network, over {images} images")
+        yield Note(text=f"{what}: BatchNorm statistics of the averaged network, over {images} images")
         if not _take_statistics(run, model, statistics, frozen):
-            return None
-    yield from run.worker.images.replacing(stage).news_of_all(run.worker.comm)
+            raise _AskedToStop
     return _as_member(run, model, stage)
 
 
@@ -258,27 +208,17 @@ def _take_statistics(
         )
 
 
-def _score(run: EnsembleRun, members: Sequence[Member], size: int, val: Source | None = None) -> Score | None:
-    """All images of a validation set, the first unless one is given, `size` at a time. Collective; None if asked to stop."""
+def _score(run: EnsembleRun, members: Sequence[Member], size: int) -> Score:
+    """All images of the first validation set, `size` at a time. Collective."""
     first = run.stages[0]
     stage = replace(first, solver=replace(first.solver, test_batch_size=size))
-    loader = run.worker.images.test_loader(stage, val or stage.data.val[0])  # `check` wants one
-    images = len(loader.records)
-    numbers = evaluated(stage, -(-images // size), run.worker.final_test_iter)
-    mine = runs_of(len(numbers), run.worker.comm.size)[run.worker.comm.rank]
-    asked = ((begin, min(size, images - begin)) for begin in (numbers[n] * size for n in mine))
-    answer, pulse = together(members, run.ensemble.rule), run.worker.comm.pulse
-    with pulse.section(Section.EVALUATION), loader.stream(asked) as batches, feed(batches, run.worker.device) as fed:
-        fed = beating(fed, pulse)
-        return score(
-            answer,
-            zip(mine, fed, strict=False),
-            len(numbers),
-            members[0].normalise,
-            run.worker.comm,
-            run.worker.stop,
-            ignored=ignored_in(first),
-        )
+    answer, worker = together(members, run.ensemble.rule), run.worker
+    images = evaluation(worker, stage, stage.data.val[0], worker.final_test_iter)  # `check` wants a set
+    with images as (batches, count):
+        found = score(answer, batches, count, members[0].normalise, worker.comm, worker.stop, ignored=ignored_in(first))
+    if found is None:
+        raise _AskedToStop
+    return found
 
 
 def _network(run: EnsembleRun, stage: Stage) -> nn.Module:
@@ -312,10 +252,8 @@ def _keep(run: EnsembleRun, model: nn.Module) -> None:
     keeper.commit_average(run.ensemble.name, stage, iter, encode(model.state_dict()), bits)
 
 
-def _result(
-    run: EnsembleRun, found: Score, before: dict[str, float], taken: tuple[str, ...], seconds: float
-) -> EnsembleTested:
-    """Written to disk by rank 0, the same on every rank. `before`: top-1 of members from before a stage's end. `taken`: by GREEDY_SOUP."""
+def _result(run: EnsembleRun, found: Score, before: dict[str, float], seconds: float) -> EnsembleTested:
+    """Written to disk by rank 0, the same on every rank. `before`: top-1 of members from before a stage's end."""
 
     def result() -> dict[str, object]:
         assert run.worker.keeper is not None
@@ -336,7 +274,6 @@ def _result(
             mean_top1=sum(alone.values()) / len(alone),
             attempt=run.worker.keeper.attempt,
             serial=run.worker.keeper.serial,
-            taken=taken,
             alone=tuple(alone[name] for name in run.ensemble.members if name in alone),
             tested_set=tested_set(run.worker.schedule, run.stages[0]),
             **made_from(run.worker.schedule, run.ensemble, [t.ref for t in run.trained]),

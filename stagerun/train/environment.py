@@ -1,6 +1,6 @@
 """What the bits of a stage depend on besides its definition, and what is promised where it goes on."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -10,12 +10,12 @@ from stagerun.base.errors import ResumeRefused
 from stagerun.base.events import Note
 from stagerun.base.recipe import Determinism, Ensemble, Schedule, Stage
 from stagerun.base.snapshots import TRAINING_SET, SnapshotRef, same_set
-from stagerun.base.text import count
+from stagerun.base.text import listed
 from stagerun.comm import Comm, gather_json, layout_of
 from stagerun.data.transform import pixels_made_by
 from stagerun.engine.augment import colours_made_by
 from stagerun.engine.device import RECORDED_SINCE, differences, environment, flags_apart
-from stagerun.plan import Lost, Plan, PlannedStage, State
+from stagerun.plan import Plan, PlannedStage, State
 
 
 def other_machines(comm: Comm, device: torch.device) -> str:
@@ -122,30 +122,28 @@ def require_exact(said: Note | None) -> None:
 def require_same(plan: Plan, device: torch.device, workers: int, others: str = "") -> None:
     """ResumeRefused where the plan would bring back a snapshot that is gone, in another environment than it was made in, though
     stages came from there that count: they would be stale afterwards. What --redo names is let be."""
-    schedule = plan.schedule
-    texts: list[str] = []
-    names: dict[str, None] = {}
-    ways: dict[str, None] = {}
+    schedule, texts, names = plan.schedule, list[str](), dict[str, None]()
     for lost in plan.lost:
         if lost.like is None or not lost.unasked:
             continue
         now = environment_of(schedule, schedule.stage(lost.stage), device, workers, others)
         # What no one recorded may be as it was; if not, the plan sees other bits when they are there.
         unknown = (RECORDED_SINCE | {TRAINING_SET}) - lost.like.environment.keys()
-        now = {name: value for name, value in now.items() if name not in unknown}
-        changed = _changed(schedule, lost.like, now)
+        changed = _changed(schedule, lost.like, {name: value for name, value in now.items() if name not in unknown})
         if changed:
-            texts.append("\n".join(_refusal(lost, lost.like, changed)))
+            where = f"the end of `{lost.stage}`" if lost.end else f"`{lost.stage}@{lost.iter}`"
+            text = (
+                f"{where} is gone and would be trained again, in another environment than before ({lost.like.name}); "
+                f"with other bits {listed([f'`{name}`' for name in lost.unasked])}, which came from there, would be stale"
+            )
+            texts += [text, *(f"  {change}" for change in changed)]
             names |= dict.fromkeys(lost.unasked)
-            ways[_as_before(dict(lost.like.environment), now, changed)] = None
     if texts:
-        way = next(iter(ways)) if len(ways) == 1 else ""
-        same = f"{way}; or " if way else ""
-        these = list(_options(schedule, list(names)))
-        redo = " ".join(f"--redo {name}" for name in these)
+        redo = " ".join(f"--redo {name}" for name in names)
         raise ResumeRefused(
             "\n".join(texts),
-            f"{same}`{redo}` goes on here and, if other bits come, trains what came from there and what follows from it again",
+            f"run where all is as before; or `{redo}` goes on here and, if other bits come, trains what came from there and what follows "
+            "from it again",
         )
 
 
@@ -157,43 +155,3 @@ def _changed(schedule: Schedule, before: SnapshotRef, now: dict[str, str], evalu
     if evaluated or not (old or new) or same_set(old, new):
         return found
     return [*found, f"{TRAINING_SET}: {old or 'unknown'} -> {new or 'unknown'}"]
-
-
-def _refusal(lost: Lost, like: SnapshotRef, changed: list[str]) -> Iterator[str]:
-    stages = ", ".join(f"`{name}`" for name in lost.unasked)
-    where = f"the end of `{lost.stage}`" if lost.end else f"`{lost.stage}@{lost.iter}`"
-    yield (
-        f"{where} is gone and would be trained again, in another environment than before ({like.name}); "
-        f"with other bits {stages}, which came from there, would be stale"
-    )
-    yield from (f"  {change}" for change in changed)
-
-
-def _as_before(before: dict[str, str], now: dict[str, str], changed: list[str]) -> str:
-    """How to get back to the environment of before; empty where it is not known."""
-    names = [change.split(":")[0] for change in changed]
-    chosen: list[str] = [n for n in ("workers", "threads") if n in names and n in before]
-    asked = []
-    if "workers" in chosen:
-        asked.append(f"with {count(int(before['workers']), 'worker')} (on one machine `--nproc {before['workers']}`)")
-    if "threads" in chosen:
-        asked.append(f"with `--threads {before['threads']}`")
-    # Of the two ways to add up without a tree the number of workers decides.
-    if "workers" in chosen and "tree" not in (before.get("reducer"), now["reducer"]):
-        chosen.append("reducer")
-    other = ["`determinism`" if n == "reducer" else n for n in names if n not in chosen and n in before]
-    if other:
-        asked.append(f"with {', '.join(other)} as {'it was' if len(other) == 1 else 'they were'} then")
-    return "run " + " and ".join(asked) if asked else ""
-
-
-def _options(schedule: Schedule, names: list[str]) -> Iterator[str]:
-    """Names for an option: that of a block whose stages are all meant stands for them."""
-    named: set[str] = set()
-    for name in names:
-        group = schedule.stage(name).group
-        members = [s.name for s in schedule.stages if s.group == group and s.enabled]
-        word = group if group is not None and set(members) <= set(names) else name
-        if word not in named:
-            named.add(word)
-            yield word

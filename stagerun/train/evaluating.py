@@ -67,7 +67,15 @@ def score(
     """
     solver, ignored = stored.stage.solver, ignored_in(stored.stage)
     loader = _loader(stored, _records(stored, wanted), wanted, device)
-    labelled = _labelled(stored, wanted, loader.records, device)
+    val, several = _set(stored, wanted)
+    table: Table | None = None
+    if val is not None and several:
+        if wanted.data is not None:
+            text = (
+                "--data: the images of this snapshot have several labels each, and those of another LMDB are not known"
+            )
+            raise UsageError(text, "name the folder of a schedule whose `val` has that LMDB and its `labels`")
+        table = Table(loader.records, val, stored.stage.model.num_classes, device, SoloComm())
     asked = _cut(
         min(wanted.most or len(loader.records), len(loader.records)), wanted.batch or solver.test_batch_size, solver
     )
@@ -75,39 +83,25 @@ def score(
     answer, normalise = _network(stored, wanted, device)
 
     def seen(batch: Batch) -> Tensor:
-        logits = answer(batch)
-        if answered is not None and not _has_labels(stored, wanted):
+        logits = found = answer(batch)
+        if answered is not None and not several:
             labels = normalise.labels(batch.labels)
             records = [loader.record(int(position)) for position in batch.positions]
             if ignored.accuracy is not None:
                 counts = labels != ignored.accuracy
                 records = [record for record, kept in zip(records, counts.tolist(), strict=True) if kept]
-                answered(records, labels[counts], logits[counts])
-            else:
-                answered(records, labels, logits)
+                labels, found = labels[counts], logits[counts]
+            answered(records, labels, found)
         return logits
 
     with _memory_explained(max(n for _, n in asked)), loader.stream(asked) as batches:
-        numbered = enumerate(labelled(watch(batches, len(asked))))
+        watched = watch(batches, len(asked))
+        numbered = enumerate(watched if table is None else with_labels(iter(watched), table))
         found = score_of(
             seen, numbered, len(asked), normalise, SoloComm(), lambda: False, evaluation_loss(solver), ignored
         )
     assert found is not None  # no one asked it to stop
     return found
-
-
-def _labelled(
-    stored: Stored, wanted: Wanted, records: Records, device: torch.device
-) -> Callable[[Iterable[Batch]], Iterable[Batch]]:
-    """What gives batches their labels, where images have several. UsageError for other images than the recipe's, DataError."""
-    val = _set(stored, wanted)
-    if val is None or not _has_labels(stored, wanted):
-        return lambda batches: batches
-    if wanted.data is not None:
-        text = "--data: the images of this snapshot have several labels each, and those of another LMDB are not known"
-        raise UsageError(text, "name the folder of a schedule whose `val` has that LMDB and its `labels`")
-    table = Table(records, val, stored.stage.model.num_classes, device, SoloComm())
-    return lambda batches: with_labels(iter(batches), table)
 
 
 def classifier(stored: Stored, wanted: Wanted, device: torch.device) -> Callable[[Records], Tensor]:
@@ -164,19 +158,14 @@ def _cut(images: int, size: int, solver: Solver) -> list[tuple[int, int]]:
     return asked
 
 
-def _set(stored: Stored, wanted: Wanted) -> Source | None:
-    """The validation set that the recipe has; None if it has none."""
-    return next(iter(stored.stage.data.val[wanted.val :]), None)
-
-
-def _has_labels(stored: Stored, wanted: Wanted) -> bool:
-    """Whether images have several labels each, which a file has."""
-    val = _set(stored, wanted)
-    return val is not None and val.labels is not None
+def _set(stored: Stored, wanted: Wanted) -> tuple[Source | None, bool]:
+    """The validation set that the recipe has, None if it has none; whether its images have several labels each, which a file has."""
+    val = next(iter(stored.stage.data.val[wanted.val :]), None)
+    return val, val is not None and val.labels is not None
 
 
 def _loader(stored: Stored, records: Records, wanted: Wanted, device: torch.device) -> Loader:
-    stage, numbered = stored.stage, _has_labels(stored, wanted)
+    stage, (_, numbered) = stored.stage, _set(stored, wanted)
     threads = default_loader_threads(device.type, torch.get_num_threads())
     if wanted.views is Views.TEN_CROP:
         return CropLoader(records, stage.solver.test_transform, **of_evaluations(stage, threads, numbered))
@@ -184,7 +173,7 @@ def _loader(stored: Stored, records: Records, wanted: Wanted, device: torch.devi
 
 
 def _records(stored: Stored, wanted: Wanted) -> LmdbSource:
-    val, name = _set(stored, wanted), stored.ref.name
+    (val, _), name = _set(stored, wanted), stored.ref.name
     path = wanted.data if wanted.data is not None else stored.schedule.lmdb(val) if val is not None else None
     if path is None:
         raise UsageError(f"the recipe of snapshot {name} has no validation images (data.val)", DATA_HINT)

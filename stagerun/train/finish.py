@@ -4,19 +4,20 @@ import json
 import math
 import time
 from collections.abc import Generator, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from stagerun.base.errors import StorageError
 from stagerun.base.events import Event, StageFinished, Stopped, Tested, TestedBeside
-from stagerun.base.recipe import Solver, Source
+from stagerun.base.recipe import Source, Stage
 from stagerun.base.units import epochs
 from stagerun.comm import runs_of
 from stagerun.engine.evaluate import Score, evaluate
 from stagerun.engine.feed import feed
+from stagerun.engine.images import Batch
 from stagerun.engine.loop import all_skipped
 from stagerun.engine.losses import evaluation_loss
 from stagerun.engine.state import TrainState
@@ -31,92 +32,81 @@ from stagerun.train.agreement import rank0
 from stagerun.train.images import evaluated
 from stagerun.train.results import write_result
 from stagerun.train.stage_start import normalise_for
-from stagerun.train.worker import StageRun
+from stagerun.train.worker import Context, StageRun
 
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """The trained weights' score, and that of the averaged ones where the stage has them; `beside`: those of other validation sets than
-    the first, by name, with whether they are of the averaged weights."""
-
-    trained: Score
-    ema: Score | None = None
-    beside: tuple[tuple[str, Score, bool], ...] = ()
+Scores = list[
+    tuple[str, Score, bool]
+]  # validation set, score, and whether the averaged weights have it; the first set's come first
 
 
 def test(run: StageRun, state: TrainState, test_iter: int | None) -> Generator[Event, None, Scores | None]:
-    """Evaluates, on `test_iter` batches of each set or on all images. Collective. The Scores; None if asked to stop."""
+    """Evaluate the trained weights and, where the stage has them, the averaged ones, on `test_iter` batches of each set or on all images.
+    Collective. None if asked to stop."""
     if state.replicas is not None:
         state.replicas.show()
-    weights = (False,) if state.average is None else (False, True)
-    found: list[tuple[str, Score, bool]] = []
+    found: Scores = []
     for val in run.stage.data.val:
-        for ema in weights:
-            score = yield from _test(run, state, val, test_iter, ema)
+        for ema in (False,) if state.average is None else (False, True):
+            began = time.monotonic()
+            score = _score(run, state, val, test_iter, ema)
             if score is None:
                 return None
             found.append((val.name, score, ema))
-    first, beside = found[: len(weights)], found[len(weights) :]
-    return Scores(first[0][1], first[1][1] if len(weights) > 1 else None, tuple(beside))
+            event = Tested if val is run.stage.data.val[0] else TestedBeside
+            yield event(
+                stage=run.stage.name,
+                iter=state.iter,
+                images=score.images,
+                top1=score.top1,
+                top5=score.top5,
+                loss=score.loss,
+                seconds=time.monotonic() - began,
+                ema=ema,
+                val=val.name,
+                mean_ap=score.mean_ap,
+            )
+    return found
 
 
-def _test(
-    run: StageRun, state: TrainState, val: Source, test_iter: int | None, ema: bool
-) -> Generator[Event, None, Score | None]:
-    loader = run.worker.images.test_loader(run.stage, val)
-    solver = run.stage.solver
-    size = solver.test_batch_size
-    images = len(loader.records)
-    numbers = evaluated(run.stage, -(-images // size), test_iter)
-    mine = runs_of(len(numbers), run.worker.comm.size)[run.worker.comm.rank]
-    asked = ((first, min(size, images - first)) for first in (numbers[n] * size for n in mine))
-    began = time.monotonic()
-    # Nothing is yielded in here: whoever stops listening leaves the model with its own weights.
-    weights = state.average.in_place() if ema and state.average is not None else nullcontext()
-    too_large, pulse = explained(size, "test_batch_size"), run.worker.comm.pulse
-    here = pulse.section(Section.EVALUATION)
+def _score(run: StageRun, state: TrainState, val: Source, test_iter: int | None, ema: bool) -> Score | None:
+    worker, stage, solver = run.worker, run.stage, run.stage.solver
+    # As in training; but where every batch has a shape of its own, torch.compile would take a minute for each and then give up.
+    eager = solver.compile and solver.test_transform.rectangular
     with (
-        here,
-        too_large,
-        weights,
-        _as_code(solver),
-        loader.stream(asked) as batches,
-        feed(batches, run.worker.device) as fed,
+        explained(solver.test_batch_size, "test_batch_size"),
+        state.average.in_place() if ema and state.average is not None else nullcontext(),
+        torch.compiler.set_stance("force_eager") if eager else nullcontext(),
+        evaluation(worker, stage, val, test_iter) as (batches, count),
     ):
-        score = evaluate(
+        return evaluate(
             state.model,
-            zip(mine, run.worker.images.labelled(beating(fed, pulse), run.stage, val), strict=False),
-            len(numbers),
-            normalise_for(run.stage.model, solver, solver.test_transform, run.worker.device, run.stage.identity),
+            batches,
+            count,
+            normalise_for(stage.model, solver, solver.test_transform, worker.device, stage.identity),
             solver.precision,
-            run.worker.comm,
-            run.worker.stop,
+            worker.comm,
+            worker.stop,
             evaluation_loss(solver),
-            ignored_in(run.stage),
+            ignored_in(stage),
         )
-    if score is not None:
-        event = Tested if val is run.stage.data.val[0] else TestedBeside
-        yield event(
-            stage=run.stage.name,
-            iter=state.iter,
-            images=score.images,
-            top1=score.top1,
-            top5=score.top5,
-            loss=score.loss,
-            seconds=time.monotonic() - began,
-            ema=ema,
-            val=val.name,
-            mean_ap=score.mean_ap,
-        )
-    return score
 
 
-def _as_code(solver: Solver) -> AbstractContextManager[object]:
-    """How the network is computed in an evaluation: as in training; but where every batch has a shape of its own, torch.compile
-    would take a minute for each and then give up."""
-    if solver.compile and solver.test_transform.rectangular:
-        return torch.compiler.set_stance("force_eager")
-    return nullcontext()
+@contextmanager
+def evaluation(
+    worker: Context, stage: Stage, val: Source, test_iter: int | None
+) -> Iterator[tuple[Iterator[tuple[int, Batch]], int]]:
+    """This rank's batches of an evaluation with their numbers, and how many all ranks have."""
+    loader, size, comm = worker.images.test_loader(stage, val), stage.solver.test_batch_size, worker.comm
+    images = len(loader.records)
+    numbers = evaluated(stage, -(-images // size), test_iter)
+    mine = runs_of(len(numbers), comm.size)[comm.rank]
+    asked = ((first, min(size, images - first)) for first in (numbers[n] * size for n in mine))
+    with (
+        comm.pulse.section(Section.EVALUATION),
+        loader.stream(asked) as batches,
+        feed(batches, worker.device) as fed,
+    ):
+        yield zip(mine, worker.images.labelled(beating(fed, comm.pulse), stage, val), strict=False), len(numbers)
 
 
 def finish_stage(run: StageRun, state: TrainState) -> Iterator[Event]:
@@ -125,18 +115,18 @@ def finish_stage(run: StageRun, state: TrainState) -> Iterator[Event]:
     Diverged for a stage of which every iteration was skipped.
     """
     scores: Scores | None = None
-    rank0(run.worker.comm, lambda: _require_losses(run, state))  # it alone has those of lives before
+
+    def require_losses() -> None:
+        if not run.losses:  # training has ended with Diverged, unless something else ended it right before
+            raise all_skipped(run.stage.name, state.iter)
+
+    rank0(run.worker.comm, require_losses)  # it alone has those of lives before
     if run.stage.data.val:
         scores = yield from test(run, state, run.worker.final_test_iter)
         if scores is None:
             yield Stopped(stage=run.stage.name, iter=state.iter, reason="asked to stop")
             return
     yield _result(run, state, scores)
-
-
-def _require_losses(run: StageRun, state: TrainState) -> None:
-    if not run.losses:  # training has ended with Diverged, unless something else ended it right before
-        raise all_skipped(run.stage.name, state.iter)
 
 
 def _result(run: StageRun, state: TrainState, scores: Scores | None) -> StageFinished:
@@ -148,7 +138,9 @@ def _result(run: StageRun, state: TrainState, scores: Scores | None) -> StageFin
         first, last = make_knobs(solver)(run.stage.begins), make_knobs(solver)(state.iter - 1, state.plateau.drops)
         snapshot = _last_snapshot(run, state)
         seconds = run.seconds
-        score, ema = (scores.trained, scores.ema) if scores else (None, None)
+        own = scores or []
+        score = own[0][1] if own else None
+        ema = own[1][1] if len(own) > 1 and own[1][2] else None
         finished = StageFinished(
             stage=run.stage.name,
             iterations=state.iter,
@@ -168,13 +160,12 @@ def _result(run: StageRun, state: TrainState, scores: Scores | None) -> StageFin
             images_per_second=(state.iter - run.stage.begins) * solver.batch_size / seconds if seconds else 0.0,
             snapshot=snapshot,
             tested_on=tested_on(run.stage),
-            last_weight_decay=None if last.weight_decay == first.weight_decay else last.weight_decay,
             tested_set=tested_set(run.worker.schedule, run.stage),
             skips=state.skips_in_all,
             rollbacks=state.rollbacks,
-            beside=tuple((name, s.top1, s.top5, finite(s.loss), ema) for name, s, ema in scores.beside)
-            if scores
-            else (),
+            beside=tuple(
+                (name, s.top1, s.top5, finite(s.loss), averaged) for name, s, averaged in own[1 if ema is None else 2 :]
+            ),
             mean_ap=score.mean_ap if score else None,
             class_ap=score.class_ap if score else (),
         )

@@ -31,6 +31,9 @@ from stagerun.train.output import DISK
 from stagerun.train.recorded import recorded
 from stagerun.train.results import require_progress, standing
 
+# Larger snapshots are looked at by the worker alone, which knows how large the network makes them: who forges one may claim any size.
+_LOOKED_AT_BYTES = 16 * 10**9
+
 
 def look_first(options: RunOptions, schedule: Schedule, size: int) -> ExitCode | None:
     """What `run` finds and prints where rank 0 will be, before `size` workers are started; the exit code where there is nothing to do.
@@ -67,15 +70,15 @@ def look_first(options: RunOptions, schedule: Schedule, size: int) -> ExitCode |
 
 
 def require_weights(plan: Plan) -> None:
-    """RecipeError for each stage to be trained whose weights, or its teacher's, are not where it says; what is in them is looked at when
-    training starts."""
+    """RecipeError for each stage to be trained whose weights are not where it says; what is in them is looked at when training starts."""
     problems = Problems(plan.schedule.files)
     for one in plan.work:
-        for named in needed(one):
+        if (weights := needed(one)) is not None:
             try:
-                find(named.weights)
+                find(weights)
             except StagerunError as error:
-                problems.add(one.stage.written(named.place) or one.stage.span, error.message, error.hint)
+                place = one.stage.written(one.stage.solver.start_field)
+                problems.add(place or one.stage.span, error.message, error.hint)
     if problems:
         raise RecipeError(problems.all())
 
@@ -100,7 +103,11 @@ def look(schedule: Schedule, out: Path, options: RunOptions) -> tuple[Plan, Inve
     with store.Lock(out, optional=True):
         found = store.inventory(DISK, out)
         plan = make_plan(schedule, found, *options.selection)
-        while harmed := [ref for ref in results.relied_on(plan) if store.is_harmed(DISK, out, ref.name)]:
+        while harmed := [
+            ref
+            for ref in results.relied_on(plan)
+            if ref.bytes <= _LOOKED_AT_BYTES and store.is_harmed(DISK, out, ref.name)
+        ]:
             whole = tuple(ref for ref in found.snapshots if ref not in harmed)
             found = replace(found, snapshots=whole, damaged=(*found.damaged, *(ref.name for ref in harmed)))
             plan = make_plan(schedule, found, *options.selection)

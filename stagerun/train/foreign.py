@@ -6,7 +6,7 @@ Everything is tried on networks that are thrown away, so that nothing of it is l
 import os
 import random
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 import numpy as np
@@ -35,9 +35,11 @@ _SEED, _IMAGES = 1, 2
 _NAMED = 3  # of parameters in a message
 # Weights, gradients and momentum; and the networks that are tried.
 _COPIES = 5
-_ONES_OWN = (
+_SAME = (
     "a run that is continued must draw the same: use torch's random numbers alone, and no clock, no counter of calls"
 )
+
+Digests = Mapping[str, str]  # of a network's tensors, by name
 
 
 def look_at(run: StageRun) -> tuple[str, ...]:
@@ -52,65 +54,55 @@ def look_at(run: StageRun) -> tuple[str, ...]:
 def _look_at(run: StageRun, model: Model, *, learns: bool) -> tuple[str, ...]:
     if not from_outside(model):
         return ()
-    solver, comm = run.stage.solver, run.worker.comm
-    count = min(_IMAGES, solver.device_batch_size)
+    worker, solver = run.worker, run.stage.solver
+    count, code = min(_IMAGES, solver.device_batch_size), code_in(model.name)
+    assert code is not None
 
-    def tried() -> tuple[tuple[str, ...], Mapping[str, str]]:
-        batch = run.worker.images.loader(run.stage).batch(0, count)
+    def tried() -> tuple[tuple[str, ...], Digests]:
+        batch = worker.images.loader(run.stage).batch(0, count)
         shape = (count, model.channels, *batch.images.shape[1:3])
-        code = code_in(model.name)
-        assert code is not None
-        sharers = run.worker.world.local_size if learns else 0
+        sharers = worker.world.local_size if learns else 0
         try:
-            with patiently(code, model.sources, comm.rank):
-                return _tried(model, shape, run.worker.device, solver.precision, solver.channels_last, sharers)
+            with patiently(code, model.sources, worker.comm.rank):
+                return _tried(model, shape, worker.device, solver.precision, solver.channels_last, sharers)
         except UsageError as error:
             if learns:
                 raise
             raise UsageError(f"{error.message}\n  for the teacher of {_taught(run.stage)}", error.hint) from None
 
-    notes, digests = everyone(comm, tried)
-    others = gather_json(comm, dict(digests))
-    everyone(comm, lambda: _require_same(model, others))
+    def require_same() -> None:
+        for rank, digests in enumerate(everybody):
+            if names := _different(everybody[0], digests):
+                raise UsageError(
+                    f"`{model.name}` makes another network on rank {rank} than on rank 0: {names}",
+                    "it must not look at the rank, the host, the clock or the environment",
+                )
+
+    notes, mine = everyone(worker.comm, tried)
+    everybody = gather_json(worker.comm, dict(mine))
+    everyone(worker.comm, require_same)  # so that it is said once
     return notes
 
 
 def _taught(stage: Stage) -> str:
-    where = stage.written("solver.loss.teacher_model.name", "solver.loss.teacher")
+    where = stage.written("solver.loss.teacher")
     return f"stage `{stage.name}`" + (f", which {where} names" if where is not None else "")
-
-
-def _require_same(model: Model, digests: list[dict[str, str]]) -> None:
-    """The same error on all ranks, so that it is said once."""
-    first = digests[0]
-    for rank, its in enumerate(digests):
-        names = [name for name in {**first, **its} if first.get(name) != its.get(name)]
-        if names:
-            raise UsageError(
-                f"`{model.name}` makes another network on rank {rank} than on rank 0: {_names(names)}",
-                "it must not look at the rank, the host, the clock or the environment",
-            )
 
 
 @lru_cache(maxsize=8)
 def _tried(
     model: Model, shape: tuple[int, ...], device: torch.device, precision: Precision, channels_last: bool, workers: int
-) -> tuple[tuple[str, ...], Mapping[str, str]]:
-    """Notes, and what each tensor of the network is at first, as a text. `workers`: those of this host, which share its memory; 0 of a
-    network that only teaches, and need not learn."""
+) -> tuple[tuple[str, ...], Digests]:
+    """Notes, and what the tensors of the network are at first. `workers`: those of this host, which share its memory; 0 of a network that
+    only teaches, and need not learn."""
     folder = os.getcwd()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        net = _fresh(model)
-        drawn = _drawn()
-        again = _fresh(model)
-        digests = {name: f"{list(t.shape)} {digest(t)}" for name, t in net.state_dict().items()}
-        other = {name: f"{list(t.shape)} {digest(t)}" for name, t in again.state_dict().items()}
-        if digests != other:
-            names = [name for name in {**digests, **other} if digests.get(name) != other.get(name)]
-            raise refuse(net, f"the function makes another network the second time: {_names(names)}", _ONES_OWN)
+        net, drawn = _fresh(model), _drawn()
+        digests = _digests(net)
+        if names := _different(digests, _digests(_fresh(model))):
+            raise refuse(net, f"the function makes another network the second time: {names}", _SAME)
         if drawn != _drawn():
-            raise refuse(net, "the function draws from Python's `random` or from numpy", _ONES_OWN)
-        del again
+            raise refuse(net, "the function draws from Python's `random` or from numpy", _SAME)
         if workers:
             _require_memory(net, workers)
         net.to(device, dtype_of(precision))
@@ -137,7 +129,16 @@ def _fresh(model: Model) -> nn.Module:
     return build(model)
 
 
-def _names(names: list[str]) -> str:
+def _digests(net: nn.Module) -> Digests:
+    return {name: f"{list(t.shape)} {digest(t)}" for name, t in net.state_dict().items()}
+
+
+def _different(first: Digests, other: Digests) -> str:
+    names = [name for name in {**first, **other} if first.get(name) != other.get(name)]
+    return _names(names) if names else ""
+
+
+def _names(names: Iterable[str]) -> str:
     return listed([f"`{name}`" for name in names], _NAMED)
 
 
@@ -154,7 +155,7 @@ def _require_memory(net: nn.Module, workers: int) -> None:
         raise refuse(
             net,
             f"the network has {size(held)}, of which training needs {_COPIES} times as much{each}, and {size(free)} are free here",
-            "make it smaller, or take a machine with more memory" + (" or fewer workers" if workers > 1 else ""),
+            "make it smaller, or take a machine with more memory",
         )
 
 
@@ -171,27 +172,6 @@ def _pass(net: nn.Module, images: Tensor, classes: int, precision: Precision, *,
         if not torch.equal(images, given):
             hint = "write `x = x - 1` in place of `x -= 1`, and a first ReLU without `inplace=True`"
             raise refuse(net, "a forward pass changes the images that it is given", hint)
-    _require_unchanged(net, before)
-    if drawn[0] != drawn[1]:
-        raise refuse(net, "a forward pass draws from Python's `random` or from numpy", _ONES_OWN)
-    if not torch.equal(answers[0], answers[1]) and images.device.type == "cpu" and answers[0].isfinite().all():
-        raise refuse(net, "the network answers otherwise the second time, with the same images and seed", _ONES_OWN)
-    if not learns:
-        return []
-    unused = _backward(net, answers[1], images, classes, precision)
-    net.eval()
-    with torch.no_grad(), autocast(precision, images.device):
-        require_logits(net, net(images), len(images), classes)
-    return unused
-
-
-def _tensors(net: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers, but for what BatchNorm keeps of a batch."""
-    batches = {id(t) for layer in norms(net) for t in (layer.batch_mean, layer.batch_var)}
-    return {name: t for name, t in [*net.named_parameters(), *net.named_buffers()] if id(t) not in batches}
-
-
-def _require_unchanged(net: nn.Module, before: Mapping[str, Tensor]) -> None:
     now = _tensors(net)
     moved = [n for n, t in before.items() if n in now and t.shape == now[n].shape and not torch.equal(t, now[n])]
     if moved:
@@ -200,31 +180,42 @@ def _require_unchanged(net: nn.Module, before: Mapping[str, Tensor]) -> None:
             f"a forward pass changes {_names(moved)}, and only BatchNorm's statistics may change beside the update",
             "what changes in each pass would hang on the number of workers: compute it anew, or make it a parameter",
         )
+    if drawn[0] != drawn[1]:
+        raise refuse(net, "a forward pass draws from Python's `random` or from numpy", _SAME)
+    if not torch.equal(answers[0], answers[1]) and images.device.type == "cpu" and answers[0].isfinite().all():
+        raise refuse(net, "the network answers otherwise the second time, with the same images and seed", _SAME)
+    if not learns:
+        return []
+    _backward(net, answers[1], images, precision)
+    net.eval()
+    with torch.no_grad(), autocast(precision, images.device):
+        require_logits(net, net(images), len(images), classes)
+    return [name for name, p in net.named_parameters() if p.requires_grad and p.grad is None]
 
 
-def _backward(net: nn.Module, logits: Tensor, images: Tensor, classes: int, precision: Precision) -> list[str]:
-    labels = torch.arange(len(images), device=images.device) % classes
+def _tensors(net: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers, but for what BatchNorm keeps of a batch."""
+    batches = {id(t) for layer in norms(net) for t in (layer.batch_mean, layer.batch_var)}
+    return {name: t for name, t in [*net.named_parameters(), *net.named_buffers()] if id(t) not in batches}
+
+
+def _backward(net: nn.Module, logits: Tensor, images: Tensor, precision: Precision) -> None:
+    labels = torch.arange(len(images), device=images.device) % logits.shape[1]
     if not logits.requires_grad:
         hint = "leave `detach`, `no_grad`, `.data` and numpy out of the forward pass"
         raise refuse(net, "the loss doesn't reach any parameter", hint)
     try:
         F.cross_entropy(logits.float(), labels).backward()
     except RuntimeError as error:
-        place = _forward_place(net, images, labels, precision)
+        with warnings.catch_warnings(record=True) as said:  # once more, for the line of the user's whose gradient fails
+            warnings.simplefilter("always")
+            try:
+                with torch.autograd.set_detect_anomaly(True, check_nan=False), autocast(precision, images.device):
+                    F.cross_entropy(net(images).float(), labels).backward()
+            except RuntimeError:
+                pass
+        place = line_in("".join(str(w.message) for w in said), net.__dict__["sources"])
         reason = str(error).splitlines()[0].split("; ")[0]
         hint = "write `x = x + 1` in place of `x += 1`, and ReLU without `inplace=True`" if "inplace" in reason else ""
         where = f", of what {place} computes" if place else ""
         raise refuse(net, f"the backward pass fails{where}: {reason}", hint) from error
-    return [name for name, p in net.named_parameters() if p.requires_grad and p.grad is None]
-
-
-def _forward_place(net: nn.Module, images: Tensor, labels: Tensor, precision: Precision) -> str:
-    """The line of the user's whose gradient can't be computed; '' where torch doesn't know."""
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        try:
-            with torch.autograd.set_detect_anomaly(True, check_nan=False), autocast(precision, images.device):
-                F.cross_entropy(net(images).float(), labels).backward()
-        except RuntimeError:
-            pass
-    return line_in("".join(str(w.message) for w in said), net.__dict__["sources"])

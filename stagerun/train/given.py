@@ -9,10 +9,8 @@ from torch import Tensor, nn
 from stagerun.base.errors import DataError, Problems, RecipeError, StagerunError, UsageError
 from stagerun.base.net import Net
 from stagerun.base.recipe import (
-    TEACHER_DIGEST,
     WEIGHTS_DIGEST,
     CompressionRule,
-    Given,
     Model,
     ParamRule,
     Rename,
@@ -30,13 +28,11 @@ from stagerun.language.networks import from_outside
 from stagerun.models.skeleton import shapes, without_memory
 from stagerun.plan import Plan, PlannedStage
 from stagerun.plan.planned import needed
-from stagerun.plan.transfer import Mistake, Origin, Shape, Shapes, Transfer, some, transfer
+from stagerun.plan.transfer import Mistake, Origin, Shape, Transfer, transfer
 from stagerun.plan.weights_table import table
 from stagerun.store.given import Found, data_of, find, header_of
 from stagerun.system.host import available_memory
 from stagerun.train import caffe_state
-
-STARTED, TAUGHT = "solver.weights", "solver.loss.teacher_weights"  # where a stage names them
 
 
 def is_given(schedule: Schedule, stage: Stage) -> bool:
@@ -72,31 +68,6 @@ def fill(schedule: Schedule, stage: Stage, live: Mapping[str, Tensor], parent: M
     return made
 
 
-def fill_teacher(schedule: Schedule, stage: Stage, live: Mapping[str, Tensor]) -> None:
-    """Puts the weights that `teacher_weights` names into the teacher's tensors. RecipeError, UsageError, DataError."""
-    assert stage.solver.loss is not None and stage.solver.loss.teacher_weights is not None
-    weights = stage.solver.loss.teacher_weights
-    model = schedule.teacher_model(stage)
-    assert model is not None
-    file = _read(weights, live, stage.identity.get(TEACHER_DIGEST, ""), model)
-    made, mistakes = _lesson(model, _shapes_of(live), _shapes_of(file), weights)
-    require_none(schedule, stage, mistakes, TAUGHT)
-    with torch.no_grad():
-        for row in made.of(Origin.FILE):
-            _copy(live[row.name], file[row.was], row.name, weights.file)
-
-
-def _lesson(model: Model, network: Shapes, file: Shapes, weights: Weights) -> tuple[Transfer, tuple[Mistake, ...]]:
-    """What is drawn anew knows nothing, so a teacher has none of it but counters of BatchNorm, which an evaluation doesn't read."""
-    made, mistakes = transfer(network, None, file, _with_names(weights, model, file))
-    missing = [row.name for row in made.rows if row.origin is not Origin.FILE and not row.name.endswith(COUNTER)]
-    if missing and not mistakes:
-        text = f"{some(missing)}: the teacher would have random numbers there"
-        hint = "take the whole of its weights, or name its network in `teacher_model`"
-        mistakes = (Mistake("drop", text, hint),)
-    return made, mistakes
-
-
 def _read(weights: Weights, live: Mapping[str, Tensor], digest: str, model: Model) -> dict[str, Tensor]:
     most = 16 * sum(t.nbytes for t in live.values()) + 64_000_000
     found = find(weights)
@@ -123,17 +94,17 @@ def _copy(live: Tensor, given: Tensor, name: str, where: str) -> None:
     live.copy_(given)
 
 
-def require_none(schedule: Schedule, stage: Stage, mistakes: Sequence[Mistake], field: str = STARTED) -> None:
+def require_none(schedule: Schedule, stage: Stage, mistakes: Sequence[Mistake]) -> None:
     """RecipeError with all of them, each at its line."""
     problems = Problems(schedule.files)
-    report(stage, mistakes, problems, field)
+    report(stage, mistakes, problems)
     if problems:
         raise RecipeError(problems.all())
 
 
-def report(stage: Stage, mistakes: Sequence[Mistake], problems: Problems, field: str = STARTED) -> None:
+def report(stage: Stage, mistakes: Sequence[Mistake], problems: Problems) -> None:
     for one in mistakes:
-        place = stage.written(f"{field}.{one.field}", f"{field}.file", "solver.solverstate")
+        place = stage.written(f"solver.weights.{one.field}", stage.solver.start_field)
         problems.add(place or stage.span, one.message, one.hint)
 
 
@@ -186,13 +157,6 @@ def _with_names(weights: Weights | None, model: Model, file: Mapping[str, tuple[
     return replace(weights, rename=(*weights.rename, *rules))
 
 
-def _planned_lesson(schedule: Schedule, stage: Stage) -> tuple[Transfer, tuple[Mistake, ...]]:
-    loss, model = stage.solver.loss, schedule.teacher_model(stage)
-    assert loss is not None and loss.teacher_weights is not None and model is not None
-    weights = loss.teacher_weights
-    return _lesson(model, _shapes(model), shapes_in(find(weights), weights.file, model), weights)
-
-
 def _shapes(model: Model) -> dict[str, tuple[int, ...]]:
     return shapes(without_memory(model))
 
@@ -209,10 +173,10 @@ def shapes_in(found: Found, name: str, model: Model) -> Mapping[str, tuple[int, 
 
 
 def mistakes_in(schedule: Schedule, planned: Sequence[PlannedStage], problems: Problems) -> None:
-    """Adds what is wrong with the weights of stages that are still to be started, and with those of their teachers."""
+    """Adds what is wrong with the weights of stages that are still to be started."""
     for one in planned:
-        for named in needed(one) if one.stage.enabled else ():
-            _look_into(schedule, one.stage, named.field, problems)
+        if one.stage.enabled and needed(one) is not None:
+            _look_into(schedule, one.stage, problems)
 
 
 def report_idle(stages: Iterable[Stage], problems: Problems, made: Callable[[Model], nn.Module]) -> None:
@@ -243,26 +207,26 @@ def report_idle(stages: Iterable[Stage], problems: Problems, made: Callable[[Mod
             good.append(own)
 
 
-def require_fitting(schedule: Schedule, found: Sequence[tuple[Stage, Given]]) -> None:
-    """What `run` raises before the first update about weights and networks, without a plan and without running a user's code. `found`: the
-    weights that are on this machine. RecipeError."""
+def require_fitting(schedule: Schedule, stages: Sequence[Stage]) -> None:
+    """What `run` raises before the first update about weights and networks, without a plan and without running a user's code. `stages`:
+    those whose weights are on this machine. RecipeError."""
     problems = Problems(schedule.files)
-    for stage, one in found:
-        models = stage.model, schedule.teacher_model(stage), stage.parent and schedule.stage(stage.parent).model
-        if not any(isinstance(model, Model) and from_outside(model) for model in models):
-            _look_into(schedule, stage, one.field, problems)
+    for stage in stages:
+        models = [stage.model, *([schedule.stage(stage.parent).model] if stage.parent is not None else ())]
+        if not any(map(from_outside, models)):
+            _look_into(schedule, stage, problems)
     report_idle((stage for stage in schedule.stages if not from_outside(stage.model)), problems, without_memory)
     if problems:
         raise RecipeError(problems.all())
 
 
-def _look_into(schedule: Schedule, stage: Stage, field: str, problems: Problems) -> Transfer | None:
+def _look_into(schedule: Schedule, stage: Stage, problems: Problems) -> Transfer | None:
     """Adds what is wrong; what can't be looked into is a mistake, too, and there is nothing then."""
     try:
-        made, mistakes = (_planned_lesson if field == TAUGHT else planned_transfer)(schedule, stage)
+        made, mistakes = planned_transfer(schedule, stage)
     except StagerunError as error:
         made, mistakes = None, (Mistake("file", error.message, error.hint),)
-    report(stage, mistakes, problems, field)
+    report(stage, mistakes, problems)
     return made
 
 
@@ -273,12 +237,9 @@ def tables(plan: Plan) -> list[str]:
     for stage in plan.schedule.stages:
         if not is_given(plan.schedule, stage) and not stage.solver.freeze:
             continue
-        if (made := _look_into(plan.schedule, stage, STARTED, problems)) is not None:
+        if (made := _look_into(plan.schedule, stage, problems)) is not None:
             frozen = frozen_in(without_memory(stage.model), stage)
             found.append(table(made, stage, start_of(stage), frozen))
-    for stage in plan.schedule.stages:
-        if any(named.field == TAUGHT for named in stage.solver.given):
-            _look_into(plan.schedule, stage, TAUGHT, problems)
     if problems:
         raise RecipeError(problems.all())
     return found

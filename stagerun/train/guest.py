@@ -13,10 +13,9 @@ from stagerun.base.recipe import Schedule
 from stagerun.comm import SoloComm
 from stagerun.engine.device import choose_device
 from stagerun.system.world import World, default_threads
-from stagerun.train.images import KeptImages
 from stagerun.train.options import RunOptions
-from stagerun.train.run import Here, events
-from stagerun.train.worker import Grace
+from stagerun.train.run import events
+from stagerun.train.worker import Context, Stopping
 
 _VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "TORCHINDUCTOR_CACHE_DIR")
 
@@ -27,9 +26,8 @@ def train_as_guest(
     stop: Callable[[], bool],
     left: Callable[[], float | None],
     hand: Callable[[Event], None],
-    kept: KeptImages | None = None,
 ) -> Iterator[Event]:
-    """The events; `hand` gets a Note for what a command would print beside them. `kept` has images that are open for the next call."""
+    """The events; `hand` gets a Note for what a command would print beside them."""
 
     def say(text: str) -> None:
         if text:
@@ -38,17 +36,11 @@ def train_as_guest(
     with _restored():
         torch.set_num_threads(options.threads or default_threads(1))
         world, comm = World(), SoloComm()
-        here = Here(
-            comm,
-            world,
-            choose_device(world, exact=True),
-            stop,
-            Grace(options.grace_s, left),
-            screen=_NoScreen(say),
-            say=say,
-            kept=kept,
+        device, stopping = choose_device(world, exact=True), Stopping(left)
+        screen = _NoScreen(say)
+        yield from events(
+            options, Context(schedule, "", comm, world, device, None, stop, stopping=stopping, screen=screen, say=say)
         )
-        yield from events(options, schedule, here)
         comm.close()
 
 

@@ -1,20 +1,17 @@
-"""The images of a schedule as this rank reads them, and the bad training records that are replaced (`on_bad_record`)."""
+"""The images of a schedule as this rank reads them."""
 
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 import torch
 
 from stagerun.base.events import Note
-from stagerun.base.recipe import Cache, Data, OnBadRecord, Schedule, Source, Stage, Transform
-from stagerun.comm import Comm, gather_json
-from stagerun.data.bad_records import Bad, BadRecords, allowed, check, listed
+from stagerun.base.recipe import Cache, Schedule, Source, Stage, Transform
+from stagerun.comm import Comm
 from stagerun.data.loader import Loader
 from stagerun.data.loaders import evaluation_loader, evenly, training_loader
 from stagerun.data.pictures import Decoded, make_memory
@@ -29,80 +26,8 @@ from stagerun.language.nets import ignored_in
 from stagerun.plan.rehearsal import synthetic_images, with_sources
 from stagerun.system.world import World
 from stagerun.train.agreement import everyone, rank0
-from stagerun.train.copying import Copying
-from stagerun.train.importing import Importing
+from stagerun.train.copying import Copying, Importing
 from stagerun.train.labels import Table, with_labels
-
-
-class Replacing:
-    """Bad records on one rank, for one life of a run. Where a bad record stops the run, `met` is None, and there is nothing to report.
-
-    Each rank meets its own, and all are counted together: the ranks tell each other at every snapshot, where they stop, and before a
-    stage's end is saved. A snapshot knows all that was met up to it, so that the count goes on where the next process does.
-    """
-
-    def __init__(self, data: Data) -> None:
-        self._most = allowed(data.train.images)
-        self.met = BadRecords(data.train.images) if data.on_bad_record is OnBadRecord.REPLACE else None
-
-    def too_many(self) -> bool:
-        """Whether this rank alone knows of more than there may be: all must stop, and `news_of_all` then raises."""
-        return self.met is not None and self.met.too_many()
-
-    def recall(self, comm: Comm, known: Iterable[Iterable[int | str]], is_bad: Callable[[int], bool]) -> None:
-        """Counts those that a snapshot knows of and that still are bad: an LMDB can be mended. Collective.
-
-        `known` is rank 0's, as the method `known` gave it. DataError when they are too many.
-        """
-        met = self.met
-        if met is None:
-            return
-
-        def count() -> None:
-            found = [Bad(int(index), int(position), str(text)) for index, position, text in known]
-            met.learn([bad for bad in found if is_bad(bad.index)])
-            check(met.all(), self._most)
-
-        everyone(comm, count)
-
-    def known(self) -> list[tuple[int, int, str]]:
-        """[index, position, text] of each bad record, for a snapshot."""
-        return [(bad.index, bad.position, bad.text) for bad in self.met.all()] if self.met is not None else []
-
-    def news(self) -> Iterator[Note]:
-        """A warning for each bad record that this rank has met and replaced since the last call.
-
-        When they are too many the error that follows names them, and no one reads thousands.
-        """
-        if self.met is not None and not self.met.too_many():
-            yield from map(_note, self.met.fresh())
-
-    def news_of_all(self, comm: Comm) -> Iterator[Note]:
-        """The same of all ranks, which from then on know of the same ones. Collective. DataError when they are too many, though
-        no rank alone has met as many."""
-        if self.met is None:
-            return
-        rows = gather_json(comm, self.known())
-        all_met: dict[int, Bad] = {}
-        for index, position, text in (row for rank in rows for row in rank):
-            all_met.setdefault(index, Bad(index, position, text))
-        new = self.met.learn(all_met.values())
-        # Not what this rank knows by now: its threads read ahead, and all are to say the same.
-        everyone(comm, lambda: check(list(all_met.values()), self._most))
-        yield from map(_note, [*self.met.fresh(), *new])
-
-    def summary(self) -> Note | None:
-        """All of them, up to now."""
-        if self.met is None or not (known := self.met.all()):
-            return None
-        return Note(text=f"bad training records replaced so far: {len(known)}\n  {listed(known)}", warning=True)
-
-
-def _note(bad: Bad) -> Note:
-    return Note(text=f"another record is taken in the place of a bad one: {bad.text}", warning=True)
-
-
-BadRow: TypeAlias = tuple[int, int, str]  # index, position, text, as `Replacing.known` has them
 
 _CPU = torch.device("cpu")
 _MOST_THREADS = 8
@@ -141,8 +66,6 @@ class Images:
         copied = [source for source in schedule.sources if source.path not in schedule.imports]
         self._copying = Copying(schedule.data, copied) if schedule.data.scratch is not None and copied else None
         self._device = device
-        self._replacing: dict[str, Replacing] = {}
-        self._recalled: dict[str, list[BadRow]] = {}
         self._threads = schedule.data.loader_threads or default_loader_threads(device.type, torch.get_num_threads())
         self._sharers = 1  # workers of this node
         # Of the training set that a stage asked for last: others make room.
@@ -192,10 +115,8 @@ class Images:
 
     def copied(self, comm: Comm, all_nodes: bool = False) -> Iterator[Note]:
         """What became of the copies in scratch since the last call: on rank 0's node, or, collectively, on all of them."""
-        if self._copying is not None and all_nodes:
-            yield from self._copying.news_of_all(comm)
-        elif self._copying is not None and comm.rank == 0:
-            yield from self._copying.news()
+        if self._copying is not None and (all_nodes or comm.rank == 0):
+            yield from self._copying.news(comm, all_nodes)
 
     def close(self) -> None:
         """Ends what is still being copied, and lets go of the copies."""
@@ -207,24 +128,6 @@ class Images:
         """The stage's training images, once they are open."""
         return self._records[stage.data.train.path]
 
-    def replacing(self, stage: Stage) -> Replacing:
-        """What is known of bad records among the stage's training images."""
-        return self._replacing.setdefault(stage.data.train.path, Replacing(stage.data))
-
-    def recall_beside(self, known: Mapping[str, Sequence[BadRow]]) -> None:
-        """What a snapshot knows of bad records, by the path of their set: rank 0's to keep for stages that return to one."""
-        self._recalled |= {path: list(rows) for path, rows in known.items()}
-
-    def known_of(self, path: str) -> list[BadRow]:
-        """The bad records of a training set that this process, or a snapshot that it read, has met."""
-        met = self._replacing[path].known() if path in self._replacing else []
-        return list({row[0]: row for row in (*self._recalled.get(path, ()), *met)}.values())
-
-    def bad_beside(self, stage: Stage) -> dict[str, list[BadRow]]:
-        """Those of the sets other than the stage's, for a snapshot."""
-        paths = sorted({*self._recalled, *self._replacing} - {stage.data.train.path})
-        return {path: rows for path in paths if (rows := self.known_of(path))}
-
     def loader(self, stage: Stage, start: int = 0) -> Loader:
         """Training images, from any position on, of a stage that begins at position `start`."""
         return training_loader(
@@ -235,7 +138,6 @@ class Images:
             python=self._python_transform(stage),
             augment=make_augment(stage.solver.transform),
             memory=self.memory(stage),
-            bad=self.replacing(stage).met,
             start=start,
         )
 
@@ -296,41 +198,7 @@ class Images:
         self.looked_at = True
 
     def _look(self) -> None:
-        bad = lambda stage: self.replacing(stage).met  # noqa: E731
-        require_usable(self.schedule, self._records, self.memory, bad, self._python_transform)
-
-
-@dataclass(slots=True)
-class KeptImages:
-    """Images that stay open from one run of a schedule to the next, in one process."""
-
-    images: Images | None = None
-
-    def close(self) -> None:
-        if self.images is not None:
-            self.images.close()
-        self.images = None
-
-
-def _seen(schedule: Schedule) -> tuple[object, ...]:
-    """The schedule, and what was found on disk of its images: equal schedules may have other ones."""
-    return schedule, schedule.sets, schedule.class_sizes, schedule.imports
-
-
-@contextmanager
-def opened_images(schedule: Schedule, device: torch.device, kept: KeptImages | None) -> Iterator[Images]:
-    """The images of a run. `kept`, which its owner closes, keeps them open for the next run unless this one fails."""
-    holder = kept if kept is not None else KeptImages()
-    if holder.images is None or _seen(holder.images.schedule) != _seen(schedule):
-        holder.close()
-        holder.images = Images(schedule, device)
-    try:
-        yield holder.images
-    except BaseException:
-        holder.close()
-        raise
-    if kept is None:
-        holder.close()
+        require_usable(self.schedule, self._records, self.memory, self._python_transform)
 
 
 @contextmanager

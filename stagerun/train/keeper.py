@@ -1,14 +1,16 @@
 """Rank 0's side of a run: the output folder, what is in it, and what goes into it."""
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import stagerun
 from stagerun import store
-from stagerun.base.errors import PermissionDenied, ResumeRefused, StagerunError, StorageError
+from stagerun.base.errors import PermissionDenied, ResumeRefused, StorageError
+from stagerun.base.events import RunStarted
 from stagerun.base.recipe import OnNan, Schedule, Stage
 from stagerun.base.snapshots import SnapshotRef, how_far
 from stagerun.language import canonical
@@ -31,6 +33,19 @@ class Selection(NamedTuple):
 
 
 ALL = Selection()
+
+
+def run_started(schedule: Schedule, **more: Any) -> RunStarted:
+    """The event, with what the schedule says."""
+    return RunStarted(
+        schedule=schedule.name,
+        stages=tuple(stage.name for stage in schedule.stages if stage.enabled),
+        iterations=sum(stage.solver.max_iter for stage in schedule.stages if stage.enabled),
+        version=stagerun.__version__,
+        ensembles=tuple(ensemble.name for ensemble in schedule.ensembles),
+        disabled=tuple(stage.name for stage in schedule.stages if not stage.enabled),
+        **more,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +127,7 @@ class Keeper:
         if self.read(ref, most) is not None:
             if not store.is_harmed(self.disk, self.out, ref.name):
                 return False
-            self._set_aside(ref)
+            self.set_aside(ref)
         self.harmed.append(ref.name)
         return True
 
@@ -180,7 +195,7 @@ class Keeper:
             self._require_same_network(ref, error)
         except (store.Damaged, ValueError, KeyError):
             pass
-        self._set_aside(ref)
+        self.set_aside(ref)
         return None
 
     def _read(self, ref: SnapshotRef, most: Mapping[str, int] | None) -> dict[str, bytes]:
@@ -239,7 +254,7 @@ class Keeper:
                 began_empty=self.began_empty,
                 ended=progress.best is not None and progress.best.ended,
             ),
-            files={**files, **self._texts(progress)},
+            files={**files, STATE: json.dumps(progress.record()).encode(), **self._recipe()},
             content=tuple(
                 name for name in files if name != ARRIVALS
             ),  # how it came about; what follows doesn't hang on it
@@ -271,9 +286,6 @@ class Keeper:
             if ref.name != made:
                 store.drop(self.disk, root, ref)
 
-    def _texts(self, progress: Progress) -> dict[str, bytes]:
-        return {STATE: json.dumps(progress.record()).encode(), **self._recipe()}
-
     def _recipe(self) -> dict[str, bytes]:
         texts = {RECIPE: canonical(self.schedule).encode()}
         if code := dict(self.schedule.python.files):
@@ -299,75 +311,29 @@ class Keeper:
         ends = {s.name: s.solver.max_iter for s in self.schedule.stages}
         pinned |= spared or frozenset()
         # One of another definition takes no place among those to keep.
-        own = tuple(r for r in inventory.snapshots if r.stage != newest.stage or r.identity == newest.identity)
-        drop = store.superfluous(replace(inventory, snapshots=own), keep, pinned, ends)
-        drop += tuple(r for r in store.superfluous(inventory, keep, pinned, ends) if r not in own)
+        alike = tuple(r for r in inventory.snapshots if r.stage != newest.stage or r.identity == newest.identity)
+        drop = store.superfluous(replace(inventory, snapshots=alike), keep, pinned, ends)
+        drop += tuple(r for r in store.superfluous(inventory, keep, pinned, ends) if r not in alike)
         if not drop:
             return
-        if not self._verified & {ref.name for ref in _newer(inventory, drop)}:
-            self._verify(newest)
-        for old in drop:
-            self._drop(old)
-
-    def make_room(self, training: Stage, spared: frozenset[str] | None = None) -> tuple[str, ...]:
-        """On a full disk: drops what `keep_snapshots: 1` would not keep, of the stage in training, and of those whose end is
-        there; the names. Pins, ends, what other stages start from and `spared` (as in `retain`) stay. So does everything
-        that has no newer one which, read back now, is as it was written; of a finished stage that is its end: a newer one may be of
-        a stretch that was trained once more, from which the stage could not go on.
-
-        Called from the writing thread after a `commit` that failed. StorageError, PermissionDenied, FolderInUseError if nothing
-        could be dropped.
-        """
-        inventory = self.inventory()
-        ends = {s.name: s.solver.max_iter for s in self.schedule.stages}
-        dropped: list[str] = []
-        for stage in self.schedule.stages:
-            own = inventory.of(stage.name)
-            done = [ref for ref in own if ref.ends(ends[stage.name]) and not changed_fields(ref, stage)]
-            if stage.name != training.name and not done:
-                continue
-            others = spared if stage.name == training.name else None
-            ahead = frozenset() if done else _ahead(inventory, stage)
-            pinned = self._pinned(inventory, stage, bool(done)) | (ahead if others is None else others)
-            drop = store.superfluous(inventory, 1, pinned, ends)
-            kept = done if done and others is None else _newer(inventory, drop)
-            if not drop or not any(self._reads_back(ref) for ref in reversed(kept)):
-                continue
+        own = inventory.of(drop[-1].stage)
+        newer = {ref.name for ref in own[own.index(drop[-1]) + 1 :] if ref not in drop}
+        if not self._verified & newer:
             try:
-                for old in drop:
-                    if self._drop(old):
-                        dropped.append(old.name)
-            except StagerunError:
-                if not dropped:
-                    raise
-        return tuple(dropped)
+                store.verify(self.disk, self.out, newest.name)
+            except store.Damaged as error:
+                if not error.disk_fails:
+                    with suppress(StorageError, PermissionDenied):  # it counts as damaged wherever it lies
+                        self.set_aside(newest)
+                raise
+            self._verified.add(newest.name)
+        for old in drop:
+            self.require_held()
+            store.drop(self.disk, self.out, old)
 
-    def _drop(self, ref: SnapshotRef) -> bool:
-        self.require_held()
-        return store.drop(self.disk, self.out, ref)
-
-    def _set_aside(self, ref: SnapshotRef) -> None:
+    def set_aside(self, ref: SnapshotRef) -> None:
         self.require_held()
         store.set_aside(self.disk, self.out, ref.name)
-
-    def _verify(self, ref: SnapshotRef) -> None:
-        """Reads a snapshot back. Damaged if it isn't as it was written: then it is set aside, unless it is the disk that fails."""
-        try:
-            store.verify(self.disk, self.out, ref.name)
-        except store.Damaged as error:
-            if not error.disk_fails:
-                with suppress(StorageError, PermissionDenied):  # it counts as damaged wherever it lies
-                    self._set_aside(ref)
-            raise
-        self._verified.add(ref.name)
-
-    def _reads_back(self, ref: SnapshotRef) -> bool:
-        if ref.name not in self._verified:
-            try:
-                self._verify(ref)
-            except (store.Damaged, StorageError):
-                return False
-        return True
 
     def before_piece(self, stage: Stage) -> frozenset[str]:
         """Names of the stage's snapshots that its training has left; what came in a life after its end are steps of pieces that
@@ -407,11 +373,3 @@ def _ahead(inventory: store.Inventory, stage: Stage) -> frozenset[str]:
     since the disk did not answer for a while. They stay until training has come as far."""
     own = [ref for ref in inventory.of(stage.name) if not changed_fields(ref, stage)]
     return frozenset(ref.name for ref in own if ref.parent == own[-1].parent and how_far(ref) > how_far(own[-1]))
-
-
-def _newer(inventory: store.Inventory, drop: Sequence[SnapshotRef]) -> tuple[SnapshotRef, ...]:
-    """The snapshots of the same stage that stay and are newer than all that are dropped, oldest first."""
-    if not drop:
-        return ()
-    own = inventory.of(drop[-1].stage)
-    return tuple(ref for ref in own[own.index(drop[-1]) + 1 :] if ref not in drop)

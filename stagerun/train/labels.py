@@ -4,6 +4,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from stagerun.base.errors import DataError
 from stagerun.base.recipe import FLOAT_DATA, Source
-from stagerun.base.text import count
+from stagerun.base.text import count, first
 from stagerun.comm import Comm, gather_json
 from stagerun.data import datum
 from stagerun.data.lmdb_offsets import printable
@@ -43,7 +44,13 @@ class Table:
 
 def _of_file(records: Records, source: Source, classes: int) -> NDArray[np.uint8]:
     assert source.labels_path is not None
-    text = _read(source.labels_path)
+    hint = "it has the `labels` of the images"
+    try:
+        if not stat.S_ISREG(os.stat(source.labels_path).st_mode):
+            raise DataError(f"{source.labels_path} is not a regular file", hint)
+        text = Path(source.labels_path).read_bytes()
+    except OSError as error:
+        raise DataError(f"{source.labels_path} can't be read: {error.strerror}", hint) from None
     if digest(text) != source.labels_digest:
         raise DataError(f"{source.labels_path} has changed since it was checked", "start the command again")
     known: dict[str, tuple[int, ...]] = {}
@@ -68,7 +75,6 @@ def _of_file(records: Records, source: Source, classes: int) -> NDArray[np.uint8
     return rows
 
 
-_MOST_SHOWN = 20
 _LOOKED_AT = 100  # records
 _RECORDS_A_BEAT = 64  # each may be a read from a slow file server
 
@@ -76,37 +82,27 @@ _RECORDS_A_BEAT = 64  # each may be a read from a slow file server
 def _of_datums(records: Records, classes: int, comm: Comm) -> NDArray[np.uint8]:
     """Every record is read by one rank, in stretches, and all have the labels: whole records are read, and of a large set these are many.
     DataError also where none has any, or where hosts have other records. Collective."""
-    _require_same(records, comm)
-    stretches = [range(r * len(records) // comm.size, (r + 1) * len(records) // comm.size) for r in range(comm.size)]
-    mine = everyone(comm, lambda: _stretch(records, stretches[comm.rank], classes, comm.pulse))
-    bits = [np.frombuffer(packed, np.uint8) for packed in comm.gather_bytes(np.packbits(mine).tobytes())]
-    rows = np.empty((len(records), classes), np.uint8)
-    for packed, which in zip(bits, stretches, strict=True):
-        rows[which.start : which.stop] = np.unpackbits(packed, count=len(which) * classes).reshape(len(which), classes)
-    everyone(comm, lambda: _require_some(rows, records))
-    return rows
-
-
-def _require_same(records: Records, comm: Comm) -> None:
-    """By a few keys: a rank takes labels from the file of another host, and images from its own."""
+    # By a few keys: a rank takes labels from the file of another host, and images from its own.
     few = sorted({n * (len(records) - 1) // _LOOKED_AT for n in range(_LOOKED_AT + 1)})
     keys = everyone(comm, lambda: hashlib.sha256(b"\0".join(map(records.key, few))).hexdigest())
     if len(set(gather_json(comm, keys))) > 1:
-        raise DataError(
-            f"{records.name}: the hosts have different records under this name", "copy the same LMDB to all hosts"
-        )
-
-
-def _require_some(rows: NDArray[np.uint8], records: Records) -> None:
+        text = f"{records.name}: the hosts have different records under this name"
+        raise DataError(text, "copy the same LMDB to all hosts")
+    stretches = [range(r * len(records) // comm.size, (r + 1) * len(records) // comm.size) for r in range(comm.size)]
+    mine = everyone(comm, lambda: _stretch(records, stretches[comm.rank], classes, comm.pulse))
+    rows = np.empty((len(records), classes), np.uint8)
+    for packed, which in zip(comm.gather_bytes(np.packbits(mine).tobytes()), stretches, strict=True):
+        bits = np.unpackbits(np.frombuffer(packed, np.uint8), count=len(which) * classes)
+        rows[which.start : which.stop] = bits.reshape(len(which), classes)
     if not rows.any():
         hint = "`stagerun data import` of a CSV writes them; or name a file of labels: `stagerun help losses`"
         raise DataError(f"{records.name}: no record has labels in its float_data", hint)
+    return rows
 
 
 def _stretch(records: Records, which: range, classes: int, pulse: Pulse) -> NDArray[np.uint8]:
     """DataError with those whose float_data aren't numbers of classes."""
-    rows, room = np.zeros((len(which), classes), np.uint8), Room()
-    shown, wrong = list[str](), 0
+    rows, room, wrong = np.zeros((len(which), classes), np.uint8), Room(), list[str]()
     for row, i in enumerate(which):
         if row % _RECORDS_A_BEAT == 0:
             pulse.beat()
@@ -116,15 +112,12 @@ def _stretch(records: Records, which: range, classes: int, pulse: Pulse) -> NDAr
             continue
         bad = [one for one in fields.floats if not (0 <= one < classes and one == int(one))]
         if bad:
-            wrong += 1
-            if wrong <= _MOST_SHOWN:
-                shown.append(f"record `{printable(records.key(i))}`: {bad[0]:g} in float_data")
-            continue
-        rows[row, [int(one) for one in fields.floats]] = 1
+            wrong.append(f"record `{printable(records.key(i))}`: {bad[0]:g} in float_data")
+        else:
+            rows[row, [int(one) for one in fields.floats]] = 1
     if wrong:
-        more = [f"and {wrong - _MOST_SHOWN} more"] * (wrong > _MOST_SHOWN)
-        text = "\n  ".join([*shown, *more])
         hint = "change `num_classes`, or make the LMDB with classes that count from 0"
+        text = "\n  ".join(first(wrong))
         raise DataError(f"{records.name}: labels that are not 0 to {classes - 1}:\n  {text}", hint)
     return rows
 
@@ -132,14 +125,4 @@ def _stretch(records: Records, which: range, classes: int, pulse: Pulse) -> NDAr
 def with_labels(batches: Iterator[Batch], table: Table) -> Iterator[Batch]:
     """The batches with the labels that their records have in the table."""
     for batch in batches:
-        yield DeviceBatch(batch.images, table(batch.labels), batch.positions, batch.lighting, batch.cutout, batch.crop)
-
-
-def _read(path: str) -> bytes:
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise DataError(f"{path} is not a regular file", "it has the `labels` of the images")
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError as error:
-        raise DataError(f"{path} can't be read: {error.strerror}", "it has the `labels` of the images") from None
+        yield DeviceBatch(batch.images, table(batch.labels), batch.positions, batch.cutout, batch.crop)

@@ -8,16 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from stagerun.base.errors import PermissionDenied, StorageError
 from stagerun.base.events import (
-    Compressed,
     Event,
-    Indexed,
     Iterated,
     PieceStarted,
-    Proof,
     Renamed,
     Retraced,
     RunStarted,
@@ -27,18 +24,18 @@ from stagerun.base.events import (
 )
 from stagerun.base.pace import WINDOW
 from stagerun.store.errors import reporting
-from stagerun.store.logged import Backwards, event_of
+from stagerun.store.logged import backwards, event_of
 from stagerun.system.files import open_shared, why
 
 # As JsonLines writes them. Inside a text the quotes would have backslashes.
-_STARTED, _ITERATED, _RETRACED, _COMPRESSED, _SYNCHRONISED, _PROOF = (
+_STARTED, _ITERATED, _RETRACED, _COMPRESSED, _SYNCHRONISED, _PROOF, _INDEXED = (
     b'"event": "%b"' % name
-    for name in (b"RunStarted", b"Iterated", b"Retraced", b"Compressed", b"Synchronised", b"Proof")
+    for name in (b"RunStarted", b"Iterated", b"Retraced", b"Compressed", b"Synchronised", b"Proof", b"Indexed")
 )
 # Fields that a line has only where they say something: of some 0 says nothing, of others None.
 _QUIET, _OPTIONAL = ("sent_bytes", "dense_bytes", "gradients"), ("staleness", "replica")
-INDEX_EVERY = 2048  # lines of iterations
 _BUFFER = 1 << 10  # bytes that are read for a line by itself
+_LONGEST = 1 << 25  # bytes of a line: no run writes a thousandth of that, and longer ones must not fill the memory
 _TESTS = re.compile(rb'"event": "(?:Tested|StageStarted)"')
 
 
@@ -63,23 +60,46 @@ class Life:
         return (event for _, event in self.seen if isinstance(event, kinds))
 
 
+@dataclass(slots=True)
+class Place:
+    """How far a log was read: `begin` and `at` are the bytes where the newest line starts and ends. `damaged` counts lines that no run
+    writes, `unknown` those of events that only a later version knows."""
+
+    at: int = 0
+    begin: int = 0
+    damaged: int = 0
+    unknown: int = 0
+
+
+def read_on(file: BinaryIO, place: Place) -> Iterator[tuple[float, Event]]:
+    """Yield (seconds since the epoch, event) from `place` on, which moves along. A line without an end waits for the next call: it may be in
+    the writing."""
+    file.seek(place.at)
+    while line := file.readline(_LONGEST):
+        if not line.endswith(b"\n") and len(line) < _LONGEST:
+            return
+        place.begin, place.at = place.at, place.at + len(line)
+        found, damaged = _parse(line)
+        place.damaged += damaged
+        if found is not None:
+            yield found
+        elif not damaged and line.strip():
+            place.unknown += 1
+
+
 class Tail:
     """The events of a log that a run appends to, each once. `at`: the byte from which on."""
 
     def __init__(self, path: Path, at: int = 0) -> None:
-        self._path, self._at, self._rest = path, at, b""
+        self._path, self._place = path, Place(at)
 
     def __call__(self) -> list[tuple[float, Event]]:
-        """What has come since the last call. A line that a kill cut short is left out."""
+        """What has come since the last call."""
         try:
             with os.fdopen(open_shared(self._path), "rb") as file:
-                file.seek(self._at)
-                new = file.read()
+                return [*read_on(file, self._place)]
         except FileNotFoundError:
             return []
-        self._at += len(new)
-        *lines, self._rest = (self._rest + new).split(b"\n")
-        return [found for line in lines if (found := _parse(line)[0]) is not None]
 
 
 def read_last_life(log: Path) -> Life | None:
@@ -87,12 +107,12 @@ def read_last_life(log: Path) -> Life | None:
     with reporting("read the log", log):
         try:
             with os.fdopen(open_shared(log), "rb", buffering=_BUFFER) as file:
-                return _last_life(Backwards(file))
+                return _last_life(backwards(file))
         except FileNotFoundError:
             return None
 
 
-def _last_life(lines: Backwards) -> Life | None:
+def _last_life(lines: Iterator[bytes]) -> Life | None:
     seen: list[tuple[float, Event]] = []
     window: list[Iterated] = []
     retraced: list[Retraced] = []
@@ -103,12 +123,12 @@ def _last_life(lines: Backwards) -> Life | None:
     for line in lines:
         window_full = stage_seen or len(window) == WINDOW
         retraced_full = piece_seen or len(retraced) == WINDOW
-        lines.skipping = window_full or len(retraced) == WINDOW
         if (
             (window_full and _ITERATED in line)
             or (retraced_full and _RETRACED in line)
             or _COMPRESSED in line
             or _PROOF in line
+            or _INDEXED in line
         ):
             continue
         if (met is not None or stage_seen) and _SYNCHRONISED in line:
@@ -140,9 +160,8 @@ def earlier_tests(log: Path, stage: str) -> list[Tested]:
     """
     found: list[Tested] = []
     with reporting("read the log", log), os.fdopen(open_shared(log), "rb", buffering=_BUFFER) as file:
-        lines = Backwards(file)
-        lines.skipping, last = True, None
-        for line in lines:
+        last = None
+        for line in backwards(file):
             parsed, _ = _parse(line) if _TESTS.search(line) else (None, False)
             match parsed and parsed[1]:
                 case StageStarted() as start if start.stage == stage:
@@ -193,9 +212,6 @@ class JsonLines:
             size = self._file.seek(0, os.SEEK_END)
             self._file.seek(max(0, size - 1))
             self._torn = size > 0 and self._file.read(1) != b"\n"
-            self._indexed = self._file.seek(0, os.SEEK_END) + self._torn
-            self._others, self._iterations = dict[int, bool](), 0
-            self._met: int | None = None  # where the newest Synchronised is, which readers want
         except PermissionError as error:
             raise PermissionDenied(f"{path}: may not be written", "give another output folder with --out") from error
         except OSError as error:
@@ -203,7 +219,7 @@ class JsonLines:
 
     def __call__(self, event: Event) -> None:
         try:
-            line = b"\n" * self._torn + self._index(event) + _line(event)
+            line = b"\n" * self._torn + _line(event)
             written = self._file.write(line)
         except OSError as error:
             self._failed(why(error, self._path.parent))
@@ -212,24 +228,6 @@ class JsonLines:
         self._torn = written != len(line)
         if self._torn:
             self._failed("the disk took a part of a line only")
-
-    def _index(self, event: Event) -> bytes:
-        """What comes before the line of `event`: after many iterations, an Indexed. Where a line could not be written, the next one may name
-        wrong places, which its readers see."""
-        if isinstance(event, Synchronised):
-            self._met = self._file.seek(0, os.SEEK_END) + self._torn
-            return b""
-        if not isinstance(event, Iterated | Retraced | Compressed | Proof):
-            self._others[self._file.seek(0, os.SEEK_END) + self._torn] = True
-            return b""
-        self._iterations += 1
-        if self._iterations % INDEX_EVERY:
-            return b""
-        named = sorted({*self._others, *([self._met] if self._met is not None and self._met >= self._indexed else [])})
-        line = _line(Indexed(since=self._indexed, lines=tuple(named)))
-        if self._others:  # else the next one covers these lines, too: a reader that goes backwards meets few of them
-            self._indexed, self._others = self._file.seek(0, os.SEEK_END) + self._torn + len(line), {}
-        return line
 
     def _failed(self, why: str) -> None:
         if not self._warned:

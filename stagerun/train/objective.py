@@ -18,7 +18,6 @@ from stagerun.models import build
 from stagerun.models.net import losses
 from stagerun.system.code import called, function_of, parameters_of
 from stagerun.train.agreement import everyone, hand_out, rank0
-from stagerun.train.given import fill_teacher
 from stagerun.train.progress import WEIGHTS
 from stagerun.train.worker import StageRun
 
@@ -37,20 +36,16 @@ def objective(run: StageRun) -> Loss:
 
 def _taught(run: StageRun) -> nn.Module | None:
     """The stage's teacher, the same on every rank; None where it has none. Collective."""
-    schedule = run.worker.schedule
-    model = schedule.teacher_model(run.stage)
+    model = run.worker.schedule.teacher_model(run.stage)
     if model is None:
         return None
     network = _network(model, run.stage.solver, run.worker.device)
     tensors = dict(network.state_dict())
 
     def fill() -> None:
-        if run.stage.solver.teacher is None:
-            fill_teacher(schedule, run.stage, tensors)
-            return
-        assert run.step.teacher is not None
+        assert run.teacher is not None
         try:
-            restore(tensors, decode(run.step.teacher[WEIGHTS]))
+            restore(tensors, decode(run.teacher[WEIGHTS]))
         except (ValueError, KeyError) as error:
             ref = run.planned.teacher
             raise ResumeRefused(

@@ -73,7 +73,6 @@ class RunOptions(PlannedOptions):
         least=1,
         launcher=True,
     )
-    stage_by_stage: bool = flag("--stage-by-stage", "A worker of --parallel.", hidden=True)
     retry: bool = flag(
         "--retry", "Go on though the last three runs ended without getting any further than they began.", title=STOPPING
     )

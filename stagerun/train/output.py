@@ -5,14 +5,12 @@ Which of two snapshots is newer, (attempt, serial) alone says: clocks of nodes d
 
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 
 from stagerun import store
-from stagerun.base.errors import DataError, StagerunError, UsageError, listing
-from stagerun.base.events import EnsembleTested, RunStarted, StageFinished, Tested, TestedBeside
+from stagerun.base.errors import DataError, StagerunError, UsageError
+from stagerun.base.events import EnsembleTested, StageFinished, Tested, TestedBeside
 from stagerun.base.recipe import Sampling, Schedule
 from stagerun.base.snapshots import Inventory, SnapshotRef
 from stagerun.command.shared import output_folder
@@ -24,8 +22,6 @@ from stagerun.plan import Plan, make_plan
 from stagerun.plan.ensembles import EnsembleState
 from stagerun.store.given import looked_at
 from stagerun.store.layout import MANIFEST, snapshots_folder
-from stagerun.store.logged import event_of
-from stagerun.system.files import open_shared
 from stagerun.system.imports import with_imports
 from stagerun.train.keeper import ALL, Selection
 from stagerun.train.log_file import Life, earlier_tests, newest_start, started
@@ -34,7 +30,6 @@ from stagerun.train.results import figures_file, planned_ensembles, read_ensembl
 
 LOG = "log.jsonl"
 DISK = store.LocalDisk()
-_MOST_TRIED, _MOST_SHOWN, _LINE = 1000, 5, 1 << 20
 _DATA_HINT = "give the folder of a schedule, or that of an LMDB"
 
 
@@ -103,36 +98,11 @@ def is_schedule(folder: str) -> bool:
     raise DataError(f"{folder}: no such folder", _DATA_HINT)
 
 
-# -- where else a schedule may have been run
-
-
 def elsewhere(target: Target) -> str:
     """A hint where nothing is in the default output folder; '' where --out or an output folder was given."""
-    if target.folder is None or target.schedule is None:
+    if target.folder is None:
         return ""
-    found = _outputs(target.folder, target.schedule.name)
-    if not found:
-        return "\n  hint: `run` writes to out/NAME in the folder it is called in; name another one with --out"
-    return f"\n  hint: a run of it is in {listing([str(p) for p in found])}: give that with --out"
-
-
-def _outputs(folder: Path, name: str) -> list[Path]:
-    """Output folders of schedules of that name: beside the schedule and in it, and in `out` there, here, and in every folder above."""
-    here, folder = Path.cwd(), folder.resolve()
-    bases = [folder, folder.parent, *(above / "out" for start in (here, folder) for above in (start, *start.parents))]
-    tried: list[Path] = []
-    for base in dict.fromkeys(bases):
-        with suppress(OSError), os.scandir(base) as entries:
-            tried += [Path(entry.path) for entry in islice(entries, _MOST_TRIED)]
-    return sorted(path for path in dict.fromkeys(tried) if _schedule_of(path) == name)[:_MOST_SHOWN]
-
-
-def _schedule_of(out: Path) -> str | None:
-    """By the first line of its log; None where there is none."""
-    with suppress(OSError, ValueError), os.fdopen(open_shared(out / LOG), "rb") as file:
-        found = event_of(file.readline(_LINE))
-        return found[1].schedule if found is not None and isinstance(found[1], RunStarted) else None
-    return None
+    return "\n  hint: `run` writes to out/NAME in the folder it is called in; name another one with --out"
 
 
 # -- snapshots and evaluations

@@ -8,14 +8,13 @@ chrome://tracing show: the JSON object of the "Trace Event Format", complete eve
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from stagerun.base.events import Event, Iterated, Note, NotFinite
-from stagerun.base.spans import REDUCTION, Overlap, Span, Spans, overlap
+from stagerun.base.spans import REDUCTION, Span, Spans, overlap
 from stagerun.base.text import count, size
 from stagerun.comm import Comm, Reducer, gather_json
 from stagerun.engine.images import Batch
@@ -37,7 +36,6 @@ class Profile:
         self.before, self.seen, self.over = WARM_UP, 0, False
         self.spans = Spans()
         self.spans.on = False
-        self.host = host_name()
 
     def train(
         self,
@@ -73,37 +71,29 @@ class Profile:
         self._on(False)
         self.over = True
         # The spans after the clocks: what a thread of the network has still to note is noted by then.
-        clocks = gather_json(self.comm, self._clock())
+        self.comm.barrier()
+        clock = {"now": time.monotonic(), "boot": boot_id() or host_name(), "host": host_name()}
+        clocks = gather_json(self.comm, clock)
         spans = gather_json(self.comm, [asdict(span) for span in self.spans.found])
         self.spans.found.clear()
         if not self.seen:
             return Note(text=f"the run was over before {WARM_UP + 1} iterations: no profile", warning=True)
         if self.comm.rank:
             return Note(text="")
-        ranks = [
-            RankSpans(rank, clock["host"], tuple(_shifted(Span(**s), _shift(clocks[0], clock)) for s in found))
-            for rank, (clock, found) in enumerate(zip(clocks, spans, strict=True))
-        ]
+        ranks = []
+        for rank, (clock, found) in enumerate(zip(clocks, spans, strict=True)):
+            # One kernel has one clock; two are as far apart as they were after a barrier.
+            apart = 0.0 if clock["boot"] == clocks[0]["boot"] else clocks[0]["now"] - clock["now"]
+            seen = [
+                Span(**{**span, "started": span["started"] + apart, "ended": span["ended"] + apart}) for span in found
+            ]
+            ranks.append(RankSpans(rank, clock["host"], tuple(seen)))
         about = {"workers": self.comm.size, "threads": torch.get_num_threads(), "torch": torch.__version__}
         try:
             Path(self.file).write_text(chrome_trace(ranks, about))
         except OSError as error:
             return Note(text=f"the profile can't be written to {self.file}: {error.strerror}", warning=True)
         return Note(text=profile_line(ranks, self.file))
-
-    def _clock(self) -> dict[str, object]:
-        self.comm.barrier()
-        now = time.monotonic()
-        return {"now": now, "boot": boot_id() or self.host, "host": self.host}
-
-
-def _shift(first: dict[str, Any], other: dict[str, Any]) -> float:
-    """Seconds from a rank's clock to rank 0's: the same where one kernel runs both, else as far apart as they were after a barrier."""
-    return 0.0 if other["boot"] == first["boot"] else float(first["now"] - other["now"])
-
-
-def _shifted(span: Span, seconds: float) -> Span:
-    return replace(span, started=span.started + seconds, ended=span.ended + seconds)
 
 
 # -- the file
@@ -140,48 +130,32 @@ def chrome_trace(ranks: Sequence[RankSpans], about: dict[str, object]) -> str:
                     events.append(_name(rank.rank, "thread_name", _NETWORK + row, f"network {row + 1}"))
                 rows[row] = span.ended
                 row += _NETWORK
-            events.append(_event(rank.rank, row, span, first))
+            events.append(
+                {
+                    "ph": "X",
+                    "name": f"{span.name} {size(span.bytes)}" if span.name == REDUCTION else span.name,
+                    "cat": span.name,
+                    "pid": rank.rank,
+                    "tid": row,
+                    "ts": round(1e6 * (span.started - first), 1),
+                    "dur": round(1e6 * span.seconds, 1),
+                    "args": {"stage": span.stage, "iteration": span.iter}
+                    | ({"bytes": span.bytes} if span.name == REDUCTION else {}),
+                }
+            )
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}, separators=(",", ":"))
-
-
-def _event(rank: int, row: int, span: Span, first: float) -> dict[str, object]:
-    arguments: dict[str, object] = {"stage": span.stage, "iteration": span.iter}
-    name = span.name
-    if span.name == REDUCTION:
-        arguments["bytes"] = span.bytes
-        name = f"{name} {size(span.bytes)}"
-    return {
-        "ph": "X",
-        "name": name,
-        "cat": span.name,
-        "pid": rank,
-        "tid": row,
-        "ts": round(1e6 * (span.started - first), 1),
-        "dur": round(1e6 * span.seconds, 1),
-        "args": arguments,
-    }
 
 
 def _name(rank: int, kind: str, row: int, text: str) -> dict[str, object]:
     return {"ph": "M", "name": kind, "pid": rank, "tid": row, "args": {"name": text}}
 
 
-def together(ranks: Sequence[RankSpans]) -> Overlap:
-    """The sums over all ranks; `iterations` are those of one."""
-    found = [overlap(rank.spans) for rank in ranks]
-    return Overlap(
-        iterations=max(o.iterations for o in found),
-        backward=sum(o.backward for o in found),
-        sending=sum(o.sending for o in found),
-        hidden=sum(o.hidden for o in found),
-    )
-
-
 def profile_line(ranks: Sequence[RankSpans], file: str) -> str:
     """What is said when the file is there."""
-    found = together(ranks)
-    text = f"profile of {count(found.iterations, 'iteration')} on {count(len(ranks), 'worker')} in {file}"
-    if not found.sending:
+    found = [overlap(rank.spans) for rank in ranks]
+    iterations, sending = max(one.iterations for one in found), sum(one.sending for one in found)
+    text = f"profile of {count(iterations, 'iteration')} on {count(len(ranks), 'worker')} in {file}"
+    if not sending:
         return text
-    per_step = 1000 * found.sending / (found.iterations * len(ranks))
-    return f"{text}: gradients were on their way for {per_step:.1f} ms of an iteration, {100 * found.share:.0f} % of it while backward went on"
+    per_step, hidden = 1000 * sending / (iterations * len(ranks)), sum(one.hidden for one in found) / sending
+    return f"{text}: gradients were on their way for {per_step:.1f} ms of an iteration, {100 * hidden:.0f} % of it while backward went on"

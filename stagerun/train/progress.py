@@ -13,7 +13,7 @@ ARRIVALS = "arrivals.safetensors"  # in which order the pushes of a stage with `
 STATE, RECIPE = "state.json", "recipe.prototxt"
 CODE = "code.json"  # the Python files that the schedule names, by path, where it names any
 
-# What these may be at most. Of a thousand bad records state.json has some 100 kB, of hundreds of stages the recipe 1 MB.
+# What these may be at most. Of hundreds of stages the recipe 1 MB.
 MOST_STATE, MOST_RECIPE, MOST_CODE = 16_000_000, 4_000_000, 16_000_000
 
 
@@ -22,9 +22,7 @@ class Progress:
     """What a snapshot says besides tensors, for people, tables and limits; the weights need none of it.
 
     `position`: images consumed along the path of ancestors. `train_seconds`: over all process lives. `losses`: those of the
-    last iterations. `bad_records`: [index, position, text] of those that were replaced, by all workers in all process lives;
-    `bad_beside`: the same of training sets other than the stage's, by their paths, for a stage that returns to one.
-    `plateau`: what lr_policy `plateau` goes on from; None of a stage with another policy. `skips`,
+    last iterations. `bad_records` was retired; the file has it. `plateau`: what lr_policy `plateau` goes on from; None of a stage with another policy. `skips`,
     `skips_in_all` and `rollbacks`: those of TrainState; the limit `max_nan` goes by them. `choice`: what `method: AUTO` chose; `weights`: of
     each tensor where it came from when the stage started (`given.record`); `best`: what `early_stop` goes by; `proof`: the newest link of the
     chain of proofs (`audit_param`); `tested`: the iteration of the newest evaluation. These are left out of
@@ -42,13 +40,12 @@ class Progress:
     choice: dict[str, str] = field(default_factory=dict)
     weights: dict[str, dict[str, str]] = field(default_factory=dict)
     best: BestSoFar | None = None
-    bad_beside: dict[str, list[tuple[int, int, str]]] = field(default_factory=dict)
     proof: str = ""
     tested: int = 0
 
     def record(self) -> dict[str, object]:
         found = asdict(self)
-        for name in ("choice", "weights", "best", "bad_beside", "proof", "tested"):
+        for name in ("choice", "weights", "best", "proof", "tested"):
             if not found[name]:
                 del found[name]
         return found

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from stagerun.base.events import Note, Proof
 from stagerun.engine.codec import combined
 from stagerun.engine.loop import StageLoop, due, saves
-from stagerun.engine.state import TrainState, counters, digests_held, digests_there
+from stagerun.engine.state import TrainState, counters, digests_there
 from stagerun.plan import State
 from stagerun.schedule.early_stop import NOTHING_YET
 from stagerun.schedule.proofs import chained
@@ -20,7 +20,7 @@ class Proofs:
 
     def __init__(self, run: StageRun, state: TrainState, loop: StageLoop, every: int) -> None:
         self.run, self.state, self.loop, self.every = run, state, loop, every
-        files = run.step.files
+        files = run.files
         known = files is not None and STATE in files and run.stage.average is None
         run.proof = progress_of(files).proof if known and files is not None else ""
 
@@ -31,7 +31,7 @@ class Proofs:
 
     def after_iteration(self) -> Iterator[Proof]:
         """Yield the proof that is due after the last iteration. Collective."""
-        iter, loop, replicas = self.state.iter, self.loop, self.state.replicas
+        iter, loop = self.state.iter, self.loop
         due_here = due(iter, self.every, 0)
         if (
             self.run.is_piece
@@ -42,20 +42,13 @@ class Proofs:
         if not due_here:
             return
         with self.run.worker.comm.pulse.section(Section.SAVE):
-            if replicas is not None and not replicas.differ(iter):
-                replicas.show()  # the stage ends with their average
             yield from self._proof()
 
     def _proof(self) -> Iterator[Proof]:
-        run, now, replicas = self.run, self.state, self.state.replicas
+        run, now = self.run, self.state
         if run.worker.comm.rank != 0:
             return
-        if replicas is not None and replicas.parted and replicas.differ(now.iter):
-            # Rank 0 holds the first replica, whatever the number of workers.
-            held = digests_held(now, (0,))
-            found = {name: digest for name, digest in held.items() if name.partition("/")[0] in ("0", "counters")}
-        else:
-            found = digests_there(now)
+        found = digests_there(now)
         # As before any evaluation: one that `early_stop` goes by comes between this and the snapshot.
         known = counters(now.iter, now.plateau, NOTHING_YET, now.skips, now.skips_in_all, now.rollbacks)
         state = f"{combined({**found, **known}):016x}"

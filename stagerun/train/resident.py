@@ -16,7 +16,6 @@ from stagerun.base.events import Note
 from stagerun.base.recipe import Cache, PadMode, Solver
 from stagerun.base.text import size as size_text
 from stagerun.data import transform
-from stagerun.data.bad_records import Undecodable
 from stagerun.data.loaders import side_at
 from stagerun.data.sampling import order_of
 from stagerun.data.transform import draw_places, only_places
@@ -66,10 +65,6 @@ def _fill(run: StageRun, free: int) -> Generator[Note, None, Resident | None]:
                 lambda needed: room(cache, needed, free),
                 run.worker.stop,
             )
-    except Undecodable as error:
-        # At its turn the loader stops, or takes another record in its place: which one depends on the position.
-        yield Note(text=f"the training images are not kept on the GPU: {error.message}", warning=True)
-        return None
     except DataError:
         if cache is Cache.DEVICE:
             raise
@@ -131,6 +126,5 @@ def cuts(
             height=places.height,
             width=places.width,
             positions=positions,
-            lighting=places.lighting,
             cutout=places.cutout,
         )

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -47,9 +47,7 @@ def read_result(out: Path, ref: SnapshotRef) -> StageFinished | None:
 
 def write_result(disk: store.Disk, out: Path, finished: StageFinished) -> None:
     """Rank 0 only. StorageError or PermissionDenied if it can't be written."""
-    path = path_of(out, finished.snapshot)
-    store.write_atomic(disk, path, json.dumps(asdict(finished)).encode())
-    _look_again(path, result_of)
+    _write(disk, path_of(out, finished.snapshot), finished, result_of)
 
 
 def results(plan: Plan, out: Path) -> list[StageFinished]:
@@ -104,13 +102,14 @@ def read_ensemble(out: Path, name: str) -> EnsembleTested | None:
 
 def write_ensemble(disk: store.Disk, out: Path, tested: EnsembleTested) -> None:
     """Rank 0 only. StorageError or PermissionDenied if it can't be written."""
-    path = ensemble_path(out, tested.name)
-    store.write_atomic(disk, path, json.dumps(asdict(tested)).encode())
-    _look_again(path, ensemble_of)
+    _write(disk, ensemble_path(out, tested.name), tested, ensemble_of)
 
 
-def _look_again(path: Path, parse: Callable[[bytes], object]) -> None:
-    """StorageError if a result can't be read back: what has none is evaluated, and so would be again and again."""
+def _write(
+    disk: store.Disk, path: Path, value: StageFinished | EnsembleTested, parse: Callable[[bytes], object]
+) -> None:
+    """StorageError if it can't be read back: what has no result is evaluated, and so would be again and again."""
+    store.write_atomic(disk, path, json.dumps(asdict(value)).encode())
     try:
         parse(_read(path))
     except (OSError, ValueError) as error:
@@ -228,12 +227,8 @@ def fruitless(disk: store.Disk, out: Path, newest: str) -> list[store.Life]:
     """The last LIMIT lives, where they were cut off or failed and all began from `newest`; else none. StorageError,
     PermissionDenied."""
     lives = [seen.life for seen in store.last_lives(disk, out, LIMIT) if seen.life is not None]
-    return lives if stuck(lives, newest) else []
-
-
-def stuck(lives: Sequence[store.Life], newest: str) -> bool:
-    """Whether `lives`, the last ones, are LIMIT that ended badly and began from `newest`. Pure."""
-    return len(lives) == LIMIT and all(life.code in _BAD and life.newest == newest for life in lives)
+    bad = [life for life in lives if life.code in _BAD and life.newest == newest]
+    return bad if len(bad) == LIMIT else []
 
 
 def parents(plan: Plan, out: Path) -> dict[str, Before]:

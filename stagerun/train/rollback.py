@@ -3,13 +3,12 @@
 What is known at the iteration that failed (how often it came to that, which images are left out) is in no snapshot before the
 next one. A run that is killed in between does the iterations before it once more, fails there once more, and comes to the same.
 
-So does a run that finds the snapshot to go back to damaged or gone: it goes on from the one before as if it had been killed there,
-writes the lost one anew when it comes by, fails once more, and then goes back to it, with the images left out that were to be.
+Where the snapshot to go back to is damaged or gone, the run goes back to the one before it, and is EQUIVALENT only.
 """
 
 from collections import deque
 from collections.abc import Generator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from stagerun import store
@@ -22,7 +21,6 @@ from stagerun.plan import State
 from stagerun.plan.counting import place, targets
 from stagerun.system.pulse import Section
 from stagerun.train.agreement import rank0
-from stagerun.train.progress import progress_of
 from stagerun.train.stage_start import parent_id
 from stagerun.train.stored import most_for
 from stagerun.train.worker import LOSS_WINDOW, StageRun
@@ -38,86 +36,48 @@ def keys_of(run: StageRun, failed: NotFinite) -> tuple[str, ...]:
 
 
 def gone_back(run: StageRun, failed: NotFinite) -> Generator[Event, None, StageRun]:
-    """The stage's run as it goes on after `failed`. Collective; no snapshot may be under way.
-
-    A target that is damaged is set aside, and training comes by there once more, from the one before it. Where it is lost another
-    time, that one is gone back to, which makes a run that is EQUIVALENT only. Diverged if either leads to the stage's start, and
-    the snapshot that it was is gone or damaged.
-    """
-    target, notes = _target(run, failed.iter, failed.what)
-    planned, solver, back_to, ref = run.planned, run.stage.solver, target.iter, target.ref
-    yield from notes
-    start = ref.name if ref is not None else f"seed {solver.random_seed}"
-    wanted = max(
-        run.stage.begins, place(failed.iter, solver.snapshot, run.worker.schedule.branch_points(run.stage.name))
-    )
-    again = back_to != wanted and failed.position not in run.again
-    where = f"{run.stage.name}: {failed.what} at iteration {failed.iter}; the snapshot to go back to, of {wanted}, is damaged or gone"
-    if again:
-        yield Note(text=f"{where}: on from {back_to} ({start}), to make it anew and come there once more", warning=True)
-        skipped, rollbacks = target.skipped, target.rollbacks
-    else:
-        if back_to != wanted:
-            text = f"{where} a second time: what follows is EQUIVALENT, not BIT-EXACT, to a run in which it is there"
-            yield Note(text=text, warning=True)
-        yield replace(failed, keys=keys_of(run, failed), back_to=back_to, snapshot=start, until=planned.until)
-        skipped, rollbacks = planned.skipped + (failed.iter + 1 - back_to) * solver.batch_size, failed.number
-    return replace(_from(run, target, skipped, rollbacks), again=run.again | {failed.position} if again else run.again)
-
-
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """Where training goes back to. `ref` (None: the seed) and its verified `files` are rank 0's; `own`: of the stage itself."""
-
-    ref: SnapshotRef | None
-    files: dict[str, bytes] | None
-    own: bool
-    iter: int
-    skipped: int
-    rollbacks: int
-
-
-def _target(run: StageRun, iter: int, what: str) -> tuple[_Target, list[Note]]:
-    """Collective; errors as of `gone_back`."""
-    run.worker.comm.pulse.enter(Section.START)  # for the others: rank 0 reads and verifies
-    found: list[tuple[SnapshotRef | None, dict[str, bytes] | None]] = []
+    """The stage's run as it goes on after `failed`. Collective; no snapshot may be under way. Diverged if there is nothing to go back to
+    since the snapshot that the stage started from is gone or damaged."""
+    worker, planned, solver = run.worker, run.planned, run.stage.solver
+    worker.comm.pulse.enter(Section.START)  # for the others: rank 0 reads and verifies
+    ref: SnapshotRef | None = None  # and its verified files: on rank 0, None there for the seed
+    files: dict[str, bytes] | None = None
     notes: list[Note] = []
 
-    def choose() -> dict[str, Any]:
-        ref, files, own = _choose(run, iter, what, notes)
-        found.append((ref, files))
-        if ref is None or files is None or not own:
-            return {"own": False, "iter": run.stage.begins, "skipped": run.planned.skipped_before, "rollbacks": 0}
-        return {"own": True, "iter": ref.iter, "skipped": ref.skipped, "rollbacks": progress_of(files).rollbacks}
+    def choose() -> list[Any]:
+        nonlocal ref, files
+        ref, files, own = _choose(run, failed.iter, failed.what, notes)
+        return [own, ref.iter if ref is not None and own else run.stage.begins]
 
-    answer = rank0(run.worker.comm, choose)
-    ref, files = found[0] if found else (None, None)
-    return _Target(ref, files, **answer), notes
-
-
-def _from(run: StageRun, target: _Target, skipped: int, rollbacks: int) -> StageRun:
-    planned = run.planned
+    own, back_to = rank0(worker.comm, choose)
+    yield from notes
+    start = ref.name if ref is not None else f"seed {solver.random_seed}"
+    wanted = max(run.stage.begins, place(failed.iter, solver.snapshot, worker.schedule.branch_points(run.stage.name)))
+    if back_to != wanted:
+        text = (
+            f"{run.stage.name}: {failed.what} at iteration {failed.iter}; the snapshot to go back to, of {wanted}, is damaged or gone: "
+            f"what follows from {back_to} is EQUIVALENT, not BIT-EXACT, to a run in which it is there"
+        )
+        yield Note(text=text, warning=True)
+    yield replace(failed, keys=keys_of(run, failed), back_to=back_to, snapshot=start, until=planned.until)
     return replace(
         run,
-        step=replace(
-            run.step,
-            planned=replace(
-                planned,
-                state=State.RESUME if target.own else State.FRESH,
-                iter=target.iter,
-                start=target.ref,
-                skipped=skipped,
-                # The ids of a stage that was renamed go on with its first name, also from its start.
-                like=planned.like or (planned.start if planned.state is State.RESUME else None),
-            ),
-            files=target.files,
-            iterations_left=run.step.iterations_left + planned.iter - target.iter,
+        planned=replace(
+            planned,
+            state=State.RESUME if own else State.FRESH,
+            iter=back_to,
+            start=ref,
+            skipped=planned.skipped + (failed.iter + 1 - back_to) * solver.batch_size,
+            # The ids of a stage that was renamed go on with its first name, also from its start.
+            like=planned.like or (planned.start if planned.state is State.RESUME else None),
         ),
+        files=files,
+        iterations_left=run.iterations_left + planned.iter - back_to,
         losses=deque(maxlen=LOSS_WINDOW),
         seconds=0.0,
         # It is on disk, and under its name there can be no other of this life.
-        saved=target.iter if target.own else -1,
-        rollbacks=rollbacks,
+        saved=back_to if own else -1,
+        rollbacks=failed.number,
     )
 
 

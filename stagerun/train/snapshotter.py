@@ -16,8 +16,7 @@ from stagerun.train.progress import ARRIVALS, AVERAGE, MOMENTUM, REPLICAS, RESID
 # Snapshots that may fail one after the other before training stops: more would train what no one can keep.
 FAILURES_IN_A_ROW = 3
 
-# Seconds that training may stand still for a snapshot that is not on disk yet when the next is due, before the user hears of it.
-PATIENCE = 1.0
+News = SnapshotWritten | SnapshotFailed | Note
 
 
 class Snapshotter:
@@ -29,12 +28,11 @@ class Snapshotter:
         self.spared = keeper.before_piece(lineage.stage) if piece else None
         self.capture = Capture(state)
         self.thread: threading.Thread | None = None
-        self.done: list[SnapshotWritten | SnapshotFailed | Note] = []
+        self.done: list[News] = []
         self.failures = 0
         self.slowest = 0.0  # seconds, of those written
         self.error: StagerunError | None = None
         self.newest: SnapshotRef | None = None
-        self.waited = self.reported = 0.0  # seconds that training stood still since a snapshot was not on disk yet
 
     def start(
         self,
@@ -42,7 +40,7 @@ class Snapshotter:
         progress: Progress,
         agree: Callable[[Mapping[str, int]], bool] | None = None,
         gather: Callable[[], None] = lambda: None,
-    ) -> list[SnapshotWritten | SnapshotFailed | Note]:
+    ) -> list[News]:
         """Copies the state and starts writing it. What became of the snapshot before, if it was still under way.
 
         `gather` copies the other ranks' residuals or replicas in.
@@ -52,10 +50,9 @@ class Snapshotter:
         """
         began = time.monotonic()
         events = self.wait()
-        events += self._slow(time.monotonic() - began, iter)
+        self.done = events  # which `wait` gives where this raises
         if self.failures >= FAILURES_IN_A_ROW:
             assert self.error is not None
-            self.done = events
             raise StorageError(
                 f"{self.failures} snapshots in a row could not be written; the last: {self.error.message}",
                 self.error.hint or "the newest complete snapshot is unharmed; make room and run the same command again",
@@ -63,37 +60,20 @@ class Snapshotter:
         cpu = time.thread_time()
         digests: dict[str, int] | None = {} if agree is not None else None
         self.capture.take(self.state, digests)
-        try:
-            gather()
-            finite = agree(digests) if agree is not None and digests is not None else self.capture.finite()
-        except StagerunError:
-            self.done = events
-            raise
+        gather()
+        finite = agree(digests) if agree is not None and digests is not None else self.capture.finite()
         if not finite:
-            self.done = events
             raise Diverged(
                 f"a weight of stage `{self.stage.name}`, or what is remembered of its updates, is not finite after iteration {iter}",
                 "lower base_lr, lengthen the warm-up or set clip_gradients; earlier snapshots are unharmed",
             )
         cpu = time.thread_time() - cpu
-        blocked = time.monotonic() - began
+        blocked, self.done = time.monotonic() - began, []
         self.thread = threading.Thread(
             target=self._write, args=(iter, progress, blocked, cpu), name="snapshot", daemon=False
         )
         self.thread.start()
         return events
-
-    def _slow(self, waited: float, iter: int) -> list[SnapshotWritten | SnapshotFailed | Note]:
-        """Says that the disk holds training up: the first time, and whenever that has doubled since."""
-        self.waited += waited
-        if waited < PATIENCE or self.waited < 2 * self.reported:
-            return []
-        self.reported = self.waited
-        text = (
-            f"the disk is slow: at iteration {iter} of stage `{self.stage.name}` training waited {waited:.1f} s for the snapshot before"
-            f" ({self.waited:.1f} s in all): make `snapshot` larger, or choose a faster disk with --out"
-        )
-        return [Note(text=text, warning=True)]
 
     def _write(self, iter: int, progress: Progress, blocked: float, cpu: float) -> None:
         began = time.monotonic()
@@ -101,16 +81,11 @@ class Snapshotter:
             names = (WEIGHTS, MOMENTUM, AVERAGE, RESIDUAL, REPLICAS, ARRIVALS)
             made = zip(names, self.capture.files(), strict=True)
             files = {name: data for name, data in made if data is not None}
-            ref = self._commit(iter, files, progress)
-        except StagerunError as error:
-            self.error = error
-            self.failures += 1
-            self.done.append(SnapshotFailed(stage=self.stage.name, iter=iter, message=error.render()))
-            return
+            ref = self.keeper.commit(self.lineage, iter, files, progress)
         except BaseException as error:  # a bug of ours must not end the thread in silence
-            self.error = StagerunError(f"writing a snapshot failed: {type(error).__name__}: {error}")
-            self.failures += 1
-            self.done.append(SnapshotFailed(stage=self.stage.name, iter=iter, message=self.error.message))
+            if not isinstance(error, StagerunError):
+                error = StagerunError(f"writing a snapshot failed: {type(error).__name__}: {error}")
+            self._failed(iter, error)
             return
         self.newest, self.failures, self.error = ref, 0, None
         self.slowest = max(self.slowest, blocked + time.monotonic() - began)
@@ -132,48 +107,23 @@ class Snapshotter:
         try:
             self.keeper.retain(ref, self.spared)
         except store.Damaged as error:  # nothing older was dropped for it
-            self._is_wrong(error)
-        except StagerunError as error:  # the disk holds more than it should, and nothing is lost
-            self.done.append(Note(text=f"an old snapshot could not be deleted: {error.message}", warning=True))
-        except Exception as error:  # a bug of ours must not end the thread in silence, and what was written is there
-            text = f"an old snapshot could not be deleted: {type(error).__name__}: {error}"
-            self.done.append(Note(text=text, warning=True))
+            self.newest, place = None, store.parse_name(error.name)
+            self._failed(place.iter if place else 0, store.not_as_written(error))
+        except Exception as error:  # the disk holds more than it should, and nothing is lost
+            why = error.message if isinstance(error, StagerunError) else f"{type(error).__name__}: {error}"
+            self.done.append(Note(text=f"an old snapshot could not be deleted: {why}", warning=True))
 
-    def _commit(self, iter: int, files: Mapping[str, memoryview], progress: Progress) -> SnapshotRef:
-        """Once more, where the disk is full and older snapshots could be spared for it. StorageError, PermissionDenied."""
-        try:
-            return self.keeper.commit(self.lineage, iter, files, progress)
-        except StorageError as error:
-            if not store.is_full(error):
-                raise
-            try:
-                spared = self.keeper.make_room(self.stage, self.spared)
-            except StagerunError:
-                raise error from None
-            if not spared:
-                raise
-            names = f"{', '.join(spared)} {'was' if len(spared) == 1 else 'were'}"
-            text = (
-                f"the disk is full: {names} deleted to make room, each older than one that was read back and is whole"
-            )
-            self.done.append(Note(text=text, warning=True))
-        return self.keeper.commit(self.lineage, iter, files, progress)
+    def _failed(self, iter: int, error: StagerunError) -> None:
+        self.error, self.failures = error, self.failures + 1
+        self.done.append(SnapshotFailed(stage=self.stage.name, iter=iter, message=error.render()))
 
-    def _is_wrong(self, error: store.Damaged) -> None:
-        self.newest, self.failures = None, self.failures + 1
-        self.error = store.not_as_written(error)
-        place = store.parse_name(error.name)
-        self.done.append(
-            SnapshotFailed(stage=self.stage.name, iter=place.iter if place else 0, message=self.error.render())
-        )
-
-    def finished(self) -> list[SnapshotWritten | SnapshotFailed | Note]:
+    def finished(self) -> list[News]:
         """What became of a snapshot whose writing is over. Doesn't wait."""
         if self.thread is None or self.thread.is_alive():
             return []
         return self.wait()
 
-    def wait(self) -> list[SnapshotWritten | SnapshotFailed | Note]:
+    def wait(self) -> list[News]:
         """Waits for the snapshot under way, if any, and says what became of it."""
         if self.thread is not None:
             self.thread.join()

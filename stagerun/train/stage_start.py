@@ -24,15 +24,14 @@ from stagerun.models import build
 from stagerun.models.skeleton import without_memory
 from stagerun.plan import PlannedStage, State
 from stagerun.plan.transfer import Origin
+from stagerun.schedule.early_stop import NOTHING_YET, BestSoFar
 from stagerun.schedule.plateau import FRESH, PlateauState
 from stagerun.store.given import mean_image
 from stagerun.train import given
 from stagerun.train.agreement import everyone, hand_out, rank0
 from stagerun.train.caffe_state import remember
-from stagerun.train.early_stop import saved_best
-from stagerun.train.given import mistakes_in, report_idle
 from stagerun.train.objective import made_loss
-from stagerun.train.progress import ARRIVALS, AVERAGE, MOMENTUM, REPLICAS, RESIDUAL, WEIGHTS, progress_of
+from stagerun.train.progress import ARRIVALS, AVERAGE, MOMENTUM, REPLICAS, RESIDUAL, WEIGHTS, Progress, progress_of
 from stagerun.train.worker import StageRun
 
 NOTHING_KNOWN: Mapping[str, str] = MappingProxyType({})
@@ -80,7 +79,19 @@ def restored(run: StageRun) -> TrainState:
     solver = run.stage.solver
     torch.manual_seed(solver.random_seed)
     model = build(run.stage.model)
-    everyone(run.worker.comm, lambda: _refuse_idle_rules(run, model))
+
+    def refuse_idle_rules() -> None:
+        """In all stages, before the first of them is trained; what is wrong with weights that stages are given, on rank 0."""
+        schedule, keeper = run.worker.schedule, run.worker.keeper
+        problems = Problems(schedule.files)
+        if keeper is not None and any(stage.solver.start for stage in schedule.stages):
+            given.mistakes_in(schedule, keeper.plan().stages, problems)
+        made = lambda other: model if other == run.stage.model else without_memory(other)  # noqa: E731
+        given.report_idle(schedule.stages, problems, made)
+        if problems:
+            raise RecipeError(problems.all())
+
+    everyone(run.worker.comm, refuse_idle_rules)
     state = make_state(model, solver, run.worker.device)
     state.iter = state.tested = run.planned.iter
     if not rank0(run.worker.comm, lambda: _fill(run, state)):
@@ -97,14 +108,8 @@ def restored(run: StageRun) -> TrainState:
         state.replicas = replicas_of(run.worker.schedule.determinism, state, solver, run.worker.comm)
         if state.replicas.start < state.iter < solver.max_iter:  # at its end all are the average
             _restore_replicas(run, state.replicas)
-    if solver.lr_policy == "plateau" and run.planned.state is not State.FRESH:
-        state.plateau = _plateau(run)
-    if run.planned.state in (State.RESUME, State.DONE):
-        state.skips, state.skips_in_all, state.rollbacks, tested = _counts(run)
-        if run.rollbacks is None:  # else the evaluation was done on the way there
-            state.tested = tested
-        if solver.early_stop is not None:
-            state.best = saved_best(run)
+    if run.planned.state is not State.FRESH:
+        _take_up_progress(run, state)
     if run.rollbacks is not None:
         state.rollbacks = run.rollbacks
     return state
@@ -113,21 +118,40 @@ def restored(run: StageRun) -> TrainState:
 def take_up_residual(run: StageRun, state: TrainState, solver: Solver) -> None:
     """What compressed gradients lacked so far, where `solver` remembers it: from the snapshot, or zeros. Collective."""
     state.residual = residual_of(run.worker.schedule.determinism, state, solver, run.worker.comm)
-    if state.residual is not None and _carries_residual(run.planned):
+    if state.residual is not None and run.planned.state is State.RESUME:
         _restore_residual(run, state.residual)
 
 
-def _counts(run: StageRun) -> tuple[int, ...]:
-    """How often it failed before the snapshot (`on_nan`), so that the limit is the same for a run that was interrupted: `skips`,
-    `skips_in_all` and `rollbacks`; and `tested`. Collective."""
+def _take_up_progress(run: StageRun, state: TrainState) -> None:
+    """What the snapshot knows of failures (`on_nan`), so that the limit is the same for a run that was interrupted, of `plateau` and of
+    `early_stop`; from rank 0. Collective. ResumeRefused if it lacks what the stage goes on from. In a finished stage, which is kept as it
+    is, that doesn't matter."""
+    solver = run.stage.solver
 
-    def saved() -> list[int]:
-        progress = progress_of(run.step.files) if run.step.files is not None else None
-        if progress is None:
-            return [0, 0, 0, 0]
-        return [progress.skips, progress.skips_in_all, progress.rollbacks, progress.tested]
+    def saved() -> dict[str, Any]:
+        found = progress_of(run.files) if run.files is not None else Progress(0, 0.0, [])
+        lacks = None
+        if found.plateau is None and solver.lr_policy == "plateau":
+            lacks = "how its loss went, and lr_policy is `plateau`"
+        elif found.best is None and solver.early_stop is not None:
+            lacks = "what it was tested for, and the stage has `early_stop`"
+        if lacks and run.planned.state is State.RESUME:
+            raise ResumeRefused(
+                f"the snapshot of stage `{run.stage.name}` does not say {lacks}",
+                "it was made without; take `--redo` for the stage, or another --out",
+            )
+        counts = {name: getattr(found, name) for name in ("skips", "skips_in_all", "rollbacks", "tested")}
+        return {**counts, "plateau": asdict(found.plateau or FRESH), "best": asdict(found.best or NOTHING_YET)}
 
-    return tuple(rank0(run.worker.comm, saved))
+    found = rank0(run.worker.comm, saved)
+    state.skips, state.skips_in_all, state.rollbacks = found["skips"], found["skips_in_all"], found["rollbacks"]
+    if run.rollbacks is None:  # else the evaluation was done on the way there
+        state.tested = found["tested"]
+    if solver.lr_policy == "plateau":
+        fields = found["plateau"]
+        state.plateau = PlateauState(**{**fields, "losses": tuple(fields["losses"])})
+    if solver.early_stop is not None:
+        state.best = BestSoFar(**found["best"])
 
 
 def parent_id(planned: PlannedStage) -> str:
@@ -138,23 +162,17 @@ def parent_id(planned: PlannedStage) -> str:
     return start.parent if planned.state is State.RESUME else start.id
 
 
-def _carries_residual(planned: PlannedStage) -> bool:
-    # By what all ranks know: which snapshot it is, rank 0 alone does.
-    return planned.state is State.RESUME or (planned.stage.parent is not None and planned.stage.solver.carry_residual)
-
-
 def _restore_residual(run: StageRun, residual: Residual) -> None:
     """From the snapshot. Where there were other senders, what all of them had left is shared out evenly: the sum stays, and with it what
-    the weights are still to get. A stage that starts takes over what it has parameters for. Collective; ResumeRefused for residuals
-    of another network or method, where the stage goes on.
+    the weights are still to get. Collective; ResumeRefused for residuals of another network or method.
     """
     saved: dict[str, torch.Tensor] = {}
 
     def read() -> int:
-        assert run.step.files is not None
+        assert run.files is not None
         try:
-            saved.update(decode(run.step.files[RESIDUAL]) if RESIDUAL in run.step.files else {})
-            return _senders_of(saved, residual, exactly=run.planned.state is State.RESUME)
+            saved.update(decode(run.files[RESIDUAL]) if RESIDUAL in run.files else {})
+            return _senders_of(saved, residual)
         except ValueError as error:
             raise ResumeRefused(
                 f"the residuals in snapshot {run.planned.start.name if run.planned.start else ''} do not fit stage "
@@ -181,8 +199,8 @@ def _restore_residual(run: StageRun, residual: Residual) -> None:
     residual.shared_from = senders if senders not in (0, residual.senders) else 0
 
 
-def _senders_of(saved: dict[str, torch.Tensor], residual: Residual, exactly: bool) -> int:
-    """How many senders the tensors of a snapshot's file are of. ValueError if they don't fit; unless `exactly`, what doesn't is taken out."""
+def _senders_of(saved: dict[str, torch.Tensor], residual: Residual) -> int:
+    """How many senders the tensors of a snapshot's file are of. ValueError if they don't fit."""
     like = residual.like()
     numbers = {len(tensor) for name, tensor in saved.items() if not name.startswith(BASIS) and tensor.dim()}
     senders = numbers.pop() if len(numbers) == 1 else 0
@@ -192,11 +210,9 @@ def _senders_of(saved: dict[str, torch.Tensor], residual: Residual, exactly: boo
             fits = False
         else:
             fits = there.shape == wanted.shape if name.startswith(BASIS) else there.shape[1:] == wanted.shape[1:]
-        if not fits and exactly:
-            raise ValueError(f"`{name}` is missing, or not as this stage has it")
         if not fits:
-            saved.pop(name, None)
-    if exactly and not senders:
+            raise ValueError(f"`{name}` is missing, or not as this stage has it")
+    if not senders:
         raise ValueError("they are not all of the same senders")
     return senders
 
@@ -206,13 +222,13 @@ def _restore_replicas(run: StageRun, replicas: Replicas) -> None:
     saved: dict[str, torch.Tensor] = {}
 
     def read() -> None:
-        assert run.step.files is not None
-        if REPLICAS not in run.step.files:
+        assert run.files is not None
+        if REPLICAS not in run.files:
             raise ResumeRefused(
                 f"the snapshot of stage `{run.stage.name}` has no replicas to go on from, and the stage has `sync_param`",
                 "it was made without; take `--redo` for the stage, or another --out",
             )
-        saved.update(decode(run.step.files[REPLICAS]))
+        saved.update(decode(run.files[REPLICAS]))
         like = replicas.names()
         for name in [n for n in saved if n.partition("/")[2] in replicas.live.keys() - replicas.apart.keys()]:
             del saved[name]  # an earlier version saved what is frozen, too
@@ -225,25 +241,6 @@ def _restore_replicas(run: StageRun, replicas: Replicas) -> None:
 
     rank0(run.worker.comm, read)
     replicas.hand_out(saved if run.worker.comm.rank == 0 else None)
-
-
-def _plateau(run: StageRun) -> PlateauState:
-    """What lr_policy `plateau` goes on from: of the snapshot, from rank 0. Collective. ResumeRefused if it has none, which doesn't
-    matter in a finished stage that was trained by another policy, and is kept as it is."""
-
-    def saved() -> dict[str, Any]:
-        found = progress_of(run.step.files).plateau if run.step.files is not None else None
-        if found is None and run.planned.state is not State.RESUME:
-            return asdict(FRESH)
-        if found is None:
-            raise ResumeRefused(
-                f"the snapshot of stage `{run.stage.name}` does not say how its loss went, and lr_policy is `plateau`",
-                "it was made by another policy; take `--redo` for the stage, or another --out",
-            )
-        return asdict(found)
-
-    fields = rank0(run.worker.comm, saved)
-    return PlateauState(fields["drops"], fields["lowest"], fields["since"], tuple(fields["losses"]))
 
 
 def _carries_momentum(planned: PlannedStage) -> bool:
@@ -260,19 +257,19 @@ def _fill(run: StageRun, state: TrainState) -> bool:
     """
     starts = run.planned.state is State.FRESH
     # In a sweep of rates the stage before is left out, whose network may be another.
-    alone = run.stage.parent is None and run.step.files is not None
+    alone = run.stage.parent is None and run.files is not None
     if starts and (alone or given.is_given(run.worker.schedule, run.stage) or run.stage.solver.freeze):
         return _start(run, state)
-    if run.step.files is None:
+    if run.files is None:
         return True
     assert run.planned.start is not None or run.planned.end is not None
     try:
-        restore(weights(state), decode(run.step.files[WEIGHTS]))
+        restore(weights(state), decode(run.files[WEIGHTS]))
         if _carries_momentum(run.planned):
-            restore(momentum(state), _saved_momentum(run, state, run.step.files[MOMENTUM]))
-        averaged = AVERAGE in run.step.files
+            restore(momentum(state), _saved_momentum(run, state, run.files[MOMENTUM]))
+        averaged = AVERAGE in run.files
         if averaged and run.planned.state is not State.FRESH and state.average is not None:
-            restore(average(state), decode(run.step.files[AVERAGE]))
+            restore(average(state), decode(run.files[AVERAGE]))
         if not averaged and run.planned.state is State.RESUME and state.average is not None:
             raise ValueError("it has no averaged weights to go on from, and the stage has `ema_decay`")
     except (ValueError, KeyError) as error:
@@ -282,8 +279,8 @@ def _fill(run: StageRun, state: TrainState) -> bool:
             "it was made by another model, solver type or stagerun; take another --out to start anew",
         ) from error
     if run.planned.state is not State.FRESH:
-        state.arrivals = run.step.files.get(ARRIVALS)
-        progress = progress_of(run.step.files)
+        state.arrivals = run.files.get(ARRIVALS)
+        progress = progress_of(run.files)
         run.weights = progress.weights
         run.seconds = progress.train_seconds
         run.losses.extend(progress.losses)
@@ -292,7 +289,7 @@ def _fill(run: StageRun, state: TrainState) -> bool:
 
 def _start(run: StageRun, state: TrainState) -> bool:
     """The same for a stage that starts with other weights than its parent ends with, or freezes some."""
-    files, stage = run.step.files, run.stage
+    files, stage = run.files, run.stage
     try:
         before = decode(files[WEIGHTS]) if files is not None else None
         if before is not None and stage.parent is not None and not given.is_given(run.worker.schedule, stage):
@@ -328,14 +325,3 @@ def _saved_momentum(run: StageRun, state: TrainState, data: bytes) -> dict[str, 
         # none.
         return {name: saved.get(name, v) for name, v in live.items()}
     return saved
-
-
-def _refuse_idle_rules(run: StageRun, model: torch.nn.Module) -> None:
-    """In all stages, before the first of them is trained; what is wrong with weights that stages are given, on rank 0."""
-    schedule, own = run.worker.schedule, run.stage.model
-    problems = Problems(schedule.files)
-    if run.worker.keeper is not None and any(stage.solver.given for stage in schedule.stages):
-        mistakes_in(schedule, run.worker.keeper.plan().stages, problems)
-    report_idle(schedule.stages, problems, lambda other: model if other == own else without_memory(other))
-    if problems:
-        raise RecipeError(problems.all())

@@ -77,12 +77,11 @@ def most_arrivals(solver: recipe.Solver, iter: int) -> int:
 
 def most_for(schedule: Schedule, planned: PlannedStage) -> Mapping[str, int]:
     """`most_bytes` of what a stage goes on from: residuals, replicas and arrivals are read where it has a use for them. There is a residual
-    per logical worker, of the stage or of its parent."""
+    per logical worker."""
     solver, resumes = planned.stage.solver, planned.state is State.RESUME
     fresh = planned.state is State.FRESH and planned.stage.parent is not None
     model = (schedule.stage(planned.stage.parent or "") if fresh else planned.stage).model
-    near = [s.solver for s in schedule.stages if s.name in (planned.stage.name, planned.stage.parent)]
-    senders = max(s.logical_workers for s in near) if solver.compress and (resumes or solver.carry_residual) else 0
+    senders = solver.logical_workers if solver.compress and resumes else 0
     replicas = solver.sync.replicas if resumes and solver.sync and not solver.asynchronous else 0
     return most_bytes(model, senders, replicas, most_arrivals(solver, planned.iter) if resumes else 0)
 

@@ -5,24 +5,21 @@ a path of its own: it is how every stage starts.
 """
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import stagerun
-from stagerun.base.events import Event, Note, Renamed, RunFinished, RunStarted, Stopped
-from stagerun.base.recipe import Model, Schedule
+from stagerun.base.events import Event, Note, Renamed, RunFinished, Stopped
+from stagerun.base.recipe import Model
 from stagerun.base.snapshots import SnapshotRef
-from stagerun.comm import Comm
 from stagerun.engine.update import explained
 from stagerun.plan import PlannedStage, State
 from stagerun.plan.counting import names_of, other_set, tested_set
 from stagerun.plan.ensembles import PlannedEnsemble
 from stagerun.system.pulse import Section
-from stagerun.system.world import World
 from stagerun.train import results
 from stagerun.train.agreement import anyone, hosts_of, only_here, rank0, require_same_schedule
 from stagerun.train.ensembling import EnsembleRun, Trained, test_ensemble
@@ -35,86 +32,50 @@ from stagerun.train.environment import (
     require_same,
 )
 from stagerun.train.finish import finish_stage
-from stagerun.train.images import KeptImages, opened_images
-from stagerun.train.keeper import Keeper
-from stagerun.train.profiling import Profile
+from stagerun.train.keeper import Keeper, run_started
 from stagerun.train.replay import Replay
 from stagerun.train.rollback import aside
 from stagerun.train.stage import train_stage
 from stagerun.train.stage_start import restored
 from stagerun.train.stored import most_bytes, most_for
-from stagerun.train.worker import Grace, StageRun, Step, Stopping, Worker
+from stagerun.train.worker import Context, StageRun
 
 
-def run(
-    schedule: Schedule,
-    out: str,
-    comm: Comm,
-    world: World,
-    device: torch.device,
-    keeper: Keeper | None,
-    stop: Callable[[], bool],
-    final_test_iter: int | None = None,
-    grace: Grace | None = None,
-    exact: bool = False,
-    profile: Profile | None = None,
-    replay: Path | None = None,
-    kept: KeptImages | None = None,
-) -> Iterator[Event]:
-    """Runs what is not yet done. Collective; `keeper` (opened) on rank 0 alone. Ends after Stopped or RunFinished.
+def run(worker: Context) -> Iterator[Event]:
+    """Run what is not yet done. Collective; the keeper is opened, on rank 0 alone. Ends after Stopped or RunFinished.
 
-    `final_test_iter` cuts the evaluation after a stage short, which otherwise covers every image: for rehearsals.
-    `stop` is asked in the midst of what takes long; with a `grace` it is found before that, too, and an iteration that can't be
-    finished in time is broken off.
-
-    `replay`: the output folder whose records of `method: ASYNC` are replayed. It ends where they end.
-
-    `exact`: ResumeRefused where it would go on, and the same bits are not promised. `kept`: images stay open for the next run.
+    `stop` is asked in the midst of what takes long; with a grace period it is found before that, too, and an iteration that can't be
+    finished in time is broken off. A replay ends where its record ends. ResumeRefused where `exact` is asked and not promised.
 
     Errors concern all ranks: one of them raises the error, the others ToldByAnother or PeerError.
     """
-    began = time.monotonic()
-    require_same_schedule(comm, world, schedule)
-    others = other_machines(comm, device)
+    began, comm, keeper = time.monotonic(), worker.comm, worker.keeper
+    require_same_schedule(comm, worker.world, worker.schedule)
+    worker.others = other_machines(comm, worker.device)
     if keeper is not None:
-        schedule = keeper.schedule  # which has the sets: rank 0 plans, promises and writes
-    replaying: list[Replay] = []
-    if replay is not None:
-        rank0(comm, lambda: replaying.append(Replay(replay, schedule, Path(out))))
-    with opened_images(schedule, device, kept) as images:
-        stopping = Stopping(grace)
-        worker = Worker(
-            schedule,
-            out,
-            comm,
-            world,
-            device,
-            keeper,
-            stop,
-            images,
-            stopping,
-            exact,
-            others,
-            final_test_iter,
-            profile,
-            replay,
-            replaying[0] if replaying else None,
-        )
+        worker.schedule = keeper.schedule  # which has the sets: rank 0 plans, promises and writes
+    rank0(comm, lambda: _read_record(worker))
+    with worker.open_images():
         trained = yield from _walk(worker)
     if trained is not None:
         not_chosen = keeper.not_chosen() if keeper is not None else ()
-        if keeper is not None and replay is not None:  # a record may end before the schedule
+        if keeper is not None and worker.replay is not None:  # a record may end before the schedule
             not_chosen += tuple(dict.fromkeys(planned.stage.name for planned in keeper.plan().work))
         yield RunFinished(trained=trained, seconds=time.monotonic() - began, not_chosen=not_chosen)
 
 
-def _walk(worker: Worker) -> Generator[Event, None, bool | None]:
+def _read_record(worker: Context) -> None:
+    if worker.replay is not None:
+        worker.replaying = Replay(worker.replay, worker.schedule, Path(worker.out))
+
+
+def _walk(worker: Context) -> Generator[Event, None, bool | None]:
     """Whether there was anything to do; None after Stopped."""
-    opened = known = False
+    opened, known, keeper = False, False, worker.keeper
     yield from _opening(worker)
-    for name in worker.keeper.harmed if worker.keeper is not None else ():
+    for name in keeper.harmed if keeper is not None else ():
         yield aside(name, f".bad-{name}")
-    for name in worker.keeper.inventory().damaged if worker.keeper is not None else ():
+    for name in keeper.inventory().damaged if keeper is not None else ():
         yield Note(text=f"snapshot {name} is damaged and is passed over", warning=True)
     while True:
         worker.comm.pulse.enter(Section.START)
@@ -122,27 +83,25 @@ def _walk(worker: Worker) -> Generator[Event, None, bool | None]:
         yield from notes
         if step is None:
             break
-        if anyone(worker.comm, worker.stopping.asked):
-            stage, iter = _place(step)
-            yield Stopped(stage=stage, iter=iter, reason="asked to stop")
-            return None
-        if not worker.images.looked_at:
+        reason = "asked to stop" if anyone(worker.comm, worker.stopping.asked) else ""
+        if not reason and not worker.images.looked_at:
             if (yield from worker.images.imported(worker.comm, worker.stop)):
-                stage, iter = _place(step)
                 reason = "asked to stop while the images were imported; the import goes on where it was"
-                yield Stopped(stage=stage, iter=iter, reason=reason)
-                return None
-            if worker.images.new and not known:
-                worker, known = _knowing_images(worker), True
+            elif worker.images.new and not known:
+                known = True
+                rank0(worker.comm, keeper.look_at_images if keeper is not None else lambda: None)
+                if keeper is not None:  # what was compared before were names and sizes
+                    worker.schedule = keeper.schedule
                 continue
-            stopped = yield from worker.images.open(worker.comm, worker.world, worker.stop)
-            if stopped:
+            elif (yield from worker.images.open(worker.comm, worker.world, worker.stop)):
                 reason = "asked to stop while the images were copied; the copy goes on where it was"
-                stage, iter = _place(step)
-                yield Stopped(stage=stage, iter=iter, reason=reason)
-                return None
-            worker.images.remove_others(worker.comm, worker.world)
-            worker.images.preflight(worker.comm)
+            else:
+                worker.images.remove_others(worker.comm, worker.world)
+                worker.images.preflight(worker.comm)
+        if reason:
+            stage, iter = _place(step)
+            yield Stopped(stage=stage, iter=iter, reason=reason)
+            return None
         opened = True
         for event in _do(worker, step):
             yield event
@@ -151,14 +110,7 @@ def _walk(worker: Worker) -> Generator[Event, None, bool | None]:
     return opened
 
 
-def _knowing_images(worker: Worker) -> Worker:
-    """After an import: the plan is then made anew, since what was compared before were names and sizes. Collective."""
-    keeper = worker.keeper
-    rank0(worker.comm, lambda: keeper.look_at_images() if keeper is not None else None)
-    return worker if keeper is None else replace(worker, schedule=keeper.schedule)
-
-
-def _do(worker: Worker, step: Step | EnsembleRun) -> Iterator[Event]:
+def _do(worker: Context, step: StageRun | EnsembleRun) -> Iterator[Event]:
     """Collective; the last event may be Stopped."""
     keeper = worker.keeper
     if isinstance(step, EnsembleRun):
@@ -166,7 +118,7 @@ def _do(worker: Worker, step: Step | EnsembleRun) -> Iterator[Event]:
             yield other
         yield from test_ensemble(step)
         return
-    stage_run, done = StageRun(worker, step), step.planned.state is State.DONE
+    done = step.planned.state is State.DONE
     if done and keeper is not None:
         again, same = _evaluated_again(keeper, step.planned), _promise(worker, step)
         if again:
@@ -175,7 +127,7 @@ def _do(worker: Worker, step: Step | EnsembleRun) -> Iterator[Event]:
             yield same
     # A GPU may be too small for the weights alone, too.
     with explained(step.planned.stage.solver.device_batch_size):
-        yield from finish_stage(stage_run, restored(stage_run)) if done else train_stage(stage_run)
+        yield from finish_stage(step, restored(step)) if done else train_stage(step)
 
 
 def _evaluated_again(keeper: Keeper, planned: PlannedStage) -> Note | None:
@@ -187,7 +139,7 @@ def _evaluated_again(keeper: Keeper, planned: PlannedStage) -> Note | None:
     return Note(text=text, warning=True)
 
 
-def _promise(worker: Worker, step: Step | EnsembleRun) -> Note | None:
+def _promise(worker: Context, step: StageRun | EnsembleRun) -> Note | None:
     """What is said about its bits, on rank 0."""
     if isinstance(step, EnsembleRun):
         refs = [trained.ref for trained in step.trained]
@@ -196,7 +148,7 @@ def _promise(worker: Worker, step: Step | EnsembleRun) -> Note | None:
     return promise(worker.schedule, step.planned, now, worker.replay is not None or step.planned.until is not None)
 
 
-def _opening(worker: Worker) -> Iterator[Event]:
+def _opening(worker: Context) -> Iterator[Event]:
     schedule, comm, keeper = worker.schedule, worker.comm, worker.keeper
 
     def left() -> int:
@@ -204,18 +156,13 @@ def _opening(worker: Worker) -> Iterator[Event]:
         return keeper.plan().iterations_left
 
     hosts = tuple(hosts_of(comm))
-    yield RunStarted(
-        schedule=schedule.name,
+    yield run_started(
+        schedule,
         out=worker.out,
         workers=comm.size,
         device=str(worker.device),
         threads=torch.get_num_threads(),
-        stages=tuple(stage.name for stage in schedule.stages if stage.enabled),
-        iterations=sum(stage.solver.max_iter for stage in schedule.stages if stage.enabled),
         iterations_left=rank0(comm, left),
-        version=stagerun.__version__,
-        ensembles=tuple(ensemble.name for ensemble in schedule.ensembles),
-        disabled=tuple(stage.name for stage in schedule.stages if not stage.enabled),
         hosts=hosts,
         attempt=keeper.attempt if keeper is not None else 0,
     )
@@ -226,9 +173,9 @@ def _opening(worker: Worker) -> Iterator[Event]:
         yield Renamed(stage=name, snapshots=tuple(snapshot for snapshot, stage in taken.items() if stage == name))
 
 
-def _place(step: Step | EnsembleRun) -> tuple[str, int]:
+def _place(step: StageRun | EnsembleRun) -> tuple[str, int]:
     """Stage and iteration at which a step begins: of an ensemble those of the member that is trained last."""
-    if isinstance(step, Step):
+    if isinstance(step, StageRun):
         return step.planned.stage.name, step.planned.iter
     return step.begins_at
 
@@ -237,9 +184,9 @@ def _place(step: Step | EnsembleRun) -> tuple[str, int]:
 _SHARED = ("iter", "position", "skipped", "until")
 
 
-def _next(worker: Worker) -> tuple[Step | EnsembleRun | None, list[Note]]:
+def _next(worker: Context) -> tuple[StageRun | EnsembleRun | None, list[Note]]:
     """Rank 0's decision, on every rank; None when nothing is left. Collective."""
-    found: list[Step | EnsembleRun | None] = []
+    found: list[StageRun | EnsembleRun | None] = []
     notes: list[Note] = []
 
     def decide() -> dict[str, Any]:
@@ -250,7 +197,7 @@ def _next(worker: Worker) -> tuple[Step | EnsembleRun | None, list[Note]]:
         match step:
             case EnsembleRun():
                 return {"ensemble": step.ensemble.name}
-            case Step(planned=planned):
+            case StageRun(planned=planned):
                 shared = {name: getattr(planned, name) for name in _SHARED}
                 shared["record_ends"], shared["identity"] = step.record_ends, dict(planned.stage.identity)
                 return {"stage": planned.stage.name, "state": planned.state.value, "number": step.number, **shared}
@@ -267,10 +214,10 @@ def _next(worker: Worker) -> tuple[Step | EnsembleRun | None, list[Note]]:
     shared = {name: answer[name] for name in _SHARED}
     stage = replace(schedule.stage(answer["stage"]), identity=answer["identity"])
     planned = PlannedStage(stage=stage, state=State(answer["state"]), **shared)
-    return Step(planned, answer["number"], 0, None, answer["record_ends"]), []
+    return StageRun(worker, planned, answer["number"], record_ends=answer["record_ends"]), []
 
 
-def _decide(worker: Worker, notes: list[Note]) -> Step | EnsembleRun | None:
+def _decide(worker: Context, notes: list[Note]) -> StageRun | EnsembleRun | None:
     """Rank 0's. A start snapshot that turns out damaged is set aside, and the plan is made again without it: training then goes on from
     the one before, at the cost of the iterations in between."""
     keeper = worker.keeper
@@ -308,7 +255,7 @@ def _decide(worker: Worker, notes: list[Note]) -> Step | EnsembleRun | None:
         if not damaged:
             enabled = [s.stage.name for s in plan.stages if s.state is not State.DISABLED]
             number, ends = enabled.index(planned.stage.name) + 1, replay.ends(planned) if replay is not None else None
-            return Step(planned, number, plan.iterations_left, files, ends, teacher)
+            return StageRun(worker, planned, number, plan.iterations_left, files, ends, teacher)
         notes += [aside(ref.name, f".bad-{ref.name}") for ref in damaged]
 
 

@@ -2,20 +2,22 @@
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, closing
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 import torch
 
 from stagerun.base.compression import Choice
-from stagerun.base.events import Note
 from stagerun.base.recipe import Schedule, Stage
-from stagerun.base.text import duration
 from stagerun.comm import Comm
+from stagerun.command.ending import tell
+from stagerun.launch.watch.worker import Monitored
 from stagerun.plan import PlannedStage
 from stagerun.system.world import World
 from stagerun.train.images import Images
 from stagerun.train.keeper import Keeper
+from stagerun.train.logs.table import Screen
 from stagerun.train.profiling import Profile
 from stagerun.train.replay import Replay
 
@@ -25,25 +27,17 @@ _SNAPSHOTS = 2
 _RATE, _FILES_S = 50e6, 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Grace:
-    """`seconds` from a request to stop to the end of the process, and what is `left` of them now; None: no one has asked."""
-
-    seconds: float
-    left: Callable[[], float | None]
-
-
 class Stopping:
-    """`snapshot_s`: the longest that a snapshot has taken, 0 before the first; rank 0 alone knows, and asks for a stop in time for all."""
+    """A request to stop, and the seconds that are left then, as `grace_left` says; None before anyone has asked. `snapshot_s`: the longest that a snapshot has taken, 0 before the first; rank 0 alone knows, and asks for
+    a stop in time for all."""
 
-    def __init__(self, grace: Grace | None = None) -> None:
-        self.grace = grace
+    def __init__(self, grace_left: Callable[[], float | None] = lambda: None) -> None:
+        self.grace_left = grace_left
         self.snapshot_s = self._expected_s = 0.0
-        self._warned = False
 
     @property
     def asked(self) -> bool:
-        return self.grace is not None and self.grace.left() is not None
+        return self.grace_left() is not None
 
     def expect(self, size: int) -> None:
         """Snapshots will have so many bytes."""
@@ -51,26 +45,14 @@ class Stopping:
 
     def left(self) -> float | None:
         """Seconds that an iteration may still take, with snapshots to be written after it."""
-        left = self.grace.left() if self.grace is not None else None
+        left = self.grace_left()
         return None if left is None else left - _SNAPSHOTS * (self.snapshot_s or self._expected_s)
 
-    def warning(self, step_s: float, step: str) -> Note | None:
-        """Once, when it turns out that the time may not do. `step_s`: what a `step` takes, which a stop doesn't break off."""
-        needed = step_s + _SNAPSHOTS * self.snapshot_s
-        if self._warned or self.grace is None or not self.snapshot_s or needed <= self.grace.seconds:
-            return None
-        self._warned = True
-        return Note(
-            text=f"a stop may take {duration(needed)}: {step_s:.1f} s for {step}, {self.snapshot_s:.1f} s for a snapshot, "
-            f"which may have to wait for another; the grace period is {duration(self.grace.seconds)}: what was trained since the "
-            "last snapshot may be lost (--grace says how long the scheduler waits)",
-            warning=True,
-        )
 
-
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """One of the workers of a run. `keeper` is rank 0's."""
+@dataclass(slots=True)
+class Context:
+    """What one worker of a run has for the whole of its process life. `keeper`, `screen` and `say` are rank 0's: the output folder that it
+    holds, where events go (None: to the terminal) and where words go."""
 
     schedule: Schedule
     out: str
@@ -79,27 +61,22 @@ class Worker:
     device: torch.device
     keeper: Keeper | None
     stop: Callable[[], bool]
-    images: Images
+    _: KW_ONLY
     stopping: Stopping = field(default_factory=Stopping)
     exact: bool = False  # go on where the bits are promised, and nowhere else
-    others: str = ""  # `environment.other_machines`
     final_test_iter: int | None = None  # batches of the evaluation after a stage; None: every image
     profile: Profile | None = None
-    replay: Path | None = None  # the output folder whose records are replayed
+    replay: Path | None = None  # the output folder whose records of `method: ASYNC` are replayed
     replaying: Replay | None = None  # what rank 0 has read there
+    watch: Monitored | None = None
+    screen: Screen | None = None
+    say: Callable[[str], None] = tell
+    others: str = ""  # `environment.other_machines`
+    images: Images = field(init=False)
 
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A stage, or a piece of one, that comes next. `files` are the start snapshot's, on rank 0 alone. `record_ends`: in a replay, the
-    iteration of a stage with `method: ASYNC` at which its record ends; None of others."""
-
-    planned: PlannedStage
-    number: int  # of its stage among those that are enabled, from 1
-    iterations_left: int  # of all stages; 0 but on rank 0
-    files: dict[str, bytes] | None
-    record_ends: int | None = None
-    teacher: dict[str, bytes] | None = None  # the files of the teacher's snapshot, on rank 0 alone
+    def open_images(self) -> AbstractContextManager[Images]:
+        self.images = Images(self.schedule, self.device)
+        return closing(self.images)
 
 
 # Iterations over which the loss in the table of results is averaged, at most.
@@ -108,16 +85,21 @@ LOSS_WINDOW = 100
 
 @dataclass(slots=True)
 class StageRun:
-    """One step on one worker, and what has come of it so far."""
+    """A stage, or a piece of one, that comes next on one worker, and what has come of it so far. `files` are the start snapshot's, and
+    `teacher` those of the teacher's, on rank 0 alone. `record_ends`: in a replay, the iteration of a stage with `method: ASYNC` at which its
+    record ends; None of others."""
 
-    worker: Worker
-    step: Step
+    worker: Context
+    planned: PlannedStage
+    number: int = 1  # of its stage among those that are enabled, from 1
+    iterations_left: int = 0  # of all stages; 0 but on rank 0
+    files: dict[str, bytes] | None = None
+    record_ends: int | None = None
+    teacher: dict[str, bytes] | None = None
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSS_WINDOW))
     seconds: float = 0.0  # trained, over all process lives
     saved: int = -1  # iteration of the newest snapshot asked for
     rollbacks: int | None = None  # in the stage so far, where this life has gone back; else the snapshot knows
-    # Positions of iterations that failed, and were come to again since the snapshot to go back to was lost.
-    again: frozenset[int] = frozenset()
     choice: Choice = field(default_factory=dict)  # what `method: AUTO` chose; empty before, and of other methods
     weights: dict[str, dict[str, str]] = field(default_factory=dict)  # where each tensor came from; rank 0's
     weights_table: str = ""  # the same for people, where the stage starts
@@ -126,18 +108,13 @@ class StageRun:
     drifted: bool = False  # the user knows that ranks which don't compute alike hold other states
 
     @property
-    def planned(self) -> PlannedStage:
-        return self.step.planned
-
-    @property
     def stage(self) -> Stage:
         return self.planned.stage
 
     @property
     def last(self) -> int:
         """The iteration after which training stops: of a replay, where the record ends."""
-        ends = self.step.record_ends
-        return self.planned.last if ends is None else min(ends, self.planned.last)
+        return min(self.planned.last, self.planned.last if self.record_ends is None else self.record_ends)
 
     @property
     def is_piece(self) -> bool:

@@ -12,7 +12,7 @@ of processes from one moment of rest to the next. It prints the medians, and the
   bare decode    simplejpeg in threads: the whole picture, and nothing else
 
 The two give tensors of 3 x 224 x 224, as their users do; stagerun's 224 x 224 x 3 is what torch calls channels_last. Both
-read the LMDB that stagerun reads, through py-lmdb; the bare decode has its files in memory. Other things to measure: --cold, --order, --wait.
+read the LMDB that stagerun reads, through py-lmdb; the bare decode has its files in memory.
 """
 
 import argparse
@@ -20,14 +20,15 @@ import io
 import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import cv2
@@ -36,21 +37,115 @@ import numpy as np
 import simplejpeg
 import torch
 from bench_photos import make as make_photos
-from bench_sides import Counted, Side, compare, ratio
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from stagerun.base import order
 from stagerun.base.recipe import InterpMode, RandomResizedCrop, Transform
 from stagerun.data import jpeg
 from stagerun.data.loader import Loader
-from stagerun.data.records import LmdbSource, Room
+from stagerun.data.records import LmdbSource
 from stagerun.data.write import write_lmdb
 from stagerun.language.proto.caffe_pb2 import Datum
 from stagerun.models.vision import torchvision_part
 from stagerun.tools.data import prepare
 
 SIDE, BATCH = 224, 64
+AHEAD = 8  # batches, no less than any side makes ahead
+REST_S = 0.3  # a tree of processes that used no time for so long is at rest
+Counted = Iterator[int]  # images of each batch, without end
+
+
+def serve(make: Callable[[], Counted], pipe: Connection) -> None:
+    """A side's process: it reads a number of seconds, works so long, and sends how many images, and images per second.
+
+    The clock starts when what was made ahead at rest is used up.
+    """
+    batches = make()
+    next(batches)
+    while (seconds := pipe.recv()) is not None:
+        ahead = sum(next(batches) for _ in range(AHEAD))
+        images, started = 0, time.perf_counter()
+        while (taken := time.perf_counter() - started) < seconds:
+            images += next(batches)
+        pipe.send((ahead + images, images / taken))
+    os._exit(0)  # a DataLoader's workers end when their parent does
+
+
+class Side:
+    """One of those compared, in a process of its own."""
+
+    def __init__(self, name: str, make: Callable[[], Counted]) -> None:
+        self.name, self.ours = name, name.startswith("stagerun")
+        self._pipe, other = get_context("fork").Pipe()
+        self._process = get_context("fork").Process(target=serve, args=(make, other))
+        self._process.start()
+        self.per_cpu: list[float] = []
+        self.per_wall: list[float] = []
+
+    def work(self, seconds: float, counts: bool = True) -> None:
+        before = self._at_rest()
+        self._pipe.send(seconds)
+        images, rate = self._pipe.recv()
+        if counts:
+            self.per_cpu.append(images / (self._at_rest() - before))
+            self.per_wall.append(rate)
+
+    def _at_rest(self) -> float:
+        """Processor seconds of the tree, when it uses no more: what it makes ahead is then as much as it was before."""
+        last, since = -1.0, time.monotonic()
+        while time.monotonic() - since < REST_S:
+            now = tree_seconds(self._process.pid or 0)
+            if now != last:
+                last, since = now, time.monotonic()
+            time.sleep(REST_S / 10)
+        return last
+
+    def end(self) -> None:
+        self._pipe.send(None)
+        self._process.join()
+
+
+def tree_seconds(root: int) -> float:
+    """User and system time of a process, its living descendants, and those of them that were waited for."""
+    parents, ticks = {}, {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            except OSError:  # gone meanwhile
+                continue
+            parents[int(folder.name)] = int(fields[1])
+            ticks[int(folder.name)] = sum(map(int, fields[11:15]))
+    tree, added = {root}, True
+    while added:
+        added = {pid for pid, parent in parents.items() if parent in tree} - tree
+        tree |= added
+    return sum(ticks.get(pid, 0) for pid in tree) / os.sysconf("SC_CLK_TCK")
+
+
+def compare(sides: Sequence[Side], rounds: int, seconds: float) -> None:
+    for side in sides:
+        side.work(min(1.0, seconds), counts=False)
+    for n in range(rounds):
+        # Who goes first changes, so that what a block leaves behind (heat, caches) falls on all alike.
+        for side in (*sides[n % len(sides) :], *sides[: n % len(sides)]):
+            side.work(seconds)
+    print("images per second and processor; per second on the clock:")
+    for side in sides:
+        print(f"  {side.name:<36} {statistics.median(side.per_cpu):7.0f} {statistics.median(side.per_wall):9.0f}")
+    print("ratios per processor, median (quartiles):")
+    for ours in (side for side in sides if side.ours):
+        for other in sides:
+            if not other.ours:
+                print(f"  {ours.name} / {other.name}: {ratio(ours.per_cpu, other.per_cpu)}")
+
+
+def ratio(a: list[float], b: list[float]) -> str:
+    ratios = [x / y for x, y in zip(a, b, strict=True)]
+    if len(ratios) < 2:
+        return f"{ratios[0]:.2f}"
+    low, median, high = statistics.quantiles(ratios, n=4)
+    return f"{median:.2f} ({low:.2f} - {high:.2f})"
 
 
 @dataclass(frozen=True)
@@ -62,8 +157,8 @@ class Setting:
     interp: InterpMode
 
 
-def stagerun(setting: Setting, tier: str, prepared: bool, threads: int = 0) -> Counted:
-    loader = our_loader(setting, tier, prepared, threads or setting.threads)
+def stagerun(setting: Setting, tier: str, prepared: bool) -> Counted:
+    loader = our_loader(setting, tier, prepared, setting.threads)
     with loader.stream((n * BATCH, BATCH) for n in range(1 << 40)) as batches:
         for batch in batches:
             yield len(batch.labels)
@@ -169,101 +264,14 @@ def rates(setting: Setting, options: argparse.Namespace) -> None:
         for tier in tiers:
             name = f"stagerun {'prepared' if prepared else 'plain'} {tier}"
             sides.append(Side(name, lambda t=tier, p=prepared: stagerun(setting, t, p)))  # type: ignore[misc]
-            if options.scale:
-                name = f"{name}, {options.scale} threads"
-                sides.append(Side(name, lambda t=tier, p=prepared: stagerun(setting, t, p, options.scale)))  # type: ignore[misc]
-    if not options.scale:
-        sides.append(Side("pillow", lambda: data_loader(setting, WithPillow)))
-        sides.append(Side("opencv", lambda: data_loader(setting, WithOpenCV)))
-        sides.append(Side("bare decode", lambda: bare_decode(setting)))
+    sides.append(Side("pillow", lambda: data_loader(setting, WithPillow)))
+    sides.append(Side("opencv", lambda: data_loader(setting, WithOpenCV)))
+    sides.append(Side("bare decode", lambda: bare_decode(setting)))
     try:
         compare(sides, options.rounds, options.seconds)
     finally:
         for side in sides:
             side.end()
-
-
-def cold(setting: Setting, rounds: int, folder: Path) -> None:
-    """Shuffled reads of records that are not in memory: ours with what lies ahead announced, and LMDB's own get."""
-    path = str(folder / "cold")
-    write_lmdb(path, (datum(data, i) for i, data in enumerate(setting.files * 10)))
-    file, records = f"{path}/data.mdb", LmdbSource(path)
-    room, rng = Room(), random.Random(1)
-    times: dict[str, list[float]] = {"stagerun": [], "lmdb": []}
-    for n in range(rounds + 1):
-        for name in times:
-            wanted = rng.sample(range(len(records)), 300)
-            fd = os.open(file, os.O_RDONLY)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(fd)
-            keys = [records.key(i) for i in wanted]
-            started = time.perf_counter()
-            if name == "stagerun":
-                for at in range(0, len(wanted), 8):
-                    records.expect(wanted[:40] if at == 0 else wanted[at + 32 : at + 40])
-                    for i in wanted[at : at + 8]:
-                        records.read(i, room)
-            else:
-                with lmdb.open(path, readonly=True, lock=False) as env, env.begin(buffers=True) as txn:
-                    for key in keys:
-                        bytes(txn.get(key))
-            if n:  # the first round is for warming up
-                times[name].append((time.perf_counter() - started) / len(wanted) * 1e6)
-    for name, taken in times.items():
-        print(f"cold, shuffled, {name}: {statistics.median(taken):.0f} us a record")
-    print(f"lmdb / stagerun: {ratio(times['lmdb'], times['stagerun'])}")
-
-
-def orders(count: int, images: int = 10**9) -> None:
-    """Time and memory of the order of `count` positions in an epoch of a billion images, a batch after the other."""
-    program = (
-        "import resource, sys, time\n"
-        "from stagerun.base import order\n"
-        f"count, images, step = {count}, {images}, {BATCH}\n"
-        "order.indices(1, images, 0, step, True)\n"
-        "before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()\n"
-        "for at in range(0, count, step): order.indices(1, images, at * 7 % images, step, True)\n"
-        "taken = time.process_time() - started\n"
-        "print(taken / count * 1e9, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    nanoseconds, kilobytes = map(float, done.stdout.split())
-    started = time.process_time()
-    order.indices(1, images, 0, 1 << 20, True)
-    large = (time.process_time() - started) / (1 << 20) * 1e9
-    print(
-        f"order of {images:,} images: {nanoseconds:.0f} ns a position in batches of {BATCH}, {large:.0f} ns in one piece of a "
-        f"million; memory grew by {kilobytes:.0f} kB over {count:,} positions"
-    )
-
-
-def waiting(setting: Setting, steps: int) -> None:
-    """Share of a ResNet-50 training step that waits for images."""
-    import bench_step
-
-    case = bench_step.Case(bench_step.recipe.Model(name="resnet50", num_classes=1000), side=SIDE, batch=16)
-    waited = 0.0
-
-    class Timed:
-        def __iter__(self) -> Iterator[object]:
-            nonlocal waited
-            loader = our_loader(setting, None, False, 1)
-            with loader.stream((n * 16, 16) for n in range(1 << 40)) as batches:
-                while True:
-                    started = time.perf_counter()
-                    batch = next(batches)
-                    waited += time.perf_counter() - started
-                    yield batch
-
-    train = bench_step.ours(case, Timed())  # type: ignore[arg-type]
-    train(3)
-    waited, started = 0.0, time.perf_counter()
-    train(steps)
-    taken = time.perf_counter() - started
-    print(
-        f"ResNet-50, batch 16, {steps} steps: {1000 * taken / steps:.0f} ms a step, of which {1e6 * waited / steps:.0f} us "
-        f"({100 * waited / taken:.3f} %) wait for images"
-    )
 
 
 def datum(data: bytes, i: int) -> bytes:
@@ -281,14 +289,7 @@ def main() -> None:
     )
     parser.add_argument("--interp", choices=("LINEAR", "ANTIALIAS", "AUTO"), default="LINEAR", help="stagerun's")
     parser.add_argument("--photos", type=Path, help="a folder of JPEGs; default: made by scripts/photos")
-    parser.add_argument("--scale", type=int, help="stagerun alone: --threads against so many threads")
-    parser.add_argument("--cold", action="store_true", help="shuffled reads that are not in memory, against LMDB's get")
-    parser.add_argument("--order", type=int, nargs="?", const=10_000_000, help="time and memory of the order")
-    parser.add_argument("--wait", type=int, nargs="?", const=10, help="share of so many training steps that wait")
     options = parser.parse_args()
-    if options.order:
-        orders(options.order)
-        return
     photos = options.photos or make_photos(Path(".data/photos"), 300)
     files = [file.read_bytes() for file in sorted(photos.glob("*.jp*g"))]
     if not files:
@@ -301,13 +302,8 @@ def main() -> None:
         write_lmdb(setting.plain, (datum(data, i) for i, data in enumerate(files)))
         if options.prepared != "no":
             write_lmdb(setting.prepared, (datum(prepare.prepare(data), i) for i, data in enumerate(files)))
-        if options.cold:
-            cold(setting, options.rounds, Path(folder))
-        elif options.wait:
-            waiting(setting, options.wait)
-        else:
-            print(f"{len(files)} JPEGs of {np.mean([len(f) for f in files]) / 1e3:.0f} kB, {options.threads} thread(s)")
-            rates(setting, options)
+        print(f"{len(files)} JPEGs of {np.mean([len(f) for f in files]) / 1e3:.0f} kB, {options.threads} thread(s)")
+        rates(setting, options)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,7 @@ The state is a network's with momentum (ResNet-50: 205 MB). Both save it in turn
 stagerun, training waits only for `copy` and `check`; a thread does the rest, such as reading every byte back from the disk.
 With several workers it waits for `copy and digest` on rank 0, meanwhile for `digest and check` on the others, and
 for one sum of a few bytes. With a plain torch.save it waits for everything. It prints the median and quartiles of the time on the clock and of processor
-time, in milliseconds; what that is of one snapshot a minute; and the ratios of the pairs. Then the time of a training step while
-snapshots are written one after the other, against that of one without, in blocks that take turns.
+time, in milliseconds; what that is of one snapshot a minute; and the ratios of the pairs.
 """
 
 import argparse
@@ -13,14 +12,13 @@ import contextlib
 import os
 import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from bench_step import CASES, LR, MOMENTUM, make_batches, ours, seconds
+from bench_step import CASES, LR, MOMENTUM
 
 from stagerun import store
 from stagerun.base import recipe
@@ -151,7 +149,7 @@ def torchs_once(state: TrainState, out: Path, times: Times) -> None:
         path.unlink()
 
 
-def compare(name: str, out: Path, rounds: int) -> Capture:
+def compare(name: str, out: Path, rounds: int) -> None:
     state, times = make(name), Times()
     with times.of("make room (once a stage)"):
         capture = Capture(state)
@@ -191,41 +189,6 @@ def compare(name: str, out: Path, rounds: int) -> Capture:
         print(
             f"ratio to torch.save and fsync, {what}: {spread([a / b for a, b in zip(ours_, torchs, strict=True)], 3)}"
         )
-    return capture
-
-
-def beside_training(capture: Capture, out: Path, pairs: int, block_s: float) -> None:
-    case = replace(CASES["resnet18"], batch=8)
-    steps = ours(case, make_batches(case))
-    steps(3)
-    count = max(1, round(block_s / seconds(steps, 3, CPU)[0]))
-    alone: list[float] = []
-    beside: list[float] = []
-    for pair in range(pairs):
-        for writing in (False, True)[:: 1 if pair % 2 == 0 else -1]:
-            enough = threading.Event()
-            thread = threading.Thread(target=lambda: keep_writing(capture, out, enough))  # noqa: B023 - joined below
-            if writing:
-                thread.start()
-            (beside if writing else alone).append(seconds(steps, count, CPU)[0])
-            enough.set()
-            if writing:
-                thread.join()
-    ratios = [b / a for a, b in zip(alone, beside, strict=True)]
-    print(
-        f"a step of resnet18, batch {case.batch}, {torch.get_num_threads()} threads, {pairs} pairs of {count} steps: alone"
-        f" {1000 * statistics.median(alone):.1f} ms, while snapshots are written without a pause"
-        f" {1000 * statistics.median(beside):.1f} ms; ratio {spread(ratios, 3)}"
-    )
-
-
-def keep_writing(capture: Capture, out: Path, enough: threading.Event) -> None:
-    n, disk = 1 << 21, store.LocalDisk()
-    while not enough.is_set():
-        ref = save_ours(disk, out, capture, n)
-        verify(disk, out, ref.name)
-        drop(disk, out, ref)
-        n += 1
 
 
 def spread(values: list[float], digits: int = 1) -> str:
@@ -239,17 +202,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=CASES, default="resnet50")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--pairs", type=int, default=10, help="blocks of training beside snapshots; 0: none")
-    parser.add_argument("--seconds", type=float, default=2.0, help="length of such a block, about")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--folder", type=Path, default=None, help="where to write; a temporary folder unless given")
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        capture = compare(options.case, Path(folder) / "out", options.rounds)
-        if options.pairs:
-            beside_training(capture, Path(folder) / "out", options.pairs, options.seconds)
+        compare(options.case, Path(folder) / "out", options.rounds)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ With `--own`, both are stagerun's loop: one trains a copy of the network from a 
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from stagerun.base import recipe
 from stagerun.base.code import Sources
@@ -34,6 +36,9 @@ from stagerun.models import build
 from stagerun.models.small import ResNetSmall
 from stagerun.models.vision import torchvision_models
 from stagerun.schedule import make_knobs
+
+sys.path.append(str(Path(__file__).parents[1] / "help"))
+import net_texts
 
 LR, MOMENTUM, DECAY, MEAN, SCALE = 0.05, 0.9, 5e-4, 110.0, 1 / 64
 
@@ -54,10 +59,47 @@ class Case:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision is recipe.Precision.BF16)
 
 
+def caffes_alexnet() -> nn.Module:
+    def conv(inputs: int, outputs: int, kernel: int, **more: int) -> list[nn.Module]:
+        return [nn.Conv2d(inputs, outputs, kernel, **more), nn.ReLU(inplace=True)]
+
+    def normed() -> list[nn.Module]:
+        return [nn.LocalResponseNorm(5, alpha=1.0, beta=0.75, k=1.0), nn.MaxPool2d(3, 2, ceil_mode=True)]
+
+    return nn.Sequential(
+        *conv(3, 96, 11, stride=4), *normed(),
+        *conv(96, 256, 5, padding=2, groups=2), *normed(),
+        *conv(256, 384, 3, padding=1),
+        *conv(384, 384, 3, padding=1, groups=2),
+        *conv(384, 256, 3, padding=1, groups=2), nn.MaxPool2d(3, 2, ceil_mode=True), nn.Flatten(),
+        nn.Linear(9216, 4096), nn.ReLU(inplace=True), nn.Dropout(),
+        nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Dropout(),
+        nn.Linear(4096, 1000),
+    )  # fmt: skip
+
+
+def caffes_resnet50() -> nn.Module:
+    """torchvision's, with the steps of 2 where they were published."""
+    net: nn.Module = torchvision_models().resnet50()
+    net.maxpool = nn.MaxPool2d(3, 2, ceil_mode=True)
+    for layer in (net.layer2, net.layer3, net.layer4):
+        layer[0].conv1.stride, layer[0].conv2.stride = (2, 2), (1, 1)
+    return net
+
+
+def of_caffe(text: str, by_hand: Callable[[], nn.Module], side: int, batch: int) -> Case:
+    """A net of Caffe's from its prototxt, beside a plain nn.Module with torch's layers."""
+    model = recipe.Model(name=by_hand.__name__, num_classes=1000, net=text, input_shape=(3, side, side))
+    return Case(replace(model, moving_average_fraction=None, eps=None), side=side, batch=batch, by_hand=by_hand)
+
+
 CASES = {
     "resnet18": Case(recipe.Model(name="resnet18", num_classes=1000), side=64, batch=32),
     "resnet50": Case(recipe.Model(name="resnet50", num_classes=1000), side=224, batch=16),
     "resnet_small": Case(recipe.Model(name="resnet_small", num_classes=10, channels=1), side=28, batch=64),
+    # AlexNet is Caffe's, with groups and LRN; ResNet-50 the published one, with BatchNorm and Scale as two layers.
+    "caffe_alexnet": of_caffe(net_texts.alexnet(), caffes_alexnet, side=227, batch=32),
+    "caffe_resnet50": of_caffe(net_texts.resnet50(), caffes_resnet50, side=224, batch=16),
 }
 
 
@@ -81,7 +123,6 @@ class Batch:
     images: np.ndarray
     labels: np.ndarray
     positions: np.ndarray
-    lighting: None = None
     cutout: None = None
     crop: None = None
 

@@ -24,49 +24,19 @@ def shared_folders(factory: pytest.TempPathFactory) -> list[Path]:
     return [factory.getbasetemp(), *here, *(Path(folder).parent for folder in wheels if folder)]
 
 
-def _made(factory: pytest.TempPathFactory, count: int, **options: str) -> Iterator[Cluster]:
-    require({})
-    with cluster(count, shared=shared_folders(factory), **options) as made:
-        yield made
-
-
-def _in_order(made: Cluster) -> Iterator[Cluster]:
-    made.quiet()
-    yield made
-    made.quiet()
-
-
 @pytest.fixture(scope="session")
 def _three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    yield from _made(tmp_path_factory, 3)
+    require({})
+    with cluster(3, shared=shared_folders(tmp_path_factory)) as made:
+        yield made
 
 
 @pytest.fixture
 def hosts(_three: Cluster) -> Iterator[Cluster]:
     """node1, node2 and node3, on a bridge. They see `tmp_path`, and each has a /tmp of its own beside it."""
-    yield from _in_order(_three)
-
-
-@pytest.fixture(scope="session")
-def _three_shaped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    yield from _made(tmp_path_factory, 3, switch="user")
-
-
-@pytest.fixture
-def shaped(_three_shaped: Cluster) -> Iterator[Cluster]:
-    """As `hosts`, on the switch that knows delay and loss."""
-    yield from _in_order(_three_shaped)
-
-
-@pytest.fixture(scope="session")
-def _four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    yield from _made(tmp_path_factory, 4)
-
-
-@pytest.fixture
-def four(_four: Cluster) -> Iterator[Cluster]:
-    """As `hosts`, and node4, where a launcher may be that outlives each of the others."""
-    yield from _in_order(_four)
+    _three.quiet()
+    yield _three
+    _three.quiet()
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ _BOOT_S = 20.0
 _BOOT = """
 read -r up
 set -e
-dir=$1 index=$2 size=$3; shift 3
+dir=$1 index=$2; shift 2
 hostname "node$index"
 mount --bind "$dir/hosts" /etc/hosts
 mount --bind "$dir/ssh_config" /etc/ssh/ssh_config
@@ -30,7 +30,7 @@ done
 mount -t tmpfs tmpfs /run
 mkdir -m 755 /run/sshd
 mount -t tmpfs tmpfs /dev/shm
-mount -t tmpfs -o "size=$size,mode=1777" tmpfs "$dir/tmp"
+mount -t tmpfs -o "size=2g,mode=1777" tmpfs "$dir/tmp"
 for shared; do
     mkdir -p "$dir/tmp${shared#/tmp}"
     mount --bind "$shared" "$dir/tmp${shared#/tmp}"
@@ -85,14 +85,14 @@ class Host:
 
     def power_on(self) -> None:
         assert self.life is None, f"{self.name} is on"
-        folder, dying = self.cluster.folder, self.cluster.dying
+        folder = self.cluster.folder
         self.boots += 1
         shared = [str(path) for path in self.cluster.shared if str(path).startswith("/tmp/")]
-        boot = ["bash", "-c", _BOOT, "host", str(folder), str(self.index), self.cluster.tmp_size, *shared]
+        boot = ["bash", "-c", _BOOT, "host", str(folder), str(self.index), *shared]
         kinds = ["--net", "--uts", "--ipc", "--pid", "--mount", "--mount-proc", "--fork", "--kill-child"]
         with open(folder / f"{self.name}.log", "ab") as log:
             process = subprocess.Popen(
-                [*dying, "unshare", *kinds, *boot],
+                [*pids.DYING, "unshare", *kinds, *boot],
                 stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True,
                 env={"PATH": needed.PATH, "SSHD": needed.found("sshd"), "LANG": "C.UTF-8"},
             )  # fmt: skip
@@ -107,7 +107,6 @@ class Host:
         assert process.stdin is not None
         process.stdin.write(b"up\n")
         process.stdin.close()
-        self.cluster.save()
 
     def wait_up(self) -> None:
         """Returns when its sshd answers."""
@@ -121,16 +120,13 @@ class Host:
             assert pids.started(self._life.first) and time.monotonic() < until, self.log()
             time.sleep(0.02)
 
-    def power_off(self, silently: bool = True) -> None:
-        """Everything in it is gone. `silently`: as when the power fails, nobody hears of it. Otherwise the kernel still closes all
-        connections, as when somebody kills all processes."""
+    def power_off(self) -> None:
+        """Everything in it is gone, and nobody hears of it."""
         life = self._life
-        if silently:
-            self.cut()
+        self.cut()
         self.life = None
         pids.end(life.first, life.ticks)
         self.cluster.switch.detach(self.name)
-        self.cluster.save()
 
     def cut(self) -> None:
         """Takes its cable out, so to say: no frame gets through any more, and nobody is told."""
@@ -139,9 +135,9 @@ class Host:
     def heal(self) -> None:
         self.cluster.switch.cut(self.name, False)
 
-    def shape(self, **values: float) -> None:
-        """rate_mbit; with the switch in user space delay_ms, jitter_ms and loss, too. Both directions; 0 takes a limit away."""
-        self.cluster.switch.shape(self.name, **values)
+    def shape(self, rate_mbit: float) -> None:
+        """Both directions; 0: no limit."""
+        self.cluster.switch.shape(self.name, rate_mbit)
 
     @property
     def _life(self) -> Life:

@@ -6,25 +6,24 @@ configuration lie in the cluster's folder, and are put over /etc/hosts and /etc/
 `ssh node2` works within, with no options.
 
 No namespace has a name. They are there for as long as their processes, and these die with the process that made them, when that
-one is killed, too (a cluster that is made to be `kept` does not).
+one is killed, too.
 """
 
-import json
 import os
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cluster import pids, switches
-from cluster.host import NET, Host, Life, Started
+from cluster import pids
+from cluster.host import NET, Host, Started
+from cluster.switches import Bridge
 
 FOLDER_PREFIX = "stagerun-cluster-"
-_STATE, _OWNER = "cluster.json", "owner"
+_OWNER = "owner"
 _SSH_CONFIG = """Host *
   User root
   IdentityFile {dir}/id
@@ -55,12 +54,8 @@ MaxSessions 100
 class Cluster:
     """`hosts` are node1 .. nodeN, in a network of their own; the same addresses in every cluster."""
 
-    def __init__(self, folder: Path, switch: switches.Switch, **options: Any) -> None:
-        self.folder, self.switch = folder, switch
-        self.kept: bool = options["kept"]
-        self.tmp_size: str = options["tmp_size"]
-        self.shared = [Path(path) for path in options["shared"]]
-        self.dying = [] if self.kept else ["setpriv", "--pdeathsig", "KILL"]
+    def __init__(self, folder: Path, switch: Bridge, shared: Sequence[Path]) -> None:
+        self.folder, self.switch, self.shared = folder, switch, shared
         self.switch_ticks = pids.started(switch.pid)
         self.hosts: list[Host] = []
         self.own_daemons: dict[str, list[list[int]]] = {}  # number and start, by host
@@ -75,7 +70,6 @@ class Cluster:
     def add_daemons(self, host: Host) -> None:
         """All that runs in it now does."""
         self.own_daemons[host.name] = [[pid, pids.started(pid)] for pid in {*host.processes(), *self.daemons(host)}]
-        self.save()
 
     def quiet(self) -> None:
         """Every host on, every link as it was, and nothing left of what was run."""
@@ -87,8 +81,6 @@ class Cluster:
                 host.power_on()
             host.heal()
             host.shape(rate_mbit=0.0)
-        if isinstance(self.switch, switches.UserSwitch):
-            self.switch.order("clear")
         for host in self.hosts:
             host.wait_up()  # before that its own making would be taken for a left-over
             for pid in host.processes():
@@ -108,55 +100,18 @@ class Cluster:
         pids.end(self.switch.pid, self.switch_ticks)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    # -- for another process
 
-    def save(self) -> None:
-        state = {
-            "switch": self.switch.state(),
-            "switch_ticks": self.switch_ticks,
-            "options": {"kept": self.kept, "tmp_size": self.tmp_size, "shared": [str(path) for path in self.shared]},
-            "hosts": [{"life": host.life and asdict(host.life), "boots": host.boots} for host in self.hosts],
-            "daemons": self.own_daemons,
-        }
-        aside = self.folder / f".{_STATE}"
-        aside.write_text(json.dumps(state, indent=1))
-        aside.replace(self.folder / _STATE)
-
-    @classmethod
-    def known(cls, folder: Path) -> "Cluster":
-        """One that another process has made and kept."""
-        state = json.loads((folder / _STATE).read_text())
-        self = cls(folder, switches.known(state["switch"]), **state["options"])
-        self.switch_ticks = state["switch_ticks"]
-        self.own_daemons = state["daemons"]
-        for index, host in enumerate(state["hosts"], start=1):
-            self.hosts.append(Host(self, index))
-            self.hosts[-1].boots = host["boots"]
-            self.hosts[-1].life = Life(**host["life"]) if host["life"] else None
-        return self
-
-
-def make(
-    count: int,
-    switch: str = "bridge",
-    folder: Path | None = None,
-    kept: bool = False,
-    tmp_size: str = "2g",
-    shared: Sequence[Path] = (),
-    loopback_names: bool = False,
-) -> Cluster:
-    """`count` hosts that are up. `switch`: bridge or user. `folder`: a new one if None. `tmp_size`: of each host's /tmp, which is in
-    memory. `shared`: folders below /tmp that all hosts see all the same. `loopback_names`: each host's own name is 127.0.1.1, as
-    Debian's installer has it.
+def make(count: int, shared: Sequence[Path] = (), loopback_names: bool = False) -> Cluster:
+    """`count` hosts that are up. `shared`: folders below /tmp that all hosts see all the same. `loopback_names`: each host's own name is
+    127.0.1.1, as Debian's installer has it.
 
     To be called in the main thread, whose end is the hosts' end, too.
     """
     _sweep()
-    folder = folder or Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir="/tmp"))
-    folder.mkdir(exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir="/tmp"))
     folder.chmod(0o755)
     (folder / "tmp").mkdir()
-    (folder / _OWNER).write_text(f"{os.getpid()} {pids.started(os.getpid())}" if not kept else "")
+    (folder / _OWNER).write_text(f"{os.getpid()} {pids.started(os.getpid())}")
     for name in ("id", "host_key"):
         words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(folder / name)]
         subprocess.run(words, check=True)
@@ -165,10 +120,7 @@ def make(
     (folder / "ssh_config").write_text(_SSH_CONFIG.format(dir=folder))
     names = [f"{NET}.{i} node{i}" for i in range(1, count + 1)]
     (folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *names]) + "\n")
-    options = {"kept": kept, "tmp_size": tmp_size, "shared": [folder, *shared]}
-    dying = [] if kept else ["setpriv", "--pdeathsig", "KILL"]
-    started = switches.KINDS[switch].start(folder, dying)
-    cluster = Cluster(folder, started, **options)
+    cluster = Cluster(folder, Bridge.start(), [folder, *shared])
     try:
         for index in range(1, count + 1):
             host = Host(cluster, index)

@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+DYING = ("setpriv", "--pdeathsig", "KILL")  # before a command that is to die with this process
 _STARTED: list[subprocess.Popen[bytes]] = []
 
 

@@ -130,6 +130,10 @@ class Slurm:
         for host in self.cluster.hosts:
             if not self.cluster.daemons(host):
                 self.add_node(host)
+        until = time.monotonic() + 60
+        while " UP" not in self.run("scontrol", "ping", check=False):  # a slurmctld that was started just now
+            assert time.monotonic() < until, self.log()
+            time.sleep(0.25)
         self.run("scancel", "--full", "-u", "root", check=False)
         for number in self.run("squeue", "-h", "-o", "%A").split():
             self.run("scancel", "-s", "KILL", number, check=False)

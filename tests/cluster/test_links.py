@@ -83,3 +83,26 @@ def told_in_time(hosts: Cluster, run: list[jobs.Spoken], name: str, cut: float) 
     assert not jobs.nothing_left(hosts)
     times = ", ".join(f"rank {other} after {s:.1f} s" for other, s in told.items())
     return f"named by {times}; exit codes {codes}"
+
+
+def test_power_off_where_the_launcher_and_rank_0_are(hosts: Cluster, schedule: Path, tmp_path: Path) -> None:
+    """Nobody is left to go on: the workers of the others end, and the same command goes on when it is back."""
+    out = tmp_path / "out"
+    words = [*jobs.STAGERUN, *jobs.words(schedule, out, "--hosts", "node1,node2,node3", "--timeout", "iteration=10s")]
+    run = hosts["node1"].start(*words)
+    jobs.wait_for(out, "cyc2", 5, run)
+    hosts["node1"].power_off()
+    off = time.monotonic()
+    run.wait(30)
+    while jobs.nothing_left(hosts, 0.0):
+        assert time.monotonic() < off + 120, jobs.nothing_left(hosts)
+        time.sleep(0.1)
+    ended = time.monotonic() - off
+    hosts["node1"].power_on()
+    hosts["node1"].wait_up()
+    code, said = hosts["node1"].start(*words).wait(400)
+    assert code == 0, said
+    assert processes.ends(out) == jobs.locally(schedule, tmp_path / "local", 3)
+    print(
+        f"\nnode1 with the launcher off: workers elsewhere ended after {ended:.1f} s; the same command: the same bits"
+    )

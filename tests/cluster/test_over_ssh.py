@@ -80,9 +80,9 @@ def test_every_host_that_is_missing_is_named(hosts: Cluster, schedule: Path, tmp
 def test_a_folder_that_is_not_there(hosts: Cluster, schedule: Path, tmp_path: Path) -> None:
     words = [*jobs.STAGERUN, *jobs.words(schedule, tmp_path / "out"), "--hosts", hosts.hostfile()]
     done = hosts["node1"].run(
-        "sh", "-c", f"mkdir -p /tmp/mine; cd /tmp/mine; exec {' '.join(map(str, words))}", timeout=60
+        "sh", "-c", f"mkdir -p /tmp/alone; cd /tmp/alone; exec {' '.join(map(str, words))}", timeout=60
     )
-    assert done.returncode == 69 and "node2 has no folder /tmp/mine" in done.stderr, done.stderr
+    assert done.returncode == 69 and "node2 has no folder /tmp/alone" in done.stderr, done.stderr
     assert "node3 has no folder" in done.stderr and "--sync" in done.stderr
 
 

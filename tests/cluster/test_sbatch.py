@@ -103,7 +103,7 @@ def test_a_lost_node_is_replaced(slurm: Slurm, tmp_path: Path, lost: str) -> Non
     assert processes.ends(out) == jobs.locally(schedule, tmp_path / "local", 2)
 
 
-# -- what the script does with an end: no training
+# -- what the script does with an end that only Slurm brings about: no training
 
 
 def queue(slurm: Slurm, folder: Path, program: str, name: str = "x", **values: object) -> tuple[int, Path]:
@@ -139,49 +139,6 @@ def ended(slurm: Slurm, number: int, restarts: int) -> str:
     return f"{job['JobState']} {job['ExitCode'].partition(':')[0]}"
 
 
-# The first life ends with these codes, by rank (k: killed), the next one with 0.
-_ONCE = """mkdir -p {out}/snapshots
-if [ -e {out}/snapshots/$SLURM_PROCID ]; then exit 0; fi
-touch {out}/snapshots/$SLURM_PROCID; sleep 1
-codes=({codes}); code=${{codes[$SLURM_PROCID]}}; [ $code = k ] && kill -9 $$; exit $code"""
-
-
-def test_only_what_is_worth_it_is_queued_again(slurm: Slurm, tmp_path: Path) -> None:
-    """One rank is gone and the other tells of it; one killed while the other has saved; mistakes, which never go away by themselves."""
-    cases = {
-        "69 69": 1,
-        "75 75": 1,
-        "74 69": 1,
-        "k 69": 1,
-        "k 75": 1,
-        "0 0": 0,
-        "64 64": 0,
-        "65 65": 0,
-        "78 78": 0,
-        "70 69": 0,
-    }
-    started = {}
-    for codes in cases:
-        out = tmp_path / codes.replace(" ", "_")
-        started[codes] = queue(slurm, tmp_path, _ONCE.format(out=out, codes=codes), codes.replace(" ", "_"))[0]
-    found = {codes: ended(slurm, number, cases[codes]) for codes, number in started.items()}
-    wrong = {
-        "0 0": "COMPLETED 0",
-        "64 64": "FAILED 64",
-        "65 65": "FAILED 65",
-        "78 78": "FAILED 78",
-        "70 69": "FAILED 70",
-    }
-    assert found == {codes: wrong.get(codes, "COMPLETED 0") for codes in cases}
-
-
-def test_three_allocations_that_come_to_nothing_are_the_last(slurm: Slurm, tmp_path: Path) -> None:
-    number, out = queue(slurm, tmp_path, "exit 69")
-    assert ended(slurm, number, 2) == "FAILED 78", said(out, number)
-    assert "not queued again: 3 allocations in a row" in said(out, number)
-    assert not list(tmp_path.glob("*.idle"))
-
-
 # Ranks that save when they are told to.
 _SAVES = 'trap "sleep 1; exit 75" TERM USR1; touch {out}.$SLURM_PROCID; for i in $(seq 6000); do sleep 0.1; done'
 
@@ -210,16 +167,3 @@ def test_a_preempted_job_goes_on_later(slurm: Slurm, tmp_path: Path) -> None:
     wait_restarted(slurm, number, 1)
     slurm.run("scancel", number)
     assert ended(slurm, number, 1).startswith("CANCELLED")
-
-
-def test_a_job_that_slurm_ends_at_its_limit_goes_on(slurm: Slurm, tmp_path: Path) -> None:
-    """Ranks that hear neither the signal nor SIGTERM."""
-    program = f'trap "" TERM USR1; touch {tmp_path}/x.$SLURM_PROCID; for i in $(seq 6000); do sleep 0.1; done'
-    number, out = queue(slurm, tmp_path, program, time=60, signal_before=10)
-    begun(out)
-    until = time.monotonic() + 150
-    while slurm.job(number)["Restarts"] != "1":
-        assert time.monotonic() < until, said(out, number)
-        time.sleep(0.5)
-    assert "queued again: time limit" in said(out, number)
-    slurm.run("scancel", number)

@@ -85,7 +85,7 @@ def test_a_slow_host_is_named(hosts: Cluster, schedule: Path, tmp_path: Path) ->
     run = start(hosts, schedule, tmp_path / "out", odd=2, init={"max_iter": 4000, "lr_iter": 8000}, DAWDLES="200")
     until = time.monotonic() + 300
     while (
-        found := re.search(r"(\S+) is slow: a device batch takes rank 2 \S+ s, (\S+) x the median", run[0].text)
+        found := re.search(r"rank 2 on (\S+) is slow: a device batch takes it \S+ s, (\S+) x the median", run[0].text)
     ) is None:
         assert time.monotonic() < until and run[0].started.process.poll() is None, run[0].text
         time.sleep(0.1)

@@ -99,28 +99,13 @@ def add(out: Path, stage: str) -> None:
     (out / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lines))
 
 
-def test_the_report_of_a_run_without_pushes_has_nothing_of_it(tmp_path: Path) -> None:
-    story = Story(tmp_path / "run").whole(0.6, 0.8, 0.9)
-    for form in ("markdown", "csv"):
-        text = report(story.out, "--format", form).stdout
-        assert "stale" not in text.lower() and "replica" not in text.lower()
-
-
 def test_the_report_says_how_stale_and_who(tmp_path: Path) -> None:
     story = Story(tmp_path / "out").whole(0.6, 0.8, 0.9)
     add(story.out, "init")
     assert STAGES["init"][0] == len(PUSHES)
     init, cyc1, _ = rows(story.out)
     assert (float(init["staleness_mean"]), init["staleness_max"]) == (1.0, "2") and cyc1["staleness_mean"] == ""
-    text = report(story.out).stdout
-    assert "## Replicas" in text
-    table = [
-        line.split("|")[1:-1] for line in text.partition("## Replicas")[2].splitlines() if line.startswith("| init")
-    ]
-    assert [[cell.strip() for cell in row] for row in table] == [
-        ["init", "0", "4", "66.7 %", "0.50", "1"],
-        ["init", "1", "2", "33.3 %", "2.00", "2"],
-    ]
+    assert "staleness: updates between the pull" in report(story.out).stdout
 
 
 def test_what_a_later_life_did_again_counts_once(tmp_path: Path) -> None:
@@ -132,14 +117,3 @@ def test_what_a_later_life_did_again_counts_once(tmp_path: Path) -> None:
     story.write(iterated("init", 4, staleness=1, replica=0))
     trained = look_at(story.out, "out", 900, lambda text: None).history.stages[0].trained
     assert trained is not None and trained.staleness == Staleness({0: {1: 1}, 3: {9: 3}})
-
-
-@pytest.mark.parametrize(
-    "push", ['"staleness": 4294967296, "replica": 0', '"staleness": -1, "replica": 0', '"staleness": 1']
-)
-def test_a_line_that_no_run_writes_is_no_end_of_a_report(tmp_path: Path, push: str) -> None:
-    story = Story(tmp_path / "out").whole(0.6, 0.8, 0.9)
-    text = (story.out / "log.jsonl").read_text()
-    line = next(line for line in text.splitlines() if '"Iterated"' in line and '"iter": 3' in line)
-    (story.out / "log.jsonl").write_text(text.replace(line, line.replace("}", f", {push}}}"), 1))
-    assert report(story.out).exit_code == 0

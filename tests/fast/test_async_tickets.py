@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stagerun.engine.asynchronous.tickets import END, Tickets
+from stagerun.engine.asynchronous.tickets import Tickets, Work
 
 
 class Job:
@@ -33,17 +33,15 @@ class Job:
             if pick(odds) == 0:
                 tickets.cut()
             replica = pick(self.replicas)
-            if pick(3) == 0:
-                tickets.ask(replica)
             if replica in ended:
                 continue
             if replica not in doing:
-                iteration = tickets.begin(replica)
-                if iteration == END:
-                    ended.add(replica)
-                elif iteration is not None:
-                    doing[replica] = iteration, [], []
+                work = tickets.begin(replica)
+                if isinstance(work, Work):
+                    doing[replica] = work.iteration, [], []
                     idle = 0
+                elif work:
+                    ended.add(replica)
                 continue
             iteration, pulled, pushed = doing[replica]
             if len(pulled) < 2:

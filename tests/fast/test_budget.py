@@ -11,17 +11,18 @@ from click import Option
 
 from stagerun.cli import COMMANDS, GROUPS
 from stagerun.language import tree
+from stagerun.language.layers import is_twin
 from stagerun.language.proto import stagerun_pb2
 
 ROOT = Path(__file__).parents[2]
 
-LINES = {"package": 84_450, "tests": 65_480}
-TOKENS = 621_400
-FILES = 483
+LINES = {"package": 75_180, "tests": 56_000}
+TOKENS = 548_300
+FILES = 459
 SCRIPTS = 22
 COMMANDS_AND_SUBCOMMANDS = 21, 6
 OPTIONS_OF_RUN = 20
-FIELDS = 250
+FIELDS = 210
 
 # No comments, docstrings or layout: what a reader has to understand.
 _LAYOUT = {
@@ -69,5 +70,6 @@ def test_commands_and_options() -> None:
 
 def test_fields_of_the_language() -> None:
     messages = stagerun_pb2.DESCRIPTOR.message_types_by_name.values()
-    count = Counter(kind.name for kind in messages for _ in tree.fields(kind))
+    # A duration and its twin in epochs are declared once.
+    count = Counter(kind.name for kind in messages for field in tree.fields(kind) if not is_twin(field))
     assert sum(count.values()) <= FIELDS, count

@@ -80,8 +80,7 @@ def test_the_last_life_leaves_out_what_compression_kept(tmp_path: Path) -> None:
     events: list[Event] = [run_started(), stage_started("trunk", dense_bytes=DENSE)]
     for i in range(1, 5001):
         events += [iterated("trunk", i, sent_bytes=i), compressed(i)]
-    records = logged(tmp_path / "log.jsonl", *events)
-    assert sum(record["event"] == "Indexed" for record in records) > 1
+    logged(tmp_path / "log.jsonl", *events)
     life = read_last_life(tmp_path / "log.jsonl")
     assert life is not None and life.seen[1][1] == events[1] and len(life.seen) == 2
     assert [e.sent_bytes for e in life.window] == list(range(4951, 5001)) and life.unreadable == 0
@@ -119,7 +118,7 @@ def test_the_report_says_what_was_sent(tmp_path: Path) -> None:
     add(story.out, {"init": DENSE}, {i: 10_000 * i for i in range(1, STAGES["init"][0] + 1)})
     init, cyc1, _ = rows(story.out)
     assert float(init["sent_bytes"]) == 35_000 and float(init["of_dense"]) == 0.035
-    assert float(cyc1["sent_bytes"]) == 2 * DENSE and float(cyc1["of_dense"]) == 1, "gradients as they are"
+    assert cyc1["sent_bytes"] == cyc1["of_dense"] == "", "gradients as they are"
     text = report(story.out).stdout
     assert "| of dense |" in text and "35.0 kB |    3.5 % |" in text and "sent: by rank 0 in an iteration" in text
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stagerun.base.errors import DataError
-from stagerun.data.datum import Fields, OtherChannels, _parse_usual, decode, parse, picture_of
+from stagerun.data.datum import Fields, OtherChannels, decode, parse, picture_of
 from stagerun.data.jpeg import Rectangle
 from stagerun.language.proto.caffe_pb2 import Datum
 
@@ -58,18 +58,6 @@ def test_a_grey_jpeg_among_colour_images_is_repeated() -> None:
     assert np.array_equal(single[:, :, 0], image[:, :, 0])
 
 
-def test_orientation_is_not_applied_as_in_caffe() -> None:
-    tiff = b"II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"  # orientation 6: a quarter turn
-    exif = b"Exif\0\0" + tiff
-    jpeg = encode(PHOTO)
-    turned = jpeg[:2] + b"\xff\xe1" + (len(exif) + 2).to_bytes(2, "big") + exif + jpeg[2:]
-    assert decode(record(turned), 3, 10)[0].shape == (60, 90, 3)
-
-
-def test_a_missing_label_is_zero() -> None:
-    assert decode(Datum(data=encode(PHOTO), encoded=True).SerializeToString(), 3, 10)[1] == 0
-
-
 @pytest.mark.parametrize("kind", [".jpg", ".png"])
 @pytest.mark.parametrize("options", [(), (cv2.IMWRITE_JPEG_PROGRESSIVE, 1), (cv2.IMWRITE_JPEG_RST_INTERVAL, 2)])
 def test_a_cut_off_file_is_never_half_a_picture(kind: str, options: tuple[int, ...]) -> None:
@@ -77,20 +65,6 @@ def test_a_cut_off_file_is_never_half_a_picture(kind: str, options: tuple[int, .
     decode(record(whole), 3, 10)
     for length in {*range(20, len(whole) - 1, 97), len(whole) // 2, len(whole) - 1, len(whole) - 2}:
         assert "cut off" in refused(record(whole[:length]))
-
-
-def test_a_thumbnails_end_marker_is_not_the_pictures() -> None:
-    thumbnail = b"Exif\0\0" + encode(PHOTO[:8, :8])
-    jpeg = encode(PHOTO)
-    whole = jpeg[:2] + b"\xff\xe1" + (len(thumbnail) + 2).to_bytes(2, "big") + thumbnail + jpeg[2:]
-    decode(record(whole), 3, 10)
-    assert "cut off" in refused(record(whole[: len(whole) // 2 + 400]))
-
-
-def test_bytes_after_the_end_marker_do_not_matter() -> None:
-    assert np.array_equal(
-        decode(record(encode(PHOTO) + b"\0" * 100), 3, 10)[0], decode(record(encode(PHOTO)), 3, 10)[0]
-    )
 
 
 def test_every_kind_of_bad_record_is_named() -> None:
@@ -181,25 +155,6 @@ def test_a_part_of_any_kind_of_picture_is_that_part_of_the_whole() -> None:
     for value in (raw(PHOTO), record(encode(PHOTO)), record(encode(PHOTO, ".png")), record(encode(GREY))):
         whole, _ = decode(value, 3, 10)
         assert np.array_equal(picture_of(parse(value), 3).decode(part), whole[11:31, 30:71])
-
-
-def test_a_number_without_an_end_is_found_at_once() -> None:
-    """Its value would grow with every byte: twenty seconds for a megabyte, and four times as long for two."""
-
-    class Counted(bytes):
-        reads = 0
-
-        def __getitem__(self, at: object) -> object:
-            self.reads += 1
-            return super().__getitem__(at)  # type: ignore[index]
-
-    value = Counted(b"\x28" + b"\xff" * (2 << 20))
-    assert _parse_usual(value) is None and value.reads < 20  # type: ignore[arg-type]
-    assert "not a Caffe Datum" in refused(bytes(value))
-    assert parse(b"\x28" + b"\xff" * 9 + b"\x01").label == -1  # ten bytes are the longest there are
-    assert _parse_usual(memoryview(Datum(label=-1, data=b"x").SerializeToString())) is not None, (
-        "protobuf would copy it"
-    )
 
 
 def test_other_channels_are_the_recipes_mistake() -> None:

@@ -84,8 +84,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / name).write_bytes(gzip.compress(idx_bytes(array)))
         digests[name] = hashlib.sha256(array.tobytes()).hexdigest()
     monkeypatch.setattr(fashion, "DIGESTS", digests)
-    parts = tuple(fashion.Part(p.folder, p.images, p.labels, n) for p, n in zip(fashion.PARTS, (30, 10), strict=True))
-    monkeypatch.setattr(fashion, "PARTS", parts)
+    monkeypatch.setattr(fashion, "PARTS", (("train_lmdb", "train", 30), ("test_lmdb", "t10k", 10)))
     monkeypatch.delenv(fashion.ENVIRONMENT, raising=False)
     monkeypatch.setattr(fashion, "SYSTEM_FOLDER", str(tmp_path / "not-installed"))
     return folder
@@ -116,19 +115,9 @@ def test_fashion_takes_what_a_killed_run_left(small: Path, tmp_path: Path, monke
     made = (tmp_path / "out" / "train_lmdb" / "data.mdb").stat().st_mtime_ns
     (tmp_path / "out" / "test_lmdb" / "data.mdb").unlink()
     (tmp_path / "out" / "test_lmdb").rename(tmp_path / "out" / "test_lmdb.partial-0123")
-    (tmp_path / "out" / "files.partial-xyz").mkdir()
     fashion.make(str(tmp_path / "out"), lambda _: None)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["test_lmdb", "train_lmdb"]
     assert (tmp_path / "out" / "train_lmdb" / "data.mdb").stat().st_mtime_ns == made
-
-
-def test_fashion_from_the_installed_package_before_any_network(
-    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fashion, "SYSTEM_FOLDER", str(small))
-    monkeypatch.setattr(fashion, "_download", lambda *_: pytest.fail("asked the network"))
-    fashion.make(str(tmp_path / "out"), lambda _: None)
-    assert len(LmdbSource(str(tmp_path / "out" / "test_lmdb"), 10)) == 10
 
 
 def test_fashion_goes_on_to_the_next_source_when_one_holds_something_else(
@@ -166,9 +155,3 @@ def test_a_named_folder_without_the_files_is_not_passed_over(
     monkeypatch.setenv(fashion.ENVIRONMENT, str(tmp_path))
     with pytest.raises(DataError, match=r"\$FASHION_MNIST_DIR: .* is not there"):
         fashion.make(str(tmp_path / "out"), lambda _: None)
-
-
-def test_a_mirror_that_refuses_is_unavailable(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fashion, "MIRROR", "http://127.0.0.1:9/")
-    with pytest.raises(Unavailable, match="train-images"):
-        fashion._download(tmp_path / "files", lambda _: None)

@@ -3,7 +3,6 @@
 import errno
 import os
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 from stagerun.base.errors import DataError, StorageError
 from stagerun.data import index
 from stagerun.data.indexing import build
-from stagerun.data.records import LmdbSource, Room
+from stagerun.data.records import LmdbSource
 from stagerun.data.write import write_lmdb
 from stagerun.language.proto.caffe_pb2 import Datum
 from stagerun.system.lmdb_file import check_file
@@ -54,27 +53,6 @@ def test_the_map_grows_as_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("stagerun.data.write._FIRST_MAP_SIZE", 1 << 16)
     assert write_lmdb(str(tmp_path / "db"), (bytes(5000) for _ in range(1500))) == 1500
     assert len(LmdbSource(str(tmp_path / "db"), 1500)) == 1500
-
-
-def test_one_file_may_be_read_by_several_at_once(made: str) -> None:
-    first, second = LmdbSource(made), LmdbSource(made)
-    wrong: list[int] = []
-
-    def read() -> None:
-        wrong.extend(i for i in range(300) if second.get(i)[1] != VALUES[i])
-
-    threads = [threading.Thread(target=read) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong and first.get(7)[1] == VALUES[7]
-
-
-def test_a_file_stays_open_for_the_one_that_is_left(made: str) -> None:
-    first, second = LmdbSource(made), LmdbSource(made)
-    del second
-    assert first.get(7)[1] == VALUES[7]
 
 
 def refused(path: Path | str, images: int | None = None) -> str:
@@ -131,12 +109,6 @@ def test_an_existing_folder_is_left_alone(tmp_path: Path, made: str) -> None:
         write_lmdb(str(tmp_path / "link"), (pytest.fail("it has begun") for _ in range(1)))
 
 
-def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError):
-        write_lmdb(str(tmp_path / "file" / "db"), VALUES)
-
-
 def test_the_side_file_says_where_records_are_and_a_stale_one_is_refused(made: str) -> None:
     shutil.rmtree(made)
     write_lmdb(made, RECORDS)
@@ -191,10 +163,3 @@ def test_reads_in_parts_are_put_together(made: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "preadv", lambda fd, buffers, at: whole(fd, [buffers[0][:37]], at))
     source = LmdbSource(made)
     assert source.get(123)[1] == VALUES[123]
-
-
-def test_one_room_serves_records_of_any_size(made: str) -> None:
-    source, room = LmdbSource(made), Room()
-    for i in (5, 299, 0, 150):
-        assert bytes(source.read(i, room)) == VALUES[i]
-    source.expect([1, 2, 299])

@@ -146,12 +146,6 @@ def test_random_resize_sets_the_shorter_side_and_keeps_the_shape() -> None:
     assert all(apply(image, d).shape == (20, 20, 3) for d in draws_of(param, 30, 41, 10))
 
 
-def test_random_crops_reach_every_corner() -> None:
-    param = Transform(crop_size=28)
-    places = {(d.crop.top, d.crop.left) for d in draws_of(param, 30, 31) if d.crop}
-    assert places == {(top, left) for top in range(3) for left in range(4)}
-
-
 def test_an_evaluation_crops_the_centre_rounded_down_and_draws_nothing() -> None:
     image = np.arange(31 * 30 * 1, dtype=np.uint32).astype(np.uint8).reshape(31, 30, 1)
     param = Transform(crop_size=24, mirror=True)
@@ -191,10 +185,6 @@ def test_a_feature_draws_nothing_of_another() -> None:
         ]
         cut = draws_of(replace(plain, cutout_size=8), 256, 256, 20)
         assert [replace(d, cutout=None) for d in cut] == before and all(d.cutout for d in cut)
-        lit = draws_of(replace(plain, lighting_std=0.1), 256, 256, 20)
-        assert [replace(d, lighting=None) for d in lit] == before and all(d.lighting for d in lit)
-        both = draws_of(replace(plain, lighting_std=0.1, cutout_size=8), 256, 256, 20)
-        assert [d.cutout for d in both] == [d.cutout for d in cut]
 
 
 def test_cutouts_lie_inside_and_reach_every_place_as_often() -> None:
@@ -216,20 +206,8 @@ def test_a_cutout_lies_in_the_image_as_it_is_at_the_end() -> None:
         draws_of(Transform(pad=2, cutout_size=13), 8, 30, 1)
 
 
-def test_an_evaluation_has_neither_cutout_nor_lighting_nor_a_random_rectangle() -> None:
-    param = Transform(crop_size=8, cutout_size=4, lighting_std=0.1, random_resized_crop=RandomResizedCrop())
-    assert draw(param, None, 10, 12) == Draw(crop=Rectangle(1, 2, 8, 8))
-
-
 def test_reflected_padding_needs_more_pixels_than_it_adds() -> None:
     param = Transform(pad=4, pad_mode=PadMode.REFLECT)
     assert draw(param, None, 5, 5) == Draw(pad=4, pad_mode=PadMode.REFLECT)
     with pytest.raises(DataError, match=r"4 x 9 pixels .* pad: 4"):
         draw(param, None, 4, 9)
-
-
-def test_a_random_resized_crop_is_resized_to_the_crop_and_nothing_else() -> None:
-    param = Transform(crop_size=16, random_resized_crop=RandomResizedCrop(interp_mode=InterpMode.ANTIALIAS))
-    for d in draws_of(param, 40, 30, 50):
-        assert d.part is not None
-        assert d == Draw(part=d.part, size=(16, 16), interp_mode=InterpMode.ANTIALIAS, crop=Rectangle(0, 0, 16, 16))

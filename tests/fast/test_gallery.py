@@ -294,28 +294,6 @@ def test_rates_are_those_that_real_caffe_writes(name, stage, table):
         assert knobs(iter).lr == pytest.approx(lr, rel=1e-6, abs=1e-9), iter
 
 
-# Values that are published as numbers.
-@pytest.mark.parametrize(
-    ("name", "stage", "iter", "lr", "digits"),
-    [
-        ("resnet50_72ep", "init", 1560, 1.4667, 4),
-        ("resnet50_72ep", "cyc2", 1000, 0.5738, 4),
-        ("resnet50_72ep", "cyc3", 1000, 0.4296, 4),
-        ("resnet50_72ep", "init", 7799, 0.9334, 4),
-        ("resnet50_448nodes", "main", 446, 4.534, 3),
-        ("resnet50_448nodes", "main", 7638, 0.24, 2),
-        ("resnet50_24k_90ep", "main", 260, 4.8, 12),
-        ("imagenet_18min", "px128_bs64", 937, 3.76, 2),
-        ("imagenet_18min", "px224_bs192", 937, 0.0564, 12),
-        ("imagenet_18min", "px288_bs128", 1016, 0.00376, 12),
-        ("cifar10_resnet9_24ep", "main", 484, 0.4, 12),
-        ("cifar10_resnet9_24ep", "main", 2327, 0.0, 12),
-    ],
-)
-def test_rates_that_the_sources_name(name, stage, iter, lr, digits):
-    assert round(make_knobs(load(SOLVERS / name).stage(stage).solver)(iter).lr, digits) == lr
-
-
 # -- what else the sources say
 
 

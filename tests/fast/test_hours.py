@@ -178,19 +178,18 @@ def test_where_an_allocation_ends() -> None:
     end = found(110 + 13 + 1.5 + 2)
     assert (end.stage, end.iter, end.last, end.finished, end.epoch) == ("trunk", 13, 20, (), 1.3)
     # The last 3 seconds are for the snapshot: told to stop, it is that of iteration 11, and that of 12 is not on disk yet.
-    assert end.stop_iter == 10 and (end.saved_stage, end.saved_iter, end.lost) == ("trunk", 10, 3)
+    assert end.stop_iter == 10 and (end.saved_stage, end.saved_iter) == ("trunk", 10)
     later = found(110 + 15 + 1.5 + 2)
-    assert (later.iter, later.stop_iter, later.saved_iter, later.lost) == (14, 12, 12, 2)
-    assert later.lost_seconds == 2.0
+    assert (later.iter, later.stop_iter, later.saved_iter) == (14, 12, 12)
 
 
 def test_where_nothing_is_saved_it_goes_on_from_the_parent_or_the_seed() -> None:
     early = found(110 + 4)
-    assert (early.stage, early.iter, early.saved_stage, early.lost) == ("trunk", 4, "", 4)
+    assert (early.stage, early.iter, early.saved_stage) == ("trunk", 4, "")
     assert "starts again from the seed" in render_budget(early)
     child = found(100 + 44 + 10 + 7)
     assert (child.stage, child.iter, child.finished) == ("long", 7, ("trunk",))
-    assert (child.saved_stage, child.saved_iter, child.lost) == ("trunk", 20, 7)
+    assert (child.saved_stage, child.saved_iter) == ("trunk", 20)
     branch = found(100 + 44 + 49 + 10 + 6)
     assert (branch.stage, branch.iter, branch.saved_stage, branch.saved_iter) == ("collapse", 6, "trunk", 12)
     assert branch.epoch == pytest.approx((12 + 6) * 100 / 1000)
@@ -200,7 +199,7 @@ def test_an_evaluation_that_is_cut_off_is_made_again() -> None:
     end = found(110 + 20 + 4 + 2 + 3 + 1)
     assert end.testing and (end.stage, end.iter) == ("trunk", 20)
     assert "trunk is saved by then, and is evaluated again" in render_budget(end)
-    assert end.allocations is not None and end.allocations == end.killed_allocations == 4
+    assert end.allocations == 4
 
 
 def test_only_what_is_left_is_in_a_budget() -> None:
@@ -243,15 +242,10 @@ def test_ensembles_come_last() -> None:
 
 def test_how_many_allocations() -> None:
     # 100 of opening, 10 of start, 22 for the rest. Told to stop: trunk at 15; its end; long at 18; its end; the collapse.
-    # Killed: trunk at 15; its end; long at 10; at 20; its end; the collapse.
     end = found(132)
-    assert (end.allocations, end.killed_allocations) == (5, 6)
+    assert end.allocations == 5
     assert "5 allocations of 2 min 12 s in all: the same command goes on" in render_budget(end)
-    assert "6 if each is killed" in render_budget(end)
-    # Too short to come to a snapshot; to an iteration; to a start.
-    never = found(118)
-    assert never.allocations is not None and never.killed_allocations is None
-    assert "set a smaller `snapshot`" in render_budget(never)
+    # Too short to come to an iteration; to a start.
     assert found(111).allocations is None and found(50).allocations is None
     assert "it gets nowhere" in render_budget(found(50))
 
@@ -264,8 +258,7 @@ def test_a_budget_agrees_with_the_hours(seconds: float, iter: int) -> None:
     whole = HOURS.opening + sum(p.total for p in left(plan, HOURS).values() if p is not None)
     assert end.total == pytest.approx(whole) and end.done == (seconds >= end.total)
     if not end.done:
-        assert 0 <= end.lost <= end.iter <= end.last and end.stop_iter <= end.iter
-        assert end.allocations is None or end.killed_allocations is None or end.allocations <= end.killed_allocations
+        assert 0 <= end.stop_iter <= end.iter <= end.last
 
 
 # -- what a run measured

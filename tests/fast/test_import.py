@@ -12,13 +12,12 @@ import pytest
 from PIL import Image
 
 from stagerun.base import order
-from stagerun.base.errors import DataError, ResumeRefused, UsageError
+from stagerun.base.errors import DataError, UsageError
 from stagerun.data import datum, index
 from stagerun.data.importing import engine
 from stagerun.data.importing.engine import Job, Result, run
 from stagerun.data.importing.images import ImportOptions, ImportWork
 from stagerun.data.indexing import build
-from stagerun.data.records import LmdbSource
 from stagerun.language.proto.caffe_pb2 import Datum
 from stagerun.system.imports import REPORT
 from stagerun.system.lmdb_file import SIDE_FILE
@@ -89,14 +88,6 @@ def test_classes_mix(tmp_path: Path) -> None:
     assert [record.label for record in records(tmp_path / "other").values()] != labels
 
 
-def test_a_trial_is_the_beginning_of_the_whole(tmp_path: Path) -> None:
-    images = [(f"{i}.jpg", i % 3, made_images.jpeg(i, 8, 8)) for i in range(40)]
-    made(Given(*images), tmp_path / "out")
-    assert made(Given(*images), tmp_path / "trial", limit=7).records == 7
-    assert list(records(tmp_path / "trial").items()) == list(records(tmp_path / "out").items())[:7]
-    assert made(Given(*images), tmp_path / "large", limit=1000).records == 40
-
-
 def test_odd_images_are_taken_by_rule_and_listed(tmp_path: Path) -> None:
     cmyk = tmp_path / "cmyk.jpg"
     Image.fromarray(np.full((20, 30, 4), 90, np.uint8), "CMYK").save(cmyk)
@@ -147,20 +138,10 @@ def test_files_that_are_ignored_are_counted_and_listed(tmp_path: Path) -> None:
     assert records(tmp_path / "out") == records(tmp_path / "plain")
     report = (tmp_path / "out" / REPORT).read_text()
     assert report.endswith(
-        "\nignored by name: 6 files (.heic 2, .txt 2, no extension 2)\n"
+        "\nignored: 6 files (.heic 2, .txt 2, no extension 2)\n"
         + "".join(f"n00000001/{name}\n" for name in sorted(names[:-1])).replace("line\nb", "line?b")
     )
     assert made(found, tmp_path / "out").already  # the report is still known as its own
-
-
-def test_the_report_lists_a_thousand_ignored_files(tmp_path: Path) -> None:
-    source = Given(("a/1.jpg", 0, made_images.jpeg(1)))
-    source.ignored = tuple(f"a/{i}.x{i % 11}" for i in range(1003))
-    made(source, tmp_path / "out")
-    lines = (tmp_path / "out" / REPORT).read_text().splitlines()
-    assert lines[-1] == "and 3 more" and lines[-2] == "a/999.x9" and lines[-1001] == "a/0.x0"
-    assert lines[-1002].startswith("ignored by name: 1003 files (.x0 92,")
-    assert lines[-1002].endswith(".x6 91, other extensions 273)")
 
 
 def test_links_that_lead_nowhere_and_pipes_are_images_that_cant_be_read(tmp_path: Path) -> None:
@@ -262,68 +243,6 @@ def test_the_side_file_is_the_one_that_index_makes(tmp_path: Path, options: dict
     stored = (tmp_path / "out" / SIDE_FILE).read_bytes()
     index.save(build(str(tmp_path / "out"), threads=2, classes=Given.classes), str(tmp_path / "out"))
     assert (tmp_path / "out" / SIDE_FILE).read_bytes() == stored
-
-
-def test_a_run_can_read_it(tmp_path: Path) -> None:
-    source = made_images.class_folders(tmp_path / "images", 12)
-    made(open_source(str(source), SourceOptions()), tmp_path / "out")
-    reader = LmdbSource(str(tmp_path / "out"), 12)
-    assert reader.index is not None
-    key, record = reader.get(11)
-    assert key.startswith(b"00000011_n0") and datum.decode(record, 3, 3)[0].shape[2] == 3
-
-
-@pytest.mark.usefixtures("small_commits")
-@pytest.mark.parametrize("change", ["another", "newer", "gone", "there now", "mended"])
-def test_files_that_change_before_it_goes_on_are_not_mixed_with_those_before(tmp_path: Path, change: str) -> None:
-    source = made_images.class_folders(tmp_path / "images")
-    first = source / "n00000000" / "0.JPEG"
-    if change == "there now":
-        first.rename(tmp_path / "elsewhere")
-        first.symlink_to(tmp_path / "there")
-    if change == "mended":
-        first.write_bytes(first.read_bytes()[:-30])
-    listed = tmp_path / "list"
-    listed.write_text("".join(f"{path.relative_to(source)} 0\n" for path in [first, *sorted(source.glob("*/[1-9]*"))]))
-    options = SourceOptions(root=str(source))
-
-    def go_on(**more: Any) -> Result:
-        work = ImportWork(open_source(str(listed), options), "given", ImportOptions(seed=None))
-        return run(work, str(tmp_path / "out"), Job(threads=2, max_bad=1, **more))
-
-    assert not go_on(stop=iter([False] * 20 + [True]).__next__).complete
-    if change == "another":
-        times = first.stat().st_atime_ns, first.stat().st_mtime_ns
-        first.write_bytes(made_images.jpeg(99))
-        os.utime(first, ns=times)
-    elif change == "gone":
-        first.unlink()
-    elif change == "there now":
-        (tmp_path / "elsewhere").rename(tmp_path / "there")
-    else:
-        os.utime(first, ns=(1, 1))
-    with pytest.raises(ResumeRefused, match=r"n00000000/0\.JPEG: has changed since it was imported") as error:
-        go_on()
-    assert "--restart" in error.value.hint
-    assert go_on(restart=True).started_at == 0
-
-
-@pytest.mark.usefixtures("small_commits")
-def test_files_that_stay_as_they_were_are_gone_on_with(tmp_path: Path) -> None:
-    source = made_images.class_folders(tmp_path / "images")
-    (source / "n00000000" / "3.JPEG").write_bytes(b"")
-    with (source / "n00000000" / "6.JPEG").open("wb") as file:
-        file.truncate((1 << 28) + 1)
-    work = ImportWork(open_source(str(source), SourceOptions()), "given", ImportOptions())
-    stop = iter([False] * 20 + [True]).__next__
-    assert not run(work, str(tmp_path / "out"), Job(threads=2, max_bad=2, stop=stop)).complete
-    assert run(work, str(tmp_path / "out"), Job(threads=2, max_bad=2)).started_at > 0
-
-
-def test_nothing_to_import(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="there are no images"):
-        made(Given(), tmp_path / "out")
-    assert os.listdir(tmp_path) == []
 
 
 def test_an_option_that_does_nothing_is_refused(tmp_path: Path) -> None:

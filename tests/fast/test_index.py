@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from stagerun.base.errors import DataError, PermissionDenied, StorageError
 from stagerun.base.recipe import InterpMode, RandomResize, Transform
 from stagerun.base.snapshots import same_set
-from stagerun.data import index, lmdb_offsets
+from stagerun.data import index
 from stagerun.data.datum import decode
 from stagerun.data.index import load, save
 from stagerun.data.indexing import build, build_with
@@ -77,12 +77,6 @@ def test_every_record_lies_where_it_is_said_to(tmp_path: Path) -> None:
         for key in some:
             txn.delete(key)
     assert found_by_offset(path).keys() == records.keys() - set(some)
-
-
-@pytest.mark.parametrize("count", [0, 1, 2])
-def test_few_records_or_none(tmp_path: Path, count: int) -> None:
-    records = {b"%d" % i: b"v" * i for i in range(count)}
-    assert found_by_offset(write(tmp_path / "db", records)) == records
 
 
 def test_another_kind_of_lmdb_is_refused(tmp_path: Path) -> None:
@@ -153,23 +147,6 @@ def test_nodes_that_share_bytes_do_not_make_gigabytes(tmp_path: Path) -> None:
         most = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert "data.mdb: is damaged" in error.value.message and most < 8 << 20
-
-
-def test_reading_ends_where_there_are_more_records_than_the_header_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write(tmp_path / "db", {b"%06d" % i: bytes(900) for i in range(400)})
-    file = Path(path) / "data.mdb"
-    data, read = bytearray(file.read_bytes()), []
-    for page in (0, 4096):
-        struct.pack_into("<Q", data, page + 16 + 24 + 48 + 32, 7)
-    file.write_bytes(data)
-    leaves = lmdb_offsets._read_leaves
-    monkeypatch.setattr(lmdb_offsets, "_PAGES_AT_ONCE", 2)
-    monkeypatch.setattr(lmdb_offsets, "_read_leaves", lambda *args: read.append(1) or leaves(*args))
-    with pytest.raises(DataError, match="its header says 7 records, but there are more"):
-        offsets_of(path)
-    assert len(read) <= 2, "of about a hundred"
 
 
 def test_a_tree_that_names_a_page_again_and_again_ends(tmp_path: Path) -> None:
@@ -245,15 +222,6 @@ def test_a_side_file_without_the_deviation_is_still_read(tmp_path: Path, monkeyp
     save(made, path)
     loaded = load(path)
     assert loaded is not None and loaded.facts == replace(made.facts, deviation_bgr=())
-
-
-def test_the_fingerprint_is_the_records_alone(tmp_path: Path) -> None:
-    records = {b"%08d" % i: datum(i) for i in range(8)}
-    one = build(write(tmp_path / "one", records)).facts
-    other = build(write(tmp_path / "other", records, per_commit=2)).facts
-    assert one.fingerprint == other.fingerprint and one.transaction != other.transaction
-    moved = {b"%08d" % i: datum(7 - i) for i in range(8)}
-    assert build(write(tmp_path / "moved", moved)).facts.fingerprint != one.fingerprint
 
 
 def test_records_that_no_stage_could_use_are_all_named(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 """One verdict for all workers, and what a worker does about signals."""
 
-import os
+import shutil
 import signal
 import threading
-from collections.abc import Callable
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from stagerun.launch import StopRequest, local
 from stagerun.launch.folder import Report, ask
 from stagerun.launch.local import verdict
+from stagerun.system import signals
 from stagerun.train.command import RunOptions, stopped_after
 
 KILLED = (
@@ -35,7 +36,7 @@ KILLED = (
         ([Report(0, 69, "peers are gone")], {0: 69, 1: -9}, (69, KILLED)),
         ([], {1: -9, 2: -9}, (69, KILLED)),
         ([Report(0, 69, "peers are gone"), Report(1, 74, "full")], {0: 69, 1: 74, 2: -9}, (74, "full")),
-        # The agent ends the others after a death; a report says more than that signal.
+        # The others are ended after a death; a report says more than that signal.
         ([Report(0, 69, "lost"), Report(1, 69, "lost too")], {0: -15, 1: 69}, (69, "lost")),
         # Stopped on demand.
         ([Report(0, 75, ""), Report(1, 75, "")], {}, (75, "")),
@@ -73,69 +74,44 @@ def test_a_stop_request_waits_to_be_asked() -> None:
             signal.signal(name, handler)
 
 
-class Clock:
-    """Stands for threading.Timer: it strikes when the test says."""
-
-    made: list["Clock"]
-
-    def __init__(self, seconds: float, strike: Callable[[], None]) -> None:
-        self.seconds, self.strike = seconds, strike
-        self.running = self.daemon = False
-        self.made.append(self)
-
-    def start(self) -> None:
-        self.running = True
-
-    def cancel(self) -> None:
-        self.running = False
-
-
-def test_stop_after_is_a_signal_to_the_command_itself(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    Clock.made = []
-    monkeypatch.setattr(threading, "Timer", Clock)
-    before = signal.getsignal(signal.SIGTERM)
+def test_stop_after_is_a_signal_to_the_command_itself(capfd: pytest.CaptureFixture[str]) -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         stop = StopRequest()
         stop.install()
-        with stopped_after(2700.0):
-            (clock,) = Clock.made
-            assert clock.running and clock.daemon and clock.seconds == 2700.0 and not stop()
-            clock.strike()
-            assert stop() and stop.signal is signal.SIGTERM
-        assert not clock.running, "a command that has ended is not stopped"
+        with stopped_after(60.0), stopped_after(0.05):
+            end = time.monotonic() + 60
+            while not stop() and time.monotonic() < end:
+                time.sleep(0.01)
+        assert stop.signal is signal.SIGTERM
         first, second = filter(None, capfd.readouterr().err.splitlines())
-        assert first == "--stop-after 45 min 00 s: the time is up"
+        assert first == "--stop-after 0 s: the time is up"
         assert second == "SIGTERM: stopping after this iteration, to save"
+        with stopped_after(0.05):
+            pass
         stop.settle(0)
-        clock.strike()  # all is done, and nothing is left to stop
+        time.sleep(0.1)  # a command that has ended is not stopped
         assert capfd.readouterr().err == ""
     finally:
-        signal.signal(signal.SIGTERM, before)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_the_clock_of_rank_0_alone_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    Clock.made = []
-    monkeypatch.setattr(threading, "Timer", Clock)
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     with stopped_after(60.0):
-        assert not Clock.made
-    monkeypatch.setenv("RANK", "0")
-    with stopped_after(60.0), stopped_after(None):
-        assert len(Clock.made) == 1
+        assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
 
 
 def test_workers_that_the_command_starts_have_no_clock() -> None:
     assert RunOptions("d", stop_after=60.0).arguments() == ["run", "d"]
 
 
-def test_the_agents_sigterm_is_not_announced_and_the_launchers_is_once(
+def test_a_sigterm_after_a_death_is_not_announced_and_the_launchers_is_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The agent ends workers by SIGTERM when another is gone. A scheduler sends signals to all processes alike, and that of the
+    """The launcher ends workers by SIGTERM when another is gone. A scheduler sends signals to all processes alike, and that of the
     launcher comes a little later."""
     monkeypatch.setenv("STAGERUN_REPORT_DIR", str(tmp_path))
     before = signal.getsignal(signal.SIGTERM)
@@ -154,30 +130,27 @@ def test_the_agents_sigterm_is_not_announced_and_the_launchers_is_once(
 
 
 def test_only_what_no_launcher_holds_any_more_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a lock: a launcher in another container that shares /tmp has a number that means nothing here."""
+    """By a lock: a launcher in another container that shares /tmp has a number that means nothing here. Links are not followed: who may
+    write to /tmp can make one, to any file or folder of ours."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    folder, young = tmp_path / f"{local.FOLDER_PREFIX}one", tmp_path / f"{local.FOLDER_PREFIX}two"
-    folder.mkdir()
-    young.mkdir()  # just being made
-    held = local._claim(folder)
-    local.sweep()
-    assert folder.exists() and young.exists()
-    os.close(held)  # as the kernel does when it ends
-    local.sweep()
-    assert not folder.exists() and young.exists()
-
-
-def test_a_link_is_not_followed_by_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who may write to /tmp can make one, to any file or device of ours."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    folder, link = tmp_path / f"{local.FOLDER_PREFIX}one", tmp_path / f"{local.FOLDER_PREFIX}two"
+    young, beside, link, odd = (tmp_path / f"{local.FOLDER_PREFIX}{n}" for n in ("young", "x", "link", "odd"))
     beside = tmp_path / "beside"
-    for made in (folder, beside):
+    for made in (young, beside, odd):
         made.mkdir()
-    link.symlink_to(beside)
     (beside / "launcher").touch()
-    (folder / "launcher").symlink_to(beside / "launcher")
-    opened: list[object] = []
-    monkeypatch.setattr("fcntl.flock", lambda *_: opened.append(1))
-    local.sweep()
-    assert folder.exists() and not opened
+    link.symlink_to(beside)
+    (odd / "launcher").symlink_to(beside / "launcher")
+    monkeypatch.setenv("STAGERUN_REPORT_DIR", "")
+    monkeypatch.setenv("STAGERUN_LAUNCHER_PID", "")
+    before = {number: signal.getsignal(number) for number in signals.stop_signals()}
+    with local.supervised(60.0) as held:
+        shutil.copytree(held.folder, tmp_path / f"{local.FOLDER_PREFIX}killed")
+        local.sweep()
+        assert folders(tmp_path) == {young, link, odd, held.folder}
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    assert folders(tmp_path) == {young, link, odd} and (beside / "launcher").exists()
+
+
+def folders(temporary: Path) -> set[Path]:
+    return set(temporary.glob(f"{local.FOLDER_PREFIX}*"))

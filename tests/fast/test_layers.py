@@ -39,9 +39,6 @@ TOOL_IMPORTS_TOOL = {
     ("library", "tools.report.table"),
     ("library", "tools.weights.selection"),
     # The page shows what the commands print, of the same values.
-    ("view", "tools.data.contact_sheet"),
-    ("view", "tools.data.show"),
-    ("view", "tools.diff.command"),
     ("view", "tools.plan.why"),
     ("view", "tools.lint"),
     ("view", "tools.plan.command"),
@@ -49,12 +46,10 @@ TOOL_IMPORTS_TOOL = {
     ("view", "tools.report.compare"),
     ("view", "tools.report.history"),
     ("view", "tools.report.look"),
-    ("view", "tools.report.read_log"),
     ("view", "tools.report.replay"),
     ("view", "tools.report.table"),
     ("view", "tools.status.command"),
     # Pictures are read, cut and shown as the LMDBs' are.
-    ("weights", "tools.data.contact_sheet"),
     ("weights", "tools.data.pictures"),
 }
 # The engine gets values and yields events: it knows no files, no plan and no snapshots.

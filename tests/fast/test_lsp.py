@@ -7,17 +7,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from stagerun.base.errors import UsageError
 from stagerun.cli import main
-from stagerun.language import load
 from stagerun.tools.lsp import names
 from stagerun.tools.lsp.actions import fix
 from stagerun.tools.lsp.complete import proposals
 from stagerun.tools.lsp.folder import Folder, folder_of, look
-from stagerun.tools.lsp.hints import beside
 from stagerun.tools.lsp.hover import hover_text
 from stagerun.tools.lsp.names import changed_text
-from stagerun.tools.lsp.place import Place, Text, folds, place_at
+from stagerun.tools.lsp.place import Place, Text, place_at
 
 TREE = """\
 name: "t"
@@ -88,7 +85,6 @@ def test_any_text_has_places() -> None:
     for _ in range(300):
         text = Text(" ".join(rng.choices(words, k=rng.randint(0, 40))))
         place_at(text, kind, rng.randint(0, len(text.text)))
-        assert all(first < last for first, last in folds(text))
 
 
 # -- diagnostics
@@ -138,7 +134,7 @@ def test_hover_is_explain_or_the_manual(folder: Path) -> None:
     shown = hovered(folder, TREE.replace("base_lr: 0.2", "base_|lr: 0.2"))
     assert "side_trunk_100  0.2" in shown and "Learning rate that the policy starts from" in shown
     assert "data.train.images   6400" in hovered(folder, TREE.replace("images: 6400", "ima|ges: 6400"))
-    assert "both.members" in hovered(folder, TREE.replace("members", "mem|bers"))
+    assert "Ensemble.members" in hovered(folder, TREE.replace("members", "mem|bers"))
     broken = hovered(folder, TREE.replace("base_lr: 0.2", "base_|lr: 0.2 oops: 1"))
     assert broken.startswith("Solver.base_lr   number")
     assert "DISTILL\n" in hovered(folder, TREE.replace("DISTILL", "DIST|ILL"))
@@ -196,44 +192,6 @@ def test_definitions(folder: Path) -> None:
     assert defined(folder, TREE.replace("max_epoch", "max_|epoch")) == ""
 
 
-def rename(folder: Path, old: str, new: str) -> dict[str, str]:
-    """The texts after it, by the files' names."""
-    found = look(str(folder), {})
-    texts = {str(folder / name): Text((folder / name).read_text()) for name in found.kinds}
-    edits = names.renamed(found, texts, old, new)
-    return {Path(path).name: changed_text(text.text, edits.get(path, [])) for path, text in texts.items()}
-
-
-def test_a_renamed_stage_is_the_same_schedule(folder: Path) -> None:
-    before = load(folder)
-    changed = rename(folder, "trunk", "stem")
-    for name, text in changed.items():
-        (folder / name).write_text(text)
-    assert changed["schedule.prototxt"] == (
-        TREE.replace('name: "trunk"', 'name: "stem" solver: "trunk.prototxt"')
-        .replace('["trunk@100", "trunk"]', '["stem@100", "stem"]')
-        .replace("side_trunk_100", "side_stem_100")  # a name that was made of it
-        .replace('"trunk" }', '"stem" }')
-        .replace('"side", "trunk"', '"side", "stem"')
-    )
-    after = load(folder)
-    assert [dict(a.identity) for a in after.stages] == [dict(b.identity) for b in before.stages]
-    assert rename(folder, "side", "x")["schedule.prototxt"].count("side") == 0
-
-
-def test_what_cannot_be_renamed_is_said(folder: Path) -> None:
-    for old, new, says in [
-        ("trunk", "end", "that would be a mistake"),
-        ("trunk", "a b", "can't be the name"),
-        ("side_trunk", "x", "not the name of one"),
-    ]:
-        with pytest.raises(UsageError, match=says):
-            rename(folder, old, new)
-    folder.joinpath("trunk.prototxt").write_text("x")
-    with pytest.raises(UsageError, match="mend them first"):
-        rename(folder, "trunk", "stem")
-
-
 # -- actions, hints
 
 
@@ -265,20 +223,6 @@ def test_a_hint_that_would_not_help_is_none(folder: Path, wrong: str) -> None:
     typed = {path: text.text}
     mistakes = look(str(folder), typed).mistakes
     assert mistakes and not any(fix(look(str(folder), typed), text, problem) for problem in mistakes)
-
-
-def test_epochs_stand_beside_iterations_and_rates_beside_stages(folder: Path) -> None:
-    schedule = load(folder)
-    lines = TREE.splitlines()
-    words = [
-        (lines[one.span.line - 1][one.span.column - 1 :][: one.span.width], one.text)
-        for one in beside(schedule, f"{folder}/schedule.prototxt")
-    ]
-    first = dict(reversed(words))
-    assert first["50"] == "= 0.50 epochs" and first["2"] == "= 200 iterations"
-    assert first['"trunk"'] == "200 iterations, 0.1 -> 0.1"
-    assert '"fixed"' not in first  # the stages that share the line have other rates
-    assert [one.text for one in beside(schedule, f"{folder}/trunk.prototxt")] == ["= 2 epochs"]
 
 
 # -- the server

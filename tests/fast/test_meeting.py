@@ -9,11 +9,9 @@ import pytest
 from stagerun.base.errors import PeerError
 from stagerun.launch import ancestors, meeting
 from stagerun.launch.addresses import Interface, by_default
-from stagerun.launch.meeting import Card, agree, choose, job_number, meet, place_note, port_of
+from stagerun.launch.meeting import Card, agree, choose, job_number, meet, port_of
 from stagerun.system.process import Process
 from stagerun.system.world import World
-
-ALONE = ("10.1.0.1/24",)
 
 
 @pytest.mark.parametrize(
@@ -34,15 +32,6 @@ def test_the_address_at_which_another_host_finds_rank_0(
     ours: Sequence[str], theirs: Sequence[str], address: str
 ) -> None:
     assert choose(ours, theirs) == address
-
-
-def test_a_card_is_short_and_comes_back() -> None:
-    card = Card("a host", 29500, tuple(f"10.{n}.0.1/16" for n in range(200)))
-    text = card.text()
-    assert len(text) <= 1000
-    read = Card.read(text)
-    assert (read.host, read.port) == ("a host", 29500)
-    assert read.addresses == card.addresses[: len(read.addresses)] and len(read.addresses) > 10
 
 
 @pytest.mark.parametrize("hosts", ["aabb", "abab", "abbb", "aaab", "aaaa"])
@@ -71,12 +60,12 @@ def said(rank: int, size: int, local_size: int, launcher: str, environment: dict
 def test_one_node_needs_no_more_than_the_jobs_number() -> None:
     step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "far"}
     first, second = (said(rank, 2, 2, "srun", step)() for rank in range(2))
-    assert first == second == meeting.Meeting("127.0.0.1", port_of(job_number(step)), "one node", "lo")
+    assert first == second == meeting.Meeting("127.0.0.1", port_of(job_number(step)), "lo")
 
 
 def test_what_is_given_counts() -> None:
     given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    assert said(0, 2, 2, "mpiexec.hydra", given)() == meeting.Meeting("127.0.0.1", 29500, "given")
+    assert said(0, 2, 2, "mpiexec.hydra", given)() == meeting.Meeting("127.0.0.1", 29500)
 
 
 ROUTES = """Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
@@ -95,16 +84,7 @@ def test_rank_0_at_its_own_name_takes_the_interface_of_the_default_route(monkeyp
     monkeypatch.setattr(meeting, "own_name_misleads", lambda: True)
     monkeypatch.setattr(meeting, "by_default", lambda here: by_default(here, ROUTES))
     given = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
-    assert said(0, 2, 1, "srun", given)() == meeting.Meeting("localhost", 29500, "given", "eth0")
-
-
-def test_a_worker_that_does_not_know_its_place_on_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "interfaces", lambda: [ETH])
-    world = World(rank=2, size=4, local_rank=2, local_size=4, launcher="the environment")
-    pod = {"RANK": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "10.1.0.9"}
-    assert "number 2 of 4 on one host" in place_note(world, pod) and "10.1.0.9" in place_note(world, pod)
-    for more in ({"LOCAL_RANK": "0"}, {"MASTER_ADDR": "10.1.0.1"}, {"MASTER_ADDR": "localhost"}):
-        assert place_note(world, {**pod, **more}) == "", more
+    assert said(0, 2, 1, "srun", given)() == meeting.Meeting("localhost", 29500, "eth0")
 
 
 def test_a_share_of_what_the_job_has_of_a_shared_node(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +111,7 @@ def test_a_share_of_what_the_job_has_of_a_shared_node(monkeypatch: pytest.Monkey
 def test_no_place_to_meet_is_reported(
     launcher: str, environment: dict[str, str], text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(meeting, "_mpi4py_is_there", lambda: False)
+    monkeypatch.setattr(meeting.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(PeerError, match=text):
         said(0, 2, 1, launcher, environment)()
 
@@ -148,9 +128,9 @@ class OfFour:
 def test_under_mpi_ranks_exchange_their_hosts_by_mpi4py(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = SimpleNamespace(COMM_WORLD=OfFour(), Init=lambda: None, Finalize=lambda: None)
     monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(rc=SimpleNamespace(), MPI=fake))
-    monkeypatch.setattr(meeting, "_mpi4py_is_there", lambda: True)
+    monkeypatch.setattr(meeting.importlib.util, "find_spec", lambda name: fake)
     found = said(0, 4, 2, "Open MPI's mpirun", {})()
-    assert isinstance(found, meeting.Meeting) and (found.address, found.way) == ("127.0.0.1", "mpi4py")
+    assert isinstance(found, meeting.Meeting) and (found.address, found.interface) == ("127.0.0.1", "lo")
     with pytest.raises(PeerError, match="it sees 4 of 6 ranks") as caught:
         said(0, 6, 2, "Open MPI's mpirun", {})()
     assert "-x MASTER_ADDR=HOST" in caught.value.hint

@@ -24,13 +24,6 @@ def test_a_stage_that_begins_in_the_midst_of_its_policy_says_which_part_it_uses(
     )
 
 
-def test_an_epoch_that_is_no_whole_number_of_iterations_is_said_to_be_rounded() -> None:
-    s = schedule(trunk='base_lr: 0.1 lr_policy: "poly" power: 1 max_epoch: 1.5 warmup_epoch: 0.333')
-    said = [note for note in notes(s, s.stage("trunk")) if "rounded" in note]
-    assert len(said) == 1 and said[0].startswith("warmup_epoch: 0.333 is ")
-    assert f"rounded to {s.stage('trunk').solver.warmup_iter} (trunk.prototxt:1)" in said[0]
-
-
 @pytest.mark.parametrize(
     "solver, expected",
     [
@@ -63,17 +56,8 @@ def test_an_epoch_that_is_no_whole_number_of_iterations_is_said_to_be_rounded() 
                 "ends at LR 0.081, above zero",
             ],
         ),
-        (
-            'base_lr: 0.1 lr_policy: "multistep" gamma: 0.001 max_iter: 20 stepvalue: [5, 30, 40]',
-            ["stepvalue 30 is never reached: the stage ends at 20 (trunk.prototxt:1)"],
-        ),
-        (
-            'base_lr: 0.1 lr_policy: "step" gamma: 0.1 stepsize: 20 max_iter: 20',
-            ["stepsize 20 is never reached: the stage ends at 20 (trunk.prototxt:1)", "ends at LR 0.1, above zero"],
-        ),
     ],
-    ids=["above zero", "clean", "clean and short", "warm-up joint", "smooth warm-up", "all warm-up", "lr_iter unused", "rises again",
-         "stepvalue", "step"],
+    ids=["above zero", "clean", "clean and short", "warm-up joint", "smooth warm-up", "all warm-up", "lr_iter unused", "rises again"],
 )  # fmt: skip
 def test_notes_of_a_stage(solver: str, expected: list[str]) -> None:
     s = schedule(shared=SCHEDULE.partition('stage { name: "long"')[0], trunk=solver)

@@ -2,25 +2,12 @@
 
 from test_plan import schedule
 
-from stagerun.base.events import Iterated, NotFinite, Proof, RunStarted, SnapshotWritten, StageStarted
+from stagerun.base.events import Iterated, NotFinite, Proof, Renamed, RunStarted, StageStarted
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.plan import PlannedStage, State
 from stagerun.schedule.proofs import chained
-from stagerun.tools.verify.proofs import (
-    Course,
-    Leg,
-    Return,
-    Saved,
-    Until,
-    broken_chains,
-    courses_of,
-    legs,
-    missing,
-    newest_before,
-    next_from,
-    stretch,
-    stretches,
-)
+from stagerun.tools.verify.command import ends_before
+from stagerun.tools.verify.proofs import Course, Saved, broken_chains, courses_of, missing, stretches
 
 TREE = schedule()
 
@@ -50,10 +37,6 @@ def failed(iter: int, back_to: int | None, number: int = 1) -> NotFinite:
         stage="trunk", iter=iter, lr=0.1, what="loss", done="ROLLBACK", number=number, most=9, position=0, images=1,
         seconds=0.0, back_to=back_to,
     )  # fmt: skip
-
-
-def written(iter: int, name: str) -> SnapshotWritten:
-    return SnapshotWritten(stage="trunk", iter=iter, name=name, bytes=1, blocked_seconds=0.0, seconds=0.0)
 
 
 def saved(iter: int, number: int = 0, attempt: int = 1) -> Saved:
@@ -98,73 +81,66 @@ def test_a_chain_goes_on_over_kills_and_into_the_stage_that_starts_there() -> No
     assert courses_of(trunk)[1] == ["the log has proofs of `trunk`, and no run that trained it"]
 
 
+def drawn(course: Course, *there: Saved, number: int = 20, seed: int = 1) -> list[tuple[str | None, int, int, int]]:
+    """(base, from, until, workers) of each stretch."""
+    found, _ = stretches(TREE, {"trunk": course}, there, number, seed, how)
+    return [(one.base.name if one.base else None, one.begins, one.until, one.workers) for one in found]
+
+
 def test_proofs_are_checked_from_the_nearest_snapshot_before() -> None:
-    courses, _ = courses_of([ONE, started("trunk", 0), *chain("trunk", "", range(0, 21, 5))])
-    drawn = stretches(TREE, courses, [saved(10), saved(20)], 20, 1, how)
-    assert [(one.base.name if one.base else None, one.begins, one.until, one.iters) for one in drawn] == [
-        (None, 0, 10, (5, 10)),
-        ("trunk-10-1", 10, 20, (15, 20)),
-    ]
-    assert [one.legs for one in drawn] == [(Leg(10, 1, 1),), (Leg(20, 1, 1),)]
-    (one,) = stretches(TREE, courses, [], 1, 3, how)
-    assert one.base is None and one.until in (5, 10, 15, 20) and stretches(TREE, courses, [], 1, 3, how) == [one]
+    course = courses_of([ONE, started("trunk", 0), *chain("trunk", "", range(0, 21, 5))])[0]["trunk"]
+    assert drawn(course, saved(10), saved(20)) == [(None, 0, 10, 1), ("trunk-10-1", 10, 20, 1)]
+    (one,) = drawn(course, number=1, seed=3)
+    assert one[0] is None and one[2] in (5, 10, 15, 20) and drawn(course, number=1, seed=3) == [one]
+    (whole,), beyond = stretches(TREE, {"trunk": course}, [], 20, 1, how)
+    assert whole.iters == (5, 10, 15, 20) and beyond == 0
 
 
-def test_a_return_leads_over_its_failure_and_what_it_discarded_is_left_out() -> None:
+def test_what_a_return_discarded_is_left_out_and_none_is_trained_over() -> None:
     """A stop saved iteration 5; in the next life the update after 6 fails, and 4 is where it goes back to; that life is killed, and the third
     one fails and returns again."""
     way_0, way_1 = (chain("trunk", "", range(n)) for n in (7, 13))
-    again = [started("trunk", 5, "trunk-5"), way_0[6], failed(6, 4), started("trunk", 4, "trunk-4"), *way_1[5:]]
-    events = [ONE, started("trunk", 0), *way_0[:5], written(4, "trunk-4"), way_0[5], written(5, "trunk-5")]
+    again = [started("trunk", 5), way_0[6], failed(6, 4), started("trunk", 4), *way_1[5:]]
+    events = [ONE, started("trunk", 0), *way_0[:6]]
     courses, wrong = courses_of([*events, ONE, *again[:3], ONE, *again])
     course = courses["trunk"]
-    assert not wrong and course.returns == {1: Return(6, 4)} and list(course.proofs) == list(range(13))
+    assert not wrong and course.returns == {1: 4} and list(course.proofs) == list(range(13))
     assert [course.number(n) for n in (4, 5, 12)] == [0, 1, 1]
     there = [saved(4), saved(5), saved(8, 1)]
-    assert (
-        course.discarded(5, 0)
-        and not course.discarded(4, 0)
-        and not course.discarded(8, 1)
-        and not course.discarded(8, 0)
-    )
-    trunk = TREE.stage("trunk")
-    assert newest_before(there, "trunk", course, 6) == there[0], "5 lies on the way that was given up"
-    assert newest_before(there, "trunk", course, 9) == there[2] and next_from(there, "trunk", course, 5) == there[2]
-    before, over, after = (stretch(trunk, course, newest_before(there, "trunk", course, n), n, how) for n in (4, 6, 9))
-    assert (before.returns, before.legs, before.iterations) == ({}, (Leg(4, 1, 1),), 4)
-    assert (over.returns, over.legs, over.iterations) == (course.returns, (Leg(6, 1, 1, 1, 7),), 4)
-    assert (after.returns, after.legs) == ({}, (Leg(9, 1, 1),))
-    elsewhere, _ = courses_of([*events, ONE, *again[:3], ONE, started("trunk", 4, "trunk-4"), *way_0[5:]])
+    assert drawn(course, *there) == [(None, 0, 4, 1), ("trunk-8-1", 8, 12, 1)], "4 to 8 lies behind the return"
+    assert stretches(TREE, courses, there, 20, 1, how)[1] == 4
+    elsewhere, _ = courses_of([*events, ONE, *again[:3], ONE, started("trunk", 4), *way_0[5:]])
     assert elsewhere["trunk"].returns == {}, "on another machine it did not fail"
 
 
-def test_a_leg_waits_for_its_returns() -> None:
-    def ended(leg: Leg, *events: object) -> list[bool]:
-        until = Until("trunk", leg)
-        return [until(event) for event in events]  # type: ignore[arg-type]
-
+def test_a_stretch_ends_before_its_last_iteration() -> None:
     def done(iter: int) -> Iterated:
         return Iterated(
             stage="trunk", iter=iter, epoch=0.0, lr=0.1, momentum=0.9, weight_decay=0.0, loss=1.0, images=1, seconds=0.1
         )
 
-    assert ended(Leg(6, 1, 1), started("trunk", 4), done(5)) == [False, True]
-    assert ended(Leg(6, 1, 1, 1, 7), started("trunk", 4), done(5), done(6), failed(6, 4)) == [False] * 4
-    over = (started("trunk", 4), done(5), done(6), failed(6, 4), started("trunk", 4), done(5))
-    assert ended(Leg(6, 1, 1, 1, 7), *over) == [False] * 5 + [True]
-    assert ended(Leg(6, 1, 1, 1, 7), done(6), done(7)) == [False, True], "it did not fail here"
-    assert ended(Leg(7, 1, 1), failed(4, None), failed(5, None)) == [False, True], "on_nan: SKIP"
+    ends = ends_before("trunk", 6)
+    assert [ends(event) for event in (started("trunk", 4), done(5), ONE)] == [False, True, True]
+    skips = ends_before("trunk", 7)
+    assert [skips(failed(4, None)), skips(failed(5, None))] == [False, True], "on_nan: SKIP"
 
 
 def test_each_iteration_is_trained_with_the_workers_of_the_life_that_trained_it() -> None:
     proofs = chain("trunk", "", range(13))
     events = [ONE, started("trunk", 0), *proofs[:6], TWO, started("trunk", 5), *proofs[6:9], TWO, started("trunk", 8)]
     course = courses_of([*events, *proofs[9:]])[0]["trunk"]
-    assert legs(course, 0, 0, 12, how) == (Leg(5, 1, 1), Leg(12, 2, 1))
-    assert legs(course, 0, 0, 5, how) == (Leg(5, 1, 1),)
-    assert legs(course, 5, 0, 9, how) == legs(course, 6, 0, 9, how) == (Leg(9, 2, 1),)
-    assert legs(course, 0, 0, 12, lambda run: (2, run.threads)) == (Leg(12, 2, 1),), "ELASTIC"
-    assert legs(Course(), 0, 0, 5, how) == ()
+    assert drawn(course, saved(5)) == [(None, 0, 5, 1), ("trunk-5-1", 5, 12, 2)]
+    assert drawn(course, saved(4)) == [(None, 0, 4, 1), ("trunk-4-1", 4, 5, 1)], "no snapshot is left where two went on"
+    (elastic,), _ = stretches(TREE, {"trunk": course}, [], 20, 1, lambda run: (2, run.threads))
+    assert (elastic.until, elastic.workers) == (12, 2)
+
+
+def test_a_stage_that_was_renamed_has_its_proofs_under_the_new_name_once() -> None:
+    proofs = chain("old", "", range(3))
+    told = Renamed(stage="trunk", snapshots=("old-00000001-a0001",))
+    later = chain("old", "", range(2))  # of another stage, which has the old name now
+    courses, _ = courses_of([ONE, started("old", 0), *proofs, ONE, told, started("old", 0), *later, ONE, told])
+    assert {name: list(course.proofs) for name, course in courses.items()} == {"trunk": [0, 1, 2], "old": [0, 1]}
 
 
 def test_what_is_trained_has_all_its_proofs() -> None:

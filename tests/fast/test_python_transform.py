@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stagerun.base.code import Sources
-from stagerun.base.errors import DataError, UsageError
+from stagerun.base.errors import UsageError
 from stagerun.base.recipe import Cache, Transform
 from stagerun.data.loader import Loader
 from stagerun.data.pictures import make_memory
@@ -138,11 +138,3 @@ data { train { source: "/x" images: 60 } }
 solver { batch_size: 8 device_batch_size: 4 base_lr: 0.1 lr_policy: "fixed" max_iter: 10 transform_param { python: "aug.py:augment" } }
 stage { name: "a" solver_param { } }
 """
-
-
-def test_a_file_that_was_too_small_already_is_not_the_functions_fault() -> None:
-    same = function("def augment(image, rng):\n    return image\n")
-    with pytest.raises(DataError) as error:
-        Loader(records(), Transform(crop_size=15), train=True, channels=3, num_classes=4, python=same).batch(1, 1)
-    assert error.value.message.startswith("/data/toy: record `00000001`: the image is ")
-    assert "`augment`" not in error.value.message and "lower `crop_size`" in error.value.hint

@@ -17,7 +17,6 @@ from stagerun.base.events import (
     Event,
     Iterated,
     Note,
-    RunFinished,
     RunStarted,
     SnapshotFailed,
     SnapshotWritten,
@@ -25,8 +24,7 @@ from stagerun.base.events import (
     StageStarted,
     Stopped,
 )
-from stagerun.base.pace import live_line, strip
-from stagerun.base.text import columns, duration, size
+from stagerun.base.text import duration, size
 from stagerun.train.log_file import JsonLines
 from stagerun.train.logs.console import Console
 from stagerun.train.logs.results import results_table
@@ -107,49 +105,6 @@ def test_console_lines(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-def test_the_final_table_holds_earlier_lives_too_in_the_order_of_the_schedule(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    console = Console({}, PARENTS, [finished("collapse", 0.3)])
-    console(finished("init", 0.1))
-    capsys.readouterr()
-    console(RunFinished(trained=True, seconds=7000))
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "done in 1 h 56 min"
-    assert [line.split()[0] for line in lines[1:]] == ["stage", "init", "collapse", "total"]
-    assert "+20.00" in lines[3]
-
-
-def test_what_to_do_next_stands_last_where_something_was_trained(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    console = Console({}, PARENTS, [finished("init", 0.1), finished("collapse", 0.3)], live=True)
-    console(replace(started(), out="out/my run"))
-    console(RunFinished(trained=True, seconds=7000))
-    last = " ".join(capsys.readouterr().out.split()).partition("next: ")[2]
-    assert last.startswith("`stagerun report 'out/my run'`, `stagerun eval 'out/my run'`") and "own images" in last
-    console(RunFinished(trained=False, seconds=0))
-    assert "next:" not in capsys.readouterr().out
-
-
-def test_ensembles_stand_in_the_order_of_the_schedule(capsys: pytest.CaptureFixture[str]) -> None:
-    def tested(name: str) -> events.EnsembleTested:
-        return events.EnsembleTested(
-            name=name, rule="MEAN_LOGIT", members=("init", "collapse"), images=100, top1=0.5, top5=0.9, loss=1.0, seconds=1.0,
-            best="init", best_top1=0.4, mean_top1=0.3, snapshots=("1", "2"), batch_norm_iter=0, tested_on="",
-        )  # fmt: skip
-
-    sink = Console({}, PARENTS, ensembles=[tested("third")])
-    sink(replace(started(), ensembles=("first", "second", "third", "fourth")))
-    for name in ("second", "first"):
-        sink(tested(name))
-    capsys.readouterr()
-    sink(RunFinished(trained=True, seconds=1))
-    words = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [w[0] for w in words if "MEAN_LOGIT" in w] == ["first", "second", "third"]
-
-
 class Terminal(io.StringIO):
     now = 0.0
 
@@ -212,14 +167,6 @@ def test_the_live_line_is_drawn_a_few_times_a_second_and_gives_way_to_what_is_sa
     assert seen(terminal.getvalue())[-2:] == ["warning: a word", ""] and "\x1b[33mwarning" in terminal.getvalue()
 
 
-def test_largest_numbers_fit_eighty_columns() -> None:
-    stage = replace(stage_started("collapse", 2), max_iter=22610)
-    window = [replace(iterated("collapse", 12345), seconds=4.3, images=4096 * 10)]
-    marks, bar, rest = live_line({"init": "ok", "collapse": "54 %"}, stage, window, (10265 * 4.3, 90000 * 4.3), 79)
-    assert rest == "12345/22610  9526 img/s  loss 2.5000  12 h 15 min of 4 d 11 h left"
-    assert len(strip(marks)) + 2 + len(rest) + (bar + 2 if bar else 0) <= 79
-
-
 @pytest.mark.parametrize(
     "environment, live, coloured",
     [
@@ -238,12 +185,6 @@ def test_where_there_is_a_live_line_and_colour(
     assert console.live is live and ("\x1b[33m" in terminal.getvalue()) is coloured
 
 
-def test_no_live_line_elsewhere(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not Console({}, PARENTS).live
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    assert not Console({}, PARENTS).live
-
-
 # -- the table
 
 
@@ -252,18 +193,6 @@ def test_results_table_gain_against_the_parent_and_total() -> None:
     lines = [line.split() for line in results_table(results, PARENTS).splitlines()]
     assert "+5.00" in lines[2] and "+" not in "".join(lines[1])
     assert lines[3] == ["total", "15", "0.75", "1", "min", "10", "s"]
-
-
-def test_a_branch_is_measured_against_where_it_left() -> None:
-    parents = {"trunk": None, "long": "trunk", "early": "trunk"}
-    results = [finished("trunk", 0.5), finished("long", 0.6), finished("early", 0.58)]
-    lines = results_table(results, parents).splitlines()
-    assert "+10.00" in lines[2] and "+8.00" in lines[3]
-
-
-def test_without_an_evaluation_the_cells_are_empty() -> None:
-    assert "%" not in results_table([finished("init", None)], PARENTS)
-    assert results_table([finished("init", 0.5), finished("collapse", None)], PARENTS).count("+") == 0
 
 
 # -- numbers
@@ -287,10 +216,6 @@ def test_duration(seconds: float, text: str) -> None:
 )  # fmt: skip
 def test_size(count: float, text: str) -> None:
     assert size(count) == text
-
-
-def test_columns_are_as_wide_as_their_widest_cell() -> None:
-    assert columns([("a", "bb", ""), ("ccc", "d", "")]) == ["a    bb", "ccc  d"]
 
 
 # -- log.jsonl

@@ -2,7 +2,6 @@
 
 import json
 import random
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -42,58 +41,10 @@ def test_markdown_rows_have_the_columns_of_their_header(three: list[Path], tmp_p
     assert "<i>" not in report(odd).stdout
 
 
-class Page(HTMLParser):
-    """What a browser would load and run, and whether what is opened is closed."""
-
-    VOID = frozenset({"meta", "use"})
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.loads: list[str] = []
-        self.tags: list[str] = []
-        self.open: list[str] = []
-        self.text = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.loads += [v or "" for k, v in attrs if k in ("src", "href", "xlink:href", "srcset") and v and v[0] != "#"]
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        if tag not in self.VOID:
-            self.open.pop()
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in self.VOID:
-            assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
 def test_a_loss_is_not_a_gain_and_no_name_stands_twice(tmp_path: Path) -> None:
     Story(tmp_path / "made_up").whole(0.5, 0.7575, 0.75)
     text = report(tmp_path / "made_up").stdout
     assert text.startswith("# made_up\n") and "0.75 points below the stage it starts from (made_up)" in text
-
-
-def test_thinning_loses_no_peak_of_the_learning_rate() -> None:
-    from stagerun.tools.report.read_log import Columns, Updates, chunk_size
-
-    n = range(1, 2001)
-    rates = [5.0 if i == 777 else 0.1 for i in n]
-    columns, ones = Columns(), [1] * 2000
-    columns.extend(Updates("a", ones, n, ones, rates, ones, ones, ones, ones, n, ones, ones), 0, 2000, life=1)
-    size = chunk_size(2000, 20)
-    trained = columns.trained(size, 0.0, 0.1)
-    assert trained is not None
-    shown = [place for b in trained.bins for place in b.rates]
-    assert size == 100 and len(shown) <= 80
-    assert max(rate for _, rate in shown) == 5.0 and dict(shown)[777 * 0.1] == 5.0
-    assert shown[0][0] == 0.1 and shown[-1][0] == 200.0 and shown == sorted(shown)
 
 
 # -- mistakes
@@ -124,7 +75,8 @@ def test_among_several_folders_those_without_a_log_are_left_out(three: list[Path
 
 
 def test_options_that_do_not_go_together(three: list[Path], tmp_path: Path) -> None:
-    assert "--op is for --by epoch" in refusal(*three, "--op", "mean")
+    assert "--by epoch --format csv" in report(*three, "--op", "mean").stderr
+    assert "--plot and --effect don't go together" in refusal(*three, "--effect", "from", "--plot", "a.svg")
     assert "--diff needs two runs" in refusal(three[0], "--diff")
     assert "csv holds one" in refusal(*three, "--diff", "--by", "stage", "--format", "csv")
     assert "names no format" in refusal(*three, "--output", tmp_path / "report.pdf")
@@ -152,8 +104,5 @@ def test_no_log_however_damaged_is_a_bug(tmp_path: Path) -> None:
             lines += [] if rng.random() < 0.1 else [line]
         rng.shuffle(lines)
         log.write_text("\n".join(lines))
-        for by in ("run", "stage", "epoch", "life", "seed", "workers"):
+        for by in ("run", "stage", "epoch", "iteration", "life", "ensemble", "seed"):
             assert report(tmp_path / "out", "--by", by).exit_code in (0, 64)
-
-
-# -- a real one

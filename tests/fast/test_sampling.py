@@ -1,4 +1,4 @@
-"""`sampling`, `sampling_file` and `class_weight`: in a schedule, in its plan, and over an LMDB."""
+"""`sampling` and `class_weight`: in a schedule, in its plan, and over an LMDB."""
 
 from pathlib import Path
 
@@ -18,8 +18,6 @@ from stagerun.data.sampling import order_of
 from stagerun.data.write import write_lmdb
 from stagerun.language import canonical, read
 from stagerun.language.proto import caffe_pb2
-from stagerun.language.stored import read_recipe
-from stagerun.plan.described import update_notes
 from stagerun.system.lmdb_file import class_sizes, with_sets
 
 SIZES = (40, 12, 7, 1)
@@ -30,9 +28,8 @@ stage {{ name: "a" solver_param {{ {solver} }} }}
 """
 
 
-def schedule(solver: str, weights: str = "", source: str = "/x", classes: int = 4) -> Schedule:
-    text = TEXT.format(solver=solver, source=source, classes=classes)
-    return read({"schedule.prototxt": text, "w.txt": weights}, "/schedules/s")
+def schedule(solver: str, source: str = "/x", classes: int = 4) -> Schedule:
+    return read({"schedule.prototxt": TEXT.format(solver=solver, source=source, classes=classes)}, "/schedules/s")
 
 
 def make(folder: Path, indexed: bool = True) -> str:
@@ -51,34 +48,11 @@ def make(folder: Path, indexed: bool = True) -> str:
 # -- in the language
 
 
-def test_a_snapshot_depends_on_the_weights_and_not_on_how_the_file_says_them() -> None:
-    written = schedule('sampling: FILE sampling_file: "w.txt"', "0 1\n1 2\n2 0\n3 0.25\n")
-    (stage,) = written.stages
-    assert stage.solver.sampling_weight == (1.0, 2.0, 0.0, 0.25)
-    same = schedule('sampling: FILE sampling_file: "w.txt"', "3 0.250 # rare\n2 0\n\n1 2.0\n0 1")
-    assert same.stages[0].identity == stage.identity
-    other = schedule('sampling: FILE sampling_file: "w.txt"', "0 1\n1 2\n2 0\n3 0.5\n").stages[0]
-    assert {k for k in stage.identity if stage.identity[k] != other.identity[k]} == {"solver.sampling_weight"}
-    assert other.origins["solver.sampling_weight"].span is not None
-    assert read_recipe(canonical(written)).stages[0].solver.sampling_weight == stage.solver.sampling_weight
-
-
-def test_weights_of_many_classes_are_a_digest() -> None:
-    lines = "\n".join(f"{c} {1 + c}" for c in range(60))
-    (stage,) = schedule('sampling: FILE sampling_file: "w.txt"', lines, classes=60).stages
-    assert stage.identity["solver.sampling_weight"].startswith("sha256:")
-
-
 def test_a_schedule_without_them_says_nothing_of_them() -> None:
     plain = schedule("")
     assert not [k for k in plain.stages[0].identity if "sampl" in k or "class_weight" in k]
     assert "sampl" not in canonical(plain) and "class_weight" not in canonical(plain)
     assert schedule("sampling: UNIFORM").stages[0].identity == plain.stages[0].identity
-
-
-def test_a_file_that_is_not_read_is_noted() -> None:
-    (stage,) = schedule('sampling: BALANCED sampling_file: "w.txt"').stages
-    assert "sampling_file is not read: sampling is BALANCED (schedule.prototxt:4)" in update_notes(stage)
 
 
 # -- what `plan` says
@@ -92,10 +66,6 @@ def test_the_plan_says_what_it_does_to_an_epoch(tmp_path: Path) -> None:
         "BALANCED: an epoch has 35 of 60 images; each of class 3 (1) 15 times, of class 0 (40) 0.375 times"
     )
     assert told(balanced.stages[0].solver, (), 60) == "BALANCED"
-    by_file = schedule('sampling: FILE sampling_file: "w.txt"', "0 1\n1 1\n2 0\n3 0\n")
-    assert told(by_file.stages[0].solver, SIZES, 60) == (
-        "as w.txt says: an epoch has 42 of 60 images; each of class 1 (12) 2.5 times, of class 0 (40) 0.75 times"
-    )
 
 
 @pytest.mark.parametrize(("ignored", "classes"), [(0, 4), (3, 3)])
@@ -151,23 +121,10 @@ def test_it_is_looked_at_before_a_run_in_a_stage_that_is_else_like_another(tmp_p
         require_usable(made, opened(made), lambda stage: None, lambda stage: None)
 
 
-def test_classes_that_can_not_be_drawn_are_refused(tmp_path: Path) -> None:
-    source = make(tmp_path)
-    records = LmdbSource(source)
-
-    def said(weights: str, classes: int = 4) -> str:
-        made = schedule('sampling: FILE sampling_file: "w.txt"', weights, source, classes)
-        with pytest.raises(DataError) as error:
-            order_of(records, made, made.stages[0])
-        return f"{error.value.message}; {error.value.hint}"
-
-    assert "has no image of class 4, and w.txt gives a weight; write `4 0` there" in said(
-        "0 1\n1 1\n2 1\n3 1\n4 1\n", 5
-    )
-    assert "leaves less than one of 60 images in an epoch to class 2; a larger weight" in said(
-        "0 1\n1 1\n2 0.001\n3 1\n"
-    )
-    assert "has label 3, and `num_classes` is 2" in said("0 1\n1 1\n", 2)
+def test_labels_beyond_the_network_are_refused(tmp_path: Path) -> None:
+    made = schedule("sampling: BALANCED", make(tmp_path), classes=2)
+    with pytest.raises(DataError, match="has label 3, and `num_classes` is 2"):
+        order_of(LmdbSource(made.data.train.path), made, made.stages[0])
 
 
 def test_classes_without_images_are_left_out_of_balanced(tmp_path: Path) -> None:

@@ -55,13 +55,6 @@ def test_the_orders_are_frozen() -> None:
     assert order.Sampled(1, LABELS, EVEN).at(0, 8).tolist() == [29, 194, 151, 194, 147, 149, 5, 148]
 
 
-def test_what_takes_the_place_of_a_bad_record_has_a_class_that_is_drawn() -> None:
-    one = order.Sampled(1, LABELS, [0, 200, 200, 0])
-    numbers = order.draws(1, np.arange(200), 1)[:, 0]
-    found = LABELS[[one.another(n) for n in numbers]]
-    assert set(found.tolist()) == {1, 2} and 60 < (found == 1).sum() < 140
-
-
 def test_records_without_a_label_are_never_drawn() -> None:
     labels = np.array([-1, 0, 1, 1, -1, 0])
     assert set(order.Sampled(1, labels, [3, 3]).at(0, 60).tolist()) == {1, 2, 3, 5}

@@ -74,14 +74,12 @@ def sbatch(*words: object) -> tuple[int, str, str]:
 
 
 def test_the_script_is_made_from_the_command(schedule: Path) -> None:
-    code, text, _ = sbatch(
-        "schedule", "--nodes", 2, "--time", "90m", "--images-per-second", 1000, "--", "--retry", "--threads", "2"
-    )
+    code, text, _ = sbatch("schedule", "--nodes", 2, "--time", "90m", "--", "--retry", "--threads", "2")
     assert code == 0
     lines = text.splitlines()
     assert "#SBATCH --nodes=2" in lines and "#SBATCH --time=01:30:00" in lines and "#SBATCH --signal=USR1@300" in lines
     assert f"#SBATCH --chdir={schedule.parent}" in lines
-    assert "1 allocation of 1 h 30 min" in text and "at 1000 images/s" in text
+    assert "# Allocations of 1 h 30 min, the last 5 min 00 s of which are for saving." in text
     assert re.search(r"stagerun run schedule --retry --threads 2 --grace 280s &$", text, re.M), text
 
 
@@ -137,16 +135,6 @@ def test_a_current_folder_whose_name_would_not_stay_in_its_line(
     monkeypatch.chdir(name)
     code, text, told = sbatch(schedule.resolve(), "--nodes", 2, "--time", "4h")
     assert (code, text) == (64, "") and "the name of the current folder must be text of one line" in told, told
-
-
-def test_a_file_is_not_overwritten(schedule: Path) -> None:
-    words = ["schedule", "--nodes", 2, "--time", "4h", "--output", "job"]
-    assert sbatch(*words)[:2] == (0, "")
-    text = Path("job").read_text()
-    Path("job").write_text(text + "# mine\n")
-    code, _, told = sbatch(*words)
-    assert code == 64 and "there already" in told and "hint:" in told
-    assert Path("job").read_text() == text + "# mine\n"
 
 
 def test_the_place_of_what_is_printed_is_made(schedule: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stagerun.base.recipe import DecayFrom, Knot, Solver
 from stagerun.language import read
-from stagerun.schedule import CURVES, POLICIES, learning_rate, make_knobs
+from stagerun.schedule import POLICIES, learning_rate, make_knobs
 
 # An independent computation has other roundings: relative to the rate, and just before zero to the largest one.
 CLOSE = {"rel": 1e-12, "abs": 1e-15}
@@ -40,17 +40,6 @@ FORMULAS = {
     "linear": (1.6 + (0.02 - 1.6) * TIMES, "end_lr: 0.02"),
     "cosine": (0.02 + (1.6 - 0.02) * wave(TIMES), "end_lr: 0.02"),
     "one_minus_sqrt": (0.02 + (1.6 - 0.02) * (1 - np.sqrt(TIMES)), "end_lr: 0.02"),
-    "one_cycle": (
-        np.where(
-            TIMES < 0.3, 0.1 + (1.6 - 0.1) * (1 - wave(TIMES / WIDE(0.3))),
-            0.02 + (1.6 - 0.02) * wave((TIMES - WIDE("0.3")) / WIDE("0.7")),
-        ),
-        "start_lr: 0.1 end_lr: 0.02 peak_iter: 1500",
-    ),
-    "triangular": (
-        np.interp(np.arange(5000), np.arange(0, 6000, 600), [0.1, 1.6] * 5),
-        "start_lr: 0.1 stepsize: 600",
-    ),
     "exp_epoch": (1.6 * WIDE(0.94) ** (np.arange(5000, dtype=WIDE) * 4096 / 1281167), "gamma: 0.94"),
     "piecewise_linear": (
         np.interp(np.arange(5000), [0, 1000, 1500, 4000], [1.6 * 0.5, 1.6, 1.6 * 0.1, 0]),
@@ -69,16 +58,6 @@ def test_formula(policy: str) -> None:
 def test_every_policy_of_stagerun_is_held_against_a_formula() -> None:
     own = {name for name, kind in POLICIES.items() if kind.__module__ == "stagerun.schedule.shapes"}
     assert own == FORMULAS.keys()
-    assert own - {"one_cycle", "triangular"} | {"poly"} == set(CURVES)
-
-
-def test_triangular_is_that_of_the_paper() -> None:
-    """Smith's own code (arXiv:1506.01186, section 3.2), where base_lr is the lower one and max_lr ours."""
-    settings = solver('base_lr: 0.06 lr_policy: "triangular" start_lr: 0.01 stepsize: 7 max_iter: 40')
-    for iter, rate in enumerate(rates(settings)):
-        cycle = math.floor(1 + iter / (2 * 7))
-        x = abs(iter / 7 - 2 * cycle + 1)
-        assert rate == pytest.approx(0.01 + (0.06 - 0.01) * max(0, 1 - x), rel=1e-12)
 
 
 @pytest.mark.parametrize("policy", ["linear", "cosine", "one_minus_sqrt"])
@@ -137,82 +116,51 @@ def test_two_knots_at_one_place_are_a_jump() -> None:
 
 
 def test_linear_scaling_is_exact_on_what_is_written() -> None:
-    text = 'base_lr: 0.256 base_lr_batch: 256 lr_policy: "one_cycle" peak_iter: 3 start_lr: 0.01 end_lr: 0.001 max_iter: 10'
+    text = 'base_lr: 0.256 base_lr_batch: 256 lr_policy: "linear" end_lr: 0.001 max_iter: 10'
     settings = solver(f"{text} warmup_iter: 1 warmup_start_lr: 0.1", batch=2048)
-    assert (settings.base_lr, settings.start_lr, settings.end_lr, settings.warmup_start_lr) == (2.048, 0.08, 0.008, 0.8)
+    assert (settings.base_lr, settings.end_lr, settings.warmup_start_lr) == (2.048, 0.008, 0.8)
     assert 0.256 * 2048 / 256 == 2.048 and solver(text.replace("0.256", "0.1"), batch=768, device=48).base_lr == 0.3
 
 
-def test_start_and_epochs_are_rounded_like_every_duration() -> None:
-    settings = solver('base_lr: 1 lr_policy: "one_cycle" max_epoch: 4 peak_epoch: 1.5 policy_start_epoch: 0.25')
-    assert (settings.peak_iter, settings.policy_start_iter) == (
-        round(1.5 * 1281167 / 4096),
-        round(0.25 * 1281167 / 4096),
-    )
+def test_epochs_in_lists_are_rounded_like_every_duration() -> None:
     settings = solver('base_lr: 1 lr_policy: "plateau" gamma: 0.1 max_epoch: 4 plateau_winsize_epoch: [1, 0.5]')
     assert settings.plateau_winsize == (313, 156)
 
 
-SHAPES = st.sampled_from(["linear", "cosine", "one_minus_sqrt", "one_cycle"])
+SHAPES = st.sampled_from(["linear", "cosine", "one_minus_sqrt"])
 LR = st.floats(0, 1e3, allow_subnormal=False)
 
 
-def made(policy: str, base: float, end: float, length: int, peak: int = 1, warm_up: int = 0, start: int = 0) -> Solver:
-    own = {"peak_iter": min(peak, length - 1)} if policy == "one_cycle" else {}
+def made(policy: str, base: float, end: float, length: int, warm_up: int = 0, start: int = 0) -> Solver:
     fixed = {"batch_size": 1, "device_batch_size": 1, "random_seed": 0, "test_batch_size": 1}
     return Solver(
-        base_lr=base, lr_policy=policy, max_iter=length, end_lr=end, warmup_iter=warm_up, policy_start_iter=start, **own, **fixed
+        base_lr=base, lr_policy=policy, max_iter=length, end_lr=end, warmup_iter=warm_up, policy_start_iter=start, **fixed
     )  # fmt: skip
 
 
-@given(SHAPES, LR, LR, st.integers(2, 300), st.integers(1, 300))
-def test_a_shape_stays_between_its_ends_and_reaches_them(policy, base, end, length, peak) -> None:
-    rate = learning_rate(made(policy, base, end, length, peak))
-    low, high = (min(base, end, 0), max(base, end)) if policy == "one_cycle" else sorted((base, end))
+@given(SHAPES, LR, LR, st.integers(2, 300))
+def test_a_shape_stays_between_its_ends_and_reaches_them(policy, base, end, length) -> None:
+    rate = learning_rate(made(policy, base, end, length))
+    low, high = sorted((base, end))
     seen = [rate(i) for i in range(length + 2)]
     slack = 4e-16 * max(base, end)  # a sum is rounded
     assert all(low - slack <= value <= high + slack for value in seen)
     assert seen[length:] == [end, end]
-    assert seen[min(peak, length - 1) if policy == "one_cycle" else 0] == pytest.approx(base, rel=1e-15)
+    assert seen[0] == pytest.approx(base, rel=1e-15)
 
 
 @given(SHAPES, st.integers(3, 100), st.integers(1, 100), st.integers(0, 100))
 def test_an_earlier_start_is_the_same_curve_read_further_on(policy, length, warm_up, start) -> None:
-    plain = learning_rate(made(policy, 1.0, 0.1, length, length // 2, min(warm_up, length)))
-    shifted = learning_rate(made(policy, 1.0, 0.1, length, length // 2, min(warm_up, length), start))
+    plain = learning_rate(made(policy, 1.0, 0.1, length, min(warm_up, length)))
+    shifted = learning_rate(made(policy, 1.0, 0.1, length, min(warm_up, length), start))
     assert [shifted(i) for i in range(length)] == [plain(i + start) for i in range(length)]
-
-
-def test_momentum_and_weight_decay_follow_the_same_formulas() -> None:
-    settings = solver("""base_lr: 1 lr_policy: "fixed" max_iter: 1000 warmup_iter: 100 decay_from: WARMUP_END policy_start_iter: 10
-        momentum_policy { policy: "piecewise_linear" knot { iter: 0 factor: 1 } knot { iter: 500 factor: 0.5 }
-                          knot { iter: 1000 factor: 1 } }
-        weight_decay_policy { policy: "cosine" end_value: 2e-4 }""")
-    knobs = make_knobs(settings)
-    at = np.arange(10, 1010)
-    seen = [knobs(i) for i in range(1000)]
-    assert [k.momentum for k in seen] == pytest.approx(
-        np.interp(at, [0, 500, 1000], [0.9, 0.45, 0.9]).tolist(), **CLOSE
-    )
-    decay = 2e-4 + (5e-5 - 2e-4) * (1 + np.cos(np.pi * np.minimum(at, 1000) / 1000)) / 2
-    assert [k.weight_decay for k in seen] == pytest.approx(decay.tolist(), rel=1e-12)
-    assert [k.lr for k in seen[:91]] == pytest.approx([i / 100 for i in range(10, 101)])
-
-
-@pytest.mark.parametrize("curve", ['policy: "poly" power: 2', 'policy: "exp_epoch" gamma: 0.5', 'policy: "linear"',
-                                   'policy: "one_minus_sqrt" end_value: 1e-5'])  # fmt: skip
-def test_weight_decay_is_the_rate_of_the_same_policy(curve: str) -> None:
-    as_rate = curve.replace("policy", "lr_policy").replace("end_value", "end_lr")
-    decay = make_knobs(solver(f'base_lr: 1 lr_policy: "fixed" max_iter: 500 weight_decay_policy {{ {curve} }}'))
-    rate = make_knobs(solver(f"base_lr: 5e-5 {as_rate} max_iter: 500"))
-    assert [decay(i).weight_decay for i in range(500)] == [rate(i).lr for i in range(500)]
 
 
 @given(st.sampled_from(list(POLICIES)), st.integers(2, 60), st.integers(1, 40))
 def test_from_the_end_of_its_warm_up_a_policy_is_that_of_a_stage_without(
     policy: str, length: int, warm_up: int
 ) -> None:
-    own = {"power": 1.5, "gamma": 0.9, "stepsize": 7, "stepvalue": (3, 9), "lr_iter": 99, "peak_iter": 1, "epoch_iter": 7.5,
+    own = {"power": 1.5, "gamma": 0.9, "stepsize": 7, "stepvalue": (3, 9), "lr_iter": 99, "epoch_iter": 7.5,
            "knot": (Knot(iter=0, factor=0.5), Knot(iter=9.5, factor=1)), "plateau_winsize": (3,), "end_lr": 0.01}  # fmt: skip
     alone = replace(made("fixed", 0.4, 0.0, length), lr_policy=policy, **own)
     after = replace(alone, max_iter=length + warm_up, warmup_iter=warm_up, decay_from=DecayFrom.WARMUP_END)

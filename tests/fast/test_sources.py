@@ -2,12 +2,11 @@
 
 import errno
 import os
-import threading
 from pathlib import Path
 
 import pytest
 
-from stagerun.base.errors import DataError, PermissionDenied, RecipeError, StagerunError, StorageError, UsageError
+from stagerun.base.errors import DataError, RecipeError, StagerunError, StorageError, UsageError
 from stagerun.tools.data.sources import Source, SourceOptions, open_source
 
 NONE = SourceOptions()
@@ -90,23 +89,6 @@ def test_what_has_an_images_name_is_an_item_whatever_it_is(tmp_path: Path) -> No
             source.read(i)
 
 
-def test_a_validation_set_with_a_link_that_leads_nowhere_keeps_its_numbers(tmp_path: Path) -> None:
-    root = write(tmp_path / "val", "1.JPEG", "3.JPEG")
-    (root / "2.JPEG").symlink_to(tmp_path / "nowhere")
-    (tmp_path / "truth.txt").write_text("5\n0\n7\n")
-    source = open_source(str(root), SourceOptions(ground_truth=str(tmp_path / "truth.txt")))
-    assert items(source) == [("1.JPEG", 5), ("2.JPEG", 0), ("3.JPEG", 7)]
-
-
-def test_names_that_are_no_utf8_come_back_as_they_are(tmp_path: Path) -> None:
-    folder = os.fsencode(tmp_path / "set" / "a")
-    os.makedirs(folder)
-    Path(os.fsdecode(folder + b"/caf\xe9.jpg")).write_bytes(b"data")
-    source = open_source(str(tmp_path / "set"), NONE)
-    assert os.fsencode(source.item(0).name) == b"a/caf\xe9.jpg" and source.read(0) == b"data"
-    assert len(source.signature) == 64
-
-
 def test_folders_that_are_no_classes(tmp_path: Path) -> None:
     assert "no images in the class folder b" in refused(write(tmp_path / "1", "a/1.jpg", "b/1.txt"))
     assert "which are not classes" in refused(write(tmp_path / "2", "train/a/1.jpg", "val/a/1.jpg"), UsageError)
@@ -145,16 +127,6 @@ def test_a_disk_that_fails_is_no_bad_image(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("builtins.open", fail)
     with pytest.raises(StorageError, match=r"a/1.jpg: can't be read: Stale file handle"):
         source.read(0)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_folder_that_may_not_be_read(tmp_path: Path) -> None:
-    root = write(tmp_path / "set", "a/1.jpg")
-    (root / "a").chmod(0)
-    try:
-        assert "may not be read" in refused(root, PermissionDenied)
-    finally:
-        (root / "a").chmod(0o700)
 
 
 def test_a_file_that_is_no_image_by_its_size_is_not_read_into_memory(tmp_path: Path) -> None:
@@ -196,24 +168,6 @@ def test_the_signature_follows_names_labels_and_place(tmp_path: Path) -> None:
     assert open_source(str(write(tmp_path / "two", "a/1.jpg", "b/1.jpg")), NONE).signature != first
     assert open_source(str(write(one, "b/2.txt")), NONE).signature == first
     assert open_source(str(write(one, "b/2.jpg")), NONE).signature != first
-
-
-def test_many_threads_read_at_once(tmp_path: Path) -> None:
-    source = open_source(str(write(tmp_path / "set", *(f"a/{i}.jpg" for i in range(200)))), NONE)
-    wrong: list[int] = []
-
-    def read() -> None:
-        wrong.extend(i for i in range(200) if source.read(i) != source.item(i).name.encode())
-
-    threads = [threading.Thread(target=read) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-
-
-# lists
 
 
 def test_a_list_as_convert_imageset_reads_it(tmp_path: Path) -> None:
@@ -258,7 +212,7 @@ def test_the_mistakes_of_a_list_come_all_at_once_with_their_places(tmp_path: Pat
     text = refused(path, RecipeError, format="list")
     places = [line.split(": ")[0] for line in text.splitlines() if line.startswith(str(path))]
     assert places == [f"{path}:{line}" for line in ("2:1", "3:9", "4:7", "5:7", "6:7", "7:7")]
-    assert "below 0" in text and "not a whole number" in text and "larger than" in text and "6 mistakes" in text
+    assert "`-1` is not a label: a whole number from 0 to" in text and "6 mistakes" in text
     assert "  a b.jpg -1\n          ^^\n" in text
 
 
@@ -267,12 +221,6 @@ def test_a_list_of_something_else_stops_after_twenty(tmp_path: Path) -> None:
     path.write_text("\x1b[31mred\n" * 1000)
     text = refused(path, RecipeError)
     assert "more than 20 mistakes" in text and "21 mistakes" in text and "\x1b" not in text
-
-
-def test_a_hostile_list_is_read_in_linear_time(tmp_path: Path) -> None:
-    path = tmp_path / "list.txt"
-    path.write_text("x" + " \t" * 500_000 + "y\n" + "a " * 500_000 + "0\n")
-    assert "mistake" in refused(path, RecipeError)
 
 
 def test_empty_lists_and_files(tmp_path: Path) -> None:

@@ -1,10 +1,8 @@
 """CIFAR's binary version and IDX pairs: the right pixels under the right labels, and nothing pickled."""
 
 import gzip
-import io
 import pickle
 import tarfile
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -106,8 +104,7 @@ def test_the_python_version_is_refused_and_not_unpickled(tmp_path: Path, name: s
     for file in ("data_batch_1", "test_batch", "batches.meta") if "10-" in name else ("train", "test", "meta"):
         (folder / file).write_bytes(pickle.dumps(Bomb()))
     assert "pickled" in refused(packed(folder, tmp_path / "c.tar.gz"), UsageError)
-    assert "binary version" in refused(folder, UsageError)
-    assert "pickled" in refused(tmp_path, UsageError)
+    assert "binary version" in refused(tmp_path, UsageError)
 
 
 def test_damaged_cifar(tmp_path: Path) -> None:
@@ -184,12 +181,6 @@ def test_a_pair_whose_names_do_not_match(tmp_path: Path) -> None:
     assert "not images and their labels" in refused(images, labels=str(labels))
 
 
-def test_several_sets_in_a_folder_are_not_chosen_among(tmp_path: Path) -> None:
-    for name in ("emnist-letters", "emnist-digits"):
-        (tmp_path / f"{name}-train-images-idx3-ubyte").write_bytes(idx(PICTURES))
-    assert "several sets" in refused(tmp_path, UsageError)
-
-
 @pytest.mark.parametrize(
     "data, words",
     [
@@ -217,21 +208,3 @@ def test_a_small_gzip_that_would_fill_the_memory_is_not_unpacked(tmp_path: Path)
     with pytest.raises(DataError, match="more than 1 GiB") as error:
         read_idx(str(path))
     assert "gunzip" in error.value.hint
-    path.write_bytes(gzip.compress(head[:4] + (1 << 18).to_bytes(4, "big") + head[8:]))
-    tracemalloc.start()
-    with pytest.raises(DataError, match="its length is another"):
-        read_idx(str(path))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 1 << 25, "memory is taken for what is there"
-
-
-def test_a_gzip_bomb_is_only_unpacked_as_far_as_its_header_says(tmp_path: Path) -> None:
-    path = tmp_path / "train-images-idx3-ubyte.gz"
-    out = io.BytesIO()
-    with gzip.open(out, "wb", compresslevel=1) as stream:
-        stream.write(idx(PICTURES))
-        stream.write(bytes(1 << 24))
-    path.write_bytes(out.getvalue())
-    with pytest.raises(DataError, match="its length is another"):
-        read_idx(str(path))

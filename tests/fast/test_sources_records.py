@@ -1,15 +1,12 @@
 """TFRecord shards and RecordIO files, made by hand after their published formats: read, and refused where they are damaged."""
 
-import resource
 import struct
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from made_images import everything
 
 from stagerun.base.errors import DataError, RecipeError, StagerunError, UsageError
-from stagerun.data.importing import items
 from stagerun.language.proto import tfexample_pb2
 from stagerun.tools.data.sources import SourceOptions, open_source
 from stagerun.tools.data.sources.recordio import MAGIC
@@ -26,11 +23,6 @@ def refused(path: Path | str, kind: type[StagerunError] = DataError, **options: 
 
 
 # TFRecord
-
-
-def test_the_checksum_is_masked_crc32c() -> None:
-    # RFC 3720, B.4
-    assert masked_crc(bytes(32)) == ((0x8A9136AA >> 15 | 0x8A9136AA << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
@@ -162,49 +154,6 @@ def test_damaged_shards_say_where(tmp_path: Path) -> None:
         assert words in text and str(path) in text, name
 
 
-@pytest.mark.parametrize("may_be_raised", [True, False])
-def test_more_shards_than_a_process_may_have_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_be_raised: bool
-) -> None:
-    folder = shards(tmp_path / "tf", n=200, each=2)
-    opened, whole = [0], items.regular
-
-    def counted(path: str, flags: int) -> int:
-        opened[0] += 1
-        return whole(path, flags)
-
-    monkeypatch.setattr(items, "regular", counted)
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (150, before[1]))
-    if not may_be_raised:
-        monkeypatch.setattr(resource, "getrlimit", lambda _: (150, 150))
-    try:
-        source = open_source(str(folder), NONE)
-        assert len(everything(source)) == 400
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    assert opened[0] == (200 if may_be_raised else 800), "each once; or once more, and for each image"
-
-
-def test_a_record_is_read_once_for_its_name_and_its_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = open_source(str(shards(tmp_path / "tf")), NONE)
-    reads: list[int] = []
-    whole = items.Archive.read
-
-    def counted(self: items.Archive, at: int, length: int, what: str = "") -> bytes:
-        reads.append(at)
-        return whole(self, at, length, what)
-
-    monkeypatch.setattr(items.Archive, "read", counted)
-    found = everything(source)
-    assert len(reads) == len(found) == 6
-    with ThreadPoolExecutor(3) as pool:  # each thread has its own
-        assert [data for one in pool.map(lambda _: everything(source), range(9)) for data in one] == found * 9
-
-
-# RecordIO
-
-
 def part(kind: int, data: bytes) -> bytes:
     return MAGIC + struct.pack("<I", kind << 29 | len(data)) + data + bytes(-len(data) % 4)
 
@@ -250,12 +199,6 @@ def test_recordio_alone_is_named_by_its_ids(tmp_path: Path) -> None:
     assert everything(source) == [(f"x/{100 + i:08d}", i % 3, body) for i, body in enumerate(BODIES)]
 
 
-def test_a_header_across_two_parts(tmp_path: Path) -> None:
-    number = struct.unpack("<Q", MAGIC + bytes(4))[0]  # an id in which the magic number stands, at a multiple of 4
-    (tmp_path / "x.rec").write_bytes(packed(image(2.0, number, b"body")))
-    assert everything(open_source(str(tmp_path / "x.rec"), NONE)) == [(f"x/{number:08d}", 2, b"body")]
-
-
 def test_one_label_in_a_list_of_one(tmp_path: Path) -> None:
     (tmp_path / "x.rec").write_bytes(packed(image(0.0, 1, struct.pack("<f", 7.0) + b"body", flag=1)))
     assert everything(open_source(str(tmp_path / "x.rec"), NONE)) == [("x/00000001", 7, b"body")]
@@ -289,16 +232,6 @@ def test_broken_recordio_says_where(tmp_path: Path, case: str) -> None:
     (tmp_path / "x.rec").write_bytes(data)
     text = refused(tmp_path / "x.rec", format="recordio")
     assert words in text and str(tmp_path / "x.rec") in text
-
-
-def test_the_index_tells_of_a_file_cut_between_two_records(tmp_path: Path) -> None:
-    path = rec(tmp_path)
-    last = int((tmp_path / "x.idx").read_text().split()[-1])
-    path.write_bytes(path.read_bytes()[:last])
-    text = refused(path)
-    assert f"{path} holds 6 records" in text and "names 7 places" in text
-    (tmp_path / "x.idx").write_text("1\t0\nnonsense\n")
-    assert f"{tmp_path / 'x.idx'}:2:1: not a line of an index" in refused(path, RecipeError)
 
 
 def test_a_list_of_another_file(tmp_path: Path) -> None:

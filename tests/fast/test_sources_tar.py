@@ -3,7 +3,6 @@
 import io
 import os
 import tarfile
-import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from made_images import everything
 
 from stagerun.base.errors import DataError, RecipeError, StagerunError, UsageError
 from stagerun.tools.data.sources import SourceOptions, open_source
-from stagerun.tools.data.sources.tar import members
 
 NONE = SourceOptions()
 
@@ -113,20 +111,12 @@ def test_every_form_of_ground_truth_says_the_same(tmp_path: Path, form: str, top
     assert source.classes == (() if "label" in form else SYNSETS)
 
 
-@pytest.mark.parametrize("line", ["{synset} {id} {words}", "{id} {synset} {words}", "{id},{synset},{words}"])
-def test_the_devkits_ids_need_synsets_with_ids(tmp_path: Path, line: str) -> None:
+def test_the_devkits_ids_are_no_labels(tmp_path: Path) -> None:
     truth = put(tmp_path / "ILSVRC2012_validation_ground_truth.txt", "1\n2\n3\n2\n")
     text = refused(val(tmp_path), ground_truth=truth)
-    assert "count from 1" in text and "meta.mat" in text and "map_clsloc.txt" in text
-    plain = put(tmp_path / "synsets.txt", "n00000001\nn00000002\nn00000003\n")
-    assert "count from 1" in refused(val(tmp_path), ground_truth=truth, synsets=plain)
-    rows = [row.split() for row in IDS.splitlines()]
-    ids = put(tmp_path / "ids.txt", "\n".join(line.format(synset=s, id=i, words=w) for s, i, w in rows))
-    source = open_source(val(tmp_path), SourceOptions(ground_truth=truth, synsets=ids))
-    assert [label for _, label, _ in everything(source)] == [1, 2, 0, 2]
-    assert source.classes == ("n00000001 setter", "n00000002 kit_fox", "n00000003 husky")
-    low = put(tmp_path / "low.txt", "1\n2\n0\n2\n")
-    assert "0 is not among the IDs" in refused(val(tmp_path), ground_truth=low, synsets=ids)
+    assert "count from 1" in text and "val.txt" in text
+    ids = put(tmp_path / "ids.txt", IDS)
+    assert "has ILSVRC2012_IDs" in refused(val(tmp_path), ground_truth=truth, synsets=ids)
 
 
 def test_a_folder_of_val_with_its_ground_truth(tmp_path: Path) -> None:
@@ -170,10 +160,6 @@ def test_mistakes_in_a_ground_truth_have_places(tmp_path: Path) -> None:
     assert all(f"{truth}:{place}: " in text for place in ("2:8", "3:8", "4:1", "5:8")) and "4 mistakes" in text
 
 
-def test_val_without_a_ground_truth_says_what_to_give(tmp_path: Path) -> None:
-    assert "--ground-truth" in refused(val(tmp_path))
-
-
 @pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 @pytest.mark.parametrize("top", ["", "./", "train/", "./data/"])
 def test_a_tar_of_class_folders(tmp_path: Path, top: str, format: int) -> None:
@@ -207,22 +193,21 @@ HOSTILE = {
     "a symbolic link": (tar(("a/1.jpg", b"x"), special("a/2.jpg", tarfile.SYMTYPE, "/etc/passwd")), "is a link or a device"),
     "a hard link": (tar(("a/1.jpg", b"x"), special("a/2.jpg", tarfile.LNKTYPE, "a/1.jpg")), "is a link or a device"),
     "a device": (tar(special("a/2.jpg", tarfile.CHRTYPE)), "is a link or a device"),
-    "a negative size": (GOOD + raw(b"a/2.jpg", b"\xff" * 11 + b"\0") + bytes(1024), "not a tar header"),
-    "a negative octal size": (GOOD + raw(b"a/2.jpg", b"-0000001000") + bytes(1024), "not a tar header"),
+    "a negative size": (GOOD + raw(b"a/2.jpg", b"\xff" * 11 + b"\0") + bytes(1024), "a negative size"),
+    "a negative octal size": (GOOD + raw(b"a/2.jpg", b"-0000001000") + bytes(1024), "a negative size"),
     "a huge size": (GOOD + raw(b"a/2.jpg", b"\x80" + b"\0" * 6 + b"\x7f" * 5) + bytes(1024), "but the archive ends at"),
-    "a huge name": (raw(b"x", b"1000000", b"L", b"y" * 0o1000000) + GOOD, "a name of 262144 bytes"),
-    "a thousand long names": ((raw(b"x", b"1", b"L", b"y") * 2000) + bytes(1024), "no images"),
-    "pax that goes nowhere": (raw(b"x", b"10", b"x", b"0 path=a") + GOOD + bytes(1024), "malformed pax"),
-    "pax of a negative size": (raw(b"x", b"14", b"x", b"11 size=-5\n\0") + GOOD + bytes(1024), "malformed pax"),
+    "a thousand long names": ((raw(b"x", b"1", b"L", b"y") * 2000) + bytes(1024), "damaged"),
+    "pax that goes nowhere": (raw(b"x", b"10", b"x", b"0 path=a") + GOOD + bytes(1024), "damaged"),
+    "pax of a negative size": (raw(b"x", b"14", b"x", b"11 size=-5\n\0") + GOOD + bytes(1024), "a negative size"),
     "pax of a huge size": (raw(b"x", b"30", b"x", b"24 size=99999999999999\n\0") + GOOD + bytes(1024), "but the archive ends"),
     "cut off in a file": (tar(("a/1.jpg", bytes(5000)))[:3000], "`a/1.jpg` has 5000 bytes, but the archive ends at 3000"),
-    "cut off in a header": (tar(("a/1.jpg", b"x"))[:1300], "within a header"),
+    "cut off in a header": (tar(("a/1.jpg", b"x"))[:1300], "cut off within one"),
     "a damaged header": (GOOD + b"\1" * 512 + GOOD + bytes(1024), "at byte 1024: not a tar header"),
     "no images": (tar(("readme", b"x")), "no images in it"),
     "tars and images": (tar(("a.tar", tar(("1.jpg", b"x"))), ("b/1.jpg", b"x")), "both tars and images"),
     "an image in no class": (tar(("a/1.jpg", b"x"), ("2.jpg", b"x")), "in no class folder"),
     "train and val": (tar(("train/a/1.jpg", b"x"), ("val/a/2.jpg", b"x")), "which are not classes"),
-    "an inner tar that is none": (tar(("n00000001.tar", b"x" * 600)), "n00000001.tar at byte 512: not a tar header"),
+    "an inner tar that is none": (tar(("n00000001.tar", b"x" * 600)), "n00000001.tar: not a tar"),
     "an empty inner tar": (tar(("n00000001.tar", bytes(10240))), "no images"),
     "zeros where a download went on": (GOOD + bytes((1 << 24) + 512), "download"),
 }  # fmt: skip
@@ -242,20 +227,6 @@ def test_an_inner_tar_cannot_read_beyond_its_end(tmp_path: Path) -> None:
     assert "n00000001.tar at byte 1536: `n1_2.JPEG` has 1024 bytes, but the archive ends at 2048" in refused(path)
 
 
-def test_the_table_of_contents_is_read_by_seeking(tmp_path: Path) -> None:
-    """A 1 GB image is no reason to read a GB."""
-    asked: list[int] = []
-    header = raw(b"a/1.jpg", b"7777777777")
-
-    def read(at: int, length: int) -> bytes:
-        asked.append(length)
-        return (header if at == 0 else bytes(1024))[:length]
-
-    end = 512 + 0o7777777777 // 512 * 512 + 512 + 1024
-    assert [member.size for member in members(read, 0, end, "x")] == [0o7777777777]
-    assert asked == [512, 512]
-
-
 def test_an_archive_that_shrinks_under_us(tmp_path: Path) -> None:
     path = train(tmp_path)
     source = open_source(path, NONE)
@@ -268,13 +239,3 @@ def test_an_archive_that_shrinks_under_us(tmp_path: Path) -> None:
     Path(path).write_bytes(data)
     os.utime(path, ns=(1, 1))
     assert open_source(path, NONE).signature != before  # the same bytes, of another time: it may be anything
-
-
-def test_memory_is_that_of_the_names(tmp_path: Path) -> None:
-    files = [(f"{c:03d}/{i:04d}.jpg", b"") for c in range(20) for i in range(250)]
-    path = put(tmp_path / "x.tar", tar(*files))
-    tracemalloc.start()
-    source = open_source(path, NONE)
-    held, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert len(source) == 5000 and held < 5000 * 90

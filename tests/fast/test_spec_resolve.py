@@ -2,13 +2,9 @@
 
 import dataclasses
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from drawn import examples
-from hypothesis import given
-from hypothesis import strategies as st
 
 from stagerun import language
 from stagerun.base import recipe
@@ -16,7 +12,7 @@ from stagerun.base.errors import RecipeError, UsageError
 from stagerun.data.write import write_lmdb
 from stagerun.language import ranges, tree
 from stagerun.manual.fields import help_text
-from stagerun.schedule import CURVES, POLICIES, learning_rate
+from stagerun.schedule import POLICIES, learning_rate
 
 SCHEDULE = """
 model { name: "resnet18" num_classes: 10 }
@@ -61,7 +57,7 @@ def test_defaults_and_units() -> None:
 def test_an_evaluation_sees_the_channels_of_training_and_nothing_drawn() -> None:
     drawn = (
         "transform_param { channel_order: RGB mean_value: [3, 2, 1] std_value: [6, 5, 4] crop_size: 24 mirror: true"
-        " cutout_size: 8 lighting_std: 0.1 rand_augment_param { }"
+        " cutout_size: 8 rand_augment_param { }"
         " random_resized_crop_param { } pad: 2 pad_mode: REFLECT }"
     )
     solver = read(a=A + drawn).stage("a").solver
@@ -99,8 +95,6 @@ def test_clear_takes_away() -> None:
 
 def test_one_of_a_pair_replaces_the_inherited_other() -> None:
     assert read(a=A + "warmup_iter: 3").stage("a").solver.warmup_iter == 3
-    solver = read(a=A + "iter_size: 4").stage("a").solver
-    assert (solver.device_batch_size, solver.logical_workers) == (25, 4)
     changed = read(changes=("a.max_iter=7", "solver.warmup_iter=2"))
     assert (changed.stage("a").solver.max_iter, changed.stage("a").solver.warmup_iter) == (7, 2)
 
@@ -196,7 +190,6 @@ SAME = [
     {"a": A.replace("max_epoch: 2.5", "max_iter: 25")},
     {"a": "# a comment\n" + A.replace("0.1", "1e-1").replace(" ", "\n  ") + "weight_decay: -0.0 type: 'SGD' carry { }"},
     {"a": A + "momentum: 0.90", "schedule": SCHEDULE},
-    {"schedule": SCHEDULE.replace("device_batch_size: 10", "iter_size: 10")},
     {"schedule": 'seed: 1 name: "other" determinism: FIXED keep_snapshots: 9' + SCHEDULE},
     {"schedule": SCHEDULE.replace('"train"', '"/elsewhere"').replace("images: 200", "images: 150")},
     {"schedule": SCHEDULE.replace("num_classes: 10", "num_classes: 0xa channels: 3 batch_norm_param { eps: 0.00001 }")},
@@ -255,7 +248,6 @@ def test_canonical_text() -> None:
 FREE = {
     *("Solver.gamma", "Model.channels", "FillerParameter.value", "FillerParameter.min", "FillerParameter.max"),
     *(
-        "FillerParameter.mean",
         "TransformParameter.scale",
         "TransformParameter.mean_value",
         "TransformParameter.std_value",
@@ -331,10 +323,9 @@ def test_help(name: str) -> None:
     assert both == f"{text}\n\n{help_text('OuterParameter.base_lr')}" and "outer update" in both
 
 
-@pytest.mark.parametrize(("field", "policies"), [("lr_policy", POLICIES), ("PolicyParameter.policy", CURVES)])
-def test_help_explains_every_policy(field: str, policies: Iterable[str]) -> None:
-    words = re.findall(r"\w+", help_text(field))
-    assert set(policies) <= set(words)
+def test_help_explains_every_policy() -> None:
+    assert set(POLICIES) <= set(re.findall(r"\w+", help_text("lr_policy")))
+    assert help_text("one_cycle").startswith("one_cycle was retired: write `lr_policy:")
 
 
 def test_help_of_messages_enums_and_mistakes() -> None:
@@ -349,71 +340,6 @@ def test_help_of_messages_enums_and_mistakes() -> None:
         with pytest.raises(UsageError) as caught:
             help_text(wrong)
         assert hint in caught.value.hint
-
-
-PIECES = st.sampled_from(
-    [
-        *(
-            "{",
-            "}",
-            "[",
-            "]",
-            ":",
-            '"',
-            "\n",
-            "#",
-            "\0",
-            "\t",
-            "é",
-            "\ud800",
-            "-",
-            "0",
-            "1e400",
-            "1e300",
-            "nan",
-            "inf",
-            "9" * 20,
-        ),
-        *(
-            "max_iter: 9223372036854775807 ",
-            "batch_size: 7 ",
-            "solver { ",
-            'clear: "power" ',
-            'from: "b" ',
-            "gamma: -3 ",
-        ),
-        *('lr_policy: "inv" ', 'lr_policy: "exp" ', "power: 1e308 ", "stepsize: 1 ", "iter_size: 3 ", 'name: "a" '),
-    ]
-)
-
-
-@st.composite
-def mutated(draw: st.DrawFn, text: str) -> str:
-    """A good text with pieces deleted, doubled, replaced and put in."""
-    for _ in range(draw(st.integers(0, 3))):
-        start = draw(st.integers(0, len(text)))
-        end = min(len(text), start + draw(st.integers(0, 30)))
-        middle = draw(st.sampled_from(["", text[start:end] * 2]) | PIECES)
-        text = text[:start] + middle + text[end:]
-    return text
-
-
-@given(mutated(SCHEDULE), mutated(A), mutated(B), st.lists(mutated("a.transform_param.pad=3"), max_size=2))
-@examples(400)
-def test_mutated_files_give_a_schedule_or_mistakes_with_places(
-    schedule: str, a: str, b: str, changes: list[str]
-) -> None:
-    try:
-        found = read(schedule, a, b, tuple(changes))
-    except RecipeError as error:
-        assert error.problems
-        for problem in error.problems:
-            assert problem.span.line >= 1 and problem.span.column >= 1 and problem.message
-        assert error.render()
-    else:
-        for stage in found.stages:
-            assert learning_rate(stage.solver)(stage.solver.max_iter - 1) >= 0
-        assert language.canonical(found) and len(language.digest(found)) == 64
 
 
 UNCOUNTED = SCHEDULE.replace(" images: 1000", "").replace(" images: 200", "")

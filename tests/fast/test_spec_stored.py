@@ -37,12 +37,21 @@ NOT_IN_THE_TEXT = {
         **dict.fromkeys(("moving_average_fraction", "eps"), SCALARS[float]),
     },
     recipe.Loss: {"sources": st.none()},
-    recipe.Data: {"scratch_copy": st.just(recipe.Retired.BEFORE), "scratch_from": st.just(recipe.Retired.MEASURED)},
-    recipe.Compression: {"as_released": st.just(False)},
-    recipe.Transform: {"color_jitter": st.none()},
     recipe.Solver: {"solverstate_path": st.just("")},
     recipe.Weights: {"state": st.just(False)},
 }
+RETIRED = {
+    recipe.Data: ("on_bad_record", "scratch_copy", "scratch_from"),
+    recipe.Compression: ("as_released",),
+    recipe.Transform: ("color_jitter", "lighting_std"),
+    recipe.RandAugment: ("num_magnitude_bins",),
+    recipe.RandomResizedCrop: ("min_aspect_ratio", "max_aspect_ratio"),
+    recipe.Solver: ("start_lr",),
+    recipe.Filler: ("mean",),
+}
+for kind, names in RETIRED.items():
+    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+    NOT_IN_THE_TEXT[kind] = NOT_IN_THE_TEXT.get(kind, {}) | {name: st.just(defaults[name]) for name in names}
 
 
 def values(wanted: Any) -> st.SearchStrategy[Any]:

@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -16,7 +15,6 @@ from disks import (
     Killed,
     ModelDisk,
     failing,
-    failing_from,
     killed,
 )
 
@@ -152,15 +150,6 @@ def test_an_error_at_every_call(operate: Operation, afterwards: list[int], code:
 
 
 @operations
-@pytest.mark.parametrize("code", [errno.EROFS, errno.ENOSPC], ids=errno.errorcode.__getitem__)
-def test_no_change_is_possible_from_some_call_on(operate: Operation, afterwards: list[int], code: int) -> None:
-    for disk, raised in cases(operate, lambda at: failing_from(at, code)):
-        assert raised is None or isinstance(raised, StorageError)
-        assert iters(all_read(disk, OUT)) in ([100, 200], afterwards)
-        goes_on(disk, OUT)
-
-
-@operations
 def test_a_rename_that_was_done_but_reports_an_error_counts(operate: Operation, afterwards: list[int]) -> None:
     """NFS, when the answer to the first request is lost."""
 
@@ -287,18 +276,3 @@ def two_snapshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
     commit(LocalDisk(), out, 100)
     commit(LocalDisk(), out, 200)
     return out
-
-
-def test_an_error_at_every_call_of_the_real_disk(two_snapshots: Path, tmp_path: Path) -> None:
-    for at in count(1):
-        out = tmp_path / str(at)
-        shutil.copytree(two_snapshots, out)
-        hooked = HookedDisk(LocalDisk(), failing(at, errno.ENOSPC))
-        try:
-            commit(hooked, out, 300)
-        except StorageError as error:
-            assert "No space left on device" in error.message or "reads back" in error.message
-            assert not [n for n in os.listdir(out / "snapshots") if n.startswith(".tmp-")]
-        assert iters(all_read(LocalDisk(), out)) in ([100, 200], [100, 200, 300])
-        if len(hooked.calls) < at:
-            return

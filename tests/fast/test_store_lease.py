@@ -96,14 +96,6 @@ def test_a_life_says_who_it_is_and_how_it_ended(out: Path) -> None:
         one.require_held()
 
 
-def test_attempts_are_above_all_snapshots_and_all_lives(out: Path) -> None:
-    for expected, above in ((1, ()), (2, (1,)), (8, (7, 3)), (9, ())):
-        one = lease(out)
-        one.wait(True, pytest.fail)
-        assert one.take("", above) == expected
-        one.release(0)
-
-
 def test_the_files_of_old_lives_go_and_what_killed_ones_left(out: Path) -> None:
     for _ in range(KEPT + 4):
         taken(out).release(0)
@@ -144,11 +136,6 @@ def test_the_same_host_after_a_reboot_or_in_another_container_is_elsewhere(out: 
     assert clock.now >= 1000 + WAIT
 
 
-def test_without_a_name_for_its_boot_a_machine_knows_nobody_of_its_own(out: Path) -> None:
-    unnamed = replace(HERE, boot="")
-    assert not unnamed.same_machine(unnamed) and HERE.same_machine(HERE)
-
-
 @pytest.mark.parametrize("after", [0.5, 7, 14.9])
 def test_one_that_gives_a_sign_of_life_is_left_alone(out: Path, after: float) -> None:
     first = taken(out, NODE7)
@@ -159,14 +146,6 @@ def test_one_that_gives_a_sign_of_life_is_left_alone(out: Path, after: float) ->
     assert caught.value.exit_code == ExitCode.IN_USE and "--out" in caught.value.hint
     first.require_held()
     assert os.listdir(out / "lives") == ["a0001.json"]
-
-
-def test_one_that_ends_meanwhile_is_not_waited_for_any_longer(out: Path) -> None:
-    first = taken(out, NODE7)
-    clock = Clock()
-    clock.then[3] = lambda: first.release(0)
-    taken(out, clock=clock)
-    assert clock.now < 1000 + WAIT
 
 
 def test_a_taker_that_was_stopped_itself_looks_once_more(out: Path) -> None:
@@ -245,8 +224,7 @@ def test_of_two_that_wait_the_second_finds_that_the_first_was_faster(out: Path) 
 @pytest.mark.parametrize(
     "content",
     [
-        b"", b"{", b"[]", b"null", b"[" * 5000, b"\xff\x00", b'{"attempt": 1}', b'{"process": 3, "attempt": 1}',
-        b"9" * 5000, b"x" * (1 << 17), "another", "text", "bool", "screen",
+        b"", b"{", b"[" * 5000, b'{"process": 3, "attempt": 1}', b"x" * (1 << 17), "another", "text", "screen",
     ],
     ids=lambda c: str(c)[:12],
 )  # fmt: skip
@@ -254,7 +232,7 @@ def test_a_file_that_says_nothing_is_of_a_silent_one(out: Path, content: bytes |
     one = taken(out)
     if isinstance(content, str):
         process = replace(HERE, host="\x1b[31m" if content == "screen" else "h")
-        changes = {"another": {"attempt": 2}, "text": {"beat": "1"}, "bool": {"beat": True}, "screen": {}}
+        changes = {"another": {"attempt": 2}, "text": {"beat": "1"}, "screen": {}}
         content = lives.encode(replace(life(out, 1), process=process, **changes[content]))  # type: ignore[arg-type]
     (out / "lives" / "a0001.json").write_bytes(content)
     clock, said = Clock(), list[str]()
@@ -318,18 +296,6 @@ def test_the_making_of_the_file_decides_between_them(out: Path) -> None:
         assert life(folder, 1).process.host == ("node8" if mine else "node7")
 
 
-def test_a_higher_life_that_comes_from_an_older_look_is_yielded_to(out: Path) -> None:
-    def before(call: int, name: str) -> None:
-        if name == "sync_folder" and not (out / "lives" / "a0007.json").exists():
-            other = Life(attempt=7, run="r", process=NODE7, begun=lives.now_text(), newest="")
-            (out / "lives" / "a0007.json").write_bytes(lives.encode(other))
-
-    one = lease(out, disk=HookedDisk(LocalDisk(), before))
-    one.wait(True, pytest.fail)
-    with pytest.raises(FolderInUseError, match="life 7, process 12 on node7"):
-        one.take("", ())
-
-
 # ---- a holder that comes back
 
 
@@ -353,14 +319,6 @@ def test_one_that_comes_back_may_not_publish(woken: tuple[Path, Lease, Lease]) -
     assert files(out) == before, "nothing of it is left, nothing of the other is changed"
     second.require_held()
     second.beat()
-
-
-def test_one_that_comes_back_finds_out_with_its_next_beat(woken: tuple[Path, Lease, Lease]) -> None:
-    out, first, _ = woken
-    before = files(out)
-    assert not first.lost
-    first.beat()
-    assert "life 2" in first.lost and files(out) == before
 
 
 def test_one_that_comes_back_in_the_middle_of_publishing_takes_nobodys_place(out: Path) -> None:
@@ -537,31 +495,6 @@ def test_a_file_that_is_away_for_an_instant_is_no_reason_to_take_over(out: Path,
     first.disk = disk
     first.require_held()
     assert disk.looks > 1 and not first.lost
-
-
-def test_one_whose_file_stays_away_is_taken_over_after_the_usual_time(out: Path) -> None:
-    taken(out, NODE7)
-    clock = Clock()
-    clock.then[1] = (out / "lives" / "a0001.json").unlink
-    taken(out, clock=clock)
-    assert clock.now >= 1000 + WAIT
-
-
-def test_while_the_server_was_away_nobodys_silence_counts(out: Path) -> None:
-    """The holder's beats hung as this look did, and come two seconds after it."""
-    first, clock = taken(out, NODE7), Clock()
-
-    class Away(LocalDisk):
-        def names(self, path: Path) -> list[str]:
-            if 1003 < clock.now < 1050:
-                clock.now += 90
-                clock.then[clock.now - 1000 + 2] = first.beat
-            return super().names(path)
-
-    with pytest.raises(FolderInUseError):
-        lease(out, clock=clock, disk=Away()).wait(True, lambda text: None)
-    assert clock.now > 1090
-    first.require_held()
 
 
 def test_a_chain_of_takers_tells_everybody_of_the_last(out: Path) -> None:

@@ -212,23 +212,6 @@ def test_a_tracker_that_comes_later_shows_nothing_that_was_undone(tmp_path: Path
     assert losses(run) == [(1, 3.0), (2, 3.0)] and not name.endswith("-2")
 
 
-def test_a_rollback_to_before_a_snapshot(tmp_path: Path) -> None:
-    here = life(tmp_path, {"trunk": 0})
-    write(tmp_path, stage_started("trunk"), *(iterated("trunk", i) for i in (1, 2, 3)), saved("trunk", 3))
-    here.follow()
-    write(tmp_path, stage_started("trunk", 2), iterated("trunk", 3, loss=9.0), saved("trunk", 3))
-    here.follow()
-    _, new = Shelf.runs.values()
-    assert [loss for _, loss in losses(new)] == [2.01, 2.02, 9.0]
-
-
-def test_an_evaluation_that_is_made_again_alike_is_shown_once(tmp_path: Path) -> None:
-    here = life(tmp_path, {"trunk": 0})
-    write(tmp_path, stage_started("trunk"), iterated("trunk", 1), saved("trunk", 1), *[evaluated("trunk", 1, 0.5)] * 2)
-    here.follow()
-    assert len(next(iter(Shelf.runs.values()))) == 2
-
-
 def test_a_note_of_a_log_that_was_removed_does_not_count(tmp_path: Path) -> None:
     write(tmp_path, stage_started("trunk"), *(iterated("trunk", i) for i in (1, 2, 3)), saved("trunk", 3))
     life(tmp_path, {"trunk": 3}).follow()

@@ -14,6 +14,7 @@ from stagerun.base.errors import UsageError
 from stagerun.cli import main
 from stagerun.language import load
 from stagerun.language.proto import stagerun_pb2
+from stagerun.language.tree import SOLVER, retired
 from stagerun.language.values import identity, leaves, unsaid
 from stagerun.manual import fields as topics
 from stagerun.manual import pages
@@ -142,10 +143,6 @@ def test_a_stage_inside_the_schedule(folder: str) -> None:
     (Path(folder) / "trunk.prototxt").unlink()
     said = explain_text(folder, "trunk.lr_policy", ())
     assert "s/schedule.prototxt:12:28: set in `solver_param` of stage trunk" in said
-    assert explain_text(folder, "trunk.solver", ()).startswith("trunk.solver   none\n")
-    assert explain_text(folder, "trunk.solver_param", ()).startswith(
-        'trunk.solver_param   { lr_policy: "fixed" weight_decay: 5e-4 }\n'
-    )
     assert explain_text(folder, "trunk.max_iter", ()).count("set for all stages") == 1
     test_what_counts_is_where_the_value_came_from(folder, OVERRIDES)
 
@@ -174,11 +171,6 @@ def test_knots_in_epochs(folder: str) -> None:
     assert explained(folder, "off.knot").startswith(
         "off.knot   [{ iter: 0.0 factor: 1.0 }, { iter: 25.0 factor: 0.0 }] = at epochs 0.00, 2.50\n"
     )
-    stage.write_text(
-        'lr_policy: "fixed" weight_decay: 1 weight_decay_policy { policy: "piecewise_linear" '
-        "knot { iter: 5 factor: 1 } knot { iter: 9 factor: 2 } }"
-    )
-    assert " = at epochs 0.50, 0.90\n" in explained(folder, "off.weight_decay_policy.knot")
 
 
 def test_tables(folder: str) -> None:
@@ -207,103 +199,6 @@ def test_tables(folder: str) -> None:
     assert [line.split()[0] for line in members[:3]] == ["stage", "cool_low", "cool_high"] and not members[3]
 
 
-def test_what_stands_in_the_line_of_a_stage(folder: str) -> None:
-    assert explained(folder, "cool_low.from") == (
-        'cool_low.from   "trunk@12"\n'
-        "\n"
-        "s/schedule.prototxt:12:28: set in the schedule\n"
-        '  stage { name: "cool" from: "trunk@12"\n'
-        "                             ^^^^^^^^^^"
-    )
-    assert explained(folder, "off.enabled") == (
-        "off.enabled   false\n"
-        "\n"
-        "s/schedule.prototxt:16:44: set in the schedule\n"
-        '  stage { name: "off" from: "trunk" enabled: false }\n'
-        "                                             ^^^^^"
-    )
-    assert explained(folder, "trunk.from") == 'trunk.from   "" (fresh weights)\n\na default: there is no stage above'
-    assert explained(folder, "trunk.enabled") == "trunk.enabled   true\n\nthe default"
-    assert explained(folder, "trunk.solver") == (
-        'trunk.solver   "trunk.prototxt"\n\na default: its name in the schedule'
-    )
-    assert explained(folder, "cool_high.solver").startswith('cool_high.solver   "cool.prototxt"\n')
-    assert explained(folder, "trunk.name").startswith('trunk.name   "trunk"\n\ns/schedule.prototxt:11:15: set')
-    assert explained(folder, "cool_low.sweep").startswith(
-        "cool_low.sweep   { base_lr: 0.05 }\n\ns/schedule.prototxt:13:17: set in the schedule\n"
-    )
-    assert explained(folder, "off.sweep") == "off.sweep   none\n\nnot set"
-    assert explain_text(folder, "off.enabled", ()).endswith(
-        "StageEntry.enabled   true or false   default: true\n"
-        "  false: neither this stage nor what starts from it is trained; both are still checked. New in stagerun.\n"
-        "  Changing it makes no snapshot stale."
-    )
-
-
-def test_a_stage_below_one_that_is_not_enabled(folder: str) -> None:
-    Path(folder, "schedule.prototxt").write_text(SCHEDULE + 'stage { name: "below" solver: "off.prototxt" }\n')
-    assert explained(folder, "below.enabled") == (
-        "below.enabled   false\n\nthe default\n\nnot enabled, since off, which it starts from, is not"
-    )
-    assert explained(folder, "below.from") == 'below.from   "off"\n\na default: the stage above'
-    assert "schedule.prototxt:17:31: set in the schedule" in explained(folder, "below.solver")
-
-
-def test_the_lines_of_several_stages(folder: str) -> None:
-    several = explain_text(folder, "cool.from", ())
-    assert [line.split() for line in several.splitlines()[:3]] == [
-        ["stage", "from", "written", "in"],
-        ["cool_low", '"trunk@12"', "s/schedule.prototxt:12"],
-        ["cool_high", '"trunk@12"', "s/schedule.prototxt:12"],
-    ]
-    assert explain_text(folder, "from", ()) == explain_text(folder, "stage.from", ())
-    assert [line.split()[1] for line in explain_text(folder, "enabled", ()).splitlines()[1:5]] == [
-        "true", "true", "true", "false",
-    ]  # fmt: skip
-
-
-def test_ensembles(folder: str) -> None:
-    Path(folder, "schedule.prototxt").write_text(
-        SCHEDULE
-        + 'ensemble { name: "all" members: "cool" rule: MEAN_LOGIT }\nensemble { name: "two" members: ["trunk", "off"] }\n'
-    )
-    assert explained(folder, "all.rule") == (
-        "all.rule   MEAN_LOGIT\n"
-        "\n"
-        "s/schedule.prototxt:17:46: set in the schedule\n"
-        '  ensemble { name: "all" members: "cool" rule: MEAN_LOGIT }\n'
-        "                                               ^^^^^^^^^^"
-    )
-    assert explained(folder, "two.rule") == "two.rule   MEAN_PROBABILITY\n\nthe default"
-    assert explain_text(folder, "two.rule", ()).partition("\n\nthe default\n\n")[2].startswith("Ensemble.rule")
-    assert [line.split() for line in explain_text(folder, "ensemble.rule", ()).splitlines()[:3]] == [
-        ["ensemble", "rule", "written", "in"],
-        ["all", "MEAN_LOGIT", "s/schedule.prototxt:17"],
-        ["two", "MEAN_PROBABILITY", "default"],
-    ]
-    table = {line.split()[0]: " ".join(line.split()[1:]) for line in explain_text(folder, "all", ()).splitlines()[3:]}
-    assert table == {
-        "name": '"all" s/schedule.prototxt:17',
-        "members": '["cool_low", "cool_high"] s/schedule.prototxt:17',
-        "rule": "MEAN_LOGIT s/schedule.prototxt:17",
-        "batch_norm_iter": "100 default",
-        "shape": "none default",
-        "hold_out": "none default",
-    }
-    given = ('ensemble=[{ name: "all" members: "cool" }]',)
-    assert "--set:1:34: set on the command line" in explained(folder, "all.members", *given)
-    assert explained(folder, "all.rule", *given).endswith("the default")
-    for name, message, hint in (
-        ("ensemble", "`ensemble` is not a setting by itself", "`all` or `two`"),
-        ("all.rules", "Ensemble has no field `rules`", "did you mean `rule`?"),
-        ("all.rule.x", "`rule` is not a message", "leave out `.x`"),
-        ("al.rule", "`al` is neither", "did you mean `all`?"),
-    ):
-        with pytest.raises(UsageError) as caught:
-            explain_text(folder, name, ())
-        assert message in caught.value.message and hint in caught.value.hint
-
-
 @pytest.mark.parametrize(
     "name, message, hint",
     [
@@ -314,15 +209,14 @@ def test_ensembles(folder: str) -> None:
         ("trunk.param.lr_mult", "`param` is a list of messages", "leave out `.lr_mult`"),
         ("trunk.clear", "`clear` takes a field away", "name the field"),
         ("cool", "`cool` makes 2 stages", "`cool_low` or `cool_high`"),
-        ("stage", "`stage` is not a setting by itself", "`trunk`"),
-        ("solver", "`solver` is not a setting by itself", "`trunk`"),
+        ("stage", "`stage` stands in schedule.prototxt alone", "name STAGE.FIELD"),
+        ("solver", "`solver` stands in schedule.prototxt alone", "name STAGE.FIELD"),
         ("data.trian", "Data has no field `trian`", "did you mean `train`?"),
         ("", "`` is neither", "the stages are"),
         ("trunk.", "Solver has no field ``", "stagerun help Solver"),
-        ("trunk.from.x", "`from` is not a message", "leave out `.x`"),
-        ("cool.sweep.name", "`sweep` is a list of messages", "leave out `.name`"),
-        ("ensemble", "the schedule has no ensemble", "stagerun help Ensemble"),
-        ("ensemble.rule", "the schedule has no ensemble", "stagerun help Ensemble"),
+        ("trunk.from", "`trunk.from` stands in schedule.prototxt alone", "stagerun help StageEntry"),
+        ("cool.sweep.name", "`cool.sweep.name` stands in schedule.prototxt alone", "stagerun help StageEntry"),
+        ("ensemble.rule", "`ensemble.rule` stands in schedule.prototxt alone", "stagerun help Ensemble"),
         ("enabledd", "`enabledd` is neither a stage nor a field", "did you mean `enabled`?"),
     ],
 )
@@ -508,6 +402,7 @@ def test_values_have_the_names_of_the_language(folder: str) -> None:
         for stage in schedule.stages:
             values = dict([*shared, *leaves(stage.solver, "solver")])
             known = {"name", "seed", "determinism", "keep_snapshots", "solver.base_lr_batch", "from_iter"}
+            known |= {f"solver.{field.name}" for field in SOLVER.fields if retired(field)}
             whole = {key for key in stage.origins if any(name.startswith(f"{key}.") for name in values)}
             assert stage.origins.keys() - known - whole <= values.keys()
             policy = stage.solver.lr_policy

@@ -4,7 +4,6 @@
 import pytest
 
 from stagerun.base.errors import PeerError
-from stagerun.system import world
 from stagerun.system.world import (
     World,
     from_environment,
@@ -12,7 +11,6 @@ from stagerun.system.world import (
     rank_said,
     relayed,
     started_by,
-    torchrun_note,
 )
 
 Environment = dict[str, str]
@@ -59,7 +57,6 @@ BATCH = "SLURM_JOB_ID=6 SLURM_JOB_NODELIST=node[1-2] SLURM_LOCALID=0 SLURM_NODEI
             (3, 4, 1, 2),
             "torchrun",
         ),
-        ("MV2_COMM_WORLD_RANK=1 MV2_COMM_WORLD_SIZE=2 MV2_COMM_WORLD_LOCAL_RANK=0 MV2_COMM_WORLD_LOCAL_SIZE=1", (1, 2, 0, 1), "MVAPICH's mpirun"),
     ],
 )  # fmt: skip
 def test_the_place_of_a_worker(text: str, place: tuple[int, int, int, int], launcher: str) -> None:
@@ -96,12 +93,6 @@ def test_torchrun_is_joined_with_one_worker_too() -> None:
         ("RANK=zero WORLD_SIZE=2", "RANK must be a whole number, not `zero`"),
         (OPEN_MPI.replace("SIZE=5", "SIZE=many"), "OMPI_COMM_WORLD_SIZE must be a whole number"),
         (OPEN_MPI.replace("LOCAL_RANK=1", "LOCAL_RANK=2"), "local rank 2, 2 on this node"),
-        # Exported for all processes alike.
-        (f"RANK=0 WORLD_SIZE=3 {STEP}", "srun has started this process as rank 2 of 3"),
-        (f"RANK=0 WORLD_SIZE=5 {OPEN_MPI}", "Open MPI's mpirun has started this process as rank 3 of 5"),
-        (f"RANK=0 WORLD_SIZE=1 {OPEN_MPI}", "Open MPI's mpirun has started this process as rank 3 of 5"),
-        # Rank 0 would train alone while the others end.
-        (f"RANK=0 WORLD_SIZE=1 {OPEN_MPI.replace('_RANK=3', '_RANK=0')}", "as rank 0 of 5"),
         ("PMI_RANK=1 PMI_SIZE=2 PMI_FD=3", "says nothing of its place on this node"),
         (STEP.replace("PER_NODE=2,1", "PER_NODE=2"), "how many tasks this node has"),
     ],
@@ -111,28 +102,7 @@ def test_contradictions_are_reported(text: str, said: str) -> None:
         from_environment(env(text))
 
 
-def test_in_a_contradiction_a_rank_speaks_as_what_its_launcher_calls_it() -> None:
-    """128 of them would all be rank 0."""
-    assert rank_said(env(f"RANK=0 WORLD_SIZE=1 {OPEN_MPI}")) == 3
-    assert rank_said(env("RANK=zero WORLD_SIZE=2")) == rank_said(env("RANK=0 WORLD_SIZE=many")) == 0
-
-
-def test_a_command_typed_in_a_shell_of_srun_is_not_a_rank_of_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    typed = env(f"{STEP} SLURM_PTY_PORT=45127")
-    monkeypatch.setattr(world, "_typed", lambda: True)
-    assert from_environment(typed) == World() and not launched(typed) and not relayed(typed)
-    assert launched(env(STEP)) and launched(env(f"{STEP} SLURM_PTY_PORT=45127 {HYDRA}"))
-
-
 def test_whose_terminal_it_is() -> None:
     """Open MPI gives each rank one, and writes into a file what comes out of it."""
     assert relayed(env(OPEN_MPI.replace("SIZE=5", "SIZE=1").replace("RANK=3", "RANK=0"))) and relayed(env(STEP))
     assert not relayed(env("RANK=1 WORLD_SIZE=4 TORCHELASTIC_RUN_ID=x")) and not relayed(env(BATCH)) and not relayed({})
-
-
-def test_restarts_of_torchrun_that_hang() -> None:
-    said = env("TORCHELASTIC_MAX_RESTARTS=3 TORCHELASTIC_RESTART_COUNT=0")
-    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in torchrun_note(said)
-    for more in ("TORCHELASTIC_RESTART_COUNT=1", "TORCHELASTIC_MAX_RESTARTS=0", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
-        assert torchrun_note({**said, **env(more)}) == "", more
-    assert torchrun_note({}) == ""

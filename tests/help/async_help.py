@@ -4,8 +4,8 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -120,9 +120,9 @@ class Uneven(Asynchronous):
 
     rnd: random.Random
 
-    def _summed(self, iteration: int, pieces: list[Batch]) -> Any:
+    def _summed(self, pieces: list[Batch]) -> Any:
         time.sleep(self.rnd.random() * 0.004)
-        return super()._summed(iteration, pieces)  # type: ignore[arg-type]
+        return super()._summed(pieces)  # type: ignore[arg-type]
 
 
 @dataclass
@@ -158,7 +158,7 @@ class Stage:
 
     def __post_init__(self) -> None:
         sync = Sync(method=SyncMethod.ASYNC, replicas=8, max_staleness=self.max_staleness, servers=self.servers)
-        self.solver = replace(self.solver, sync=sync, max_iter=ITERATIONS, snapshot=SNAPSHOT)
+        self.solver = replace(self.solver, sync=sync, device_batch_size=2, max_iter=ITERATIONS, snapshot=SNAPSHOT)
 
     def stage_loop(self) -> StageLoop:
         loop = StageLoop(
@@ -186,12 +186,11 @@ class Stage:
         self.prepare(pushing)
         events: list[Event] = []
 
-        def read(iteration: int) -> list[Batch]:
-            return list(self.batches(pushing.places(iteration, 2)))
+        def read(places: Iterable[tuple[int, int]]) -> AbstractContextManager[Iterator[Batch]]:
+            return Ahead(self.batches(iter(places)))
 
-        with Ahead(self.batches(pushing.requests(2))) as batches:
-            for event in pushing.train(batches, read, lambda: self.stop(comm.rank, events)):
-                events.append(event)
+        for event in pushing.train(read, lambda: self.stop(comm.rank, events)):  # type: ignore[arg-type]
+            events.append(event)
         return Found(state, events, pushing.record, comm)
 
     def run(

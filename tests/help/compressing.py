@@ -50,7 +50,3 @@ def one(method: Method, c: np.ndarray, **given: Any) -> np.ndarray:
 
 def numbers(n: int, dtype: str = "f4", seed: int = 1) -> np.ndarray:
     return np.random.default_rng(seed).normal(0, 0.01, n).astype(dtype)
-
-
-def heavy(n: int, seed: int = 2) -> np.ndarray:
-    return (np.random.default_rng(seed).standard_t(1.5, n) * 0.001).astype("f4")

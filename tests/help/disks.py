@@ -75,16 +75,6 @@ def failing(at: int, code: int) -> Hook:
 CHANGES = {"mkdir", "create", "write", "sync", "sync_folder", "rename", "link", "unlink", "rmdir"}
 
 
-def failing_from(at: int, code: int) -> Hook:
-    """From call number `at` on nothing can be changed any more."""
-
-    def hook(call: int, name: str) -> None:
-        if call >= at and name in CHANGES:
-            raise OSError(code, os.strerror(code))
-
-    return hook
-
-
 def killed(at: int) -> Hook:
     """The process ends before call number `at`, or, if that writes, in the middle of it."""
 

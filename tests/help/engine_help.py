@@ -48,7 +48,6 @@ class Batch:
     images: np.ndarray
     labels: np.ndarray
     positions: np.ndarray
-    lighting: np.ndarray | None = None
     cutout: np.ndarray | None = None
     crop: np.ndarray | None = None
 

@@ -27,7 +27,7 @@ layer {{
 """
 SCHEDULE = """
 solver {{
-  net: "net.prototxt" base_lr: 0.25 lr_policy: "fixed" momentum: 0 weight_decay: 0 iter_size: 2 max_iter: 4 snapshot: 4
+  net: "net.prototxt" base_lr: 0.25 lr_policy: "fixed" momentum: 0 weight_decay: 0 batch_size: 6 max_iter: 4 snapshot: 4
   precision: FP64 {more}
 }}
 stage {{ name: "main" solver_param {{ test_interval: 4 }} }}

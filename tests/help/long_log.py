@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from random import Random
 
-from stagerun.base.events import Event, Note, RunStarted, StageFinished, StageStarted, Tested, TestedBeside
+from stagerun.base.events import Event, Note, RunStarted, StageFinished, StageStarted, Tested
 from stagerun.drawing.picture import Picture, StagePicture
 from stagerun.store.layout import snapshot_name
 
@@ -20,16 +20,15 @@ def write_log(
     tests: int = 12,
     seed: int = 1,
     restarts: int = 0,
-    beside: tuple[str, ...] = (),
     ema: bool = False,
 ) -> Path:
-    """`share` of all iterations is done; `tests` in each stage; `restarts` of the process, evenly; `beside`: further validation sets."""
+    """`share` of all iterations is done; `tests` in each stage; `restarts` of the process, evenly."""
     out.mkdir(parents=True, exist_ok=True)
     stages = [stage for stage in picture.stages if stage.enabled]
     count = sum(stage.iterations for stage in stages)
     lives = [round(share * count * n / (restarts + 1)) for n in range(1, restarts + 1)]
     with open(out / "log.jsonl", "w", encoding="utf-8") as file:
-        for said in _lines(picture, stages, round(share * count), tests, Random(seed), lives, beside, ema):
+        for said in _lines(picture, stages, round(share * count), tests, Random(seed), lives, ema):
             file.write(said)
     return out
 
@@ -47,7 +46,7 @@ def _began(picture: Picture, names: tuple[str, ...]) -> RunStarted:
 
 def _lines(
     picture: Picture, stages: list[StagePicture], left: int, tests: int, random: Random, lives: list[int],
-    beside: tuple[str, ...], ema: bool,
+    ema: bool,
 ) -> Iterator[str]:  # fmt: skip
     names, clock, done = tuple(stage.name for stage in stages), 1e9, 0
     yield line(clock, _began(picture, names))
@@ -83,21 +82,18 @@ def _lines(
                 yield line(clock + 9, started(i))
             if i % every == 0 or i == stage.iterations:
                 top1 = 0.78 * (1 - fall) ** 0.5 + 0.01 * random.random() - 0.15 * math.sqrt(rates[at][1] / 20)
-                yield from _tested(clock, stage.name, i, max(0.001, top1), beside, ema)
+                yield from _tested(clock, stage.name, i, max(0.001, top1), ema)
         if left >= stage.iterations:
             yield line(clock, _finished(stage, max(0.001, top1)))
         left -= min(stage.iterations, left)
         done += stage.iterations
 
 
-def _tested(clock: float, stage: str, i: int, top1: float, beside: tuple[str, ...], ema: bool) -> Iterator[str]:
+def _tested(clock: float, stage: str, i: int, top1: float, ema: bool) -> Iterator[str]:
     said = {"stage": stage, "iter": i, "images": 5000, "seconds": 3.0}
     for averaged in (False, True)[: 1 + ema]:
         own = {**said, "top1": top1 + 0.004 * averaged, "top5": min(1.0, top1 + 0.15), "loss": 4 * (1 - top1) + 0.6}
         yield line(clock, Tested(**own, ema=averaged))
-        for n, val in enumerate(beside, 1):
-            other = {**own, "top1": 0.93**n * top1, "loss": own["loss"] * 1.1}
-            yield line(clock, TestedBeside(**other, val=val, ema=averaged))
 
 
 def _finished(stage: StagePicture, top1: float) -> StageFinished:

@@ -24,6 +24,7 @@ from stagerun.language.proto import caffe_pb2
 from stagerun.system.world import World
 from stagerun.train.keeper import Keeper
 from stagerun.train.walk import run
+from stagerun.train.worker import Context
 
 IMAGES, BATCH = 64, 8
 SCHEDULE = """
@@ -98,7 +99,7 @@ def lives(
         if keeper is not None:
             keeper.open()
         world = World(rank=comm.rank, size=comm.size)
-        events = run(schedule, str(out), comm, world, torch.device("cpu"), keeper, stop, replay=replay)
+        events = run(Context(schedule, str(out), comm, world, torch.device("cpu"), keeper, stop, replay=replay))
         try:
             for event in events:
                 seen.append(event)

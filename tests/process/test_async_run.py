@@ -1,13 +1,10 @@
 """`stagerun run` with `sync_param { method: ASYNC }`: workers that are killed or stopped, runs that go on, and replays of all of it by
 other numbers of workers, to the same bits."""
 
-import contextlib
 import json
 import os
-import random
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import processes
@@ -144,44 +141,3 @@ def test_one_worker_trains_as_without_async(schedule: Path, tmp_path: Path) -> N
     with_record, without = last(alone), last(plain)
     del with_record["arrivals.safetensors"]
     assert with_record == without
-
-
-def kill_one(run: processes.Run) -> None:
-    processes.kill_all([run.ranks()[max(run.ranks())]])
-
-
-def suspend_one(run: processes.Run) -> None:
-    pid = run.ranks()[max(run.ranks())]
-    os.kill(pid, signal.SIGSTOP)
-    time.sleep(2.5)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGCONT)
-
-
-def stop_all(run: processes.Run) -> None:
-    run.process.send_signal(signal.SIGTERM)
-
-
-def kill_all(run: processes.Run) -> None:
-    processes.kill_all(run.pids())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6))
-def test_at_random(seed: int, data: Path, tmp_path: Path) -> None:
-    rnd = random.Random(seed)
-    servers, staleness = rnd.randint(1, 3), rnd.randint(1, 6)
-    schedule, out = make_schedule(tmp_path / "s", data, servers, staleness), tmp_path / "out"
-    ways: list[Callable[[processes.Run], None]] = [kill_one, stop_all, kill_all, suspend_one]
-    code = None
-    while code != 0:
-        run = small.start(schedule, out, nproc=rnd.randint(2, 4))
-        if ways:
-            wait_for(out, len(events(out, "Iterated")) + rnd.randint(1, 15), run)
-            ways.pop(rnd.randrange(len(ways)))(run)
-        code, said = run.wait()
-        assert code in (0, 69, 75, -signal.SIGKILL), said
-        assert run.gone(30)
-        if code == 0:
-            break
-    assert_replays(schedule, out, rnd.randint(1, 4))

@@ -22,7 +22,6 @@ from click.testing import CliRunner
 from rich.text import Text
 
 from stagerun.base import events
-from stagerun.base.errors import StorageError
 from stagerun.cli import main
 from stagerun.command.ending import end_with, of_surroundings, printable
 from stagerun.language.proto.caffe_pb2 import Datum
@@ -210,13 +209,6 @@ def test_without_a_limit_a_torch_that_fails_is_a_bug(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert of_surroundings(RuntimeError("could not create a primitive")) is None
     assert of_surroundings(RuntimeError("CUDA out of memory")) is None
-
-
-def test_too_few_open_files_for_several_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The launcher would wait for minutes for workers that can't open what they need."""
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (63, 63))
-    with pytest.raises(StorageError, match=r"2 workers and their launcher need 64 open files each, .* have 63 here"):
-        start.start(lambda *_: 0, Orders(("run",), None), 2)
 
 
 def test_the_limit_on_the_size_of_files_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

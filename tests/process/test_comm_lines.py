@@ -21,7 +21,6 @@ from engine_help import CPU, peer_error
 from stagerun.base.errors import PeerError
 from stagerun.comm import Comm, TorchComm
 from stagerun.comm.line import line
-from stagerun.system.pulse import Pulse
 from stagerun.system.world import World
 
 SIZE, VICTIM, ROUNDS, ELEMENTS = 4, 2, 40, 100_003
@@ -89,14 +88,12 @@ def patient(comm: Comm, seen: Seen) -> None:
 
 
 def alone(comm: Comm, seen: Seen) -> None:
-    """The peer never comes; this rank is seen waiting meanwhile."""
+    """The peer never comes."""
     if comm.rank:
         return
-    pulse = Pulse()
-    threading.Timer(0.3, lambda: seen.update(waits=pulse.waits)).start()
     begun = time.monotonic()
-    seen["alone"] = peer_error(lambda: line(comm, 1, "alone", pulse, timedelta(seconds=1)))
-    seen["alone seconds"], seen["waited"] = time.monotonic() - begun, not pulse.waits
+    seen["alone"] = peer_error(lambda: line(comm, 1, "alone", timedelta(seconds=1)))
+    seen["alone seconds"] = time.monotonic() - begun
 
 
 def worker(rank: int, out: Path) -> None:
@@ -136,7 +133,6 @@ def test_a_peer_that_closes_its_end_or_never_comes_is_an_error(seen: Seen) -> No
     assert str(seen["closed"]).startswith("lost worker 1 while trying to receive from it: ")
     assert seen["alone"] == "worker 1 did not come within 1 s"
     assert 0.9 < float(str(seen["alone seconds"])) < 5
-    assert (seen["waits"], seen["waited"]) == (True, True)
 
 
 def test_a_killed_peer_is_an_error_on_its_line_at_once_and_on_no_other(seen: Seen) -> None:

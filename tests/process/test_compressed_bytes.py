@@ -20,8 +20,7 @@ import torch
 from torch import nn
 
 from stagerun.base.recipe import Determinism, Method
-from stagerun.base.text import columns, size
-from stagerun.comm import TorchComm, dense_bytes, gather_json, make_reducer
+from stagerun.comm import TorchComm, gather_json, make_reducer
 from stagerun.comm.compressed import CompressedReducer
 from stagerun.comm.compression import make
 from stagerun.comm.reduce import Reducer
@@ -40,11 +39,6 @@ def resnet9() -> list[tuple[int, ...]]:
     return _network((3, 64, 128, 128, 128, 256, 512, 512, 512), (512, 10))
 
 
-def alexnet_bn() -> list[tuple[int, ...]]:
-    """2.26 million."""
-    return _network((3, 64, 192, 384, 256, 256), (256, 10))
-
-
 def _network(channels: Sequence[int], last: tuple[int, int]) -> list[tuple[int, ...]]:
     found: list[tuple[int, ...]] = []
     for before, after in pairwise(channels):
@@ -52,7 +46,7 @@ def _network(channels: Sequence[int], last: tuple[int, int]) -> list[tuple[int, 
     return [*found, last[::-1]]
 
 
-NETWORKS = {"ResNet-9": resnet9, "AlexNet-BN": alexnet_bn}
+NETWORKS = {"ResNet-9": resnet9}
 
 
 @dataclass(frozen=True)
@@ -69,13 +63,6 @@ class Counted:
     @property
     def share(self) -> float:
         return self.socket / self.dense_socket
-
-
-def table(found: Sequence[Counted]) -> list[str]:
-    """As the manual has it."""
-    rows = [["network", "method", "sent per iteration", "at the socket", "of dense"]]
-    rows += [[c.network, c.method, size(c.traffic), size(c.socket), f"{100 * c.share:.2f} %"] for c in found]
-    return columns(rows)
 
 
 # -- in the network
@@ -177,7 +164,6 @@ def counted() -> list[Counted]:
     )
     assert done.returncode == 0, done.stderr
     found = [Counted(**one) for one in json.loads(done.stdout)]
-    print("", *table(found), sep="\n")
     return found
 
 
@@ -194,13 +180,6 @@ CELLS = [pytest.param(network, method, id=f"{network}-{method.value}") for netwo
 def test_a_method_sends_no_more_than_it_is_for(counted: list[Counted], network: str, method: Method) -> None:
     (one,) = (c for c in counted if (c.network, c.method) == (network, method.value))
     assert one.share <= MOST[method], one
-
-
-def test_dense_is_what_the_formula_says(counted: list[Counted]) -> None:
-    for one in counted:
-        parameters = [nn.Parameter(torch.zeros(shape)) for shape in NETWORKS[one.network]()]
-        elements = sum(p.numel() for p in parameters)
-        assert one.dense_traffic == dense_bytes(Determinism.FIXED, elements, 4, 2, 2, tail(parameters))
 
 
 if __name__ == "__main__":

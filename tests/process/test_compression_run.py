@@ -11,14 +11,12 @@ import pytest
 import small
 import tiny
 
-STAGES = {"cyc1": small.STAGES["cyc1"] + " carry { residual: KEEP }"}
-
 
 @pytest.fixture(scope="module")
 def schedule(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("compressed")
     tiny.make_data(folder / "data")
-    return small.make_schedule(folder / "schedule", folder / "data", **STAGES)
+    return small.make_schedule(folder / "schedule", folder / "data")
 
 
 def compressing(how: str, determinism: str = "FIXED") -> tuple[str, ...]:
@@ -75,12 +73,6 @@ def test_a_pattern_that_fits_nothing_is_a_mistake_with_a_place(schedule: Path, t
     assert done.returncode == 64
     assert "`compress_param.param` with name `head*` and kind ANY fits no parameter of the model" in done.stderr
     assert "--set" in done.stderr
-
-
-def test_without_residuals_in_the_snapshot_there_is_nothing_to_go_on_from(schedule: Path, tmp_path: Path) -> None:
-    """The stage that carries them from one that has none starts from zero."""
-    done = small.run(schedule, tmp_path / "out", "--set", "cyc1.compress_param={method: TERNGRAD}", nproc=1)
-    assert done.returncode == 64 and "residual" in done.stderr
 
 
 def choices(out: Path) -> dict[str, Any]:

@@ -1,14 +1,11 @@
 """Averaged weights: the formula, that training doesn't notice them, and what of them is saved, resumed and evaluated."""
 
 import json
-import shutil
-import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import processes
 import pytest
 import small
 import tiny
@@ -161,16 +158,6 @@ def test_the_snapshot_has_the_average_and_the_next_stage_starts_without(base: Pa
         assert torch.allclose(tensor, 0.7 * first[name] + 0.3 * last[name], rtol=1e-5, atol=1e-6), name
 
 
-def test_averaging_and_evaluating_change_nothing_in_training(base: Path, tmp_path: Path) -> None:
-    without = {name: text.replace(EMA, "").replace("test_interval: 4", "") for name, text in STAGES.items()}
-    schedule = small.make_schedule(tmp_path / "schedule", base / "data", **without)
-    done = small.run(schedule, tmp_path / "out")
-    assert done.returncode == 0 and "EMA" not in done.stdout
-    for name in ("init-00000006", "cyc1-00000005", "collapse-00000003", "early-00000003"):
-        for file in ("model", "optim"):
-            assert_same(snapshot(base / "straight1", name, file), snapshot(tmp_path / "out", name, file))
-
-
 def test_what_adam_counts_is_carried_over_with_its_averages(base: Path) -> None:
     def counts(name: str) -> tuple[int | None, int | None]:
         kept = snapshot(base / "straight1", name, "optim")
@@ -181,26 +168,3 @@ def test_what_adam_counts_is_carried_over_with_its_averages(base: Path) -> None:
     assert counts("init-00000006") == (6, None)
     assert counts("cyc1-00000005") == (11, 5), "KEEP; the bias was frozen before"
     assert counts("early-00000003") == (3, 3), "ZERO"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("nproc", [1, 2])
-def test_stopped_and_resumed_it_ends_in_the_same_bits(base: Path, tmp_path: Path, nproc: int) -> None:
-    out = tmp_path / "out"
-    if nproc == 1:
-        first = small.start(base / "schedule", out, *small.ENDLESS)
-        small.wait_for(out / "snapshots" / "init-00000002-a0001", first)
-        first.process.send_signal(signal.SIGTERM)
-        code, text = first.wait(timeout=90)
-        assert code == 75, text
-    else:  # what a kill leaves
-        shutil.copytree(
-            base / "straight2", out, ignore=shutil.ignore_patterns("results", "init-*6-*", "c*-0*", "early-*")
-        )
-    second = small.run(base / "schedule", out, *small.AGAIN, nproc=nproc)
-    assert second.returncode == 0, second.stdout + second.stderr
-    assert nproc == 1 or "init: iterations 4 to 6" in second.stdout
-    assert processes.ends(out) == processes.ends(base / f"straight{nproc}")
-    for stage, result in results(base / f"straight{nproc}").items():
-        told = results(out)[stage]
-        assert all(told[field] == result[field] for field in result if "top" in field or "loss" in field)

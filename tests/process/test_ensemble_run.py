@@ -1,7 +1,6 @@
 """Ensembles in `stagerun run`: their numbers against a computation by hand, when they are evaluated again, stops and damage."""
 
 import json
-import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,21 +13,17 @@ import small
 import tiny
 import torch
 from click.testing import CliRunner
+from test_run_trees import go, of
 from torch import Tensor, nn
 
-from stagerun.base.errors import ResumeRefused
 from stagerun.base.events import EnsembleTested, Note, StageStarted, Stopped
 from stagerun.base.recipe import Schedule
 from stagerun.cli import main
-from stagerun.comm import SoloComm
 from stagerun.data.loaders import training_loader
 from stagerun.data.records import LmdbSource
 from stagerun.language import load
 from stagerun.models import BatchNorm2d
-from stagerun.system.world import World
-from stagerun.train.keeper import Keeper, Selection
 from stagerun.train.stored import load_network, open_snapshot
-from stagerun.train.walk import run
 
 CPU = torch.device("cpu")
 # So that all stages look at the same pictures: `collapse` trains on images that are not cut.
@@ -82,22 +77,6 @@ def times(out: Path) -> dict[str, int]:
     """When each snapshot and each ensemble's result was written."""
     files = [*out.glob("snapshots/*/MANIFEST.json"), *out.glob("results/ensembles/*.json")]
     return {f.parent.name if f.name == "MANIFEST.json" else f.stem: f.stat().st_mtime_ns for f in files}
-
-
-def again(schedule: Path, out: Path, *overrides: str, redo: tuple[str, ...] = (), stop: bool = False) -> list[object]:
-    """The events of `run`, in this process."""
-    loaded = load(schedule, overrides)
-    keeper = Keeper(loaded, out, Selection(redo))
-    out.mkdir(exist_ok=True)
-    keeper.open()
-    try:
-        return list(run(loaded, str(out), SoloComm(), World(), CPU, keeper, lambda: stop))
-    finally:
-        keeper.close()
-
-
-def of(events: list[object], kind: type) -> list[Any]:
-    return [event for event in events if isinstance(event, kind)]
 
 
 # ---- the numbers
@@ -232,23 +211,6 @@ def test_status_plan_and_report_know_them(base: Path) -> None:
     assert ">ensembles</text>" in picture.read_text()
 
 
-def test_a_line_that_the_log_has_lost_is_in_the_file(out: Path) -> None:
-    log = out / "log.jsonl"
-    log.write_text("".join(line for line in log.read_text().splitlines(True) if "EnsembleTested" not in line))
-    done = CliRunner().invoke(main, ["report", str(out), "--by", "ensemble", "--format", "csv"])
-    assert f"both,,MEAN_PROBABILITY,{result(out, 'both')['top1']!r}," in done.stdout
-
-
-def test_tensorboard_has_a_run_for_each(base: Path) -> None:
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    for name in NAMES:
-        found = EventAccumulator(str(base / "out" / "tensorboard" / name)).Reload()
-        (point,) = found.Scalars("test/top1")
-        assert point.value == pytest.approx(result(base / "out", name)["top1"]) and point.step == 14
-
-
 # ---- when it is evaluated
 
 
@@ -274,52 +236,12 @@ def test_two_workers_give_the_digits_of_one(base: Path, out: Path) -> None:
         }
 
 
-def test_a_changed_ensemble_is_evaluated_again_and_the_others_are_not(base: Path, out: Path, tmp_path: Path) -> None:
-    changed = ENSEMBLES.replace("rule: MEAN_LOGIT", "rule: MEAN_PROBABILITY").replace("iter: 5", "iter: 4")
-    schedule = make_schedule(tmp_path / "schedule", base / "data", changed)
-    before, logit, soup = times(out), digits(out, "three"), digits(out, "soup")
-    assert [event.name for event in of(again(schedule, out), EnsembleTested)] == ["three", "soup"]
-    after = times(out)
-    assert {k for k in before if before[k] != after[k]} == {"three", "soup"}
-    assert digits(out, "three") != logit and digits(out, "soup") != soup
-
-
-def test_a_member_trained_again_is_evaluated_again(base: Path, out: Path, tmp_path: Path) -> None:
-    other = small.STAGES["early"].replace("0.02", "0.03")
-    schedule = make_schedule(tmp_path / "schedule", base / "data", early=other)
-    with pytest.raises(ResumeRefused, match="stage `early` is stale"):
-        again(schedule, out)
-    before = {name: digits(out, name) for name in NAMES}
-    events = again(schedule, out, redo=("early",))
-    assert [event.stage for event in of(events, StageStarted)] == ["early"]
-    assert [note.text for note in of(events, Note)] == [
-        "ensemble soup: BatchNorm statistics of the averaged network, over 80 images"
-    ]
-    assert all(digits(out, name) != before[name] for name in NAMES)
-
-
-@pytest.mark.parametrize(
-    "last", [pytest.param("early-00000003-a0001.json", marks=pytest.mark.slow), "ensembles/both.json"]
-)
-def test_after_a_kill_the_same_command_evaluates_what_is_missing(base: Path, tmp_path: Path, last: str) -> None:
-    """Between the members and an ensemble, or between two of them; however late the kill comes, the end is the same."""
-    out = tmp_path / "out"
-    first = small.start(base / "schedule", out)
-    small.wait_for(out / "results" / last, first)
-    processes.kill(first, "all", random.Random(0))
-    first.wait()
-    second = small.run(base / "schedule", out)
-    assert second.returncode == 0, second.stdout + second.stderr
-    assert [digits(out, name) for name in NAMES] == [digits(base / "out", name) for name in NAMES]
-    assert processes.ends(out) == processes.ends(base / "out")
-
-
-def test_a_torn_result_is_made_again(base: Path, out: Path) -> None:
+def test_a_torn_result_is_made_go(base: Path, out: Path) -> None:
     path = out / "results" / "ensembles" / "both.json"
     expected = digits(out, "both")
     path.write_bytes(path.read_bytes()[:40])
     path.with_name(".tmp-both.json-00ff00ff").write_bytes(b"{")
-    assert [event.name for event in of(again(base / "schedule", out), EnsembleTested)] == ["both"]
+    assert [event.name for event in of(go(base / "schedule", out), EnsembleTested)] == ["both"]
     assert digits(out, "both") == expected
 
 
@@ -328,10 +250,10 @@ def test_told_to_stop_it_leaves_nothing_and_is_evaluated_anew(base: Path, out: P
     path = out / "results" / "ensembles" / f"{name}.json"
     expected = digits(out, name)
     path.unlink()
-    (stopped,) = of(again(base / "schedule", out, stop=True), Stopped)
+    (stopped,) = of(go(base / "schedule", out, stop=lambda seen: True), Stopped)
     assert (stopped.stage, stopped.iter) == ("early", 3)
     assert stopped.reason == f"asked to stop; ensemble `{name}` is left out" and not path.exists()
-    again(base / "schedule", out)
+    go(base / "schedule", out)
     assert digits(out, name) == expected
 
 
@@ -342,7 +264,7 @@ def test_a_damaged_member_is_set_aside_and_trained_again_first(base: Path, out: 
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    events = again(base / "schedule", out)
+    events = go(base / "schedule", out)
     assert any(
         note.text.startswith("snapshot early-00000003-a0001 is damaged and was set") for note in of(events, Note)
     )
@@ -358,15 +280,6 @@ def test_a_network_without_batch_norm_needs_no_statistics(base: Path, tmp_path: 
     start = text.index("model {")
     text = text[:start] + 'model { name: "squeezenet1_1" num_classes: 10 channels: 1 }\n' + text[text.index("data {") :]
     file.write_text(text.replace("param { kind: NORM decay_mult: 0 }", ""))
-    events = again(schedule, tmp_path / "out", "cyc1.max_iter=1", "collapse.max_iter=1", "early.max_iter=1")
+    events = go(schedule, tmp_path / "out", "cyc1.max_iter=1", "collapse.max_iter=1", "early.max_iter=1")
     (tested,) = of(events, EnsembleTested)
     assert tested.rule == "WEIGHT_AVERAGE" and tested.images == tiny.VAL_IMAGES
-
-
-def test_a_rehearsal_evaluates_them_too(base: Path, tmp_path: Path) -> None:
-    done = small.stagerun(
-        "rehearse", base / "schedule", "--out", tmp_path / "out", "--iters", 2, "--nproc", 1, "--threads", 1
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    for name, stages in zip(NAMES, (2, 3, 2), strict=True):
-        assert f"  ensemble {name}: {stages} stages evaluated on " in done.stdout

@@ -3,9 +3,7 @@
 import json
 import math
 import random
-import re
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +17,6 @@ import torch
 
 from stagerun import store
 from stagerun.data import index, indexing
-from stagerun.data.loaders import five_crops
-from stagerun.engine.images import Batch
-from stagerun.train.evaluating import Wanted, score
 from stagerun.train.stored import load_network, open_snapshot
 
 CROPPED = "transform_param { crop_size: 24 mean_value: 73 scale: 0.0111 }"
@@ -71,14 +66,6 @@ def test_every_stage_has_the_numbers_that_run_gave_it(base: Path, nproc: int) ->
     (averaged,) = evaluated(base / "schedule", "--out", out, "--stage", "early", "--ema")
     assert (averaged["top1"], averaged["loss"]) == (result["ema_top1"], result["ema_test_loss"])
     assert averaged["loss"] != found[-1]["loss"]
-
-
-def test_the_printed_line_is_the_one_of_run(base: Path) -> None:
-    done = small.stagerun("eval", "cyc1-00000005-a0001", "--out", base / "out1", "--threads", 1)
-    assert done.returncode == 0, done.stderr
-    said = re.search(r"top-1 .* images", done.stdout)
-    assert said and done.stdout.startswith("cyc1-00000005-a0001: ")
-    assert f"cyc1 5: test {said[0]}" in (base / "out1.txt").read_text()
 
 
 def test_a_snapshot_needs_nothing_but_its_directory_and_images(base: Path, tmp_path: Path) -> None:
@@ -181,12 +168,6 @@ def test_the_softmax_outputs_of_the_views_are_averaged(cropped: Path, views: str
     assert found["loss"] == pytest.approx(loss, rel=1e-12)
 
 
-def test_the_crops_lie_in_the_corners_and_the_centre() -> None:
-    image = np.arange(5 * 7, dtype=np.uint8).reshape(5, 7, 1)
-    assert [int(crop[0, 0, 0]) for crop in five_crops(image, 3)] == [0, 4, 14, 18, 9]
-    assert five_crops(image, 3).shape == (5, 3, 3, 1)
-
-
 def test_crops_are_taken_from_the_resized_image(tmp_path: Path) -> None:
     """The images have several sizes, and their shorter side becomes 30."""
     small_images, labels = stored_help.pictures(4, 40, 60, 1, 10)
@@ -234,12 +215,6 @@ def records(images: np.ndarray, labels: np.ndarray) -> list[bytes]:
         ).SerializeToString()
         for image, label in zip(images, labels, strict=True)
     ]
-
-
-def test_where_there_is_nothing_to_crop(base: Path) -> None:
-    arguments = ["--out", base / "out1", "--views", "10crop"]
-    code, text = refused("init-00000006-a0001", *arguments)
-    assert code == 64 and "the images are 28 x 28 pixels, as large as crop_size" in text and "--views flip" in text
 
 
 # ---- mistakes
@@ -291,22 +266,6 @@ def test_a_recipe_of_another_version_is_refused_with_its_line(tmp_path: Path, mo
     assert "Model has no field `novelty`" in said and "stagerun 0.0.9" in said
 
 
-def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
-    schedule = stored_help.make_schedule(tmp_path / "schedule", MODEL, CROPPED, tmp_path / "data")
-    stored_help.make_lmdb(tmp_path / "data", *stored_help.pictures(1, 28, 28, 1, 10))
-    files = open_snapshot(stored_help.make_snapshot(tmp_path / "out", schedule)).files
-    other = {**files, "recipe.prototxt": files["recipe.prototxt"].replace(b"num_classes: 10", b"num_classes: 11")}
-    ref = store.commit(
-        store.LocalDisk(),
-        tmp_path / "out",
-        store.Metadata(place=store.Place("only", 3, 2), parent="", identity={}, environment={}),
-        files=other,
-        content=["model.safetensors"],
-    )
-    code, said = refused(tmp_path / "out" / "snapshots" / ref.name)
-    assert code == 78 and "`fc.bias` is (10,) in the snapshot and (11,) in the model" in said
-
-
 @pytest.mark.parametrize(
     "arguments, code, message",
     [
@@ -346,18 +305,3 @@ def test_images_that_are_gone_or_others(base: Path, tmp_path: Path) -> None:
     code, text = refused(none)
     assert code == 64 and "no validation images" in text and "--data" in text
     assert not math.isnan(evaluated(none, "--data", base / "data" / "val_lmdb")[0]["loss"])
-
-
-def test_the_device_batch_is_the_one_of_the_recipe_unless_another_is_given(cropped: Path) -> None:
-    """23 images; the recipe's test_batch_size is 5."""
-    batches = []
-
-    def watch(asked: Iterable[Batch], count: int) -> Iterable[Batch]:
-        made = list(asked)
-        assert len(made) == count
-        batches.append([len(batch.labels) for batch in made])
-        return made
-
-    for batch in (None, 16):
-        score(open_snapshot(cropped), Wanted(batch=batch), torch.device("cpu"), watch)
-    assert batches == [[5, 5, 5, 5, 3], [16, 7]]

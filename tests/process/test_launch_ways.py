@@ -19,17 +19,16 @@ from stagerun.train.options import RunOptions
 
 ROOT = Path(__file__).parents[2]
 
-# The launcher, with a torch agent that waits a second in the place of 30 for those that are left.
+# The launcher, with a second in the place of 30 for those that are left.
 LAUNCHER = """
 import sys
-from torch.distributed.elastic.multiprocessing.api import PContext
-PContext.close.__defaults__ = (None, 1)
 from stagerun.launch import local
+local._END_S = 1.0
 local.program = lambda module: [{worker!r}]
 print(local.run_workers([{out!r}], 2, 1, grace=60.0))
 """
 
-# Rank 1 fails, or is killed; rank 0 hears of it, and takes longer to save than the agent waits; as a
+# Rank 1 fails, or is killed; rank 0 hears of it, and takes longer to save than others get; as a
 # worker's monitor it has left its report by then.
 WORKER = """
 import os, signal, sys, time
@@ -71,13 +70,14 @@ def test_rank_0_has_its_grace_to_save_when_another_is_gone(tmp_path: Path, first
 SHIFTED = 'python=$1; shift 3; exec "$python" "$0" "$@"'
 
 
-def test_nothing_that_comes_over_the_network_is_unpickled(tmp_path: Path) -> None:
+def test_the_launcher_needs_no_torch(tmp_path: Path) -> None:
     worker = tmp_path / "worker.py"
     worker.write_text("from stagerun.launch.folder import enter, report\nenter(0)\nreport(0, 0, '')\n")
-    launcher = LAUNCHER.format(worker=str(worker), out="").replace(", 2, 1,", ", 1, 1,")
-    launcher = launcher.replace("print", "import pickle\npickle.loads = pickle.load = pickle.Unpickler = None\nprint")
+    launcher = (
+        LAUNCHER.format(worker=str(worker), out="").replace(", 2, 1,", ", 1, 1,") + "assert 'torch' not in sys.modules"
+    )
     done = subprocess.run([sys.executable, "-c", launcher], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "(<ExitCode.DONE: 0>, '')\n", done.stderr
+    assert done.stdout == "(<ExitCode.DONE: 0>, '')\n" and not done.returncode, done.stderr
 
 
 def test_files_in_the_current_folder_are_not_executed(base: Path, tmp_path: Path) -> None:
@@ -95,8 +95,8 @@ def test_files_in_the_current_folder_are_not_executed(base: Path, tmp_path: Path
     try:
         small.wait_for(out / "snapshots" / "init-00000002-a0001", run)
         threads = list(Path(f"/proc/{run.process.pid}/task").iterdir())
-        assert len(threads) > 3, "those of numpy's library, too"
-        assert sum(lets_through(thread) for thread in threads) <= 1, "but the one that waits for them"
+        assert len(threads) > 1, "those of numpy's library, too"
+        assert sum(lets_through(thread) for thread in threads) <= 1, "but the main one"
     finally:
         processes.kill_all(run.pids())
         said = run.wait()[1]
@@ -183,7 +183,7 @@ def test_temporary_files_where_no_inodes_are_left(tmp_path: Path) -> None:
     there.mkdir()
     tiny.make_data(data)
     schedule = small.make_schedule(tmp_path / "schedule", data)
-    for inodes in (2, 4, 7, 9, 10):
+    for inodes in (2, 3, 4, 5):
         words = [sys.executable, "-m", "stagerun", "run", schedule, "--out", tmp_path / f"out{inodes}", "--nproc", "2"]
         mounted = f"mount -t tmpfs -o nr_inodes={inodes},size=10m none {there} && TMPDIR={there} exec {shlex.join(map(str, words))}"
         done = subprocess.run(["unshare", "-m", "sh", "-c", mounted], capture_output=True, text=True, timeout=120)

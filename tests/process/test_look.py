@@ -1,6 +1,5 @@
 """`stagerun status`, with `--snapshots` too: beside a living run, after its end, after a kill; with damage; in a fraction of a second."""
 
-import io
 import json
 import os
 import random
@@ -11,24 +10,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import processes
 import pytest
 import small
-from click.testing import CliRunner
 
 from stagerun import store
 from stagerun.base import events
-from stagerun.cli import main
-from stagerun.language import load
 from stagerun.tools.status.command import GOES_ON, status_text
 from stagerun.tools.status.snapshots import list_snapshots
-from stagerun.train import log_file
-from stagerun.train.keeper import Keeper
-from stagerun.train.log_file import JsonLines, earlier_tests, read_last_life
+from stagerun.train.log_file import earlier_tests
 from stagerun.train.output import Target
 from stagerun.train.status import look
 
@@ -121,30 +115,6 @@ def test_nothing_has_been_run_yet(base: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command, said", [("status", "tiny: nothing has been run yet in"), ("status --snapshots", "no snapshots in")]
-)
-def test_from_another_folder_the_outputs_that_are_near_are_named(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, said: str
-) -> None:
-    for name, schedule in (("out/kept", "tiny"), ("out/other", "other"), ("deep/down", "")):
-        (tmp_path / name).mkdir(parents=True)
-        if schedule:
-            (tmp_path / name / "log.jsonl").write_text(line(NOW, replace(run_started(), schedule=schedule)))
-    monkeypatch.chdir(tmp_path / "deep" / "down")
-    done = CliRunner().invoke(main, [*command.split(), str(base / "schedule")])
-    assert done.exit_code == 0, "status has answered: what was asked for is not there yet"
-    first, hint = done.stdout.splitlines()
-    assert first == f"{said} {tmp_path}/deep/down/out/tiny"
-    near = " or ".join(sorted(f"`{p}`" for p in (base / "out", tmp_path / "out" / "kept")))
-    assert hint == f"  hint: a run of it is in {near}: give that with --out"
-    (tmp_path / "copy").mkdir()
-    text = (base / "schedule" / "schedule.prototxt").read_text().replace('name: "tiny"', 'name: "unknown"')
-    for file in (base / "schedule").iterdir():
-        (tmp_path / "copy" / file.name).write_text(text if file.name == "schedule.prototxt" else file.read_text())
-    assert "--out" in CliRunner().invoke(main, [*command.split(), str(tmp_path / "copy")]).stdout
-
-
-@pytest.mark.parametrize(
     "arguments, message",
     [
         (["{base}"], "neither a schedule's folder"),
@@ -175,19 +145,6 @@ finally: print(json.dumps([m for m in sys.modules if m.split(".")[0] in ("torch"
             assert done.returncode == 0, done.stderr
             assert done.stdout.splitlines()[-1] == "[]"
         assert {p: p.stat().st_mtime_ns for p in out.rglob("*")} == before
-
-
-@pytest.mark.parametrize("value", ["0.5", None, True, [0.5], {}])
-def test_a_result_that_no_run_wrote_is_none(base: Path, tmp_path: Path, value: object) -> None:
-    out = tmp_path / "out"
-    shutil.copytree(base / "out", out)
-    file = out / "results" / "init-00000006-a0001.json"
-    whole = json.loads(file.read_text())
-    # `top1` may be missing in a result, `iterations` not.
-    file.write_text(json.dumps(whole | ({"iterations": None} if value is None else {"top1": value})))
-    assert [e["stage"] for e in told("status", out)["evaluations"]] == ["cyc1", "collapse", "early"]
-    (init,) = [f for f in told("status", "--snapshots", out)["snapshots"] if f["name"] == "init-00000006-a0001"]
-    assert init["result"] is None and init["end"]
 
 
 # ---- status, of logs made by hand
@@ -242,13 +199,6 @@ def test_speed_loss_and_time_left_are_those_of_the_last_fifty_iterations(tmp_pat
     )
 
 
-def test_a_stage_that_has_just_begun_has_no_speed(tmp_path: Path) -> None:
-    log = [(NOW, run_started()), (NOW, stage_started()), (NOW, iterated(200)), (NOW, stage_started("b", 0, 100))]
-    status = look(Target(write(tmp_path, *log)), NOW)
-    assert status.progress is not None and status.progress.line == "stage 1/2 b  0/200  no iteration yet"
-    assert status.progress.seconds_left is None
-
-
 def test_silence_of_a_living_run_is_told_after_five_minutes(tmp_path: Path) -> None:
     for age, silent in ((299, False), (312, True)):
         with store.Lock(tmp_path):
@@ -267,21 +217,6 @@ def test_a_run_that_has_taken_the_folder_and_logged_nothing_yet(tmp_path: Path) 
         status = look(Target(tmp_path), time.time())
         assert status.state == "starting" and status.progress is None
         assert f"starting, nothing logged yet: process {os.getpid()} on" in status_text(status, time.time())
-
-
-def test_a_clock_that_is_set_back_does_not_say_whose_log_it_is(tmp_path: Path) -> None:
-    """The log is that of the process life that it names, whenever it was written."""
-    schedule, an_hour = load(str(Path(__file__).parents[2] / "solvers" / "fashion_collapse"), ()), 3600
-    for attempt in (1, 2):
-        keeper = Keeper(schedule, tmp_path, retry=True)
-        keeper.open()
-        assert keeper.attempt == attempt
-        if attempt == 2:  # the one before has logged in what is the future now
-            write(tmp_path, (time.time() + an_hour, replace(run_started(), attempt=1)))
-            assert look(Target(tmp_path), time.time()).state == "starting"
-        write(tmp_path, (time.time() - an_hour, replace(run_started(), attempt=attempt)))
-        assert look(Target(tmp_path), time.time()).state == "running"
-        keeper.close(None)
 
 
 def test_the_newest_line_is_the_last_one_whatever_the_clock_said(tmp_path: Path) -> None:
@@ -339,67 +274,6 @@ def test_warnings_are_those_of_the_last_life(tmp_path: Path) -> None:
     many = [(NOW, events.Note(text=f"warning {i}", warning=True)) for i in range(15)]
     text = status_text(look(Target(write(tmp_path, (NOW, run_started()), *many)), NOW), NOW)
     assert "5 older warnings are in log.jsonl" in text and ": warning 4\n" not in text and ": warning 5\n" in text
-
-
-def test_lines_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        (NOW, run_started()),
-        (NOW, stage_started()),
-        '{"time": 1.0, "event": "Iterated", "iter": 4, "st\n',
-        '{"time": 1.0, "event": "Tested", "stage": 5}\n',
-        line(NOW, evaluated(3)).replace('"iter": 3', '"iter": true'),
-        '{"time": 1.0, "event": "Moved", "how": "in a later version"}\n',
-        line(NOW, iterated(7)).replace("}", ', "newer": 1}'),
-        "[" * 5000 + "\n",
-        line(NOW, iterated(8))[:-20],  # in the writing
-    )
-    status = look(Target(tmp_path), NOW)
-    assert status.unreadable_lines == 4 and status.progress is not None and status.progress.iter == 7
-    assert "4 lines of log.jsonl can't be read" in status_text(status, NOW)
-
-
-class Counting(io.FileIO):
-    taken = 0
-
-    def readinto(self, buffer: Any) -> int | None:
-        Counting.taken += (count := super().readinto(buffer)) or 0
-        return count
-
-
-def test_of_a_long_life_a_bounded_number_of_bytes_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same is found as in a log without an Indexed, of which all is read."""
-    log, plain = tmp_path / "log.jsonl", tmp_path / "plain.jsonl"
-    told: list[tuple[float, events.Event]] = []
-    monkeypatch.setattr(time, "time", lambda: NOW + len(told))
-    for life in (0, 1):
-        with JsonLines(log, print) as sink:
-            for event in (
-                run_started(),
-                stage_started(iter=life * 9000),
-                *(iterated(i) for i in range(life * 9000, 20_000)),
-            ):
-                told.append((NOW + len(told) + 1, event))
-                sink(event)
-                if isinstance(event, events.Iterated) and event.iter in (1500, 8000, 8001, 15_000):
-                    sink(evaluated(event.iter))
-                    sink(events.Note(text=f"at {event.iter}", warning=True))
-        with open(log, "ab") as file:
-            file.write(b'{"time": 1.0, "ev')  # what a kill left
-    plain.write_text("".join(x for x in log.read_text().splitlines(True) if '"Indexed"' not in x))
-
-    def counting(path: Path, mode: str, buffering: int = -1) -> Any:
-        return io.BufferedReader(Counting(path, mode), max(buffering, 1 << 10))
-
-    monkeypatch.setattr(log_file, "open", counting, raising=False)
-    for read in (read_last_life, lambda log: earlier_tests(log, "a")):
-        whole = read(plain)
-        Counting.taken = 0
-        assert read(log) == whole and whole
-        assert Counting.taken < 1_500_000 < log.stat().st_size / 4
-    log.write_text(log.read_text().replace("at 8000", "edited"))  # the places are others now
-    life = read_last_life(log)
-    assert life is not None and [n.text for n in life.of(events.Note)] == ["at 15000"]
 
 
 def test_evaluations_inside_a_stage_outlive_a_kill_unless_they_are_made_again(tmp_path: Path) -> None:

@@ -77,23 +77,3 @@ def test_killed_and_resumed_with_other_workers_it_ends_in_the_same_bits(base: Pa
     assert done.returncode == 0, done.stderr
     assert "BIT-EXACT" in done.stdout
     assert ends(out) == ends(base / "whole")
-
-
-@pytest.mark.long
-def test_without_elastic_it_resumes_to_the_same_bits_as_two_workers_alone(base: Path, tmp_path: Path) -> None:
-    fixed = ("--set", "determinism=FIXED", "--set", "cyc3.max_iter=4", "--until", "cyc1")
-    assert small.run(base / "schedule", tmp_path / "whole", *fixed, nproc=2).returncode == 0
-    run = small.start(base / "schedule", tmp_path / "out", *fixed, nproc=2)
-    small.wait_for(tmp_path / "out" / "snapshots" / "init-00000003-a0001" / "MANIFEST.json", run)
-    processes.kill(run, "all", random.Random(1))
-    run.wait()
-    assert small.run(base / "schedule", tmp_path / "out", *fixed, nproc=2).returncode == 0
-    found = [
-        {
-            ref.stage: ref.id
-            for ref in store.inventory(store.LocalDisk(), tmp_path / name).snapshots
-            if ref.iter in (7, 10)
-        }
-        for name in ("whole", "out")
-    ]
-    assert found[0] == found[1] and set(found[0]) == {"init", "cyc1"}

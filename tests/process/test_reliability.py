@@ -7,20 +7,15 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from disks import HookedDisk, ModelDisk
-from reliability import brief, calls, driver, flips, kills, power, sigterm, solvers, witness
-from reliability.files import Counts
-from reliability.forks import Forks
+from reliability import brief, calls, driver, flips, power, records, sigterm, solvers
 from reliability.trial import Scenario, Trial
 
 from stagerun import store
-
-HERE = Path(__file__).parents[1]
 
 
 def taken(scenario: Scenario, seed: int, trials: int, folder: Path) -> list[Trial]:
@@ -47,24 +42,20 @@ def words(trials: list[Trial]) -> Counter[str]:
 
 
 def test_calls(tmp_path: Path) -> None:
-    with Forks() as forks:
-        runs = calls.Runs(forks, tmp_path)
-        reached = runs.left_alone(1)[1] // 2
-        trials = [calls.trial(runs, 1, [f"kill@{reached}"]), calls.trial(runs, 1, [f"ENOSPC@{reached}+", "EIO@5"])]
+    runs = calls.Runs(tmp_path)
+    reached = runs.left_alone(1)[1] // 2
+    trials = [calls.trial(runs, 1, [f"kill@{reached}"]), calls.trial(runs, 1, [f"ENOSPC@{reached}+", "EIO@5"])]
     assert [trial.wrong for trial in trials] == ["", ""]
     assert words(trials)["not reached"] == 0 and sum(trial.faults for trial in trials) == 3
 
 
 def test_what_is_set_aside_is_lost(tmp_path: Path) -> None:
     store.prepare(store.LocalDisk(), tmp_path)
-    witness.commit(tmp_path, 1)
+    about = store.Metadata(place=store.Place("init", 1, 1), parent="", identity={}, environment={})
+    store.commit(store.LocalDisk(), tmp_path, about, files={"w": b"w"}, content=("w",))
     (name,) = (ref.name for ref in store.inventory(store.LocalDisk(), tmp_path).snapshots)
     store.set_aside(store.LocalDisk(), tmp_path, name)
     assert "was set aside" in brief.lost(tmp_path)
-
-
-def test_witness(tmp_path: Path) -> None:
-    assert sum(trial.faults for trial in taken(witness.SCENARIO, 1, 8, tmp_path)) == 8
 
 
 def test_power(tmp_path: Path) -> None:
@@ -92,22 +83,6 @@ def test_power_finds_what_was_forgotten(forgotten: str) -> None:
         power.check(disk, sequence)
 
 
-def test_a_process_that_comes_after_an_empty_look_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    ticks = count()
-    clock = SimpleNamespace(monotonic=lambda: next(ticks) * 0.03, sleep=lambda seconds: None)
-    monkeypatch.setattr(kills, "time", clock)
-
-    class Late:
-        looks = 0
-
-        def pids(self) -> list[int]:
-            self.looks += 1
-            return [1] if self.looks in (3, 4) else []
-
-    assert kills.until_gone(Late(), least=0.2) > 0  # type: ignore[arg-type]
-    assert kills.until_gone(Late()) == 0  # type: ignore[arg-type]
-
-
 def test_a_run_that_ignores_a_signal_is_wrong(tmp_path: Path) -> None:
     schedule = sigterm.Schedule(tmp_path, 1)
     schedule.out.mkdir()
@@ -132,18 +107,19 @@ def test_flips_meet_the_bits_of_the_manifest() -> None:
     assert kinds["flip", "MANIFEST.json"] > 100 and len(kinds) == 6
 
 
-def test_solvers() -> None:
-    trial = solvers.tried(seed=6, folders=30)
-    assert trial.wrong == "" and trial.counts["schedules"] + trial.counts["with mistakes"] == 30
+def test_solvers_and_records() -> None:
+    trial = solvers.tried(seed=6, folders=300)
+    assert trial.wrong == "" and trial.counts["schedules"] + trial.counts["with mistakes"] == 300
+    trial = records.tried(seed=6)
+    assert trial.wrong == "" and min(trial.counts["images"], trial.counts["errors"]) > 300
 
 
 # ---- the counts
 
 
 def test_the_table_in_the_repository_is_that_of_its_counts() -> None:
-    counts = Counts(HERE / "reliability" / "counts", driver.rows())
-    with counts.alone():  # scripts/reliability may be running
-        table, expected = counts.table.read_text(), counts.rendered()
+    with driver.alone():  # scripts/reliability may be running
+        table, expected = (driver.HERE / "RESULTS.md").read_text(), driver.render()
     assert table == expected, "run scripts/reliability --trials 0"
 
 

@@ -10,7 +10,7 @@ import small
 import tiny
 
 SIZE_MB = 14  # of the disk; a snapshot of the small model takes 2.5 MB
-BALLAST_MB = 10.3  # one fits beside it, and there is nothing to make room with
+BALLAST_MB = 10.3  # one fits beside it
 
 
 @pytest.fixture

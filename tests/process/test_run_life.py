@@ -127,46 +127,6 @@ def test_a_signal_saves_and_the_same_command_goes_on_to_the_same_bits(
     assert processes.ends(out) == processes.ends(straight(base, nproc))
 
 
-@pytest.mark.slow
-def test_what_was_not_evaluated_is_evaluated_when_it_can_be(base: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    shutil.copytree(straight(base, 1), out)
-    schedule = small.make_schedule(tmp_path / "schedule", base / "data")
-    text = (schedule / "schedule.prototxt").read_text()
-    with_val = next(line for line in text.splitlines() if line.strip().startswith("val {"))
-    (schedule / "schedule.prototxt").write_text(text.replace(with_val, ""))
-    for name in ("cyc1",):
-        file = schedule / f"{name}.prototxt"
-        file.write_text(file.read_text().replace("test_interval: 4", ""))
-    snapshots = mtimes(out, *small.STAGES)
-
-    without = small.run(schedule, out)
-    assert without.returncode == 0 and " %" not in without.stdout.splitlines()[-2], (
-        "results of images that are not asked for"
-    )
-    again = small.run(schedule, out)
-    assert again.stdout.startswith("nothing to do")
-    (schedule / "schedule.prototxt").write_text(text)
-    evaluated = small.run(schedule, out)
-    table = straight(base, 1).with_suffix(".txt").read_text().splitlines()[-6:]
-    assert [line.split()[-5:-2] for line in evaluated.stdout.splitlines()[-6:-1]] == [
-        line.split()[-5:-2] for line in table[:-1]
-    ]
-    assert mtimes(out, *small.STAGES) == snapshots, "nothing was trained"
-
-
-@pytest.mark.slow
-def test_other_workers_from_a_stage_border_on_are_equivalent_and_said_to_be(base: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    shutil.copytree(straight(base, 1), out)
-    for folder in (out / "snapshots").iterdir():
-        if not folder.name.startswith("init-"):
-            shutil.rmtree(folder)
-    done = small.run(base / "schedule", out, nproc=2)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "warning: resume is EQUIVALENT, not BIT-EXACT: " in done.stdout and "workers: 1 -> 2" in done.stdout
-
-
 @pytest.mark.parametrize(
     "lines_read", [pytest.param(0, marks=pytest.mark.slow), 30]
 )  # closed before the plan is printed, and in the midst of training

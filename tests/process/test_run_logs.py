@@ -1,8 +1,6 @@
 """The logs of a run of two workers that was killed and carried to its end."""
 
-import csv
 import importlib.util
-import io
 import json
 import random
 from datetime import datetime
@@ -15,8 +13,6 @@ import pytest
 import small
 import tiny
 from log_help import points
-
-TRUNK = ["0.933333", "1.866667", "2.8", "3.2"]  # epochs of the evaluations in init
 
 
 @pytest.fixture(scope="module")
@@ -79,23 +75,6 @@ def test_a_caffe_log_of_a_run_is_read_by_a_parser_of_caffes_lines(killed: Path) 
     assert seconds == sorted(seconds) and parsed.ends == ["Optimization Done."]
 
 
-def test_dawnbench_of_a_run_that_was_killed(killed: Path) -> None:
-    results = {e["stage"]: e for e in counting(killed)["StageFinished"]}
-    blocks = reported(killed, "dawnbench").removeprefix("# ").split("\n# ")
-    tables = {stage: rows for stage, _, rows in (block.partition("\n") for block in blocks)}
-    for leaf, inner in (
-        ("collapse", [*TRUNK, "3.28", "3.333333", "3.413333"]),
-        ("early", [*TRUNK, "3.28"]),
-    ):
-        rows = [row.split("\t") for row in tables[leaf].splitlines()[1:]]
-        assert [row[0] for row in rows] == inner
-        hours = [float(row[1]) for row in rows]
-        assert hours == sorted(hours)
-        path = ["init", "cyc1", "collapse"] if leaf == "collapse" else ["init", "early"]
-        assert hours[-1] == pytest.approx(sum(results[s]["train_seconds"] for s in path) / 3600, abs=1e-8)
-        assert float(rows[-1][2]) == pytest.approx(100 * results[leaf]["top1"], abs=0.01)
-
-
 def test_tensorboard_of_a_run_that_was_killed(killed: Path) -> None:
     pytest.importorskip("tensorboard")
     last = {(e["stage"], e["iter"]): e for e in counting(killed)["Iterated"]}
@@ -105,20 +84,3 @@ def test_tensorboard_of_a_run_that_was_killed(killed: Path) -> None:
         found = points(killed / "out" / "tensorboard" / stage, "train/loss")
         assert [step for step, _ in found] == [step for step, _ in expected]
         assert [loss for _, loss in found] == pytest.approx([loss for _, loss in expected], abs=1e-4)
-
-
-def test_csv_of_a_run_that_was_killed(killed: Path) -> None:
-    rows = list(csv.DictReader(io.StringIO(reported(killed, "csv", "--by", "iteration"))))
-    marks = [(row["stage"], int(row["iter"]), row["what"]) for row in rows]
-    assert len(set(marks)) == len(marks), "nothing is in it twice"
-    events = counting(killed)
-    stage_order = {stage: number for number, stage in enumerate(small.STAGES)}
-    trained = sorted({(stage_order[e["stage"]], e["iter"]) for e in events["Iterated"] if e["stage"] != "early"})
-    found = [(stage_order[stage], iter) for stage, iter, what in marks if what == "train" and stage != "early"]
-    assert found == trained, "nor is anything missing"
-    last = {(e["stage"], e["iter"]): e for e in events["Iterated"]}
-    for row in rows:
-        if row["what"] == "train":
-            assert float(row["loss"]) == pytest.approx(last[row["stage"], int(row["iter"])]["loss"], rel=1e-8)
-    tested = [(row["stage"], int(row["iter"])) for row in rows if row["what"] == "test"]
-    assert tested[:4] == [("init", 35), ("init", 70), ("init", 105), ("init", 120)]

@@ -15,8 +15,6 @@ import tiny
 from stagerun.data.write import write_lmdb
 from stagerun.language.proto import caffe_pb2
 
-ROOT = Path(__file__).parents[2]
-
 
 def records(folder: Path, count: int, special: int, value: bytes) -> None:
     """folder/train_lmdb and val_lmdb of grey squares, `value` in place of record `special` of the first."""

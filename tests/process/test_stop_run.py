@@ -125,18 +125,6 @@ def test_hangup_does_not_stop_a_run_under_nohup(base: Path, tmp_path: Path, temp
     assert code == 0, text
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("nproc", [1, 2])
-def test_a_rehearsal_that_is_stopped_keeps_nothing(base: Path, tmp_path: Path, temporary: Path, nproc: int) -> None:
-    words = ["rehearse", base / "schedule", "--out", tmp_path / "out", "--nproc", nproc, "--threads", 1]
-    run = processes.Run([str(word) for word in words]).start()
-    until(run, lambda: (tmp_path / "out" / ".rehearsal").exists())
-    os.kill(run.process.pid, signal.SIGTERM)
-    code, text = run.wait()
-    assert code in (0, 130) and "Traceback" not in text, text
-    assert run.gone() and not (tmp_path / "out" / ".rehearsal").exists()
-
-
 @pytest.mark.parametrize("command", ["plan", "rehearse"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_other_commands_are_interrupted(base: Path, tmp_path: Path, command: str, number: signal.Signals) -> None:

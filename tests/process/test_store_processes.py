@@ -1,16 +1,11 @@
 """The store and processes: killed at each call, stopped and gone on, holding a lock, on a disk that is full."""
 
-import fcntl
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-import textwrap
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -37,8 +32,6 @@ from test_store_lease import taken as taken
 from stagerun import store
 from stagerun.base.errors import ExitCode, FolderInUseError, PermissionDenied
 from stagerun.store import LocalDisk, Lock
-from stagerun.system.process import living, look
-from stagerun.train.status import _holder as status_holder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
@@ -70,42 +63,6 @@ def test_a_process_killed_at_every_call(
             assert found == afterwards
             return
         assert os.WTERMSIG(status) == signal.SIGKILL
-
-
-def test_a_full_disk(tmp_path: Path) -> None:
-    """A real one, of 2 MB, in a mount namespace of its own; needs the right to mount."""
-    script = textwrap.dedent(f"""
-        import pathlib
-        from stagerun import store
-        from stagerun.base.errors import StorageError
-        disk, out = store.LocalDisk(), pathlib.Path({str(tmp_path)!r}) / "out"
-        store.prepare(disk, out)
-        def commit(iter, size):
-            about = store.Metadata(place=store.Place("s", iter, 1), parent="", identity={{}}, environment={{}})
-            return store.commit(disk, out, about, files={{"model": bytes(size)}}, content=["model"])
-        first = commit(1, 900_000)
-        for _ in range(3):
-            try:
-                commit(2, 1_500_000)
-            except StorageError as error:
-                print(error.render())
-        assert disk.names(out / "snapshots") == [first.name]
-        store.read(disk, out, first)
-        commit(3, 900_000)
-    """)
-    mount = f"mount -t tmpfs -o size=2m tmpfs {tmp_path}"
-    if subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True).returncode != 0:
-        pytest.skip("no right to mount a file system here")
-    done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", f'{mount} && exec "$0" -c "$1"', sys.executable, script],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(store.__file__).parents[2])},
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("write model of snapshot s-00000002-a0001") == 3
-    assert "No space left on device (1.5 MB needed, 1." in done.stdout
-    assert "hint: free some space" in done.stdout
 
 
 HOLDER = """
@@ -251,61 +208,6 @@ def test_the_holder_is_told_to_whoever_asks(tmp_path: Path) -> None:
     assert store.holder(tmp_path) is None
 
 
-def test_a_holder_without_a_name_is_not_taken_for_the_one_before(tmp_path: Path) -> None:
-    process, _ = start_holder(tmp_path)
-    kill(process)
-    assert f"process {process.pid} on" in (tmp_path / "lock").read_text()
-    with open(tmp_path / "lock", "rb") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        found = store.holder(tmp_path)
-        assert found is not None and found.text == "" and found.pid is None
-        with pytest.raises(FolderInUseError) as caught:
-            Lock(tmp_path).acquire()
-        assert re.fullmatch(
-            rf"another run holds \S+: no name yet \(the last one, process {process.pid} on .*, has ended\)",
-            caught.value.message,
-        )
-
-
-def as_nobody(work: Callable[[], object]) -> str:
-    """What `work` gives, or the error that it raises, in a child process of a user who owns nothing."""
-    reading, writing = os.pipe()
-    if (child := os.fork()) == 0:
-        if os.getuid() == 0:
-            os.setgid(65534)
-            os.setuid(65534)
-        try:
-            text = str(work())
-        except BaseException as error:
-            text = f"{type(error).__name__}: {error}"
-        os.write(writing, text.encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    os.close(writing)
-    with os.fdopen(reading) as stream:
-        return stream.read()
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="needs a second user")
-def test_another_user_learns_from_the_lives_who_holds_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    with tempfile.TemporaryDirectory() as base:
-        os.chmod(base, 0o777)  # one that everybody reaches
-        out = Path(base)
-        lock, lease = Lock(out), store.Lease(LocalDisk(), out, LocalDisk())
-        with lock:
-            assert as_nobody(Lock(out).acquire).startswith("PermissionDenied: can't lock the output folder")
-            lease.wait(True, print)
-            lease.take("", [])
-            me = f"process {os.getpid()} on {os.uname().nodename}, since 20"
-            said = as_nobody(Lock(out).acquire)
-            assert said.startswith(f"FolderInUseError: another run holds {out}: {me}")
-            assert me in as_nobody(lambda: status_holder(out)[0])
-            lease.release(75)
-        said = as_nobody(Lock(out).acquire)
-        assert said.startswith("PermissionDenied: ") and me in said and "has ended with exit code 75" in said
-        assert as_nobody(lambda: status_holder(out)) == "(None, None)"
-
-
 def test_prepare_without_permission(tmp_path: Path) -> None:
     tmp_path.chmod(0o555)
     child = os.fork()
@@ -322,19 +224,3 @@ def test_prepare_without_permission(tmp_path: Path) -> None:
     _, status = os.waitpid(child, 0)
     tmp_path.chmod(0o755)
     assert os.WEXITSTATUS(status) == 0
-
-
-def test_a_zombie_lives_as_long_as_one_of_its_threads() -> None:
-    """As after SIGKILL, when the first thread has ended and another one still writes to a disk."""
-    script = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(300,)).start(); "
-    script += "ctypes.CDLL(None).pthread_exit(None)"
-    with subprocess.Popen([sys.executable, "-c", script]) as process:
-        end = time.monotonic() + 60
-        while (found := look(process.pid)) is None or found.state != "Z":
-            assert time.monotonic() < end
-            time.sleep(0.01)
-        assert living(process.pid) is not None
-        process.kill()
-        while living(process.pid) is not None:
-            assert time.monotonic() < end
-            time.sleep(0.01)

@@ -1,8 +1,6 @@
-"""`stagerun verify` where iterations failed (`on_nan`): an honest run is proven before the failure, in what was trained once more, and after
-it."""
+"""`stagerun verify` where iterations failed (`on_nan`): an honest run is proven before the failure and after it."""
 
 import json
-import random
 from pathlib import Path
 
 import pytest
@@ -24,17 +22,12 @@ def verdict(folder: Path, out: Path, *words: object) -> tuple[int, str, object, 
     return done.returncode, found["verdict"], found["trained"], found["wrong"]
 
 
-def seed_of(iter: int) -> int:
-    return next(seed for seed in range(1000) if random.Random(seed).sample(range(1, LENGTH + 1), 1) == [iter])
-
-
 def test_a_run_that_went_back_and_left_images_out_is_proven(tmp_path: Path, data: Path) -> None:
     audit = f"max_iter: {LENGTH} audit_param {{ proof_iter: 1 }}"
     folder, out = make_schedule(tmp_path / "s", data, "on_nan: ROLLBACK snapshot: 4", main=audit), tmp_path / "out"
     done = small.run(folder, out)
     assert done.returncode == 0 and "at iteration 6, LR 0.05: back to 4" in done.stdout
-    for iter, trained in ((3, 3), (5, 1), (6, 2), (9, 1)):  # from 0, 4, 4 and 8
-        assert verdict(folder, out, "--proofs", 1, "--seed", seed_of(iter)) == (0, "BIT-EXACT", trained, [])
+    assert verdict(folder, out) == (0, "BIT-EXACT", 6, []), "from 0 to 4, and from 8 on"
     lines = (out / "log.jsonl").read_text().splitlines(keepends=True)
     (out / "log.jsonl").write_text("".join(line for line in lines if '"event": "NotFinite"' not in line))
     code, said, _, wrong = verdict(folder, out, "--proofs", 0)
@@ -47,5 +40,4 @@ def test_a_run_that_skipped_iterations_is_proven(tmp_path: Path, data: Path) -> 
     folder, out = make_schedule(tmp_path / "s", data, "on_nan: SKIP snapshot: 4", main=audit), tmp_path / "out"
     done = small.run(folder, out)
     assert done.returncode == 0 and "at iteration 6, LR 0.05: skipped" in done.stdout
-    for iter, trained in ((7, 3), (10, 2)):
-        assert verdict(folder, out, "--proofs", 1, "--seed", seed_of(iter)) == (0, "BIT-EXACT", trained, [])
+    assert verdict(folder, out) == (0, "BIT-EXACT", LENGTH, [])

@@ -39,15 +39,6 @@ def test_killed_and_stopped_with_other_workers_each_time_it_is_bit_exact(base: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("nproc", [1, 3])
-def test_with_each_kind_of_kill(base: Path, nproc: int) -> None:
-    done = small.stagerun("verify", base / "schedule", "--threads", 1, "--nproc", nproc, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "\nBIT-EXACT: interrupted equals uninterrupted (5 interruptions in " in done.stdout
-    assert "SIGTERM to " in done.stdout and f"workers {nproc}" in done.stdout
-
-
-@pytest.mark.slow
 def test_ctrl_c_ends_all_and_leaves_nothing(base: Path, tmp_path: Path) -> None:
     run = processes.Run(["verify", str(base / "schedule"), "--nproc", "2"], {"TMPDIR": str(tmp_path)}).start()
     while not list(tmp_path.glob("stagerun-verify-*/straight/log.jsonl")):

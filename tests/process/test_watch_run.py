@@ -17,7 +17,7 @@ import small
 from reliability import hangs
 
 from stagerun import store
-from stagerun.launch.watch.process import Worker
+from stagerun.launch.watch import process
 
 HOST = socket.gethostname()
 # As long as a busy machine may take to import what an iteration needs.
@@ -122,39 +122,23 @@ def test_a_workers_stack(rank: int, stopped: bool, answers: bool) -> None:
             assert child.stdout is not None
             stack, thread = map(int, child.stdout.readline().split())
             memory = os.open(f"/proc/{child.pid}/fd/{stack}", os.O_RDONLY)
-            worker = Worker(rank, child.pid, thread, memory, memory)
             if stopped:
                 os.kill(child.pid, signal.SIGSTOP)
                 end = time.monotonic() + 60
-                while worker.state() != "T":
+                while process.state(child.pid) != "T":
                     assert time.monotonic() < end
                     time.sleep(0.01)
-            text, end = worker.stack(), time.monotonic() + 60
+            text, end = process.stack(rank, child.pid, thread, memory), time.monotonic() + 60
             while answers and not text and time.monotonic() < end:  # a busy machine
-                text = worker.stack()
+                text = process.stack(rank, child.pid, thread, memory)
             assert ("in hangs_here" in text) == answers
-            assert worker.state() == "T" if stopped and not answers else worker.state() != "T"
+            assert (process.state(child.pid) == "T") == (stopped and not answers)
+            process.kill(child.pid)  # only a monitor's own worker
+            time.sleep(0.1)
+            assert child.poll() is None
             os.close(memory)
         finally:
             child.kill()
-
-
-def test_a_number_that_another_process_has_by_now_is_not_killed() -> None:
-    with subprocess.Popen(["sleep", "60"]) as ended, subprocess.Popen(["sleep", "60"]) as other:
-        try:
-            worker = Worker(1, ended.pid, 0, 0, 0)
-            if worker._fd is None:
-                pytest.skip("the kernel has no descriptors of processes")
-            ended.kill()
-            ended.wait()
-            worker.pid = other.pid  # as if the kernel had given the first one's number to it
-            worker.kill()
-            assert worker.stack() == ""
-            time.sleep(0.1)
-            assert other.poll() is None
-        finally:
-            ended.kill()
-            other.kill()
 
 
 # Two ranks as NCCL has them: no one notices that a peer is gone. Rank 1 comes to rank 0's monitor before rank 0 goes on.
@@ -221,14 +205,17 @@ def test_a_rank_that_is_killed_or_hangs_where_no_collective_tells(
 
 
 @pytest.mark.slow
-def test_rank_0_may_be_the_one(base: Path, tmp_path: Path) -> None:
-    run = training(base, tmp_path / "out", 3, *TIME_OUTS)
-    os.kill(run.ranks()[0], signal.SIGSTOP)
+@pytest.mark.parametrize("nproc", [1, 3])
+def test_rank_0_may_be_the_one(base: Path, tmp_path: Path, nproc: int) -> None:
+    """It is not sent on for its stack. One that is the command itself is killed with a word."""
+    out = tmp_path / "out"
+    run = training(base, out, nproc, *TIME_OUTS)
+    os.kill(run.ranks()[0] if nproc > 1 else run.process.pid, signal.SIGSTOP)
     code, text = run.wait()
-    assert code == 69 and f"rank 0 on {HOST} has not moved for" in text and "(state T)" in text, text
-    assert "the Python stack" not in text, "rank 0 is not sent on for its stack"
-    assert len(list(events(tmp_path / "out", "Failed"))) == 1 and run.gone()
-    again = small.run(base / "schedule", tmp_path / "out", *small.AGAIN, nproc=3)
+    assert code == (69 if nproc > 1 else -signal.SIGKILL) and f"rank 0 on {HOST} has not moved for" in text, text
+    assert "(state T)" in text and "the Python stack" not in text
+    assert len(list(events(out, "Failed"))) == 1 and run.gone()
+    again = small.run(base / "schedule", out, *small.AGAIN, nproc=nproc)
     assert again.returncode == 0, again.stderr
 
 
@@ -246,15 +233,6 @@ def test_a_rank_that_hangs_in_python_or_holds_its_lock(
     assert f"rank {rank} on {HOST} has not moved for" in text
     assert "the Python stack" not in text or "sitecustomize.py" in text
     assert "(state T)" not in text and run.gone()
-
-
-@pytest.mark.slow
-def test_a_worker_that_is_alone_and_stopped_is_killed_with_a_word(base: Path, tmp_path: Path) -> None:
-    run = training(base, tmp_path / "out", 1, *TIME_OUTS)
-    os.kill(run.process.pid, signal.SIGSTOP)
-    code, text = run.wait()
-    assert code == -signal.SIGKILL and f"rank 0 on {HOST} has not moved for" in text, text
-    assert len(list(events(tmp_path / "out", "Failed"))) == 1 and run.gone()
 
 
 @pytest.mark.slow

@@ -169,17 +169,6 @@ def test_a_mistake_is_found_before_training_at_its_line(tuned: Path, name: str) 
     assert "schedule.prototxt:16:" in plan.stderr and "^" in plan.stderr, plan.stderr
 
 
-def test_a_run_says_so_too(tuned: Path, tmp_path: Path) -> None:
-    folder = write(
-        tmp_path / "s", tuned / "data", TUNED.format(file=f"{tuned}/out:trunk", how="").replace('"layer*"', '"layers*"')
-    )
-    done = small.run(folder, tmp_path / "out")
-    assert done.returncode == 64 and "have another shape" in done.stderr and 'freeze: "layers*"' in done.stderr, (
-        done.stderr
-    )
-    assert not list((tmp_path / "out" / "snapshots").glob("head-*"))
-
-
 HOW = {
     "compressed": "compress_param { method: TOP_K ratio: 0.1 }",
     "replicas": "sync_param { method: LOCAL replicas: 3 period: 2 }",
@@ -202,11 +191,3 @@ def test_what_is_frozen_stays_whatever_moves_the_rest(tuned: Path, name: str, tm
         name for name in trunk if name not in ("fc.weight", "fc.bias") and not torch.equal(trunk[name], head[name])
     ]
     assert not moved
-
-
-def test_a_rehearsal_starts_from_the_weights_too(tuned: Path, tmp_path: Path) -> None:
-    done = small.stagerun("rehearse", tuned / "tuned", "--out", tmp_path / "out", "--nproc", 1, "--threads", 1)
-    assert done.returncode == 0, done.stderr
-    folder = write(tuned / "wrong", tuned / "data", TUNED.format(file="../out:trunk", how=""))
-    done = small.stagerun("rehearse", folder, "--out", tmp_path / "out", "--nproc", 1, "--threads", 1)
-    assert done.returncode == 64 and "have another shape" in done.stderr, done.stderr

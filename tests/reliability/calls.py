@@ -1,26 +1,40 @@
 """Each trial is a run of five iterations with a snapshot after each, on 1, 2 or 4 workers, whose rank 0 is killed, or gets
 ENOSPC or EIO, at one call of the store, from it on, or for a while (`faults`); then the same command to the end. In every
-third trial the second life meets a fault, too. The workers are forks of one process that join by themselves: Python's start and
-stagerun's launcher are left to `kills`. Lost: a snapshot that was reported as written, and is neither there nor followed by a
+third trial the second life meets a fault, too. The workers join by themselves: stagerun's launcher is left to `kills`. Lost: a snapshot that was reported as written, and is neither there nor followed by a
 later one; or one that was set aside, since nothing damaged any. A wrong load: a life that doesn't go on from the newest
 complete snapshot (but for one that meets an I/O error), or other bits at the end than those of a run left alone.
 """
 
+import os
 import random
 import shutil
+import subprocess
+import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import processes
 from reliability import brief, faults
-from reliability.forks import HUNG, Forks, Life
 from reliability.trial import Scenario, Trial
 
 KINDS = ("kill", "ENOSPC", "EIO", "ENOSPC+", "EIO+", "EIO-")  # at a call, from it on, or for a while
 MOST_CALLS = 60  # for which the disk is away
 WORKERS = {1: 0.6, 2: 0.25, 4: 0.15}  # and how often each
 DONE, PEER, STORAGE = 0, 69, 74
+
+
+PATIENCE_S, HUNG = 180, 1000  # until a life counts as hung, generously; what is then in the place of its exit code
+
+
+@dataclass(frozen=True)
+class Life:
+    """Exit codes and what was printed, by rank."""
+
+    codes: tuple[int, ...]
+    texts: tuple[str, ...]
 
 
 class Wrong(Exception):
@@ -36,15 +50,33 @@ def fault_at(kind: str, call: int, rng: random.Random) -> str:
 class Runs:
     """The runs of one schedule in one output folder, with the ends of one that was left alone for each number of workers."""
 
-    def __init__(self, forks: Forks, folder: Path) -> None:
-        self.forks, self.folder = forks, folder
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.schedule = brief.make_schedule(folder)
         self.out = folder / "out"
         self.straight: dict[int, tuple[dict[str, str], int]] = {}
 
     def life(self, workers: int, fault: str = "") -> Life:
-        words = ["run", self.schedule, "--out", self.out]
-        return self.forks.life(words, workers, self.folder, fault=fault)
+        """The run, to its end. `fault`: as of `faults.FaultyDisk`, of rank 0."""
+        words = ["run", str(self.schedule), "--out", str(self.out), "--threads", "1"]
+        world = {"WORLD_SIZE": str(workers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(processes.free_port())}
+        started, files = [], [self.folder / f"{rank}.txt" for rank in range(workers)]
+        for rank, file in enumerate(files):
+            program = [str(faults.__file__), fault] if fault and rank == 0 else ["-m", "stagerun"]
+            own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+            env = {**os.environ, **own, **(world | {"RANK": str(rank)} if workers > 1 else {})}
+            command = [sys.executable, *program, *words]
+            with file.open("wb") as printed:
+                started.append(subprocess.Popen(command, stdout=printed, stderr=printed, env=env, cwd=self.folder))
+        codes, end = [], time.monotonic() + PATIENCE_S
+        for one in started:
+            try:
+                codes.append(one.wait(max(0.0, end - time.monotonic())))
+            except subprocess.TimeoutExpired:
+                one.kill()
+                one.wait()
+                codes.append(HUNG)
+        return Life(tuple(codes), tuple(file.read_text(errors="replace") for file in files))
 
     def left_alone(self, workers: int) -> tuple[dict[str, str], int]:
         """The content of its last snapshots, and the calls of the store in it."""
@@ -126,19 +158,18 @@ def trial(runs: Runs, workers: int, faults: list[str]) -> Trial:
 
 
 def trials(rng: random.Random, folder: Path) -> Iterator[Trial]:
-    with Forks() as forks:
-        runs = Runs(forks, folder)
-        left: dict[int, list[str]] = {}
-        while True:
-            workers = rng.choices([*WORKERS], [*WORKERS.values()])[0]
-            calls = runs.left_alone(workers)[1]
-            if not left.get(workers):  # every point once before any comes again
-                left[workers] = [fault_at(kind, n, rng) for kind in KINDS for n in range(1, calls + 1)]
-                rng.shuffle(left[workers])
-            faults = [left[workers].pop()]
-            if rng.random() < 1 / 3:
-                faults.append(fault_at(rng.choice(KINDS), rng.randint(1, calls), rng))
-            yield trial(runs, workers, faults)
+    runs = Runs(folder)
+    left: dict[int, list[str]] = {}
+    while True:
+        workers = rng.choices([*WORKERS], [*WORKERS.values()])[0]
+        calls = runs.left_alone(workers)[1]
+        if not left.get(workers):  # every point once before any comes again
+            left[workers] = [fault_at(kind, n, rng) for kind in KINDS for n in range(1, calls + 1)]
+            rng.shuffle(left[workers])
+        faults = [left[workers].pop()]
+        if rng.random() < 1 / 3:
+            faults.append(fault_at(rng.choice(KINDS), rng.randint(1, calls), rng))
+        yield trial(runs, workers, faults)
 
 
 SCENARIO = Scenario(

@@ -5,7 +5,9 @@ it may run at once, also on the same scenario. Exit 1 if anything came out that 
 """
 
 import argparse
+import fcntl
 import importlib.metadata
+import json
 import os
 import platform
 import random
@@ -15,51 +17,162 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType, ModuleType
+from typing import Any
 
-from reliability import (
-    blocking,
-    calls,
-    counted,
-    flips,
-    hangs,
-    hostile,
-    kills,
-    links,
-    orphans,
-    power,
-    sigterm,
-    solvers,
-    witness,
-    world,
-)
-from reliability.counted import Counted, Place
-from reliability.files import Counts
+from reliability import calls, flips, hangs, hostile, kills, links, power, records, sigterm, solvers, world
 from reliability.trial import Scenario, Trial
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-
 # The rows of the table. Each module has a SCENARIO, and a first paragraph that says what is counted.
 MODULES: tuple[ModuleType, ...] = (
-    calls, witness, power, kills, world, flips, sigterm, hangs, links, orphans, blocking, solvers, hostile,
+    calls, power, kills, world, flips, sigterm, hangs, links, solvers, records, hostile,
 )  # fmt: skip
-SHORT = 3  # trials of each with --short
+# The sums of the trials of one scenario: one object for each commit and machine.
+Sums = list[dict[str, Any]]
 
 
-def scenarios() -> dict[str, Scenario]:
-    return {module.SCENARIO.name: module.SCENARIO for module in MODULES}
+# ---- the counts, a JSON file for each scenario
 
 
-def rows() -> list[tuple[Scenario, str]]:
-    return [(module.SCENARIO, (module.__doc__ or "").strip().split("\n\n")[0]) for module in MODULES]
+def read(name: str) -> Sums:
+    path = HERE / "counts" / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else []
 
 
-def place() -> Place:
-    return Place(commit(), machine())
+def record(name: str, commit: str, machine: str, seed: int, trial: Trial, number: int, seconds: float) -> Sums:
+    """Adds the `number`th trial of this start to the counts and writes the table anew."""
+    day = time.strftime("%Y-%m-%d")
+    with alone():
+        sums = read(name)
+        one = next((s for s in sums if (s["commit"], s["machine"]) == (commit, machine)), None)
+        if one is None:
+            one = {
+                "commit": commit,
+                "machine": machine,
+                "first": day,
+                "last": day,
+                "trials": 0,
+                "faults": 0,
+                "seconds": 0.0,
+            }
+            one |= {"seeds": [], "wrong": [], "counts": {}, "largest": {}}
+            sums.append(one)
+        one["last"] = max(day, one["last"])
+        one["seeds"] = list(dict.fromkeys([*one["seeds"], seed]))
+        one["trials"] += 1
+        one["faults"] += trial.faults
+        one["seconds"] = round(one["seconds"] + seconds, 1)
+        for word, times in trial.counts.items():
+            one["counts"][word] = one["counts"].get(word, 0) + times
+        for word, value in trial.largest.items():
+            one["largest"][word] = round(max(value, one["largest"].get(word, value)), 4)
+        if trial.wrong:
+            one["wrong"].append(f"seed {seed}, trial {number}: {trial.wrong}")
+        sums.sort(key=lambda s: (s["first"], s["commit"], s["machine"]))
+        text = json.dumps(sums, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+        replace_file(HERE / "counts" / f"{name}.json", text)
+        replace_file(HERE / "RESULTS.md", render())
+    return sums
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """No other process changes the counts or the table meanwhile."""
+    (HERE / "counts").mkdir(exist_ok=True)
+    fd = os.open(HERE / "counts", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def replace_file(path: Path, text: str) -> None:
+    temp = path.with_name(f".{path.name}.tmp")
+    temp.write_text(text)
+    os.replace(temp, path)
+
+
+def faults(sums: Sums) -> int:
+    return sum(s["faults"] for s in sums)
+
+
+# ---- the table
+
+HEAD = """# What came of injected faults
+
+`scripts/reliability` wrote this file, from the counts in `tests/reliability/counts`; both grow with each of its trials. It can be
+stopped at any time and goes on from there: `scripts/reliability` until every row has the faults that its aim speaks of,
+`scripts/reliability kills --minutes 30` for more of one, `--list` for the names. A new start draws new faults, from a seed that is kept
+with the counts. After a defect was mended `tests/reliability/counts/NAME.json` is deleted and counting begins anew, so that a row speaks of
+the code as it is.
+"""
+NOT_SHOWN = """## What this does not show
+
+- A real power cut, a drive that lies about its syncs, or a file system that breaks its own word: power cuts are modelled, on a disk in memory.
+- Real NFS or Lustre: their known ways (an answer that is lost, names that are seen late) are tried on disks that behave so.
+- GPUs and NCCL; more than one machine; more than 8 workers (in `world`; 4 in all others). All of this ran on the few cores named above, under other load, too.
+- Two runs that want one output folder, a folder that is taken from a run that still lives, and that a snapshot is read back before the one
+  before it is deleted: no row counts these; tests show them (tests/fast/test_store_lease.py, tests/process/test_store_processes.py, tests/fast/test_store_damage.py).
+- Authenticity: whoever may write the output folder may also write a snapshot with the right digests.
+"""
+
+
+def render() -> str:
+    """RESULTS.md, as the counts give it."""
+    sums = {module.SCENARIO.name: read(module.SCENARIO.name) for module in MODULES}
+    machines = list(dict.fromkeys(s["machine"] for found in sums.values() for s in found))
+    lines = [
+        HEAD,
+        "| | fault | aim | faults wanted | injected | what came out | aim is | when, commit, machine: injected there |",
+        "|---|---|---|--:|--:|---|---|---|",
+        *(_row(module.SCENARIO, sums[module.SCENARIO.name], machines) for module in MODULES),
+        "", "Machines:", "", *(f"{n}. {machine}" for n, machine in enumerate(machines, 1)), "",
+    ]  # fmt: skip
+    errors = [(name, f"{s['commit']}, {text}") for name, found in sums.items() for s in found for text in s["wrong"]]
+    if errors:
+        lines += ["## Where an aim is missed", ""]
+        lines += [*(f"- `{name}`, commit {' '.join(text.split())[:400]}" for name, text in errors), ""]
+    lines += ["## What is counted", ""]
+    for module in MODULES:
+        lines += [
+            f"**{module.SCENARIO.name}.** {' '.join((module.__doc__ or '').strip().split(chr(10) * 2)[0].split())}",
+            "",
+        ]
+    return "\n".join([*lines, NOT_SHOWN])
+
+
+def _row(scenario: Scenario, sums: Sums, machines: Sequence[str]) -> str:
+    counts: dict[str, int] = {}
+    largest: dict[str, float] = {}
+    for s in sums:
+        for word, number in s["counts"].items():
+            counts[word] = counts.get(word, 0) + number
+        for word, value in s["largest"].items():
+            largest[word] = max(value, largest.get(word, value))
+    came = [f"{number:,} {word}" for word, number in sorted(counts.items())]
+    came += [f"{word}: at most {value:.4g}" for word, value in sorted(largest.items())]
+    trials, minutes = sum(s["trials"] for s in sums), sum(s["seconds"] for s in sums) / 60
+    came.append(f"{trials:,} trials in {minutes:.0f} min" if sums else "not yet run")
+    wrong = sum(len(s["wrong"]) for s in sums)
+    verdict = "met" if faults(sums) >= scenario.wanted else "met so far" if sums else ""
+    where = []
+    for s in sums:
+        days = " to ".join(dict.fromkeys((s["first"], s["last"])))
+        where.append(f"{days}, {s['commit']}, {machines.index(s['machine']) + 1}: {s['faults']:,}")
+    cells = [
+        f"`{scenario.name}`", scenario.fault, scenario.aim, f"{scenario.wanted:,}", f"{faults(sums):,}", "; ".join(came),
+        f"**missed** ({wrong} wrong)" if wrong else verdict, "; ".join(where),
+    ]  # fmt: skip
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+# ---- where trials are made
 
 
 def commit() -> str:
@@ -71,9 +184,8 @@ def commit() -> str:
     try:
         # core.fsmonitor and the like aside, `status` may write the index: --no-optional-locks leaves it to others.
         changed = git("--no-optional-locks", "status", "--porcelain", "stagerun", "tests", "protos", "scripts")
-        real = [
-            line for line in changed.splitlines() if "tests/reliability/counts" not in line and "RESULTS.md" not in line
-        ]
+        own = ("tests/reliability/counts", "RESULTS.md")
+        real = [line for line in changed.splitlines() if not any(name in line for name in own)]
         return git("rev-parse", "--short=8", "HEAD") + "+" * bool(real)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
@@ -81,161 +193,104 @@ def commit() -> str:
 
 def machine() -> str:
     """`2 cores of AMD EPYC, Linux 6.18.44, Python 3.11.7, torch 2.13.0+cpu`."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-        model = next(line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name"))
-    except (OSError, StopIteration):  # aarch64 names no model
-        model = platform.machine()
+    text = Path("/proc/cpuinfo").read_text()
+    names = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
     cores = len(os.sched_getaffinity(0))
-    system = f"{platform.system()} {platform.release().partition('-')[0]}"
-    return f"{cores} core{'s' * (cores > 1)} of {model}, {system}, Python {platform.python_version()}, torch {importlib.metadata.version('torch')}"
-
-
-# ---- one scenario
-
-
-def run(
-    scenario: Scenario,
-    seed: int,
-    enough: Callable[[int, list[Counted]], bool],
-    counts: Counts,
-    where: Callable[[], Place],
-    found: list[str],
-) -> None:
-    """Trials until `enough(trials of this start, sums)`. What was wrong in them comes to `found` at once, so that Ctrl-C does not
-    lose it. What is left running ends with it."""
-    rng = random.Random(f"{seed} {scenario.name}")
-    sums, number = counts.read(scenario.name), 0
-    with tempfile.TemporaryDirectory(prefix=f"reliability-{scenario.name}-") as folder:
-        trials = scenario.trials(rng, Path(folder))
-        with closing(trials):  # type: ignore[type-var]
-            while not enough(number, sums):
-                begun, at = time.monotonic(), where()  # each time: files may be changed meanwhile
-                trial, over = next_trial(trials)
-                if trial is None:
-                    break
-                seconds, number = time.monotonic() - begun, number + 1
-                sums = counts.change(
-                    scenario.name,
-                    lambda old: counted.add(old, at, today(), seed, trial, seconds, number),  # noqa: B023
-                )
-                tell(scenario, sums, number, trial, seconds)
-                if trial.wrong:
-                    found.append(trial.wrong)
-                if over:
-                    break
-
-
-def next_trial(trials: Iterator[Trial]) -> tuple[Trial | None, bool]:
-    """The next one, None when there is none; and whether it is the last: a trial that breaks is wrong, and nothing comes after."""
-    try:
-        return next(trials), False
-    except StopIteration:
-        return None, True
-    except Exception as error:
-        return Trial(0, {}, wrong=f"the trial itself broke: {type(error).__name__}: {error}"), True
-
-
-def today() -> str:
-    return time.strftime("%Y-%m-%d")
-
-
-def tell(scenario: Scenario, sums: Sequence[Counted], number: int, trial: Trial, seconds: float) -> None:
-    text = (
-        f"{scenario.name} {number}: {trial.faults} in {seconds:.1f} s; {counted.faults(sums):,} of {scenario.wanted:,}"
-    )
-    print(f"{text}: WRONG: {trial.wrong}" if trial.wrong else text, file=sys.stderr, flush=True)
+    system = f"{platform.system()} {platform.release().partition('-')[0]}, Python {platform.python_version()}"
+    model = names[0] if names else platform.machine()  # aarch64 names no model
+    return f"{cores} core{'s' * (cores > 1)} of {model}, {system}, torch {importlib.metadata.version('torch')}"
 
 
 # ---- the command
 
 
+def run(scenario: Scenario, seed: int, trials: int | None, until: float | None) -> Iterator[str]:
+    """What was wrong in trials, as it comes: `trials` of them, until that time, or as many as the aim speaks of. What is left running
+    ends with it."""
+    rng, number = random.Random(f"{seed} {scenario.name}"), 0
+    sums = read(scenario.name)
+
+    def enough() -> bool:
+        if trials is not None and number >= trials:
+            return True
+        if until is not None:
+            return time.monotonic() >= until
+        return trials is None and faults(sums) >= scenario.wanted
+
+    with (
+        tempfile.TemporaryDirectory(prefix=f"reliability-{scenario.name}-") as folder,
+        closing(scenario.trials(rng, Path(folder))) as made,  # type: ignore[type-var]
+    ):
+        while not enough():
+            begun, at = time.monotonic(), commit()  # each time: files may be changed meanwhile
+            broken = False
+            try:
+                trial = next(made)
+            except StopIteration:
+                return
+            except Exception as error:  # is wrong, and nothing comes after it
+                broken, trial = True, Trial(0, wrong=f"the trial itself broke: {type(error).__name__}: {error}")
+            seconds, number = time.monotonic() - begun, number + 1
+            sums = record(scenario.name, at, machine(), seed, trial, number, seconds)
+            text = (
+                f"{scenario.name} {number}: {trial.faults} in {seconds:.1f} s; {faults(sums):,} of {scenario.wanted:,}"
+            )
+            print(f"{text}: WRONG: {trial.wrong}" if trial.wrong else text, file=sys.stderr, flush=True)
+            if trial.wrong:
+                yield trial.wrong
+            if broken:
+                return
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse(arguments)
-    known = scenarios()
+    known = {module.SCENARIO.name: module.SCENARIO for module in MODULES}
+    options = parse(arguments, list(known))
     if options.list:
         for name, scenario in known.items():
-            missing = scenario.needs()
-            print(
-                f"{name:10} {scenario.fault}; {scenario.aim}" + (f" (not here: it needs {missing})" if missing else "")
-            )
+            missing = f" (not here: it needs {scenario.needs()})" if scenario.needs() else ""
+            print(f"{name:10} {scenario.fault}; {scenario.aim}{missing}")
         return 0
-    counts = Counts(HERE / "counts", rows())
     seed = secrets.randbelow(2**32) if options.seed is None else options.seed
-    if again := [name for name in options.scenarios if options.trials != 0 and seen(counts.read(name), seed)]:
-        print(f"seed {seed} is counted for {', '.join(again)} already, at this commit: choose another", file=sys.stderr)
-        return 2
     # A shell has what it starts with `&` ignore SIGINT, and so would the runs, which it is sent to in `sigterm`.
-    signal.signal(signal.SIGINT, _interrupt)
-    signal.signal(signal.SIGTERM, _interrupt)
-    signal.signal(signal.SIGHUP, _interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
     found: list[str] = []
-    stopped = False
+    stopped, begun = False, time.monotonic()
     try:
-        for n, name in enumerate(options.scenarios):
+        for n, name in enumerate(options.scenarios, 1):
             if missing := known[name].needs():
                 print(f"{name}: not here, it needs {missing}", file=sys.stderr)
                 continue
-            run(known[name], seed, enough(options, known[name], len(options.scenarios) - n), counts, place, found)
+            share = options.minutes and begun + 60 * options.minutes * n / len(options.scenarios)
+            for text in run(known[name], seed, options.trials, share):
+                found.append(text)
     except KeyboardInterrupt:
         stopped = True
     finally:
-        counts.write_table()
+        with alone():
+            replace_file(HERE / "RESULTS.md", render())
     for text in found:
         print(f"WRONG: {text}")
     print(f"seed {seed}; the table is in {HERE / 'RESULTS.md'}")
     return 1 if found else 130 if stopped else 0
 
 
-def seen(sums: Sequence[Counted], seed: int) -> bool:
-    """Whether the trials that this seed draws were counted at this commit: they would be the same again."""
-    return any(seed in c.seeds for c in sums if c.commit == commit())
-
-
 def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None, names: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="scripts/reliability", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = list(scenarios())
-    parser.add_argument(
-        "scenarios", nargs="*", metavar="SCENARIO", help="of these: " + ", ".join(names) + "  [default: all]"
-    )
-    parser.add_argument("--minutes", type=float, metavar="M", help="in all, shared evenly by the scenarios")
-    parser.add_argument(
-        "--trials", type=int, metavar="N", help="of each scenario; 0 writes the table anew, and no more"
-    )
-    parser.add_argument("--seed", type=int, metavar="S", help="[default: a new one, which is kept with the counts]")
-    parser.add_argument("--short", action="store_true", help=f"{SHORT} trials of each: a few minutes")
-    parser.add_argument("--list", action="store_true", help="the scenarios, and what this machine lacks for them")
+    add = parser.add_argument
+    add("scenarios", nargs="*", metavar="SCENARIO", help=f"of these: {', '.join(names)}  [default: all]")
+    add("--minutes", type=float, metavar="M", help="in all, shared evenly by the scenarios")
+    add("--trials", type=int, metavar="N", help="of each scenario; 0 writes the table anew, and no more")
+    add("--seed", type=int, metavar="S", help="[default: a new one, which is kept with the counts]")
+    add("--list", action="store_true", help="the scenarios, and what this machine lacks for them")
     options = parser.parse_args(arguments)
-    unknown = sorted(set(options.scenarios) - set(names))
-    if unknown:
+    if unknown := sorted(set(options.scenarios) - set(names)):
         parser.error(f"no scenario {', '.join(unknown)}; there are {', '.join(names)}")
-    if (options.trials or 0) < 0 or (options.minutes or 0) < 0:
-        parser.error("--trials and --minutes are not negative")
-    options.scenarios = list(dict.fromkeys(options.scenarios)) or names
-    if options.short and options.trials is None:
-        options.trials = SHORT
+    options.scenarios = list(dict.fromkeys(options.scenarios)) or list(names)
     return options
-
-
-def enough(options: argparse.Namespace, scenario: Scenario, left: int) -> Callable[[int, list[Counted]], bool]:
-    """When a scenario is done: its share of the minutes is over, it had its trials, or, if nothing is said, as many faults as
-    its aim speaks of. `left`: the scenarios that are not done, this one too."""
-    now = time.monotonic()
-    if "until" not in options and options.minutes is not None:
-        options.until = now + options.minutes * 60
-    share = (options.until - now) / left if options.minutes is not None else 0.0
-
-    def enough(trials: int, sums: list[Counted]) -> bool:
-        if options.trials is not None and trials >= options.trials:
-            return True
-        if options.minutes is not None:
-            return time.monotonic() - now >= share
-        return options.trials is None and counted.faults(sums) >= scenario.wanted
-
-    return enough

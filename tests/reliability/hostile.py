@@ -1,27 +1,182 @@
 """Hostile snapshots, most of them with manifests that fit, loaded in every way that stagerun has, in processes with an audit hook:
 nothing is unpickled, executed or started, no file outside is read or changed, no memory exhausted, and no command ends in a bug.
 
-The snapshots are those of `reliability.forging`, the ways and the hook those of `reliability.loading`.
+The snapshots are those of `reliability.forging`. For one such process: python -m reliability.hostile FOLDER SEED COUNT, where FOLDER is
+that of a `flips.Half`. See PEP 578 and `sys.addaudithook`.
 """
 
+import contextlib
 import json
 import os
 import random
+import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+from click.testing import CliRunner
+from reliability import forging
 from reliability.flips import Half
 from reliability.trial import Scenario, Trial
 
+from stagerun.base.errors import StagerunError
+from stagerun.cli import main as command
+from stagerun.comm import SoloComm
+from stagerun.language import load as load_schedule
+from stagerun.system.world import World
+from stagerun.train.keeper import Keeper
+from stagerun.train.stage_start import restored
+from stagerun.train.stored import most_bytes
+from stagerun.train.worker import Context, StageRun
+
 TESTS = Path(__file__).parents[1]
 PER_TRIAL = 12
+NEVER = {
+    "pickle.find_class", "os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty",
+    "ctypes.dlopen", "socket.connect", "socket.bind", "code.__new__", "shutil.unpack_archive", "urllib.Request",
+}  # fmt: skip
+CHANGES = {
+    "os.rename",
+    "os.remove",
+    "os.mkdir",
+    "os.rmdir",
+    "os.link",
+    "os.symlink",
+    "os.chmod",
+    "os.chown",
+    "os.truncate",
+}
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+MOST_MEMORY = 600_000_000  # more than before, at any time
+# Words of a command that loads the snapshot; those that name it by its path mean where a link in its place leads.
+WAYS = (
+    ["status", "{out}"], ["status", "{dir}", "--out", "{out}"], ["report", "{out}"], ["plan", "{dir}", "--out", "{out}"],
+    ["diff", "{dir}", "{out}"], ["status", "--snapshots", "{out}"], ["status", "--snapshots", "{out}", "--verify"],
+    ["diff", "{dir}", "{snapshot}"], ["eval", "{snapshot}", "--threads", "1"],
+    ["export", "{snapshot}", "--safetensors", "--force", "--output", "{out}/exported"],
+)  # fmt: skip
 
 
-def load(folder: Path, seed: int, count: int, attack: str = "") -> dict[str, Any]:
-    """What `reliability.loading` found."""
+class Watch:
+    """The hook. It notes what must not be while `on`: files are written below `work` and the temporary folder alone."""
+
+    def __init__(self, work: Path, outside: Path) -> None:
+        self.writable = (f"{work}{os.sep}", os.path.realpath(os.environ["TMPDIR"]) + os.sep)
+        self.outside, self.on, self.seen = f"{outside}{os.sep}", False, list[str]()
+        sys.addaudithook(self._hook)
+
+    def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if not self.on:
+            return
+        self.on = False  # what is looked up here is not watched
+        try:
+            if event in NEVER:
+                self.seen.append(f"{event} {arguments!r}"[:300])
+            elif event == "open" and isinstance(arguments[0], str | bytes):
+                self._open(os.fsdecode(arguments[0]), arguments[1], arguments[2])
+            elif event in CHANGES:
+                self.seen += [f"{event} of {path!r}" for path in arguments[:2] if self._foreign(path)]
+        finally:
+            self.on = True
+
+    def _open(self, name: str, mode: object, flags: object) -> None:
+        flags = flags if isinstance(flags, int) else 0
+        real = _itself(name) if flags & os.O_NOFOLLOW else os.path.realpath(name)
+        writing = bool(flags & WRITES) or any(c in str(mode or "") for c in "wax+")
+        if os.sep not in name and not writing:
+            return  # in a folder that is open, and that was looked at
+        if (real + os.sep).startswith(self.outside) or real == "/dev/zero":
+            self.seen.append(f"open {name}")
+        if writing and not (real + os.sep).startswith(self.writable) and real != os.devnull:
+            self.seen.append(f"open {name} for writing")
+
+    def _foreign(self, path: object) -> bool:
+        return isinstance(path, str | bytes) and not (_itself(os.fsdecode(path)) + os.sep).startswith(self.writable)
+
+
+def _itself(path: str) -> str:
+    """Where a thing really is, be it a link: not what it is a link to."""
+    name = os.path.abspath(path)
+    return os.path.join(os.path.realpath(os.path.dirname(name)), os.path.basename(name))
+
+
+def memory() -> int:
+    """The most that this process ever had, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def resumed(schedule: Path, out: Path) -> None:
+    """As rank 0 does before it trains. What a snapshot holds may be refused."""
+    keeper = Keeper(load_schedule(str(schedule)), out)
+    most = most_bytes(keeper.schedule.model)
+    with contextlib.suppress(StagerunError):
+        while True:
+            planned = keeper.plan().next
+            assert planned is not None
+            files = keeper.read(planned.start, most) if planned.start is not None else None
+            if planned.start is None or files is not None:
+                break
+        context = Context(keeper.schedule, str(out), SoloComm(), World(), torch.device("cpu"), keeper, lambda: False)
+        restored(StageRun(context, planned, files=files))
+
+
+def tried(base: Path, watch: Watch, name: str, rng: random.Random, signed: bool = True) -> list[str]:
+    """What is wrong with how one hostile snapshot is loaded, in every way."""
+    work, outside = base / "work", base / "outside"
+    for folder in (work, outside):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+    out, before, wrong = work / "out", memory(), list[str]()
+    shutil.copytree(base / "out", out, symlinks=True)
+    (snapshot,) = (out / "snapshots").glob("cyc1-00000004-*")
+    forging.forge(name, snapshot, outside, rng, signed)
+    watch.on = True
+    resumed(base / "schedule", out)
+    watch.on = False
+    for words in WAYS:
+        if snapshot.is_symlink() and "{snapshot}" in words:
+            continue
+        if (
+            name == "a file of 100 GB" and "--verify" in words
+        ):  # that much is read, in little memory, and takes a minute
+            continue
+        places = {"out": out, "dir": base / "schedule", "snapshot": snapshot}
+        watch.on = True
+        result = CliRunner().invoke(command, [word.format(**places) for word in words], prog_name="stagerun")
+        watch.on = False
+        if result.exit_code not in (0, 64, 65, 78) or "Traceback" in result.output:
+            wrong.append(f"{name}, {words[0]}: {result.exit_code}: {result.output[-2000:]}")
+    if memory() - before > MOST_MEMORY:
+        wrong.append(f"{name}: {(memory() - before) / 1e6:.0f} MB more memory")
+    if os.path.exists(forging.MARK) or (out / forging.MARK).exists():
+        wrong.append(f"{name}: code was executed")
+    return wrong
+
+
+def child(base: Path, rng: random.Random, count: int) -> None:
+    """Prints what is wrong, and the events; each kind of snapshot once where there are as many tries as kinds."""
+    (base / "elsewhere").mkdir(exist_ok=True)
+    os.chdir(base / "elsewhere")
+    watch, names = Watch(base / "work", base / "outside"), list(forging.ATTACKS)
+    # Every way once, with a good snapshot and with a bad one, so that all that is imported is.
+    forging.ATTACKS["nothing"] = lambda forged: None
+    wrong = [
+        text for name in ("nothing", "a state that is none") for text in tried(base, watch, name, random.Random(1))
+    ]
+    watch.seen.clear()
+    before = memory()
+    for number in range(count):
+        name = names[number] if count == len(names) else rng.choice(names)
+        wrong += tried(base, watch, name, rng, rng.random() < 0.8)
+    print(json.dumps({"wrong": wrong, "events": watch.seen, "memory": memory() - before}))
+
+
+def load(folder: Path, seed: int, count: int) -> dict[str, Any]:
+    """What a process of its own found."""
     # No second thread may write where the hook looks, and none of the environment of a run may reach the commands.
     (folder / "tmp").mkdir(exist_ok=True)
     environment = {
@@ -32,18 +187,11 @@ def load(folder: Path, seed: int, count: int, attack: str = "") -> dict[str, Any
         # torch makes it where a network is compiled; and once it has looked for it, it names it in the environment of what it starts.
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "tmp" / "torchinductor"),
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "reliability.loading", str(folder), str(seed), str(count), *[attack] * bool(attack)],
-        capture_output=True, text=True, env=environment, timeout=1200,
-    )  # fmt: skip
+    words = [sys.executable, "-m", "reliability.hostile", str(folder), str(seed), str(count)]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=1200)
     if done.returncode != 0:
-        return {
-            "wrong": [f"the process ended with {done.returncode}: {done.stderr[-1500:]}"],
-            "events": [],
-            "memory": 0,
-        }
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+        return {"wrong": [f"ended with {done.returncode}: {done.stderr[-1500:]}"], "events": [], "memory": 0}
+    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
 
 def trials(rng: random.Random, folder: Path) -> Iterator[Trial]:
@@ -51,7 +199,6 @@ def trials(rng: random.Random, folder: Path) -> Iterator[Trial]:
     while True:
         seed = rng.randrange(2**31)
         found = load(folder, seed, PER_TRIAL)
-        again = f"python -m reliability.loading {folder} {seed} {PER_TRIAL}"
         wrong = "; ".join([*found["wrong"][:3], *found["events"][:3]])
         yield Trial(
             faults=PER_TRIAL,
@@ -60,7 +207,7 @@ def trials(rng: random.Random, folder: Path) -> Iterator[Trial]:
                 "events of unpickling, executing, starting, or outside": len(found["events"]),
             },
             largest={"MB of memory more than before": round(found["memory"] / 1e6, 1)},
-            wrong=f"{again}: {wrong}" if wrong else "",
+            wrong=f"python -m reliability.hostile {folder} {seed} {PER_TRIAL}: {wrong}" if wrong else "",
         )
 
 
@@ -71,3 +218,6 @@ SCENARIO = Scenario(
     wanted=1000,
     trials=trials,
 )
+
+if __name__ == "__main__":
+    child(Path(sys.argv[1]), random.Random(int(sys.argv[2])), int(sys.argv[3]))

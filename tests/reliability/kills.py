@@ -180,17 +180,16 @@ def kill(run: Run, what: str, rng: random.Random) -> bool:
     return processes.kill_all(targets)
 
 
-def until_gone(run: Run, patience: float = 60, least: float = 0.0) -> float:
+def until_gone(run: Run, patience: float = 60) -> float:
     """Seconds from now on at which a process of the run was there for the last time. To look at all of /proc takes a moment, on a
-    crowded machine a second: what counts is when a look began that found one. The last look begins after `least` seconds: one that
-    finds none may have come before a process that was just being started."""
+    crowded machine a second: what counts is when a look began that found one."""
     begun = time.monotonic()
     seen = 0.0
     while True:
         look = time.monotonic() - begun
         if run.pids():
             seen = look
-        elif look > least:
+        else:
             return seen
         if look > patience:
             return seen

@@ -1,34 +1,336 @@
-"""Each trial puts 200 folders of mutated solver files through check, plan and lint (fuzz_solvers.py): every one must give a
+"""Each trial puts 200 folders of mutated solver files through check, plan, lint, fmt and an editor: every one must give a
 schedule, or mistakes of which each stands at a line and column of a file. Anything else is a failure: a traceback, a mistake without its
 place, more than 2 GB of memory or 20 s for a folder.
+
+The folders of solvers/ and tests/golden/spec are mutated: bytes flipped, lines deleted, doubled and transposed, numbers swapped
+and replaced by extreme ones, letters of other scripts put in, lines of other files, fields with values that may suit them. What loads is
+planned, rendered as text, JSON and CSV, and linted. A file that can be read is formatted: formatted again it stays as it is. The folder then has
+the same canonical form, or, where all of its files can be read, the same mistakes. An editor that holds the files gets the mistakes and findings of `check`.
 """
 
-import contextlib
-import io
+import itertools
+import json
 import random
+import re
 import sys
+import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from google.protobuf.descriptor import FieldDescriptor
+from reliability import fuzz
 from reliability.trial import Scenario, Trial
 
-FOLDERS = 200  # in a trial
-HERE = Path(__file__).parent
+from stagerun.base.errors import Problem, Problems, RecipeError
+from stagerun.base.snapshots import Inventory
+from stagerun.language import canonical, load
+from stagerun.language.parse import parse
+from stagerun.language.proto import stagerun_pb2
+from stagerun.language.ranges import CHOICES
+from stagerun.language.tree import SCHEDULE, SOLVER, is_message
+from stagerun.plan import make_plan
+from stagerun.plan.render import csv_rows, render_json, render_text
+from stagerun.schedule import make_knobs
+from stagerun.schedule.image_size import crop_size
+from stagerun.tools.fmt.style import formatted
+from stagerun.tools.lint import lint, problems
+from stagerun.tools.lsp.complete import proposals
+from stagerun.tools.lsp.folder import look
+from stagerun.tools.lsp.hover import hover_text
+from stagerun.tools.lsp.place import Text, place_at
+
+ROOT = Path(__file__).parents[2]
+GOOD = 'base_lr: 0.1\nlr_policy: "poly"\npower: 2\nmax_epoch: 2.5\n'
+Texts = dict[str, bytes]  # name of a file -> its bytes
 
 
-def tried(seed: int, folders: int = FOLDERS) -> Trial:
-    if str(HERE) not in sys.path:
-        sys.path.append(str(HERE))
-    import fuzz_children
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """The folders of solvers/, and those of tests/golden/spec, in which something is wrong already."""
 
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        counts, failures = fuzz_children.try_all(str(HERE / "fuzz_solvers.py"), "folder", seed, 0, folders, folders)
-    words = Counter(
-        {"schedules": counts["schedule"], "with mistakes": counts["parsed"] + counts["mistakes"], "failures": failures}
+    good: tuple[Texts, ...]
+    bad: tuple[Texts, ...]
+
+
+def whole_folders() -> Whole:
+    return Whole(tuple(_folders(ROOT / "solvers")), tuple(_folders(ROOT / "tests" / "golden" / "spec")))
+
+
+def _folders(place: Path) -> Iterator[Texts]:
+    for path in sorted(place.iterdir()):
+        texts = {p.name: p.read_bytes() for p in sorted(path.glob("*.prototxt"))}
+        if path.suffix == ".prototxt":
+            texts = {"schedule.prototxt": path.read_bytes()} | {f"{stage}.prototxt": GOOD.encode() for stage in "ab"}
+        if "schedule.prototxt" in texts:
+            yield texts
+
+
+# ---- mutations: a text, a file of another folder -> a text
+
+Mutation = Callable[[random.Random, str, str], str]
+
+_NUMBER = re.compile(r"(?<![\w.\"])[+-]?[0-9][0-9.]*(?:e[+-]?[0-9]+)?(?![\w\"])")
+EXTREMES = (
+    "0", "-0", "1", "-1", "2", "3", "7", "0.5", "1.5", "1e-3", "1e-300", "5e-324", "1e300", "1.7976931348623157e308", "1e999", "nan",
+    "inf", "-inf", "65535", "65536", "2147483648", "9223372036854775807", "9223372036854775808", "-9223372036854775808", "0x7f", "017",
+    "1e18", "4503599627370497", "0.1f", "1000000007",
+)  # fmt: skip
+LETTERS = (
+    "é", "\N{BYTE ORDER MARK}", "\u2028", "\u0130", "字", "\U0001f600", "\x00", "\x1b[31m", "\t", "\r", "\x0b", "#", '"', "\\",
+    "'", "@", "\u202e",
+)  # fmt: skip
+
+
+def flipped(rng: random.Random, text: str, other: str) -> str:
+    data = bytearray(text.encode(errors="surrogateescape"))
+    for _ in range(rng.randint(1, 3)):
+        if data:
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    return data.decode(errors="surrogateescape")
+
+
+def _lines(change: Callable[[random.Random, list[str]], None]) -> Mutation:
+    def mutation(rng: random.Random, text: str, other: str) -> str:
+        lines = text.split("\n")
+        change(rng, lines)
+        return "\n".join(lines)
+
+    return mutation
+
+
+def _drop(rng: random.Random, parts: list[str]) -> None:
+    del parts[rng.randrange(len(parts))]
+
+
+def _double(rng: random.Random, parts: list[str]) -> None:
+    parts.insert(rng.randrange(len(parts) + 1), rng.choice(parts))
+
+
+def _transpose(rng: random.Random, parts: list[str]) -> None:
+    i, j = (rng.randrange(len(parts)) for _ in range(2))
+    parts[i], parts[j] = parts[j], parts[i]
+
+
+def _numbers(change: Callable[[random.Random, list[str]], None]) -> Mutation:
+    """Changes numbers outside of comments."""
+
+    def mutation(rng: random.Random, text: str, other: str) -> str:
+        comments = [m.span() for m in re.finditer(r"#[^\n]*", text)]
+        places = [m for m in _NUMBER.finditer(text) if not any(a <= m.start() < b for a, b in comments)]
+        if places:
+            numbers = [m.group() for m in places]
+            change(rng, numbers)
+            for m, number in sorted(zip(places, numbers, strict=True), key=lambda p: -p[0].start()):
+                text = text[: m.start()] + number + text[m.end() :]
+        return text
+
+    return mutation
+
+
+def _extreme(rng: random.Random, words: list[str]) -> None:
+    words[rng.randrange(len(words))] = rng.choice(EXTREMES)
+
+
+def _near(rng: random.Random, words: list[str]) -> None:
+    """A number that is a little other, or of another size."""
+    i = rng.randrange(len(words))
+    try:
+        number = float(words[i]) * rng.choice((0.1, 0.5, 0.9, 1.1, 2, 3, 10, 1000, -1))
+        rounded = str(round(number))
+    except (ValueError, OverflowError):  # `1.0f`, or infinite
+        return
+    words[i] = rounded if "." not in words[i] and "e" not in words[i] else repr(number)
+
+
+def lettered(rng: random.Random, text: str, other: str) -> str:
+    at = rng.randrange(len(text) + 1)
+    return text[:at] + rng.choice(LETTERS) + text[at:]
+
+
+def spliced(rng: random.Random, text: str, other: str) -> str:
+    """A line or some of another file."""
+    lines, others = text.split("\n"), other.split("\n")
+    at, of = rng.randrange(len(lines) + 1), rng.randrange(len(others))
+    lines[at:at] = others[of : of + rng.randint(1, 4)]
+    return "\n".join(lines)
+
+
+def ended(rng: random.Random, text: str, other: str) -> str:
+    return text[: rng.randrange(len(text) + 1)]
+
+
+def fielded(rng: random.Random, text: str, other: str) -> str:
+    """A field of the file's message, with a value that may suit it, behind some line: inside of a message in it, too."""
+    message = stagerun_pb2.Schedule if "model {" in text else stagerun_pb2.Solver
+    lines = text.split("\n")
+    lines.insert(rng.randrange(len(lines) + 1), field_text(rng, rng.choice(message.DESCRIPTOR.fields)))
+    return "\n".join(lines)
+
+
+def field_text(rng: random.Random, field: FieldDescriptor, depth: int = 0) -> str:
+    if is_message(field):
+        inner = rng.sample(list(field.message_type.fields), min(len(field.message_type.fields), rng.randint(0, 4)))
+        return f"{field.name} {{ {' '.join(field_text(rng, f, depth + 1) for f in inner if depth < 3)} }}"
+    values = [value_text(rng, field) for _ in range(rng.randint(1, 3) if field.is_repeated else 1)]
+    return " ".join(f"{field.name}: {value}" for value in values)
+
+
+def value_text(rng: random.Random, field: FieldDescriptor) -> str:
+    if field.enum_type is not None:
+        return rng.choice([v.name for v in field.enum_type.values])
+    if field.type == FieldDescriptor.TYPE_BOOL:
+        return rng.choice(("true", "false"))
+    if field.type == FieldDescriptor.TYPE_STRING:
+        words = (*CHOICES.get(f"{field.containing_type.name}.{field.name}", ()), "a", "init", "main@3", "x/y", "")
+        return json.dumps(rng.choice(words))
+    number = rng.choice((rng.uniform(0, 1), rng.uniform(0, 100), rng.randint(0, 5), rng.randint(1, 5000), 0.5))
+    if rng.random() < 0.1:
+        return rng.choice(EXTREMES)
+    return repr(number) if field.type == FieldDescriptor.TYPE_DOUBLE else str(int(number))
+
+
+# What often leaves a schedule, and what seldom does.
+SOFT: tuple[Mutation, ...] = (_numbers(_near), _numbers(_transpose), _numbers(_extreme), fielded, fielded)
+MUTATIONS: tuple[Mutation, ...] = (
+    flipped, _lines(_drop), _lines(_double), _lines(_transpose), lettered, spliced, ended, *SOFT,
+)  # fmt: skip
+
+
+def folder_of(whole: Whole, seed: int, number: int) -> Texts:
+    """Folder `number`: one to six mutations in the files of a folder, of solvers/ four times of five."""
+    rng = random.Random(f"{seed} {number}")
+    texts, others = (
+        dict(rng.choice(whole.good if rng.random() < 0.8 else whole.bad)),
+        rng.choice(whole.good + whole.bad),
     )
-    return Trial(folders, words, wrong=said.getvalue().strip())
+    mutations = rng.choice((MUTATIONS, SOFT))
+    for _ in range(rng.choice((1, 1, 1, 2, 3, 6))):
+        name = rng.choice(sorted(texts))
+        other = others[rng.choice(sorted(others))].decode(errors="surrogateescape")
+        text = texts[name].decode(errors="surrogateescape")
+        if text:
+            texts[name] = rng.choice(mutations)(rng, text, other).encode(errors="surrogateescape")
+    return texts
+
+
+# ---- what must hold
+
+
+def outcome(folder: Path, texts: Mapping[str, bytes]) -> str:
+    """`schedule`; `parsed` with mistakes, though each of its files can be read; or `mistakes`. AssertionError where a mistake has no place; any other exception is a bug."""
+    for path in folder.iterdir():
+        path.unlink()
+    write(folder, texts)
+    styled = {name: again for name, data in texts.items() if (again := restyled(name, data)) is not None}
+    try:
+        schedule = load(folder)
+    except RecipeError as error:
+        assert error.problems, "an error without a mistake"
+        for problem in error.problems:
+            check_place(problem, folder)
+        error.render()
+        check_editor(folder, texts, error.problems)
+        if len(styled) < len(texts):
+            return "mistakes"
+        write(folder, styled)
+        try:
+            load(folder)
+        except RecipeError as again:
+            assert said(again) == said(error), f"formatted, it has other mistakes: {said(again) ^ said(error)}"
+            return "parsed"
+        raise AssertionError("formatted, it has no mistakes") from None
+    write(folder, styled)
+    assert canonical(load(folder)) == canonical(schedule), "formatted, it is another schedule"
+    write(folder, texts)
+    plan = make_plan(schedule, Inventory())
+    render_text(plan)
+    json.loads(render_json(plan))
+    list(itertools.islice(csv_rows(plan), 20))
+    for stage in schedule.stages:
+        knobs, last = make_knobs(stage.solver), stage.solver.max_iter - 1
+        for iter in {0, last // 2, last}:
+            knobs(iter)
+            crop_size(stage.solver, iter)
+    findings = problems(schedule, lint(schedule))
+    for finding in findings:
+        check_place(finding, folder)
+        finding.render()
+    check_editor(folder, texts, findings)
+    return "schedule"
+
+
+def write(folder: Path, texts: Mapping[str, bytes]) -> None:
+    for name, data in texts.items():
+        (folder / name).write_bytes(data)
+
+
+def said(error: RecipeError) -> set[str]:
+    """Its mistakes without their places, and without the lines that messages name: formatting moves them."""
+    return {re.sub(r"(?<=[: ])\d+(?=:\d)|(?<=line )\d+", "N", problem.message) for problem in error.problems}
+
+
+def check_editor(folder: Path, texts: Mapping[str, bytes], found: Sequence[Problem]) -> None:
+    """An editor has the files in its memory, none of them on disk. What it can't hold, because it isn't UTF-8, is left out."""
+    try:
+        typed = {str(folder / name): data.decode() for name, data in texts.items()}
+    except UnicodeDecodeError:
+        return
+    for name in texts:
+        (folder / name).unlink()
+    looked = look(str(folder), typed)
+    assert (*looked.mistakes, *looked.findings) == tuple(found), "an editor gets something else than `check` says"
+    for problem in found:
+        path, span = problem.span.path, problem.span
+        line = typed.get(path, "").removeprefix("\N{BYTE ORDER MARK}").split("\n")[span.line - 1]
+        text = Text(typed.get(path, ""))
+        first, last = text.ends(span)
+        assert text.text[first:last] == line[span.column - 1 :][: span.width], f"{span}: the editor shows another place"
+        assert text.position(first) <= text.position(last)
+    for path, one in typed.items():
+        text, kind = Text(one), looked.kind(path)
+        place = place_at(text, kind, len(one) * 2 // 3) if kind is not None else None
+        if place is not None:
+            hover_text(looked, path, text, place)
+            list(proposals(text, place, len(one) * 2 // 3, ["a"], ["a.prototxt"]))
+
+
+def restyled(name: str, data: bytes) -> bytes | None:
+    """The file as `stagerun fmt` writes it; None if it has mistakes."""
+    found = Problems()
+    parse(name, data, SCHEDULE if name == "schedule.prototxt" else SOLVER, found)
+    if found:
+        return None
+    once = formatted(data.decode())
+    assert formatted(once) == once, "formatted twice, it is another text"
+    return once.encode()
+
+
+def check_place(problem: Problem, folder: Path) -> None:
+    path, line, column = problem.span.path, problem.span.line, problem.span.column
+    assert Path(path).parent == folder and Path(path).exists(), f"{problem.span}: no such file: {problem.message}"
+    lines = Path(path).read_bytes().decode(errors="replace").removeprefix("\N{BYTE ORDER MARK}").split("\n")
+    assert 1 <= line <= len(lines), f"{problem.span}: the file has {len(lines)} lines: {problem.message}"
+    width = len(lines[line - 1])
+    assert 1 <= column <= width + 1, f"{problem.span}: the line has {width} characters: {problem.message}"
+    assert problem.span.width >= 1 and problem.message, f"{problem.span}: {problem.message}"
+
+
+def child(seed: int) -> None:
+    whole = whole_folders()
+    counts: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory(prefix="fuzz-solvers-") as name:
+        for number in fuzz.numbers():
+            counts[outcome(Path(name), folder_of(whole, seed, number))] += 1
+    fuzz.tell(counts)
+
+
+def tried(seed: int, folders: int = 200) -> Trial:
+    counts, failures = fuzz.tried("reliability.solvers", seed, folders)
+    mistakes = counts["parsed"] + counts["mistakes"]
+    words = {"schedules": counts["schedule"], "with mistakes": mistakes, "failures": len(failures)}
+    return Trial(folders, words, wrong="; ".join(failures))
 
 
 def trials(rng: random.Random, folder: Path) -> Iterator[Trial]:
@@ -43,3 +345,6 @@ SCENARIO = Scenario(
     wanted=100_000,
     trials=trials,
 )
+
+if __name__ == "__main__":
+    child(int(sys.argv[1]))

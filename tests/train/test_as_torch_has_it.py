@@ -19,11 +19,9 @@ from test_sources import write as write
 from stagerun.base import recipe
 from stagerun.language import load
 from stagerun.language.caffe_names import PLAIN_LAYERS, parameter_prefix
-from stagerun.language.net.phases import State, layers_in
+from stagerun.language.net import net_of
 from stagerun.system import host
 from stagerun.system.host import Roots, whole_memory
-from stagerun.tools.caffe.net import recognise, shapes, text_of
-from stagerun.tools.caffe.text import NET, Findings, read_text
 from stagerun.tools.data.sources import open_source
 from stagerun.tools.rehearse.command import room
 
@@ -33,10 +31,8 @@ def test_parameters_of_the_known_network_are_named_as_in_torch() -> None:
 
     from stagerun.models import build
 
-    net = read_text("net", resnet50().encode(), NET, Findings()).block
-    layers = layers_in(net.blocks("layer"), "TRAIN", State())
-    assert recognise(shapes(layers)) == "resnet50_intel_caffe"
-    named = {parameter_prefix("resnet50_intel_caffe", text_of(layer, "name"), "fc1000") for layer in layers} - {""}
+    layers = [layer.name for layer in net_of(resnet50(), (3, 224, 224)).train.layers]
+    named = {parameter_prefix("resnet50_intel_caffe", layer, "fc1000") for layer in layers} - {""}
     with on_meta():
         model = build(recipe.Model(name="resnet50_intel_caffe", num_classes=1000))
     assert named == {name.rpartition(".")[0] for name, _ in model.named_parameters()}

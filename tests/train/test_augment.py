@@ -13,7 +13,7 @@ from stagerun.base import order
 from stagerun.base.order import Purpose
 from stagerun.base.recipe import RandAugment, Transform
 from stagerun.engine import augment
-from stagerun.engine.augment import OPERATIONS, TRIVIAL_BINS, Augment, magnitudes, make_augment, operate
+from stagerun.engine.augment import BINS, OPERATIONS, Augment, magnitudes, make_augment, operate
 from stagerun.models.vision import torchvision_part
 
 transforms = torchvision_part("torchvision.transforms")
@@ -115,7 +115,7 @@ def test_trivialaugment_draws_one_operation_at_any_strength(monkeypatch: pytest.
     assert all(len(operations) == 1 for operations in seen)
     rotations = [m for ((name, m),) in seen if name == "Rotate"]
     assert abs(len(rotations) - 9000 / 14) < 5 * (9000 / 14) ** 0.5
-    assert len(set(np.abs(rotations))) == TRIVIAL_BINS and min(rotations) == -135 and max(rotations) == 135
+    assert len(set(np.abs(rotations))) == BINS and min(rotations) == -135 and max(rotations) == 135
     assert {m for ((name, m),) in seen if name == "Posterize"} == set(range(2, 9))
 
 
@@ -123,7 +123,7 @@ def test_trivialaugment_draws_one_operation_at_any_strength(monkeypatch: pytest.
 
 
 def test_nothing_to_do() -> None:
-    assert make_augment(Transform(mirror=True, lighting_std=0.1, cutout_size=8)) is None
+    assert make_augment(Transform(mirror=True, cutout_size=8)) is None
 
 
 def test_channels_stay_where_they_are() -> None:

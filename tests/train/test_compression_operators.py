@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from compressing import DRAW, drive, heavy, numbers, one, same
+from compressing import DRAW, drive, numbers, one, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,7 +31,6 @@ def vectors(draw: st.DrawFn) -> np.ndarray:
 
 
 ratios = st.sampled_from([0.001, 0.01, 0.1, 0.3, 0.5, 0.9, 1.0])
-LONG = [numbers(200_001), numbers(70_000, "f8"), heavy(65_536), np.repeat(numbers(50), 3000)]
 
 
 # -- formulas ---------------------------------------------------------------------------------------------------------
@@ -47,13 +46,6 @@ def top_k(c: np.ndarray, ratio: float) -> np.ndarray:
 @given(vectors(), ratios)
 @settings(deadline=None)
 def test_top_k(c: np.ndarray, ratio: float) -> None:
-    assert same(one(Method.TOP_K, c, ratio=ratio), top_k(c, ratio))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("c", LONG)
-@pytest.mark.parametrize("ratio", [0.0001, 0.01, 0.3, 0.5, 1.0])
-def test_top_k_of_long_vectors(c: np.ndarray, ratio: float) -> None:
     assert same(one(Method.TOP_K, c, ratio=ratio), top_k(c, ratio))
 
 
@@ -86,18 +78,6 @@ def test_random_k(c: np.ndarray, ratio: float) -> None:
     assert same(one(Method.RANDOM_K, c, ratio=ratio), np.where(places, c * c.dtype.type(n / k), 0).astype(c.dtype))
 
 
-def test_random_k_places_are_of_the_iteration() -> None:
-    c = np.ones(1000, "f4")
-
-    def places(draw: Draw, senders: int = 1) -> np.ndarray:
-        operator = make(Method.RANDOM_K, c.shape, ratio=0.1, memory=Memory.RESIDUAL)
-        return drive(operator, [c] * senders, draw)[0]
-
-    assert set(places(DRAW, 3)) == {0, 3}
-    assert not np.array_equal(places(DRAW), places(Draw(7, 12, -1, 3)))
-    assert not np.array_equal(places(DRAW), places(Draw(7, 11, -1, 4)))
-
-
 @given(vectors())
 @settings(deadline=None)
 def test_terngrad(c: np.ndarray) -> None:
@@ -125,13 +105,6 @@ def check_terngrad(c: np.ndarray) -> None:
 @given(vectors(), st.sampled_from([1, 4, 127, 255, 256, 32767]))
 @settings(deadline=None)
 def test_qsgd(c: np.ndarray, s: int) -> None:
-    check_qsgd(c, s)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("c", LONG)
-@pytest.mark.parametrize("s", [1, 64, 255, 1000, 32767])
-def test_qsgd_of_long_vectors(c: np.ndarray, s: int) -> None:
     check_qsgd(c, s)
 
 

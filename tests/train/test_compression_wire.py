@@ -2,16 +2,14 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from compressing import DRAW, drive, heavy, numbers, same
+from compressing import DRAW, drive, numbers, same
 
 from stagerun.base.recipe import Memory, Method
-from stagerun.comm.compression import BUILT, Draw, make, sparse
-from stagerun.comm.compression import operator as base
+from stagerun.comm.compression import BUILT, Draw, make
 
 ALL = list(BUILT)
 VECTORS = [m for m in ALL if m is not Method.POWER_SGD]
@@ -95,23 +93,6 @@ def test_bytes_do_not_depend_on_threads_nor_on_alignment(method: Method) -> None
     assert same(first[-1], drive(operator, [c])[0])
 
 
-@pytest.mark.long
-@kinds()
-def test_as_on_a_gpu(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All at once, and with torch's own selection, as on a GPU: the same bytes. Sums of float64 are rounded to float32."""
-    own = [numbers(70_001 if method is not Method.POWER_SGD else 70_000, seed=s) for s in (1, 2)]
-    operator = make(method, shape_of(method, len(own[0])), memory=Memory.RESIDUAL)
-    here = drive(operator, own)
-    monkeypatch.setattr(base, "PIECE", 1 << 40)
-    monkeypatch.setattr(sparse, "largest", sparse._largest_torch)
-    monkeypatch.setattr(sparse, "nonzero", lambda mask: torch.nonzero(mask).view(-1))
-    there = drive(operator, own)
-    assert here[2] == there[2]
-    if method is Method.POWER_SGD:  # its sums are in another order
-        return np.testing.assert_allclose(here[0], there[0], atol=1e-6)
-    assert same(here[0], there[0]) and all(same(a, b) for a, b in zip(here[1], there[1], strict=True))
-
-
 @kinds([m for m in VECTORS if m is not Method.NONE])
 def test_a_message_of_another_length_is_refused(method: Method) -> None:
     c = numbers(1000)
@@ -155,25 +136,3 @@ def test_unbiased() -> None:
         # Of what is hardly ever drawn, the number of times isn't normally distributed.
         assert (np.abs(error) <= 5 * np.sqrt(variance / rounds) + 8 * step / rounds).all()
         assert abs(error.sum()) <= 5 * math.sqrt(variance.sum() / rounds)
-
-
-def resnet9() -> list[int]:
-    convs = [(3, 64), (64, 128), (128, 128), (128, 128), (128, 256), (256, 512), (512, 512), (512, 512)]
-    return [n for i, o in convs for n in (9 * i * o, o, o)] + [5120]
-
-
-def share(method: Method, vectors: Sequence[np.ndarray], **given_: Any) -> float:
-    sent = sum(drive(make(method, v.shape, **given_), [v])[2][0] for v in vectors)
-    return sent / sum(v.nbytes for v in vectors)
-
-
-@pytest.mark.long
-def test_bytes_on_the_wire() -> None:
-    assert sum(resnet9()) == 6_573_120
-    own = [numbers(n, seed=n) for n in resnet9()]
-    assert share(Method.TOP_K, own, ratio=0.01) <= 0.022
-    assert share(Method.RANDOM_K, own, ratio=0.01) <= 0.011
-    for vectors_ in (own, [heavy(n) for n in resnet9()]):
-        assert share(Method.TERNGRAD, vectors_) <= 0.065
-        assert share(Method.QSGD, vectors_, qstates=255) <= 0.26
-    assert share(Method.QSGD, [numbers(600)]) <= 0.26 and share(Method.QSGD, [numbers(10)]) <= 0.7

@@ -24,7 +24,7 @@ from stagerun.base import recipe
 from stagerun.base.errors import StagerunError
 from stagerun.base.events import Event, RunStarted, StageFinished
 from stagerun.cli import main
-from stagerun.language import canonical
+from stagerun.language import canonical, tree
 from stagerun.language.consent import NEEDED, Consent, asked
 from stagerun.language.stored import read_foreign
 from stagerun.language.tree import SCHEDULE
@@ -36,8 +36,8 @@ MODEL = 'name: "resnet_small" num_classes: 10 channels: 1'
 # Texts that name neither code nor a file: names, patterns, and words of a list.
 INERT = {
     "Schedule.name", "StageEntry.name", "StageEntry.from", "Sweep.name", "Sweep.from", "Ensemble.name", "Ensemble.members", "Ensemble.shape",
-    "Ensemble.hold_out", "FillerParameter.type", "Source.name", "Solver.clear", "Solver.lr_policy", "Solver.type", "Solver.regularization_type",
-    "Solver.freeze", "LossParameter.teacher", "PolicyParameter.policy", "ParamSpec.name", "CompressionRule.name", "OuterParameter.type",
+    "FillerParameter.type", "Source.name", "Solver.clear", "Solver.lr_policy", "Solver.type", "Solver.regularization_type",
+    "Solver.freeze", "LossParameter.teacher", "ParamSpec.name", "CompressionRule.name", "OuterParameter.type",
     "WeightsParameter.drop", "Rename.from", "Rename.to",
 }  # fmt: skip
 # Of a recipe alone: the places that those fields mean on the machine that trained, and a net of Caffe's itself.
@@ -147,7 +147,7 @@ def sample(kind: Any) -> Any:
 
 def variants(value: Any, lure: str) -> Iterator[tuple[str, Any]]:
     """The message with `lure` in one field of a text, its own or of a message in it; with the field's name in the language."""
-    names = {"Curve": "PolicyParameter", "Stage": "StageEntry", "ParamRule": "ParamSpec"}
+    names = {"Stage": "StageEntry", "ParamRule": "ParamSpec"}
     kind = names.get(type(value).__name__, type(value).__name__)
     kind = kind if kind in SCHEDULE.file.message_types_by_name else f"{kind}Parameter"
     for member in layout(type(value)):
@@ -162,7 +162,7 @@ def variants(value: Any, lure: str) -> Iterator[tuple[str, Any]]:
 
 def texts_of(kind: Descriptor, seen: set[str]) -> Iterator[str]:
     seen.add(kind.name)
-    for field in kind.fields:
+    for field in tree.fields(kind):
         if field.type == field.TYPE_STRING:
             yield f"{kind.name}.{field.name}"
         elif field.message_type is not None and field.message_type.name not in seen:
@@ -238,18 +238,15 @@ def test_timm_is_called_with_listed_arguments_alone(tmp_path: Path, stranger: St
 
 
 def test_with_consent_each_network_and_loss_has_its_code(stranger: Stranger) -> None:
-    """The loss of one's own, the network of a teacher, and one that a function of a package makes."""
+    """The loss of one's own, and a network that a function of a package makes."""
     own = replace(stranger.schedule.model, name="lure_code:build", moving_average_fraction=None, eps=None)
-    loss = recipe.Loss(
-        type=recipe.LossType.PYTHON, function="lure_code.py:build", teacher_model=own,
-        teacher_weights=recipe.Weights(file="x", path="/x"),
-    )  # fmt: skip
+    loss = recipe.Loss(type=recipe.LossType.PYTHON, function="lure_code.py:build")
     stage = stranger.schedule.stages[0]
-    stranger.write(replace(stranger.schedule, stages=(replace(stage, solver=replace(stage.solver, loss=loss)),)))
+    solver = replace(stage.solver, loss=loss, model=own)
+    stranger.write(replace(stranger.schedule, stages=(replace(stage, solver=solver),)))
     (held,) = stored_schedule(stranger.out, True).stages
     assert held.solver.loss is not None and held.solver.loss.sources is not None
-    assert held.solver.loss.teacher_model is not None and held.solver.loss.teacher_model.sources is not None
-    assert held.model.sources is None and sorted(asked(held)) == ["lure_code.py:build", "lure_code:build"]
+    assert held.model.sources is not None and set(asked(held)) == {"lure_code.py:build", "lure_code:build"}
     assert _touched == []
 
 
@@ -335,10 +332,6 @@ SCHEDULES = {
     "transform of a package": (MODEL, 'transform_param { python: "lure_code:build" }'),
     "loss": (MODEL, 'loss { type: PYTHON function: "lure_file.py:build" }'),
     "loss of a package": (MODEL, 'loss { type: PYTHON function: "lure_code:build" }'),
-    "teacher": (
-        MODEL,
-        'loss { type: DISTILL teacher_weights { file: "w.safetensors" } teacher_model { name: "lure_code:build" num_classes: 10 channels: 1 } }',
-    ),
 }
 
 

@@ -1,23 +1,17 @@
 """`early_stop`: where a stage ends by it, and that kills anywhere, and numbers of workers, change nothing of that."""
 
-import random
 import shutil
 from pathlib import Path
 
 import pytest
 import tiny
-import torch
 from test_distilled import make
-from test_run_trees import command, go, ids, names, of
+from test_run_trees import go, ids, names, of
 
 from stagerun import store
 from stagerun.base.errors import RecipeError, ResumeRefused
-from stagerun.base.events import Event, Iterated, Note, RunFinished, SnapshotWritten, StageFinished, Tested
-from stagerun.comm import SoloComm
+from stagerun.base.events import Event, Iterated, Note, StageFinished, Tested
 from stagerun.language import load
-from stagerun.system.world import World
-from stagerun.train.keeper import Keeper
-from stagerun.train.walk import run
 
 # A learning rate of zero: nothing gets any better after the first evaluation, at 4.
 STOPS = 'base_lr: 0 lr_policy: "fixed" max_iter: 40 test_interval: 4 early_stop { metric: LOSS patience_iter: 6 min_delta: 10 }\n'
@@ -69,17 +63,6 @@ def test_the_images_of_what_follows_go_on_where_the_stage_ended(base: Path, tmp_
     }
 
 
-def test_plan_shows_both_ends_and_then_the_one_it_came_to(base: Path, tmp_path: Path) -> None:
-    fresh = command("plan", base / "schedule", "--out", tmp_path / "none")
-    assert (
-        "ends after 6 iterations without a better LOSS (by more than 10): at 12 (0.32 epochs) at the earliest, 40"
-        in fresh
-    )
-    text = command("plan", base / "schedule", "--out", base / "out")
-    assert "ended at iteration 12 (0.32 epochs) by early_stop, of 40" in text and "\n0 to do" not in text
-    assert [line.split()[-1] for line in text.splitlines() if line.startswith(("main ", "next "))] == ["done", "done"]
-
-
 @pytest.mark.parametrize("at", [4, 11, 12, 13, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 5, 8, 9, 10))])
 def test_stopped_anywhere_it_comes_to_the_same_decision_and_bits(base: Path, tmp_path: Path, at: int) -> None:
     """Where the run is asked to stop right before an evaluation, that comes first when it goes on."""
@@ -92,35 +75,6 @@ def test_stopped_anywhere_it_comes_to_the_same_decision_and_bits(base: Path, tmp
     assert first
     mine, there = ids(tmp_path / "out"), ids(base / "out")
     assert all(mine[name] == there[name] for name in ("main@12", "next@3", "branch@3"))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("event", [Tested, SnapshotWritten, Note])
-def test_broken_off_after_any_event_it_comes_to_the_same_bits(base: Path, tmp_path: Path, event: type) -> None:
-    """Lives that end without a word after an event of a kind: the one in which the stage is decided to end, too."""
-    out, draw, lives = tmp_path / "out", random.Random(3), 0
-    while len(of(events := broken_off(base / "schedule", out, event, draw.randint(1, 3)), RunFinished)) == 0:
-        lives += 1
-        assert lives < 40
-    assert lives > 1 or event is Note, events
-    mine, there = ids(out), ids(base / "out")
-    assert all(mine[name] == there[name] for name in ("main@12", "next@3", "branch@3"))
-
-
-def broken_off(schedule: Path, out: Path, kind: type, number: int) -> list[Event]:
-    """The events up to the `number`-th of a kind, where this life ends."""
-    loaded, seen = load(schedule), list[Event]()
-    out.mkdir(exist_ok=True)
-    keeper = Keeper(loaded, out, retry=True)
-    keeper.open()
-    try:
-        for event in run(loaded, str(out), SoloComm(), World(), torch.device("cpu"), keeper, lambda: False):
-            seen.append(event)
-            if len(of(seen, kind)) == number:
-                break
-    finally:
-        keeper.close(None)
-    return seen
 
 
 def test_without_its_last_snapshot_the_stage_ends_there_again(base: Path, tmp_path: Path) -> None:

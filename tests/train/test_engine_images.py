@@ -1,17 +1,14 @@
-"""What the network gets of a batch's bytes: lighting, mean, scale, std_value, order of channels, cutout."""
-
-from dataclasses import replace
+"""What the network gets of a batch's bytes: mean, scale, std_value, order of channels, cutout."""
 
 import numpy as np
 import pytest
 import torch
-from engine_help import CPU, SOLVER, ConvNet, cut, dataset
+from engine_help import CPU, ConvNet, cut, dataset
 
 from stagerun.base.recipe import ChannelOrder, Precision, Transform
 from stagerun.comm import SoloComm
 from stagerun.engine.evaluate import evaluate
 from stagerun.engine.images import Normalise, cut_out, inside
-from stagerun.train.finish import _as_code as as_code
 
 MEAN, STD = (103.5, 116.25, 123.75), (57.375, 57.12, 58.395)
 FORMATS = {True: torch.channels_last, False: torch.contiguous_format}
@@ -21,24 +18,17 @@ def pictures(n: int = 5, height: int = 7, width: int = 6, channels: int = 3) -> 
     return np.random.default_rng(1).integers(0, 256, (n, height, width, channels), dtype=np.uint8)
 
 
-def lights(n: int = 5) -> np.ndarray:
-    return np.random.default_rng(2).normal(0, 9, (n, 3)).astype(np.float32)
-
-
 @pytest.mark.parametrize("channels_last", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("order", ChannelOrder)
-@pytest.mark.parametrize("lit", [False, True])
 @pytest.mark.parametrize("std", [(), (2.5,), STD])
 @pytest.mark.parametrize("mean", [(), (99.5,), MEAN])
-def test_the_formula(
-    channels_last: bool, dtype: torch.dtype, order: ChannelOrder, lit: bool, std: tuple, mean: tuple
-) -> None:
-    param = Transform(mean_value=mean, scale=0.5, std_value=std, channel_order=order, lighting_std=0.1 * lit)
-    images, light = pictures(), lights() if lit else None
+def test_the_formula(channels_last: bool, dtype: torch.dtype, order: ChannelOrder, std: tuple, mean: tuple) -> None:
+    param = Transform(mean_value=mean, scale=0.5, std_value=std, channel_order=order)
+    images = pictures()
     before = images.copy()
-    x = Normalise(param, 3, CPU, dtype, channels_last)(images, light)
-    pixels = images.astype(np.float64) + (0 if light is None else light[:, None, None, :].astype(np.float64))
+    x = Normalise(param, 3, CPU, dtype, channels_last)(images)
+    pixels = images.astype(np.float64)
     if order is ChannelOrder.RGB:
         pixels = pixels[..., ::-1]
     expected = (pixels - np.array(mean or (0.0,))) * 0.5 / np.array(std or (1.0,))
@@ -70,7 +60,7 @@ def test_cutout_is_zero_for_the_network_and_the_rest_is_untouched(channels_last:
     normalise = Normalise(Transform(mean_value=MEAN, cutout_size=3), 3, CPU, torch.float32, channels_last)
     images = pictures()
     cutout = np.array([[0, 0, 3, 3], [4, 3, 3, 3], [2, 1, 3, 3], [0, 0, 7, 6], [1, 1, 0, 3]], np.int32)
-    x = normalise(images, None, torch.from_numpy(cutout) if tensors else cutout)
+    x = normalise(images, torch.from_numpy(cutout) if tensors else cutout)
     expected = normalise(images)
     for image, (top, left, height, width) in zip(expected, cutout.tolist(), strict=True):
         image[:, top : top + height, left : left + width] = 0
@@ -97,22 +87,3 @@ def test_an_evaluation_of_batches_of_different_shapes() -> None:
     other = evaluate(model, alone, 12, normalise, Precision.FP64, SoloComm(), lambda: False)
     assert one is not None and other is not None
     assert (one.images, one.top1) == (12, other.top1) and abs(one.loss - other.loss) < 1e-12
-
-
-def test_a_rectangular_evaluation_compiles_nothing() -> None:
-    """Each of its batches has a shape of its own: a compiler would start anew for each, and give up after eight."""
-    built: list[object] = []
-
-    def backend(graph: torch.fx.GraphModule, inputs: object) -> object:
-        built.append(graph)
-        return graph.forward
-
-    model = ConvNet()
-    model.compile(backend=backend)
-    compiled = replace(SOLVER, compile=True)
-    with as_code(replace(compiled, test_transform=Transform(rectangular=True))):
-        model(torch.zeros(4, 1, 6, 6))
-    assert not built
-    with as_code(compiled):
-        model(torch.zeros(4, 1, 6, 6))
-    assert built

@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 import torch
 from engine_help import (
-    CPU,
     KNOBS,
     SOLVER,
     ConvNet,
     Linear,
     Threads,
-    arithmetic,
     assert_same,
     cut,
     dataset,
@@ -21,13 +19,10 @@ from engine_help import (
 )
 from torch import nn
 
-from stagerun.base.errors import StagerunError
 from stagerun.base.net import statistics_factor, statistics_passes
 from stagerun.base.recipe import Determinism, Model, ParamKind, ParamRule, Precision
-from stagerun.comm import SoloComm, make_reducer
+from stagerun.comm import SoloComm
 from stagerun.engine.parameters import idle_rules, multipliers, trained_parameters
-from stagerun.engine.state import make_state
-from stagerun.engine.update import update
 from stagerun.models import BatchNorm2d, build
 
 FIXED, ELASTIC = Determinism.FIXED, Determinism.ELASTIC
@@ -94,12 +89,6 @@ def test_clip_gradients_takes_the_norm_of_the_mean_gradient(logical):
     assert np.abs(closed_form(batches, clip=0.02)[0] - closed_form(batches)[0]).max() > 1e-3
 
 
-def test_a_clip_that_is_never_reached_changes_no_bit():
-    plain = updates(Linear(), SOLVER, [dataset(8)] * 3, SoloComm())[0]
-    clipped = updates(Linear(), replace(SOLVER, clip_gradients=1e6), [dataset(8)] * 3, SoloComm())[0]
-    assert_same(tensors(plain), tensors(clipped))
-
-
 def conv_solver(logical: int = 6, **changes):
     return replace(SOLVER, batch_size=4 * logical, device_batch_size=4, **changes)
 
@@ -139,12 +128,6 @@ def test_frozen_parameters_keep_their_bits_and_the_rest_moves():
         for name, tensor in state.model.named_parameters():
             assert torch.equal(tensor.detach(), before[name]) == (name in frozen), name
         assert not frozen & state.solver.history["steps"].keys()
-
-
-def test_freezing_everything_is_told_to_the_user():
-    with pytest.raises(StagerunError, match="lr_mult") as caught:
-        make_state(Linear(), replace(SOLVER, param=(ParamRule(lr_mult=0),)), CPU)
-    assert caught.value.hint
 
 
 def test_the_first_rule_that_fits_counts():
@@ -270,19 +253,6 @@ def test_state_dict_of_the_norm_is_torchs_and_evaluation_uses_it():
         assert_same(before, tensors(state))  # a forward pass alone moves nothing that is saved
 
 
-def test_statistics_go_on_after_loading():
-    """Restored in the middle, the first batch does not count whole again."""
-    batches = [dataset(24, seed=i) for i in range(4)]
-    straight = updates(OneNorm(0.8), conv_solver(), batches, SoloComm())[0]
-    model = OneNorm(0.8).double()
-    model.load_state_dict(updates(OneNorm(0.8), conv_solver(), batches[:2], SoloComm())[0].model.state_dict())
-    resumed = updates(model, conv_solver(), batches[2:], SoloComm())[0]
-    for name in ("running_mean", "running_var"):
-        one, two = getattr(straight.model.bn, name), getattr(resumed.model.bn, name)
-        torch.testing.assert_close(two, one, rtol=1e-14, atol=0)
-    assert int(resumed.model.bn.num_batches_tracked) == 4
-
-
 # -- randomness, precision, what is not finite, stopping
 
 
@@ -320,52 +290,3 @@ def test_bf16_computes_coarsely_and_keeps_float32(determinism):
         model[precision] = tensors(state), outcomes[-1].loss
     assert model[Precision.BF16][1] == pytest.approx(model[Precision.FP32][1], abs=0.05)
     assert model[Precision.BF16][1] != model[Precision.FP32][1]
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_loss_that_is_not_finite_changes_nothing_on_any_rank(workers):
-    """Only the last logical worker's images make the loss infinite, so that one rank alone meets it."""
-
-    def poisoned(comm):
-        solver = conv_solver()
-        state = updates(ConvNet(), solver, [dataset(24)] * 2, comm)[0]
-        before = tensors(state)
-        reducer = make_reducer(FIXED, [p.tensor for p in state.solver.parameters], comm, 6)
-        how = arithmetic(solver)
-        normalise = how.normalise
-
-        class Poison:
-            dtype, device, labels = normalise.dtype, normalise.device, normalise.labels
-
-            def __call__(self, images, *drawn: object):
-                x = normalise(images)
-                return x * float("inf") if (images == 7).all() else x
-
-        batch = dataset(24)
-        batch.images[20:] = 7
-        run = range(6) if workers == 1 else (range(3), range(3, 6))[comm.rank]
-        pieces = ((k, cut(batch, 4 * k, 4 * k + 4), k == run[-1]) for k in run)
-        outcome = update(state, pieces, KNOBS, reducer, replace(how, normalise=Poison()), lambda: False)
-        return before, tensors(state), outcome, state.iter
-
-    for before, after, outcome, iterations in Threads(workers).run(poisoned):
-        assert not np.isfinite(outcome.loss)
-        assert iterations == 2
-        assert_same(before, after)
-
-
-@pytest.mark.parametrize("determinism", Determinism)
-def test_one_rank_that_is_told_to_stop_stops_all_after_the_same_update(determinism):
-    def work(comm):
-        solver = conv_solver()
-        state = make_state(ConvNet(), solver, CPU)
-        reducer = make_reducer(determinism, [p.tensor for p in state.solver.parameters], comm, 6)
-        run = (range(2), range(2, 4), range(4, 6))[comm.rank]
-        stops = []
-        for told in (False, True):
-            pieces = ((k, cut(dataset(24), 4 * k, 4 * k + 4), k == run[-1]) for k in run)
-            stop = lambda: told and comm.rank == 1  # noqa: B023, E731
-            stops.append(update(state, pieces, KNOBS, reducer, arithmetic(solver), stop).stop)
-        return stops, state.iter
-
-    assert Threads(3).run(work) == [([False, True], 2)] * 3

@@ -168,12 +168,6 @@ def refusal(*blocks: str, shared: str = TREE, **stages: str) -> str:
     return caught.value.render()
 
 
-def test_members_are_in_the_order_that_is_written_and_the_rule_has_a_default() -> None:
-    (found,) = with_ensembles('name: "all" members: ["early", "collapse"]').ensembles
-    assert (found.members, found.rule) == (("early", "collapse"), EnsembleRule.MEAN_PROBABILITY)
-    assert str(found.span) == "schedule.prototxt:10:18"
-
-
 def test_the_name_of_a_block_that_makes_several_stages_stands_for_them() -> None:
     shared = TREE.replace(
         'stage { name: "early" from: "trunk" }',
@@ -184,11 +178,6 @@ def test_the_name_of_a_block_that_makes_several_stages_stands_for_them() -> None
     text = refusal('name: "all" members: ["early", "early_low"]', shared=shared)
     assert "has member `early_low` twice: it is one of `early`" in text
     assert "`early`" in refusal('name: "early" members: ["trunk", "long"]', shared=shared)
-
-
-def test_a_member_of_a_schedule_that_can_not_be_read_whole_is_not_called_unknown() -> None:
-    text = refusal('name: "all" members: ["early", "other"]', shared=TREE + "stage { nam: 3 }\n")
-    assert "no field `nam`" in text and "other" not in text
 
 
 @pytest.mark.parametrize("own, how", [
@@ -270,17 +259,6 @@ def test_a_changed_ensemble_is_evaluated_again(now: str, why: str) -> None:
     assert (found.state, found.why) == (EnsembleState.READY, f"evaluated with {why}")
 
 
-def test_more_iterations_of_statistics_or_other_images_are_another_evaluation() -> None:
-    average = BOTH + " rule: WEIGHT_AVERAGE"
-    before = outcome(with_ensembles(average))
-    assert planned(with_ensembles(average), result=before).state is EnsembleState.DONE
-    assert planned(with_ensembles(average + " batch_norm_iter: 3"), result=before).why.endswith(
-        "another batch_norm_iter"
-    )
-    moved = with_ensembles(average, shared=TREE.replace("/d/val", "/e/val"))
-    assert planned(moved, result=before).why == "evaluated with other images or another transform"
-
-
 def test_other_images_at_the_same_path_are_another_evaluation_and_unknown_ones_are_not() -> None:
     now = replace(with_ensembles(BOTH), sets={"/d/val": "100 records, sample aa"})
     states = {
@@ -288,15 +266,3 @@ def test_other_images_at_the_same_path_are_another_evaluation_and_unknown_ones_a
         for images in ("", "100 records, sample aa", "100 records, sample bb")
     }
     assert [*states.values()] == [EnsembleState.DONE, EnsembleState.DONE, EnsembleState.READY]
-
-
-def test_results_of_before_a_transform_could_grow_still_count() -> None:
-    """The text that was written then has no such field."""
-    assert "rectangular=False)" in outcome(with_ensembles(BOTH)).tested_on
-
-
-def test_a_member_that_is_not_enabled_leaves_it_out() -> None:
-    s = with_ensembles(BOTH, shared=TREE.replace('from: "trunk" }', 'from: "trunk" enabled: false }'))
-    found = planned(s)
-    assert (found.state, found.why) == (EnsembleState.OFF, "early is not enabled")
-    assert "not evaluated: early is not enabled" in ensembles_text([found])

@@ -61,14 +61,10 @@ def test_with_elastic_the_number_of_workers_is_no_matter() -> None:
     assert "  threads: 77 -> " in refusal(plan(s, workers=1, threads="77")).message
 
 
-@pytest.mark.parametrize(("changed", "way"), [
-    ({"workers": "3"}, "run with 3 workers (on one machine `--nproc 3`); or"),
-    ({"workers": "1", "reducer": "solo", "threads": "77"}, "run with 1 worker (on one machine `--nproc 1`) and with `--threads 77`; or"),
-    ({"torch": "2.0"}, "run with torch as it was then; or"),
-    ({"workers": "3", "torch": "2.0", "stagerun": "0"}, "`--nproc 3`) and with stagerun, torch as they were then; or"),
-    ({"workers": "1", "reducer": "tree"}, "`--nproc 1`) and with `determinism` as it was then; or"),
-])  # fmt: skip
-def test_the_way_back_names_what_is_not_as_it_was(changed: dict[str, str], way: str) -> None:
+@pytest.mark.parametrize(
+    "changed", [{"workers": "3"}, {"workers": "1", "reducer": "solo", "threads": "77"}, {"torch": "2.0"}]
+)
+def test_what_is_not_as_it_was_is_named(changed: dict[str, str]) -> None:
     refused = refusal(plan(schedule(), **changed))
     assert all(f"  {name}: {value} -> " in refused.message for name, value in changed.items())
-    assert way in refused.hint and "`--redo b_x` goes on here" in refused.hint
+    assert "`--redo b_x` goes on here" in refused.hint

@@ -1,6 +1,5 @@
 """`stagerun export`: other programs get the same numbers out of the file."""
 
-import errno
 import json
 import os
 import re
@@ -92,30 +91,6 @@ def test_torchvisions_own_network_takes_the_file_and_what_is_printed(
     assert not torch.allclose(found, answers(resnet18, images, not ema), rtol=1e-2)
 
 
-@pytest.mark.long
-def test_a_network_trained_on_rgb_with_std_value_takes_rgb_whatever_is_asked(tmp_path: Path) -> None:
-    """torchvision's own normalisation: it is printed, the weights are as they were, and --rgb changes nothing."""
-    means = "channel_order: RGB mean_value: [123.675, 116.28, 103.53] std_value: [58.395, 57.12, 57.375] crop_size: 40"
-    folder = snapshot(tmp_path / "out", solver=f"transform_param {{ {means} }}")
-    said = [
-        export(folder, "--torch", "--output", tmp_path / f"{i}.pth", *["--rgb"] * i).replace(f"{i}.pth", "")
-        for i in (0, 1)
-    ]
-    assert said[0] == said[1]
-    files = [torch.load(tmp_path / f"{i}.pth", weights_only=True) for i in (0, 1)]
-    assert all(torch.equal(files[0][name], tensor) for name, tensor in files[1].items())
-    assert "RGB: (0..255 - [123.675, 116.28, 103.53]) * 1 / [58.395, 57.12, 57.375], which torchvision" in said[0]
-    assert "Normalize(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225]) of 0..1" in said[0]
-    net = torchvision_models().get_model("resnet18", num_classes=7)
-    net.load_state_dict(torch.load(tmp_path / "0.pth", weights_only=True), strict=True)
-    images, _ = stored_help.pictures(3, 40, 40, 3, 7)
-    x = torch.from_numpy(images[..., ::-1].copy()).permute(0, 3, 1, 2).float() / 255
-    mean, std = (torch.tensor(v).reshape(1, 3, 1, 1) for v in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
-    with torch.no_grad():
-        found = net.eval()((x - mean) / std)
-    torch.testing.assert_close(found, answers(folder, images), rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("name", ["squeezenet1_1", "regnet_y_400mf", "shufflenet_v2_x0_5"])
 def test_rgb_swaps_the_inputs_of_the_first_convolution(tmp_path: Path, name: str) -> None:
     folder = snapshot(tmp_path / "out", f'name: "{name}" num_classes: 4')
@@ -138,13 +113,6 @@ def test_weights_are_the_very_bits(resnet18: Path, tmp_path: Path) -> None:
         assert all(torch.equal(found[name], tensor) for name, tensor in stored.items())
 
 
-def test_averaged_weights_keep_the_count_of_iterations_of_the_trained_ones(resnet18: Path, tmp_path: Path) -> None:
-    export(resnet18, "--safetensors", "--ema", "--output", tmp_path / "a.safetensors")
-    found, averaged = load_file(tmp_path / "a.safetensors"), load_file(resnet18 / "ema.safetensors")
-    assert torch.equal(found["fc.weight"], averaged["fc.weight"])
-    assert found.keys() - averaged.keys() == {name for name in found if name.endswith("num_batches_tracked")}
-
-
 def test_metadata_says_what_the_network_expects(resnet18: Path, tmp_path: Path) -> None:
     facts = {}
     for name, options in {"bgr": [], "rgb": ["--rgb", "--ema"]}.items():
@@ -160,21 +128,6 @@ def test_metadata_says_what_the_network_expects(resnet18: Path, tmp_path: Path) 
     assert (facts["bgr"]["channel_order"], facts["bgr"]["mean_value"]) == ("BGR", "104.0, 117.0, 124.0")
     assert (facts["rgb"]["channel_order"], facts["rgb"]["mean_value"]) == ("RGB", "124.0, 117.0, 104.0")
     assert (facts["bgr"]["weights"], facts["rgb"]["weights"]) == ("trained", "averaged")
-
-
-def test_what_is_done_before(tmp_path: Path) -> None:
-    test = "test_transform_param { crop_size: 28 pad: 2 random_resize_param { min_size: 32 resize_param { interp_mode: AREA } } }"
-    folder = snapshot(tmp_path / "out", TINY, f"{GREY} {test}")
-    said = export(folder, "--safetensors", "--output", tmp_path / "a")
-    steps = "2 pixels of zeros on each side, shorter side resized to 32 (AREA), 28 x 28 cut from the centre"
-    assert f"before: {steps}\n" in said
-    with safe_open(tmp_path / "a", "pt") as file:
-        assert file.metadata()["before"] == steps
-    mirrored = "test_transform_param { pad: 2 pad_mode: REFLECT }"
-    folder = snapshot(tmp_path / "mirrored", TINY, f"{GREY} {mirrored}")
-    assert "before: 2 pixels of the mirrored image on each side\n" in export(
-        folder, "--torch", "--output", tmp_path / "b"
-    )
 
 
 @pytest.mark.process
@@ -228,13 +181,6 @@ def test_an_onnx_graph_takes_bytes_and_normalises_itself(onnx: object, tiny: Pat
 
 
 @pytest.mark.long
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [[], ["--rgb"]], ids=["bgr", "rgb"])
-def test_an_onnx_graph_of_a_colour_network(onnx: object, resnet18: Path, tmp_path: Path, options: list[str]) -> None:
-    check_onnx(resnet18, tmp_path / "net.onnx", 40, *options)
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("options", [pytest.param([], marks=pytest.mark.slow), ["--rgb"]], ids=["as it is", "rgb"])
 @pytest.mark.parametrize("order", ["BGR", "RGB"])
 def test_an_onnx_graph_divides_by_std_value(onnx: object, tmp_path: Path, order: str, options: list[str]) -> None:
@@ -248,19 +194,6 @@ def test_an_onnx_graph_divides_by_std_value(onnx: object, tmp_path: Path, order:
     found = run_onnx(tmp_path / "net.onnx", images[..., ::-1].copy() if takes_rgb else images)
     own = answers(folder, images).numpy()
     assert np.abs(found - own).max() <= 1e-5 * max(1.0, np.abs(own).max())
-
-
-@pytest.mark.long
-def test_an_onnx_graph_of_a_network_trained_in_64_bits(onnx: object, tmp_path: Path) -> None:
-    """In 32 bits: what runs ONNX seldom has convolutions of 64."""
-    folder = snapshot(tmp_path / "out", TINY, GREY + " precision: FP64")
-    said = export(folder, "--onnx", "--output", tmp_path / "net.onnx")
-    assert "output: logits float32 [N, 10]\n" in said
-    images, _ = stored_help.pictures(2, 28, 28, 1, 10)
-    x = (torch.from_numpy(images).permute(0, 3, 1, 2).double() - 73) * 0.0111
-    with torch.no_grad():
-        own = load_network(open_snapshot(folder), torch.device("cpu"), ema=False)(x).numpy()
-    assert np.abs(run_onnx(tmp_path / "net.onnx", images) - own).max() <= 1e-5
 
 
 @pytest.mark.long
@@ -333,18 +266,6 @@ def test_a_file_is_replaced_only_when_asked(tiny: Path, tmp_path: Path) -> None:
     export(tiny, "--torch", "--output", file, "--force")
     assert torch.load(file, weights_only=True).keys() == load_file(tiny / "model.safetensors").keys()
     assert [p.name for p in tmp_path.iterdir()] == ["net.pth"]
-
-
-def test_a_full_disk_leaves_the_old_file(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(file: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    file = tmp_path / "net.pth"
-    file.write_bytes(b"precious")
-    monkeypatch.setattr(os, "fsync", full)
-    done = stagerun("export", tiny, "--torch", "--output", file, "--force")
-    assert done.exit_code == 74 and "No space left" in done.stderr and "--output" in done.stderr
-    assert file.read_bytes() == b"precious" and [p.name for p in tmp_path.iterdir()] == ["net.pth"]
 
 
 def test_the_file_is_named_after_the_snapshot(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

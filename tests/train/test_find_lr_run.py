@@ -1,17 +1,13 @@
 """`stagerun rehearse --find-lr`: the updates are those of the stage, from its own start, and nothing is left behind."""
 
-import json
-import os
 from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 import stagerun
 from stagerun.base.events import Iterated
 from stagerun.base.recipe import Schedule
-from stagerun.cli import main
 from stagerun.comm import SoloComm
 from stagerun.plan import PlannedStage
 from stagerun.system.world import World
@@ -85,22 +81,3 @@ def test_it_ends_where_it_diverges_and_where_it_is_interrupted(base: Path, tmp_p
     points, _, ended = find(schedule, "init", tmp_path, Asked(1e-4, 1e-2, 60), stop_after=3)
     assert len(points) == 3 and ended == "it was interrupted"
     assert list(tmp_path.iterdir()) == []
-
-
-def test_what_is_printed(base: Path, tmp_path: Path) -> None:
-    words = ["rehearse", str(base / "schedule"), "--find-lr", "init", "--out", str(tmp_path / "out"), "--iters", "20"]
-    words += ["--nproc", "1", "--threads", "1"]
-    before = dict(os.environ)
-    try:
-        text = CliRunner().invoke(main, words)
-        made = CliRunner().invoke(main, [*words, "--json"])
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-    assert text.exit_code == made.exit_code == 0, text.output + made.output
-    found = json.loads(made.stdout)
-    assert len(found["points"]) == 20 and found["batch_size"] == 16 and found["start"].startswith("seed ")
-    assert "steepest: " in text.stdout and "minimum/10: " in text.stdout
-    assert f"{found['points'][-1]['loss']:.4f}" in text.stdout
-    assert "now:         0.0833" in text.stdout
-    assert not (tmp_path / "out").exists()

@@ -4,32 +4,25 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tiny
-import torch
 from click.testing import CliRunner
 from PIL import Image
+from test_run_trees import go, of
 
 from stagerun.base.errors import DataError, ResumeRefused
-from stagerun.base.events import Event, Iterated, Note, RunFinished, StageFinished, Stopped
+from stagerun.base.events import Iterated, Note, RunFinished, StageFinished, Stopped
 from stagerun.cli import main
-from stagerun.comm import SoloComm
 from stagerun.data.importing import engine
 from stagerun.data.importing.folder import folder_files
 from stagerun.data.importing.images import ImportOptions, ImportWork
 from stagerun.language import load
 from stagerun.plan import Plan
 from stagerun.system.image_folder import listed
-from stagerun.system.imports import with_imports
-from stagerun.system.world import World
-from stagerun.train.images import KeptImages, opened_images
-from stagerun.train.keeper import Keeper
 from stagerun.train.output import plan_of
-from stagerun.train.walk import run
 
 SCHEDULE = """
 name: "photos"
@@ -56,23 +49,6 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def events(
-    folder: Path, out: Path, *overrides: str, stop: Callable[[], bool] = lambda: False, at: Callable[[Event], object] = lambda event: None
-) -> list[Event]:  # fmt: skip
-    torch.set_num_threads(1)
-    schedule = with_imports(load(folder, overrides), out)
-    keeper = Keeper(schedule, out)
-    keeper.open()
-    found = []
-    try:
-        for event in run(schedule, str(out), SoloComm(), World(), torch.device("cpu"), keeper, stop):
-            found.append(event)
-            at(event)
-    finally:
-        keeper.close()
-    return found
-
-
 def ids(out: Path) -> dict[str, bytes]:
     ends = {name: sorted((out / "snapshots").glob(f"{name}-*"))[-1] for name in ("one", "two")}
     return {name: (end / "model.safetensors").read_bytes() for name, end in ends.items()}
@@ -89,7 +65,7 @@ def test_the_same_bits_as_from_the_lmdb_also_where_import_and_training_were_stop
         work = ImportWork(folder_files(listed(str(photos / kind))), kind, ImportOptions())
         engine.run(work, str(tmp_path / kind), engine.Job(threads=1))
     lmdb = tuple(f'data.{kind}.source="{tmp_path / kind}"' for kind in ("train", "val"))
-    events(photos, tmp_path / "lmdb", *lmdb)
+    go(photos, tmp_path / "lmdb", *lmdb)
 
     out, make = tmp_path / "out", ImportWork.make
 
@@ -100,28 +76,25 @@ def test_the_same_bits_as_from_the_lmdb_also_where_import_and_training_were_stop
     with monkeypatch.context() as slow:
         slow.setattr(engine, "RECORDS_PER_COMMIT", 10)
         slow.setattr(ImportWork, "make", slowly)
-        first = events(
+        first = go(
             photos,
             out,
-            stop=lambda: any(file.stat().st_size > 8192 for file in out.glob("data/*.partial/seen/data.mdb")),
+            stop=lambda seen: any(file.stat().st_size > 8192 for file in out.glob("data/*.partial/positions/data.mdb")),
         )
     assert isinstance(first[-1], Stopped) and "while the images were imported" in first[-1].reason
     assert not (out / "snapshots").exists() or not list((out / "snapshots").iterdir())
 
-    trained: list[Event] = []
-    second = events(
-        photos, out, stop=lambda: len(trained) > 1, at=lambda event: trained.extend([event] * counts(event))
-    )
+    second = go(photos, out, stop=lambda seen: len(of(seen, Iterated)) > 1)
     notes = [event.text for event in second if isinstance(event, Note)]
     assert any("goes on behind" in text for text in notes) and any("imported" in text for text in notes)
     assert isinstance(second[-1], Stopped) and second[-1].stage == "one"
 
-    third = events(photos, out)
+    third = go(photos, out)
     assert isinstance(third[-1], RunFinished) and third[-1].trained
     assert any(isinstance(e, Note) and "resume is BIT-EXACT" in e.text for e in third)
     assert ids(out) == ids(tmp_path / "lmdb")
     assert planned(photos, out).iterations_left == planned(photos, out, *lmdb).iterations_left == 0
-    again = events(photos, out)
+    again = go(photos, out)
     assert isinstance(again[-1], RunFinished) and not again[-1].trained
 
 
@@ -129,22 +102,21 @@ def test_an_edit_that_only_the_import_shows_makes_stages_stale_in_the_same_comma
     photos: Path, tmp_path: Path
 ) -> None:
     folder, out = shutil.copytree(photos, tmp_path / "p"), tmp_path / "out"
-    trained: list[Event] = []
-    events(folder, out, stop=lambda: len(trained) > 4, at=lambda event: trained.extend([event] * counts(event)))
+    go(folder, out, stop=lambda seen: len(of(seen, Iterated)) > 4)
     image = next((folder / "train" / "c0").iterdir())
     Image.fromarray(255 - np.array(Image.open(image))).save(image)
     os.utime(image, ns=(1, 1))
     assert [one.state.name for one in planned(folder, out).stages] == ["DONE", "RESUME"], "names and sizes are the same"
     with pytest.raises(ResumeRefused, match="the training images have changed"):
-        events(folder, out)
+        go(folder, out)
     shutil.rmtree(out / "snapshots")
-    events(folder, out, stop=lambda: (out / "snapshots").exists())
+    go(folder, out, stop=lambda seen: (out / "snapshots").exists())
     assert len(list((out / "data").iterdir())) == 2, "a run that opens its images leaves of each folder one state"
 
 
 def test_eval_imports_what_is_not_there_any_more(photos: Path, tmp_path: Path) -> None:
     folder, out = shutil.copytree(photos, tmp_path / "p"), tmp_path / "out"
-    ran = events(folder, out, "one.max_iter=1", "two.max_iter=1")
+    ran = go(folder, out, "one.max_iter=1", "two.max_iter=1")
     (top1,) = (event.top1 for event in ran if isinstance(event, StageFinished) and event.stage == "two")
     snapshot = sorted((out / "snapshots").glob("two-*"))[-1]
     os.utime(next((folder / "val" / "c0").iterdir()), ns=(1, 1))
@@ -171,39 +143,9 @@ def test_tools_say_what_is_wrong_with_a_folder(photos: Path, tmp_path: Path, wor
     assert done.exit_code == 64 and "no images in the class folder empty" in done.output, done.output
 
 
-def counts(event: Event) -> bool:
-    return isinstance(event, Iterated)
-
-
-def test_images_stay_open_for_another_run_while_they_are_what_they_were(photos: Path, tmp_path: Path) -> None:
-    folder, cpu, kept = tmp_path / "photos", torch.device("cpu"), KeptImages()
-    shutil.copytree(photos, folder)
-    before = with_imports(load(folder, []), tmp_path / "out")
-    with opened_images(before, cpu, kept) as images:
-        pass
-    with opened_images(with_imports(load(folder, []), tmp_path / "out"), cpu, kept) as again:
-        assert again is images
-    one = next((folder / "train" / "c1").iterdir())
-    Image.new("L", (30, 30)).save(one)
-    with opened_images(with_imports(load(folder, []), tmp_path / "out"), cpu, kept) as other:
-        assert other is not images and other.schedule == before, "though it says the same"
-    kept.close()
-
-
-@pytest.mark.parametrize("bad, policy, ends", [(1, "REPLACE", True), (2, "REPLACE", False), (1, "STOP", False)])
-def test_a_picture_that_cant_be_used_is_replaced_as_a_record_of_an_lmdb_is(
-    photos: Path, tmp_path: Path, bad: int, policy: str, ends: bool
-) -> None:
-    """One in a thousand may be so, and one of any number."""
+def test_pictures_that_cant_be_used_stop_the_run_before_training(photos: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(photos, tmp_path / "photos")
-    for file in sorted((folder / "train").rglob("*.bmp"))[:bad]:
+    for file in sorted((folder / "train").rglob("*.bmp"))[:2]:
         file.write_bytes(b"")
-    change = f"data.on_bad_record={policy}"
-    if not ends:
-        with pytest.raises(DataError, match=f"{bad} of 300 images can't be used"):
-            events(folder, tmp_path / "out", change)
-        return
-    found = events(folder, tmp_path / "out", change, "two.max_iter=20")  # all images once
-    told = [event.text for event in found if isinstance(event, Note)]
-    assert any("another record is taken in the place of a bad one" in text and ".bmp" in text for text in told), told
-    assert isinstance(found[-1], RunFinished)
+    with pytest.raises(DataError, match="2 of 300 images can't be used"):
+        go(folder, tmp_path / "out")

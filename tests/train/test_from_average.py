@@ -4,9 +4,7 @@ import json
 import math
 import re
 import shutil
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import nan_help
@@ -16,7 +14,6 @@ import torch
 from click.testing import CliRunner
 
 from stagerun import store
-from stagerun.base.errors import UsageError
 from stagerun.base.events import (
     EnsembleTested,
     Event,
@@ -24,7 +21,6 @@ from stagerun.base.events import (
     PieceStarted,
     StageFinished,
     StageStarted,
-    Stopped,
 )
 from stagerun.base.text import size
 from stagerun.cli import main
@@ -35,11 +31,6 @@ from stagerun.plan import State, make_plan
 from stagerun.plan.estimate import Room, needs
 from stagerun.system.world import World
 from stagerun.tools.rehearse import measure
-from stagerun.tools.rehearse.command import RehearseOptions
-from stagerun.tools.rehearse.find_lr import _begin as begin
-from stagerun.tools.rehearse.sweep import swept
-from stagerun.tools.rehearse.sweep_run import Asked, sweep
-from stagerun.train import ensembling
 from stagerun.train import stage as train_stage
 from stagerun.train.progress import WEIGHTS
 
@@ -146,20 +137,6 @@ def test_killed_and_stopped_anywhere_it_ends_in_the_same_bits(
     assert all(np.array_equal(found[name], value) for name, value in whole.items())
 
 
-def test_a_stop_in_the_averaging_is_heard_and_leaves_nothing(
-    base: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "out"
-    nan_help.lives(base / "s", out, kill_after=TRUNK + 1)
-    monkeypatch.setattr(ensembling, "_take_statistics", lambda *_: False)
-    (stopped,) = of(nan_help.lives(base / "s", out), Stopped)
-    assert (stopped.stage, stopped.iter) == ("fine", 0) and "averaged anew" in stopped.reason
-    monkeypatch.undo()
-    nan_help.lives(base / "s", out)
-    whole, found = (weights(place, "fine", FINES) for place in (base / "out", out))
-    assert all(np.array_equal(found[name], value) for name, value in whole.items())
-
-
 def test_it_goes_on_behind_the_member_named_last_with_no_momentum(base: Path) -> None:
     plan = make_plan(load(str(base / "s")), store.inventory(store.LocalDisk(), base / "out"))
     (fine,) = (planned for planned in plan.stages if planned.stage.name == "fine")
@@ -215,62 +192,10 @@ def test_a_damaged_member_is_set_aside_and_made_anew(base: Path, data: Path, tmp
     assert all(np.array_equal(found[name], value) for name, value in expected.items())
 
 
-HELD = ' val {{ source: "{data}" images: 64 name: "held" }} }}\nsolver'
-SOUP = 'ensemble { name: "soup" members: "trunk@3..7/2" rule: GREEDY_SOUP hold_out: "held" batch_norm_iter: 3 }\n'
-
-
-def test_a_soup_takes_the_best_first_and_what_makes_it_no_worse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a table: 2 is best alone, 0 makes it worse, 3 leaves it as it is, and 1 makes it better. 0 and 3 are equal alone."""
-    alone = {(0,): 0.6, (1,): 0.5, (2,): 0.8, (3,): 0.6}
-    scores = alone | {(2, 0): 0.79, (2, 3): 0.8, (2, 3, 1): 0.81}
-    asked: list[tuple[int, ...]] = []
-
-    def average(run: Any, numbers: tuple[int, ...], say: bool) -> Any:
-        asked.append(numbers)
-        return numbers
-        yield
-
-    val = SimpleNamespace(name="held")
-    run: Any = SimpleNamespace(
-        stages=[SimpleNamespace(data=SimpleNamespace(val=[val]))] * 4, ensemble=SimpleNamespace(hold_out="held")
-    )
-    monkeypatch.setattr(ensembling, "_member", lambda run, number: (number,))
-    monkeypatch.setattr(ensembling, "_weight_average", average)
-    monkeypatch.setattr(ensembling, "_score", lambda run, nets, size, val: SimpleNamespace(top1=scores[nets[0]]))
-    with pytest.raises(StopIteration) as ended:
-        next(ensembling._greedy_soup(run, 8))
-    assert ended.value.value == ((2, 3, 1), (2, 3, 1))
-    assert asked == [(2,), (2, 0), (2, 3), (2, 3, 1)]
-
-
-def test_a_soup_in_a_run_names_what_it_took(data: Path, tmp_path: Path) -> None:
-    folder = made(tmp_path / "s", data, SOUP)
-    file = folder / "schedule.prototxt"
-    text = file.read_text().replace("images: 64 } }", 'images: 64 name: "first" }')
-    file.write_text(text.replace("\nsolver", HELD.format(data=data), 1))
-    (tested,) = of(nan_help.lives(folder, tmp_path / "out"), EnsembleTested)
-    assert tested.taken and set(tested.taken) <= set(tested.members) and tested.hold_out == "held"
-    assert not of(nan_help.lives(folder, tmp_path / "out"), EnsembleTested), "its result counts"
-
-
-def test_a_sweep_of_rates_starts_from_the_average_as_the_stage_does(data: Path, tmp_path: Path) -> None:
-    folder, out = made(tmp_path / "s", data, ALONG, FINE), tmp_path / "out"
-    options = RehearseOptions(folder=str(folder), find_lr="fine", out=str(out))
-    refused = r"`fine` starts from ensemble `all`, and .* no average"
-    with pytest.raises(UsageError, match=refused) as error:
-        begin(options, load(folder))
-    assert "`stagerun run DIR --until trunk` trains and averages them" in error.value.render()
-    schedule, events = load(folder), nan_help.lives(folder, out)
-    first = next(e for e in of(events, Iterated) if e.stage == "fine")
-    cut, _ = swept(schedule, "fine", 10)
-    points, began, _ = sweep(
-        schedule, cut, partial(begin, options, schedule), str(out), Asked(1e-4, 1e-2, 10), SoloComm(), World(), torch.device("cpu"),
-        lambda: False, lambda *seen: None,
-    )  # fmt: skip
-    assert began == "ensemble all" and points[0].loss == first.loss
-    made(folder, data, ALONG.replace("one_minus_sqrt", "linear"), FINE)
-    with pytest.raises(UsageError, match=refused):
-        begin(options, load(folder))
+def test_a_sweep_of_rates_of_an_average_is_refused(data: Path, tmp_path: Path) -> None:
+    folder = made(tmp_path / "s", data, ALONG, FINE)
+    done = CliRunner().invoke(main, ["rehearse", str(folder), "--find-lr", "fine"])
+    assert done.exit_code == 64 and "the stage starts from the average of ensemble `all`" in done.stderr
 
 
 def on_disk(folder: Path) -> int:
@@ -319,15 +244,11 @@ def test_the_averaged_network_is_evaluated_and_exported_by_the_ensembles_name(ba
     assert torch.load(file, weights_only=True)["fc.weight"].dtype is torch.float64
 
 
-@pytest.mark.parametrize("kept", ["as they are", "as older versions wrote them"])
-def test_what_has_moved_is_not_evaluated_again(tmp_path: Path, data: Path, kept: str) -> None:
+def test_what_has_moved_is_not_evaluated_again(tmp_path: Path, data: Path) -> None:
     """The folder of the schedule, with its images below it, and then the images alone."""
     folder, out = made(tmp_path / "s", Path("data"), ALONG), tmp_path / "out"
     shutil.copytree(data, folder / "data")
     assert [type(e).__name__ for e in nan_help.lives(folder, out) if isinstance(e, StageFinished | EnsembleTested)]
-    if "older" in kept:
-        for file in (out / "results").rglob("*.json"):
-            file.write_text(file.read_text().replace('"tested_on": "data ', f'"tested_on": "{tmp_path}/moved/data '))
     folder = folder.rename(tmp_path / "moved")
     (folder / "data").rename(tmp_path / "images")
     (folder / "data").symlink_to(tmp_path / "images")

@@ -15,10 +15,9 @@ from click.testing import CliRunner
 from nan_help import lives, make_data, make_schedule
 
 from stagerun.base.errors import DataError, ExitCode, StorageError
-from stagerun.base.events import Event, Iterated, Synchronised
+from stagerun.base.events import Event, Iterated
 from stagerun.cli import main
 from stagerun.engine.weights_file import tensors_in
-from stagerun.store.logged import event_of
 from stagerun.system.files import open_shared
 from stagerun.train.log_file import JsonLines
 
@@ -189,30 +188,6 @@ def test_a_zip_that_unpacks_to_much_is_refused_first(how: int, data: bytes, tmp_
     assert torch.equal(tensors_in((tmp_path / "plain.pth").read_bytes(), "plain.pth")["a"], torch.ones(2))
 
 
-def test_a_finished_run_whose_last_snapshot_is_damaged_trains_its_end_again(finished: Path, tmp_path: Path) -> None:
-    shutil.copytree(finished / "out", tmp_path / "out")
-    weights = newest(tmp_path / "out") / "model.safetensors"
-    before = weights.read_bytes()
-    weights.write_bytes(before[:-9] + bytes([before[-9] ^ 1]) + before[-8:])
-    run = ["run", str(finished / "s"), "--out", str(tmp_path / "out"), "--nproc", "1"]
-    result = CliRunner().invoke(main, run)
-    assert result.exit_code == 0, result.output
-    assert "is damaged and was set aside" in result.output and "8 of 12" in result.output, result.output
-    assert (newest(tmp_path / "out") / "model.safetensors").read_bytes() == before
-    again = CliRunner().invoke(main, run)
-    assert again.exit_code == 0 and "damaged" not in again.output
-
-
-def test_one_of_another_definition_is_named_and_takes_no_place(finished: Path, tmp_path: Path) -> None:
-    lives(finished / "s", tmp_path / "out", 1, "main.base_lr=0.01", "main.snapshot=2", stop_after=11)
-    text = (
-        CliRunner()
-        .invoke(main, ["status", "--snapshots", str(finished / "s"), "--out", str(tmp_path / "out"), "--verify"])
-        .output
-    )
-    assert "of another definition: main-000000" in text and "another `base_lr` than the schedule's" in text, text
-
-
 def test_a_folder_that_is_removed_in_mid_run_is_said_to_be(finished: Path, tmp_path: Path) -> None:
     def remove(event: Event) -> None:
         if isinstance(event, Iterated) and event.iter == 7:  # no snapshot is being written
@@ -220,8 +195,3 @@ def test_a_folder_that_is_removed_in_mid_run_is_said_to_be(finished: Path, tmp_p
 
     with pytest.raises(StorageError, match=r"was removed while|No such file"):
         lives(finished / "s", tmp_path / "out", ask=remove)
-
-
-def test_lines_of_replicas_that_sent_nothing_are_read() -> None:
-    line = b'{"time": 1.0, "event": "Synchronised", "stage": "main", "iter": 4, "bytes": 0, "iterations": 2}'
-    assert event_of(line) == (1.0, Synchronised(stage="main", iter=4, bytes=0, iterations=2, sent_bytes=0))

@@ -92,13 +92,6 @@ def test_any_other_label_is_a_mistake(texts: dict, found: str, tmp_path: Path) -
         preflight(load(written(tmp_path / "s", **texts)))
 
 
-@pytest.mark.parametrize("texts", [{"more": "loss { type: SOFTMAX }"}, {"accuracy": ""}, {"loss": ""}])
-def test_a_label_that_a_part_alone_ignores_has_a_hint_of_its_own(texts: dict, tmp_path: Path) -> None:
-    with pytest.raises(DataError) as error:
-        preflight(load(written(tmp_path / "s", **texts)))
-    assert "a `loss` of the stage's own knows no `ignore_label`" in error.value.render()
-
-
 def test_minus_one_may_be_ignored(tmp_path: Path) -> None:
     labels = [-1 if label == IGNORED else label for label in LABELS]
     preflight(load(written(tmp_path / "s", "ignore_label: -1", "ignore_label: -1", labels=labels)))

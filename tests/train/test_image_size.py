@@ -1,17 +1,12 @@
 """Images that grow within a stage: their side at each iteration, in the plan, the loader, on the device and in a run."""
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import cv2
 import jpeg_pictures
 import numpy as np
-import processes
 import pytest
-import small
-import tiny
 from engine_help import CPU
 from test_spec_resolve import A, messages, read
 
@@ -26,17 +21,13 @@ from stagerun.base.recipe import (
     Solver,
     Transform,
 )
-from stagerun.base.snapshots import Inventory
 from stagerun.data.loader import Batch, Loader
 from stagerun.data.loaders import training_loader
 from stagerun.data.pictures import Decoded
 from stagerun.data.records import ListRecords
 from stagerun.engine.feed import Resident
 from stagerun.language.proto.caffe_pb2 import Datum
-from stagerun.plan import make_plan
-from stagerun.plan.rehearsal import cost_key, rehearsal, synthetic_images
-from stagerun.plan.render import render_text
-from stagerun.schedule.image_size import at_largest, crop_size, epoch_images, ramped
+from stagerun.schedule.image_size import crop_size, epoch_images, ramped
 from stagerun.train import resident as runner
 
 IMAGES, HEIGHT, WIDTH = 30, 40, 52
@@ -127,7 +118,7 @@ TRANSFORMS = {
     "resized crop": {"random_resized_crop": BOX},
     "caffe": {"random_aspect_ratio": CAFFE_BOX},
     "resize": {"random_resize": RESIZE},
-    "all": {"pad": 3, "cutout_size": 9, "lighting_std": 0.1, "random_resized_crop": RandomResizedCrop()},
+    "all": {"pad": 3, "cutout_size": 9, "random_resized_crop": RandomResizedCrop()},
 }
 
 
@@ -141,7 +132,7 @@ def asked(start: int, first: int = 0) -> Iterator[tuple[int, int]]:
 
 
 def same(one: Batch, two: Batch) -> None:
-    for name in ("images", "labels", "positions", "lighting", "cutout"):
+    for name in ("images", "labels", "positions", "cutout"):
         np.testing.assert_array_equal(getattr(one, name), getattr(two, name), name)
 
 
@@ -190,7 +181,7 @@ def test_images_too_small_for_the_largest_size_are_found_before_the_run() -> Non
 def test_on_the_device_they_are_cut_alike() -> None:
     import torch
 
-    param = replace(SOLVER.transform, pad=2, cutout_size=7, lighting_std=0.1)
+    param = replace(SOLVER.transform, pad=2, cutout_size=7)
     solver = replace(SOLVER, transform=param)
     resident = Resident(torch.from_numpy(np.stack(pictures())), torch.arange(IMAGES, device=CPU) % 10)
     loader = growing(1000, solver=solver)
@@ -212,13 +203,6 @@ def ramp(text: str, rest: str = "crop_size: 24", more: str = "") -> str:
 
 
 GROWS = "start_size: 8 end_epoch: 2 multiple: 4"
-
-
-def test_it_is_read_and_an_evaluation_has_its_end() -> None:
-    solver = read(a=ramp(GROWS)).stage("a").solver
-    assert solver.transform.crop_size_ramp == CropSizeRamp(start_size=8, start_epoch=0, end_epoch=2, multiple=4)
-    assert solver.test_transform == Transform(crop_size=24)
-    assert read(a=A).stage("a").solver.transform.crop_size_ramp is None
 
 
 def test_it_is_part_of_what_a_snapshot_was_made_from() -> None:
@@ -271,100 +255,3 @@ def test_both_ends_are_held_against_the_network() -> None:
     fixed = ramp("start_size: 160 end_epoch: 2", rest="crop_size: 224")
     found = messages(a=fixed, changes=("model.name=vit_b_16", "solver.transform_param.crop_size=224"))
     assert found == ["`vit_b_16` takes images of 224 x 224 pixels only, not 160 x 160"]
-
-
-# ---- the plan and the rehearsal
-
-
-def test_the_plan_shows_it() -> None:
-    text = render_text(
-        make_plan(read(a=ramp("start_size: 8 start_epoch: 1 end_epoch: 2", more="compile: true")), Inventory())
-    )
-    assert "crop 8 -> 24" in text
-    assert "  images 8 -> 24 pixels, epochs 1 to 2 of the stage\n" in text
-    assert "compile: the network is compiled again for each size of its images" in text
-    late = render_text(make_plan(read(a=ramp("start_size: 8 end_epoch: 8 multiple: 4")), Inventory()))
-    assert "crop_size 24 is never reached: the stage ends at 12 pixels (a.prototxt:2)" in late
-
-
-def test_a_rehearsal_has_the_largest_images() -> None:
-    growing, shrinking = read(a=ramp("start_size: 8 end_epoch: 2")), read(a=ramp("start_size: 48 end_epoch: 2"))
-    for schedule, side in ((growing, 24), (shrinking, 48)):
-        solver = rehearsal(schedule, 5, 1, None).stage("a").solver
-        assert solver.transform == Transform(crop_size=side)
-        assert synthetic_images(schedule).height == side
-        stage = schedule.stage("a")
-        fixed = replace(stage, solver=replace(stage.solver, transform=Transform(crop_size=side)))
-        assert cost_key(schedule, stage) == cost_key(schedule, fixed)
-    assert at_largest(Transform(crop_size=8)) == Transform(crop_size=8)
-
-
-# ---- a run
-
-GROWING = """
-name: "growing"
-model {{ name: "resnet_small" num_classes: 10 channels: 1 }}
-data {{
-  train {{ source: "{data}/train_lmdb" images: {train} }}
-  val {{ source: "{data}/val_lmdb" images: {val} }}
-}}
-solver {{
-  batch_size: 80 device_batch_size: 20 momentum: 0.9 base_lr: 0.02 lr_policy: "fixed" display: 1 test_batch_size: 50
-  transform_param {{ mirror: true crop_size: 24 mean_value: 73 scale: 0.0111 }}
-}}
-stage {{ name: "a" }}
-stage {{ name: "b" }}
-"""
-SNAPSHOTS = ("--set", "solver.snapshot=6", "--set", "keep_snapshots=9")
-STAGE_B = """
-max_epoch: 2.4
-transform_param {
-  pad: 2 mirror: true crop_size: 24 mean_value: 73 scale: 0.0111
-  crop_size_ramp_param { start_size: 8 end_epoch: 2 multiple: 4 }
-}
-"""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """data/, schedule/ and straight/, an uninterrupted run of two workers with a snapshot after each 6 updates."""
-    base = tmp_path_factory.mktemp("growing")
-    tiny.make_data(base / "data")
-    (base / "schedule").mkdir()
-    text = GROWING.format(data=base / "data", train=tiny.TRAIN_IMAGES, val=tiny.VAL_IMAGES)
-    (base / "schedule" / "schedule.prototxt").write_text(text)
-    (base / "schedule" / "a.prototxt").write_text("max_iter: 3\n")
-    (base / "schedule" / "b.prototxt").write_text(STAGE_B)
-    done = small.run(base / "schedule", base / "straight", *SNAPSHOTS, nproc=2)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return base
-
-
-@pytest.mark.process
-@pytest.mark.slow
-def test_interrupted_while_they_grow_it_ends_in_the_same_bits(folder: Path, tmp_path: Path) -> None:
-    """`b` begins within an epoch of the data, and has 18 updates, 7.5 to an epoch of its own. What is left of it after 6 is
-    trained once more, as after a kill: with 8 pixels, with 16 and with 24."""
-    shutil.copytree(folder / "straight", tmp_path / "out")
-    for later in (p for p in (tmp_path / "out" / "snapshots").glob("b-*") if p.name > "b-00000006-a0001"):
-        shutil.rmtree(later)
-    done = small.run(folder / "schedule", tmp_path / "out", *SNAPSHOTS, nproc=2)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "BIT-EXACT" in done.stdout
-    assert processes.ends(tmp_path / "out") == processes.ends(folder / "straight")
-
-
-@pytest.mark.process
-@pytest.mark.slow  # a compiler takes its time
-def test_compiled_too(folder: Path, tmp_path: Path) -> None:
-    """What goes on with 16 pixels has never seen 8."""
-    ramp = "transform_param={mirror:true crop_size:24 scale:0.01 crop_size_ramp_param{start_size:8 end_epoch:2 multiple:8}}"
-    settings = (*SNAPSHOTS, "--set", "b.compile=true", "--set", f"b.{ramp}")
-    done = small.run(folder / "schedule", tmp_path / "straight", *settings, timeout=500)
-    assert done.returncode == 0, done.stdout + done.stderr
-    shutil.copytree(tmp_path / "straight", tmp_path / "out")
-    for later in (p for p in (tmp_path / "out" / "snapshots").glob("b-*") if p.name > "b-00000012-a0001"):
-        shutil.rmtree(later)
-    done = small.run(folder / "schedule", tmp_path / "out", *settings, timeout=500)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert processes.ends(tmp_path / "out") == processes.ends(tmp_path / "straight")

@@ -5,11 +5,10 @@ import numpy as np
 import pytest
 
 from stagerun.base.errors import DataError
-from stagerun.base.recipe import Cache, InterpMode, Transform
+from stagerun.base.recipe import Cache, Transform
 from stagerun.data import pictures
 from stagerun.data.loader import Loader
 from stagerun.data.pictures import Decoded, make_memory
-from stagerun.data.pixels import Draw, finish
 from stagerun.data.records import ListRecords, Room
 from stagerun.language.proto.caffe_pb2 import Datum
 
@@ -68,15 +67,3 @@ def test_each_record_is_read_and_decoded_once() -> None:
     for n in range(20):
         one.batch(n * 10, 10)
     assert source.reads == 50 and all(kept.has(i) for i in range(50))
-
-
-def test_pixels_do_not_depend_on_opencvs_threads() -> None:
-    image = np.random.default_rng(1).integers(0, 256, (600, 800, 3), np.uint8)
-    draws = [Draw(size=(224, 200), interp_mode=mode, mirror=True) for mode in InterpMode]
-    before = [finish(image, draw).copy() for draw in draws]
-    try:
-        cv2.setNumThreads(4)
-        again = [finish(image, draw).copy() for draw in draws]
-    finally:
-        cv2.setNumThreads(0)
-    assert all(np.array_equal(*pair) for pair in zip(before, again, strict=True))

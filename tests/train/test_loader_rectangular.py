@@ -6,27 +6,15 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-import small
-import tiny
-import torch
 
 from stagerun.base.errors import DataError, Span
-from stagerun.base.events import Tested
 from stagerun.base.recipe import InterpMode, Model, RandomResize, Solver, Stage, Transform
-from stagerun.comm import SoloComm
-from stagerun.data import loaders
-from stagerun.data.index import Facts, Index, save
-from stagerun.data.indexing import build
-from stagerun.data.loader import Job
+from stagerun.data.index import Facts, Index
 from stagerun.data.loaders import RectangularLoader, centre, crop_of, evenly
 from stagerun.data.records import LmdbSource
 from stagerun.data.write import write_lmdb
-from stagerun.language import load
 from stagerun.language.proto.caffe_pb2 import Datum
-from stagerun.system.world import World
 from stagerun.train import images
-from stagerun.train.keeper import Keeper
-from stagerun.train.walk import run
 from tests.help import made_schedules
 
 SIZES = [
@@ -71,14 +59,6 @@ def index(sizes: list[tuple[int, int]]) -> Index:
 
 def make(source: LmdbSource, batch_size: int = 4) -> RectangularLoader:
     return RectangularLoader(source, PARAM, batch_size=batch_size, channels=3, num_classes=10)
-
-
-def test_crops_have_the_shorter_side_and_a_longer_one_of_eights() -> None:
-    assert crop_of(1.0, 288) == (288, 288)
-    assert crop_of(1.34, 288) == (288, 384)  # 385.9
-    assert crop_of(0.75, 288) == (384, 288)
-    assert crop_of(1.01, 30) == (30, 30)  # never shorter than the shorter side
-    assert crop_of(0.5, 30) == (56, 30)
 
 
 def test_every_image_comes_once_from_the_tallest_to_the_widest(source: LmdbSource) -> None:
@@ -138,41 +118,6 @@ def test_sizes_are_needed_and_looked_at(source: LmdbSource) -> None:
         make(source)
     assert "stagerun data index" in error.value.hint
     assert replace(PARAM).rectangular
-
-
-def test_an_evaluation_inside_a_stage_sees_all_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With `test_iter`, those of the tallest images alone would be its first passes."""
-    asked = []
-
-    class Watched(RectangularLoader):
-        def plan(self, position: int, count: int) -> Job:
-            asked.append((position, count))
-            return super().plan(position, count)
-
-    monkeypatch.setattr(loaders, "RectangularLoader", Watched)
-    tiny.make_data(tmp_path)
-    save(build(str(tmp_path / "val_lmdb")), str(tmp_path / "val_lmdb"))
-    rectangular = "test_transform_param { crop_size: 24 rectangular: true random_resize_param { min_size: 28 } }"
-    stage = (
-        f'base_lr: 0.01 lr_policy: "fixed" max_iter: 2 test_interval: 1 test_iter: 3 test_batch_size: 15 {rectangular}'
-    )
-    folder = small.make_schedule(tmp_path / "s", tmp_path, init=stage)
-    text = (folder / "schedule.prototxt").read_text()
-    (folder / "schedule.prototxt").write_text(text[: text.index("stage {")] + 'stage { name: "init" }')
-    schedule, keeper = load(str(folder), ()), Keeper(load(str(folder), ()), tmp_path / "o")
-    keeper.open()
-    try:
-        device = torch.device("cpu")
-        tested = [
-            event.images
-            for event in run(schedule, "o", SoloComm(), World(), device, keeper, lambda: False)
-            if isinstance(event, Tested)
-        ]
-    finally:
-        keeper.close()
-    # 100 images are 6 passes of 15 and one of 10.
-    assert asked[:3] == [(15, 15), (45, 15), (75, 15)] and asked[3:] == [*((n, 15) for n in range(0, 90, 15)), (90, 10)]
-    assert tested == [45, 100]
 
 
 def test_other_evaluations_begin_at_the_first_image() -> None:

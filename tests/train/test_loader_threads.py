@@ -3,7 +3,6 @@
 import gc
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import cv2
@@ -22,7 +21,7 @@ from stagerun.language.proto.caffe_pb2 import Datum
 
 TIERS = [tier.name for tier in jpeg.tiers() if tier.available]
 IMAGES = 23
-RESIZED = Transform(crop_size=24, mirror=True, random_resized_crop=RandomResizedCrop(), cutout_size=5, lighting_std=0.1)
+RESIZED = Transform(crop_size=24, mirror=True, random_resized_crop=RandomResizedCrop(), cutout_size=5)
 
 
 def photo(i: int) -> np.ndarray:
@@ -65,7 +64,7 @@ def make(
 
 
 def same(a: Batch, b: Batch) -> bool:
-    fields = ("images", "labels", "positions", "lighting", "cutout")
+    fields = ("images", "labels", "positions", "cutout")
     return all(np.array_equal(getattr(a, field), getattr(b, field)) for field in fields)
 
 
@@ -77,7 +76,7 @@ def joined(batches: list[Batch]) -> np.ndarray:
 def test_workers_threads_ways_of_decoding_and_resumes_never_change_a_batch(photos: LmdbSource, tier: str) -> None:
     device_batch, batches = 12, 12
     reference = [make(photos, "opencv").batch(n * device_batch, device_batch) for n in range(batches)]
-    assert reference[0].lighting is not None and reference[0].cutout is not None
+    assert reference[0].cutout is not None
     for workers in (1, 2, 3):
         for threads in (1, 3):
             for rank in range(workers):
@@ -183,20 +182,6 @@ def test_the_error_of_the_first_image_is_the_one_that_is_raised() -> None:
         with pytest.raises(RuntimeError, match=f"{size}, 0"):
             next(stream)
         assert list(stream) == []
-
-
-def test_closing_stops_all_threads_between_chunks() -> None:
-    def endless() -> Iterator[tuple[int, int]]:
-        n = 0
-        while True:
-            yield n, 64
-            n += 64
-
-    stream = Stream(Slow(), endless())
-    next(stream)
-    stream.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "loader"]
-    assert list(stream) == []
 
 
 @pytest.mark.process

@@ -12,7 +12,6 @@ from engine_help import SOLVER, ConvNet, Threads, assert_same, cut, dataset, ten
 from stagerun.base.recipe import Determinism
 from stagerun.comm import SoloComm
 from stagerun.engine.mixing import Box, Mixed, Mixing, Mixture, blend, placed, rectangle, training_loss
-from stagerun.engine.state import momentum, restore, weights
 
 CPU = torch.device("cpu")
 BIG = 1_000_000  # pixels of a side: the area of a box then says what was drawn
@@ -54,15 +53,6 @@ def test_one_of_the_two_evenly_where_both_are_set() -> None:
     assert all(m is not None and m.box is None for m in (Mixing(1, 0.2, 0).draw(i, 2, 8, 8) for i in range(50)))
     assert all(m is not None and m.box is not None for m in (Mixing(1, 0, 1).draw(i, 2, 8, 8) for i in range(50)))
     assert Mixing(1, 0.0, 0.0).draw(0, 4, 32, 32) is None
-
-
-def test_the_draw_is_of_seed_and_position() -> None:
-    mixing = Mixing(7, 0.3, 0.3)
-    a, b = mixing.draw(640, 16, 32, 24), mixing.draw(640, 16, 32, 24)
-    assert a is not None and b is not None
-    assert (a.share, a.box) == (b.share, b.box) and (a.partners == b.partners).all()
-    for other in (mixing.draw(656, 16, 32, 24), Mixing(8, 0.3, 0.3).draw(640, 16, 32, 24)):
-        assert other is not None and other.share != a.share and (other.partners != a.partners).any()
 
 
 def test_what_was_drawn_stays_so() -> None:
@@ -155,27 +145,6 @@ def test_training_is_the_same_bits_for_any_number_of_workers() -> None:
             assert found[1] == alone[1]
 
 
-def test_training_goes_on_where_it_was_to_the_bit() -> None:
-    whole, losses = updates(ConvNet(0.1), MIXED, parts(5), SoloComm())
-    first, before = updates(ConvNet(0.1), MIXED, parts(5)[:2], SoloComm())
-    again, _ = updates(ConvNet(0.1), MIXED, [], SoloComm())
-    restore(weights(again), weights(first))
-    restore(momentum(again), momentum(first))
-    again.iter = first.iter
-    _, after = updates(ConvNet(0.1), MIXED, parts(5)[2:], SoloComm(), state=again)
-    assert_same(tensors(again), tensors(whole))
-    assert [o.loss for o in before + after] == [o.loss for o in losses]
-
-
-@pytest.mark.parametrize("field", ["mixup_alpha", "cutmix_alpha", "label_smoothing"])
-def test_each_setting_does_something_and_the_loss_is_the_trained_one(field: str) -> None:
-    off = replace(MIXED, mixup_alpha=0.0, cutmix_alpha=0.0, label_smoothing=0.0)
-    plain, losses = updates(ConvNet(), off, parts(1), SoloComm())
-    on, other = updates(ConvNet(), replace(off, **{field: 0.3}), parts(1), SoloComm())  # type: ignore[arg-type]
-    assert other[0].loss != losses[0].loss
-    assert not torch.equal(on.model.state_dict()["fc.weight"], plain.model.state_dict()["fc.weight"])
-
-
 # ---- weights of classes
 
 
@@ -192,14 +161,3 @@ def test_class_weights_are_a_factor_on_each_images_loss(smoothing: float) -> Non
     others = F.cross_entropy(logits, labels[partners], label_smoothing=smoothing, reduction="none")
     wanted = (0.25 * weight[labels] * each + 0.75 * weight[labels[partners]] * others).mean()
     assert torch.allclose(training_loss(logits, labels, smoothing, mixed, weight), wanted)
-
-
-def test_equal_class_weights_scale_the_loss_and_a_cut_into_device_batches_does_not_change_it() -> None:
-    logits, labels = torch.randn(8, 4), torch.tensor([0, 1, 1, 3, 2, 0, 3, 1])
-    weight = torch.tensor([0.5, 2.0, 1.0, 3.0])
-    whole = training_loss(logits, labels, 0.0, None, weight)
-    halves = [training_loss(logits[n : n + 4], labels[n : n + 4], 0.0, None, weight) for n in (0, 4)]
-    assert torch.allclose(whole, sum(halves) / 2)
-    assert torch.allclose(
-        training_loss(logits, labels, 0.1, None, torch.full((4,), 3.0)), 3 * training_loss(logits, labels, 0.1, None)
-    )

@@ -19,7 +19,7 @@ from stagerun.base.errors import DataError, RecipeError, ResumeRefused
 from stagerun.base.events import Iterated, StageFinished, Tested
 from stagerun.data.records import LmdbSource
 from stagerun.data.write import write_lmdb
-from stagerun.engine import ranking
+from stagerun.engine.evaluate import average_precision
 from stagerun.language import load
 from stagerun.language.proto import caffe_pb2
 
@@ -41,21 +41,14 @@ def plainly(scores: np.ndarray, positive: np.ndarray) -> float:
 def test_average_precision_is_the_definition_with_ties(seed: int, images: int, values: int) -> None:
     rng = np.random.default_rng(seed)
     scores, positive = rng.integers(0, values, images) / 7 - 1, rng.integers(0, 2, images)
-    found = ranking.average_precision(torch.from_numpy(scores), torch.from_numpy(positive))
+    found = average_precision(torch.from_numpy(scores), torch.from_numpy(positive))
     if not positive.any():
         assert found is None
     else:
         np.testing.assert_allclose(found, plainly(scores, positive), rtol=1e-12)
     shuffled = rng.permutation(images)
-    again = ranking.average_precision(torch.from_numpy(scores[shuffled]), torch.from_numpy(positive[shuffled]))
+    again = average_precision(torch.from_numpy(scores[shuffled]), torch.from_numpy(positive[shuffled]))
     assert found == again
-
-
-def test_the_mean_is_over_classes_that_have_an_image() -> None:
-    scores = torch.tensor([[0.9, 0.1, 0.3], [0.2, 0.8, 0.4]])
-    found = ranking.of_classes(scores, torch.tensor([[1, 0, 0], [0, 1, 0]]))
-    assert found == (1.0, 1.0, None) and ranking.mean(found) == 1.0
-    assert ranking.mean((None, None)) is None
 
 
 # -- runs

@@ -1,11 +1,9 @@
-"""`on_nan`: what an iteration with a loss, gradients or statistics that are no numbers leaves as it was; where training goes back to;
-what is told of it."""
+"""`on_nan`: what an iteration with a loss, gradients or statistics that are no numbers leaves as it was; where training goes back to."""
 
 import math
 from dataclasses import replace
 from typing import Any
 
-import log_help
 import pytest
 import torch
 from engine_help import (
@@ -23,7 +21,7 @@ from engine_help import (
     updates,
 )
 from test_engine_loop import device_batches, stage_loop
-from test_plan import finished, inventory, schedule, snapshot
+from test_plan import inventory, schedule, snapshot
 from torch import Tensor
 
 from stagerun.base.errors import Diverged
@@ -37,9 +35,6 @@ from stagerun.engine.state import TrainState, average, make_state
 from stagerun.engine.update import Outcome, update
 from stagerun.plan import State, make_plan
 from stagerun.plan.counting import place, targets
-from stagerun.plan.hazards import notes
-from stagerun.tools.report.read_log import Log
-from stagerun.tools.report.replay import history
 
 CONV = replace(SOLVER, batch_size=24, device_batch_size=4, ema_decay=0.9)
 
@@ -267,21 +262,6 @@ def test_what_was_trained_after_a_rollback_is_further_than_what_was_given_up() -
     )
 
 
-def test_images_left_out_move_what_comes_after_along_the_path() -> None:
-    of = schedule()
-    plain = {s.stage.name: s for s in make_plan(of, inventory(*finished(of))).stages}
-    first = of.stages[0].name
-    moved = [replace(r, skipped=40) if r.stage == first else r for r in finished(of)]
-    planned = {s.stage.name: s for s in make_plan(of, inventory(*(r for r in moved if r.stage == first))).stages}
-    children = [s for s in of.stages if s.parent == first]
-    assert children
-    for child in children:
-        carried = 40 if child.solver.carry_data else 0
-        assert planned[child.name].position == plain[child.name].position
-        assert planned[child.name].begins_at == plain[child.name].position + carried
-        assert planned[child.name].skipped == carried
-
-
 def test_a_rollback_goes_to_scheduled_snapshots_of_its_own_way() -> None:
     of = schedule()
     stage = replace(of.stages[0], solver=replace(of.stages[0].solver, snapshot=2))
@@ -301,37 +281,3 @@ def test_a_rollback_goes_to_scheduled_snapshots_of_its_own_way() -> None:
     assert found(0, 1) == []
     assert [place(iter, 4, (6,)) for iter in (3, 4, 5, 6, 7, 8)] == [0, 4, 4, 6, 6, 8]
     assert [place(iter, 0, ()) for iter in (0, 9)] == [0, 0]
-
-
-# -- what is told
-
-SKIPPED = NotFinite(
-    stage="trunk", iter=3, lr=0.5, what="the loss is nan", done="SKIP", number=2, most=3, position=60, images=20, seconds=36.0,
-    keys=("a", "b", "c", "d"),
-)  # fmt: skip
-BACK = replace(SKIPPED, iter=6, done="ROLLBACK", number=1, back_to=4, snapshot="trunk-00000004-a0001")
-
-
-def test_a_report_counts_what_stays_of_iterations_that_came_again() -> None:
-    def events() -> list[Event]:
-        started, again = log_help.stage_started("trunk"), log_help.stage_started("trunk", 4)
-        first = [*log_help.trained("trunk", range(1, 4)), SKIPPED, *log_help.trained("trunk", range(5, 7)), BACK, again]
-        return [log_help.run_started(), started, *first, *log_help.trained("trunk", range(5, 9))]
-
-    told = history(Log(tuple(enumerate(events())), 0, 0))
-    trunk = told.stages[0]
-    assert trunk.trained is not None
-    assert [b.iter for b in trunk.trained.bins] == [1, 2, 3, 5, 6, 7, 8]
-    assert (trunk.skips, trunk.rollbacks, trunk.resumes) == (1, 1, ())
-    assert told.lives[0].again == 2 and told.lives[0].updates == 9
-
-
-def test_a_plan_notes_what_says_little() -> None:
-    def notes_of(solver: str) -> str:
-        plan = log_help.make(log_help.SCHEDULE.replace("display: 2", f"display: 2 {solver}"))
-        return "\n".join(notes(plan.schedule, plan.schedule.stages[0]))
-
-    assert "`on_nan: ROLLBACK` goes back to the stage's start" in notes_of("on_nan: ROLLBACK")
-    assert "ROLLBACK" not in notes_of("on_nan: ROLLBACK snapshot: 2")
-    assert "max_nan is not read: on_nan is STOP" in notes_of("max_nan: 5")
-    assert "max_nan" not in notes_of("on_nan: SKIP max_nan: 5")

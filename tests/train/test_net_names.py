@@ -9,7 +9,6 @@ from hypothesis import given
 
 from stagerun.base import caffe_blobs
 from stagerun.base.recipe import Model
-from stagerun.engine.ensemble import WeightMean, batch_norm_names
 from stagerun.engine.export import Deployed, Pixels, to_onnx
 from stagerun.engine.weights_file import tensors_in
 from stagerun.language.net import net_of
@@ -90,16 +89,6 @@ def test_within_another_module() -> None:
 NAMES = ["train", "", "s.", "a..b"]
 
 
-def test_the_mean_of_weights_knows_the_counts_of_a_batch_norm_without_a_name() -> None:
-    network, _ = network_of(NAMES)
-    assert batch_norm_names(network) == {f".{part}" for part in NORM}
-    assert batch_norm_names(torch.nn.Sequential(network)) == {f"0..{part}" for part in NORM}
-    mean = WeightMean(network)
-    mean.add(network.state_dict())
-    network.get_buffer(".num_batches_tracked").add_(1)
-    mean.add(network.state_dict())
-
-
 def test_what_does_not_fit_is_said_of_the_layers_own_names() -> None:
     network, _ = network_of(NAMES)
     state = network.state_dict()
@@ -131,15 +120,3 @@ def test_any_name_is_exported_to_onnx() -> None:
     data = to_onnx(Deployed(network, Pixels("BGR", (0.0, 0.0), 1.0, (1.0, 1.0), False)), 2, 3, {})
     (found,) = pytest.importorskip("onnxruntime").InferenceSession(data).run(None, {"images": pixels})
     np.testing.assert_allclose(found, wanted.detach().numpy(), rtol=1e-4, atol=1e-3)
-
-
-def test_names_that_modules_can_have_are_theirs() -> None:
-    """And in the order that snapshots and sums of gradients have had."""
-    network, _ = network_of(["conv1", "inc.bn", "inc.scale", "inc"])
-    assert network._paths == {}
-    assert list(network.state_dict()) == [
-        "conv1.weight", "conv1.bias", "inc.weight", "inc.bias", "inc.bn.running_mean", "inc.bn.running_var",
-        "inc.bn.num_batches_tracked", "inc.scale.weight", "inc.scale.bias",
-    ]  # fmt: skip
-    with pytest.raises(AttributeError):
-        network.get_submodule("another")

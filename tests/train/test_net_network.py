@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from stagerun.base import net
 from stagerun.base.errors import UsageError
 from stagerun.base.net import Blob, Filler, Layer, Net, Pass
-from stagerun.base.recipe import Loss as LossSettings
-from stagerun.base.recipe import LossType, ParamKind, Solver
+from stagerun.base.recipe import ParamKind, Solver
 from stagerun.engine.export import Deployed, Pixels, for_rgb, to_onnx
 from stagerun.engine.losses import OfNet
 from stagerun.engine.losses import loss_of as loss_of_stage
@@ -103,17 +102,6 @@ def test_a_layer_sees_its_bottom_as_it_is_at_its_place():
         assert torch.allclose(network.train(mode)(images()), wanted, rtol=1e-13)
 
 
-def test_softmax_in_place_leaves_the_logits_of_the_loss():
-    layers = [*NORMED, plain("prob", net.Softmax(), "fc", "fc", (5,))]
-    torch.manual_seed(1)
-    one = build(made(NORMED)).double()
-    torch.manual_seed(1)
-    assert torch.equal(build(made(layers)).double()(images()), one(images()))
-    judged = made([*layers, plain("top1", net.Accuracy(), "fc label", "top1")])
-    logits = steps_of(judged.test, training=False).logits
-    assert logits == steps_of(made(NORMED).test, training=False).logits
-
-
 def test_blobs_of_one_name_are_one_parameter():
     shared = inner("b", "data", "b", 108)
     shared = replace(shared, blobs=(replace(shared.blobs[0], name="a.weight"),))
@@ -121,18 +109,6 @@ def test_blobs_of_one_name_are_one_parameter():
     network = build(made(layers)).double()
     (weight,) = network.parameters()
     assert torch.allclose(network(images()), 2 * images().flatten(1) @ weight.T)
-
-
-def test_dropout_is_of_training_alone_and_keyed_by_torchs_seed():
-    layers = [*NORMED[:4], plain("drop", net.Dropout(), "conv", "conv", (4, 6, 6)), *NORMED[4:]]
-    network = build(made(layers)).double()
-    answers = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        answers.append(network(images()))
-    assert torch.equal(answers[0], answers[1]) and not torch.equal(answers[0], answers[2])
-    network.eval()
-    assert torch.equal(network(images()), network(images()))
 
 
 def test_images_of_another_size_are_refused_where_a_weight_counts_them():
@@ -175,18 +151,6 @@ def test_batch_norm_backward_is_caffes():
     top, dx, _, _ = caffe.batch_norm(x, g, NORM.eps)
     np.testing.assert_allclose(answer.detach().numpy(), top.reshape(4, -1), rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(bottom.grad.numpy(), dx, rtol=1e-12, atol=1e-12)
-
-
-def test_settings_of_the_schedule_are_for_all_layers_and_passes_are_its_device_batches():
-    network = build(made(NORMED))
-    assert (network.bn.moving_average_fraction, network.bn.moving_average_passes) == (0.5, 0)
-    network = build(made(NORMED), moving_average_fraction=0.25, eps=1.0)
-    assert network.bn.moving_average_fraction == 0.25
-    x = torch.zeros(1, 3, 6, 6)
-    torch.manual_seed(1)
-    usual = build(made(NORMED)).eval()
-    network.load_state_dict(usual.state_dict())
-    assert not torch.equal(network.eval()(x), usual(x))
 
 
 def test_one_number_per_channel_is_normalised_to_zero():
@@ -293,15 +257,6 @@ def test_mixed_images_smoothing_and_class_weights_count_in_each_loss():
     usual = replace(usual, class_weight=by_class)
     found, wanted = ofnet(logits, labels, mixed, logits), usual(logits, labels, mixed, logits)
     assert found.item() == pytest.approx(2 * wanted.item(), rel=1e-14)
-
-
-def test_a_stages_own_loss_trains_the_main_logits_alone():
-    network = build(made(TWO))
-    binary = replace(SOLVER, loss=LossSettings(type=LossType.BINARY))
-    make_state(network, binary, torch.device("cpu"))
-    answer = network.train()(images().float())
-    answer.sum().backward()
-    assert [name for name, p in network.named_parameters() if p.grad is None] == ["aux.weight"]
 
 
 def test_what_no_loss_depends_on_has_no_gradient_and_what_is_of_the_test_alone_stays():

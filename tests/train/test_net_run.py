@@ -40,7 +40,7 @@ layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "
 layer { name: "top1" type: "Accuracy" bottom: "ip" bottom: "label" top: "top1" include { phase: TEST } }
 """
 SCHEDULE = """
-solver { net: "small.prototxt" base_lr: 0.01 lr_policy: "fixed" momentum: 0.9 weight_decay: 0.001 iter_size: 2 snapshot: 2 }
+solver { net: "small.prototxt" base_lr: 0.01 lr_policy: "fixed" momentum: 0.9 weight_decay: 0.001 batch_size: 8 snapshot: 2 }
 stage { name: "first" solver_param { max_iter: 4 test_interval: 2 } }
 stage { name: "other" solver_param { net: "other.prototxt" max_iter: 3 } }
 """

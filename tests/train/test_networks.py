@@ -7,7 +7,7 @@ from torch import nn
 
 from stagerun.base.errors import UsageError
 from stagerun.base.recipe import Model
-from stagerun.language.networks import NETWORKS, PLAIN, TORCHVISION
+from stagerun.language.networks import NETWORKS, TORCHVISION
 from stagerun.language.proto.manual import COMMENTS
 from stagerun.models import BatchNorm2d, build, maker
 from stagerun.models.catalog import ARGUMENTS, FIRST_FILLS, _of_channels, family
@@ -51,11 +51,6 @@ def test_they_are_all_classifiers_of_torchvision_and_some_more():
 def test_the_row_of_a_network_of_our_own_names_what_makes_it(name: str) -> None:
     with on_meta():
         assert isinstance(maker(name)(Model(name=name, num_classes=2)), nn.Module)
-
-
-def test_a_model_made_by_hand_has_the_plain_batch_norm():
-    model = Model(name="resnet18", num_classes=2)
-    assert (model.moving_average_fraction, model.eps) == PLAIN
 
 
 def test_the_manual_lists_them_all():

@@ -20,7 +20,6 @@ from stagerun.base.recipe import Model
 from stagerun.cli import main
 from stagerun.engine.averages import BatchStatistics
 from stagerun.engine.codec import decode
-from stagerun.engine.state import to_channels_last
 from stagerun.language import load
 from stagerun.manual.pages import FOLDER
 from stagerun.models import build
@@ -384,9 +383,3 @@ if __name__ == "__main__":
         tiny.make_data(Path(made) / "data")
         os.chdir(made)
         GOLDEN.write_text(messages(Path(made) / "data", Path(made)))
-
-
-def test_tensors_of_five_dimensions_keep_their_layout() -> None:
-    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv3d(1, 2, 3))
-    to_channels_last(net)
-    assert net[0].weight.is_contiguous(memory_format=torch.channels_last) and net[1].weight.is_contiguous()

@@ -1,7 +1,6 @@
 """lr_policy `plateau`: Intel Caffe's rule, what a run says of it, and that interruptions and the number of workers are no matter."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,23 +8,15 @@ import processes
 import pytest
 import small
 import tiny
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from test_run_trees import go, of
 
 from stagerun import language
 from stagerun.base.events import Event, Iterated, Note, StageFinished
-from stagerun.base.recipe import Schedule, Solver
-from stagerun.base.snapshots import Inventory
-from stagerun.comm import SoloComm
-from stagerun.plan import make_plan
-from stagerun.plan.hazards import notes
-from stagerun.plan.render import csv_rows
+from stagerun.base.recipe import Solver
 from stagerun.schedule import make_knobs
 from stagerun.schedule.plateau import FRESH, follow
-from stagerun.system.world import World
-from stagerun.train import walk
-from stagerun.train.keeper import Keeper
 
 WINDOWS = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple)
 
@@ -82,22 +73,6 @@ def test_the_rule_is_caffes(losses, windows, average_loss, warm_up) -> None:
         assert state.drops <= len(windows) and len(state.losses) <= average_loss
 
 
-def test_the_plan_shows_the_rate_before_any_drop_and_says_so() -> None:
-    texts = {"schedule.prototxt": tiny.SCHEDULE.format(data="/data", train=600, val=100).split("stage {")[0]}
-    texts["schedule.prototxt"] += 'stage { name: "a" } stage { name: "b" }'
-    texts["a.prototxt"] = PLATEAU
-    texts["b.prototxt"] = 'base_lr: 0.02 lr_policy: "poly" power: 1 max_iter: 3'
-    schedule = language.read(texts, "/tiny")
-    rows = [row.split(",") for row in "".join(csv_rows(make_plan(schedule, Inventory()))).splitlines()]
-    assert [float(row[3]) for row in rows if row[0] == "a"] == [0.05] + [0.1] * 12
-    said = notes(schedule, schedule.stage("a"))
-    assert (
-        "LR drops up to 3 times, down to 0.0001, when the loss stands still; shown is the rate before (a.prototxt:2)"
-        in said
-    )
-    assert not any("jumps" in note for note in notes(schedule, schedule.stage("b"))), "from a rate that nobody knows"
-
-
 PLATEAU = """base_lr: 0.1 lr_policy: "plateau" gamma: 0.1 max_iter: 13 warmup_iter: 1 warmup_start_lr: 0.05 average_loss: 3
 plateau_winsize: 2 plateau_winsize: 1 plateau_winsize: 3"""
 
@@ -117,30 +92,10 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base
 
 
-def events(schedule: Schedule, out: Path, stop_after: int) -> list[Event]:
-    """One process life that is told to stop after so many updates."""
-    keeper, seen = Keeper(schedule, out), []
-    keeper.open()
-
-    def told() -> bool:
-        return sum(isinstance(e, Iterated) for e in seen) + 1 >= stop_after
-
-    def life() -> Iterator[Event]:
-        yield from walk.run(schedule, str(out), SoloComm(), World(), torch.device("cpu"), keeper, told)
-
-    try:
-        for event in life():
-            seen.append(event)
-    finally:
-        keeper.close()
-    return seen
-
-
 @pytest.fixture(scope="module")
 def whole(base: Path) -> list[Event]:
     """An uninterrupted run of one worker, in base/whole."""
-    torch.set_num_threads(1)
-    return events(language.load(base / "schedule"), base / "whole", 1000)
+    return go(base / "schedule", base / "whole")
 
 
 def drops(seen: list[Event]) -> list[str]:
@@ -152,7 +107,7 @@ def test_stopped_after_every_fourth_update_it_drops_where_it_would_have(
 ) -> None:
     schedule, lives = language.load(base / "schedule"), []
     while not any(isinstance(e, StageFinished) for e in lives):
-        lives += events(schedule, tmp_path / "parts", 4)
+        lives += go(base / "schedule", tmp_path / "parts", stop=lambda seen: len(of(seen, Iterated)) >= 3)
     rates = [(e.iter, e.lr, e.loss) for e in whole if isinstance(e, Iterated)]
     assert len({lr for _, lr, _ in rates[1:]}) >= 3, "or the test shows nothing"
     assert [(e.iter, e.lr, e.loss) for e in lives if isinstance(e, Iterated)] == rates

@@ -1,6 +1,5 @@
 """`eval --per-class` and `predict`: what a network answers, image by image."""
 
-import csv
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -83,23 +82,10 @@ def test_probabilities_are_those_of_the_network(files: Path, snapshot: Path) -> 
         assert answer["probability"] == pytest.approx(float(expected[answer["label"]]), abs=1e-6)
 
 
-def test_the_files_of_per_class(files: Path, snapshot: Path, tmp_path: Path) -> None:
-    done = stored_help.stagerun("eval", snapshot, "--per-class", "--output", tmp_path / "new", "--threads", 1)
-    assert done.exit_code == 0, done.stderr
-    assert "  0 kind 0" in done.stdout and "images by label (rows) and answer (columns)" in done.stdout
-    rows = list(csv.DictReader((tmp_path / "new" / f"{snapshot.name}-confusion.csv").read_text().splitlines()))
-    assert [row["name"] for row in rows] == NAMES and sum(int(row["images"]) for row in rows) == 23
-    assert cv2.imread(str(tmp_path / "new" / f"{snapshot.name}-mistakes.png")) is not None
-    assert "kind 0" in (tmp_path / "new" / f"{snapshot.name}-confusion.svg").read_text()
-    done = stored_help.stagerun("eval", snapshot, "--output", tmp_path)
-    assert done.exit_code == 64 and "--output without --per-class" in done.stderr
-
-
 def test_answers_of_rectangles_go_by_their_record(tmp_path: Path) -> None:
     """They are evaluated in the order of their shapes."""
     from stagerun.engine.device import choose_device
     from stagerun.system.world import World
-    from stagerun.tools.weights.evaluate import Answers
     from stagerun.train.evaluating import Wanted, score
 
     shapes = [(30, 60), (60, 30), (40, 44), (33, 50)]
@@ -119,10 +105,13 @@ def test_answers_of_rectangles_go_by_their_record(tmp_path: Path) -> None:
     )
     schedule = stored_help.make_schedule(tmp_path / "schedule", MODEL, solver, tmp_path / "data", 4)
     stored = open_snapshot(stored_help.make_snapshot(tmp_path / "out", schedule))
-    answers = Answers()
-    score(stored, Wanted(), choose_device(World()), lambda batches, n: batches, answers.add)
-    numbers, labels, _, sure = answers.arrays()
-    assert numbers.tolist() == labels.tolist() != [0, 1, 2, 3] and ((sure > 0) & (sure <= 1)).all()
+    seen: list[tuple[list[int], list[int]]] = []
+    score(
+        stored, Wanted(), choose_device(World()), lambda batches, n: batches,
+        lambda records, labels, logits: seen.append((list(records), labels.tolist())),
+    )  # fmt: skip
+    numbers = [number for batch, _ in seen for number in batch]
+    assert numbers == [label for _, batch in seen for label in batch] != [0, 1, 2, 3]
     single = stored_help.stagerun("predict", stored_folder(tmp_path), tmp_path / "x.png", "--threads", 1)
     assert single.exit_code == 65 and "no such file" in single.stderr
 
@@ -136,12 +125,10 @@ def test_bad_pictures_are_named_and_the_others_answered(files: Path, snapshot: P
     (tmp_path / "cut.png").write_bytes(good.read_bytes()[:-20])
     cv2.imwrite(str(tmp_path / "colour.png"), np.random.default_rng(1).integers(0, 255, (30, 30, 3), np.uint8))
     (tmp_path / "notes.txt").write_text("not a picture, and not named as one")
-    done = stored_help.stagerun("predict", snapshot, tmp_path, good, "--csv", tmp_path / "new" / "all.csv", "--top", 2)
+    done = stored_help.stagerun("predict", snapshot, tmp_path, good)
     assert done.exit_code == 65 and [line.split("  ")[0] for line in done.stdout.splitlines()] == [str(good)]
     assert "cut.png: " in done.stderr and "colour.png: the image has 3 channels, the network takes 1" in done.stderr
     assert "2 pictures can't be used" in done.stderr and "notes.txt" not in done.stderr
-    rows = list(csv.DictReader((tmp_path / "new" / "all.csv").read_text().splitlines()))
-    assert [(row["image"], row["rank"]) for row in rows] == [(str(good), "1"), (str(good), "2")]
 
 
 def test_what_is_missing_is_said_at_once(snapshot: Path, tmp_path: Path) -> None:
@@ -171,26 +158,6 @@ def test_transparent_pictures_are_seen_on_the_background(snapshot: Path, tmp_pat
     found = said("predict", snapshot, tmp_path / "grey.png", tmp_path / "clear.png", "--background", "#c8c8c8")
     one, other = (prediction["answers"] for prediction in found["predictions"])
     assert one == other and found["failed"] == []
-
-
-def test_eval_of_a_schedule_names_what_a_run_with_set_had_otherwise(tmp_path: Path) -> None:
-    stored_help.make_lmdb(tmp_path / "data", *stored_help.pictures(4, 28, 28, 1, 10))
-    folder = tmp_path / "schedule"
-    stored_help.make_schedule(folder, MODEL, CROPPED, tmp_path / "data", 4)
-    hint = "if `stagerun run` had --set, give the same here"
-
-    stored_help.make_snapshot(tmp_path / "a", load(folder, ["only.test_batch_size=7"]))
-    done = stored_help.stagerun("eval", folder, "--out", tmp_path / "a")
-    assert f"not as in the run: test_batch_size 7 -> 5; {hint}" in done.stderr
-    again = stored_help.stagerun("eval", folder, "--out", tmp_path / "a", "--set", "only.test_batch_size=7")
-    assert again.exit_code == 0 and again.stderr == ""
-
-    stored_help.make_snapshot(tmp_path / "b", load(folder, ["only.base_lr=0.2"]))
-    for stage, text in (([], "no stage is finished in"), (["--stage", "only"], "stage `only` is stale")):
-        done = stored_help.stagerun("eval", folder, "--out", tmp_path / "b", *stage)
-        assert done.exit_code == 64 and text in done.stderr and hint in done.stderr
-        assert "stage `only` is stale (its definition has changed" in done.stderr and "base_lr 0.2 -> " in done.stderr
-    assert "or `run` had a --set" in stored_help.stagerun("plan", folder, "--out", tmp_path / "b").stdout
 
 
 def test_a_stage_and_an_ensemble_of_probabilities_are_asked_by_name(files: Path, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """BIT-EXACT or EQUIVALENT: said wherever something goes on, with each reason; and which images an update has, whoever computes it."""
 
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +13,11 @@ from test_run_trees import command
 
 from stagerun.base.errors import ResumeRefused
 from stagerun.base.events import Note
-from stagerun.base.recipe import Determinism, Ensemble, Schedule
+from stagerun.base.recipe import Determinism, Schedule
 from stagerun.base.snapshots import TRAINING_SET, SnapshotRef, same_set
 from stagerun.engine.device import differences, environment
 from stagerun.plan import Plan, State, make_plan, require_fresh
-from stagerun.train.environment import environment_of, promise, promise_of_ensemble, require_exact
+from stagerun.train.environment import environment_of, promise, require_exact
 
 CPU = torch.device("cpu")
 TRAIN = 'train { source: "/d/train" images: 1000 }'
@@ -185,17 +184,6 @@ def test_a_stage_that_ended_on_other_images_is_not_trained_again_from_its_midst_
     assert end and main.state is State.STALE and "the training images have changed" in main.why
 
 
-def test_redo_of_other_images_is_as_of_any_other_change() -> None:
-    of = replace(schedule(), sets={"/d/train": NEW})
-    done = trained_on(schedule(), list(on_disk(of).values()), OLD)
-    redone = make_plan(of, inventory(done), redo=["main"])
-    assert {s.state for s in redone.stages} == {State.FRESH} and redone.next is redone.stages[0]
-    # A life later: what the new images have made counts, and the old end does not, though it is further.
-    (begun,) = trained_on(schedule(), [snapshot(of, "main", 6, attempt=2)], NEW)
-    (main, *below) = make_plan(of, inventory([*done, begun]), redo=["main"]).stages
-    assert (main.state, main.start) == (State.RESUME, begun) and {s.state for s in below} == {State.FRESH}
-
-
 @pytest.mark.parametrize(("before", "after", "reasons"), [
     (("A (x/1/2)", "avx2 avx512_bf16"), ("A (x/1/2)", "avx2 amx_tile"), ["processor flags: avx512_bf16 missing, amx_tile added"]),
     (("A (x/1/2)", "avx2"), ("B (x/1/3)", "avx2"),
@@ -240,37 +228,6 @@ def test_another_lmdb_between_two_lives_is_seen(tmp_path: Path) -> None:
     assert refused.returncode == 78 and "resume is EQUIVALENT, not BIT-EXACT: training set: " in refused.stderr
 
 
-@pytest.mark.process
-@pytest.mark.slow
-def test_a_side_file_made_since_is_the_same_set_and_other_validation_images_are_evaluated(tmp_path: Path) -> None:
-    data, out = tmp_path / "data", tmp_path / "out"
-    tiny.make_data(data)
-    of = small.make_schedule(tmp_path / "schedule", data)
-    assert small.run(of, out, "--until", "init").returncode == 0
-    shutil.rmtree(out / "snapshots" / "init-00000006-a0001")
-    assert small.stagerun("data", "index", data / "train_lmdb").returncode == 0
-    done = small.run(of, out, "--require-bit-exact", "--until", "init")
-    assert done.returncode == 0 and "note: resume is BIT-EXACT: same torch build, training images" in done.stdout
-    replace_by(data / "val_lmdb", tmp_path / "other", 1200)
-    assert "the images are not those that `init` was evaluated on" in small.stagerun("plan", of, "--out", out).stdout
-    again = small.run(of, out, "--until", "init")
-    assert again.returncode == 0 and "warning: init is evaluated again, on other validation images" in again.stdout
-    assert "nothing to do" in small.run(of, out, "--until", "init").stdout
-
-
-def test_an_ensemble_tells_in_what_its_members_differ_from_now() -> None:
-    together = Ensemble(name="both", members=("a", "b_x"))
-    of = replace(schedule(WITH_VAL), ensembles=(together,))
-    refs = [replace(snapshot(of, name, 4), environment=now(of)) for name in together.members]
-    assert promise_of_ensemble(of, together, refs, CPU, 2) is None
-    refs[1] = replace(refs[1], environment=now(of) | {"threads": "77"})
-    note = promise_of_ensemble(of, together, refs, CPU, 2)
-    assert note is not None and note.warning
-    assert (
-        note.text.startswith("ensemble both is EQUIVALENT, not BIT-EXACT") and note.text.count("threads: 77 -> ") == 1
-    )
-
-
 def test_what_onednn_is_held_to_is_part_of_the_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DNNL_MAX_CPU_ISA", raising=False)
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
@@ -289,26 +246,3 @@ def test_a_library_that_only_some_stages_need_is_no_other_environment(tmp_path: 
     out = tmp_path / "out"
     said = command("run", of, "--out", out, "--nproc", 1, "--threads", 1, "--require-bit-exact")
     assert "EQUIVALENT" not in said and len(list((out / "results").glob("*"))) == 4, said
-
-
-@pytest.mark.process
-@pytest.mark.slow
-def test_a_run_in_another_environment_says_so_for_what_is_left_to_do(tmp_path: Path) -> None:
-    """Another instruction set: of an evaluation that is missing, and of a stage that starts in the new life."""
-    tiny.make_data(tmp_path / "data")
-    of = small.make_schedule(tmp_path / "schedule", tmp_path / "data")
-    out = tmp_path / "out"
-    first = small.run(of, out, "--until", "cyc1", timeout=600)
-    assert first.returncode == 0, first.stderr
-    next((out / "results").glob("cyc1-*")).unlink()
-    lower = {**os.environ, "OMP_NUM_THREADS": "1", "ATEN_CPU_CAPABILITY": "default"}
-    refused = small.run(of, out, "--require-bit-exact", "--threads", 2, timeout=600)
-    assert refused.returncode == 78 and "is EQUIVALENT" in refused.stderr and "threads: 1 -> 2" in refused.stderr, (
-        refused.stderr
-    )
-    done = small.run(of, out, "--only", "collapse", env=lower, timeout=600)
-    assert done.returncode == 0, done.stderr
-    has = torch.backends.cpu.get_cpu_capability()
-    for what in ("the evaluation of cyc1", "resume"):
-        if has != "DEFAULT":  # a processor that has nothing else
-            assert f"warning: {what} is EQUIVALENT, not BIT-EXACT: instruction set: {has} -> DEFAULT" in done.stdout

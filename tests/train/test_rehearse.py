@@ -12,46 +12,38 @@ import pytest
 import small
 import torch
 from nan_help import make_data, make_schedule
-from test_plan import finished, inventory, schedule
+from test_plan import schedule
 
-from stagerun.base.events import Event, Iterated, RunStarted, StageStarted, Synchronised, Tested
+from stagerun.base.events import Event, Iterated, Synchronised
 from stagerun.base.recipe import (
-    Cache,
     Compression,
     Memory,
     Method,
     Outer,
-    ParamRule,
     Schedule,
     Sync,
     SyncMethod,
 )
 from stagerun.base.snapshots import Inventory
 from stagerun.comm import SoloComm
-from stagerun.data.loader import Loader
-from stagerun.data.records import LmdbSource
-from stagerun.data.synthetic import write_synthetic
 from stagerun.language import load
 from stagerun.plan import make_plan
 from stagerun.plan.estimate import (
     Cost,
     Figures,
     Room,
-    caveats,
     estimate,
     mean,
     needs,
     render_needs,
-    render_times,
     snapshots_on_disk,
 )
-from stagerun.plan.rehearsal import cost_key, rehearsal, synthetic_images
+from stagerun.plan.rehearsal import cost_key, rehearsal
 from stagerun.schedule import parting, synchronisations
 from stagerun.system.world import World
 from stagerun.tools.rehearse import measure
-from stagerun.tools.rehearse.measure import LEAST_ITERS, Observer, Rehearsal, costs, first_life
+from stagerun.tools.rehearse.measure import LEAST_ITERS, first_life
 
-SOLVERS = Path(__file__).parents[2] / "solvers"
 TREE = schedule(
     shared="""
 model { name: "resnet_small" num_classes: 10 }
@@ -151,23 +143,6 @@ def test_a_rehearsal_trains_no_piece_of_its_first_stage_again(iters: int | None)
             assert all(place >= stopped or place == before for place in later), (max_iter, point, second)
 
 
-@pytest.mark.parametrize("name", ["resnet50_72ep", "fashion_collapse"])
-def test_synthetic_images_pass_the_transforms_of_every_stage(name: str, tmp_path: Path) -> None:
-    of = load(str(SOLVERS / name), ())
-    shape = synthetic_images(of)
-    folder = str(tmp_path / "lmdb")
-    write_synthetic(folder, 40, shape.height, shape.width, shape.channels, of.model.num_classes, shape.encoded)
-    for stage in of.stages:
-        for train, transform in ((True, stage.solver.transform), (False, stage.solver.test_transform)):
-            loader = Loader(
-                LmdbSource(folder, 40), transform, train=train, channels=of.model.channels, seed=1,
-                num_classes=of.model.num_classes, images=40, shuffle=train,
-            )  # fmt: skip
-            batch = loader.batch(38, 4)
-            side = transform.crop_size or 28
-            assert batch.images.shape == (4, side, side, of.model.channels) and batch.images.std() > 10
-
-
 # -- what follows from the figures
 
 
@@ -184,68 +159,6 @@ def test_the_estimate_is_passes_updates_tests_snapshots_and_starts() -> None:
     assert long.images_per_second == pytest.approx(400)
     assert estimate(plan, figures(TREE), workers=3)["long"].passes == 2  # type: ignore[union-attr]
     assert estimate(plan, figures(TREE), workers=4)["long"].passes == 1  # type: ignore[union-attr]
-
-
-def test_what_is_done_once_is_not_multiplied() -> None:
-    """The first iteration after a start, and the evaluation in the middle, which is the first, are not what others cost."""
-    observer = Observer()
-    observer(RunStarted(
-        schedule="x", out="o", workers=2, device="cpu", threads=1, stages=("trunk",), iterations=4, iterations_left=4, version=""
-    ))  # fmt: skip
-    observer(StageStarted(stage="trunk", number=1, iter=0, max_iter=4, start="", batch_size=50, device_batch_size=25))
-    for iter, seconds in ((1, 60.0), (2, 0.3), (3, 0.5), (4, 0.4)):
-        observer(Iterated(
-            stage="trunk", iter=iter, epoch=0, lr=0, momentum=0, weight_decay=0, loss=1, images=50, seconds=seconds,
-            update_seconds=0.1,
-        ))  # fmt: skip
-        if iter in (2, 4):
-            observer(Tested(
-                stage="trunk", iter=iter, images=350, top1=0, top5=0, loss=0, seconds=90.0 if iter == 2 else 6.0
-            ))  # fmt: skip
-    (cost,) = costs(replace(TREE, stages=TREE.stages[:1]), Rehearsal(None, None, False), observer, workers=2)
-    assert cost.pass_seconds == pytest.approx(0.3) and cost.update_seconds == pytest.approx(0.1)
-    assert cost.test_seconds == pytest.approx(6.0 / 2)  # 350 images are 4 batches of 100, 2 for the busier worker
-
-
-def test_frozen_layers_are_a_kind_of_their_own_and_a_mean_value_is_not() -> None:
-    stage, solver = TREE.stages[0], TREE.stages[0].solver
-    frozen = replace(stage, solver=replace(solver, param=(ParamRule(name="layer1.*", lr_mult=0.0),)))
-    shifted = replace(stage, solver=replace(solver, transform=replace(solver.transform, mean_value=(73.0,))))
-    assert cost_key(TREE, frozen) != cost_key(TREE, stage) == cost_key(TREE, shifted)
-
-
-def test_what_feeds_a_stage_and_what_mixes_its_images_is_a_kind_of_its_own() -> None:
-    stage, solver = TREE.stages[0], TREE.stages[0].solver
-    of_data = [replace(TREE, data=replace(TREE.data, **one)) for one in ({"cache": Cache.DISK}, {"loader_threads": 3})]
-    mixed = [replace(stage, solver=replace(solver, **one)) for one in ({"mixup_alpha": 0.2}, {"cutmix_alpha": 1.0})]
-    keys = [cost_key(TREE, stage), *(cost_key(of, stage) for of in of_data), *(cost_key(TREE, one) for one in mixed)]
-    assert len(set(keys)) == 5
-    assert cost_key(TREE, replace(stage, solver=replace(solver, mixup_alpha=0.4))) == keys[3], (
-        "how much is mixed costs nothing"
-    )
-
-
-def test_what_is_done_takes_no_time_and_what_was_not_rehearsed_is_not_guessed() -> None:
-    ends = finished(TREE)
-    plan = make_plan(TREE, inventory(ends[0]))
-    measured = figures(TREE)
-    assert set(estimate(plan, measured, 2)) == {"long", "collapse", "early"}
-    changed = schedule(
-        early='base_lr: 0.1 lr_policy: "fixed" max_iter: 5 transform_param { mirror: true crop_size: 28 }'
-    )
-    other = estimate(make_plan(changed, Inventory()), figures(schedule()), 2)
-    assert other["early"] is None and other["long"] is not None
-    assert "early     ?" in render_times(make_plan(changed, Inventory()), other)
-
-
-def test_a_smaller_device_batch_is_scaled_and_said() -> None:
-    plan = make_plan(TREE, Inventory())
-    halved = tuple(replace(cost, device_batch_size=5) for cost in figures(TREE).costs)
-    measured = figures(TREE, costs=halved, synthetic="32 x 32, raw")
-    assert estimate(plan, measured, 4)["long"].iteration == pytest.approx(0.1 * 5 + 0.05)  # type: ignore[union-attr]
-    said = " ".join(caveats(plan, measured, 4))
-    assert "device batch was 5" in said and "4 workers are taken to be as fast as the 2" in said and "synthetic" in said
-    assert "extrapolated" not in said and "extrapolated" in " ".join(caveats(plan, measured, 1))
 
 
 def test_what_would_run_out_is_said_first() -> None:
@@ -290,16 +203,6 @@ def test_a_rehearsal_goes_through_everything_and_plan_knows_its_figures(base: Pa
 
 
 @pytest.mark.process
-def test_a_part_of_it_says_what_was_left_out(base: Path, tmp_path: Path) -> None:
-    words = ["--out", tmp_path / "out", "--nproc", 1, "--threads", 1, "--iters", 2, "--until", "cyc1"]
-    done = small.stagerun("rehearse", base / "schedule", *words)
-    assert done.returncode == 0, done.stderr
-    assert "2 stages, 1 worker" in done.stdout and "cyc1: evaluated" in done.stdout
-    assert "collapse: iterations" not in done.stdout
-    assert "note: left out: `collapse` and `early`; " in done.stdout
-
-
-@pytest.mark.process
 @pytest.mark.slow
 def test_synthetic_needs_no_data_and_json_is_one_object(base: Path, tmp_path: Path) -> None:
     nowhere = ["--set", "data.train.source=/no/train", "--set", "data.val.source=/no/val"]
@@ -332,20 +235,3 @@ def test_an_interrupted_rehearsal_leaves_nothing_and_is_not_a_bug(base: Path, tm
     assert code == 130 and said.endswith("interrupted: a rehearsal keeps nothing\n"), said
     assert "SIGINT: stopping after this iteration, which leaves nothing" in said
     assert not list(out.iterdir())
-
-
-@pytest.mark.process
-@pytest.mark.slow
-def test_it_disturbs_no_run_in_the_same_folder(base: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert small.run(base / "schedule", out).returncode == 0
-    before = processes.content(out)
-    done = small.stagerun("rehearse", base / "schedule", "--out", out, "--threads", 1, "--iters", 2)
-    assert done.returncode == 0 and processes.content(out) == before
-    assert "nothing to do" in small.run(base / "schedule", out).stdout
-
-
-def test_images_of_the_val_set_are_not_asked_for_where_there_is_none() -> None:
-    without = TREE.with_data(lambda data: replace(data, val=()))
-    plan = make_plan(without, Inventory())
-    assert estimate(plan, figures(without), 2)["long"].tests == 0  # type: ignore[union-attr]

@@ -12,13 +12,9 @@ from safetensors.numpy import load_file
 
 from stagerun.base.events import Iterated, NotFinite, Tested
 from stagerun.base.recipe import (
-    Compression,
     Determinism,
-    Memory,
-    Method,
     Outer,
     ParamRule,
-    Scope,
     Solver,
     Sync,
     SyncMethod,
@@ -29,7 +25,7 @@ from stagerun.comm import SoloComm, make_reducer, runs_of
 from stagerun.comm import average as average_module
 from stagerun.comm.average import average
 from stagerun.engine.apart import update_replicas
-from stagerun.engine.compression import reducer_of, residual_of
+from stagerun.engine.compression import reducer_of
 from stagerun.engine.state import TrainState, make_state, replicas_of
 from stagerun.engine.update import update
 from stagerun.schedule import make_knobs
@@ -44,7 +40,6 @@ def trained(solver: Solver, model: torch.nn.Module, iterations: int, comm=None, 
     state = make_state(model, solver, CPU)
     if solver.sync is not None:
         state.replicas = replicas_of(determinism, state, solver, comm)
-    state.residual = residual_of(determinism, state, solver, comm)
     reducer = reducer_of(determinism, state, solver, comm)
     run, knobs, size = runs_of(solver.logical_workers, comm.size)[comm.rank], make_knobs(solver), 2
     for i in range(iterations):
@@ -126,112 +121,6 @@ def test_the_outer_update_is_its_formula(kind):
             common[name] = common[name] - 0.7 * (velocity[name] if kind == "SGD" else d + 0.9 * velocity[name])
     assert np.allclose(state.model.fc.weight.detach().numpy(), common["w"], rtol=0, atol=1e-12)
     assert np.allclose(state.model.fc.bias.detach().numpy(), common["b"], rtol=0, atol=1e-12)
-
-
-# -- compressed changes
-
-
-def compressed(sync: Sync, **how: object) -> Solver:
-    compress = Compression(**{"method": Method.TOP_K, "ratio": 0.1, "memory": Memory.RESIDUAL, **how})
-    return replace(SOLVER, sync=sync, compress=compress)
-
-
-def test_meeting_after_every_plain_update_is_compressing_gradients():
-    """A change is then the learning rate times a gradient, and so is a residual: the largest values are the same."""
-    plain = replace(compressed(LOCAL), momentum=0.0, weight_decay=0.0)
-    expected = trained(replace(plain, sync=None), Linear(), 6)
-    found = trained(plain, Linear(), 6)
-    assert_same(dict(found.model.state_dict()), dict(expected.model.state_dict()), 1e-12)
-    for r, vector in enumerate(found.residual.vectors):
-        assert torch.allclose(vector, -0.1 * expected.residual.vectors[r], rtol=0, atol=1e-12) and vector.any()
-
-
-@pytest.mark.parametrize("method", [SyncMethod.LOCAL, SyncMethod.DILOCO])
-def test_changes_that_are_sent_whole_are_those_of_replicas_that_are_averaged(method):
-    outer = Outer() if method is SyncMethod.DILOCO else None
-    sync = replace(LOCAL, method=method, period=2, outer=outer)
-    found = trained(compressed(sync, ratio=1.0), ConvNet(), 5)
-    assert_same(tensors(found), tensors(trained(replace(SOLVER, sync=sync), ConvNet(), 5)), 1e-12)
-
-
-@pytest.mark.parametrize("method", [SyncMethod.LOCAL, SyncMethod.DILOCO])
-def test_a_synchronisation_adds_the_largest_changes_and_keeps_the_rest(method):
-    """By numpy, over two synchronisations, from the replicas as they are before each."""
-    outer = Outer(base_lr=0.5, momentum=0.9) if method is SyncMethod.DILOCO else None
-    solver = compressed(replace(LOCAL, method=method, period=1, replicas=2, outer=outer), ratio=0.25)
-    state = make_state(Linear(), solver, CPU)
-    state.replicas = replicas_of(ELASTIC, state, solver, SoloComm())
-    state.residual = residual_of(ELASTIC, state, solver, SoloComm())
-    reducer_of(ELASTIC, state, solver, SoloComm())
-    replicas = state.replicas
-    assert replicas.begin(0)
-    common = {n: t.detach().numpy().copy() for n, t in replicas.trained.items()}
-    left, velocity = ({(n, r): 0.0 for n in common for r in range(2)}, dict.fromkeys(common, 0.0))
-    torch.manual_seed(3)
-    for iter in (1, 2):
-        replicas.turn(0)
-        replicas._keep()
-        for r in range(2):
-            for name in common:
-                replicas.kept[r][name].add_(torch.randn(common[name].shape, dtype=torch.float64))
-        before = {r: {n: replicas.kept[r][n].numpy().copy() for n in common} for r in range(2)}
-        assert replicas.meet(iter) == 0
-        for name, last in common.items():
-            change = np.zeros_like(last)
-            for r in range(2):
-                c = (before[r][name] - last) / 2 + left[name, r]
-                largest = np.argsort(-np.abs(c), axis=None)[: -(-c.size // 4)]
-                sent = np.zeros(c.size)
-                sent[largest] = c.reshape(-1)[largest]
-                change += sent.reshape(c.shape)
-                left[name, r] = c - sent.reshape(c.shape)
-            velocity[name] = 0.9 * velocity[name] - change
-            step = change if outer is None else -0.5 * (-change + 0.9 * velocity[name])
-            common[name] = last + step
-            assert np.allclose(replicas.kept[1][name].numpy(), common[name], rtol=0, atol=1e-12)
-            assert np.allclose(replicas.trained[name].detach().numpy(), common[name], rtol=0, atol=1e-12)
-    for r, vector in enumerate(replicas.residual.vectors):
-        for name, part in replicas.residual.by_name(vector).items():
-            assert np.allclose(part.numpy(), left[name, r], rtol=0, atol=1e-12)
-
-
-HOW = {
-    "top": {},
-    "whole": {"scope": Scope.ENTIRE_MODEL},
-    "drawn": {"method": Method.QSGD, "ratio": None, "qstates": 15, "memory": Memory.RESIDUAL},
-    "rounded": {"method": Method.BF16, "ratio": None, "memory": Memory.NONE},
-    "varying": {"method": Method.THRESHOLD, "ratio": None, "threshold": 0.01},
-    "thin": {"method": Method.POWER_SGD, "ratio": None, "rank": 1},
-    "later": {"start_iter": 3},
-}
-
-
-@pytest.mark.parametrize(
-    ("replicas", "how"),
-    [
-        *((2, how) for how in HOW),
-        (4, "top"),
-        *(pytest.param(4, how, marks=pytest.mark.long) for how in HOW if how != "top"),
-    ],
-)
-def test_the_number_of_workers_changes_no_bit_of_compressed_changes(replicas, how):
-    """Three workers of two replicas: one of them has nothing to send. Two iterations of warm-up come first."""
-    sync = replace(LOCAL, replicas=replicas, period=2, start=SyncStart.WARMUP_END)
-    solver = replace(compressed(sync, **HOW[how]), warmup_iter=2, max_iter=7)
-
-    def work(comm):
-        state = trained(solver, ConvNet(), 7, comm)
-        return tensors(state), state.replicas
-
-    expected, whole = work(SoloComm())
-    plain = tensors(trained(replace(solver, compress=None), ConvNet(), 7))
-    assert any(not torch.equal(expected[name], plain[name]) for name in expected)
-    for workers in (2, 3, 4):
-        for found, own in Threads(workers).run(work):
-            assert_same(found, expected)
-            for r in own.senders[own.comm.rank] if own.residual is not None else ():
-                mine = own.residual.vectors[r - own.senders[own.comm.rank].start]
-                assert torch.equal(mine, whole.residual.vectors[r])
 
 
 def test_what_no_update_moves_is_no_replicas_own():
@@ -334,12 +223,6 @@ SYNCS = {
     "qsr": "method: LOCAL replicas: 2 rule: QSR period: 2 alpha: 0.1",
     "diloco": "method: DILOCO replicas: 4 period: 4",
 }
-COMPRESSED = {
-    "local": "compress_param { method: TOP_K ratio: 0.1 }",
-    "diloco": "compress_param { method: POWER_SGD rank: 1 }",
-    "averaged": "compress_param { method: QSGD memory: RESIDUAL scope: ENTIRE_MODEL }",
-    "qsr": "compress_param { method: BF16 }",
-}
 STAGES = {"main": "max_iter: 10 warmup_iter: 2 snapshot: 1", "after": "max_iter: 2 carry { momentum: KEEP }"}
 
 
@@ -360,14 +243,11 @@ def schedule(tmp_path: Path, data: Path, sync: str, **changes: str) -> Path:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("how", ["", "compressed"])
 @pytest.mark.parametrize("sync", SYNCS)
-def test_a_run_that_is_stopped_and_killed_between_synchronisations_ends_in_the_same_bits(tmp_path, data, sync, how):
-    folder = schedule(tmp_path, data, SYNCS[sync], solver=COMPRESSED[sync] if how else "")
+def test_a_run_that_is_stopped_and_killed_between_synchronisations_ends_in_the_same_bits(tmp_path, data, sync):
+    folder = schedule(tmp_path, data, SYNCS[sync])
     whole = lives(folder, tmp_path / "whole")
-    if how:
-        lives(folder, tmp_path / "parts", 3, stop_after=2)  # they part, and the residuals of gradients end
-    lives(folder, tmp_path / "parts", 2, stop_after=1 if how else 3)
+    lives(folder, tmp_path / "parts", 2, stop_after=3)
     lives(folder, tmp_path / "parts", 4, kill_after=4)
     lives(folder, tmp_path / "parts", 3)
     assert len([e for e in whole if isinstance(e, Iterated)]) == 12
@@ -376,9 +256,6 @@ def test_a_run_that_is_stopped_and_killed_between_synchronisations_ends_in_the_s
     files = {place for place, file in a if file == "replicas.safetensors"}
     first = 1 if sync == "averaged" else 3
     assert files == {f"main-{i:08}" for i in range(first, 10)}
-
-
-# Each of SYNCS with and without compression, and with FIXED and ELASTIC.
 
 
 def test_a_snapshot_holds_the_replicas_and_their_average(tmp_path, data):
@@ -437,10 +314,9 @@ def test_an_evaluation_is_of_the_average_and_changes_no_replica(tmp_path, data):
 @pytest.mark.long
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("on_nan", ["SKIP", "ROLLBACK"])
-@pytest.mark.parametrize("how", ["", COMPRESSED["local"]])
-def test_where_one_replica_fails_all_are_left_as_they_were(tmp_path, workers, on_nan, how):
+def test_where_one_replica_fails_all_are_left_as_they_were(tmp_path, workers, on_nan):
     data = make_data(tmp_path / "lmdb", 8 * 5 + 1)
-    folder = schedule(tmp_path, data, SYNCS["local"], solver=f"on_nan: {on_nan} {how}", main="max_iter: 10 snapshot: 2")
+    folder = schedule(tmp_path, data, SYNCS["local"], solver=f"on_nan: {on_nan}", main="max_iter: 10 snapshot: 2")
     failed = [e for e in lives(folder, tmp_path / "out", workers) if isinstance(e, NotFinite)]
     assert [(e.iter, e.done) for e in failed] == [(5, on_nan)] and "of replica 0 " in failed[0].what
     kept = snapshots(tmp_path / "out")

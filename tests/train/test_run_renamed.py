@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import tiny
-from test_run_trees import ALONE, END, command, go, ids, make_schedule, mtimes, names, of
+from test_run_trees import ALONE, command, go, ids, make_schedule, mtimes, names, of
 
 from stagerun import store
-from stagerun.base.events import EnsembleTested, Iterated, PieceStarted, StageFinished, StageStarted
+from stagerun.base.events import EnsembleTested, Iterated, PieceStarted, StageStarted
 
 MAIN = 'stage { name: "main" }\n'
 ONE = 'stage { name: "cut" from: "main@3" }\n'
@@ -97,19 +97,3 @@ def test_renamed_in_its_midst_it_comes_to_the_same_weights(base: Path, tmp_path:
     straight = ids(base / "out")
     assert found["trunk-00000008-a0002"].id == straight["main@8"], "it is the same, whatever it is called"
     assert found["cut-00000002-a0002"].id == straight["cut@2"]
-
-
-@pytest.mark.long
-def test_what_is_lost_comes_back_under_the_new_name_for_the_same_children(base: Path, tmp_path: Path) -> None:
-    out = shutil.copytree(base / "out", tmp_path / "out")
-    shutil.rmtree(out / "snapshots" / "main-00000003-a0001")
-    text = 'stage { name: "trunk" solver: "main.prototxt" }\n' + (ONE + DEEP).replace("main@3", "trunk@3")
-    late = 'stage { name: "late" from: "trunk@3" solver: "cut.prototxt" }\n' + END.replace('"main"', '"trunk"')
-    new = make_schedule(tmp_path / "new", base / "data", text + late)
-    events = go(new, out)
-    assert [(e.stage, e.iter, e.until) for e in of(events, PieceStarted)] == [("trunk", 0, 3)]
-    assert [e.stage for e in of(events, StageStarted)] == ["late", "end"]
-    assert [e.stage for e in of(events, StageFinished)] == ["late", "end"]
-    assert "trunk-00000003-a0002" in names(out) and "main-00000008-a0001" in names(out)
-    assert ids(out)["trunk@3"] == ids(base / "out")["main@3"]
-    assert go(new, out, redo=())[-1].trained is False  # type: ignore[union-attr]

@@ -1,7 +1,6 @@
 """Trees of stages in `stagerun run`: branches off the midst of a trunk, pieces trained again, --only and --until, kills, edits."""
 
 import json
-import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -31,10 +30,12 @@ from stagerun.cli import main
 from stagerun.comm import SoloComm
 from stagerun.engine.codec import decode
 from stagerun.language import load
+from stagerun.system.imports import with_imports
 from stagerun.system.world import World
 from stagerun.train.keeper import Keeper, Selection
 from stagerun.train.progress import WEIGHTS
 from stagerun.train.walk import run
+from stagerun.train.worker import Context
 
 CPU = torch.device("cpu")
 MAIN = 'stage { name: "main" }\n'
@@ -88,16 +89,19 @@ def go(
     out: Path,
     *overrides: str,
     stop: Callable[[list[Event]], bool] = lambda seen: False,
+    at: Callable[[Event], object] = lambda event: None,
     **choice: Any,
 ) -> list[Event]:
-    """The events of `run` in this process. `stop` is asked with those so far."""
-    loaded = load(schedule, overrides)
+    """The events of `run` in this process. `stop` is asked with those so far; `at` is called with each as it comes."""
+    torch.set_num_threads(1)
+    loaded = with_imports(load(schedule, overrides), out)
     out.mkdir(exist_ok=True)
     keeper, seen = Keeper(loaded, out, Selection(**choice)), list[Event]()
     keeper.open()
     try:
-        for event in run(loaded, str(out), SoloComm(), World(), CPU, keeper, lambda: stop(seen)):
+        for event in run(Context(loaded, str(out), SoloComm(), World(), CPU, keeper, lambda: stop(seen))):
             seen.append(event)
+            at(event)
     finally:
         keeper.close()
     return seen
@@ -249,70 +253,3 @@ def test_only_what_was_asked_for(base: Path, tmp_path: Path) -> None:
     assert [e.stage for e in of(go(schedule, out, only=["late", "cut"]), StageStarted)] == NAMES[1:5]
     assert [e.stage for e in of(go(schedule, out), StageStarted)] == ["end"]
     assert ids(out) == ids(base / "out")
-
-
-def test_what_the_commands_say(base: Path, out: Path, tmp_path: Path) -> None:
-    for name in ["main-00000005-a0001", *names(out, "late")]:
-        shutil.rmtree(out / "snapshots" / name)
-    text = command("plan", base / "schedule", "--out", out)
-    rows = {tuple(line.split()[:3]): line for line in text.splitlines()[2:10]}
-    assert ("late", "main@5", "2") in rows and ("main", "seed", "8") in rows and ("main", "main@3", "2") in rows
-    assert rows["main", "main@3", "2"].endswith("again, for late")
-    total = next(line.split() for line in text.splitlines() if line.startswith("total "))
-    assert total == ["total", "17", "0.45", "4", "to", "do"]
-    assert text.splitlines()[0] == "tiny: 6 stages, 17 iterations, 0.45 epochs of 600 images"
-    assert "  again: 3 to 5, for late, because there is no snapshot there to start from" in text.splitlines()
-    record = json.loads(command("plan", base / "schedule", "--out", out, "--json"))
-    assert record["again"] == [{"name": "main", "iter": 3, "until": 5, "for": ["late"]}]
-    assert [(s["from"], s["from_iter"], s["group"]) for s in record["stages"]][:2] == [
-        (None, None, None),
-        ("main", 3, "cut"),
-    ]
-    text = command("plan", base / "schedule", "--out", out, "--until", "cut")
-    assert "late" in text and "not chosen" in text
-    refused = command("plan", base / "schedule", "--out", out, "--only", "late", code=64)
-    assert (
-        "where there is no snapshot that counts" in refused
-        and "`--only main --only late` trains that stretch of `main` alone, 3 to 5, first" in refused
-    )
-    done = command("run", base / "schedule", "--out", out, "--only", "end", *ALONE)
-    assert done.startswith("nothing to do: every stage that was chosen is done; not chosen, and not done: late")
-    listed = command("status", "--snapshots", base / "schedule", "--out", out)
-    (line,) = (line for line in listed.splitlines() if line.startswith("main-00000003"))
-    assert "cut_a, cut_b, cut_c" in line and listed.splitlines()[0].endswith("kept for")
-    assert line.endswith("cut_a, cut_b, cut_c") and line.count("cut_a") == 2, "started, and kept for"
-    changed = ("--redo", "cut_a", "--set", "cut_a.base_lr=0.03")
-    command("run", base / "schedule", "--out", out, "--only", "main", "--only", "cut", *changed, *ALONE)
-    told = command("status", base / "schedule", "--out", out)
-    assert told.splitlines()[0].endswith("; not chosen, and not done: late")
-
-
-@pytest.mark.process
-def test_a_rehearsal_of_a_tree(base: Path, tmp_path: Path) -> None:
-    off = make_schedule(tmp_path / "s", base / "data", TREE.replace('name: "late"', 'name: "late" enabled: false'))
-    done = small.stagerun(
-        "rehearse", off, "--out", tmp_path / "r", "--iters", 2, "--nproc", 1, "--synthetic", "--device-batch", 2
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "cut_b: iterations 0 to 2, from main-00000001" in done.stdout and "  late: iterations" not in done.stdout
-
-
-@pytest.mark.process
-@pytest.mark.slow
-def test_two_workers_train_a_piece_and_are_killed_in_it(base: Path, tmp_path: Path) -> None:
-    schedule, out = tmp_path / "s", tmp_path / "out"
-    make_schedule(schedule, base / "data", MAIN + 'stage { name: "cut" from: "main@7" }\n')
-    done = small.run(schedule, out, nproc=2)
-    assert done.returncode == 0, done.stdout + done.stderr
-    straight = ids(out)
-    for name in ["main-00000007-a0001", *names(out, "cut")]:
-        shutil.rmtree(out / "snapshots" / name)
-    killed = small.start(schedule, out, nproc=2)
-    assert killed.process.stdout is not None
-    assert any(line.startswith("main again: iterations 0 to 7, for cut") for line in killed.process.stdout)
-    # In the piece, or a little after it: where doesn't matter.
-    processes.kill(killed, "all", random.Random(1))
-    killed.wait()
-    done = small.run(schedule, out, nproc=2)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert straight.items() <= ids(out).items()

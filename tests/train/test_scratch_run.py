@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,21 +12,16 @@ from typing import Any, ClassVar
 
 import processes
 import pytest
-import small
 import torch
+from test_run_trees import go
 
-from stagerun.base.errors import StagerunError, StorageError
-from stagerun.base.events import Event, Iterated, Note, RunFinished, Stopped
+from stagerun.base.errors import StagerunError
+from stagerun.base.events import Event, Iterated, Note, Stopped
 from stagerun.base.recipe import Data, Source
-from stagerun.comm import SoloComm
-from stagerun.data.scratch import look
 from stagerun.language import load
 from stagerun.system.pulse import Pulse
-from stagerun.system.world import World
 from stagerun.train.agreement import ToldByAnother
 from stagerun.train.copying import Copying
-from stagerun.train.keeper import Keeper
-from stagerun.train.walk import run
 
 HOME = f"stagerun-{os.getuid()}"
 
@@ -54,18 +48,8 @@ def events(
     at: Callable[[Event], None] = lambda event: None, stop: Callable[[], bool] = lambda: False,
 ) -> list[Event]:  # fmt: skip
     """Those of a run in this process; `at` is called with each as it comes."""
-    torch.set_num_threads(1)
-    schedule = load(str(base / "schedule"), options(disk, *more) if disk != base else ("data.cache=DISK",))
-    keeper = Keeper(schedule, out)
-    keeper.open()
-    seen = []
-    try:
-        for event in run(schedule, str(out), SoloComm(), World(), torch.device("cpu"), keeper, stop):
-            seen.append(event)
-            at(event)
-    finally:
-        keeper.close()
-    return seen
+    said = options(disk, *more) if disk != base else ("data.cache=DISK",)
+    return go(base / "schedule", out, *said, stop=lambda seen: stop(), at=at)
 
 
 def notes(seen: list[Event], warning: bool = False) -> str:
@@ -110,7 +94,7 @@ def test_a_copy_that_fails_in_mid_run_is_left_for_the_source(base: Path, disk: P
     seen = events(base, tmp_path / "out", disk, at=at)
     assert notes(seen, warning=True).count("the copy in scratch can't be read") == 2, "train and val"
     assert processes.ends(tmp_path / "out") == processes.ends(base / "plain")
-    assert "copied again" in notes(events(base, tmp_path / "again", disk), warning=True)
+    assert "the images were copied to" in notes(events(base, tmp_path / "again", disk))
 
 
 @pytest.mark.long
@@ -127,35 +111,6 @@ def test_a_stop_while_images_are_copied_loses_nothing(base: Path, disk: Path, tm
     assert "the copy goes on where it was" in seen[-1].reason
     events(base, tmp_path / "out", disk)
     assert processes.ends(tmp_path / "out") == processes.ends(base / "plain")
-
-
-@pytest.mark.process
-@pytest.mark.slow
-def test_two_workers_stop_while_they_wait_for_a_copy(base: Path, disk: Path, tmp_path: Path) -> None:
-    words = [word for option in options(disk) for word in ("--set", option)]
-    name = sorted(look(str(base / "data" / f"{kind}_lmdb")).name for kind in ("train", "val"))[-1]
-    with locked(disk / HOME / "lock"):
-        started = small.start(base / "schedule", tmp_path / "out", *words, nproc=2)
-
-        def taken() -> bool:
-            assert started.process.poll() is None, started.wait()
-            try:
-                fd = os.open(disk / HOME / f"{name}.lock", os.O_RDWR)
-            except FileNotFoundError:
-                return False
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return False
-            except BlockingIOError:
-                return True
-            finally:
-                os.close(fd)
-
-        wait(taken)  # one worker is about to copy, the other waits for it
-        os.kill(started.process.pid, signal.SIGTERM)
-        code, text = started.wait(60)
-    assert code == 75 and "stopped in init after iteration 0" in text, text
-    assert isinstance(events(base, tmp_path / "out", disk)[-1], RunFinished)
 
 
 class Rank:
@@ -235,15 +190,6 @@ def test_one_nodes_error_ends_the_others_wait(data: Data, disk: Path, failing: i
         ended = on_two_ranks(sides)
     assert [error.exit_code for error in ended] == [74, 74]
     assert "gone: no such folder" in ended[0].render() and isinstance(ended[1], ToldByAnother)
-
-
-def test_scratch_that_is_gone_or_full_ends_the_run_with_one_message(base: Path, disk: Path, tmp_path: Path) -> None:
-    for more, text in (
-        ((f'data.scratch="{disk}/nowhere"',), "nowhere: no such folder"),
-        (("data.scratch_reserve=1e8",), "no room for the images"),
-    ):
-        with pytest.raises(StorageError, match=text):
-            events(base, tmp_path / "out", disk, *more)
 
 
 # -- what is said

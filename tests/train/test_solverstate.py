@@ -95,8 +95,6 @@ def test_the_run_after_caffes_snapshot_and_a_resumed_one(data: Path, tmp_path: P
     assert plan.startswith("0") and "75 to do" in plan and "begins: at iteration 75" in plan, plan
     (row,) = (line.split() for line in plan.splitlines() if line.startswith("a "))
     assert row[:4] == ["a", "x.solverstate", "75", "1.00"], "75 of its iterations are an epoch"
-    stagerun("plan", folder, "--out", tmp_path / "a", "--csv", tmp_path / "plan.csv")
-    assert (tmp_path / "plan.csv").read_text().splitlines()[1].startswith("a,75,0.0,"), "from where it begins"
     run = stagerun("run", folder, "--out", tmp_path / "a", "--nproc", 1, "--threads", 1)
     assert run.startswith("0") and "iterations 75 to 150, batch 64, from its .solverstate" in run, run
     found = tensors(tmp_path / "a", 150, WEIGHTS)
@@ -115,15 +113,6 @@ def test_the_run_after_caffes_snapshot_and_a_resumed_one(data: Path, tmp_path: P
         again = tensors(tmp_path / "b", 150, file)
         for name, value in tensors(tmp_path / "a", 150, file).items():
             np.testing.assert_array_equal(again[name], value)
-    for out, resumes in (("a", None), ("b", "1")):
-        report = stagerun("report", tmp_path / out)
-        lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in report.splitlines()]
-        (head,), (cells,) = ([row for row in lines if row[:1] == [word]] for word in ("stage", "a"))
-        stage = dict(zip(head, cells, strict=True))
-        assert (stage["iterations"], stage["epochs"], stage.get("resumes")) == ("150", "1.00", resumes), report
-        seconds, unit = stage["time"].split()
-        assert unit != "s" or float(stage["images/s"]) == pytest.approx(75 * 64 / float(seconds), rel=0.1)
-        assert "without a line" not in report and stage["from"] == "x.solverstate"
 
 
 def test_another_state_is_another_stage(data: Path, tmp_path: Path) -> None:
@@ -138,20 +127,14 @@ def test_another_state_is_another_stage(data: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ('type: "Adam" momentum2: 0.99', "remembers 8 blobs, and type `Adam` 16"),
         ("", "is of iteration 150, and stage `a` ends at 150"),
-        ('lr_policy: "multistep" gamma: 0.1 stepvalue: 20 stepvalue: 60', "has passed 0 steps, and by iteration 75"),
         ("momentum_form: TORCH", "Caffe remembers steps, and this form gradients"),
         ("sync_param { method: LOCAL replicas: 2 period: 2 }", "in no .solverstate"),
         ('weights { file: "x" }', "names its own weights"),
     ],
 )
 def test_one_that_does_not_fit(more: str, said: str, data: Path, tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "s", data, "" if "lr_policy" in more else more)
-    text = (folder / "schedule.prototxt").read_text()
-    if "lr_policy" in more:
-        text = text.replace('lr_policy: "poly_cyc" power: 1 lr_iter: 360', more)
-    (folder / "schedule.prototxt").write_text(text)
+    folder = folder_of(tmp_path / "s", data, more)
     if "150" in said:
         state = folder / "state" / "x.solverstate"
         held = caffe_file.read_state(state.read_bytes())

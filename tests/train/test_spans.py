@@ -1,7 +1,6 @@
 """Where an iteration's time goes: spans, what is summed of them, the trace made of them, and a loop that is looked at."""
 
 import itertools
-import json
 
 from engine_help import CPU, SOLVER, ConvNet, assert_same, tensors
 from test_engine_loop import device_batches, go, short, stage_loop
@@ -23,7 +22,6 @@ from stagerun.base.spans import (
 from stagerun.comm import SoloComm, make_reducer
 from stagerun.engine.state import make_state
 from stagerun.engine.timed import timed_train
-from stagerun.train.profiling import RankSpans, chrome_trace, profile_line
 
 
 class Clock:
@@ -56,23 +54,6 @@ def test_what_is_under_way_at_one_time_counts_once():
     assert lay.share == 4 / 5
     assert overlap([]).share == 0
     assert seconds_of(spans()) == {DATA: 1, FORWARD: 2, BACKWARD: 5, WAIT: 1, UPDATE: 1}
-
-
-def test_trace_has_a_row_for_each_reduction_that_is_under_way():
-    ranks = [RankSpans(0, "n1", tuple(spans())), RankSpans(1, "n2", tuple(spans()))]
-    trace = json.loads(chrome_trace(ranks, {"workers": 2}))
-    events = [e for e in trace["traceEvents"] if e["ph"] == "X"]
-    assert {(e["pid"], e["name"], e["tid"], e["ts"], e["dur"]) for e in events if e["cat"] == REDUCTION} == {
-        (rank, *rest)
-        for rank in (0, 1)
-        for rest in (("reduction 10 B", 1, 4e6, 2e6), ("reduction 4.2 MB", 2, 5e6, 4e6))
-    }
-    training = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["pid"] == 0 and e["tid"] == 0)
-    assert all(one[1] <= two[0] for one, two in itertools.pairwise(training))  # rows don't overlap
-    assert events[0]["args"] == {"stage": "a", "iteration": 7}
-    names = {e["args"]["name"] for e in trace["traceEvents"] if e["ph"] == "M" and "name" in e["args"]}
-    assert names == {"rank 0 on n1", "rank 1 on n2", "training", "network 1", "network 2"}
-    assert "5000.0 ms of an iteration, 80 %" in profile_line(ranks, "f.json")
 
 
 def test_a_loop_that_is_looked_at_trains_to_the_same_bits_and_every_second_has_its_part():

@@ -14,25 +14,22 @@ import tiny
 import torch
 from engine_help import CPU, KNOBS, SOLVER, ConvNet, Threads, arithmetic, assert_same, cut, dataset, tensors
 
-from stagerun import __main__ as entry
 from stagerun.base.errors import ExitCode, StorageError
 from stagerun.base.events import Event, RunFinished, Stopped
 from stagerun.base.recipe import Determinism
 from stagerun.comm import Comm, SoloComm, make_reducer, runs_of
 from stagerun.engine.state import TrainState, make_state
-from stagerun.engine.update import Outcome, Pace, hopeless, update
+from stagerun.engine.update import Outcome, hopeless, update
 from stagerun.language import load
-from stagerun.launch import StopRequest, folder, run_workers
+from stagerun.launch import StopRequest, folder, local, run_workers
 from stagerun.launch.folder import Report
 from stagerun.launch.local import verdict
-from stagerun.launch.stopping import Relay, least_before
+from stagerun.launch.stopping import least_before
 from stagerun.system import signals
-from stagerun.system.pulse import Section
 from stagerun.system.world import World
-from stagerun.train.join import join
 from stagerun.train.keeper import Keeper
 from stagerun.train.walk import run
-from stagerun.train.worker import Grace, Stopping
+from stagerun.train.worker import Context, Stopping
 
 NEVER = lambda done: False  # noqa: E731
 NOTHING_STARTED = folder.nothing_started(ExitCode.SAVED)
@@ -57,36 +54,6 @@ NOTHING_STARTED = folder.nothing_started(ExitCode.SAVED)
 )
 def test_when_an_iteration_is_hopeless(left: float | None, done: int, usual: float | None, expected: bool) -> None:
     assert hopeless(left, done, 4, 10.0, usual) is expected
-
-
-def test_the_pace_is_that_of_the_slowest_of_the_last_iterations() -> None:
-    pace = Pace()
-    assert pace.usual is None
-    for seconds in (60.0, 2.0, 3.0, 2.0, 2.0):
-        pace.add(seconds)
-    assert pace.usual == 60.0
-    pace.add(2.5)
-    assert pace.usual == 3.0
-
-
-def test_time_for_snapshots_is_set_aside_and_a_grace_that_is_too_short_is_reported_once() -> None:
-    left: list[float | None] = [None]
-    stopping = Stopping(Grace(60.0, lambda: left[0]))
-    assert not stopping.asked and stopping.left() is None
-    assert stopping.warning(100.0, "a device batch") is None, "before the first snapshot nothing is known"
-    left[0] = 50.0
-    stopping.expect(500_000_000)
-    assert stopping.left() == 28.0, "as long as nothing is known, it is what a slow disk takes"
-    left[0] = None
-    stopping.snapshot_s = 20.0
-    assert stopping.warning(19.0, "a device batch") is None
-    note = stopping.warning(21.0, "an iteration of one replica")
-    assert note is not None and note.warning and "21.0 s for an iteration of one replica, " in note.text
-    assert "the grace period is 1 min 00 s" in note.text
-    assert stopping.warning(21.0, "a device batch") is None
-    left[0] = 50.0
-    assert stopping.asked and stopping.left() == 10.0
-    assert Stopping().left() is None and Stopping().warning(1e9, "a device batch") is None
 
 
 # -- what all ranks make of it
@@ -149,10 +116,19 @@ def live(base: Path, out: Path, after: tuple[str, int] | None) -> list[Event]:
     keeper.open()
     seen: list[Event] = []
     told: list[bool] = []
-    grace = Grace(60.0, lambda: 0.0 if told else None)
+    stopping = Stopping(lambda: 0.0 if told else None)
     try:
         for event in run(
-            schedule, str(out), SoloComm(), World(), torch.device("cpu"), keeper, lambda: bool(told), grace=grace
+            Context(
+                schedule,
+                str(out),
+                SoloComm(),
+                World(),
+                torch.device("cpu"),
+                keeper,
+                lambda: bool(told),
+                stopping=stopping,
+            )
         ):
             seen.append(event)
             if after is not None and (type(event).__name__, getattr(event, "iter", 0)) == after:
@@ -195,10 +171,6 @@ def handlers():
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
-
-
-def test_the_exit_codes_before_anything_is_imported_are_those_of_all_commands() -> None:
-    assert (entry._SAVED, entry._INTERRUPTED) == (ExitCode.SAVED, ExitCode.INTERRUPTED)
 
 
 def test_a_deadline_runs_from_the_first_signal(handlers: None) -> None:
@@ -322,16 +294,6 @@ def test_an_interrupt_after_all_is_done_or_saved_does_not_deny_it(
     assert capfd.readouterr().err == ""
 
 
-def test_a_signal_while_something_is_written_says_so(handlers: None, capfd: pytest.CaptureFixture[str]) -> None:
-    """A snapshot, or the log."""
-    stop = StopRequest()
-    stop.install()
-    comm = join(World(), torch.get_num_threads(), stop)[1]
-    with comm.pulse.section(Section.SAVE):
-        signal.raise_signal(signal.SIGTERM)
-    assert "SIGTERM: stopping after what is being written, to save" in capfd.readouterr().err
-
-
 # -- launcher and workers
 
 
@@ -366,46 +328,67 @@ def test_signals_are_passed_on_to_children_that_have_entered_and_to_no_one_else(
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 75
 
 
-def test_the_launcher_ends_workers_whose_time_is_over(tmp_path: Path) -> None:
-    def launcher() -> None:
-        relay = Relay(tmp_path, grace=0.5)
-        relay.start()
-        worker = os.fork()
-        if worker == 0:  # it hangs
-            signal.alarm(60)
-            os.environ[folder.REPORT_DIR] = str(tmp_path)
-            folder.enter(0)
-            signal.pause()
-        while not (tmp_path / "0.pid").exists():
+# In the place of a worker: it enters, and hangs.
+HANGS = """
+import os, signal, sys, time
+from stagerun.launch.folder import enter
+from stagerun.system import signals
+signal.signal(signal.SIGTERM, lambda *_: None)
+signals.release()
+enter(int(os.environ["RANK"]))
+while True:
+    time.sleep(1)
+"""
+
+
+def launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grace: float, numbers: list[int], leaves: str = ""
+) -> int:
+    """The exit code of a launcher of two workers that hang, which is sent these signals; `leaves`: the report of rank 0."""
+    worker = tmp_path / "worker.py"
+    worker.write_text(HANGS)
+    monkeypatch.setattr(local, "program", lambda module: [str(worker)])
+
+    def told() -> None:
+        while (
+            not (found := list(Path(tempfile.gettempdir()).glob(f"{local.FOLDER_PREFIX}*/[01].pid"))) or len(found) < 2
+        ):
             time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGTERM)
-        _, status = os.waitpid(worker, 0)
-        os._exit(10 + int(relay.late) if os.waitstatus_to_exitcode(status) == -signal.SIGKILL else 1)
+        if leaves:
+            (found[0].parent / "0.json").write_text(leaves)
+        for number in numbers:
+            os.kill(os.getpid(), number)
+            time.sleep(0.2)
 
-    assert child(launcher) == 11
+    def launches() -> None:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        with signals.held():
+            threading.Thread(target=told, daemon=True).start()
+        code, text = run_workers([], 2, 1, grace=grace)
+        print(text, flush=True)
+        os._exit(code)
+
+    return child(launches)
 
 
-@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_the_launcher_ends_workers_whose_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert launcher(tmp_path, monkeypatch, 0.5, [signal.SIGTERM]) == 69
+    assert "workers had not ended 0 s after SIGTERM, and were killed" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("first", [[signal.SIGINT], [signal.SIGTERM, signal.SIGINT]])
 @pytest.mark.parametrize("saved", [False, True])
 def test_a_second_interrupt_of_the_launcher_ends_at_once(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], first: signal.Signals, saved: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    first: list[signal.Signals],
+    saved: bool,
 ) -> None:
-    if saved:
-        (tmp_path / "0.json").write_text('{"code": 75, "text": "all is saved"}')
-
-    def launcher() -> None:
-        relay = Relay(tmp_path, grace=60)
-        relay.start()
-        os.kill(os.getpid(), first)
-        while relay.asked is None:
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
-        while first is signal.SIGTERM and not relay._interrupts:  # a signal that is waited for is there once
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(60)
-
-    assert child(launcher) == (75 if saved else 130)
+    leaves = '{"code": 75, "text": "all is saved"}' if saved else ""
+    assert launcher(tmp_path, monkeypatch, 60.0, [*first, signal.SIGINT], leaves) == (75 if saved else 130)
     assert ("all is saved" if saved else "ended without saving") in capfd.readouterr().err
 
 
@@ -421,7 +404,7 @@ def test_without_room_for_temporary_files_it_says_so(tmp_path: Path, monkeypatch
         run_workers(["run"], 2, 1)
 
 
-def test_the_agents_sigterm_before_anything_is_started_is_not_a_stop(
+def test_a_sigterm_of_the_launchers_before_anything_is_started_is_not_a_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(folder.REPORT_DIR, str(tmp_path))
@@ -448,7 +431,7 @@ def test_the_agents_sigterm_before_anything_is_started_is_not_a_stop(
         ([Report(0, 75, ""), Report(1, 75, "")], {1: 75}, True, (75, "")),
         # One that was killed meanwhile could be the one that writes.
         ([Report(1, 75, "")], {0: -9, 1: 75}, True, (69, "worker 0 was killed by SIGKILL")),
-        # No one asked: the agent stopped the others since one had ended.
+        # No one asked: the others were stopped since one had ended.
         (
             [Report(0, 75, NOTHING_STARTED)],
             {0: 75, 1: 70},

@@ -95,14 +95,6 @@ def test_what_can_not_be_read_is_set_aside_only_when_another_can(keeper: Keeper)
     assert keeper.read(old) is not None
 
 
-def test_read_once_more_when_the_disk_is_back(keeper: Keeper) -> None:
-    commit(keeper, 3)
-    new = commit(keeper, 5)
-    manifest_and_sizes = 4  # of a snapshot with three files
-    keeper.disk = FaultyDisk(f"EIO@{manifest_and_sizes + 1}-{manifest_and_sizes + 2}")  # type: ignore[assignment]
-    assert keeper.read(new) is not None and aside(keeper) == []
-
-
 def test_retention_waits_for_a_disk_that_does_not_read_back(keeper: Keeper) -> None:
     for iter in (1, 2, 3):
         keeper.retain(commit(keeper, iter))
@@ -123,8 +115,6 @@ def test_what_is_further_stays_until_training_has_come_as_far(keeper: Keeper) ->
     assert [state(ref) for ref in keeper.inventory().snapshots] == [
         "main-5-a1", "main-6-a1", "main-7-a1", "main-1-a2", "main-2-a2", "main-3-a2",
     ]  # fmt: skip
-    keeper.make_room(keeper.schedule.stage("main"))
-    assert [state(ref) for ref in keeper.inventory().snapshots][:3] == ["main-5-a1", "main-6-a1", "main-7-a1"]
     for iter in (5, 6, 7):
         keeper.retain(commit(keeper, iter))
     assert [state(ref) for ref in keeper.inventory().snapshots] == ["main-5-a2", "main-6-a2", "main-7-a2"]

@@ -20,7 +20,7 @@ from stagerun.engine.parameters import idle_patterns
 from stagerun.engine.state import make_state
 from stagerun.engine.weights_file import tensors_in
 from stagerun.models import BatchNorm2d
-from stagerun.store.given import Found, digest_of, find, header_of
+from stagerun.store.given import Found, find, header_of
 from stagerun.tools.weights import fetch
 
 HELD = {"fc.weight": torch.arange(6.0).reshape(2, 3), "fc.bias": torch.zeros(2, dtype=torch.float16)}
@@ -57,13 +57,6 @@ def test_nothing_in_a_file_is_run_and_what_is_no_network_is_refused(tmp_path: Pa
         with pytest.raises(DataError, match=message) as error:
             tensors_in(data, "x.pt")
         assert error.value.hint
-
-
-def test_a_digest_is_of_what_lies_there_now(tmp_path: Path) -> None:
-    weights = Weights(file="w.bin", path=str(tmp_path / "w.bin"))
-    for text in (b"one", b"another"):
-        (tmp_path / "w.bin").write_bytes(text)
-        assert digest_of(find(weights)) == hashlib.sha256(text).hexdigest()
 
 
 # -- freeze

@@ -8,11 +8,11 @@ from typing import Any
 from stagerun.base.compression import METHODS
 from stagerun.base.recipe import Memory, Method
 from stagerun.comm.compression.dense import BFloat16, Dense
-from stagerun.comm.compression.levels import TernGrad
 from stagerun.comm.compression.operator import Operator
 from stagerun.comm.compression.power import PowerSgd, saves
 from stagerun.comm.compression.qsgd import Qsgd
 from stagerun.comm.compression.sparse import RandomK, Threshold, TopK
+from stagerun.comm.compression.terngrad import TernGrad
 
 # A method is built with `residual` and the settings that it reads (`base.compression`).
 BUILT: Mapping[Method, Callable[..., Operator]] = {

@@ -14,10 +14,8 @@ from typing import Any, Protocol
 
 import cv2
 import lmdb
-import numpy as np
-from numpy.typing import NDArray
 
-from stagerun.base.errors import DataError, ResumeRefused
+from stagerun.base.errors import DataError
 from stagerun.base.text import count, first
 from stagerun.data.importing import report
 from stagerun.data.importing.partial import Note, Partial, Seen, entry
@@ -34,8 +32,6 @@ BYTES_PER_COMMIT = 1 << 26
 _FIRST_MAP_SIZE = 1 << 26
 # So many images that can't be used, above those allowed, and the source is taken for a wrong one.
 _HOPELESS = 1000
-# So many of the files that are done are looked at before it goes on: asking a file server for a million takes minutes.
-_COMPARED = 1000
 _SHOWN = 20
 
 
@@ -45,17 +41,13 @@ class Unusable(DataError):
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What a position gives: a record, or None if it is left out, which a bad note explains.
-
-    `state` is that of the file that was read for it, as `Work.changed` compares it.
-    """
+    """What a position gives: a record, or None if it is left out, which a bad note explains."""
 
     key: bytes
     record: bytes | None
     label: int = 0
     look: Look | None = None
     notes: tuple[Note, ...] = ()
-    state: int = 0
 
 
 class Work(Protocol):
@@ -74,12 +66,6 @@ class Work(Protocol):
 
     def make(self, position: int) -> Made:
         """Keys rise with the position. An error that is raised ends the import; it can go on later."""
-
-    def changed(self, position: int, state: int) -> str:
-        """The name of the position's file if it is another than it was when `make` gave this state, else ''. StorageError.
-
-        Where `identity` holds the state of all there is, always ''.
-        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +99,7 @@ def run(work: Work, out: str, job: Job) -> Result:
     """Makes the LMDB in folder `out`, or goes on with it.
 
     DataError if `out` exists, if there is nothing to write, or for more bad images than allowed; FolderInUseError;
-    ResumeRefused if what is unfinished is another work, or its files have changed; StorageError, PermissionDenied. What was
+    ResumeRefused if what is unfinished is another work; StorageError, PermissionDenied. What was
     made stays in OUT.partial.
     """
     target = Path(out)
@@ -138,9 +124,8 @@ def _run(work: Work, target: Path, job: Job) -> Result:
         partial.begin(work.identity, job.restart, _make_empty)
         with closing(_open_seen(partial)) as seen:
             started_at, records = _resume(partial, seen)
-            _, states, notes = seen.read()
+            _, notes = seen.read()
             if started_at:
-                _require_unchanged(work, partial, states)
                 job.tell(f"goes on behind {count(records, 'record')} in {partial.folder}")
             if not _walk(work, partial, seen, started_at, sum(note.bad for note in notes), job):
                 position, records = _resume(partial, seen)
@@ -164,18 +149,6 @@ def _existing(work: Work, out: Path, job: Job) -> Result:
         )
     records = check_file(str(out))
     return Result(complete=True, records=records, position=len(work), total=len(work), bad=left_out, already=True)
-
-
-def _require_unchanged(work: Work, partial: Partial, states: NDArray[np.uint64]) -> None:
-    """ResumeRefused if a file that was done before the interruption is another now: old images and new ones would mix."""
-    compared = min(len(states), _COMPARED)
-    for i in range(compared):
-        position = i * len(states) // compared
-        if name := work.changed(position, int(states[position])):
-            raise ResumeRefused(
-                f"{name}: has changed since it was imported into {partial.folder}",
-                "add --restart to begin anew; what is unfinished is then made of the files as they are now",
-            )
 
 
 def _open(folder: Path) -> lmdb.Environment:
@@ -203,7 +176,7 @@ def _open_seen(partial: Partial) -> Seen:
 def _resume(partial: Partial, seen: Seen) -> tuple[int, int]:
     """(first position to do, records in the LMDB); what is seen of later positions is cut off."""
     records = _records_in(partial.lmdb)
-    rows, _, _ = seen.read()
+    rows, _ = seen.read()
     stored = rows["stored"].cumsum(dtype="int64")
     if records and (not len(stored) or stored[-1] < records):
         raise DataError(
@@ -219,7 +192,6 @@ def _resume(partial: Partial, seen: Seen) -> tuple[int, int]:
 def _walk(work: Work, partial: Partial, seen: Seen, position: int, bad: int, job: Job) -> bool:
     """Does the rest; False where it was stopped before the end."""
     total = len(work)
-    shown = bad
     with (
         _open(partial.lmdb) as env,
         ThreadPoolExecutor(1, thread_name_prefix="writer") as writer,
@@ -235,12 +207,7 @@ def _walk(work: Work, partial: Partial, seen: Seen, position: int, bad: int, job
                 return False
             item, its_entry = next(made)
             chunk.add(item, its_entry)
-            for note in item.notes:
-                if note.bad:
-                    bad += 1
-                    if shown < _SHOWN:
-                        job.tell(f"left out: {report.line_of(note)}")
-                        shown += 1
+            bad += sum(note.bad for note in item.notes)
             if bad > job.max_bad + _HOPELESS:
                 commit.result()
                 raise Unusable(
@@ -261,7 +228,7 @@ def _with_entry(made: Made) -> tuple[Made, bytes]:
     row = LEFT_OUT
     if made.record is not None and made.look is not None:
         row = made.look.row(made.label, digest_of(made.record))
-    return made, entry(row, made.state, made.notes)
+    return made, entry(row, made.notes)
 
 
 @dataclass(slots=True)
@@ -312,7 +279,7 @@ def _make_room(env: lmdb.Environment, chunk: _Chunk) -> None:
 
 def _finish(work: Work, partial: Partial, seen: Seen, max_bad: int, started_at: int) -> Result:
     """Side file and report beside the records; DataError if too much, or all, was left out."""
-    rows, _, notes = seen.read()
+    rows, notes = seen.read()
     kept: Rows = rows[rows["stored"] == 1]
     counts = Counter(note.what for note in notes)
     bad = [note for note in notes if note.bad]

@@ -4,27 +4,22 @@ What comes out is what `stagerun data import FOLDER LMDB` makes, byte for byte. 
 """
 
 import contextlib
-import hashlib
+import glob
 import os
 import re
 import shutil
-import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import stagerun
-from stagerun.base.errors import DataError, FolderInUseError, PermissionDenied, ResumeRefused, StorageError
-from stagerun.base.recipe import Data, Import, OnBadRecord
+from stagerun.base.errors import DataError, FolderInUseError, ResumeRefused
+from stagerun.base.recipe import Data, Import
 from stagerun.base.text import count
-from stagerun.data.bad_records import allowed
 from stagerun.data.importing.engine import Job, Result, Unusable, run
 from stagerun.data.importing.folder import folder_files
 from stagerun.data.importing.images import ImportOptions, ImportWork
 from stagerun.data.importing.partial import Partial
-from stagerun.data.scratch.blocks import Progress
 from stagerun.data.scratch.layout import (
-    BLOCK,
     CopyStopped,
     Manifest,
     Original,
@@ -32,15 +27,15 @@ from stagerun.data.scratch.layout import (
     held,
     home_of,
     read_manifest,
+    take_room,
     write_manifest,
     writing,
 )
-from stagerun.data.scratch.room import take_room
-from stagerun.data.scratch.staging import GIGABYTE
+from stagerun.data.scratch.staging import GIGABYTE, Progress
+from stagerun.data.write import writing as writing_lmdb
 from stagerun.system.files import sync_folder
 from stagerun.system.image_folder import seen, small
 from stagerun.system.imports import REPORT, is_there
-from stagerun.system.lmdb_file import SIDE_FILE
 
 Watch = Callable[[Progress], None]
 
@@ -67,71 +62,43 @@ def have(
     """
     target = Path(made.lmdb)
     said: tuple[str, ...] = ()
-    with _home(made, data), held(target.with_name(f"{target.name}.lock"), stop, lambda: watch(_waiting(made))):
+    lock = target.with_name(f"{target.name}.lock")
+    with _home(made, data), held(lock, stop, lambda: watch(Progress(0, made.images, waiting=True))):
         if not is_there(made):
             if made.in_scratch:
                 original = Original(folder, os.path.realpath(folder), made.bytes, 0, target.name)
-                take_room(
-                    target.parent,
-                    [original],
-                    round(data.scratch_reserve * GIGABYTE),
-                    stop,
-                    lambda found: None,
-                )
-            # As of an LMDB: those of training are replaced, one in a thousand at most.
-            replaced = data.on_bad_record is OnBadRecord.REPLACE and folder not in {val.path for val in data.val}
-            said = tuple(_import(folder, made, allowed(made.images) if replaced else 0, stop, watch))
+                take_room(target.parent, [original], round(data.scratch_reserve * GIGABYTE), stop, lambda found: None)
+            said = tuple(_import(folder, made, stop, watch))
         if not made.in_scratch:
-            target.with_name(f"{target.name}.lock").unlink(
-                missing_ok=True
-            )  # while it is held, so that no one else can have it
+            lock.unlink(missing_ok=True)  # while it is held, so that no one else can have it
             return Imported(said, None)
         if read_manifest(target) is None:
             _describe(target, folder)
         return Imported(said, Use(target))
 
 
-def _waiting(made: Import) -> Progress:
-    return Progress(0, made.images, waiting=True)
-
-
 @contextlib.contextmanager
 def _home(made: Import, data: Data) -> Iterator[None]:
     """Makes the folder that the LMDB is to lie in, and explains the errors of its disk."""
-    target = Path(made.lmdb)
     if made.in_scratch:
         assert data.scratch is not None
         with writing(data.scratch):
             home_of(data.scratch)
             yield
         return
-    with _explained(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
+    with writing_lmdb(made.lmdb):
+        Path(made.lmdb).parent.mkdir(parents=True, exist_ok=True)
         yield
 
 
-@contextlib.contextmanager
-def _explained(target: Path) -> Iterator[None]:
-    try:
-        yield
-    except PermissionError as error:
-        where = error.filename or target.parent
-        raise PermissionDenied(f"{where}: no permission", "give an --out that you may write to") from None
-    except OSError as error:
-        hint = "check the disk; or import to another one: `scratch` under `data`"
-        raise StorageError(f"{error.filename or target.parent}: {error.strerror}", hint) from None
-
-
-def _import(folder: str, made: Import, bad: int, stop: Callable[[], bool], watch: Watch) -> Iterator[str]:
-    """`bad`: so many images may be unusable, and are stored all the same."""
+def _import(folder: str, made: Import, stop: Callable[[], bool], watch: Watch) -> Iterator[str]:
     target = Path(made.lmdb)
     _require_same(folder, made)
-    work = ImportWork(folder_files(small(folder)), folder, ImportOptions(), keeps_bad=bad > 0)
+    work = ImportWork(folder_files(small(folder)), folder, ImportOptions())
     said: list[str] = []
     job = Job(
         threads=len(os.sched_getaffinity(0)),
         progress=lambda done, total: watch(Progress(done, total, waiting=False)),
-        max_bad=bad,
         stop=stop,
         tell=said.append,
     )
@@ -157,7 +124,7 @@ def _run(work: ImportWork, folder: str, target: Path, job: Job) -> Result:
         except ResumeRefused:  # begun by another version
             return run(work, str(target), replace(job, restart=True))
     except Unusable as error:
-        hint = f"repair or remove them; `on_bad_record: REPLACE` under `data` trains others in the place of one in a thousand; or go without them: `stagerun data import {folder} LMDB --max-bad N`, and name that LMDB as `source`"
+        hint = f"repair or remove them; or go without them: `stagerun data import {folder} LMDB --max-bad N`, and name that LMDB as `source`"
         raise DataError(error.message, hint) from None
     except DataError as error:
         if "--restart" not in error.hint:
@@ -175,53 +142,31 @@ def _require_same(folder: str, made: Import) -> None:
 def _describe(target: Path, folder: str) -> None:
     """Makes it a copy like the others in scratch, which are removed by who needs room."""
     found = (target / "data.mdb").stat()
-    side = (target / SIDE_FILE).stat()
-    write_manifest(
-        target,
-        Manifest(
-            source=os.path.realpath(folder),
-            size=found.st_size,
-            mtime_ns=found.st_mtime_ns,
-            blocks=tuple(_blocks(target / "data.mdb")),
-            side=(side.st_size, side.st_mtime_ns),
-            made=time.strftime("%Y-%m-%d %H:%M:%S %z"),
-            stagerun=stagerun.__version__,
-        ),
-    )
-
-
-def _blocks(file: Path) -> Iterator[str]:
-    with open(file, "rb") as stream:
-        while block := stream.read(BLOCK):
-            yield hashlib.sha256(block).hexdigest()
+    made = Manifest(source=os.path.realpath(folder), size=found.st_size, mtime_ns=found.st_mtime_ns)
+    write_manifest(target, made)
 
 
 def remove_others(made: Import, keep: Collection[str]) -> None:
     """Earlier states of the same folder in OUT/data, unfinished ones, too. Only for the run that has locked OUT: another may read them. `keep`: the
     LMDBs of all hosts, whose files may have other times. One that is being imported is locked, and stays. StorageError, PermissionDenied."""
     target = Path(made.lmdb)
-    if not target.parent.is_dir():
-        return
     folder, kept = target.name.rpartition("-")[0], {Path(lmdb).name for lmdb in keep} | {target.name}
-    with _explained(target):
-        for old in sorted(target.parent.iterdir()):
+    with writing_lmdb(made.lmdb):
+        for old in sorted(target.parent.glob(f"{glob.escape(folder)}-*")):
             name = old.name.removesuffix(".partial")
             if name in kept or not re.fullmatch(rf"{re.escape(folder)}-[0-9a-f]{{16}}(\.old)?", name):
                 continue
-            with contextlib.suppress(FileNotFoundError):  # another host that shares OUT was faster
-                _remove(old)
-
-
-def _remove(old: Path) -> None:
-    if old.name.endswith(".partial"):
-        with contextlib.suppress(FolderInUseError, DataError), Partial(old.with_suffix("")) as partial:
-            partial.clear()
-            partial.remove()
-    elif old.is_dir() and not old.is_symlink():
-        # Renamed first: half removed it must not count as there.
-        gone = old.with_name(f"{old.name.removesuffix('.old')}.old")
-        if gone != old:
-            shutil.rmtree(gone, ignore_errors=True)  # of a removal that was cut short
-            old.rename(gone)
-        sync_folder(old.parent)
-        shutil.rmtree(gone, ignore_errors=True)
+            with contextlib.suppress(
+                FileNotFoundError, FolderInUseError, DataError
+            ):  # or a host that shares OUT was faster
+                if old.name.endswith(".partial"):
+                    with Partial(old.with_suffix("")) as partial:
+                        partial.remove()
+                elif old.is_dir() and not old.is_symlink():
+                    # Renamed first: half removed it must not count as there.
+                    gone = old.with_name(f"{old.name.removesuffix('.old')}.old")
+                    if gone != old:
+                        shutil.rmtree(gone, ignore_errors=True)  # of a removal that was cut short
+                        old.rename(gone)
+                    sync_folder(old.parent)
+                    shutil.rmtree(gone, ignore_errors=True)

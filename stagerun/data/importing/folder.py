@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from stagerun.data.importing.items import Item, Names, read_with_state, signature
+from stagerun.data.importing.items import Item, Names, read_whole, signature
 from stagerun.system.image_folder import Listed
 
 
@@ -23,8 +23,7 @@ class Files:
 
     @property
     def signature(self) -> str:
-        """Over the names, not the files: asking a shared file system for a million sizes takes minutes. Whoever goes on
-        with what was interrupted compares some of the states that `read_with_state` gave."""
+        """Over the names, not the files: asking a shared file system for a million sizes takes minutes."""
         return signature(self.kind, os.path.realpath(self.root), self.names, self.labels, *self.classes)
 
     def __len__(self) -> int:
@@ -34,14 +33,7 @@ class Files:
         return Item(self.names[i], int(self.labels[i]))
 
     def read(self, i: int) -> bytes:
-        return self.read_with_state(i)[0]
-
-    def read_with_state(self, i: int) -> tuple[bytes, int]:
-        """What is read, and which state of the file it is: the signature doesn't say that."""
-        return read_with_state(self.path(i))
-
-    def path(self, i: int) -> str:
-        return os.path.join(self.root, self.names[i])
+        return read_whole(os.path.join(self.root, self.names[i]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -24,11 +24,10 @@ from stagerun.data import jpeg, pixels
 from stagerun.data.datum import SEVERAL, Image, raw_datum
 from stagerun.data.importing import odd
 from stagerun.data.importing.engine import Made
-from stagerun.data.importing.folder import Files
-from stagerun.data.importing.items import Item, Pixels, Source, state_of
+from stagerun.data.importing.items import Item, Pixels, Source
 from stagerun.data.importing.partial import Note
 from stagerun.data.pixels import Draw
-from stagerun.data.rows import UNUSABLE, Look, Statistics, look
+from stagerun.data.rows import Statistics, look
 from stagerun.language.proto import caffe_pb2
 
 # What decides the records besides source and options: it changes with the rules here and in `odd`.
@@ -53,10 +52,8 @@ class ImportOptions:
 class ImportWork:
     """`Work` of the engine. Position p is the image at place p of the order; what is left out keeps its number."""
 
-    def __init__(
-        self, source: Source, path: str, options: ImportOptions, pixels_alone: bool = False, keeps_bad: bool = False
-    ) -> None:
-        """`pixels_alone`: the format holds pixels, and no encoded images. `keeps_bad`: images that can't be used are stored, not left out."""
+    def __init__(self, source: Source, path: str, options: ImportOptions, pixels_alone: bool = False) -> None:
+        """`pixels_alone`: the format holds pixels, and no encoded images."""
         if not len(source):
             raise DataError(f"{path}: there are no images in it", "check the path")
         if len(source) >= _MOST:
@@ -70,10 +67,8 @@ class ImportWork:
             raise UsageError(
                 f"--background is for transparent images; {source.kind} has none", "leave --background out"
             )
-        self._source, self._options, self._keeps_bad = source, options, keeps_bad
+        self._source, self._options = source, options
         self._background, self.background = _colour(options.background or "white")
-        # Files of their own; the state of an archive, or its content, is in the signature.
-        self._files = source if isinstance(source, Files) else None
         count = min(len(source), options.limit or len(source))
         self._order: NDArray[np.int64] = order.indices(
             options.seed or 0, len(source), 0, count, options.seed is not None
@@ -93,7 +88,6 @@ class ImportWork:
             "size": _size_text(options),
             "quality": options.quality or "as it is",
             "background": self.background,
-            **({"bad": "kept"} if keeps_bad else {}),
         }
 
     def __len__(self) -> int:
@@ -102,35 +96,20 @@ class ImportWork:
     def make(self, position: int) -> Made:
         i = int(self._order[position])
         name = f"image {i} of the source"
-        state, key, content = 0, b"", b""
         try:
             item = self._source.item(i)
             name = item.name
             key = b"%08d_" % position + name.encode(errors="surrogateescape")
-            if self._files is None:
-                return self._make(key, item, self._source.read(i), state)
-            content, state = self._files.read_with_state(i)
-            return self._make(key, item, content, state)
+            return self._make(key, item, self._source.read(i))
         except MemoryError:
             # No fault of the image: to leave it out would make the result depend on the machine.
             raise UsageError(f"{name}: not enough memory to decode it", "use fewer --threads") from None
         except DataError as error:
             reason = error.reason if isinstance(error, odd.BadImage) else "can't be read"
-            if not state and self._files is not None:
-                state = state_of(self._files.path(i))
             notes = (Note(name, reason, error.message, bad=True),)
-            if self._keeps_bad and 0 < len(key) <= LONGEST_KEY:
-                record = caffe_pb2.Datum(data=content, encoded=True, label=item.label).SerializeToString()
-                return Made(key, record, item.label, Look(UNUSABLE, 0, 0), notes, state)
-            return Made(b"", None, notes=notes, state=state)
+            return Made(b"", None, notes=notes)
 
-    def changed(self, position: int, state: int) -> str:
-        if self._files is None:
-            return ""
-        path = self._files.path(int(self._order[position]))
-        return "" if state_of(path) == state else path
-
-    def _make(self, key: bytes, item: Item, content: bytes | Pixels, state: int) -> Made:
+    def _make(self, key: bytes, item: Item, content: bytes | Pixels) -> Made:
         if len(key) > LONGEST_KEY:
             raise odd.BadImage(
                 "name too long", f"its key would have {len(key)} bytes, LMDB's have at most {LONGEST_KEY}"
@@ -158,7 +137,7 @@ class ImportWork:
             datum.label = SEVERAL
             datum.float_data.extend(item.several)
         notes = tuple(Note(item.name, oddity) for oddity in oddities)
-        return Made(key, datum.SerializeToString(), item.label, look(datum, True, decoded), notes, state)
+        return Made(key, datum.SerializeToString(), item.label, look(datum, True, decoded), notes)
 
     def _resized(self, image: Image) -> tuple[Image, bool]:
         """The image in the wanted size, and whether it had it."""

@@ -153,48 +153,27 @@ _HERE_ONLY = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISD
 
 def read_whole(path: str, largest: int = LARGEST_FILE) -> bytes:
     """A file's bytes. DataError if this file can't be read or is larger than `largest`, StorageError if the disk fails."""
-    return read_with_state(path, largest)[0]
-
-
-def read_with_state(path: str, largest: int = LARGEST_FILE) -> tuple[bytes, int]:
-    """As `read_whole`; and which state of the file that is, as `state_of` has it."""
     try:
-        data, state = _bytes(path, largest)
+        data = _bytes(path, largest)
     except OSError as error:
         _one_file(path, error)
     if data is None:
         raise DataError(f"{path}: larger than {largest >> 20} MiB", "is it one image?")
-    return data, state
+    return data
 
 
-def state_of(path: str) -> int:
-    """64 bits over a file's size and time of change; 0 if there is none, or it may not be asked. StorageError."""
-    try:
-        return _state(os.stat(path))
-    except OSError as error:
-        if error.errno in _HERE_ONLY:
-            return 0
-        _one_file(path, error)
-
-
-def _state(found: os.stat_result) -> int:
-    digest = hashlib.blake2b(f"{found.st_size} {found.st_mtime_ns}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") | 1
-
-
-def _bytes(path: str, largest: int) -> tuple[bytes | None, int]:
-    """Without bytes if they are more than `largest`. OSError, DataError."""
+def _bytes(path: str, largest: int) -> bytes | None:
+    """None if they are more than `largest`. OSError, DataError."""
     # Unbuffered: Python then takes as much memory as the file is long. Asked for so many bytes, it takes that many first.
     with open(path, "rb", buffering=0, opener=regular) as stream:
-        found = os.fstat(stream.fileno())
-        data = stream.readall() if found.st_size <= largest else None
-    return data if data is None or len(data) <= largest else None, _state(found)
+        data = stream.readall() if os.fstat(stream.fileno()).st_size <= largest else None
+    return data if data is None or len(data) <= largest else None
 
 
 def read_text(path: str) -> str:
     """A text file that the user named; bytes that are not UTF-8 are surrogates, as in file names."""
     try:
-        data, _ = _bytes(path, LARGEST_TEXT)
+        data = _bytes(path, LARGEST_TEXT)
     except OSError as error:
         can_not_open(path, error)
     if data is None:
@@ -210,10 +189,9 @@ def _one_file(path: str, error: OSError) -> NoReturn:
     raise StorageError(f"{path}: can't be read: {error.strerror}", "check the disk; the same command goes on") from None
 
 
-def may_keep_open(files: int) -> bool:
-    """Whether so many may be open at once, beside the others of this process. Raises its own limit as far as that takes."""
-    needed = files + _OTHER_FILES
-    return open_files(needed) >= needed  # if not, no harm: they are opened one by one
+def keep_open(files: int) -> None:
+    """So many may be open at once from now on, beside the others of this process, as far as the system lets it."""
+    open_files(files + _OTHER_FILES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,23 +204,18 @@ class State:
 
 
 class Archive:
-    """A large file that is read in pieces, by any number of threads. Closed when no one refers to it any more.
+    """A large file that is read in pieces, by any number of threads. Closed when no one refers to it any more."""
 
-    With `keep_open=False` each read opens it: thousands of shards can be more files than a process may have open. That costs
-    a file server's client a question for each image.
-    """
-
-    def __init__(self, path: str, keep_open: bool = True) -> None:
+    def __init__(self, path: str) -> None:
         self.path = path
-        fd = self._open()
-        found = os.fstat(fd)
+        try:
+            self._fd = regular(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            can_not_open(path, error)
+        weakref.finalize(self, os.close, self._fd)
+        found = os.fstat(self._fd)
         self.size = found.st_size
         self.state = State(os.path.realpath(path), found.st_size, found.st_mtime_ns)
-        self._fd = fd if keep_open else None
-        if keep_open:
-            weakref.finalize(self, os.close, fd)
-        else:
-            os.close(fd)
 
     @property
     def name(self) -> str:
@@ -258,23 +231,13 @@ class Archive:
                 f"{place}: wants bytes {at} to {at + length}, but the file ends at {self.size}",
                 DAMAGED,
             )
-        fd = self._open() if self._fd is None else self._fd
         try:
-            data = _pread(fd, at, length)
+            data = _pread(self._fd, at, length)
         except OSError as error:
             _one_file(self.path, error)
-        finally:
-            if self._fd is None:
-                os.close(fd)
         if len(data) < length:  # cut off while we read
             raise DataError(f"{place}: the file became shorter", "is something still writing it?")
         return data
-
-    def _open(self) -> int:
-        try:
-            return regular(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            can_not_open(self.path, error)
 
 
 def _pread(fd: int, at: int, length: int) -> bytes:
@@ -311,3 +274,26 @@ class Archived:
     def read(self, i: int) -> bytes:
         at, size = self.places[i]
         return self.archive.read(int(at), int(size), self.names[i])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InMemory:
+    """Pictures of one size that are held in memory."""
+
+    ignored = ()
+
+    kind: str
+    classes: tuple[str, ...]
+    signature: str
+    names: Names
+    labels: NDArray[np.uint8]
+    pictures: NDArray[np.uint8]  # [n, height, width, 1 or 3], B, G, R
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def item(self, i: int) -> Item:
+        return Item(self.names[i], int(self.labels[i]))
+
+    def read(self, i: int) -> Pixels:
+        return Pixels(self.pictures[i])

@@ -2,7 +2,7 @@
 
 A baseline, progressive or grey JPEG of 8 bits and a PNG of 8 bits, RGB or grey, are kept byte for byte unless EXIF turns them. Whatever else
 Pillow reads safely becomes one of them, losslessly but for CMYK: ODDITIES is the table. What can't be used is a BadImage
-with a reason out of REASONS. Sizes are read from the header, and compared with the limit, before anything is decoded.
+with a reason out of REASONS. Sizes are compared with the limit before anything is decoded.
 """
 
 import io
@@ -145,7 +145,8 @@ def look(data: bytes, max_pixels: int = jpeg.MAX_PIXELS) -> Header:
         found = read_header(data)
     except jpeg.Unreadable as error:
         raise BadImage(error.reason, error.message) from None
-    _check_size(found.height, found.width, max_pixels)
+    if found.family in ("JPEG", "PNG"):
+        _check_size(found.height, found.width, max_pixels)
     return found
 
 

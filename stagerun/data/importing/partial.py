@@ -2,7 +2,7 @@
 
     OUT.partial/lock                 held (flock) by the process that works on it
     OUT.partial/import.json          what the work is: source, options, version; without it the rest is nothing
-    OUT.partial/seen/                an LMDB: what is known of each position (`Seen`)
+    OUT.partial/positions/           an LMDB: what is known of each position (`Seen`)
     OUT.partial/lmdb/                becomes OUT by one rename, when it is complete and on disk
     OUT.partial/stagerun-import.txt  the report, where too much was left out
     OUT.partial/stagerun-copy.json   in scratch: the room it will take, written before the rest
@@ -11,7 +11,6 @@ The rest of OUT.partial is removed after that rename; a crash between the two le
 which the next import into OUT removes.
 """
 
-import errno
 import fcntl
 import json
 import os
@@ -24,9 +23,8 @@ from typing import Any
 
 import lmdb
 import numpy as np
-from numpy.typing import NDArray
 
-from stagerun.base.errors import DataError, FolderInUseError, ResumeRefused, StorageError
+from stagerun.base.errors import DataError, FolderInUseError, ResumeRefused
 from stagerun.data.rows import ROW, Rows
 from stagerun.system.files import open_lock, sync_folder, write_whole
 from stagerun.system.host import host_name
@@ -34,14 +32,12 @@ from stagerun.system.imports import COPY, REPORT
 from stagerun.system.lmdb_file import SIDE_FILE
 from stagerun.system.typed import json_object
 
-IDENTITY, LOCK, LMDB, SEEN = "import.json", "lock", "lmdb", "seen"
-# Those of an older stagerun are only ever removed. `lock.mdb` is from a tool that looked into the LMDB.
-_OURS = {IDENTITY, LOCK, REPORT, COPY, "rows", "rows2", "notes.jsonl", f"{SEEN}/data.mdb"}
+IDENTITY, LOCK, LMDB, SEEN = "import.json", "lock", "lmdb", "positions"
+# `lock.mdb` is from a tool that looked into the LMDB, `seen` from an older stagerun.
+_OURS = {IDENTITY, LOCK, REPORT, COPY, LMDB, SEEN, f"{SEEN}/data.mdb", "seen", "seen/data.mdb"}
 _OURS |= {f"{LMDB}/{name}" for name in ("data.mdb", "lock.mdb", SIDE_FILE, REPORT)}
 _UNFINISHED = re.compile(r"\.partial(-[0-9a-f]{32})?$")  # of `write_whole` and `index.save`, killed
-_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
-_ENTRY = np.dtype([("row", ROW), ("state", "<u8")])
 _LARGEST_SEEN = 1 << 36  # bytes of address space, for 100 million images
 
 
@@ -55,14 +51,13 @@ class Note:
     bad: bool = False
 
 
-def entry(row: bytes, state: int, notes: Sequence[Note]) -> bytes:
+def entry(row: bytes, notes: Sequence[Note]) -> bytes:
     """What `Seen` holds of one position."""
-    said = json.dumps([asdict(note) for note in notes]).encode() if notes else b""
-    return row + state.to_bytes(8, "little") + said
+    return row + (json.dumps([asdict(note) for note in notes]).encode() if notes else b"")
 
 
 class Seen:
-    """What is known of each position, those that were left out too: its `ROW`, the state of the file it was made from, its notes.
+    """What is known of each position, those that were left out too: its `ROW` and its notes.
 
     Committed before the records of the same positions, so it is never behind them. Whatever is killed, the records alone say how
     far the import is, and what stands here beyond that is cut off.
@@ -87,16 +82,15 @@ class Seen:
                 while cursor.delete():
                     pass
 
-    def read(self) -> tuple[Rows, NDArray[np.uint64], list[Note]]:
-        """(rows, states, notes) in the order of their positions."""
-        entries, notes = bytearray(), list[Note]()
+    def read(self) -> tuple[Rows, list[Note]]:
+        """(rows, notes) in the order of their positions."""
+        rows, notes = bytearray(), list[Note]()
         with self._env.begin() as txn:
             for _, value in txn.cursor():
-                entries += value[: _ENTRY.itemsize]
-                if len(value) > _ENTRY.itemsize:
-                    notes += [Note(**said) for said in json.loads(value[_ENTRY.itemsize :])]
-        found = np.frombuffer(bytes(entries), _ENTRY)
-        return found["row"], found["state"], notes
+                rows += value[: ROW.itemsize]
+                if len(value) > ROW.itemsize:
+                    notes += [Note(**said) for said in json.loads(value[ROW.itemsize :])]
+        return np.frombuffer(bytes(rows), ROW), notes
 
 
 class Partial:
@@ -116,12 +110,10 @@ class Partial:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(OSError):
-            os.ftruncate(self._lock, 0)  # or the next holder would be taken for this one
         os.close(self._lock)
 
     def _locked(self) -> int:
-        """The lock's descriptor. FolderInUseError, StorageError; FileNotFoundError where its file was removed meanwhile."""
+        """The lock's descriptor. FolderInUseError; FileNotFoundError where its file was removed meanwhile."""
         path = self.folder / LOCK
         fd = open_lock(path)
         try:
@@ -137,11 +129,6 @@ class Partial:
                 raise FolderInUseError(
                     f"{self.folder}: another import works on it: {holder or 'it has just started'}",
                     "wait for it, stop it, or give another folder",
-                ) from None
-            if isinstance(error, OSError) and error.errno in _NO_LOCKS:
-                raise StorageError(
-                    f"{self.folder}: its file system has no locks: {error.strerror}",
-                    "give a folder on another file system, and copy the result",
                 ) from None
             raise
         return fd
@@ -186,56 +173,36 @@ class Partial:
 
     def clear(self) -> None:
         """Removes all but the lock, and the room that is promised. DataError, with nothing gone, for what no import has made."""
-        self.require_ours()
-        self._delete((LOCK, COPY))
+        # import.json first: without it the rest counts as nothing, should this be interrupted.
+        self._require_ours()
+        (self.folder / IDENTITY).unlink(missing_ok=True)
+        sync_folder(self.folder)
+        self._delete(self.folder, (LOCK, COPY))
 
     def only_records(self) -> None:
         """Leaves data.mdb alone in the LMDB's folder, whatever an interrupted end put beside it. DataError as above."""
-        self.require_ours()
-        for name in os.listdir(self.lmdb):
-            if name != "data.mdb":
-                (self.lmdb / name).unlink()
+        self._require_ours()
+        self._delete(self.lmdb, (f"{LMDB}/data.mdb",))
 
     def remove(self) -> None:
-        """Removes all of it, the lock last: as long as it has its name no one else can have it. What isn't ours stays."""
-        self._delete((LOCK,))
+        """Removes all of it, the lock last: as long as it has its name no one else can have it. DataError as above."""
+        self._require_ours()
+        self._delete(self.folder, (LOCK,))
         (self.folder / LOCK).unlink()
-        _remove_empty(self.folder)  # or the next import has just made its lock in it
+        with suppress(OSError):  # the next import has just made its lock in it
+            self.folder.rmdir()
 
-    def require_ours(self) -> None:
-        """DataError if there is something that no import has made."""
-        for name, ours in self._files():
-            if not ours:
+    def _require_ours(self) -> None:
+        for file in sorted(self.folder.rglob("*")):
+            name = str(file.relative_to(self.folder))
+            if _UNFINISHED.sub("", name) not in _OURS:
                 hint = "move it away, or give another name than that for the result"
                 raise DataError(f"{self.folder}: holds `{name}`, which is not from an import", hint)
 
-    def _delete(self, keep: Collection[str]) -> None:
-        # import.json first: without it the rest counts as nothing, should this be interrupted.
-        (self.folder / IDENTITY).unlink(missing_ok=True)
-        sync_folder(self.folder)
-        for name, ours in self._files():
-            if ours and name not in keep:
-                (self.folder / name).unlink()
-        for folder in (self.lmdb, self.seen):
-            _remove_empty(folder)
-
-    def _files(self) -> list[tuple[str, bool]]:
-        """All names, and whether each is a file, no folder and no link, that an import makes, whole or unfinished."""
-        found = []
-        for folder in ("", LMDB, SEEN):
-            if not os.path.isdir(self.folder / folder):
-                continue
-            for file in sorted(os.scandir(self.folder / folder), key=lambda file: file.name):
-                name = os.path.join(folder, file.name)
-                if name in (LMDB, SEEN) and file.is_dir(follow_symlinks=False):
-                    continue
-                found.append((name, _UNFINISHED.sub("", name) in _OURS and file.is_file(follow_symlinks=False)))
-        return found
-
-
-def _remove_empty(folder: Path) -> None:
-    try:
-        folder.rmdir()
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
-            raise
+    def _delete(self, folder: Path, keep: Collection[str]) -> None:
+        for file in sorted(folder.rglob("*"), reverse=True):  # what is in a folder comes before the folder
+            if str(file.relative_to(self.folder)) not in keep:
+                if file.is_dir() and not file.is_symlink():
+                    file.rmdir()
+                else:
+                    file.unlink()

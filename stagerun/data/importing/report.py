@@ -5,12 +5,11 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from stagerun.base.errors import DataError
-from stagerun.base.text import count
+from stagerun.base.text import count, shown
 from stagerun.data.importing.items import regular
 from stagerun.data.importing.partial import Note
 from stagerun.system.imports import REPORT
@@ -20,39 +19,21 @@ if TYPE_CHECKING:
 
 _LEFT_OUT = "left out"  # : how many
 _COUNT_LINE = re.compile(rf"{_LEFT_OUT}: ([0-9]+)\n".encode())
-_ALPHA_LINE = re.compile(rb"  alpha: ([0-9]{1,18})\n")
 _LONGEST_LINE = 1 << 16
 _MOST_IGNORED = 1000  # in the report
 _EXTENSION = re.compile(r"\.\S{1,10}")  # of `Mr. Smith on the beach` it is none
 _MOST_EXTENSIONS = 8
-_MOST_NAMES = 3
 
 
 def ignored_text(names: Sequence[str]) -> str:
-    """`ignored by name: 5 files (.heic 2, .txt 1, no extension 2)`: the most first, extensions in small letters. Before that, if there
-    are any, `beside the class folders, not taken: 2 files (a.jpg, b.jpg)`."""
-    beside = [name for name in names if "/" not in name]
-    inside = [name for name in names if "/" in name]
-    texts = []
-    if beside:
-        shown = _for_terminal(", ".join(beside[:_MOST_NAMES])) + ", ..." * (len(beside) > _MOST_NAMES)
-        texts.append(f"beside the class folders, not taken: {count(len(beside), 'file')} ({shown})")
-    if inside:
-        texts.append(f"ignored by name: {count(len(inside), 'file')} ({_extensions(inside)})")
-    return "; ".join(texts)
-
-
-def _extensions(names: Sequence[str]) -> str:
-    found = Counter(PurePosixPath(name).suffix.lower() for name in names)
-    strange = [suffix for suffix in found if not _EXTENSION.fullmatch(suffix)]
-    without = sum(found.pop(suffix) for suffix in strange)
+    """`ignored: 5 files (.heic 2, .txt 1, no extension 2)`: extensions in small letters, the most first."""
+    suffixes = (PurePosixPath(name).suffix.lower() for name in names)
+    found = Counter(suffix if _EXTENSION.fullmatch(suffix) else "no extension" for suffix in suffixes)
     ordered = sorted(found.items(), key=lambda pair: (-pair[1], pair[0]))
-    parts = [f"{_for_terminal(suffix)} {n}" for suffix, n in ordered[:_MOST_EXTENSIONS]]
+    parts = [f"{shown(suffix)} {n}" for suffix, n in ordered[:_MOST_EXTENSIONS]]
     if others := sum(n for _, n in ordered[_MOST_EXTENSIONS:]):
-        parts.append(f"other extensions {others}")
-    if without:
-        parts.append(f"no extension {without}")
-    return ", ".join(parts)
+        parts.append(f"others {others}")
+    return f"ignored: {count(len(names), 'file')} ({', '.join(parts)})"
 
 
 def text_of(work: "Work", records: int, notes: list[Note], kinds: Mapping[str, int]) -> bytes:
@@ -75,8 +56,7 @@ def text_of(work: "Work", records: int, notes: list[Note], kinds: Mapping[str, i
 
 
 def line_of(note: Note) -> str:
-    text = f"{note.name}: {note.text}" if note.text else note.name
-    return _printable(text)
+    return _printable(f"{note.name}: {note.text}" if note.text else note.name)
 
 
 def identity_digest(identity: Mapping[str, Any]) -> str:
@@ -96,25 +76,6 @@ def left_out_of(out: Path, identity: Mapping[str, Any]) -> int | None:
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, DataError):  # none, or no file
         pass
     return None
-
-
-def transparency_of(folder: str) -> str:
-    """`92 images had transparency, composited on white`, as the report of the import that made the LMDB says; '' where it says none, or
-    there is no report."""
-    background = b""
-    with suppress(OSError, DataError), open(Path(folder) / REPORT, "rb", opener=regular) as stream:
-        while line := stream.readline(_LONGEST_LINE):
-            if line.startswith(b"background: "):
-                background = line[12:-1]
-            elif found := _ALPHA_LINE.fullmatch(line):
-                number, colour = int(found[1]), background.decode(errors="replace")
-                return f"{count(number, 'image')} had transparency, composited on {colour}"
-    return ""
-
-
-def _for_terminal(text: str) -> str:
-    """Without bytes that are not UTF-8, which a terminal can't be sent."""
-    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _printable(text: str) -> str:

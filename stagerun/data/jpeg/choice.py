@@ -14,43 +14,26 @@ from dataclasses import dataclass
 import cv2
 import numpy as np
 
-from stagerun.base.errors import StagerunError, UsageError, listing, nearest
+from stagerun.base.errors import UsageError, listing, nearest
 from stagerun.data.jpeg.decoder import Decoder, Request, by_opencv
 from stagerun.data.jpeg.header import read_header
 from stagerun.data.jpeg.slices import SimpleDecoder
-from stagerun.data.jpeg.turbo import ENVIRONMENT, HINT, Library, TurboDecoder, candidates, load
+from stagerun.data.jpeg.turbo import ENVIRONMENT, turbojpeg
 
 
 @dataclass(frozen=True, slots=True)
 class TierState:
-    """`reason` says what is missing and how to get it; '' if it is available. `about` says what it does.
-
-    `library` is the file of the libjpeg-turbo that was found for it; '' if it brings its own.
-    """
+    """`reason` says what is missing and how to get it; '' if it is available."""
 
     name: str
     available: bool
     reason: str
-    about: str
-    library: str
-
-
-class _Missing(StagerunError):
-    """A tier can't be had on this machine; never leaves this module."""
 
 
 def tiers() -> tuple[TierState, ...]:
     """Every tier, fastest first. Each is tried, which takes a second."""
-    found = []
-    for name, (about, _) in _TIERS.items():
-        try:
-            decoder = _tested(name)()
-        except _Missing as missing:
-            found.append(TierState(name, False, missing.message, about, ""))
-        else:
-            library = decoder.library if isinstance(decoder, TurboDecoder) else ""
-            found.append(TierState(name, True, "", about, library))
-    return tuple(found)
+    reasons = [(name, _tested(name)[1]) for name in _TIERS]
+    return tuple(TierState(name, not reason, reason) for name, reason in reasons)
 
 
 def make_decoder(tier: str | None = None) -> Decoder:
@@ -58,103 +41,56 @@ def make_decoder(tier: str | None = None) -> Decoder:
 
     UsageError if there is no such tier, or it isn't available, or STAGERUN_TURBOJPEG names what can't be used.
     """
-    if tier is not None:
-        if tier not in _TIERS:
-            hint = nearest(tier, _TIERS) or f"it is one of {listing(list(_TIERS))}"
-            raise UsageError(f"there is no way to decode JPEGs called `{tier}`", hint)
-        try:
-            return _tested(tier)()
-        except _Missing as missing:
-            raise UsageError(f"JPEGs can't be decoded by `{tier}`: {missing.message}") from None
-    if os.environ.get(ENVIRONMENT):
-        try:
-            _library(os.environ[ENVIRONMENT])
-        except _Missing as missing:
-            raise UsageError(missing.message, f"correct {ENVIRONMENT}, or unset it") from None
-    for name in _TIERS:
-        try:
-            return _tested(name)()
-        except _Missing:
-            continue
-    raise UsageError("no way to decode JPEGs gives the right pixels", "install opencv-python-headless again")
-
-
-def turbojpeg() -> Library:
-    """The libjpeg-turbo that the fast tiers use. UsageError if there is none."""
-    try:
-        return _library(os.environ.get(ENVIRONMENT, ""))
-    except _Missing as missing:
-        raise UsageError(missing.message) from None
+    if tier is not None and tier not in _TIERS:
+        hint = nearest(tier, _TIERS) or f"it is one of {listing(list(_TIERS))}"
+        raise UsageError(f"there is no way to decode JPEGs called `{tier}`", hint)
+    if tier is None and os.environ.get(ENVIRONMENT):
+        turbojpeg()
+    reason = ""
+    for name in _TIERS if tier is None else (tier,):
+        make, reason = _tested(name)
+        if make is not None:
+            return make()
+    raise UsageError(f"JPEGs can't be decoded by `{tier}`: {reason}")
 
 
 # Making the first decoder of a kind loads, tests and may compile; threads that start together do it once.
 _once = threading.RLock()
 
 
-def _tested(name: str) -> Callable[[], Decoder]:
+def _tested(name: str) -> tuple[Callable[[], Decoder] | None, str]:
+    """What makes a decoder of that tier; or None, and why it can't be had."""
     with _once:
         return _tested_once(name, os.environ.get(ENVIRONMENT, ""))
 
 
 @functools.cache
-def _tested_once(name: str, environment: str) -> Callable[[], Decoder]:
-    """What makes a decoder of that tier. _Missing, which isn't kept, if it can't be had or gives other pixels."""
-    make = _TIERS[name][1](environment)
-    if name != "opencv" and not same_pixels(make()):
-        raise _Missing("on this machine it gives other pixels than OpenCV, or none")
-    return make
-
-
-def _library(environment: str) -> Library:
-    with _once:
-        return _library_once(environment)
-
-
-@functools.cache
-def _library_once(environment: str) -> Library:
-    """The first libjpeg-turbo that gives the right pixels. `environment` is all that it depends on."""
-    why = ""
-    for path in candidates():
-        try:
-            library = load(path)
-            if same_pixels(TurboDecoder(library)):
-                return library
-            why = f"{path} gives other pixels than OpenCV, or none"
-        except OSError as error:
-            why = str(error)
-        except AttributeError as error:
-            why = f"{path} is not a libjpeg-turbo of version 3: {error}"
-        if environment:
-            raise _Missing(f"{ENVIRONMENT} names what can't be used: {why}")
-    raise _Missing(f"no libjpeg-turbo of version 3 was found: {HINT}")
-
-
-def _compiled(environment: str) -> Callable[[], Decoder]:
-    library = _library(environment)
+def _tested_once(name: str, environment: str) -> tuple[Callable[[], Decoder] | None, str]:
     try:
-        from stagerun.data.jpeg.compiled import CompiledDecoder, compiled
-
-        kernels = compiled(library)
+        make = _TIERS[name]()
     except ModuleNotFoundError as error:
-        raise _Missing(f"{error.name} is not installed: pip install 'stagerun[fast]'") from None
+        return None, f"{error.name} is not installed: pip install 'stagerun[fast]'"
+    except UsageError as error:
+        return None, error.message
     except Exception as error:  # numba has many ways to say that it doesn't go with this numpy, Python or machine
-        raise _Missing(f"numba can't be used: {' '.join(str(error).split())}") from None
-    return functools.partial(CompiledDecoder, library, *kernels)
+        return None, f"numba can't be used: {' '.join(str(error).split())}"
+    if name != "opencv" and not same_pixels(make()):
+        return None, "on this machine it gives other pixels than OpenCV, or none"
+    return make, ""
 
 
-def _turbojpeg(environment: str) -> Callable[[], Decoder]:
-    return functools.partial(TurboDecoder, _library(environment))
+def _compiled() -> Callable[[], Decoder]:
+    library = turbojpeg()
+    from stagerun.data.jpeg.compiled import CompiledDecoder, compiled
+
+    return functools.partial(CompiledDecoder, *compiled(library))
 
 
-# name -> (what it does, what gives its maker), fastest first
-_TIERS: dict[str, tuple[str, Callable[[str], Callable[[], Decoder]]]] = {
-    "compiled": ("the same as turbojpeg, compiled", _compiled),
-    "turbojpeg": ("decodes the part alone, reads the part alone of prepared files", _turbojpeg),
-    "simplejpeg": (
-        "decodes the rows down to the part, reads the part alone of prepared files",
-        lambda _: SimpleDecoder,
-    ),
-    "opencv": ("decodes the whole picture", lambda _: Decoder),
+# Fastest first: what gives the maker.
+_TIERS: dict[str, Callable[[], Callable[[], Decoder]]] = {
+    "compiled": _compiled,  # decodes the part alone, reads the part alone of prepared files
+    "simplejpeg": lambda: SimpleDecoder,  # decodes the rows down to the part, reads the part alone of prepared files
+    "opencv": lambda: Decoder,  # decodes the whole picture
 }
 
 

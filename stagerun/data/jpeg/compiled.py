@@ -17,23 +17,12 @@ import numpy as np
 from numba.core import types
 
 from stagerun.data.jpeg import slices
-from stagerun.data.jpeg.decoder import Pixels, Request
-from stagerun.data.jpeg.header import Header
-from stagerun.data.jpeg.slices import Window
-from stagerun.data.jpeg.turbo import (
-    DECODED,
-    DECOMPRESS,
-    FAILED,
-    FUNCTIONS,
-    HEIGHT,
-    WARNED,
-    WARNING,
-    WIDTH,
-    Library,
-    Region,
-    TurboDecoder,
-    pixel_format,
-)
+from stagerun.data.jpeg.decoder import Decoder, Pixels, Request, Scratch, is_written, mark, scaled
+from stagerun.data.jpeg.header import Buffer, Header, Reach, as_bytes
+from stagerun.data.jpeg.slices import NARROWEST, Window
+from stagerun.data.jpeg.turbo import BGR, DECOMPRESS, FUNCTIONS, GREY, HEIGHT, WARNING, WIDTH, Library
+
+DECODED, WARNED, FAILED = 0, 1, 2  # how decoding ended
 
 _i32, _i64, _address = types.int32, types.int64, types.intp
 _read = types.Array(types.uint8, 1, "C", readonly=True)  # takes writable arrays too
@@ -136,7 +125,10 @@ def _decode(
     pixel_format: int,
 ) -> int:
     """The region of the file in source[:size] into `pixels`: DECODED, WARNED, or FAILED if the library can't or finds
-    another size. A region of the width 0 is the whole. See `turbo.TurboDecoder._outcome` for the calls.
+    another size, for which `pixels` has no room. A region of the width 0 is the whole.
+
+    Each picture has a handle of its own (1 us). A used one keeps tables, with which a file that lacks them would be decoded, and a
+    region: one that isn't within the next picture makes the library loop for ever.
     """
     rows, columns = -(-height // shrink), -(-width // shrink)
     if region_width > 0:
@@ -170,17 +162,65 @@ def compiled(library: Library) -> tuple[Callable[..., int], Callable[..., int]]:
     return cut, decode
 
 
-_WHOLE = Region()
+def _region_of(
+    header: Header, request: Request, top: int, left: int, height: int, width: int
+) -> tuple[int, int, int, int] | None:
+    """(x, y, width, height) of what to decode of a file that is the rectangle (top, left, height, width) of the picture; None: all of it.
+
+    In reduced pixels of that file. The left edge must be that of an MCU; two rows and a column more than the part are
+    taken for the smoothing of the colour, and never so few columns that there is none.
+    """
+    shrink = request.shrink
+    height, width = scaled(height, shrink), scaled(width, shrink)
+    if header.reach is not Reach.PART or shrink * NARROWEST > width:
+        return None
+    y, x = request.top - top // shrink, request.left - left // shrink
+    step = 8 * header.sampling[0][0] // shrink if header.components > 1 else 8 // shrink
+    begin = max(0, min(x - 1, width - NARROWEST)) // step * step
+    end = min(width, max(x + request.width + 1, begin + NARROWEST))
+    first, last = max(0, y - 2), min(height, y + request.height + 2)
+    if end - begin == width and last - first == height:
+        return None
+    return begin, first, end - begin, last - first
 
 
-class CompiledDecoder(TurboDecoder):
-    """What `turbojpeg` does, in two compiled calls per picture."""
+class CompiledDecoder(Decoder):
+    """Slices, and decodes of what is left only the rows and columns that are needed, in two compiled calls per picture."""
 
     tier = "compiled"
 
-    def __init__(self, library: Library, cut: Callable[..., int], decode: Callable[..., int]) -> None:
-        super().__init__(library)
+    def __init__(self, cut: Callable[..., int], decode: Callable[..., int]) -> None:
         self._compiled_cut, self._compiled_decode = cut, decode
+        self._scratch, self._pixels = Scratch(), Scratch()
+
+    def fast(self, data: Buffer, header: Header, request: Request) -> Pixels | None:
+        source = np.frombuffer(as_bytes(data), np.uint8)
+        top, left, height, width = 0, 0, header.height, header.width
+        window = slices.window(header, request)
+        sliced = self._cut(source, header, window) if window else None
+        if window and sliced is not None:
+            source, top, left, height, width = sliced, window.top, window.left, window.height, window.width
+        wanted = _region_of(header, request, top, left, height, width)
+        x, y, columns, rows = wanted or (0, 0, scaled(width, request.shrink), scaled(height, request.shrink))
+        pixels = self._pixels.of(rows * columns * request.channels).reshape(rows, columns, request.channels)
+        mark(pixels)
+        outcome = self._compiled_decode(
+            source,
+            source.size,
+            height,
+            width,
+            request.shrink,
+            *(wanted or (0, 0, 0, 0)),
+            pixels.reshape(-1),
+            request.channels,
+            BGR if request.channels == 3 else GREY,
+        )
+        # In a file of one scan a warning is no error.
+        forgiven = outcome == WARNED and header.reach is Reach.PART and is_written(pixels)
+        if outcome != DECODED and not forgiven:
+            return None
+        y, x = request.top - top // request.shrink - y, request.left - left // request.shrink - x
+        return pixels[y : y + request.height, x : x + request.width]
 
     def _cut(self, source: Pixels, header: Header, window: Window) -> Pixels | None:
         data = self._scratch.of(source.size + slices.MARKER)
@@ -200,22 +240,3 @@ class CompiledDecoder(TurboDecoder):
             window.width,
         )
         return data[:size] if size else None
-
-    def _outcome(
-        self, source: Pixels, height: int, width: int, wanted: Region | None, request: Request, pixels: Pixels
-    ) -> int:
-        region = wanted or _WHOLE
-        return self._compiled_decode(
-            source,
-            source.size,
-            height,
-            width,
-            request.shrink,
-            region.x,
-            region.y,
-            region.width,
-            region.height,
-            pixels.reshape(-1),
-            request.channels,
-            pixel_format(request),
-        )

@@ -71,7 +71,7 @@ class Request:
 
 
 class Scratch:
-    """Memory that is used again for the next picture."""
+    """Memory that one thread uses again for the next picture or record; it grows to the largest but for giants."""
 
     def __init__(self) -> None:
         self._memory = np.empty(1 << 20, np.uint8)

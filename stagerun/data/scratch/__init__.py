@@ -5,25 +5,23 @@
         NAME/                           a complete copy; shared lock on the folder by each process that reads it
             data.mdb, stagerun-index.safetensors
             stagerun-copy.json          what it is a copy of, and the sha256 of each 64 MiB of data.mdb
-            suspect                     there if it was found unreadable: it is checked before it is used again
+            suspect                     there if it was found unreadable: every block is compared before it is used again
         NAME.partial/                   a copy being made, or interrupted; `blocks` lists what is written and checked
         NAME.lock                       held by the process that makes or checks the copy
 
 NAME says which state of which LMDB it is (`look`): a changed source is another name. The kernel drops every lock with the
 process that held it, so that a killed job blocks no other, and the next one continues from what it had copied. A folder's time of change
-is when it was last used; it decides only which of the unused copies goes first when room is needed. Nothing is touched but
-folders with stagerun's manifest below stagerun-UID, and in these nothing but the files above.
+is when it was last used; it decides only which of the unused copies goes first when room is needed. Nothing is touched but folders with
+stagerun's manifest below stagerun-UID.
 """
 
-from stagerun.data.scratch.blocks import Progress
 from stagerun.data.scratch.layout import CopyStopped, Found, Original, look
-from stagerun.data.scratch.staging import Copy, How, stage
+from stagerun.data.scratch.staging import Copy, Progress, stage
 
 __all__ = [
     "Copy",
     "CopyStopped",
     "Found",
-    "How",
     "Original",
     "Progress",
     "look",

@@ -1,10 +1,9 @@
-"""Names and files of the scratch folder, what a manifest says, and locks that die with their holder.
+"""Names and files of the scratch folder, what a manifest says, locks that die with their holder, and room on the disk.
 
 The locks are those of flock(2), which the kernel gives up when the process ends, however it ends.
 """
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import json
@@ -12,18 +11,25 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from stagerun.base.errors import DataError, PermissionDenied, StorageError
-from stagerun.system.files import private_folder, write_whole
-from stagerun.system.imports import COPY, REPORT, scratch_home
+from stagerun.base.text import size
+from stagerun.system.files import hint_for, private_folder, write_whole
+from stagerun.system.imports import COPY, scratch_home
 from stagerun.system.lmdb_file import BY_SCHEDULE, SIDE_FILE, check_file, data_file, ends_of, reading
 from stagerun.system.typed import Signed, json_object, read_as
 
-# Between two looks at a lock that another process has: no one waits inside the kernel, where a request to stop isn't heard.
-_PAUSE_S = 0.1
+BLOCK = 1 << 26
+DATA, MANIFEST, JOURNAL, SUSPECT = "data.mdb", COPY, "blocks", "suspect"
+PARTIAL = ".partial"
+IMPORTED = "lmdb/data.mdb"  # of an import that is not complete
+
+_NAME = re.compile(r"[0-9a-f]{64}")
+_MOST_MANIFEST_BYTES = 1 << 26
+_PAUSE_S = 0.1  # between two tries of a lock: a wait inside the kernel would not hear a request to stop
 
 
 class CopyStopped(Exception):
@@ -33,51 +39,53 @@ class CopyStopped(Exception):
 @contextlib.contextmanager
 def held(path: Path, stop: Callable[[], bool], waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Waits for the lock and holds it. `waiting` is called from time to time meanwhile. CopyStopped, OSError."""
-    while (fd := _try(path)) is None:
+    while True:
+        with held_now(path) as ours:
+            if ours:
+                yield
+                return
         if stop():
             raise CopyStopped
         waiting()
         time.sleep(_PAUSE_S)
-    try:
-        yield
-    finally:
-        os.close(fd)
 
 
 @contextlib.contextmanager
 def held_now(path: Path) -> Iterator[bool]:
     """Holds the lock if it can be had at once: gives whether it could. OSError."""
-    fd = _try(path)
-    try:
-        yield fd is not None
-    finally:
-        if fd is not None:
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            ours = _flock(fd)
+            # Whoever removes a copy removes its lock too, while holding it: the name may be another file's, or no one's.
+            if not ours or _has_name(fd, path):
+                yield ours
+                return
+        finally:
             os.close(fd)
 
 
-def _try(path: Path) -> int | None:
-    while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        kept = False
-        try:
-            if not _flock(fd, fcntl.LOCK_EX):
-                return None
-            # Whoever removes a copy removes its lock too, while holding it: the name may be another file's, or no one's.
-            with contextlib.suppress(FileNotFoundError):
-                kept = os.path.samestat(os.fstat(fd), path.lstat())
-            if kept:
-                return fd
-        finally:
-            if not kept:
-                os.close(fd)
+def _has_name(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), path.lstat())
+    except FileNotFoundError:
+        return False
+
+
+def _flock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextlib.contextmanager
 def unused_now(folder: Path) -> Iterator[bool]:
     """Whether no one reads the copy; and no one starts to, until the end. Call it while holding the copy's lock. OSError."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    fd = _open_folder(folder)
     try:
-        yield _flock(fd, fcntl.LOCK_EX)
+        yield _flock(fd)
     finally:
         os.close(fd)
 
@@ -88,13 +96,9 @@ class Use:
 
     def __init__(self, folder: Path) -> None:
         """Call it while holding the copy's lock: then no one is removing it. OSError."""
-        self._fd: int | None = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_SH)
-            os.utime(self._fd)
-        except BaseException:
-            os.close(self._fd)
-            raise
+        self._fd: int | None = _open_folder(folder)
+        fcntl.flock(self._fd, fcntl.LOCK_SH)
+        os.utime(self._fd)
 
     def close(self) -> None:
         fd, self._fd = self._fd, None
@@ -104,26 +108,8 @@ class Use:
             os.close(fd)
 
 
-def _flock(fd: int, kind: int) -> bool:
-    try:
-        fcntl.flock(fd, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-BLOCK = 1 << 26
-DATA, MANIFEST, JOURNAL, SUSPECT = "data.mdb", COPY, "blocks", "suspect"
-# All that is ever deleted, in this order: the manifest last, so that a half removed copy is still known as one.
-OWN_FILES = (DATA, SIDE_FILE, REPORT, f"{SIDE_FILE}.new", JOURNAL, SUSPECT, f"{MANIFEST}.new", MANIFEST)
-PARTIAL = ".partial"
-IMPORTED = "lmdb/data.mdb"  # of an import that is not complete
-
-_NAME = re.compile(r"[0-9a-f]{64}")
-_VERSION = 1
-_MOST_MANIFEST_BYTES = 1 << 26
-_FULL = {errno.ENOSPC, errno.EDQUOT}
-_NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF}
+def _open_folder(folder: Path) -> int:
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,34 +141,26 @@ def look(path: str) -> Original:
 @contextlib.contextmanager
 def writing(scratch: str) -> Iterator[None]:
     """Errors of the scratch disk: StorageError, PermissionDenied."""
-    hint = "check the disk, or give another `scratch`"
     try:
         yield
     except PermissionError as error:
-        raise PermissionDenied(
-            f"{error.filename or scratch}: no permission", "give a `scratch` folder that you may write to"
-        ) from None
+        text = f"{error.filename or scratch}: no permission"
+        raise PermissionDenied(text, "give a `scratch` folder that you may write to") from None
     except OSError as error:
-        place = error.filename or scratch
-        if error.errno in _NO_LOCKS:
-            raise StorageError(
-                f"{place}: the file system has no locks, or can't be used as scratch: {error.strerror}",
-                "give a `scratch` folder on a disk of the node itself",
-            ) from None
-        if error.errno in _FULL:
-            hint = "free some space there, give another `scratch`, or leave it out to read the data where it is"
-        raise StorageError(f"{place}: {error.strerror}", hint) from None
+        text = f"{error.filename or scratch}: {error.strerror}"
+        raise StorageError(
+            text, f"{hint_for(error)}; or give another `scratch`, on a disk of the node itself"
+        ) from None
 
 
 def home_of(scratch: str, make: bool = True) -> Path:
     """The folder of this user's copies. StorageError if there is no folder `scratch`, PermissionDenied if it isn't ours."""
-    try:
-        there = Path(scratch).is_dir()
-    except OSError:
-        there = False
-    if not there:
+    if not os.path.isdir(scratch):
         raise StorageError(f"{scratch}: no such folder", "make it on every node, or give another `scratch`")
     return private_folder(scratch_home(scratch), "copies", "give another `scratch`", make)
+
+
+# -- What is on the disk.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,52 +171,27 @@ class Manifest:
     size: int  # of data.mdb
     mtime_ns: Signed
     blocks: tuple[str, ...] = ()  # sha256 in hex of each BLOCK bytes of data.mdb, the last one shorter
-    side: tuple[int, Signed] | None = None  # size and mtime_ns of the source's side file
-    made: str = ""  # date and time
-    seconds: float = 0.0
-    stagerun: str = ""
-
-
-def blocks_in(size: int) -> int:
-    return -(-size // BLOCK)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Whole or not at all. OSError."""
-    text = json.dumps({"version": _VERSION, **asdict(manifest)}, indent=1)
+    text = json.dumps({"version": 1, **asdict(manifest)}, indent=1)
     write_whole(folder / MANIFEST, text.encode(), aside=folder / f"{MANIFEST}.new")
 
 
 def read_manifest(folder: Path) -> Manifest | None:
     """None if there is none, or it isn't what `write_manifest` writes. OSError if the disk fails."""
-    found = _json(folder)
-    if found.get("version") != _VERSION or not {field.name for field in fields(Manifest)} <= found.keys():
-        return None
-    try:
-        manifest = read_as(Manifest, found)
-    except ValueError:
-        return None
-    return manifest if len(manifest.blocks) in (0, blocks_in(manifest.size)) else None
-
-
-def is_of_another_version(folder: Path) -> bool:
-    """Whether its manifest is one that this version can't judge: what it says of the copy, and which files are its own."""
-    version = _json(folder).get("version")
-    return isinstance(version, int) and version != _VERSION
-
-
-def _json(folder: Path) -> Mapping[str, object]:
-    """What the manifest holds; nothing if it is missing or damaged. OSError."""
     try:
         fd = os.open(folder / MANIFEST, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
-        return {}
+        return None
     with open(fd, "rb") as stream:
         data = stream.read(_MOST_MANIFEST_BYTES)
     try:
-        return json_object(data)
+        manifest = read_as(Manifest, json_object(data))
     except ValueError:
-        return {}
+        return None
+    return manifest if len(manifest.blocks) in (0, -(-manifest.size // BLOCK)) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,31 +205,26 @@ class Found:
     used: float  # last use, seconds since the epoch
 
     @property
+    def name(self) -> str:
+        return self.folder.name.removesuffix(PARTIAL)
+
+    @property
     def lock(self) -> Path:
-        return self.folder.with_name(f"{self.folder.name.removesuffix(PARTIAL)}.lock")
+        return self.folder.with_name(f"{self.name}.lock")
 
 
 def survey(home: Path) -> list[Found]:
     """The copies, complete and partial, longest unused first. OSError."""
     found = []
     for folder in home.iterdir() if home.is_dir() else ():
+        partial = folder.name.endswith(PARTIAL)
         if not _NAME.fullmatch(folder.name.removesuffix(PARTIAL)):
             continue
-        try:
+        with contextlib.suppress(FileNotFoundError):  # another process has just removed it
             status = folder.lstat()
-            manifest = read_manifest(folder) if stat.S_ISDIR(status.st_mode) else None
-            if manifest is not None:
-                partial = folder.name.endswith(PARTIAL)
+            if stat.S_ISDIR(status.st_mode) and (manifest := read_manifest(folder)) is not None:
                 found.append(Found(folder, manifest, partial, taken(folder), status.st_mtime))
-        except FileNotFoundError:  # another process has just removed it
-            continue
     return sorted(found, key=lambda one: one.used)
-
-
-def suspect(folder: Path) -> None:
-    """The copy is checked, and mended, before anyone uses it again. As far as the disk lets us say so."""
-    with contextlib.suppress(OSError):
-        os.close(os.open(folder / SUSPECT, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
 
 
 def file_size(folder: Path) -> int | None:
@@ -297,17 +245,89 @@ def taken(folder: Path) -> int:
 
 
 def remove(folder: Path) -> None:
-    """Deletes stagerun's files in it, and the folder unless it holds something else. OSError."""
-    for name in OWN_FILES:
-        with contextlib.suppress(FileNotFoundError):
-            (folder / name).unlink()
-    try:
-        folder.rmdir()
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
+    """Deletes a copy, the manifest last, so that a half removed one is still known as one. OSError."""
+    for file in sorted(folder.rglob("*"), key=lambda file: (file.name == MANIFEST, -len(file.parts))):
+        if file.is_dir() and not file.is_symlink():
+            file.rmdir()
+        else:
+            file.unlink()
+    folder.rmdir()
+
+
+# -- Room: counted for all copies at once, before the first byte; made by removing what no one uses.
+
+
+def free_bytes(home: Path) -> int:
+    """Bytes that this user may still write to the disk. OSError."""
+    found = os.statvfs(home)
+    return found.f_bavail * found.f_frsize
+
+
+def missing(home: Path, original: Original) -> int:
+    """Bytes that are still to be written."""
+    if file_size(home / original.name) == original.size:
+        return 0
+    # A copy being made has its full size from the start, and takes what is written.
+    return max(0, original.size - taken(home / original.name) - taken(home / f"{original.name}{PARTIAL}"))
+
+
+@contextlib.contextmanager
+def idle_now(one: Found) -> Iterator[bool]:
+    """Whether no one makes or uses the copy; it is locked against everyone until the end. OSError."""
+    with contextlib.ExitStack() as stack:
+        idle = stack.enter_context(held_now(one.lock))
+        if idle:
+            try:
+                idle = stack.enter_context(unused_now(one.folder))
+            except FileNotFoundError:
+                idle = False
+        yield idle
+
+
+def take_room(
+    home: Path,
+    originals: Sequence[Original],
+    reserve: int,
+    stop: Callable[[], bool],
+    removed: Callable[[Found], None],
+) -> None:
+    """Takes the room that copies of `originals` still need and leaves `reserve` bytes free; registers the copies.
+
+    The caller holds the locks of these copies. Under one lock for all jobs, and with what others are about to write counted as
+    written: two jobs at once don't both take the last room. Removes copies that no one uses, interrupted ones first, then the
+    longest unused, if and only if that makes enough room, and calls `removed` for each; else StorageError. CopyStopped, OSError.
+    """
+    with held(home / "lock", stop), contextlib.ExitStack() as locks:
+        names = {original.name for original in originals}
+        others = [one for one in survey(home) if one.name not in names]
+        needed = sum(missing(home, original) for original in originals)
+        idle = [one for one in others if locks.enter_context(idle_now(one))]
+        busy = [one for one in others if one not in idle]
+        pending = sum(max(0, one.manifest.size - one.bytes) for one in busy if one.partial)
+
+        def short() -> int:
+            return needed + pending + reserve - free_bytes(home)
+
+        if needed and short() > sum(one.bytes for one in idle):
+            parts = [f"{size(needed)} needed, {size(free_bytes(home))} free"]
+            parts.append(f"{size(reserve)} stay free (scratch_reserve)")
+            parts += [f"{size(pending)} are promised to copies being made"] if pending else []
+            parts += [f"{size(sum(one.bytes for one in busy))} are copies in use"] if busy else []
+            raise StorageError(
+                f"{home}: no room for the images: {'; '.join(parts)}",
+                "free some space there, give another `scratch`, or leave it out to read the data where it is",
+            )
+        for one in sorted(idle, key=lambda one: not one.partial):
+            if not needed or short() <= 0:
+                break
+            remove(one.folder)
+            one.lock.unlink(missing_ok=True)
+            removed(one)
+        for original in originals:  # others count the folder from now on
+            folder = home / f"{original.name}{PARTIAL}"
+            folder.mkdir(mode=0o700, exist_ok=True)
+            if read_manifest(folder) is None:
+                write_manifest(folder, Manifest(source=original.real, size=original.size, mtime_ns=original.mtime_ns))
 
 
 class SourceChanged(DataError):

@@ -1,22 +1,26 @@
-"""Having copies: those that are there are used, the others made or mended, whoever comes first doing it for all."""
+"""Having copies: those that are there are used, the others made, whoever comes first doing it for all.
+
+The bytes of a copy come block by block, several at once, and each block is read back from the disk and compared before it counts.
+"""
 
 import contextlib
-import enum
 import hashlib
 import os
+import re
+import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 
-import stagerun
-from stagerun.base.errors import StorageError
-from stagerun.data.scratch.blocks import BlockCopy, Progress, Tally, known_blocks, worth_keeping
+from stagerun.base.errors import DataError, PermissionDenied, StorageError
+from stagerun.data.scratch import layout
 from stagerun.data.scratch.layout import (
     DATA,
     JOURNAL,
     PARTIAL,
     SUSPECT,
+    CopyStopped,
     Found,
     Manifest,
     Original,
@@ -25,30 +29,46 @@ from stagerun.data.scratch.layout import (
     file_size,
     held,
     home_of,
-    is_of_another_version,
     look,
     read_manifest,
     remove,
-    suspect,
+    take_room,
     taken,
     unused_now,
     write_manifest,
     writing,
 )
-from stagerun.data.scratch.room import take_room
 from stagerun.system.files import sync_folder, write_whole
 from stagerun.system.lmdb_file import SIDE_FILE, reading
 
 GIGABYTE = 10**9
+_PIECE = 1 << 22
+# Blocks on their way at once: a file server gives one reader a part of what it has.
+_STREAMS = 4
+_LINE = re.compile(r"^([0-9]{1,9}) ([0-9a-f]{64})$", re.MULTILINE)  # of the journal
 
 
-class How(enum.Enum):
-    """What was done to have a copy."""
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Bytes of all copies that were asked for at once. `waiting`: another process makes them."""
 
-    THERE = "was there"
-    CHECKED = "was there, and every byte is right"
-    MENDED = "was there and damaged: what was wrong is copied again"
-    COPIED = "copied"
+    done: int
+    total: int
+    waiting: bool = False
+
+
+class _Tally:
+    """Adds up what several threads do, and reports it, one report at a time."""
+
+    def __init__(self, total: int, report: Callable[[Progress], None]) -> None:
+        self.done, self.total, self.copied = 0, total, 0
+        self._report, self._lock = report, threading.Lock()
+
+    def add(self, count: int, copied: bool) -> None:
+        with self._lock:
+            self.done += count
+            self.copied += count if copied else 0
+            self._report(Progress(self.done, self.total))
 
 
 class Copy:
@@ -57,17 +77,19 @@ class Copy:
     `bytes` were copied for it in `seconds`, of its `size`. `digest` is of the digests of all its blocks.
     """
 
-    def __init__(self, folder: Path, original: Original, how: How, copied: int, seconds: float) -> None:
+    def __init__(self, folder: Path, original: Original, copied: int = 0, seconds: float = 0.0) -> None:
         """Call it while holding the copy's lock. OSError."""
-        self.path, self.original, self.how = str(folder), original, how
+        self.path, self.original = str(folder), original
         manifest = read_manifest(folder)
         self.digest = hashlib.sha256(" ".join(manifest.blocks if manifest else ()).encode()).hexdigest()
         self.bytes, self.seconds = copied, seconds
         self._use = Use(folder)
 
     def suspect(self) -> None:
-        """It can't be read, or gives other bytes than it should."""
-        suspect(Path(self.path))
+        """It can't be read, or gives other bytes than it should: every block is compared before anyone uses it again. As far as the
+        disk lets us say so."""
+        with contextlib.suppress(OSError):
+            Path(self.path, SUSPECT).touch(0o600)
 
     def close(self) -> None:
         self._use.close()
@@ -102,145 +124,209 @@ def stage(
         for name in sorted(wanted):  # all in the same order, so that no two jobs wait for each other
             locks.enter_context(held(home / f"{name}.lock", stop, waiting))
         todo = [original for original in wanted.values() if not _usable(home, original)]
-        tally = Tally(sum(original.size for original in todo), watch)
         if todo:
             take_room(home, todo, round(reserve * GIGABYTE), stop, removed)
-        done = {original.name: _one(home, original, original in todo, tally, stop) for original in wanted.values()}
-        with contextlib.ExitStack() as undone:
-            copies = []
-            for original in originals:
-                copies.append(Copy(home / original.name, original, *done[original.name]))
-                undone.callback(copies[-1].close)
-            undone.pop_all()
-        return copies
-
-
-def _one(home: Path, original: Original, todo: bool, tally: Tally, stop: Callable[[], bool]) -> tuple[How, int, float]:
-    """Has one copy made or mended, as far as that is needed: (how, bytes copied, seconds)."""
-    started, before = time.monotonic(), tally.copied
-    how = How.THERE
-    if todo:
-        make = _mend if (home / original.name).exists() else _make
-        how = make(home, original, tally, stop)
-    _mirror_side_file(home / original.name, original)
-    return how, tally.copied - before, time.monotonic() - started
+        tally = _Tally(sum(original.size for original in todo), watch)
+        done: dict[str, tuple[int, float]] = {}
+        for original in todo:
+            began, before = time.monotonic(), tally.copied
+            _make(home, original, tally, stop)
+            done[original.name] = tally.copied - before, time.monotonic() - began
+        for original in wanted.values():
+            _mirror_side_file(home / original.name, original)
+        return [Copy(home / one.name, one, *done.get(one.name, (0, 0.0))) for one in originals]
 
 
 def _usable(home: Path, original: Original) -> bool:
-    """Whether the copy is complete as far as can be seen without reading it. What says nothing of use is cleared away.
-
-    Call it while holding the copy's lock. StorageError if it is in use, or not ours to judge.
-    """
-    folder = home / original.name
-    if folder.is_symlink() or (home / f"{original.name}{PARTIAL}").is_symlink():
-        raise StorageError(
-            f"{folder}: is a link, which stagerun didn't make", "remove it, then run the same command again"
-        )
-    for made in (folder, home / f"{original.name}{PARTIAL}"):
-        if is_of_another_version(made):
-            raise StorageError(
-                f"{made}: made by another version of stagerun",
-                "remove it, or use another scratch folder",
-            )
+    """Whether the copy is complete as far as can be seen without reading it. One that isn't becomes a partial one; what says nothing of
+    use is removed. Call it while holding the copy's lock. StorageError if that is in use."""
+    folder, partial = home / original.name, home / f"{original.name}{PARTIAL}"
+    if not os.path.lexists(folder):
+        return False
     manifest = read_manifest(folder)
     if manifest is None or not manifest.blocks or manifest.size != original.size:
-        if folder.exists():
-            _clear(folder)
-        if folder.exists():
-            raise StorageError(
-                f"{folder}: holds something that isn't stagerun's", "remove it, then run the same command again"
-            )
+        with unused_now(folder) as unused:
+            if not unused:  # by a job that began before its manifest was damaged
+                raise StorageError(
+                    f"{folder}: is no longer a complete copy, and is in use",
+                    "wait until the jobs that read it have ended, or use another scratch folder",
+                )
+            remove(folder)
         return False
-    return file_size(folder) == original.size and not (folder / SUSPECT).exists()
+    if file_size(folder) == original.size and not (folder / SUSPECT).exists():
+        return True
+    # Each block is compared, and copied again where it is wrong: who reads the copy meanwhile has the same bytes before and after.
+    (folder / JOURNAL).write_text("".join(f"{n} {digest}\n" for n, digest in enumerate(manifest.blocks)))
+    if partial.exists():
+        remove(partial)
+    folder.rename(partial)
+    return False
 
 
-def _clear(folder: Path) -> None:
-    """Removes a copy that can't be used. StorageError if a job reads it: its manifest was damaged, or found wrong, since."""
-    with unused_now(folder) as unused:
-        if not unused:
-            raise StorageError(
-                f"{folder}: is no longer a complete copy, and is in use",
-                "wait until the jobs that read it have ended, or use another scratch folder",
-            )
-        remove(folder)
-
-
-def _make(home: Path, original: Original, tally: Tally, stop: Callable[[], bool]) -> How:
-    partial, started = home / f"{original.name}{PARTIAL}", time.monotonic()
+def _make(home: Path, original: Original, tally: _Tally, stop: Callable[[], bool]) -> None:
+    partial, folder = home / f"{original.name}{PARTIAL}", home / original.name
     try:
-        _same(original)
-        copy = BlockCopy(original, partial / DATA, known_blocks(partial), tally, stop)
-        blocks = copy.run()
-        _same(original)
-        manifest = Manifest(
-            source=original.real,
-            size=original.size,
-            mtime_ns=original.mtime_ns,
-            blocks=blocks,
-            made=time.strftime("%Y-%m-%d %H:%M:%S %z"),
-            seconds=round(time.monotonic() - started, 3),
-            stagerun=stagerun.__version__,
+        _require_same(original)
+        blocks = _copy(original, partial, tally, stop)
+        _require_same(original)
+        (partial / SUSPECT).unlink(missing_ok=True)
+        write_manifest(
+            partial, Manifest(source=original.real, size=original.size, mtime_ns=original.mtime_ns, blocks=blocks)
         )
-        write_manifest(partial, manifest)
         # The journal last: a kill before the rename leaves all that is needed to go on, one after it a file without a use.
-        partial.rename(home / original.name)
+        partial.rename(folder)
         sync_folder(home)
-        (home / original.name / JOURNAL).unlink()
+        (folder / JOURNAL).unlink()
     except BaseException as error:
-        # A full or failing disk keeps nothing; a stop, or a source that is gone, keeps what is there.
-        if not worth_keeping(error):
+        # A stop, or a source that is gone, keeps what is there; a full or failing disk keeps nothing.
+        if isinstance(error, SourceChanged) or not isinstance(error, CopyStopped | DataError | PermissionDenied):
             with contextlib.suppress(OSError):
                 remove(partial)
         raise
-    return How.COPIED
 
 
-def _mend(home: Path, original: Original, tally: Tally, stop: Callable[[], bool]) -> How:
-    """Reads a complete copy whole, and copies again, in place, what is not as it was: who reads it meanwhile has the same
-    bytes before and after, but for the wrong ones."""
-    folder = home / original.name
-    manifest = read_manifest(folder)
-    assert manifest is not None
-    # Until it is done: an end half way leaves a copy that is looked at again.
-    mark = folder / SUSPECT
-    mark.touch(0o600)
-    copy = BlockCopy(original, folder / DATA, dict(enumerate(manifest.blocks)), tally, stop)
-    blocks = copy.run()
-    _same(original)
-    if blocks != manifest.blocks:
-        # A block was wrong, and the source has others than it had, with the same size and time.
-        write_manifest(folder, replace(manifest, blocks=()))
-        raise SourceChanged(original)
-    (folder / JOURNAL).unlink()
-    sync_folder(folder)
-    mark.unlink()
-    return How.MENDED if copy.rewritten else How.CHECKED
-
-
-def _same(original: Original) -> None:
-    """DataError if the LMDB is not the one that was looked at."""
+def _require_same(original: Original) -> None:
+    """SourceChanged if the LMDB is not the one that was looked at."""
     if look(original.path) != original:
         raise SourceChanged(original)
 
 
+def _known(folder: Path) -> dict[int, str]:
+    """Number -> sha256 of the blocks that an interrupted copy has written: each is read back before it counts. OSError."""
+    if not (folder / JOURNAL).exists():
+        return {}
+    text = (folder / JOURNAL).read_text(encoding="ascii", errors="replace")
+    return {int(number): digest for number, digest in _LINE.findall(text)}
+
+
+def _copy(original: Original, folder: Path, tally: _Tally, stop: Callable[[], bool]) -> tuple[str, ...]:
+    """Brings folder/data.mdb to the bytes of `original`; the digests of all blocks, which are on the disk then.
+
+    CopyStopped, with the journal saying what is there; StagerunError about the source; OSError of the scratch disk, StorageError if it
+    gives back something else than was written.
+    """
+    count = -(-original.size // layout.BLOCK)
+    todo, known = iter(range(count)), _known(folder)
+    digests: dict[int, str] = {}
+    errors: list[BaseException] = []
+
+    def over() -> bool:
+        return bool(errors) or stop()
+
+    def work() -> None:
+        try:
+            with _Files(original, folder, tally, over) as files:
+                for number in todo:
+                    digests[number] = files.block(number, known.get(number, ""))
+        except BaseException as error:  # whatever it is, it belongs to the caller
+            errors.append(error)
+
+    # Daemons: a file server that hangs must not keep a process from ending.
+    threads = [threading.Thread(target=work, name="copy", daemon=True) for _ in range(min(_STREAMS, count))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return tuple(digests[n] for n in range(count))
+
+
+class _Files(contextlib.ExitStack):
+    """The files of a copy, as one thread has them open."""
+
+    def __init__(self, original: Original, folder: Path, tally: _Tally, over: Callable[[], bool]) -> None:
+        super().__init__()
+        self._original, self._tally, self._over = original, tally, over
+        self._file, self._target_file = Path(original.path, DATA), folder / DATA
+        self._room = memoryview(bytearray(_PIECE))
+        with reading(self._file):
+            self._source = self._open(self._file, os.O_RDONLY)
+        self._target = self._open(folder / DATA, os.O_RDWR | os.O_CREAT)
+        self._journal = self._open(folder / JOURNAL, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.ftruncate(self._target, original.size)
+
+    def _open(self, path: Path, flags: int) -> int:
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        self.callback(os.close, fd)
+        return fd
+
+    def block(self, number: int, known: str) -> str:
+        """The digest of a block that is on the disk then; `known`: of one that may be there already."""
+        at = number * layout.BLOCK
+        end = min(at + layout.BLOCK, self._original.size)
+        if known and self._read_back(at, end) == known:
+            self._tally.add(end - at, copied=False)
+            return known
+        for _ in range(2):
+            digest = self._transfer(at, end)
+            os.fdatasync(
+                self._target
+            )  # each for itself, so that at the end, or at a stop, no backlog is left to wait for
+            if self._read_back(at, end) == digest:
+                os.write(self._journal, f"\n{number} {digest}\n".encode())  # a kill may have cut the line before
+                return digest
+            self._tally.add(at - end, copied=True)
+        raise StorageError(
+            f"{self._target_file}: the disk gives back other bytes than were written to it",
+            "the disk is failing: leave this node out, or give another `scratch`",
+        )
+
+    def _piece(self, fd: int, at: int, end: int) -> memoryview:
+        if self._over():
+            raise CopyStopped
+        piece = self._room[: min(_PIECE, end - at)]
+        return piece[: os.preadv(fd, (piece,), at)]
+
+    def _transfer(self, begin: int, end: int) -> str:
+        digest, at = hashlib.sha256(), begin
+        while at < end:
+            with reading(self._file):
+                piece = self._piece(self._source, at, end)
+            if not piece:
+                raise SourceChanged(self._original)
+            digest.update(piece)
+            at += len(piece)
+            self._tally.add(len(piece), copied=True)
+            while piece:  # a full disk first writes less than it was given, then fails
+                piece = piece[os.pwrite(self._target, piece, at - len(piece)) :]
+        # The source is not read again; the memory is better used for the copy.
+        os.posix_fadvise(self._source, begin, end - begin, os.POSIX_FADV_DONTNEED)
+        return digest.hexdigest()
+
+    def _read_back(self, at: int, end: int) -> str:
+        """The digest of the block as the disk has it: the kernel is asked to forget its own copy first, which it does for
+        what is written and not mapped. What the drive itself still has in memory can't be distinguished."""
+        digest = hashlib.sha256()
+        os.posix_fadvise(self._target, at, end - at, os.POSIX_FADV_DONTNEED)
+        while at < end:
+            try:
+                piece = self._piece(self._target, at, end)
+            except OSError:  # a bad block may be well again when it is written anew
+                return ""
+            if not piece:
+                return ""
+            digest.update(piece)
+            at += len(piece)
+        return digest.hexdigest()
+
+
 def _mirror_side_file(folder: Path, original: Original) -> None:
     """The copy has the side file that the source has, or none; it may be made, or made again, after the copy was."""
-    manifest = read_manifest(folder)
-    assert manifest is not None
-    file, copy = Path(original.path) / SIDE_FILE, folder / SIDE_FILE
+    file, copy = Path(original.path, SIDE_FILE), folder / SIDE_FILE
     with reading(file):
-        there = file.exists()
-    if not there:
-        if manifest.side is not None:
-            copy.unlink(missing_ok=True)
-            write_manifest(folder, replace(manifest, side=None))
-        return
-    with reading(file), file.open("rb") as stream:
-        found = os.fstat(stream.fileno())
-        side = (found.st_size, found.st_mtime_ns)
-        if side == manifest.side and copy.exists():
-            return
-        data = stream.read()
-    # Renamed over the old one, which those who have it mapped keep. It has a digest of its own, compared when it is loaded.
-    write_whole(copy, data, aside=folder / f"{SIDE_FILE}.new")
-    write_manifest(folder, replace(manifest, side=side))
+        state = _state(file)
+        data = file.read_bytes() if state is not None and state != _state(copy) else None
+    if state is None:
+        copy.unlink(missing_ok=True)
+    elif data is not None:
+        # Renamed over the old one, which those who read it keep. It has a digest of its own, compared when it is loaded.
+        write_whole(copy, data, aside=folder / f"{SIDE_FILE}.new")
+        os.utime(copy, ns=(state[1], state[1]))
+
+
+def _state(file: Path) -> tuple[int, int] | None:
+    if not file.exists():
+        return None
+    found = file.stat()
+    return found.st_size, found.st_mtime_ns

@@ -8,33 +8,33 @@ way, and what the engine does there is what it does in any stage.
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import asdict, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from stagerun.base.errors import Diverged, PeerError, RanksDiffer
+from stagerun.base.errors import PeerError, RanksDiffer
 from stagerun.base.events import Iterated, NotFinite, SnapshotDue, Stopped, TestDue
-from stagerun.base.recipe import Determinism, OnNan, Solver
-from stagerun.comm import Comm, SoloComm, make_reducer
+from stagerun.base.recipe import Determinism, Solver
+from stagerun.comm import Comm, SoloComm, gather_json, make_reducer
 from stagerun.comm.group import AGAIN
 from stagerun.comm.line import line
-from stagerun.engine.asynchronous.hub import Done, Hub, LegEnd, Replay, Work
-from stagerun.engine.asynchronous.lines import RemoteDesk, RemoteServer, serve
-from stagerun.engine.asynchronous.record import Arrived, Record
-from stagerun.engine.asynchronous.servers import Push, Server
-from stagerun.engine.asynchronous.shards import Shards, needs_whole
-from stagerun.engine.asynchronous.tickets import Tickets
+from stagerun.engine.asynchronous.hub import Done, Hub, LegEnd
+from stagerun.engine.asynchronous.lines import Message, Wire, hear, say, serve
+from stagerun.engine.asynchronous.record import Arrived, Leg, Record
+from stagerun.engine.asynchronous.servers import Server, Shards
+from stagerun.engine.asynchronous.tickets import Recorded, Tickets, Work
 from stagerun.engine.images import Batch
-from stagerun.engine.loop import NOT_FINITE_HINT, StageLoop, all_skipped, diverged, failed, iterated, overdue, whats_due
+from stagerun.engine.loop import StageLoop, diverged, failed, iterated, overdue, whats_due
 from stagerun.engine.state import TrainState
 from stagerun.engine.update import Outcome, Summed, clip_summed, not_finite, summed, too_fast
 from stagerun.schedule.sync import boundaries
 
-Batches = Callable[[int], list[Batch]]
+Read = Callable[[Iterable[tuple[int, int]]], AbstractContextManager[Iterator[Batch]]]
 
 
 class Asynchronous:
@@ -55,51 +55,66 @@ class Asynchronous:
         self.loop, self.state, self.comm, self.record, self.recorded = loop, state, comm, record, recorded
         self.last = loop.max_iter if recorded is None else min(recorded.last, loop.max_iter)
         self.boundaries = boundaries(solver, loop.branch_points)
-        self.rank, self.servers = comm.rank, solver.sync.servers
+        self.rank, self.device_batch_size = comm.rank, solver.device_batch_size
         # The rank of each server; a rank has several where there are more servers than ranks.
-        self.hosts = [s % comm.size for s in range(self.servers)]
-        self.shards = Shards(state.solver.parameters, self.servers, needs_whole(solver))
-        self.tensors: list[Tensor] = [p.tensor for p in state.solver.parameters]
+        self.hosts = [s % comm.size for s in range(solver.sync.servers)]
+        self.shards = Shards(state.solver.parameters, len(self.hosts), solver)
         parameters = [p.tensor for p in state.solver.parameters]
+        self.tensors: list[Tensor] = list(parameters)
+        self.device = self.tensors[0].device
         self.reducer = make_reducer(determinism, parameters, SoloComm(), loop.arithmetic.logical_workers)
         self.own: dict[int, Server] = {}  # of the present leg
-        self.iteration_s = 0.0  # what a replica took for the iteration that was reported last; rank 0 knows
-        self.hub = self._hub(solver.sync.max_staleness or 1) if self.rank == 0 else None
         self.error: BaseException | None = None  # of a thread that serves
-        self.asked: deque[int] = deque()  # by the loader, and not begun
-        self._connect()
-
-    def _hub(self, max_staleness: int) -> Hub:
-        if self.recorded is not None:
-            return Replay(self.comm.size, [leg for leg in self.recorded.legs if leg.first >= self.state.iter])
-
-        def explained(done: Done, number: int) -> str:
-            return diverged(self.loop, self._not_finite(done, number, 0.0)).message
-
-        most_skips = self.loop.max_nan if self.loop.on_nan is OnNan.SKIP else 0
-        return Hub(self.comm.size, Tickets(self.state.iter, self.last, max_staleness), most_skips, explained)
-
-    def _connect(self) -> None:
-        """A line to each server, one more to the hub, and on a server a thread for each of the others."""
-        # A stage may start twice in a process, at the same iteration: where its newest snapshot is damaged.
-        start = self.comm.broadcast_bytes(os.urandom(8) if self.rank == 0 else None).hex()
-        self.desk: Hub | RemoteDesk | None = self.hub
-        self.remote: dict[int, RemoteServer] = {}
+        self.ahead: deque[tuple[ExitStack, Iterator[Batch]]] = deque()  # images of reserved iterations
+        self.hub: Hub | None = None
+        if self.rank == 0:
+            order: Tickets | Recorded = Tickets(state.iter, self.last, solver.sync.max_staleness or 1)
+            if recorded is not None:
+                order = Recorded([leg for leg in recorded.legs if leg.first >= state.iter])
+            self.hub = Hub(comm.size, order)
+        self.wires: dict[int, Wire] = {}  # by host
         self.threads = []
-        for s, host in enumerate(self.hosts):
-            for replica in range(self.comm.size):
+        # A stage may start twice in a process, at the same iteration: where its newest snapshot is damaged.
+        start = comm.broadcast_bytes(os.urandom(8) if self.rank == 0 else None).hex()
+        for host in sorted(set(self.hosts)):
+            for replica in range(comm.size):
                 if replica == host or self.rank not in (host, replica):
                     continue
-                other = replica if self.rank == host else host
-                name = f"{self.loop.stage}/{start}/{s}-{replica}"
-                wires = [line(self.comm, other, f"{name}/{use}") for use in ("calls", "asks")[: 1 if s else 2]]
+                wire = line(comm, replica if self.rank == host else host, f"{loop.stage}/{start}/{host}-{replica}")
                 if self.rank == host:
-                    hub, server = None if s else self.hub, partial(self.own.__getitem__, s)
-                    self.threads += [serve(wire, replica, hub, server, self._failed) for wire in wires]
-                    continue
-                self.remote[s] = RemoteServer(wires[0], self.tensors[0].detach(), self.shards.sizes[s])
-                if s == 0:
-                    self.desk = RemoteDesk(*wires)
+                    answer, lost = partial(self._answer, replica), partial(self._failed, replica)
+                    self.threads.append(serve(wire, self.device, answer, lost))
+                else:
+                    self.wires[host] = wire
+
+    # -- questions
+
+    def _ask(self, host: int, *words: Any, vectors: Sequence[Tensor] = ()) -> Message:
+        """Ask the rank that serves, or this one itself."""
+        self.comm.pulse.wait()
+        try:
+            if host == self.rank:
+                return self._answer(host, words, vectors)
+            say(self.wires[host], words, vectors)
+            return hear(self.wires[host], self.device)
+        finally:
+            self.comm.pulse.go_on()
+
+    def _answer(self, replica: int, words: Sequence[Any], vectors: Sequence[Tensor]) -> Message:
+        question, *rest = words
+        if question == "pull":
+            s, claim = rest
+            version, vector = self.own[s].pull(claim)
+            return [version], [vector]
+        if question == "push":
+            s, claim, seen, iteration = rest
+            return [self.own[s].push(claim, seen, iteration, *vectors)], []
+        if self.hub is None:
+            raise ValueError(f"question {question!r} of worker {replica}")
+        if question == "claim":
+            return [self.hub.claim(replica, *rest)], []
+        stop, done = rest
+        return [asdict(self.hub.begin(replica, stop, None if done is None else Done(**done)))], []
 
     def _failed(self, replica: int, error: BaseException) -> None:
         """Called by a thread that serves: a dead replica ends the run."""
@@ -111,82 +126,37 @@ class Asynchronous:
         if self.hub is not None:
             self.hub.fail(self.error)
 
-    # -- images
-
-    def requests(self, device_batch_size: int) -> Iterator[tuple[int, int]]:
-        """(position, count) of each device batch of the iterations that this rank gets. Walked by the loader's threads, ahead."""
-        assert self.desk is not None
-        while (iteration := self.desk.ask(self.rank)) is not None:
-            self.asked.append(iteration)
-            yield from self.places(iteration, device_batch_size)
-
-    def places(self, iteration: int, device_batch_size: int) -> Iterator[tuple[int, int]]:
-        start = self.loop.start_position + iteration * self.loop.batch_size
-        for worker in self.loop.run:
-            yield start + worker * device_batch_size, device_batch_size
-
-    def _batches(self, work: Work, batches: Iterator[Batch], read: Batches) -> list[Batch]:
-        """Batches of an iteration that the loader has read ahead, or that are read now."""
-        while work.iteration in self.asked:
-            pieces = [next(batches) for _ in self.loop.run]
-            if self.asked.popleft() == work.iteration:
-                return pieces
-        return read(work.iteration)
-
     # -- the loop
 
     def train(
-        self, batches: Iterator[Batch], read: Batches, stop: Callable[[], bool]
+        self, read: Read, stop: Callable[[], bool]
     ) -> Iterator[Iterated | NotFinite | SnapshotDue | TestDue | Stopped]:
         """Takes the state to the end of the stage, or of the record. Rank 0 reports iterations, in the order of claims; all ranks yield the
-        same SnapshotDue, TestDue and Stopped. `batches` are those of `requests`; `read` reads those of one iteration."""
+        same SnapshotDue, TestDue and Stopped. `read` starts reading the device batches at (position, count)."""
         state, loop = self.state, self.loop
         yield from overdue(loop, state)
-        while state.iter < self.last:
-            first = state.iter
-            self._open(self._limit())
-            ended = yield from self._leg(batches, read, stop)
-            self._close(first, ended)
-            if ended.wrong:
-                self._leave()
-                raise Diverged(ended.wrong, NOT_FINITE_HINT)
-            if state.iter == loop.max_iter and state.skips_in_all >= state.iter and not loop.is_piece:
-                self._leave()
-                raise all_skipped(loop.stage, state.iter)  # before a stop, which would save it as finished
-            if ended.stopped:
-                self._leave()
-                yield Stopped(stage=loop.stage, iter=state.iter, reason="asked to stop")
-                return
-            yield from whats_due(loop, state)
-        self._leave()
+        try:
+            while state.iter < self.last:
+                first = state.iter
+                self._open()
+                ended = yield from self._leg(read, stop)
+                self._close(first, ended)
+                if ended.wrong is not None:
+                    text, iteration = ended.wrong
+                    self._leave()
+                    raise diverged(loop, failed(loop, 1, text, loop.knobs(iteration), 0.0, iteration))
+                if ended.stopped:
+                    self._leave()
+                    yield Stopped(stage=loop.stage, iter=state.iter, reason="asked to stop")
+                    return
+                yield from whats_due(loop, state)
+            self._leave()
+        finally:
+            for stack, _ in self.ahead:
+                stack.close()
 
-    def _limit(self) -> int:
-        """Where the leg from the present iteration on ends."""
-        if self.recorded is not None:
-            leg = self.recorded.leg(self.state.iter)
-            assert leg is not None
-            return leg.last
-        return min(self.last, next(at for at in self.boundaries if at > self.state.iter))
-
-    def _leg(
-        self, batches: Iterator[Batch], read: Batches, stop: Callable[[], bool]
-    ) -> Generator[Iterated | NotFinite, None, LegEnd]:
-        desk = self.desk
-        assert desk is not None
-        while True:
-            if self.error is not None:
-                raise self.error
-            with self._waiting():
-                work = desk.begin(self.rank, stop())
-            if isinstance(work, LegEnd):
-                yield from self._news()
-                return work
-            own = self._iterate(work, self._batches(work, batches, read))
-            if self.hub is None:
-                yield self._event(own, own.seconds)
-            yield from self._news()
-
-    def _open(self, limit: int) -> None:
+    def _open(self) -> None:
+        """Start the leg from the present iteration on."""
         state, loop = self.state, self.loop
         recorded = self.recorded.leg(state.iter) if self.recorded is not None else None
 
@@ -198,18 +168,48 @@ class Asynchronous:
                 arrived = recorded.servers[s] if recorded is not None else None
                 self.own[s] = Server(s, self.shards, state.solver, loop.knobs, move, arrived)
         # A replay that is stopped half way goes back: what it has is not the state after any iteration.
-        self.began = {k: t.clone() for k, t in self._live().items()} if self.recorded is not None else {}
+        self.began = {k: t.clone() for k, t in self._live().items()} if recorded is not None else {}
         self.before = time.monotonic()
         if self.hub is not None:
-            self.hub.start(state.iter, limit, state.skips, state.skips_in_all)
+            limit = min(self.last, next(at for at in self.boundaries if at > state.iter))
+            self.hub.start(state.iter, limit)
         self.comm.barrier()  # hub and servers are open before anyone comes
+
+    def _leg(self, read: Read, stop: Callable[[], bool]) -> Generator[Iterated | NotFinite, None, LegEnd]:
+        done: Done | None = None
+        while True:
+            if self.error is not None:
+                raise self.error
+            (answer,), _ = self._ask(0, "begin", stop(), None if done is None else asdict(done))
+            yield from self._news()
+            if "iter" in answer:
+                return LegEnd(**answer)
+            work = Work(**answer)
+            for iteration in [work.iteration, *work.reserved][len(self.ahead) :]:
+                stack = ExitStack()
+                self.ahead.append((stack, stack.enter_context(read(self._places(iteration)))))
+            with self.ahead[0][0]:
+                batches = self.ahead[0][1]
+                pieces = [next(batches) for _ in self.loop.run]
+            self.ahead.popleft()
+            done = self._iterate(work, pieces)
+            if self.hub is None:
+                yield self._event(done, done.seconds)
+
+    def _places(self, iteration: int) -> Iterator[tuple[int, int]]:
+        """(position, count) of each device batch of an iteration."""
+        start = self.loop.start_position + iteration * self.loop.batch_size
+        for worker in self.loop.run:
+            yield start + worker * self.device_batch_size, self.device_batch_size
 
     def _iterate(self, work: Work, pieces: list[Batch]) -> Done:
         """Pull, compute, push."""
-        began, desk, iteration = time.monotonic(), self.desk, work.iteration
-        assert desk is not None
-        seen = self._pull(work.claim)
-        found = self._summed(iteration, pieces)
+        began, iteration, seen = time.monotonic(), work.iteration, []
+        for s, host in enumerate(self.hosts):
+            (version,), (vector,) = self._ask(host, "pull", s, work.claim)
+            self.shards.unpack(s, vector, self.tensors)
+            seen.append(version)
+        found = self._summed(pieces)
         how = self.loop.arithmetic
         loss = found.loss_sum / how.logical_workers
         wrong = not_finite(loss, found.size, found.gradients, found.moved)
@@ -220,38 +220,20 @@ class Asynchronous:
             raise RanksDiffer(text, "it was made in another environment, or one of the machines computes wrongly")
         if wrong:
             self.state.statistics.forget()
-        else:
-            clip_summed(found, how)
-            with self._waiting():
-                claim = desk.claim(self.rank, iteration)
-            done = replace(done, staleness=self._push(claim, iteration, seen, found))
-        desk.done(self.rank, done)
-        return done
+            return done
+        clip_summed(found, how)
+        claim = work.claim
+        if claim < 0:
+            (claim,), _ = self._ask(0, "claim", iteration)
+        gradients, staleness = self.shards.gradients(found.gradients), list[int]()
+        for s, host in enumerate(self.hosts):
+            vectors = [self.shards.packed(s, gradients)]
+            if s == 0:
+                vectors.append(found.total[: self.state.statistics.n])
+            staleness += self._ask(host, "push", s, claim, seen[s], iteration, vectors=vectors)[0]
+        return replace(done, claim=claim, staleness=staleness[0])
 
-    def _pull(self, claim: int) -> list[int]:
-        """The versions that were seen, by server."""
-        seen = []
-        for s in range(self.servers):
-            with self._waiting():
-                version, vector = self._server(s).pull(claim)
-            self.shards.unpack(s, vector, self.tensors)
-            seen.append(version)
-        return seen
-
-    def _push(self, claim: int, iteration: int, seen: list[int], found: Summed) -> int:
-        """How many updates the gradient had not seen, at server 0."""
-        gradients, staleness = self.shards.gradients(found.gradients), []
-        total = found.total[: self.state.statistics.n]
-        for s in range(self.servers):
-            push = Push(claim, iteration, seen[s], self.shards.packed(s, gradients), None if s else total)
-            with self._waiting():
-                staleness.append(self._server(s).push(push))
-        return staleness[0]
-
-    def _server(self, number: int) -> Server | RemoteServer:
-        return self.own[number] if number in self.own else self.remote[number]
-
-    def _summed(self, iteration: int, pieces: list[Batch]) -> Summed:
+    def _summed(self, pieces: list[Batch]) -> Summed:
         run = self.loop.run
         workers = ((worker, batch, worker == run[-1]) for worker, batch in zip(run, pieces, strict=True))
         self.state.to_training()
@@ -259,69 +241,47 @@ class Asynchronous:
 
     # -- the end of a leg
 
+    @torch.no_grad()
     def _close(self, first: int, end: LegEnd) -> None:
         """Give all ranks the state of the servers, or, where a replay was stopped half way, that of the leg's start. Collective."""
-        state = self.state
-        state.iter, state.skips, state.skips_in_all = end.iter, end.skips, end.skips_in_all
+        state, update, live = self.state, self.state.solver, self._live()
+        state.iter = end.iter
         if end.iter == first:
             for name, begun in self.began.items():
-                self._live()[name].copy_(begun)
+                live[name].copy_(begun)
             return
-        self._assemble()
-        arrived = self._arrived()
-        if self.hub is not None:
-            self.record.legs.append(self.hub.noted(first, end, arrived))
-            state.arrivals = self.record.encoded()
-
-    @torch.no_grad()
-    def _assemble(self) -> None:
-        """Weights and history come from the servers, the rest of the network from rank 0."""
-        shards, update = self.shards, self.state.solver
+        # Weights and history come from the servers, the rest of the network from rank 0.
+        kinds = [[kept[p.name] for p in update.parameters] for slot, kept in update.history.items() if slot != "t"]
         for s, host in enumerate(self.hosts):
-            own = self.own.get(s)
-            vector = own.vector if own is not None else self.tensors[0].new_empty(shards.sizes[s])
-            if len(vector):
+            size = sum(self.shards.lengths[s])
+            if not size:
+                continue
+            own = [self.own[s].vector, *self.own[s].remembered()] if host == self.rank else []
+            for n, tensors in enumerate([self.tensors, *kinds]):
+                vector = own[n] if own else tensors[0].new_empty(size)
                 self.comm.broadcast(vector, host)
-                shards.unpack(s, vector, self.tensors)
-            for slot, kept in update.history.items():
-                size = len(shards.parts[s]) if slot == "t" else shards.sizes[s]
-                if not size:
-                    continue
-                tensors = [kept[p.name] for p in update.parameters]
-                whole = own.remembered()[slot] if own is not None else tensors[0].new_empty(size)
-                self.comm.broadcast(whole, host)
-                if slot != "t":
-                    shards.unpack(s, whole, tensors)
-                    continue
-                for part, count in zip(shards.parts[s], whole, strict=True):
-                    if part.begin == 0:
-                        tensors[part.index].copy_(count)
+                self.shards.unpack(s, vector, tensors)
         trained = {p.name for p in update.parameters}
-        for name, tensor in self._live().items():
+        for name, tensor in live.items():
             if name not in trained:
                 whole = tensor.contiguous()
                 self.comm.broadcast(whole)
                 tensor.copy_(whole)
-
-    def _arrived(self) -> list[Arrived]:
-        """What each server has applied."""
-        found = []
-        for s, host in enumerate(self.hosts):
-            own = self.own[s].arrived() if s in self.own else None
-            data = torch.tensor([own.order, own.staleness], dtype=torch.int32).numpy().tobytes() if own else None
-            heard = self.comm.broadcast_bytes(data, host)
-            numbers = torch.frombuffer(bytearray(heard), dtype=torch.int32).tolist() if heard else []
-            half = len(numbers) // 2
-            found.append(Arrived(tuple(numbers[:half]), tuple(numbers[half:])))
-        return found
+        told = gather_json(self.comm, [(s, server.order, server.staleness) for s, server in self.own.items()])
+        servers = tuple(
+            Arrived(tuple(order), tuple(stale)) for _, order, stale in sorted(one for own in told for one in own)
+        )
+        update.t.add_(len(servers[0].order))
+        if self.hub is not None:
+            iterations, replicas = zip(*self.hub.claims, strict=True) if self.hub.claims else ((), ())
+            leg = Leg(first, end.iter, iterations, replicas, servers)
+            self.record.legs.append(leg if self.recorded is None else self.recorded.leg(first))
+            state.arrivals = self.record.encoded()
 
     def _leave(self) -> None:
         """End the threads that served this rank, and wait for those that serve others here."""
-        if isinstance(self.desk, RemoteDesk):
-            self.desk.leave()
-        for s, server in self.remote.items():
-            if s > 0:  # server 0 shares the hub's line
-                server.leave()
+        for wire in self.wires.values():
+            say(wire, ["leave"])
         for thread in self.threads:
             thread.join()
 
@@ -331,33 +291,17 @@ class Asynchronous:
     # -- what is told of it
 
     def _news(self) -> Iterator[Iterated | NotFinite]:
+        state, loop = self.state, self.loop
         while self.hub is not None and self.hub.news:
             done, at = self.hub.news.popleft()
-            self.iteration_s = done.seconds
+            seconds, self.before = at - self.before, at
             if done.wrong:
-                yield self._skipped(done, at - self.before)
+                yield failed(loop, 1, done.wrong, loop.knobs(done.iteration), seconds, done.iteration)
             else:
-                self.state.iter, self.state.skips = self.state.iter + 1, 0
-                yield self._event(done, at - self.before)
-            self.before = at
+                state.iter += 1
+                yield self._event(done, seconds)
 
     def _event(self, done: Done, seconds: float) -> Iterated:
         outcome = Outcome(done.loss, False, 0.0)
         event = iterated(self.loop, self.state.iter, outcome, self.loop.knobs(done.iteration), seconds)
         return replace(event, staleness=done.staleness, replica=done.replica)
-
-    def _skipped(self, done: Done, seconds: float) -> NotFinite:
-        """The next push has its number, since a replay knows only that there was one in the leg."""
-        self.state.skips += 1
-        return self._not_finite(done, self.state.skips, seconds)
-
-    def _not_finite(self, done: Done, number: int, seconds: float) -> NotFinite:
-        return failed(self.loop, number, done.wrong, self.loop.knobs(done.iteration), seconds, done.iteration)
-
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        self.comm.pulse.wait()
-        try:
-            yield
-        finally:
-            self.comm.pulse.go_on()

@@ -100,7 +100,7 @@ COMMENTS: dict[str, str] = {
         "How the members become one. Default: MEAN_PROBABILITY."
     ),
     "Ensemble.batch_norm_iter": (
-        "Of WEIGHT_AVERAGE and GREEDY_SOUP: iterations (not epochs) of the first member's training images, from the start of its epoch 0, over which\n"
+        "Of WEIGHT_AVERAGE: iterations (not epochs) of the first member's training images, from the start of its epoch 0, over which\n"
         "the BatchNorm statistics of the averaged network are taken anew. 1 or more."
     ),
     "Ensemble.shape": (
@@ -108,10 +108,6 @@ COMMENTS: dict[str, str] = {
         "With members after t_0, ... t_n iterations and a decay s that falls from 1 at t_0 to 0 one mean step behind t_n, member j weighs\n"
         "s(t_j) - s(t_j+1) (Tian et al., arXiv:2507.17634): what training at a constant rate added before t_j then counts s(t_j)-fold. `linear`\n"
         "over even steps is the plain mean (LAWA, arXiv:2209.14981). Default: the plain mean."
-    ),
-    "Ensemble.hold_out": (
-        "Of GREEDY_SOUP, which needs it: the `name` of a validation set behind the first, by which members are taken. Its images should be ones\n"
-        "that no member was trained on, such as a part of the training set that was put aside; those of the first set would flatter the result."
     ),
     "EnsembleRule.MEAN_PROBABILITY": (
         "The mean of the members' softmax probabilities."
@@ -121,10 +117,6 @@ COMMENTS: dict[str, str] = {
     ),
     "EnsembleRule.WEIGHT_AVERAGE": (
         "One network with the mean of the members' weights, and BatchNorm statistics taken anew."
-    ),
-    "EnsembleRule.GREEDY_SOUP": (
-        "The same of some of them: from the best on `hold_out` to the worst, each is taken that makes the average no worse there\n"
-        "(Wortsman et al., arXiv:2203.05482). As many averages as members are made and evaluated."
     ),
     "Model": (
         "The network."
@@ -217,7 +209,7 @@ COMMENTS: dict[str, str] = {
         "How weights start. A field that the type does not read is refused. Caffe's."
     ),
     "FillerParameter.type": (
-        "`constant` (value), `gaussian` (mean, std), `uniform` (min, max), `xavier` (uniform between -sqrt(3 / n) and\n"
+        "`constant` (value), `gaussian` (std), `uniform` (min, max), `xavier` (uniform between -sqrt(3 / n) and\n"
         "sqrt(3 / n), which has variance 1 / n) or `msra` (gaussian with variance 2 / n); n as variance_norm says."
     ),
     "FillerParameter.value": (
@@ -228,9 +220,6 @@ COMMENTS: dict[str, str] = {
     ),
     "FillerParameter.max": (
         "Of `uniform`. At least min."
-    ),
-    "FillerParameter.mean": (
-        "Of `gaussian`."
     ),
     "FillerParameter.std": (
         "Of `gaussian`. 0 or more."
@@ -293,10 +282,6 @@ COMMENTS: dict[str, str] = {
     "Data.cache": (
         "Where the training images stay between epochs. They are the same images in any case. Default: AUTO. New in stagerun."
     ),
-    "Data.on_bad_record": (
-        "What is done about a training record that can't be decoded. A change makes nothing stale: what was trained under STOP met\n"
-        "no such record, and after REPLACE the run stops at the next one. Default: STOP. New in stagerun."
-    ),
     "Data.scratch_reserve": (
         "Gigabytes that a copy leaves free on the scratch disk. 0 to 1000000000. Needs scratch. New in stagerun."
     ),
@@ -313,13 +298,6 @@ COMMENTS: dict[str, str] = {
     "Cache.DEVICE": (
         "Kept as pixels on the device (of a CPU that is MEMORY) and padded, cropped and mirrored there, whole batches at once. Needs\n"
         "images of one size, and a transform that neither resizes nor changes colours."
-    ),
-    "OnBadRecord.STOP": (
-        "The run ends with the record's key and position; what is trained so far is saved."
-    ),
-    "OnBadRecord.REPLACE": (
-        "Another record, drawn from the seed and the position, takes its place. Each is named and, over all workers and lives of the\n"
-        "run, counted; the run ends when more than one of a thousand records are bad."
     ),
     "Source": (
         "One LMDB of Caffe Datum records, raw or encoded (JPEG, PNG)."
@@ -388,8 +366,6 @@ COMMENTS: dict[str, str] = {
         "  linear            base_lr + (end_lr - base_lr) * t\n"
         "  cosine            end_lr + (base_lr - end_lr) * (1 + cos(pi * t)) / 2\n"
         "  one_minus_sqrt    end_lr + (base_lr - end_lr) * (1 - sqrt(t))\n"
-        "  one_cycle         half a cosine from start_lr to base_lr at peak_iter, half a cosine on to end_lr at max_iter\n"
-        "  triangular        a straight line from start_lr to base_lr in stepsize iterations, one back in as many, and so on\n"
         "  exp_epoch         base_lr * gamma ^ epoch, epochs in fractions, from the start of the stage\n"
         "  piecewise_linear  base_lr * factor, with straight lines from `knot` to `knot`"
     ),
@@ -400,32 +376,20 @@ COMMENTS: dict[str, str] = {
         "Factor of `step`, `exp`, `exp_epoch`, `multistep` and `plateau` (0 or more), rate of `inv` and `sigmoid`. Caffe's."
     ),
     "Solver.stepsize": (
-        "Iterations between two steps of `step`; the middle of `sigmoid`; half a cycle of `triangular`. 1 or more. Caffe's."
-    ),
-    "Solver.stepsize_epoch": (
-        "The same in epochs. New in stagerun."
+        "Iterations between two steps of `step`; the middle of `sigmoid`. 1 or more. Caffe's."
     ),
     "Solver.stepvalue": (
         "Iterations at which `multistep` multiplies by gamma: one line each, growing. Caffe's."
     ),
-    "Solver.stepvalue_epoch": (
-        "The same in epochs. New in stagerun."
-    ),
     "Solver.lr_iter": (
         "Iteration at which `poly_cyc` reaches zero, usually beyond max_iter, so that the stage ends above zero. Past it an even\n"
         "power rises again. 1 or more. SURFsara Caffe's."
-    ),
-    "Solver.lr_epoch": (
-        "The same in epochs. New in stagerun."
     ),
     "Solver.warmup_iter": (
         "Iterations of linear warm-up at the start of the stage, from warmup_start_lr towards base_lr:\n"
         "(iter * base_lr + (warmup_iter - iter) * warmup_start_lr) / warmup_iter. From warmup_iter on the policy is read at the\n"
         "iteration counted from the start of the stage, so that a falling policy drops at the joint. Default: no warm-up.\n"
         "SURFsara Caffe's."
-    ),
-    "Solver.warmup_epoch": (
-        "The same in epochs. New in stagerun."
     ),
     "Solver.warmup_start_lr": (
         "Learning rate of iteration 0 of the warm-up. 0 or more. SURFsara Caffe's."
@@ -434,28 +398,15 @@ COMMENTS: dict[str, str] = {
         "Where the policy counts its iterations from. Default: STAGE_START. New in stagerun."
     ),
     "Solver.policy_start_iter": (
-        "The iteration that warm-up and policies read at the first update of the stage, those of momentum and weight decay among them\n"
-        "(decay_from, in contrast, is of the learning rate alone). 0 as in Caffe; 1 for recipes that count an update before they look\n"
-        "up its rate, as cifar10-fast and fast.ai do. 0 or more. New in stagerun."
-    ),
-    "Solver.policy_start_epoch": (
-        "The same in epochs. New in stagerun."
+        "The iteration that warm-up and policies read at the first update of the stage. 0 as in Caffe; 1 for recipes that count an update before they look up its\n"
+        "rate, as cifar10-fast and fast.ai do. 0 or more. New in stagerun."
     ),
     "Solver.base_lr_batch": (
-        "Images per update that the learning rates of the stage are written for: base_lr, warmup_start_lr, start_lr and end_lr are\n"
+        "Images per update that the learning rates of the stage are written for: base_lr, warmup_start_lr and end_lr are\n"
         "multiplied by batch_size / base_lr_batch. 1 or more. Default: they are those of batch_size. New in stagerun."
     ),
     "Solver.end_lr": (
-        "Learning rate at the end of `linear`, `cosine`, `one_minus_sqrt` and `one_cycle`. 0 or more. New in stagerun."
-    ),
-    "Solver.start_lr": (
-        "Learning rate at the start of `one_cycle` and of each cycle of `triangular`. 0 or more. New in stagerun."
-    ),
-    "Solver.peak_iter": (
-        "Iteration at which `one_cycle` reaches base_lr. 1 or more, below max_iter. New in stagerun."
-    ),
-    "Solver.peak_epoch": (
-        "The same in epochs. New in stagerun."
+        "Learning rate at the end of `linear`, `cosine` and `one_minus_sqrt`. 0 or more. New in stagerun."
     ),
     "Solver.knot": (
         "Points of `piecewise_linear`, one line each, two or more, in the order of their place. Before the first and after the last\n"
@@ -464,9 +415,6 @@ COMMENTS: dict[str, str] = {
     "Solver.plateau_winsize": (
         "Iterations without a new lowest loss after which `plateau` multiplies by gamma: one entry for each drop; after the last there\n"
         "is no other. 1 or more each. Intel Caffe's."
-    ),
-    "Solver.plateau_winsize_epoch": (
-        "The same in epochs. New in stagerun."
     ),
     "Solver.average_loss": (
         "Iterations, not epochs, whose mean is the loss that `plateau` looks at. Other policies don't read it: Caffe's log shows that\n"
@@ -477,20 +425,14 @@ COMMENTS: dict[str, str] = {
         "from its end, and one that is given fewer from its newest snapshot before, where nothing that it was trained with depends on its length; or\n"
         "else it is stale."
     ),
-    "Solver.max_epoch": (
-        "The same in epochs of the training images. New in stagerun."
-    ),
     "Solver.batch_size": (
         "Images per weight update, over the whole job, whatever the number of workers. 1 or more. Required. Caffe's word, but\n"
         "Caffe counts per worker."
     ),
     "Solver.device_batch_size": (
-        "Images per forward pass of one worker; BatchNorm normalises over this many. Divides batch_size. This or iter_size is\n"
-        "required. New in stagerun."
-    ),
-    "Solver.iter_size": (
-        "Forward passes per weight update, over the whole job: another way to say device_batch_size = batch_size / iter_size.\n"
-        "Caffe's word, but Caffe multiplies: there an update has batch_size * iter_size images per worker, here batch_size in all."
+        "Images per forward pass of one worker; BatchNorm normalises over this many. Divides batch_size. Required.\n"
+        "New in stagerun (Caffe says iter_size, and multiplies: there an update has batch_size * iter_size images per worker, here batch_size in\n"
+        "all)."
     ),
     "Solver.type": (
         "Solver type, how a gradient g moves a weight w. In Caffe's form: `SGD`, `Nesterov`, `AdaGrad`, `RMSProp`, `AdaDelta`,\n"
@@ -514,9 +456,6 @@ COMMENTS: dict[str, str] = {
         "0 <= momentum < 1. Of `Adam`, `AdamW` and `LAMB` the decay of the first average (beta1), of `AdaDelta` of both. `AdaGrad`\n"
         "and `RMSProp` have none. Default: 0, as in Caffe. Caffe's."
     ),
-    "Solver.momentum_policy": (
-        "How momentum goes on from its value over the stage. Default: it stays. New in stagerun."
-    ),
     "Solver.momentum2": (
         "Decay of the average of squared gradients (beta2) of `Adam`, `AdamW` and `LAMB`: 0 <= momentum2 < 1. Caffe's."
     ),
@@ -534,7 +473,7 @@ COMMENTS: dict[str, str] = {
         "With `SGD` alone: each parameter's lr_mult is replaced by local_gw_ratio * |w| / (|g| + weight_decay * |w|), g without\n"
         "weight decay and weight_decay without decay_mult, or by 1 where |w| or |g| is 0. A parameter with lr_mult 0 stays as it\n"
         "is; one whose `adapt` is false keeps its lr_mult. g is the gradient of the mean loss of the whole batch. Intel Caffe's form of\n"
-        "LARS; with iter_size see `local_lr_passes`."
+        "LARS; for its iter_size see `local_lr_passes`."
     ),
     "Solver.local_gw_ratio": (
         "Share of a parameter's own length that a step has, of `local_lr_auto` and `LARS`. Above 0. Intel Caffe's."
@@ -549,9 +488,6 @@ COMMENTS: dict[str, str] = {
     "Solver.weight_decay": (
         "Factor of the term that regularization_type adds to the gradient; of `AdamW` and `LAMB` to the step. 0 or more. Default:\n"
         "0, as in Caffe. Caffe's."
-    ),
-    "Solver.weight_decay_policy": (
-        "How weight_decay goes on from its value over the stage. Default: it stays. New in stagerun."
     ),
     "Solver.clip_gradients": (
         "Largest global L2 norm of the mean gradient; a longer gradient is scaled down to it. Above 0. Default: no clipping.\n"
@@ -639,11 +575,6 @@ COMMENTS: dict[str, str] = {
     "Solver.sampling": (
         "How often the training images come. Default: UNIFORM. New in stagerun."
     ),
-    "Solver.sampling_file": (
-        "Of `sampling: FILE`: a text file below the schedule's folder with a line `CLASS WEIGHT` for each class, its number and how often\n"
-        "its images come, in proportion; 0 leaves a class out. From `#` on a line is a comment. `0 1` and `1 3`: class 1 comes three times as\n"
-        "often as class 0, however many images there are of each. What counts for a snapshot is the weights, not the name. New in stagerun."
-    ),
     "Solver.random_seed": (
         "Seed of this stage in place of Schedule.seed, for order, augmentation and dropout. 0 or more. Caffe's."
     ),
@@ -687,14 +618,8 @@ COMMENTS: dict[str, str] = {
     "Solver.display": (
         "Iterations between two lines of progress where the output is no terminal. 0: none. Caffe's."
     ),
-    "Solver.display_epoch": (
-        "The same in epochs. New in stagerun."
-    ),
     "Solver.test_interval": (
         "Iterations between two evaluations inside the stage. After every stage there is one in any case. 0: none. Caffe's."
-    ),
-    "Solver.test_epoch": (
-        "The same in epochs. New in stagerun."
     ),
     "Solver.test_iter": (
         "Forward passes of an evaluation inside the stage: the first test_iter * test_batch_size images; with `rectangular`, which\n"
@@ -707,9 +632,6 @@ COMMENTS: dict[str, str] = {
     "Solver.snapshot": (
         "Iterations between two snapshots inside the stage. At its end, and when the run is told to stop, there is one in any\n"
         "case. 0: none in between. Caffe's."
-    ),
-    "Solver.snapshot_epoch": (
-        "The same in epochs. New in stagerun."
     ),
     "Solver.data": (
         "Images of this stage in place of the schedule's `train` and `val`; all else of `data` is shared: `data { train { source: ... } }`.\n"
@@ -730,7 +652,7 @@ COMMENTS: dict[str, str] = {
         "Of `BINARY`: what the sum over images and classes is divided by. Default: BATCH_SIZE. Caffe's (loss_param)."
     ),
     "LossParameter.teacher": (
-        "Of `DISTILL`, which needs it, or `teacher_weights`: the stage whose trained weights, at its end, are the teacher. It is trained\n"
+        "Of `DISTILL`, which needs it: the stage whose trained weights, at its end, are the teacher. It is trained\n"
         "before, and this stage is stale where it was taught by another. Not one that starts from this one."
     ),
     "LossParameter.temperature": (
@@ -745,13 +667,6 @@ COMMENTS: dict[str, str] = {
     ),
     "LossParameter.args": (
         "Of `PYTHON`: what the function is called with besides, as in `model`."
-    ),
-    "LossParameter.teacher_weights": (
-        "Of `DISTILL`, in place of `teacher`: trained weights from elsewhere, as `weights` of a stage names them. Every tensor of the teacher\n"
-        "comes from there. Their content is part of the stage."
-    ),
-    "LossParameter.teacher_model": (
-        "The network that `teacher_weights` are of; not a net of Caffe's. Default: the stage's own."
     ),
     "LossParameter.Type.SOFTMAX": (
         "-sum(t * log(p)) over the classes: cross entropy. Caffe's SoftmaxWithLoss."
@@ -785,9 +700,6 @@ COMMENTS: dict[str, str] = {
     "EarlyStopParameter.patience_iter": (
         "Iterations that it may go without becoming better. 1 or more. This or patience_epoch is required."
     ),
-    "EarlyStopParameter.patience_epoch": (
-        "The same in epochs."
-    ),
     "EarlyStopParameter.min_delta": (
         "How much better it must become to count: of `TOP1` and `MAP` in per cent. 0 or more."
     ),
@@ -802,7 +714,7 @@ COMMENTS: dict[str, str] = {
     ),
     "AuditParameter": (
         "Proofs for those who want to check a run: digests of the state in the log, each chained to the one before. `stagerun verify OUT` trains up\n"
-        "to some of them again. Not with `sync_param { method: ASYNC }`, which is to be without it: `clear: \"audit_param\"`."
+        "to some of them again. Not with `sync_param`, which is to be without it: `clear: \"audit_param\"`."
     ),
     "AuditParameter.proof_iter": (
         "Iterations between two proofs. There is one at each snapshot and at both ends of the stage, too. 0: none."
@@ -814,9 +726,6 @@ COMMENTS: dict[str, str] = {
         "Every class comes equally often. An epoch has as many images as there are records, and of each class the same number, or one more.\n"
         "The images of a class come in turn, all of them before one comes again. Those of a rare class so come many times in an epoch, those\n"
         "of a frequent one not in every epoch. Needs the labels of all records, which the side file has."
-    ),
-    "Sampling.FILE": (
-        "The same, with classes as often as `sampling_file` says."
     ),
     "DecayFrom.STAGE_START": (
         "The start of the stage, warm-up included: where a warm-up ends, a policy that falls is already below base_lr. SURFsara\n"
@@ -837,26 +746,7 @@ COMMENTS: dict[str, str] = {
         "Epochs, fractions too: the place need not be a whole iteration. 0 or more."
     ),
     "Knot.factor": (
-        "What the value (base_lr, momentum, weight_decay) is multiplied by there. 0 or more. Required."
-    ),
-    "PolicyParameter": (
-        "How momentum or weight_decay moves over the iterations of a stage."
-    ),
-    "PolicyParameter.policy": (
-        "`linear`, `cosine`, `one_minus_sqrt`, `poly`, `exp_epoch` or `piecewise_linear`, by the formulas of lr_policy with the value\n"
-        "of momentum or weight_decay in place of base_lr, and end_value in place of end_lr. Required."
-    ),
-    "PolicyParameter.end_value": (
-        "Value at the end of `linear`, `cosine` and `one_minus_sqrt`. 0 or more; of momentum below 1."
-    ),
-    "PolicyParameter.power": (
-        "Exponent of `poly`. 0 or more."
-    ),
-    "PolicyParameter.gamma": (
-        "Factor of `exp_epoch`. 0 or more."
-    ),
-    "PolicyParameter.knot": (
-        "Points of `piecewise_linear`."
+        "What base_lr is multiplied by there. 0 or more. Required."
     ),
     "MomentumForm.CAFFE": (
         "V = momentum * V + lr * gradient; w -= V. Steps taken at an old learning rate live on after it drops. Caffe's."
@@ -902,12 +792,7 @@ COMMENTS: dict[str, str] = {
         "How gradients are compressed. c is what one sender has to send of one parameter, its gradient plus its residual, and n the number of\n"
         "values in it. Each sender's c is replaced by the value that `method` states, which takes fewer bytes; those values are added up over\n"
         "the senders and divided by their number. Senders are the workers, with `determinism: ELASTIC` the logical workers. New in stagerun.\n"
-        "\n"
-        "With `sync_param` gradients are compressed until the replicas part; what they then have left in memory is dropped. From there on the\n"
-        "senders are the replicas, however many workers there are, and c is a replica's change since the last synchronisation plus its residual:\n"
-        "error feedback on local SGD's change (arXiv:1906.02367), or on DiLoCo's pseudo-gradient. All replicas go on from the weights they had in\n"
-        "common plus the mean of what was sent, or from what `outer` makes of it. Statistics of BatchNorm, and momentum that is averaged, are sent\n"
-        "as they are. A synchronisation up to `start_iter` averages weights. `AUTO` is refused."
+        "Not with `sync_param`."
     ),
     "CompressionParameter.method": (
         "What is sent in place of c. Required."
@@ -935,9 +820,6 @@ COMMENTS: dict[str, str] = {
     ),
     "CompressionParameter.start_iter": (
         "Iteration of the stage from which on gradients are compressed; before, they are sent as they are. 0 or more, below max_iter."
-    ),
-    "CompressionParameter.start_epoch": (
-        "The same in epochs."
     ),
     "CompressionParameter.allow": (
         "What `AUTO` chooses among, besides sending c as it is. Default: `TOP_K`, `QSGD`, `BF16`."
@@ -972,19 +854,6 @@ COMMENTS: dict[str, str] = {
     ),
     "CompressionRule.ratio": (
         "That of CompressionParameter, for these parameters. Above 0, at most 1. Default: what is written there, else that of the method."
-    ),
-    "CompressionRule.threshold": (
-        "Likewise. Above 0."
-    ),
-    "CompressionRule.qstates": (
-        "Likewise. 1 to 32767."
-    ),
-    "CompressionRule.rank": (
-        "Likewise. 1 or more."
-    ),
-    "CompressionRule.memory": (
-        "What becomes of the part of c that isn't sent, for these parameters. Default: what is written in CompressionParameter, else that\n"
-        "of the method."
     ),
     "CompressionRule.Method.NONE": (
         "c itself."
@@ -1159,14 +1028,9 @@ COMMENTS: dict[str, str] = {
         "CONTINUE: the images go on where the stage before stopped, in mid-epoch too. RESTART: from the first image of the first\n"
         "epoch again, as Caffe does. Default: CONTINUE."
     ),
-    "Carry.residual": (
-        "Of stages whose `compress_param` has a memory. ZERO: residuals start at zero, and what the stage before had not yet sent is\n"
-        "lost. KEEP: they go on, whatever the methods; both stages then have `memory: RESIDUAL`, and neither has sync_param.\n"
-        "Default: ZERO."
-    ),
     "TransformParameter": (
         "What is done to an image, in this order: pad, resize or cut out a rectangle, crop, mirror, colours (RandAugment or\n"
-        "TrivialAugment), then as numbers: lighting, minus mean_value, times scale or divided by std_value, cutout. Caffe's (which\n"
+        "TrivialAugment), then as numbers: minus mean_value, times scale or divided by std_value, cutout. Caffe's (which\n"
         "mirrors first; the images are as likely)."
     ),
     "TransformParameter.scale": (
@@ -1209,10 +1073,6 @@ COMMENTS: dict[str, str] = {
     "TransformParameter.cutout_size": (
         "Side of a square at a random place, inside the image, that is 0 for the network. 0 to 65535, at most crop_size; 0: none.\n"
         "As in cifar10-fast. New in stagerun."
-    ),
-    "TransformParameter.lighting_std": (
-        "Standard deviation of AlexNet's lighting: along the principal components of ImageNet's colours a random amount is added to\n"
-        "all pixels of an image. 0 to 100; 0: none; AlexNet's is 0.1. Needs 3 channels. New in stagerun."
     ),
     "TransformParameter.rand_augment_param": (
         "RandAugment (arXiv:1909.13719) with torchvision's operations. Needs 3 channels; excludes trivial_augment. New in stagerun."
@@ -1264,24 +1124,12 @@ COMMENTS: dict[str, str] = {
         "Sides in between are multiples of this. 1 to 65535. With `compile` there may be 4 sides in all: each has code of its own."
     ),
     "RandomResizedCropParameter": (
-        "A rectangle of random area and aspect ratio: the area drawn evenly, the logarithm of width / height drawn evenly, sides\n"
-        "rounded, the place drawn evenly. Where none of max_attempt rectangles fits, the largest one of an allowed aspect ratio is cut\n"
-        "from the centre. torchvision's RandomResizedCrop."
+        "A rectangle of random area and aspect ratio: the area drawn evenly up to the whole image, the logarithm of width / height drawn evenly\n"
+        "from 3/4 to 4/3, sides rounded, the place drawn evenly. Where none of 10 rectangles fits, the largest one of an allowed aspect ratio is\n"
+        "cut from the centre. torchvision's RandomResizedCrop."
     ),
     "RandomResizedCropParameter.min_area_ratio": (
         "Smallest part of the image's area. Above 0, at most 1."
-    ),
-    "RandomResizedCropParameter.max_area_ratio": (
-        "Largest part of the image's area. At least min_area_ratio, at most 1."
-    ),
-    "RandomResizedCropParameter.min_aspect_ratio": (
-        "Smallest width / height. 0.001 to 1000. Default: 3/4."
-    ),
-    "RandomResizedCropParameter.max_aspect_ratio": (
-        "Largest width / height. At least min_aspect_ratio, at most 1000. Default: 4/3."
-    ),
-    "RandomResizedCropParameter.max_attempt": (
-        "How often a rectangle that does not fit is drawn anew. 1 to 1000."
     ),
     "RandomResizedCropParameter.resize_param": (
         "How the rectangle is resized."
@@ -1293,10 +1141,7 @@ COMMENTS: dict[str, str] = {
         "1 to 1000."
     ),
     "RandAugmentParameter.magnitude": (
-        "Strength of the operations: 0 to num_magnitude_bins - 1."
-    ),
-    "RandAugmentParameter.num_magnitude_bins": (
-        "Steps from no effect to the strongest. 2 to 10000."
+        "Strength of the operations: 0 has no effect, 30 the strongest."
     ),
     "RandomAspectRatioParameter": (
         "A rectangle of random area and aspect ratio, cut out at a random place and resized to crop_size. It is sqrt(area) * c high\n"
@@ -1347,4 +1192,15 @@ COMMENTS: dict[str, str] = {
         "For large JPEGs: where the image shrinks to a half or less, they are decoded at 1/2, 1/4 or 1/8 of their size, which is\n"
         "quick; then LINEAR where the sides shrink by less than 1.5, else AREA."
     ),
+    "Solver.stepsize_epoch": "The same in epochs.",
+    "Solver.stepvalue_epoch": "The same in epochs.",
+    "Solver.lr_epoch": "The same in epochs.",
+    "Solver.warmup_epoch": "The same in epochs.",
+    "Solver.plateau_winsize_epoch": "The same in epochs.",
+    "Solver.max_epoch": "The same in epochs.",
+    "Solver.display_epoch": "The same in epochs.",
+    "Solver.test_epoch": "The same in epochs.",
+    "Solver.snapshot_epoch": "The same in epochs.",
+    "EarlyStopParameter.patience_epoch": "The same in epochs.",
+    "CompressionParameter.start_epoch": "The same in epochs.",
 }

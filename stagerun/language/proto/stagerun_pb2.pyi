@@ -129,6 +129,10 @@ QUIET_FIELD_NUMBER: _ClassVar[int]
 quiet: _descriptor.FieldDescriptor
 ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
 arguments: _descriptor.FieldDescriptor
+EPOCHS_FIELD_NUMBER: _ClassVar[int]
+epochs: _descriptor.FieldDescriptor
+EPOCHS_OF_FIELD_NUMBER: _ClassVar[int]
+epochs_of: _descriptor.FieldDescriptor
 RETIRED_FIELD_NUMBER: _ClassVar[int]
 retired: _descriptor.FieldDescriptor
 RETIRED_VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -427,7 +431,7 @@ class Solver(_message.Message):
     iter_size: int
     type: str
     momentum: float
-    momentum_policy: PolicyParameter
+    momentum_policy: bool
     momentum2: float
     rms_decay: float
     delta: float
@@ -437,7 +441,7 @@ class Solver(_message.Message):
     local_lr_passes: int
     momentum_form: MomentumForm
     weight_decay: float
-    weight_decay_policy: PolicyParameter
+    weight_decay_policy: bool
     clip_gradients: float
     ema_decay: float
     ema_interval: int
@@ -476,7 +480,7 @@ class Solver(_message.Message):
     snapshot_epoch: float
     data: StageData
     net: str
-    def __init__(self, clear: _Optional[_Iterable[str]] = ..., base_lr: _Optional[float] = ..., lr_policy: _Optional[str] = ..., power: _Optional[float] = ..., gamma: _Optional[float] = ..., stepsize: _Optional[int] = ..., stepsize_epoch: _Optional[float] = ..., stepvalue: _Optional[_Iterable[int]] = ..., stepvalue_epoch: _Optional[_Iterable[float]] = ..., lr_iter: _Optional[int] = ..., lr_epoch: _Optional[float] = ..., warmup_iter: _Optional[int] = ..., warmup_epoch: _Optional[float] = ..., warmup_start_lr: _Optional[float] = ..., decay_from: _Optional[_Union[DecayFrom, str]] = ..., policy_start_iter: _Optional[int] = ..., policy_start_epoch: _Optional[float] = ..., base_lr_batch: _Optional[int] = ..., end_lr: _Optional[float] = ..., start_lr: _Optional[float] = ..., peak_iter: _Optional[int] = ..., peak_epoch: _Optional[float] = ..., knot: _Optional[_Iterable[_Union[Knot, _Mapping]]] = ..., plateau_winsize: _Optional[_Iterable[int]] = ..., plateau_winsize_epoch: _Optional[_Iterable[float]] = ..., average_loss: _Optional[int] = ..., max_iter: _Optional[int] = ..., max_epoch: _Optional[float] = ..., batch_size: _Optional[int] = ..., device_batch_size: _Optional[int] = ..., iter_size: _Optional[int] = ..., type: _Optional[str] = ..., momentum: _Optional[float] = ..., momentum_policy: _Optional[_Union[PolicyParameter, _Mapping]] = ..., momentum2: _Optional[float] = ..., rms_decay: _Optional[float] = ..., delta: _Optional[float] = ..., regularization_type: _Optional[str] = ..., local_lr_auto: bool = ..., local_gw_ratio: _Optional[float] = ..., local_lr_passes: _Optional[int] = ..., momentum_form: _Optional[_Union[MomentumForm, str]] = ..., weight_decay: _Optional[float] = ..., weight_decay_policy: _Optional[_Union[PolicyParameter, _Mapping]] = ..., clip_gradients: _Optional[float] = ..., ema_decay: _Optional[float] = ..., ema_interval: _Optional[int] = ..., param: _Optional[_Iterable[_Union[ParamSpec, _Mapping]]] = ..., compress_param: _Optional[_Union[CompressionParameter, _Mapping]] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., weights: _Optional[_Union[WeightsParameter, _Mapping]] = ..., solverstate: _Optional[str] = ..., freeze: _Optional[_Iterable[str]] = ..., sync_param: _Optional[_Union[SyncParameter, _Mapping]] = ..., carry: _Optional[_Union[Carry, _Mapping]] = ..., transform_param: _Optional[_Union[TransformParameter, _Mapping]] = ..., test_transform_param: _Optional[_Union[TransformParameter, _Mapping]] = ..., mixup_alpha: _Optional[float] = ..., cutmix_alpha: _Optional[float] = ..., label_smoothing: _Optional[float] = ..., loss: _Optional[_Union[LossParameter, _Mapping]] = ..., early_stop: _Optional[_Union[EarlyStopParameter, _Mapping]] = ..., class_weight: _Optional[_Iterable[float]] = ..., sampling: _Optional[_Union[Sampling, str]] = ..., sampling_file: _Optional[str] = ..., random_seed: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., channels_last: bool = ..., on_nan: _Optional[_Union[Solver.OnNan, str]] = ..., max_nan: _Optional[int] = ..., audit_param: _Optional[_Union[AuditParameter, _Mapping]] = ..., compile: bool = ..., display: _Optional[int] = ..., display_epoch: _Optional[float] = ..., test_interval: _Optional[int] = ..., test_epoch: _Optional[float] = ..., test_iter: _Optional[int] = ..., test_batch_size: _Optional[int] = ..., snapshot: _Optional[int] = ..., snapshot_epoch: _Optional[float] = ..., data: _Optional[_Union[StageData, _Mapping]] = ..., net: _Optional[str] = ...) -> None: ...
+    def __init__(self, clear: _Optional[_Iterable[str]] = ..., base_lr: _Optional[float] = ..., lr_policy: _Optional[str] = ..., power: _Optional[float] = ..., gamma: _Optional[float] = ..., stepsize: _Optional[int] = ..., stepsize_epoch: _Optional[float] = ..., stepvalue: _Optional[_Iterable[int]] = ..., stepvalue_epoch: _Optional[_Iterable[float]] = ..., lr_iter: _Optional[int] = ..., lr_epoch: _Optional[float] = ..., warmup_iter: _Optional[int] = ..., warmup_epoch: _Optional[float] = ..., warmup_start_lr: _Optional[float] = ..., decay_from: _Optional[_Union[DecayFrom, str]] = ..., policy_start_iter: _Optional[int] = ..., policy_start_epoch: _Optional[float] = ..., base_lr_batch: _Optional[int] = ..., end_lr: _Optional[float] = ..., start_lr: _Optional[float] = ..., peak_iter: _Optional[int] = ..., peak_epoch: _Optional[float] = ..., knot: _Optional[_Iterable[_Union[Knot, _Mapping]]] = ..., plateau_winsize: _Optional[_Iterable[int]] = ..., plateau_winsize_epoch: _Optional[_Iterable[float]] = ..., average_loss: _Optional[int] = ..., max_iter: _Optional[int] = ..., max_epoch: _Optional[float] = ..., batch_size: _Optional[int] = ..., device_batch_size: _Optional[int] = ..., iter_size: _Optional[int] = ..., type: _Optional[str] = ..., momentum: _Optional[float] = ..., momentum_policy: bool = ..., momentum2: _Optional[float] = ..., rms_decay: _Optional[float] = ..., delta: _Optional[float] = ..., regularization_type: _Optional[str] = ..., local_lr_auto: bool = ..., local_gw_ratio: _Optional[float] = ..., local_lr_passes: _Optional[int] = ..., momentum_form: _Optional[_Union[MomentumForm, str]] = ..., weight_decay: _Optional[float] = ..., weight_decay_policy: bool = ..., clip_gradients: _Optional[float] = ..., ema_decay: _Optional[float] = ..., ema_interval: _Optional[int] = ..., param: _Optional[_Iterable[_Union[ParamSpec, _Mapping]]] = ..., compress_param: _Optional[_Union[CompressionParameter, _Mapping]] = ..., model: _Optional[_Union[Model, _Mapping]] = ..., weights: _Optional[_Union[WeightsParameter, _Mapping]] = ..., solverstate: _Optional[str] = ..., freeze: _Optional[_Iterable[str]] = ..., sync_param: _Optional[_Union[SyncParameter, _Mapping]] = ..., carry: _Optional[_Union[Carry, _Mapping]] = ..., transform_param: _Optional[_Union[TransformParameter, _Mapping]] = ..., test_transform_param: _Optional[_Union[TransformParameter, _Mapping]] = ..., mixup_alpha: _Optional[float] = ..., cutmix_alpha: _Optional[float] = ..., label_smoothing: _Optional[float] = ..., loss: _Optional[_Union[LossParameter, _Mapping]] = ..., early_stop: _Optional[_Union[EarlyStopParameter, _Mapping]] = ..., class_weight: _Optional[_Iterable[float]] = ..., sampling: _Optional[_Union[Sampling, str]] = ..., sampling_file: _Optional[str] = ..., random_seed: _Optional[int] = ..., precision: _Optional[_Union[Precision, str]] = ..., channels_last: bool = ..., on_nan: _Optional[_Union[Solver.OnNan, str]] = ..., max_nan: _Optional[int] = ..., audit_param: _Optional[_Union[AuditParameter, _Mapping]] = ..., compile: bool = ..., display: _Optional[int] = ..., display_epoch: _Optional[float] = ..., test_interval: _Optional[int] = ..., test_epoch: _Optional[float] = ..., test_iter: _Optional[int] = ..., test_batch_size: _Optional[int] = ..., snapshot: _Optional[int] = ..., snapshot_epoch: _Optional[float] = ..., data: _Optional[_Union[StageData, _Mapping]] = ..., net: _Optional[str] = ...) -> None: ...
 
 class LossParameter(_message.Message):
     __slots__ = ("type", "normalization", "teacher", "temperature", "weight", "function", "args", "teacher_weights", "teacher_model")
@@ -512,9 +516,9 @@ class LossParameter(_message.Message):
     weight: float
     function: str
     args: str
-    teacher_weights: WeightsParameter
-    teacher_model: Model
-    def __init__(self, type: _Optional[_Union[LossParameter.Type, str]] = ..., normalization: _Optional[_Union[LossParameter.Normalization, str]] = ..., teacher: _Optional[str] = ..., temperature: _Optional[float] = ..., weight: _Optional[float] = ..., function: _Optional[str] = ..., args: _Optional[str] = ..., teacher_weights: _Optional[_Union[WeightsParameter, _Mapping]] = ..., teacher_model: _Optional[_Union[Model, _Mapping]] = ...) -> None: ...
+    teacher_weights: bool
+    teacher_model: bool
+    def __init__(self, type: _Optional[_Union[LossParameter.Type, str]] = ..., normalization: _Optional[_Union[LossParameter.Normalization, str]] = ..., teacher: _Optional[str] = ..., temperature: _Optional[float] = ..., weight: _Optional[float] = ..., function: _Optional[str] = ..., args: _Optional[str] = ..., teacher_weights: bool = ..., teacher_model: bool = ...) -> None: ...
 
 class EarlyStopParameter(_message.Message):
     __slots__ = ("metric", "patience_iter", "patience_epoch", "min_delta")
@@ -563,20 +567,6 @@ class Knot(_message.Message):
     epoch: float
     factor: float
     def __init__(self, iter: _Optional[int] = ..., epoch: _Optional[float] = ..., factor: _Optional[float] = ...) -> None: ...
-
-class PolicyParameter(_message.Message):
-    __slots__ = ("policy", "end_value", "power", "gamma", "knot")
-    POLICY_FIELD_NUMBER: _ClassVar[int]
-    END_VALUE_FIELD_NUMBER: _ClassVar[int]
-    POWER_FIELD_NUMBER: _ClassVar[int]
-    GAMMA_FIELD_NUMBER: _ClassVar[int]
-    KNOT_FIELD_NUMBER: _ClassVar[int]
-    policy: str
-    end_value: float
-    power: float
-    gamma: float
-    knot: _containers.RepeatedCompositeFieldContainer[Knot]
-    def __init__(self, policy: _Optional[str] = ..., end_value: _Optional[float] = ..., power: _Optional[float] = ..., gamma: _Optional[float] = ..., knot: _Optional[_Iterable[_Union[Knot, _Mapping]]] = ...) -> None: ...
 
 class ParamSpec(_message.Message):
     __slots__ = ("name", "kind", "lr_mult", "decay_mult", "adapt")
@@ -681,8 +671,8 @@ class CompressionRule(_message.Message):
     threshold: float
     qstates: int
     rank: int
-    memory: CompressionParameter.Memory
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[ParamKind, str]] = ..., method: _Optional[_Union[CompressionRule.Method, str]] = ..., ratio: _Optional[float] = ..., threshold: _Optional[float] = ..., qstates: _Optional[int] = ..., rank: _Optional[int] = ..., memory: _Optional[_Union[CompressionParameter.Memory, str]] = ...) -> None: ...
+    memory: bool
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[ParamKind, str]] = ..., method: _Optional[_Union[CompressionRule.Method, str]] = ..., ratio: _Optional[float] = ..., threshold: _Optional[float] = ..., qstates: _Optional[int] = ..., rank: _Optional[int] = ..., memory: bool = ...) -> None: ...
 
 class SyncParameter(_message.Message):
     __slots__ = ("method", "replicas", "rule", "period", "alpha", "start", "momentum", "outer", "max_staleness", "servers")

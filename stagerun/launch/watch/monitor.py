@@ -14,45 +14,67 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass, replace
 
-from stagerun.launch.watch.judge import Ending, Seen, ending, judge, tick
-from stagerun.launch.watch.peers import Hub, Spoke
-from stagerun.launch.watch.process import Setup, Worker, gone, log_failure, prepare
+from stagerun.launch.watch import process
+from stagerun.launch.watch.judge import Pace, Seen, Verdict, blame, judge, tick
+from stagerun.launch.watch.peers import Peers
+from stagerun.system.host import open_files
 from stagerun.system.lines import Closed, Lines
 from stagerun.system.process import die_with_parent
-from stagerun.system.pulse import Limits, Section
+from stagerun.system.pulse import SIZE, Beat, Limits, Section, read
 
 _ENDING_TICK_S = 0.05
 # Longer without a look, and this process was stopped itself, with its worker (Ctrl-Z), or had no processor: it can't blame others.
 _ASLEEP_S = 2.0
+# How long to wait for the stacks of other hosts' ranks.
+_STACKS_S = 0.5
 # A worker has so long to answer that it will say why it ends.
 _ANSWER_S = 0.4
 # Then it may write a snapshot for so long, where it is to blame itself or isn't the one that writes them; and has a little to end.
 _SNAPSHOT_S, _END_S = 10.0, 5.0
 # How long the line for the log may take.
 _LOG_S = 1.0
+_MOST_FILES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a worker says to its monitor at the start. `pulse`, `stack`, `link` and `listener` (on rank 0) are file descriptors. `gone`: a file in
+    which our launcher, if one started the worker, reports a host that is gone."""
+
+    rank: int
+    size: int
+    pid: int
+    thread: int  # the one that trains
+    host: str
+    limits: dict[str, float]
+    pulse: int
+    stack: int
+    link: int
+    listener: int
+    gone: str
 
 
 class Monitor:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         self.limits = Limits({Section(name): value for name, value in setup.limits.items()})
-        self.worker = Worker(setup.rank, setup.pid, setup.thread, setup.pulse, setup.stack)
         self.link = Lines(socket.socket(fileno=setup.link))
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.link, selectors.EVENT_READ, self._from_worker)
-        self.hub: Hub | None = None
-        self.spoke: Spoke | None = None
-        if setup.rank:
-            self.spoke = Spoke(setup, self.limits, self.selector, self._end, self.worker.stack)
-        elif setup.size > 1:
-            self.hub = Hub(setup, self.limits, self.selector, self.link.send, self.worker.stack)
+        open_files(_MOST_FILES)  # on rank 0 a connection for each rank
+        self.peers = Peers(setup.rank, setup.size, self.selector, self._end, setup.listener)
+        self.pace = Pace()
         now = time.monotonic()
         self.tick_s = tick(setup.size)
         self.looked, self.awake = now, now  # last look; since when nothing kept this process from looking
+        self.beat = Beat(moved=now)
         self.stopped_since: float | None = None
-        self.prepared = self.done = False
+        self.blamed: Seen | None = None
+        self.blamed_at = self.verdict_at = 0.0
+        self.gone: list[str] = []
+        self.done = False
         self.log = ""
         # The end:
         self.text = ""
@@ -62,8 +84,6 @@ class Monitor:
         self.threads: list[threading.Thread] = []  # that may take for ever
 
     def run(self) -> None:
-        if self.hub is not None:
-            self.hub.listen()
         while not self.done:
             due = self.looked + (self.tick_s if not self.text else _ENDING_TICK_S)
             for key, _ in self.selector.select(max(0.0, due - time.monotonic())):
@@ -74,9 +94,6 @@ class Monitor:
             thread.join(_LOG_S)
         for key in list(self.selector.get_map().values()):
             key.fileobj.close()  # type: ignore[union-attr]
-        self.selector.close()
-
-    # -- the worker
 
     def _from_worker(self, link: Lines) -> None:
         try:
@@ -87,23 +104,14 @@ class Monitor:
         for message in messages:
             match message:
                 case {"bye": True}:
-                    self._farewell(worded=True)
+                    self.peers.send({"bye": True, "worded": True})
                     self.done = True
-                case {"who": True}:
-                    side = self.hub or self.spoke
-                    self.link.send({"gone": side.gone(time.monotonic()) if side is not None else []})
                 case {"log": str(path)}:
                     self.log = path
                 case {"answered": True}:
                     self.answered = time.monotonic()
                 case {"meet": dict(place)}:
-                    self._meet(place)
-
-    def _meet(self, place: dict[str, Any]) -> None:
-        if self.hub is not None:
-            self.hub.meet(place["token"])
-        if self.spoke is not None:
-            self.spoke.meet(place)
+                    self.peers.meet(place)
 
     def _gone(self) -> None:
         """The worker has ended, one way or another: perhaps as it was asked to, perhaps without a word, which the others then hear
@@ -111,25 +119,81 @@ class Monitor:
         if self.text:
             self._log()  # not before: what it has still trained and saved comes first
         else:
-            self._farewell(worded=False)
+            self.peers.send({"bye": True, "worded": False})
         self.done = True
 
-    def _farewell(self, worded: bool) -> None:
-        for side in (self.hub, self.spoke):
-            if side is not None:
-                side.farewell(worded)
+    # -- looking and judging
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        if now - self.looked > _ASLEEP_S + self.tick_s:
+            self.awake, self.stopped_since = now, None
+            self.pace.restart()
+            self.peers.woke(now)
+        self.looked = now
+        if self.text:
+            self._see_to_the_end(now)
+        elif os.getppid() != self.setup.pid:  # a process that the worker has forked may keep its link open
+            self._gone()
+        elif text := self._lost_host():
+            self._end(text)
+        else:
+            self._judge(now)
+
+    def _lost_host(self) -> str:
+        """What our launcher says of a host that is gone: it sees that sooner than silence can show it; ''."""
+        with suppress(OSError, ValueError), open(self.setup.gone) as file:
+            return file.read()
+        return ""
+
+    def _judge(self, now: float) -> None:
+        own = self._look(now)
+        # For its stack a stopped worker is sent on: it is reported as it was before, until rank 0's monitor has seen it.
+        if self.blamed is not None and now < self.blamed_at + _STACKS_S + 2 * self.tick_s:
+            own = self.blamed
+        elif blame(own, self.setup.size, self.limits):
+            stack = process.stack(self.setup.rank, self.setup.pid, self.setup.thread, self.setup.stack)
+            own = self.blamed = replace(own, stack=stack)
+            self.blamed_at = now
+        self.peers.speak(own, now)
+        if (gone := self.peers.gone(now)) != self.gone:
+            self.gone = gone
+            self.link.send({"gone": gone})
+        if self.peers.judged(now):
+            return
+        seen = [own, *self.peers.seen(now)]
+        verdict = judge(seen, self.setup.size, self.limits)
+        if verdict is None:
+            self.verdict_at = 0.0
+            for text in self.pace.look(seen) if self.setup.rank == 0 else ():
+                self.link.send({"news": text})
+        else:
+            self.verdict_at = self.verdict_at or now
+            if now > self.verdict_at + _STACKS_S or not self._stacks_missing(verdict):
+                text = verdict.message()
+                if self.setup.rank == 0:
+                    self.peers.send({"end": text})
+                self._end(text, own.rank in {one.rank for one in verdict.guilty})
+
+    def _stacks_missing(self, verdict: Verdict) -> bool:
+        """Whether a stack may still come, of a rank that can be reached."""
+        return any(one.stack is None and not one.silence > self.tick_s * 2 and not one.ended for one in verdict.guilty)
 
     def _look(self, now: float) -> Seen:
-        beat, state = self.worker.beat(), self.worker.state()
+        setup, beat = (
+            self.setup,
+            read(os.pread(self.setup.pulse, SIZE, 0)) or self.beat,
+        )  # the one before where a new one is being written
+        self.beat, state = beat, process.state(setup.pid)
         if state != "T":
             self.stopped_since = None
         elif self.stopped_since is None:
             self.stopped_since = now
         began = max(beat.since if beat.waiting else beat.moved, self.awake)
         return Seen(
-            rank=self.setup.rank,
-            host=self.setup.host,
-            pid=self.setup.pid,
+            rank=setup.rank,
+            host=setup.host,
+            pid=setup.pid,
             section=beat.section,
             stage=beat.stage,
             iter=beat.iter,
@@ -144,54 +208,16 @@ class Monitor:
             busy=beat.busy,
         )
 
-    # -- looking and judging
-
-    def _tick(self) -> None:
-        now = time.monotonic()
-        if now - self.looked > _ASLEEP_S + self.tick_s:
-            self._woke(now)
-        self.looked = now
-        if self.text:
-            self._see_to_the_end(now)
-            return
-        if os.getppid() != self.setup.pid:  # a process that the worker has forked may keep its link open
-            self._gone()
-            return
-        if text := gone(self.setup.gone):  # the launcher sees a host's end sooner than silence can show it
-            self._end(Ending(text, False))
-            return
-        own = self._look(now)
-        if (end := self._judge(own, now)) is not None:
-            self._end(end)
-        elif not self.prepared:  # not before it watches
-            self.prepared = True
-            prepare()
-
-    def _judge(self, own: Seen, now: float) -> Ending | None:
-        if self.hub is not None:
-            return self.hub.judge(own, now)
-        if self.spoke is not None:
-            return self.spoke.judge(own, now)
-        verdict = judge([own], 1, self.limits)
-        return ending(own.rank, verdict, {own.rank: self.worker.stack()}) if verdict is not None else None
-
-    def _woke(self, now: float) -> None:
-        self.awake = now
-        self.stopped_since = None
-        for side in (self.hub, self.spoke):
-            if side is not None:
-                side.woke(now)
-
     # -- the end
 
-    def _end(self, end: Ending) -> None:
+    def _end(self, text: str, guilty: bool = False) -> None:
         """Has the worker say it and end."""
         if self.text:
             return
-        self.text, self.ending_since = end.text, time.monotonic()
-        if self.setup.rank == 0 and not end.guilty:
+        self.text, self.ending_since = text, time.monotonic()
+        if self.setup.rank == 0 and not guilty:
             self.patience = self.limits.of(Section.SAVE)
-        self.link.send({"end": self.text, "patience": float(self.patience)})
+        self.link.send({"end": text, "patience": float(self.patience)})
 
     def _see_to_the_end(self, now: float) -> None:
         if not self.answered and now > self.ending_since + _ANSWER_S:
@@ -200,15 +226,15 @@ class Monitor:
             self._log()
             for thread in self.threads:
                 thread.join(_LOG_S)
-            self.threads += self.worker.speak_for(self.text)
+            self.threads += process.speak_for(self.setup.rank, self.setup.pid, self.text)
         if now > self.ending_since + self.patience + _END_S:
-            self.worker.kill()
+            process.kill(self.setup.pid)
             self._log()
             self.done = True
 
     def _log(self) -> None:
         if self.log:
-            self.threads.append(log_failure(self.log, self.text))
+            self.threads.append(process.log_failure(self.log, self.text))
             self.log = ""
 
 
@@ -220,7 +246,7 @@ def main() -> None:
     with suppress(OSError):
         die_with_parent(signal.SIGCONT)
     monitor = Monitor(setup)
-    if os.getppid() == setup.pid:  # so it was when the monitor opened the process
+    if os.getppid() == setup.pid:
         monitor.run()
 
 

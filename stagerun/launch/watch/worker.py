@@ -13,12 +13,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stagerun.base.errors import ExitCode, PeerError
+from stagerun.base.text import listed
 from stagerun.launch.folder import gone_file, report
-from stagerun.launch.watch.process import STACK_SIGNAL, Setup
+from stagerun.launch.watch.monitor import Setup
+from stagerun.launch.watch.process import STACK_SIGNAL
 from stagerun.system import signals
 from stagerun.system.host import host_name
 from stagerun.system.lines import LONGEST, Reader, line
@@ -32,10 +35,9 @@ if TYPE_CHECKING:
 # Between saying why and the end: the others hear it at the same time, and are to hear it from their monitors, not from a peer
 # that is gone. Rank 0 stays longer: it sees the others go, and saves what is trained.
 _STAY_S, _STAY_0_S = 0.5, 1.0
-_PORT_S = 60.0
 _LOG_S = 1.5
-# How long a rank that misses others waits for a monitor's word on which, and how often it asks.
-_GONE_S, _ASK_S = 1.5, 0.1
+# How long a rank that misses others waits for its monitor's word on which.
+_GONE_S = 1.5
 _LONGEST_WORD = 1 << 24  # of its own monitor, which is to be trusted
 
 
@@ -51,8 +53,7 @@ class Monitored:
         self._explained = False
         self._gone: list[str] = []  # ranks, by name
         self._gone_came = threading.Event()
-        self._port: dict[str, Any] | None = None
-        self._port_came = threading.Event()
+        self._place: dict[str, Any] = {}  # where rank 0's monitor listens
         try:
             self._start(world, limits)
         except OSError as error:
@@ -66,37 +67,53 @@ class Monitored:
         self._stack = open(stack, "wb", buffering=0)  # noqa: SIM115 - until `over`
         faulthandler.register(STACK_SIGNAL, self._stack, all_threads=True)
         self._link, theirs = socket.socketpair()
+        listener = self._listener(world) if world.rank == 0 and world.size > 1 else None
         setup = Setup(
             rank=world.rank,
             size=world.size,
             pid=os.getpid(),
             thread=threading.get_ident(),
             host=host_name(),
-            address=os.environ.get("MASTER_ADDR", ""),
-            one_host=world.local_size == world.size,
             limits={section.value: value for section, value in limits.given.items()},
             pulse=record,
             stack=stack,
             link=theirs.fileno(),
+            listener=listener.fileno() if listener is not None else -1,
             gone=gone_file(),
         )
-        fds = (record, stack, theirs.fileno())
-        words = json.dumps({name: getattr(setup, name) for name in Setup.__slots__})
-        command = [sys.executable, *program("stagerun.launch.watch.monitor"), words]
+        fds = [record, stack, theirs.fileno(), *([setup.listener] if listener is not None else [])]
+        command = [sys.executable, *program("stagerun.launch.watch.monitor"), json.dumps(asdict(setup))]
         with signals.held():  # it ignores them as soon as it can
             self._process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         theirs.close()
         os.close(record)
+        if listener is not None:
+            listener.close()
+
+    def _listener(self, world: World) -> socket.socket | None:
+        """A socket for the other ranks' monitors, at MASTER_ADDR if that is this host's own address; at all, where the others reach it by one
+        that isn't. Debian has a host's own name mean 127.0.1.1 there: no other host reaches that, but the name, there, is the right one."""
+        address = os.environ.get("MASTER_ADDR", "")
+        family, own = socket.AF_INET, ""
+        with suppress(OSError):
+            family, *_, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+            own = str(place[0])
+        if (own.startswith("127.") or own == "::1") and world.local_size < world.size:
+            own = ""
+        for bound in dict.fromkeys((own, "")):
+            with suppress(OSError):
+                found = socket.create_server((bound, 0), family=family, backlog=1024)
+                port = found.getsockname()[1]
+                self._place = {"port": port, "address": bound or address, "family": int(family)}
+                return found
+        return None
 
     def meet(self, comm: "Comm") -> None:
         """Tells the monitors where that of rank 0 is, and what it knows them by. Collective."""
         if comm.size == 1:
             return
-        place: dict[str, Any] = {}
-        if comm.rank == 0:
-            self._port_came.wait(_PORT_S)
-            place = {"token": secrets.token_hex(16), "name": host_name(), **(self._port or {})}
-            # Before the others know it: they come at once.
+        place = {"token": secrets.token_hex(16), "name": host_name(), **self._place}
+        if comm.rank == 0:  # before the others know it: they come at once
             self._send({"meet": place})
         place = json.loads(comm.broadcast_bytes(json.dumps(place).encode() if comm.rank == 0 else None))
         if comm.rank == 0 or "port" not in place:
@@ -121,16 +138,14 @@ class Monitored:
             return
         self._explained = True
         end = time.monotonic() + _GONE_S
-        while not self._gone and time.monotonic() < end and not self.verdict:
-            self._send({"who": True})
-            self._gone_came.wait(_ASK_S)
-            self._gone_came.clear()
+        while not self._gone and not self.verdict and (left := end - time.monotonic()) > 0:
+            self._gone_came.wait(left)
         if self._gone:
-            names = " and ".join([", ".join(self._gone[:-1]), self._gone[-1]] if len(self._gone) > 1 else self._gone)
             single = len(self._gone) == 1
             error.message = (
-                f"{names} {'is' if single else 'are'} gone, without a word: the {'process was' if single else 'processes were'} killed, "
-                f"or {'its host is' if single else 'their hosts are'} down; {error.message}"
+                f"{listed(self._gone)} {'is' if single else 'are'} gone, without a word: the "
+                f"{'process was' if single else 'processes were'} killed, or {'its host is' if single else 'their hosts are'} down; "
+                f"{error.message}"
             )
 
     def over(self) -> None:
@@ -176,13 +191,9 @@ class Monitored:
 
     def _heard(self, message: dict[str, Any]) -> None:
         match message:
-            case {"port": int()}:
-                self._port = message
-                self._port_came.set()
             case {"gone": list(gone)}:
                 self._gone = [str(name) for name in gone]
-                if gone:
-                    self._gone_came.set()
+                (self._gone_came.set if gone else self._gone_came.clear)()
             case {"news": str(text)}:
                 self.pulse.news.append(text)
             case {"end": str(text), "patience": float(patience)}:
@@ -220,24 +231,15 @@ class Monitored:
 
 
 def _memory(size: int) -> int:
-    """The descriptor of a file in memory that has no name. OSError.
-
-    Builds of Python for an old C library lack memfd_create; there it is one in a folder, whose bytes are written, since a full file
-    system would end who touches them later on.
-    """
+    """The descriptor of a file in memory that has no name. OSError. Builds of Python for an old C library lack memfd_create; there it is a
+    file, whose bytes are written, since a full file system would end who touches them later on."""
     if hasattr(os, "memfd_create"):
         memory = os.memfd_create("stagerun")
         os.ftruncate(memory, size)
         return memory
-    for folder in ("/dev/shm", None):
-        try:
-            with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-                file.write(bytes(size))
-                return os.dup(file.fileno())
-        except OSError:
-            if folder is None:
-                raise
-    raise AssertionError
+    with tempfile.TemporaryFile(buffering=0) as file:
+        file.write(bytes(size))
+        return os.dup(file.fileno())
 
 
 @contextmanager

@@ -5,18 +5,17 @@ import os
 import re
 import sys
 from contextlib import suppress
-from dataclasses import MISSING, asdict, dataclass, replace
+from dataclasses import MISSING, asdict, dataclass
 
 import click
 from google.protobuf.message import DecodeError
 
-from stagerun.base.errors import ExitCode, StagerunError, UsageError, nearest
+from stagerun.base.errors import ExitCode, StagerunError, UsageError
 from stagerun.base.snapshots import Inventory
 from stagerun.command.ending import show, tell
 from stagerun.command.options import argument, command, flag, option
 from stagerun.language import load
 from stagerun.language.folder import refuse_existing, write_folder
-from stagerun.language.networks import NETWORKS
 from stagerun.language.proto import caffe_pb2
 from stagerun.language.resolve import first_record
 from stagerun.plan import make_plan
@@ -45,7 +44,6 @@ class CaffeOptions:
         "--root DIR",
         "Where Caffe is started, so where the paths in its files begin.  [default: looked for from FOLDER upward]",
     )
-    model: str | None = option("--model NAME", "stagerun's network that stands for the net.  [default: the net itself]")
     images: int | None = option(
         "--images N", "Training images.  [default: counted where they are]", type=click.IntRange(1)
     )
@@ -54,20 +52,9 @@ class CaffeOptions:
     )
     no_nets: bool = flag(
         "--no-nets",
-        "Imports the solver files alone, where their nets are lost. What nets say is given by the options below, --model, "
-        "--images and --val-images, and asked for in schedule.prototxt where it isn't. Not with --workers or --root.",
+        "Imports the solver files alone, where their nets are lost. What nets say is asked for in schedule.prototxt. Not with --workers, "
+        "--overlap or --root.",
     )
-    batch_size: int | None = option(
-        "--batch-size N", "With --no-nets: images of one update, of all workers.", type=click.IntRange(1)
-    )
-    device_batch_size: int | None = option(
-        "--device-batch-size N",
-        "With --no-nets: those that a device takes at once: a worker's batch_size in Caffe.",
-        type=click.IntRange(1),
-    )
-    classes: int | None = option("--classes N", "With --no-nets: classes of the network.", type=click.IntRange(1))
-    train_source: str | None = option("--train-source LMDB", "With --no-nets: the training images.")
-    val_source: str | None = option("--val-source LMDB", "With --no-nets: those of the evaluation.")
 
 
 @command()
@@ -85,10 +72,9 @@ def caffe(
     """Makes a schedule's folder of a folder of Caffe's: BVLC's, Intel's or SURFsara's.
 
     Solvers become stages with the same learning rate, batch, weight decay, momentum and transform; their nets are copied beside and
-    trained as they are, or with --model a network of stagerun's stands for them. Which solvers,
-    in which order, and what each starts from, say the `caffe train` lines of a README or script in FOLDER (`--weights
-    PREFIX_iter_N.caffemodel`, `--snapshot PREFIX_iter_N.solverstate`), or --order; then those lines still say how many workers
-    there were, and where in the stage before each starts. Nothing in FOLDER is run or changed.
+    trained as they are. Which solvers, in which order, and what each starts from, say the `caffe train` lines of a README or script in
+    FOLDER (`--weights PREFIX_iter_N.caffemodel`, `--snapshot PREFIX_iter_N.solverstate`), or --order; then those lines still say how many
+    workers there were, and where in the stage before each starts. Nothing in FOLDER is run or changed.
 
     Mistakes stop it, all at once, each with its place: a net that isn't there, a field that no Caffe has, weights with the wrong
     ending or that no stage makes, a layer that is none of an image classifier's. What stagerun has no word for is listed, and
@@ -99,13 +85,11 @@ def caffe(
     root = given.pop("root")
     stages = tuple(word.strip() for word in order.split(",")) if order is not None else ()
     wanted = Wanted(order=stages, nets=not given.pop("no_nets"), **given)
-    if wanted.model is not None and wanted.model not in NETWORKS:
-        hint = nearest(wanted.model, NETWORKS) or "`stagerun help Model.name` lists them"
-        raise UsageError(f"there is no network `{wanted.model}`", hint)
-    _refuse_mixed(wanted, root)
+    if not wanted.nets:
+        for name, value in (("--workers", wanted.workers), ("--overlap", wanted.overlap or None), ("--root", root)):
+            if value is not None:
+                raise UsageError(f"`{name}` with `--no-nets`", "leave it out: it is about nets, which are not read")
     refuse_existing(out)
-    train, val = (_source(name, getattr(wanted, name)) for name in ("train_source", "val_source"))
-    wanted = replace(wanted, train_source=train, val_source=val)
     converted = convert(CaffeFolder(folder, root, _count), wanted)
     out = os.path.normpath(out)
     files = folder_lines(converted, _name(out), folder)
@@ -119,39 +103,6 @@ def caffe(
         sys.exit(ExitCode.RECIPE)
     show(render_text(make_plan(load(out), Inventory())))
     show(f"\n{out}: written; read it, then `stagerun plan {out}`")
-
-
-def _refuse_mixed(wanted: Wanted, root: str | None) -> None:
-    """UsageError for options that the others leave nothing to do, or that contradict each other."""
-    if not wanted.nets:
-        if wanted.workers is not None:
-            raise UsageError("`--workers` with `--no-nets`", "`--batch-size` is that of all workers together")
-        if wanted.overlap:
-            raise UsageError("`--overlap` with `--no-nets`", "write its rates as knots, or import again with the nets")
-        if root is not None:
-            raise UsageError("`--root` with `--no-nets`", "no path in Caffe's files is followed; leave it out")
-    for name, value, said in (
-        ("--batch-size", wanted.batch_size, "the nets say it, and `--workers` how many such there are"),
-        ("--device-batch-size", wanted.device_batch_size, "the nets say it"),
-        ("--classes", wanted.classes, "the last layer of the net says it"),
-        ("--train-source", wanted.train_source, "the net's data layers say it"),
-        ("--val-source", wanted.val_source, "the net's data layers say it"),
-    ):
-        if value is not None and wanted.nets:
-            raise UsageError(f"`{name}` without `--no-nets`: {said}", "leave it out, and change what is written")
-    batch, device = wanted.batch_size, wanted.device_batch_size
-    if batch and device and batch % device:
-        hint = "an update is made of whole passes of the devices"
-        raise UsageError(f"`--device-batch-size` {device} does not divide `--batch-size` {batch}", hint)
-
-
-def _source(name: str, path: str | None) -> str | None:
-    """The absolute path of an LMDB, as the written files stand in another folder than the command. UsageError."""
-    if path is None:
-        return None
-    if not path or not path.isprintable():
-        raise UsageError(f"`--{name.replace('_', '-')}` is not a path: {path!r}", "give the folder that the LMDB is")
-    return os.path.abspath(path)
 
 
 def _name(out: str) -> str:

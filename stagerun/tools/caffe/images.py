@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from stagerun.base.errors import Span
-from stagerun.language.net.upgrade import top_shapes
 from stagerun.language.net_layers import DATA, Means, channel_means, says_nothing, translated
 from stagerun.language.tree import Block, quoted
 from stagerun.language.view import View
 from stagerun.tools.caffe.disk import CaffeFolder
 from stagerun.tools.caffe.lines import Line, message, written
-from stagerun.tools.caffe.net import of_type, text_of
-from stagerun.tools.caffe.text import Findings
+from stagerun.tools.caffe.text import Findings, of_type, text_of
 
 # What reads something else, or nothing.
 OTHERS = ("AnnotatedData", "DummyData", "HDF5Data", "Input", "MemoryData", "Python", "VideoData", "WindowData")
@@ -46,9 +44,6 @@ class Images:
 def images_of(layers: Sequence[Block], phase: str, found: Findings, folder: CaffeFolder) -> Images | None:
     """The images of a net in one phase; None, and a mistake in training, if no layer reads any."""
     readers = list(of_type(layers, *DATA))
-    made_up = [] if readers else list(of_type(layers, "DummyData"))
-    if made_up and (shapes := top_shapes(made_up[0])):
-        return _made_up(made_up[0], shapes[0])
     for layer in of_type(layers, *OTHERS):
         kind = text_of(layer, "type")
         if phase == "TRAIN" and not readers and kind != "Python":
@@ -62,14 +57,6 @@ def images_of(layers: Sequence[Block], phase: str, found: Findings, folder: Caff
         why = f"a second source of images in {phase}; the first is read"
         found.leave(layer.place, f"layer `{text_of(layer, 'name')}`", why)
     return _images(readers[0], phase, found, folder) if readers else None
-
-
-def _made_up(layer: Block, shape: Sequence[int]) -> Images:
-    """A DummyData layer, in a net for timing: where the images are is asked."""
-    channels = shape[1] if len(shape) == 4 else None
-    place = layer.place
-    crop = (Line(f"crop_size: {shape[2]}", place),) if len(shape) == 4 and shape[2] == shape[3] else ()
-    return Images(layer, "", place, shape[0], place, True, False, channels, crop)
 
 
 def _images(layer: Block, phase: str, found: Findings, folder: CaffeFolder) -> Images:
@@ -210,15 +197,6 @@ def count_images(images: Images, given: int | None, folder: CaffeFolder, found: 
     return _counted(images.source, Count(place, number, "counted in the LMDB", channels, there is not None), given)
 
 
-def count_lmdb(option: str, source: str, given: int | None, folder: CaffeFolder, found: Findings) -> Count:
-    """The same for an LMDB whose absolute path an option gives."""
-    there = folder.images(source, False)
-    if there is None:
-        found.leave(Span(option, 0, 0), source, "there is no LMDB of that name on this machine")
-    place, number, channels = there or (source, 0, None)
-    return _counted(source, Count(place, number, "counted in the LMDB", channels), given)
-
-
 def _counted(source: str, there: Count, given: int | None) -> Count:
     """`there` with its number: `given`, else its own, else that of the part of ILSVRC 2012 that the name ends with."""
     if given is not None:
@@ -235,7 +213,7 @@ def _counted(source: str, there: Count, given: int | None) -> Count:
 def source_lines(count: Count, span: Span | None) -> tuple[Line, ...]:
     """The inside of `train` or `val`."""
     why = count.why if count.number else "how many records has it?"
-    asked = Line('source: "?"', span, "which LMDB? the net makes its images up", asks=True)
+    asked = Line('source: "?"', span, "which LMDB?", asks=True)
     return (
         Line(f"source: {quoted(count.place)}", span) if count.place else asked,
         Line(f"images: {count.number}", None, why, asks=not count.number),

@@ -1,6 +1,6 @@
 """Lines of the files that are written, each with the place in Caffe's that it comes from. Values."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from stagerun.base.errors import Span
@@ -24,11 +24,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A field of stagerun's Solver: one line, or a message. `above` are comments that stand before it."""
+    """A field of stagerun's Solver: one line, or a message."""
 
     name: str
     lines: tuple[Line, ...]
-    above: tuple[str, ...] = ()
 
     @property
     def value(self) -> tuple[str, ...]:
@@ -36,8 +35,8 @@ class Setting:
         return tuple(line.text for line in self.lines)
 
 
-def setting(name: str, text: str, span: Span | None = None, comment: str = "", above: Sequence[str] = ()) -> Setting:
-    return Setting(name, (Line(f"{name}: {text}", span, comment),), tuple(above))
+def setting(name: str, text: str, span: Span | None = None, comment: str = "") -> Setting:
+    return Setting(name, (Line(f"{name}: {text}", span, comment),))
 
 
 def message(name: str, inside: Iterable[Line], span: Span | None, comment: str = "") -> tuple[Line, ...]:

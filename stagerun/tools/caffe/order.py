@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from stagerun.base.errors import Problem, RecipeError, Span, listing, nearest
 from stagerun.tools.caffe.disk import CaffeFolder
 from stagerun.tools.caffe.stages import Saved, Step, by_order, names_of, saved
-from stagerun.tools.caffe.text import SOLVER, Findings, is_solver, read_text
+from stagerun.tools.caffe.text import Findings, is_solver, read_solver
 from stagerun.tools.caffe.train_lines import TrainLine, train_lines
 
 ITERATION = re.compile(r"(.*)_iter_(\d{1,18})\.\w+(?:\.h5)?")
@@ -30,7 +30,7 @@ def ordered_steps(
         )
     names = names_of(solvers)
     # Mistakes in files that turn out to be no stage do not count; those of stages are found again when they are read.
-    texts = (read_text(posixpath.join(folder.shown, name), prototxts[name], SOLVER, Findings()) for name in solvers)
+    texts = (read_solver(posixpath.join(folder.shown, name), prototxts[name], Findings()) for name in solvers)
     starts = Starts(folder, {name: s for name, text in zip(solvers, texts, strict=True) if (s := saved(text))})
     lines = _lines(folder, found)
     if order:
@@ -61,7 +61,7 @@ def _lines(folder: CaffeFolder, found: Findings) -> list[TrainLine]:
             if key not in kept or kept[key].workers is None:
                 kept[key] = line
             elif line.workers not in (None, kept[key].workers):
-                kept[key] = replace(line, workers=0, doubt=line.solver)
+                kept[key] = replace(line, workers=0)
     return sorted(kept.values(), key=lambda line: line.start is not None)
 
 
@@ -87,9 +87,6 @@ def _as_said(lines: Sequence[TrainLine], names: Mapping[str, str], starts: "Star
             found.mistakes.add(line.place, *starts.why_not(line, steps))
         elif before is fresh:
             steps[line.file] = step
-        elif step.own and (there := starts.folder.file(line.start.text if line.start else "")):
-            why = "one stage, from its beginning, is made of what the solver saved itself"
-            found.leave(line.place, line.option, why, f'to go on from the file, write `solverstate: "{there}"`')
         elif before.parents and step.parents and not before.begins and not step.begins:
             steps[line.file] = replace(before, parents=(*before.parents, *step.parents))
         elif not step.own:
@@ -155,11 +152,7 @@ class Starts:
         there = self.folder.beside(text, ending)
         hints = [f"stages make {listing(made)}"] if made else []
         hints += [f"there are {listing(there)}"] if there else []
-        what = "which no stage before makes, and no such file is here"
-        if any(posixpath.basename(text) == posixpath.basename(name) for name in made):
-            what = "which several stages make, or its solver's max_iter is no longer"
-        elif "$" in text:
-            what = "and no line sets the variable to a plain text"
-        elif not text.removesuffix(".h5").endswith(ending):
-            what = f"which is not a {ending}"
-        return f"`{line.option}` names `{text}`, {what}", "; ".join([*hints, "`--order` trains without it"])
+        message = (
+            f"`{line.option}` names `{text}`: no single stage before makes it, and no {ending} of that name is here"
+        )
+        return message, "; ".join([*hints, "`--order` trains without it"])

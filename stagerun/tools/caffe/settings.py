@@ -10,7 +10,6 @@ from stagerun.language.tree import Block, Entry, quoted
 from stagerun.language.view import Doubtful, View
 from stagerun.tools.caffe.images import Images
 from stagerun.tools.caffe.lines import Line, Setting, message, setting, written
-from stagerun.tools.caffe.model import label_smoothing
 from stagerun.tools.caffe.stages import Step, Workers
 from stagerun.tools.caffe.text import CaffeText, Findings
 from stagerun.tools.caffe.whole import Written
@@ -151,7 +150,7 @@ def _warm_up_cut_short(view: View, made: dict[str, Setting]) -> dict[str, Settin
 
 def _carried(text: CaffeText, entry: Entry, value: str) -> Setting:
     name = entry.field.name
-    return setting(name, value, entry.place, text.beside(entry), text.above(entry))
+    return setting(name, value, entry.place, text.beside(entry))
 
 
 def _type(text: CaffeText, found: Findings) -> Iterable[Setting]:
@@ -168,7 +167,7 @@ def _type(text: CaffeText, found: Findings) -> Iterable[Setting]:
     elif "solver_type" in entries:
         entry = entries["solver_type"]
         kind = TYPES[str(entry.values[0].value)]
-        yield setting("type", quoted(kind), entry.place, text.beside(entry), text.above(entry))
+        yield setting("type", quoted(kind), entry.place, text.beside(entry))
 
 
 def _clip(text: CaffeText) -> Iterable[Setting]:
@@ -182,7 +181,7 @@ def _clip(text: CaffeText) -> Iterable[Setting]:
         yield _carried(text, entry, written(entry))
     else:
         said = f"{written(entry)} of Caffe's, over iter_size {passes}"
-        yield setting("clip_gradients", repr(limit / passes), entry.place, said, text.above(entry))
+        yield setting("clip_gradients", repr(limit / passes), entry.place, said)
 
 
 def _local_rate(view: View) -> Iterable[Setting]:
@@ -212,7 +211,7 @@ class CaffeStage(SolverStage):
     layers: list[Block]
     train: Images
     val: Images | None
-    written: Written | None = None
+    written: Written
 
 
 def seeds(stages: Sequence[SolverStage]) -> tuple[Line, dict[str, Setting]]:
@@ -287,7 +286,7 @@ def batch(stage: CaffeStage, workers: Workers, made: dict[str, Setting], found: 
 
 
 def transforms(stage: CaffeStage, val: Images | None) -> list[Setting]:
-    """The transforms and what the loss is. A net without a TEST layer is evaluated as the first one that has it says."""
+    """The transforms. A net without a TEST layer is evaluated as the first one that has it says."""
     result = []
     if stage.train.transform:
         lines = message("transform_param", stage.train.transform, stage.train.layer.place)
@@ -300,9 +299,6 @@ def transforms(stage: CaffeStage, val: Images | None) -> list[Setting]:
         result.append(Setting("test_transform_param", lines))
         if test.batch:
             result.append(setting("test_batch_size", str(test.batch), test.batch_place))
-    smoothing = label_smoothing(stage.layers) if stage.written is None else None  # a whole net says it
-    if smoothing is not None:
-        result.append(setting("label_smoothing", *smoothing))
     return result
 
 
@@ -348,8 +344,8 @@ def parent_of(stage: SolverStage, stages: Sequence[SolverStage]) -> SolverStage:
     return next((other for other in stages if other.step.name == name), stage)
 
 
-def go_on(stage: SolverStage, before: SolverStage, made: dict[str, Setting], found: Findings) -> None:
-    """Changes in `made`, the settings of `stage`, what its start in the middle of things changes. `before` is its parent.
+def go_on(stage: SolverStage, made: dict[str, Setting], found: Findings) -> None:
+    """Changes in `made`, the settings of `stage`, what its start in the middle of things changes.
 
     Caffe takes over weights, momentum, and the count of iterations, by which it reads its policy, ends, evaluates and saves
     (`Restore` of solver.cpp and sgd_solver.cpp in sara-nl/caffe). A stage counts from its own start.
@@ -369,8 +365,9 @@ def go_on(stage: SolverStage, before: SolverStage, made: dict[str, Setting], fou
     if policy == "poly":  # whose own end is that of the stage
         made["lr_policy"] = _said(made["lr_policy"], '"poly_cyc"', "Caffe's poly, of which this is the end")
         made["lr_iter"] = setting("lr_iter", str(end), view.place("max_iter"))
-    _note_steps(stage, before, begins, found)
-    _note_intervals(view, [n for n in LOOKING if n in made], begins, end, found)
+    if any(view.whole(name) for name in LOOKING if name in made) or policy in ("plateau", "multistep"):
+        why = f"intervals count from the start of the stage, Caffe's iteration {begins}, and drops of the rate by the solver before are not taken over"
+        found.leave(stage.step.start.span, f"stage {stage.step.name}", why, "compare its rates with Caffe's log")
     carry = "carry { momentum: KEEP data: RESTART }" if made.get("carry") == AS_CAFFE else "carry { momentum: KEEP }"
     made["carry"] = Setting("carry", (Line(carry, stage.step.start.span, "as Caffe's `--snapshot`"),))
 
@@ -379,36 +376,4 @@ def _said(before: Setting, value: str, comment: str) -> Setting:
     """A setting with another value; the comments of Caffe's file stay."""
     line = before.lines[0]
     both = f"{comment}; {line.comment}" if line.comment else comment
-    return setting(before.name, value, line.span, both, before.above)
-
-
-def _note_steps(stage: SolverStage, before: SolverStage, begins: int, found: Findings) -> None:
-    """Policies that remember how often they have dropped the rate: Caffe takes that from the snapshot."""
-    view = View(stage.text.block)
-    place, steps = view.place("lr_policy"), _steps(view, begins)
-    if view.text("lr_policy") == "plateau":
-        why = "Caffe goes on with the lowest loss and the drops of the snapshot; the stage begins with none"
-        found.leave(place, "plateau", why, "write the base_lr that it had come to")
-    elif view.text("lr_policy") == "multistep" and steps != _steps(View(before.text.block), begins):
-        why = f"{steps} steps are done at iteration {begins}, and Caffe goes on with those of the snapshot"
-        found.leave(place, "multistep", why, "compare the rates of the stage with Caffe's log")
-
-
-def _steps(view: View, begins: int) -> int | None:
-    """How many steps a solver has done at an iteration; None where that depends on the loss."""
-    policy = view.text("lr_policy")
-    if policy == "multistep":
-        return sum(value < begins for value in view.numbers("stepvalue"))
-    if policy == "step":
-        return (begins - 1) // (view.whole("stepsize") or 1)
-    return None if policy == "plateau" else 0
-
-
-def _note_intervals(view: View, names: Sequence[str], begins: int, end: int, found: Findings) -> None:
-    """What Caffe does at multiples of its own count, where the stage's are others and there are any."""
-    for name in names:
-        every = view.whole(name) or 0
-        caffes = every and (end - 1) // every > begins // every
-        if every and begins % every and (caffes or every < end - begins):
-            why = f"it counts from the start of the stage, Caffe's iteration {begins}, and Caffe from the first one"
-            found.leave(view.place(name), name, why)
+    return setting(before.name, value, line.span, both)

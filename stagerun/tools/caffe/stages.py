@@ -128,12 +128,10 @@ def workers_of(step: Step, steps: Sequence[Step], given: int | None, batch: Span
         found.leave(batch, "batch_size", why, "import again with `--workers N` if there were several")
     elif 0 in numbers or len(numbers) > 1 or (not numbers and step.lines):
         line = numbers.get(0) or next(iter(numbers.values()), step.lines[0])
-        place = (line.solver if line.workers else line.doubt).span
-        known = " or ".join([str(n) for n in sorted(n or 0 for n in {*numbers, *others}) if n] or ["1"])
-        several = len(numbers) > 1 and 0 not in numbers
-        why = f"its commands have {known}" if several else f"one command has {known}, this one no number"
-        message = f"how many workers stage {step.name} had isn't known: {why}"
-        found.mistakes.add(place, message, "give `--workers N`, and write batch_size in stages that had another number")
+        known = " or ".join(str(n) for n in sorted({n or 1 for n in {*numbers, *others}}))
+        message = f"how many workers stage {step.name} had isn't known: commands have {known}"
+        hint = "give `--workers N`, and write batch_size in stages that had another number"
+        found.mistakes.add(line.solver.span, message, hint)
     elif not numbers:
         why = f"stage {step.name}: taken for a whole update, of one worker; other stages had several"
         found.leave(batch, "batch_size", why, f"write batch_size in {step.name}.prototxt if it had, too")

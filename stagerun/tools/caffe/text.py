@@ -1,8 +1,8 @@
 """Caffe's texts -> Blocks, with spec's own parser; the comments beside their fields; what an import finds on its way. Pure."""
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from google.protobuf.descriptor import Descriptor
 
@@ -11,6 +11,7 @@ from stagerun.language.lexer import Kind, Token, shown, tokens
 from stagerun.language.parse import Reader, parse
 from stagerun.language.proto import caffe_pb2
 from stagerun.language.tree import Block, Entry
+from stagerun.language.view import View
 from stagerun.tools.caffe.lines import plain
 
 
@@ -46,47 +47,24 @@ class Findings:
 
 
 SOLVER: Descriptor = caffe_pb2.SolverParameter.DESCRIPTOR
-NET: Descriptor = caffe_pb2.NetParameter.DESCRIPTOR
-
-# Messages in which an unknown field is a mistake. Only a part of the others is read: the rest describes the network, which
-# is not taken from its text.
-WHOLE = {
-    "SolverParameter",
-    "NetState",
-    "NetStateRule",
-    "ParamSpec",
-    "TransformationParameter",
-    "RandomResizeParameter",
-    "RandomAspectRatioParameter",
-    "ResizeParameter",
-    "DataParameter",
-    "ImageDataParameter",
-    "LossParameter",
-}
 # Fields that some Caffe has and protos/caffe.proto has not, and what to do about them.
 ELSEWHERE = {
     "weights": "take it out, and give it as `--weights` in the `caffe train` line of a README or script",
     "poly_cyc": 'it is a policy: `lr_policy: "poly_cyc"`',
 }
 # BVLC's later Caffe; how gradients are summed is not part of a recipe.
-IDLE = {"layer_wise_reduce"}
-# The fields of a layer that say how it is trained. Any other may belong to one of some Caffe's own layers, and is passed over.
-TELLING = ("transform_param", "data_param", "image_data_param", "loss_param", "param", "include", "exclude")
-SURELY = 0.85  # likeness, of difflib's, from which on a name is one of them with a slip of the pen
+IDLE = "layer_wise_reduce"
 
 
 class CaffeReader(Reader):
     """The grammar, with Caffe's names in the hints."""
 
     def unknown(self, kind: Descriptor, name: Token, doubtful: set[str]) -> None:
-        hint = ELSEWHERE.get(name.text, "")
-        if kind.name in WHOLE:
-            hint = hint or nearest(name.text, kind.fields_by_name) or f"no version of Caffe's {kind.name} has it"
-        elif kind.name == "LayerParameter" and (match := get_close_matches(name.text, TELLING, 1, SURELY)):
-            hint = f"did you mean `{match[0]}`?"
-        if hint and name.text not in IDLE:
-            if hint.startswith("did you mean"):
-                doubtful.add(hint.split("`")[1])
+        hint = ELSEWHERE.get(name.text) or nearest(name.text, kind.fields_by_name)
+        if hint.startswith("did you mean"):
+            doubtful.add(hint.split("`")[1])
+        if name.text != IDLE:
+            hint = hint or f"no version of Caffe's {kind.name} has it"
             self.fail(name, f"{kind.name} has no field `{shown(name.text)}`", hint)
         self.pass_over()
 
@@ -107,40 +85,31 @@ class CaffeText:
         found = re.match(r"\s*[;,]?\s*#+(.*)", self.lines[span.line - 1][span.column - 1 + span.width :])
         return plain(found[1], " ").strip() if found else ""
 
-    def above(self, entry: Entry) -> tuple[str, ...]:
-        """The lines of comment right above a field, where code follows or an empty line precedes them."""
-        found: list[str] = []
-        at = entry.name.line - 1
-        while at > 0 and self.lines[at - 1].lstrip().startswith("#"):
-            found.append(plain(self.lines[at - 1].lstrip().lstrip("#"), " ").strip())
-            at -= 1
-        return tuple(reversed(found))
 
-
-def read_text(path: str, data: bytes, kind: Descriptor, found: Findings) -> CaffeText:
-    """A solver (SOLVER) or net (NET), mistakes into `found`."""
-    block = parse(path, data, kind, found.mistakes, CaffeReader)
+def read_solver(path: str, data: bytes, found: Findings) -> CaffeText:
+    """A solver, mistakes into `found`."""
+    block = parse(path, data, SOLVER, found.mistakes, CaffeReader)
     text = data.decode(errors="replace").removeprefix("\N{BYTE ORDER MARK}")
     return CaffeText(path, tuple(line.rstrip("\r") for line in text.split("\n")), block)
 
 
 def is_solver(data: bytes) -> bool:
-    """Whether a .prototxt is a solver's and no net's, by the fields at its top."""
-    names = _at_top(data)
-    return not names & {"layer", "layers"} and bool(
-        names & {"base_lr", "lr_policy", "max_iter", "net", "train_net", "solver_mode", "snapshot_prefix", "net_param"}
-    )
-
-
-def _at_top(data: bytes) -> set[str]:
-    """The words outside all braces."""
+    """Whether a .prototxt is a solver's and no net's, by the words outside all braces."""
     depth, names = 0, set()
-    found = tokens(data.decode(errors="replace"))
-    for token in found:
-        if token.kind is Kind.MARK and token.text in "{<[":
-            depth += 1
-        elif token.kind is Kind.MARK and token.text in "}>]":
-            depth -= 1
+    for token in tokens(data.decode(errors="replace")):
+        if token.kind is Kind.MARK:
+            depth += (token.text in "{<[") - (token.text in "}>]")
         elif token.kind is Kind.WORD and depth == 0:
             names.add(token.text)
-    return names
+    solvers = {"base_lr", "lr_policy", "max_iter", "net", "train_net", "solver_mode", "snapshot_prefix", "net_param"}
+    return not names & {"layer", "layers"} and bool(names & solvers)
+
+
+def text_of(block: Block, name: str) -> str:
+    """A text field, '' where it is not written."""
+    value = View(block).text(name) if name in block.entries else None
+    return value or ""
+
+
+def of_type(layers: Sequence[Block], *types: str) -> Iterator[Block]:
+    return (layer for layer in layers if text_of(layer, "type") in types)

@@ -19,15 +19,14 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class TrainLine:
-    """One command. `start`: what `option` names, --weights or --snapshot. `workers`: None if the command is silent, 0 if the number,
-    by `doubt`, is unknown. `nodes`: whether an MPI launcher starts several."""
+    """One command. `start`: what `option` names, --weights or --snapshot. `workers`: None if the command is silent, 0 if the number is
+    unknown. `nodes`: whether an MPI launcher starts several."""
 
     solver: Word
     start: Word | None
     option: str
     workers: int | None
     nodes: bool
-    doubt: Word
 
     @property
     def file(self) -> str:
@@ -116,8 +115,7 @@ def _commands(words: Sequence[Word]) -> Iterator[TrainLine]:
         gpus = 0 if not gpu or not re.fullmatch(r"\d+(,\d+)*", gpu.text) else len(gpu.text.split(","))
         workers = (count if launcher else 1) * (gpus if gpu else 1) if launcher or gpu else None
         option = "--snapshot" if snapshot else "--weights" if weights else "--solver"
-        doubt = (number or launcher) if launcher and not count else gpu
-        yield TrainLine(solver, snapshot or weights, option, workers, bool(launcher) and count > 1, doubt or solver)
+        yield TrainLine(solver, snapshot or weights, option, workers, bool(launcher) and count > 1)
 
 
 def _option(words: Sequence[Word], name: str) -> Word | None:

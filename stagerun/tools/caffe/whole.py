@@ -10,10 +10,11 @@ from itertools import chain, count
 from stagerun.base.errors import Problems, Span
 from stagerun.language.net import NetText, State, read
 from stagerun.language.net.phases import TEST, TRAIN
+from stagerun.language.net.text import NET
 from stagerun.language.net.upgrade import upgraded
+from stagerun.language.parse import Reader, parse
 from stagerun.language.tree import Block
-from stagerun.tools.caffe.net import text_of
-from stagerun.tools.caffe.text import NET, Findings, read_text
+from stagerun.tools.caffe.text import Findings, text_of
 
 SAID_OF = re.compile(r" include \{ phase: (TRAIN|TEST) \}")
 
@@ -22,8 +23,8 @@ _READS = re.compile(r' type: "(?:Data|ImageData|DummyData|Input)" ')
 
 @dataclass(frozen=True, slots=True)
 class CaffeNet:
-    """A net as read. `block`: the file, `layers`: those of all phases in today's form. `whole` is None of one that a network of stagerun's
-    stands for. `data` is None of a net that stands in the solver."""
+    """A net as read. `block`: the file, `layers`: those of all phases in today's form. `whole` is None after a mistake. `data` is None
+    of a net that stands in the solver."""
 
     path: str
     block: Block
@@ -32,28 +33,20 @@ class CaffeNet:
     data: bytes | None
 
 
-def read_net(path: str, data: bytes, stand_in: bool, found: Findings) -> CaffeNet:
-    """Mistakes into `found`: all of them, but with a `stand_in` for the net only those in what is read of it."""
-    if stand_in:
-        block = read_text(path, data, NET, found).block
-        return CaffeNet(path, block, upgraded(block, found.mistakes), None, data)
+def read_net(path: str, data: bytes, found: Findings) -> CaffeNet:
+    """Mistakes into `found`."""
     whole = read(data, path, found.mistakes)
     if whole is not None:
         return CaffeNet(path, whole.file, whole.layers, whole, data)
-    block = read_text(path, data, NET, Findings()).block  # for the mistakes of its data layers
+    block = parse(path, data, NET, Problems(), Reader)  # for the mistakes of its data layers
     return CaffeNet(path, block, upgraded(block, Problems()), None, data)
 
 
-def inside(path: str, block: Block, stand_in: bool, found: Findings) -> CaffeNet:
-    """A net that stands in a solver."""
-    layers = upgraded(block, found.mistakes)
-    if stand_in:
-        return CaffeNet(path, block, layers, None, None)
-    text = NetText(path, block, layers)
-    # Layers that there are not are mistakes, though at places of the canonical form.
-    return CaffeNet(
-        path, block, layers, text if read(text.canonical(), path, found.mistakes) is not None else None, None
-    )
+def inside(path: str, block: Block, found: Findings) -> CaffeNet:
+    """A net that stands in a solver. Layers that stagerun has not are mistakes at places of the canonical form."""
+    text = NetText(path, block, upgraded(block, found.mistakes))
+    good = read(text.canonical(), path, found.mistakes) is not None
+    return CaffeNet(path, block, text.layers, text if good else None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +84,20 @@ def written(
         return Written(name, train.data.decode(errors="replace"), train.whole.canonical(), train.path)
     other = test.whole if test is not None and test.whole is not None else train.whole
     trained, tested = (
-        [_plain(line) for line in net.canonical(*states).splitlines() if not _other(line, phase)]
+        [SAID_OF.sub("", line) for line in net.canonical(*states).splitlines() if not _other(line, phase)]
         for net, phase in ((train.whole, TRAIN), (other, TEST))
     )
+
+    def in_phase(line: str, phase: str) -> str:
+        return f"{line.removesuffix(' }')} include {{ phase: {phase} }} }}"
+
     kept: list[str] = []
     # Layers are computed in the order of their lines, so that of both nets stays.
     for tag, a, b, c, d in SequenceMatcher(None, trained, tested, autojunk=False).get_opcodes():
-        same = trained[a:b] if tag == "equal" else []
-        own = [] if same else [(line, TRAIN) for line in trained[a:b]] + [(line, TEST) for line in tested[c:d]]
-        kept += same + [_in_phase(*one) for one in own]
+        if tag == "equal":
+            kept += trained[a:b]
+        else:
+            kept += [in_phase(line, TRAIN) for line in trained[a:b]] + [in_phase(line, TEST) for line in tested[c:d]]
     title = train.whole.name
     head = f'name: "{title}"\n' if title.isprintable() and '"' not in title and title else ""
     network = "".join(f"{line}\n" for line in kept)
@@ -116,11 +114,3 @@ def _own_name(stage: str, taken: Mapping[str, str]) -> str:
 def _other(line: str, phase: str) -> bool:
     found = SAID_OF.search(line)
     return found is not None and found[1] != phase
-
-
-def _plain(line: str) -> str:
-    return SAID_OF.sub("", line)
-
-
-def _in_phase(line: str, phase: str) -> str:
-    return f"{line.removesuffix(' }')} include {{ phase: {phase} }} }}"

@@ -71,15 +71,13 @@ def _shared(converted: Converted) -> dict[str, Setting]:
 
 
 def _written(settings: Mapping[str, Setting]) -> Iterator[Line]:
-    """The settings in their order, with the comments that stood above them, an empty line around each message."""
+    """The settings in their order, an empty line around each message."""
     message_before = False
     for number, name in enumerate(n for n in ORDER if n in settings):
         setting = settings[name]
         is_message = _is_message(setting)
         if number and is_message and not message_before:
             yield Line("")
-        for comment in setting.above:
-            yield Line(f"# {comment}".rstrip())
         yield from setting.lines
         message_before = is_message
 

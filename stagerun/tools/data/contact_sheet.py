@@ -1,14 +1,12 @@
 """A contact sheet: many pictures on one, each with lines of text under it. Pure."""
 
-import textwrap
-import unicodedata
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import cv2
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image as Pillow
 from PIL import ImageDraw, ImageFont
 
@@ -38,17 +36,14 @@ class Tile:
 
 def as_trained(
     image: Image,
-    lighting: NDArray[np.float32] | None = None,
     cutout: Rectangle | None = None,
     zero: Sequence[float] = (0.0,),
 ) -> Image:
     """The image as the network gets it, made visible again.
 
-    `lighting` (B, G, R) is added, rounded and clipped to 0 .. 255, which training doesn't do; `cutout` has the colour that is 0 for
+    `cutout` has the colour that is 0 for
     the network: `zero`, the mean (one number, or one per channel in B, G, R).
     """
-    if lighting is not None:
-        image = np.clip(np.rint(image + lighting), 0, 255).astype(np.uint8)
     if cutout is not None:
         image = image.copy()
         rows, columns = slice(cutout.top, cutout.top + cutout.height), slice(cutout.left, cutout.left + cutout.width)
@@ -56,14 +51,14 @@ def as_trained(
     return image
 
 
-def columns_of(tiles: int) -> int:
+def _columns_of(tiles: int) -> int:
     """Columns of a sheet that is about half as wide again as high."""
-    return next(n for n in range(1, tiles + 1) if n * n * 2 >= tiles * 3 or n == tiles)
+    return min(tiles, math.ceil(math.sqrt(1.5 * tiles)))
 
 
 def pixels_of(tiles: int, lines: int, box: int) -> int:
     """About how many pixels a sheet has."""
-    columns = columns_of(tiles)
+    columns = _columns_of(tiles)
     return columns * (box + _GAP) * -(-tiles // columns) * (box + _GAP + lines * _LINE)
 
 
@@ -72,17 +67,15 @@ def sheet(tiles: Sequence[Tile], heading: Sequence[str], box: int) -> Image:
     pixels, down left, next to its lines.
 
     Pictures smaller than that are enlarged a whole number of times, so that their pixels can be told apart; larger ones shrink.
-    Text that two lines are too short for loses its middle.
+    Text that is too long for its line loses its middle.
     """
-    columns = columns_of(len(tiles))
+    columns = _columns_of(len(tiles))
     step = box + _GAP
     width = columns * step + _GAP
     font, large = _font(_TEXT), _font(_HEADING)
     head = [part for line in heading for part in _wrap(line, large, width - 2 * _GAP)]
     top = _GAP + len(head) * (_HEADING + 5) + (_GAP if head else 0)
-    said = [[part for line in tile.lines for part in _folded(line, font, box)] for tile in tiles]
-    lines = max(map(len, said))
-    high = box + lines * _LINE + _GAP + _GAP // 2
+    high = box + max(len(tile.lines) for tile in tiles) * _LINE + _GAP + _GAP // 2
     paper = Pillow.new("RGB", (width, top + -(-len(tiles) // columns) * high + _GAP // 2), _PAPER)
     draw = ImageDraw.Draw(paper)
     for i, line in enumerate(head):
@@ -96,8 +89,8 @@ def sheet(tiles: Sequence[Tile], heading: Sequence[str], box: int) -> Image:
         else:
             fitted = _fit(tile.picture, box)
             paper.paste(Pillow.fromarray(fitted[:, :, ::-1].copy()), (left, y + box - fitted.shape[0]))
-        for n, line in enumerate(said[i]):
-            draw.text((left, y + box + 2 + n * _LINE), line, _INK, font)
+        for n, line in enumerate(tile.lines):
+            draw.text((left, y + box + 2 + n * _LINE), _shorten(line, font, box), _INK, font)
     return np.asarray(paper)[:, :, ::-1]
 
 
@@ -128,30 +121,21 @@ def _fit(image: Image, box: int) -> Image:
 
 
 def _wrap(text: str, font: _Font, width: int) -> list[str]:
-    """Lines that fit into `width` pixels; for proportional letters, by their mean width in this text."""
-    if isinstance(font, ImageFont.FreeTypeFont) and font.getname()[0] == "Aileron":  # Pillow's own
-        text = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
-    letters = max(1, int(len(text) * width / max(1.0, font.getlength(text))))
-    while letters > 1 and any(font.getlength(line) > width for line in textwrap.wrap(text, letters)):
-        letters -= 1
-    return textwrap.wrap(text, letters)
-
-
-def _folded(text: str, font: _Font, width: int) -> list[str]:
-    """The text in one line or two."""
-    first, *rest = _wrap(text, font, width) or [""]
-    return [first, _shorten(text.removeprefix(first).strip(), font, width)] if rest else [first]
+    """Lines that fit into `width` pixels."""
+    lines: list[str] = []
+    for word in text.split():
+        longer = f"{lines[-1]} {word}" if lines else word
+        if lines and font.getlength(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(_shorten(word, font, width))
+    return lines
 
 
 def _shorten(text: str, font: _Font, width: int) -> str:
     """The text, or as much of its beginning and end as fits: keys end in what tells them apart, classes begin with it."""
-    if font.getlength(text) <= width:
-        return text
-    kept = len(text) - 1
-    while kept > 1 and font.getlength(_without_middle(text, kept)) > width:
+    shown, kept = text, len(text)
+    while kept > 1 and font.getlength(shown) > width:
         kept -= 1
-    return _without_middle(text, kept)
-
-
-def _without_middle(text: str, kept: int) -> str:
-    return f"{text[: kept - kept // 2]}...{text[len(text) - kept // 2 :]}"
+        shown = f"{text[: kept - kept // 2]}...{text[len(text) - kept // 2 :]}"
+    return shown

@@ -44,21 +44,8 @@ DIGESTS = {
     "t10k-images-idx3-ubyte.gz": "c867c93ff95360594e8ec3287995350b824dd110b11595c0e13d5423f621867a",
     "t10k-labels-idx1-ubyte.gz": "3d0e6c6ea990b53b6f8f500a41cac93881d981b315f84578b7d915342ade01e9",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    folder: str
-    images: str
-    labels: str
-    count: int
-
-
-PARTS = (
-    Part("train_lmdb", "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz", 60_000),
-    Part("test_lmdb", "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz", 10_000),
-)
-
+# Folder, files' first word, number of images.
+PARTS = (("train_lmdb", "train", 60_000), ("test_lmdb", "t10k", 10_000))
 
 # By label, as Zalando names them.
 CLASSES = (
@@ -99,23 +86,26 @@ def make(folder: str, say: Say = print) -> None:
     target = Path(folder)
     try:
         target.mkdir(parents=True, exist_ok=True)
-        with _locked(target):
+        with contextlib.ExitStack() as stack:
+            lock = os.open(target, os.O_RDONLY | os.O_DIRECTORY)
+            stack.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            cache = stack.enter_context(tempfile.TemporaryDirectory())
             for partial in target.glob("*.partial-*"):  # of a run that was killed: the lock says that none is alive
                 shutil.rmtree(partial)
-            missing = [part for part in PARTS if not (target / part.folder).exists()]
-            if missing:
-                with tempfile.TemporaryDirectory(prefix="files.partial-", dir=target) as cache:
-                    files = _find(Path(cache), say)
-                    for part in missing:
-                        say(f"writing {part.count} records to {target / part.folder}")
-                        import_idx(str(files / part.images), str(files / part.labels), str(target / part.folder))
+            missing = [part for part in PARTS if not (target / part[0]).exists()]
+            files = _find(Path(cache), say) if missing else Path()
+            for name, first, count in missing:
+                say(f"writing {count} records to {target / name}")
+                images, labels = (files / f"{first}-{what}-ubyte.gz" for what in ("images-idx3", "labels-idx1"))
+                import_idx(str(images), str(labels), str(target / name))
     except PermissionError as error:
         raise PermissionDenied(f"{error.filename}: no permission", "give a folder that you may write to") from None
     except OSError as error:
         raise StorageError(f"{error.filename or folder}: {error.strerror}", "check the disk") from None
-    for part in PARTS:
-        folder = str(target / part.folder)
-        if LmdbSource(folder, part.count).index is None:
+    for name, _, count in PARTS:
+        folder = str(target / name)
+        if LmdbSource(folder, count).index is None:
             try:
                 save(build(folder, classes=CLASSES), folder)
             except PermissionDenied as error:
@@ -143,17 +133,6 @@ def _of_classes(records: LmdbSource, labels: range) -> Iterator[bytes]:
             yield datum.SerializeToString()
 
 
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Held while the folder is worked on; released by the kernel if the process dies."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
-
-
 def _find(cache: Path, say: Say) -> Path:
     """A folder with the four files, their contents compared."""
     if named := os.environ.get(ENVIRONMENT):
@@ -164,15 +143,15 @@ def _find(cache: Path, say: Say) -> Path:
         except Unavailable as why:
             raise DataError(f"${ENVIRONMENT}: {why}", "name a folder with the four .gz files, or unset it") from None
     sources: tuple[tuple[str, Callable[[], Path]], ...] = (
-        (f"Debian's package in {SYSTEM_FOLDER}", lambda: _compared(Path(SYSTEM_FOLDER))),
-        (f"a download from {MIRROR}", lambda: _compared(_download(cache / "mirror", say))),
-        (f"Debian's package {PACKAGE}, unpacked but not installed", lambda: _compared(_unpack(cache / "debian", say))),
+        (f"Debian's package in {SYSTEM_FOLDER}", lambda: Path(SYSTEM_FOLDER)),
+        (f"a download from {MIRROR}", lambda: _download(cache, say)),
+        (f"Debian's package {PACKAGE}, unpacked but not installed", lambda: _unpack(cache)),
     )
     tried: list[str] = []
     for name, get in sources:
         try:
             say(f"trying {name}")
-            return get()
+            return _compared(get())
         except Unavailable as why:
             tried.append(f"{name}: {why}")
             say(f"  no: {why}")
@@ -198,7 +177,6 @@ def _compared(folder: Path) -> Path:
 
 
 def _download(folder: Path, say: Say) -> Path:
-    folder.mkdir()
     for name in DIGESTS:
         try:
             with urllib.request.urlopen(MIRROR + name, timeout=_TIMEOUT_S) as reply, (folder / name).open("wb") as file:
@@ -211,47 +189,16 @@ def _download(folder: Path, say: Say) -> Path:
     return folder
 
 
-def _unpack(folder: Path, say: Say) -> Path:
+def _unpack(folder: Path) -> Path:
     """The package's files below `folder`. Nothing is installed; root is not needed."""
-    for program in ("apt-get", "dpkg-deb"):
-        if shutil.which(program) is None:
-            raise Unavailable(f"there is no {program} here")
-    folder.mkdir()
-    download = ["apt-get", "-q", "-o", "APT::Sandbox::User=", "download", PACKAGE]
-    try:
-        _run(download, folder)
-    except Unavailable:
-        say("  apt-get doesn't know the package; fetching Debian's list of packages into a temporary folder")
-        private = _private_lists(folder)
-        _run(["apt-get", "-q", *private, "update"], folder)
-        _run([*download[:2], *private, *download[2:]], folder)
-    packages = list(folder.glob("*.deb"))
-    if len(packages) != 1:
-        raise Unavailable("apt-get left no package file")
-    _run(["dpkg-deb", "-x", packages[0].name, "files"], folder)
-    return folder / "files" / SYSTEM_FOLDER.lstrip("/")
-
-
-def _private_lists(folder: Path) -> list[str]:
-    (folder / "lists" / "partial").mkdir(parents=True)
-    (folder / "archives" / "partial").mkdir(parents=True)
-    return [
-        f"-oDir::State::Lists={folder.resolve()}/lists",
-        f"-oDir::Cache={folder.resolve()}",
-        "-oAPT::Sandbox::User=",
-    ]
-
-
-def _run(command: list[str], folder: Path) -> None:
-    try:
+    for command in (f"apt-get -q -o APT::Sandbox::User= download {PACKAGE}", "dpkg-deb -x *.deb files"):
         done = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL
+            command, shell=True, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
         )
-    except subprocess.TimeoutExpired:
-        raise Unavailable(f"`{' '.join(command)}` took longer than 5 minutes") from None
-    if done.returncode != 0:
-        lines = (done.stderr or done.stdout).strip().splitlines()
-        raise Unavailable(f"`{' '.join(command)}` failed: {lines[-1] if lines else f'exit code {done.returncode}'}")
+        if done.returncode:
+            lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+            raise Unavailable(f"`{command}` failed: {lines[-1]}; `apt-get update` gets Debian's list of packages")
+    return folder / "files" / SYSTEM_FOLDER.lstrip("/")
 
 
 def main(arguments: list[str]) -> int:

@@ -18,7 +18,7 @@ from stagerun.command.shared import DataThreads
 from stagerun.data.importing.engine import Job, Result, Work, run
 from stagerun.data.importing.folder import LabelledFiles
 from stagerun.data.importing.images import ImportWork
-from stagerun.data.importing.report import ignored_text, transparency_of
+from stagerun.data.importing.report import ignored_text
 from stagerun.launch import StopRequest
 from stagerun.system.imports import REPORT
 from stagerun.tools.data.index import schedule_line
@@ -178,8 +178,6 @@ def _text(result: Result, ignored: tuple[str, ...], out: str, shown: Shown, more
     if result.counts:
         lines.append(f"{out}/{REPORT} lists what was odd:")
         lines += [f"  {n} {what}" for what, n in result.counts]
-    if said := transparency_of(out):
-        lines.append(f"{said}; --background takes another colour")
     if result.bad:
         lines.append(f"left out: {count(result.bad, 'image')}")
     if ignored:

@@ -3,13 +3,12 @@
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import click
 import numpy as np
-from numpy.typing import NDArray
 
 from stagerun.base.errors import DataError, ExitCode, StorageError, UsageError
 from stagerun.base.text import columns, count, first, size
@@ -18,15 +17,13 @@ from stagerun.command.options import command, flag, option
 from stagerun.command.progress import Shown, threads_here
 from stagerun.command.shared import DataThreads, Folder, Json
 from stagerun.data import jpeg
-from stagerun.data.index import Index, digest_of, fingerprint_of, foreign_record, is_stale, load_unsampled, read, save
+from stagerun.data.index import Index, digest_of, foreign_record, is_stale, load_unsampled, read, save
 from stagerun.data.indexing import build_with, in_order
 from stagerun.data.lmdb_offsets import Offsets, offsets_in, printable
-from stagerun.data.records import LmdbSource, spread
-from stagerun.data.rows import ROW, Rows, decode_any, is_prepared, kinds_of, look, parse
+from stagerun.data.records import LmdbSource
+from stagerun.data.rows import decode_any, look, parse
 from stagerun.system.lmdb_file import SIDE_FILE, open_file, reading
 from stagerun.tools.data.pictures import class_names
-
-SAMPLES = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,63 +34,66 @@ class Size:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """`looked_at` is how many records sizes, kinds and mistakes are of; labels and the mean need a side file."""
+    """What stands below `fingerprint` is known from the side file alone."""
 
     path: str
     records: int
     file_size: int
     record_bytes: int
-    looked_at: int
-    index_state: str  # "up to date", or what is wrong with it
-    fingerprint: str  # '' without a side file, as are those below
-    classes: tuple[str, ...]
-    labels: tuple[tuple[int, int], ...]  # (label, records of it), by label, every class that has a name too
-    mean_bgr: tuple[float, ...]
-    deviation_bgr: tuple[float, ...]
-    smallest: Size | None  # by their number of pixels
-    median: Size | None  # of widths, and of heights
-    largest: Size | None
-    kinds: tuple[tuple[str, int], ...]
-    prepared: bool
-    mistakes: tuple[str, ...]
     decoders: tuple[jpeg.TierState, ...]
+    index_state: str  # "up to date", or what is wrong with it
+    fingerprint: str = ""
+    classes: tuple[str, ...] = ()
+    labels: tuple[tuple[int, int], ...] = ()  # (label, records of it), by label, every class that has a name too
+    mean_bgr: tuple[float, ...] = ()
+    deviation_bgr: tuple[float, ...] = ()
+    smallest: Size | None = None  # by their number of pixels
+    median: Size | None = None  # of widths, and of heights
+    largest: Size | None = None
+    kinds: tuple[tuple[str, int], ...] = ()
+    prepared: bool = False
 
 
 def describe(path: str) -> Description:
-    """DataError if the LMDB in folder `path` can't be read; `mistakes` lists the records that can't be."""
+    """DataError if the LMDB in folder `path` can't be read."""
     fd, meta = open_file(path)
     try:
         offsets = offsets_in(fd, meta, path)
         index, state = _index(path, fd, offsets)
     finally:
         os.close(fd)
-    mistakes: tuple[str, ...] = ()
-    if index is not None:
-        kinds, prepared = index.facts.kinds, index.facts.restart_interval > 0
-        looked_at, sizes = len(index), _sizes(index.heights, index.widths)
-    else:
-        rows, mistakes = _sample(path) if len(offsets) else (np.empty(0, ROW), ())
-        kinds, prepared = kinds_of(rows), is_prepared(rows)
-        looked_at, sizes = len(rows) + len(mistakes), _sizes(rows["height"], rows["width"])
-    return Description(
+    found = Description(
         path=path,
         records=len(offsets),
         file_size=offsets.file_size,
         record_bytes=int(offsets.lengths.sum()),
-        looked_at=looked_at,
-        index_state=state,
-        fingerprint=index.facts.fingerprint if index else "",
-        classes=index.facts.classes if index else (),
-        labels=_labels(index) if index else (),
-        mean_bgr=index.facts.mean_bgr if index else (),
-        deviation_bgr=index.facts.deviation_bgr if index else (),
-        smallest=sizes[0],
-        median=sizes[1],
-        largest=sizes[2],
-        kinds=kinds,
-        prepared=prepared,
-        mistakes=mistakes,
         decoders=jpeg.tiers(),
+        index_state=state,
+    )
+    if index is None:
+        return found
+    facts = index.facts
+    heights, widths = (sides[index.heights > 0] for sides in (index.heights, index.widths))
+    if len(heights):
+        order = np.argsort(heights.astype(np.int64) * widths, kind="stable")
+        first, last, middle = order[0], order[-1], (len(order) - 1) // 2
+        found = replace(
+            found,
+            smallest=Size(int(widths[first]), int(heights[first])),
+            median=Size(int(np.sort(widths)[middle]), int(np.sort(heights)[middle])),
+            largest=Size(int(widths[last]), int(heights[last])),
+        )
+    labels, counts = np.unique(index.labels[index.labels >= 0], return_counts=True)
+    counted = dict.fromkeys(range(len(facts.classes)), 0) | dict(zip(labels.tolist(), counts.tolist(), strict=True))
+    return replace(
+        found,
+        fingerprint=facts.fingerprint,
+        classes=facts.classes,
+        labels=tuple(sorted(counted.items())),
+        mean_bgr=facts.mean_bgr,
+        deviation_bgr=facts.deviation_bgr,
+        kinds=facts.kinds,
+        prepared=facts.restart_interval > 0,
     )
 
 
@@ -113,41 +113,6 @@ def _index(path: str, fd: int, offsets: Offsets) -> tuple[Index | None, str]:
     if foreign is not None:
         return None, f"of another LMDB, or record `{printable(index.key(foreign))}` is damaged; {again}"
     return index, "up to date"
-
-
-def _sample(path: str) -> tuple[Rows, tuple[str, ...]]:
-    """Rows of some records, and what is wrong with others of them."""
-    source = LmdbSource(path, side_file=False)
-    rows, mistakes = bytearray(), []
-    for i in spread(len(source), SAMPLES):
-        key, record = source.get(i)
-        try:
-            datum = parse(record)
-            rows += look(datum, False).row(datum.one_label, 0)
-        except DataError as error:
-            mistakes.append(f"record `{printable(key)}`: {error.message}")
-    return np.frombuffer(bytes(rows), ROW), tuple(mistakes)
-
-
-def _sizes(heights: NDArray[np.int32], widths: NDArray[np.int32]) -> tuple[Size | None, Size | None, Size | None]:
-    """Smallest, median, largest, of those that are known."""
-    heights, widths = heights[heights > 0], widths[heights > 0]
-    if not len(heights):
-        return None, None, None
-    area = heights.astype(np.int64) * widths
-    small, large, middle = int(area.argmin()), int(area.argmax()), (len(area) - 1) // 2
-    return (
-        Size(int(widths[small]), int(heights[small])),
-        Size(int(np.sort(widths)[middle]), int(np.sort(heights)[middle])),
-        Size(int(widths[large]), int(heights[large])),
-    )
-
-
-def _labels(index: Index) -> tuple[tuple[int, int], ...]:
-    labels, counts = np.unique(index.labels[index.labels >= 0], return_counts=True)
-    found = dict.fromkeys(range(len(index.facts.classes)), 0)
-    found.update(zip(labels.tolist(), counts.tolist(), strict=True))
-    return tuple(sorted(found.items()))
 
 
 def schedule_line(path: str, records: int) -> str:
@@ -183,10 +148,12 @@ def verify_lmdb(
         index, offsets = load_unsampled(path, meta), offsets_in(fd, meta, path)
     finally:
         os.close(fd)
-    source = LmdbSource(path, side_file=False)
+    source, known = LmdbSource(path, side_file=False), index
     total = len(source)
-    mistakes = [("", text) for text in _whole(index, offsets)] if index is not None else []
-    known = index if index is not None and len(index) == total else None
+    mistakes: list[tuple[str, str]] = []
+    arrays = ("keys", "key_ends", "offsets", "lengths")
+    if index is not None and not all(np.array_equal(getattr(index, a), getattr(offsets, a)) for a in arrays):
+        mistakes, known = [("", "the side file has other keys or places than the records")], None
 
     def look_at(i: int) -> list[tuple[str, str]]:
         key = printable(source.key(i))
@@ -194,7 +161,8 @@ def verify_lmdb(
             _, record = source.get(i)
         except (DataError, StorageError) as error:
             return [(key, error.message)]
-        return [(key, text) for text in _record(record, i, known, decode)]
+        text = _mistake(record, i, known, decode)
+        return [(key, text)] if text else []
 
     for done, found in enumerate(in_order(look_at, 0, total, threads), start=1):
         mistakes += found
@@ -202,41 +170,26 @@ def verify_lmdb(
     return Verified(total, int(offsets.lengths.sum()), index is not None, decode, tuple(mistakes))
 
 
-def _whole(index: Index, offsets: Offsets) -> list[str]:
-    if len(index) != len(offsets):
-        return [f"the side file knows {len(index)} records, there are {len(offsets)}"]
-    names = {"keys": "keys", "key_ends": "keys", "offsets": "places", "lengths": "lengths"}
-    differ = {what for name, what in names.items() if not np.array_equal(getattr(index, name), getattr(offsets, name))}
-    found = [f"the side file has other {what} than the records" for what in sorted(differ)]
-    if fingerprint_of(index.keys, index.key_ends, index.digests) != index.facts.fingerprint:
-        found.append("the side file's fingerprint is not that of its digests")
-    return found
-
-
-def _record(record: bytes, i: int, index: Index | None, decode: bool) -> list[str]:
+def _mistake(record: bytes, i: int, index: Index | None, decode: bool) -> str:
+    """What is wrong with a record; '' if nothing is."""
     if index is not None and digest_of(record) != int(index.digests[i]):
-        return ["its bytes are not those that its digest was made of"]
+        return "its bytes are not those that its digest was made of"
     try:
         datum = parse(record)
         found = look(datum, False)
         if decode and decode_any(datum).shape[:2] != (found.height, found.width):
-            return [f"its header says {found.width} x {found.height} pixels, which is not what it decodes to"]
+            return f"its header says {found.width} x {found.height} pixels, which is not what it decodes to"
     except DataError as error:
-        return [error.message]
-    if index is None:
-        return []
-    if not index.heights[i]:
-        return ["it can't be used, says the side file" + ("" if decode else "; --decode says why")]
-    said = int(index.labels[i]), int(index.heights[i]), int(index.widths[i])
-    if said != (datum.one_label, found.height, found.width):
-        return ["the side file has another label or size than the record"]
-    return []
+        return error.message
+    if index is not None and not index.heights[i]:
+        return "it can't be used, says the side file" + ("" if decode else "; --decode says why")
+    return ""
 
 
 # -- the commands
 
 _SHOWN = 20
-_ENDS = 3  # classes shown at each end of the histogram, and mistakes
+_ENDS = 3  # classes shown at each end of the histogram
 
 
 @command()
@@ -345,48 +298,32 @@ def info(
 ) -> None:
     """Shows what is in the LMDB in folder DIR, and how it can be decoded on this machine.
 
-    Without a side file, sizes and kinds are those of 500 records, evenly spread, and the classes are unknown.
+    Most of it stands in the side file, which `stagerun data index` makes.
     """
     found = describe(folder)
+    line = schedule_line(folder, found.records)
     if as_json:
-        show(json.dumps({**asdict(found), "schedule": schedule_line(folder, found.records)}, indent=1))
+        show(json.dumps({**asdict(found), "schedule": line}, indent=1))
         return
-    show("\n".join(_info(found, classes)))
-
-
-def _info(found: Description, all_classes: bool) -> list[str]:
-    some = found.looked_at < found.records
-    looked_at = f" (of {count(found.looked_at, 'record')} looked at)" if some else ""
-    older = found.mean_bgr and not found.deviation_bgr
-    remeasured = f"; `stagerun data index --force {found.path}` measures it" if older else ""
     rows = [
         ("records", f"{found.records}, {size(found.record_bytes)}; data.mdb {size(found.file_size)}"),
-        ("images", (", ".join(f"{n} {kind}" for kind, n in found.kinds) or "none that can be used") + looked_at),
-        ("sizes", _size_words(found.smallest, found.median, found.largest) + looked_at),
-        ("prepared", _prepared(found)),
-        ("mean pixel", _per_channel(found.mean_bgr)),
-        ("deviation", _per_channel(found.deviation_bgr) + remeasured),
         ("side file", found.index_state),
-        *[("fingerprint", found.fingerprint)] * bool(found.fingerprint),
     ]
+    if found.fingerprint:
+        rows += [
+            ("images", ", ".join(f"{n} {kind}" for kind, n in found.kinds)),
+            ("sizes", _sizes(found.smallest, found.median, found.largest)),
+            ("prepared", "yes" if found.prepared else "no"),
+            ("mean pixel", _per_channel(found.mean_bgr)),
+            ("deviation", _per_channel(found.deviation_bgr)),
+            ("fingerprint", found.fingerprint),
+        ]
     lines = columns(rows)
-    if found.mistakes:
-        lines += ["", f"{count(len(found.mistakes), 'record')} of those looked at can't be used:"]
-        lines += [f"  {text}" for text in found.mistakes[:_ENDS]]
-        lines += [f"`stagerun data verify --decode {found.path}` names all there are"]
     if found.labels:
-        lines += ["", *_histogram(found, all_classes)]
+        lines += ["", *_histogram(found, classes)]
     decoders = [(t.name, "yes" if t.available else "no", t.reason) for t in found.decoders]
     lines += ["", "decoders here, fastest first:", *(f"  {line}" for line in columns(decoders, 2))]
-    return [*lines, "", "in schedule.prototxt, under `data`:", f"  {schedule_line(found.path, found.records)}"]
-
-
-def _prepared(found: Description) -> str:
-    if found.prepared:
-        return "yes"
-    if not any("JPEG" in kind for kind, _ in found.kinds):
-        return "no, there are no JPEGs to prepare"
-    return "no; `stagerun data import --prepare` makes a copy that decodes faster"
+    show("\n".join([*lines, "", "in schedule.prototxt, under `data`:", f"  {line}"]))
 
 
 def _per_channel(values: tuple[float, ...]) -> str:
@@ -395,34 +332,28 @@ def _per_channel(values: tuple[float, ...]) -> str:
     return ", ".join(f"{v:.3f}" for v in values) + (" (B, G, R)" if len(values) == 3 else " (grey)")
 
 
-def _size_words(smallest: Size | None, median: Size | None, largest: Size | None) -> str:
-    if smallest is None or median is None or largest is None:
-        return "unknown"
-    if smallest == largest == median:
-        return f"{smallest.width} x {smallest.height} (width x height)"
-    words = (("smallest", smallest), ("median", median), ("largest", largest))
-    return ", ".join(f"{name} {s.width} x {s.height}" for name, s in words) + " (width x height)"
+def _sizes(smallest: Size | None, median: Size | None, largest: Size | None) -> str:
+    named = [("smallest", smallest), ("median", median), ("largest", largest)]
+    words = [f"{name} {s.width} x {s.height}" for name, s in named if s is not None]
+    return f"{', '.join(words)} (width x height)" if words else "unknown"
 
 
 def _histogram(found: Description, all_classes: bool) -> list[str]:
-    """All classes, or those with the most and the fewest images; those without any always."""
+    """All classes, or those with the most and the fewest images; and those without any."""
 
-    def line(label: int, n: int) -> tuple[str, str, str]:
-        return f"  {label}", str(n), found.classes[label] if label < len(found.classes) else ""
+    def lines(pairs: Sequence[tuple[int, int]]) -> list[tuple[str, str, str]]:
+        names = dict(enumerate(found.classes))
+        return [(f"  {label}", str(n), names.get(label, "")) for label, n in pairs]
 
     if all_classes:
-        return columns([("  class", "images", "name"), *(line(*pair) for pair in found.labels)])
+        return columns([("  class", "images", "name"), *lines(found.labels)])
     by_count = sorted((pair for pair in found.labels if pair[1]), key=lambda pair: (-pair[1], pair[0]))
-    empty = [label for label, n in found.labels if not n]
+    empty = [str(label) for label, n in found.labels if not n]
     names = "" if found.classes else f" without names (labels {found.labels[0][0]} to {found.labels[-1][0]})"
     each = f"from {by_count[-1][1]} to {by_count[0][1]} images each (--classes shows all)"
-    lines = [f"classes: {len(by_count)}{names}, {each}"]
-    if len(by_count) <= 2 * _ENDS:
-        lines += columns([line(*pair) for pair in by_count])
-    elif by_count[0][1] != by_count[-1][1]:
-        lines += columns(
-            [line(*p) for p in by_count[:_ENDS]] + [("  ...", "", "")] + [line(*p) for p in by_count[-_ENDS:]]
-        )
-    if empty:
-        lines.append(f"without images: {', '.join(map(str, empty[:_SHOWN]))}" + (" ..." if len(empty) > _SHOWN else ""))
-    return lines
+    text = [f"classes: {len(by_count)}{names}, {each}"]
+    if len(by_count) > 2 * _ENDS:
+        text += columns([*lines(by_count[:_ENDS]), ("  ...", "", ""), *lines(by_count[-_ENDS:])])
+    else:
+        text += columns(lines(by_count))
+    return text + ([f"without images: {', '.join(first(empty))}"] if empty else [])

@@ -24,10 +24,19 @@ from stagerun.base.errors import DataError, UsageError
 from stagerun.data.importing.engine import Made, Work
 from stagerun.data.importing.partial import Note
 from stagerun.data.index import digest_of
-from stagerun.data.jpeg.choice import picture, turbojpeg
+from stagerun.data.jpeg.choice import picture
 from stagerun.data.jpeg.header import SAMPLINGS, Header, Reach, is_complete, read_header
 from stagerun.data.jpeg.slices import SimpleDecoder, find_edges, grid
-from stagerun.data.jpeg.turbo import COPY_NONE, OPTIMIZE, RESTART_BLOCKS, TRANSFORM, WARNING, Library, Transform
+from stagerun.data.jpeg.turbo import (
+    COPY_NONE,
+    OPTIMIZE,
+    RESTART_BLOCKS,
+    TRANSFORM,
+    WARNING,
+    Library,
+    Transform,
+    turbojpeg,
+)
 from stagerun.data.lmdb_offsets import offsets_of, printable
 from stagerun.data.records import LmdbSource
 from stagerun.data.rows import Statistics, look, parse
@@ -76,9 +85,6 @@ class LmdbRecords:
                 f"`stagerun data verify --decode {self._source.name}` finds all such records",
             ) from None
 
-    def changed(self, position: int, state: int) -> str:
-        return ""  # its transaction and places are in the identity
-
 
 class Prepared:
     """Another `Work`, with its JPEGs arranged anew. UsageError where what that takes isn't installed."""
@@ -107,9 +113,6 @@ class Prepared:
         stored = look(datum, False)
         found = replace(made.look, kind=stored.kind, interval=stored.interval)
         return replace(made, record=datum.SerializeToString(), look=found)
-
-    def changed(self, position: int, state: int) -> str:
-        return self._work.changed(position, state)
 
 
 def _signature(path: str) -> str:

@@ -7,18 +7,15 @@ from pathlib import Path
 
 import click
 
-from stagerun.base import order
 from stagerun.base.errors import DataError, UsageError, listing, nearest
-from stagerun.base.recipe import ChannelOrder, OnBadRecord, Schedule, Solver, Source, Stage
+from stagerun.base.recipe import ChannelOrder, Schedule, Solver, Source, Stage
 from stagerun.base.snapshots import Inventory
-from stagerun.base.text import count
-from stagerun.command.ending import show, tell
+from stagerun.base.text import count, first
+from stagerun.command.ending import show
 from stagerun.command.options import command, flag, option
 from stagerun.command.progress import Shown
 from stagerun.command.shared import Folder, Overrides, output_folder
-from stagerun.data.bad_records import Bad, BadRecords, allowed, check
 from stagerun.data.importing.first_use import have
-from stagerun.data.importing.report import transparency_of
 from stagerun.data.jpeg import Rectangle
 from stagerun.data.lmdb_offsets import printable
 from stagerun.data.loader import Loader
@@ -35,7 +32,6 @@ from stagerun.tools.data.pictures import classes_of, label_text, stored_tile
 from stagerun.train.output import is_schedule
 
 _MOST_MISTAKES = 5
-_MOST_POSITIONS = 2**62  # a position is an int64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +41,9 @@ class ShowOptions:
     stage: str | None = option("--stage NAME", "Show what this stage's network gets: cropped, mirrored, coloured ...")
     val: bool = flag("--val", "The validation set; with --stage, as it is evaluated.")
     number: int = option("--number N", "How many pictures.", type=click.IntRange(1, 10_000), default=32)
-    first: int | None = option(
-        "--first K", "Begin with record K; with --stage, with its image K.  [default: 0]", type=click.IntRange(0)
+    first: int = option(
+        "--first K", "Begin with record K; with --stage, with its image K.", type=click.IntRange(0, 2**40), default=0
     )
-    random: int | None = option("--random SEED", "Some of all, drawn by this seed.", type=click.IntRange(0, 2**64 - 1))
     size: int = option(
         "--size PIXELS", "Of the square that each picture is fitted into.", type=click.IntRange(64, 2048), default=160
     )
@@ -57,12 +52,10 @@ class ShowOptions:
 
 @dataclass(frozen=True, slots=True)
 class Show:
-    """What goes on the sheet, and the bad records in whose place others are shown, of which a run tolerates `allowed`."""
+    """What goes on the sheet."""
 
     heading: tuple[str, ...]
     tiles: Sequence[Tile]
-    replaced: Sequence[Bad] = ()
-    allowed: int = 0
 
 
 @command("show")
@@ -71,16 +64,12 @@ def show_images(options: ShowOptions) -> None:
 
     DIR is an LMDB's folder, or a schedule's: then of the images it trains on. Without --stage they are shown as they are stored.
     With --stage they are those that the stage trains on, in its order, with what it draws for each of them, as the network gets
-    them; three things differ, since a picture can't show them: lighting is rounded and clipped to 0 .. 255, cutout has the
-    colour of mean_value, which is 0 for the network, and mixup, cutmix and label_smoothing are left out.
+    them; two things differ, since a picture can't show them: cutout has the colour of mean_value, which is 0 for the network, and mixup, cutmix and label_smoothing are left out.
 
     `python` in transform_param is imported and called, as in training.
 
-    A record that can't be used has the reason in its place; the exit code is then 65. With --stage and `on_bad_record: REPLACE`
-    it is the record that is trained on in its place, and the bad one is named; the exit code is 65 where a run would end.
+    A record that can't be used has the reason in its place; the exit code is then 65.
     """
-    if options.first is not None and options.random is not None:
-        raise UsageError("--first and --random exclude each other", "give one")
     if contact_sheet.pixels_of(options.number, 3, options.size) > contact_sheet.MOST_PIXELS:
         raise UsageError(
             f"a sheet of {options.number} pictures of {options.size} pixels is too large", "lower --number or --size"
@@ -91,16 +80,11 @@ def show_images(options: ShowOptions) -> None:
     found = shown_of(options)
     write_output(path, contact_sheet.png(contact_sheet.sheet(found.tiles, found.heading, options.size)))
     show("\n".join((*found.heading, f"wrote {path}: {count(len(found.tiles), 'picture')}")))
-    if len(found.replaced) <= found.allowed:
-        for bad in found.replaced:
-            tell(f"note: another record is shown in the place of a bad one, as in training: {bad.text}")
     wrong = [tile.wrong for tile in found.tiles if tile.wrong]
     if len(wrong) == 1:
         raise DataError(wrong[0])
     if wrong:
-        more = [f"and {len(wrong) - _MOST_MISTAKES} more"] * (len(wrong) > _MOST_MISTAKES)
-        raise DataError("\n  ".join([f"{len(wrong)} images can't be used:", *wrong[:_MOST_MISTAKES], *more]))
-    check(found.replaced, found.allowed)
+        raise DataError("\n  ".join([f"{len(wrong)} images can't be used:", *first(wrong, _MOST_MISTAKES)]))
 
 
 def shown_of(options: ShowOptions) -> Show:
@@ -136,25 +120,16 @@ def _lmdb(schedule: Schedule, source: Source) -> str:
     return schedule.lmdb(source)
 
 
-def _choose(
-    options: ShowOptions, images: int, noun: str, start: int = 0, endless: bool = False
-) -> tuple[list[int], str]:
-    """Which of `images` to show, counted from `start`, and the words for it. `endless`: they come round again, so that any
-    number is one of them."""
-    first = options.first or 0
-    if start + first + max(options.number, images) > _MOST_POSITIONS:
-        raise UsageError(
-            f"{noun} are numbered up to 2**62 from the beginning of training, and these begin at {start + first}",
-            "give a smaller --first, or stages of fewer iterations",
-        )
-    if options.random is not None:
-        number = min(options.number, images)
-        chosen = order.indices(options.random, images, 0, number, True).tolist()
-        return chosen, f"{number} of {images:,} {noun}, drawn by seed {options.random}"
-    if first >= images and not endless:
-        raise UsageError(f"--first {first}: there are {images} {noun}, numbered from 0", f"give at most {images - 1}")
-    end = first + options.number if endless else min(first + options.number, images)
-    return list(range(first, end)), f"{noun} {first} to {end - 1}" + ("" if endless else f" of {images:,}")
+def _choose(options: ShowOptions, images: int, noun: str, endless: bool = False) -> tuple[range, str]:
+    """Which of `images` to show, and the words for it. `endless`: they come round again, so that any number is one of them."""
+    if options.first >= images and not endless:
+        message = f"--first {options.first}: there are {images} {noun}, numbered from 0"
+        raise UsageError(message, f"give at most {images - 1}")
+    end = options.first + options.number
+    if not endless:
+        end = min(end, images)
+    words = f"{noun} {options.first} to {end - 1}" + ("" if endless else f" of {images:,}")
+    return range(options.first, end), words
 
 
 def _stored(records: LmdbSource, options: ShowOptions) -> Show:
@@ -162,37 +137,30 @@ def _stored(records: LmdbSource, options: ShowOptions) -> Show:
     chosen, words = _choose(options, len(records), "records")
     classes = classes_of(records)
     tiles = [stored_tile(records, i, classes) for i in chosen]
-    headings = (f"{records.name}: {words}", transparency_of(records.name))
-    return Show(tuple(filter(None, headings)), tiles)
+    return Show((f"{records.name}: {words}",), tiles)
 
 
 def _staged(schedule: Schedule, stage: Stage, records: LmdbSource, options: ShowOptions) -> Show:
     """Images as the stage's network gets them."""
-    solver, train = stage.solver, not options.val
+    solver, start, train = stage.solver, 0, not options.val
     transform = solver.transform if train else solver.test_transform
+    chosen, words = _choose(options, len(records), "images", endless=train)
     if train:
         start = next(s.position for s in make_plan(schedule, Inventory()).stages if s.stage.name == stage.name)
-        chosen, words = _choose(options, len(records), "images", start, endless=True)
         heading = f"{schedule.name}, stage {stage.name}, training: {words}, counted from its start"
     else:
-        start = 0
-        chosen, words = _choose(options, len(records), "images")
         heading = f"{schedule.name}, stage {stage.name}, evaluation: {words}"
-    bad = BadRecords(len(records)) if train and schedule.data.on_bad_record is OnBadRecord.REPLACE else None
-    loader = _loader(schedule, stage, records, train, bad, start)
+    loader = _loader(schedule, stage, records, train, start)
     classes = classes_of(records)
     zero = transform.mean_value or (0.0,)  # the colour (B, G, R, or one number) that is 0 for the network
     if transform.channel_order is ChannelOrder.RGB:
         zero = zero[::-1]
     tiles = [_staged_tile(records, loader, start + i, classes, zero) for i in chosen]
-    replaced = bad.all() if bad is not None else []
-    headings = (heading, _approximations(solver) if train else "", transparency_of(records.name))
-    return Show(tuple(filter(None, headings)), tiles, replaced, allowed(len(records)))
+    headings = (heading, _approximations(solver) if train else "")
+    return Show(tuple(filter(None, headings)), tiles)
 
 
-def _loader(
-    schedule: Schedule, stage: Stage, records: LmdbSource, train: bool, bad: BadRecords | None, start: int
-) -> Loader:
+def _loader(schedule: Schedule, stage: Stage, records: LmdbSource, train: bool, start: int) -> Loader:
     solver = stage.solver
     if not train:
         return evaluation_loader(records, stage)
@@ -205,7 +173,7 @@ def _loader(
     python = PythonTransform(name, schedule.python) if name is not None else None
     unlabelled = replace(stage.data, train=replace(stage.data.train, labels=None))  # what the LMDB says is shown
     stage = replace(stage, data=unlabelled)
-    return training_loader(records, schedule, stage, python=python, augment=augment, bad=bad, start=start)
+    return training_loader(records, schedule, stage, python=python, augment=augment, start=start)
 
 
 def _staged_tile(
@@ -213,31 +181,25 @@ def _staged_tile(
 ) -> Tile:
     try:
         job = loader.plan(position, 1)
+        key = printable(records.key(job.indices[0]))
     except DataError as error:  # without crop_size it looks at the image
         return Tile(None, (f"position {position}",), error.message)
-    wanted = job.indices[0]
-    key = printable(records.key(wanted))
     try:
         job.fill(0, 1)
     except DataError as error:
         return Tile(None, (key,), error.message)
-    batch, taken = job.batch(), job.indices[0]
+    batch = job.batch()
     image = contact_sheet.as_trained(
         batch.images[0],
-        None if batch.lighting is None else batch.lighting[0],
         None if batch.cutout is None else Rectangle(*batch.cutout[0].tolist()),
         zero,
     )
-    label = label_text(int(batch.labels[0]), classes)
-    if taken != wanted:
-        return Tile(image.copy(), (printable(records.key(taken)), label, f"for {key}, which is bad"))
-    return Tile(image.copy(), (key, label))
+    return Tile(image.copy(), (key, label_text(int(batch.labels[0]), classes)))
 
 
 def _approximations(solver: Solver) -> str:
     """What the sheet shows otherwise than the network sees it in training, or ''."""
     left_out = [name for name in ("mixup_alpha", "cutmix_alpha", "label_smoothing") if getattr(solver, name)]
-    said = ["lighting is rounded and clipped to 0 .. 255"] * bool(solver.transform.lighting_std)
-    said += ["cutout has the colour that is 0 for the network"] * bool(solver.transform.cutout_size)
+    said = ["cutout has the colour that is 0 for the network"] * bool(solver.transform.cutout_size)
     said += [f"not shown: {', '.join(left_out)}"] * bool(left_out)
     return "; ".join(said)

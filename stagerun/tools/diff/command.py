@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from stagerun.language.build import is_tested
 from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.language.stored import read_foreign
 from stagerun.language.values import NONE, differing, identity, leaves, own_images, plain, shown, text
-from stagerun.plan.raised import what_end_differs
 from stagerun.store.layout import MANIFEST
 from stagerun.tools.plan import plot
 from stagerun.train.output import DISK, newest_snapshot
@@ -56,39 +55,15 @@ class FieldDifference:
     trains: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Longer:
-    """A stage that differs in `max_iter` alone: `shorter` names the side, A or B, that ends at `iter`; `why` it can't go on from there to
-    `max_iter`, '' if it can."""
-
-    stage: str
-    shorter: str
-    iter: int
-    max_iter: int
-    why: str
-
-    def __str__(self) -> str:
-        longer = "A" if self.shorter == "B" else "B"
-        if self.why:
-            return f"{self.stage}: what {self.shorter} has trained is stale in {longer}: {self.why}"
-        return f"{self.stage}: what {self.shorter} has trained goes on from iteration {self.iter} to {self.max_iter} in {longer}"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """`same`: they train the same thing, whatever else differs. `only_a`, `only_b`: names of stages and ensembles.
-
-    `reworded`: fields whose values are the same, but written so that snapshots of one are stale for the other, as a rate for
-    another `base_lr_batch` is; known of two folders.
-    """
+    """`same`: they train the same thing, whatever else differs. `only_a`, `only_b`: names of stages and ensembles."""
 
     same: bool
     stages: tuple[str, ...]  # that both have
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
     fields: tuple[FieldDifference, ...]
-    reworded: tuple[str, ...] = ()
-    longer: tuple[Longer, ...] = ()
 
 
 def difference(a: Schedule, b: Schedule) -> Difference:
@@ -104,20 +79,7 @@ def difference(a: Schedule, b: Schedule) -> Difference:
         only_a=tuple(name for name in in_a if name not in in_b),
         only_b=tuple(name for name in in_b if name not in in_a),
         fields=tuple(fields),
-        reworded=tuple(dict.fromkeys(key for name in both for key in _reworded(a.stage(name), b.stage(name)))),
-        longer=tuple(_longer(a, b, [field for field in fields if field.trains])),
     )
-
-
-def _longer(a: Schedule, b: Schedule, trains: Sequence[FieldDifference]) -> Iterator[Longer]:
-    fields = {
-        name: [field.field for field in trains if field.stage in ("", name)] for name in (f.stage for f in trains)
-    }
-    for name in (name for name, its in fields.items() if name and its == ["max_iter"]):
-        one, other = a.stage(name).solver, b.stage(name).solver
-        short, long = sorted((one, other), key=lambda solver: solver.max_iter)
-        why = what_end_differs(long, short.max_iter)
-        yield Longer(name, "A" if short is one else "B", short.max_iter, long.max_iter, why)
 
 
 def _names(schedule: Schedule) -> list[str]:
@@ -161,23 +123,21 @@ def _code(schedule: Schedule) -> dict[str, str]:
 
 
 def _shared(a: Schedule, b: Schedule) -> Iterator[FieldDifference]:
-    origins_a, origins_b = _origins(a), _origins(b)
     parts: list[tuple[str, Any, Any]] = [
         (name, getattr(a, name), getattr(b, name))
         for name in ("name", "seed", "model", "data", "determinism", "keep_snapshots")
     ]
     for key, one, other in parts:
         for name, old, new in differing(one, other, key):
-            values = (_value(name, old, (text(old), ""), origins_a), _value(name, new, (text(new), ""), origins_b))
+            values = (_value(name, old, (text(old), ""), a.origins), _value(name, new, (text(new), ""), b.origins))
             yield FieldDifference("", name, *values, any(_trains(name, s.solver) for s in (*a.stages, *b.stages)))
     one, other = _code(a), _code(b)
     for name in sorted(one.keys() | other.keys()):
         was, now = one.get(name, NONE), other.get(name, NONE)
         if was != now:
             yield FieldDifference(
-                "", name, _value(name, was, (was, ""), origins_a), _value(name, now, (now, ""), origins_b), True
+                "", name, _value(name, was, (was, ""), a.origins), _value(name, now, (now, ""), b.origins), True
             )
-    yield from _paths(a, b)
     for ensemble in a.ensembles:
         twin = next((e for e in b.ensembles if e.name == ensemble.name), None)
         trains = any(stage.average == ensemble.name for stage in (*a.stages, *b.stages))
@@ -187,15 +147,6 @@ def _shared(a: Schedule, b: Schedule) -> Iterator[FieldDifference]:
                 yield FieldDifference("", f"ensemble {ensemble.name}.{name}", _held(old), _held(new), trains)
 
 
-def _paths(a: Schedule, b: Schedule) -> Iterator[FieldDifference]:
-    """Paths of sources that are written alike and lie elsewhere, as relative ones do in another folder."""
-    vals = [("data.val", *pair) for pair in zip(a.data.val, b.data.val, strict=False)]
-    for name, one, other in (("data.train", a.data.train, b.data.train), *vals):
-        if one.source == other.source and one.path != other.path:
-            here, there = Value(one.path, value=one.path), Value(other.path, value=other.path)
-            yield FieldDifference("", f"{name}, found at", here, there, False)
-
-
 def _averaged(schedule: Schedule, stage: Stage, made: Mapping[str, str]) -> tuple[object, ...]:
     """What the average that a stage starts from is made of."""
     if stage.average is None:
@@ -203,10 +154,6 @@ def _averaged(schedule: Schedule, stage: Stage, made: Mapping[str, str]) -> tupl
     found = schedule.ensemble(stage.average)
     points = [(made[name], iter) for name, iter in found.points]
     return found.rule.value, found.shape, found.batch_norm_iter, *points
-
-
-def _origins(schedule: Schedule) -> Mapping[str, Origin]:
-    return schedule.origins
 
 
 def _stage(a: Schedule, b: Schedule, one: Stage, other: Stage) -> Iterator[FieldDifference]:
@@ -228,16 +175,6 @@ def _stage(a: Schedule, b: Schedule, one: Stage, other: Stage) -> Iterator[Field
             _value(key, its, shown(key, text(its), other), other.origins),
             _trains(key, one.solver) or _trains(key, other.solver),
         )
-
-
-def _reworded(one: Stage, other: Stage) -> Iterator[str]:
-    if not all(any(key.startswith("solver.") for key in stage.identity) for stage in (one, other)):
-        return  # one of them is a run's
-    differ = [key for key, *_ in differing(one.solver, other.solver, "solver")]
-    for key in one.identity.keys() | other.identity.keys():
-        shown_already = any(name == key or name.startswith(f"{key}.") or key.startswith(f"{name}.") for name in differ)
-        if key.startswith("solver.") and one.identity.get(key) != other.identity.get(key) and not shown_already:
-            yield key.removeprefix("solver.")
 
 
 def _at(stage: Stage) -> str:
@@ -382,8 +319,6 @@ def diff_text(found: Found) -> str:
     if only := [*(f"{name}: only in A" for name in differs.only_a), *(f"{name}: only in B" for name in differs.only_b)]:
         blocks.append("\n".join(only))
     blocks += _by_stage(trains)
-    if differs.longer:
-        blocks.append("\n".join(map(str, differs.longer)))
     if others:
         blocks.append("what changes no training:")
         blocks += _by_stage(others)
@@ -397,11 +332,6 @@ def verdict(differs: Difference, visible: bool) -> str:
         return "they train different things"
     if visible:
         return "they train the same thing, under other names"
-    if differs.reworded:
-        fields = ", ".join(sorted(differs.reworded))
-        return (
-            f"they train the same thing, but snapshots of one are stale for the other, by how it is written: {fields}"
-        )
     return "they train the same thing" + ("" if differs.fields else ": nothing differs")
 
 
@@ -444,7 +374,5 @@ def diff_json(found: Found) -> str:
         "only_a": list(differs.only_a),
         "only_b": list(differs.only_b),
         "fields": [asdict(field) for field in differs.fields],
-        "reworded": sorted(differs.reworded),
-        "longer": [asdict(longer) for longer in differs.longer],
     }
     return json.dumps(record, indent=2)

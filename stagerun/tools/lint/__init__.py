@@ -1,7 +1,7 @@
 """What is legal in a schedule's files and yet looks wrong: findings, each with an id that a comment silences. Pure.
 
-`check` finds what can't be trained, `plan` notes what is worth knowing; lint names what one would not want to pay for without having
-meant it. A rule is a function Schedule -> findings and a row in RULES; `finding` deals with comments.
+`check` finds what can't be trained; lint names what one would not want to pay for without having meant it, in `check`, `plan`, `view` and
+editors alike. A rule is a function Schedule -> findings and a row in RULES; `finding` deals with comments.
 """
 
 from stagerun.base.errors import Problem, Problems

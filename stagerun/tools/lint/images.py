@@ -25,8 +25,8 @@ def other_numbers(schedule: Schedule) -> Iterator[Finding]:
     one of two `transform_param` sets a value of its own."""
     for stage in schedule.stages:
         parent = schedule.stage(stage.parent) if stage.parent is not None else None
-        if notes := [text for text, _ in number_notes(stage, parent)]:
-            text = f"stage `{stage.name}`: " + "; ".join(note.partition(":")[0] for note in notes)
+        if notes := number_notes(stage, parent):
+            text = f"stage `{stage.name}`: " + "; ".join(notes)
             hint = "write the same values in both, or once in the `solver` of schedule.prototxt"
             yield Finding("other-numbers", text, _place(stage), hint)
 
@@ -54,12 +54,11 @@ def channel_order(schedule: Schedule) -> Iterator[Finding]:
     for stage in schedule.stages:
         solver, transform = stage.solver, stage.solver.transform
         rgb, mean = transform.channel_order is ChannelOrder.RGB, transform.mean_value
-        taught = solver.loss.teacher_weights if solver.loss is not None else None
-        files = [weights.file for weights in (solver.weights, taught) if weights is not None]
-        published = [file for file in files if weights_of(file).kind in (Kind.TORCHVISION, Kind.TIMM)]
+        file = solver.weights.file if solver.weights is not None else ""
+        published = bool(file) and weights_of(file).kind in (Kind.TORCHVISION, Kind.TIMM)
         usual = IMAGENET if rgb else IMAGENET[::-1]
         if published and not rgb and stage.model.channels == 3:
-            text = f"stage `{stage.name}` gives `{published[0]}` B, G, R; it was trained on R, G, B"
+            text = f"stage `{stage.name}` gives `{file}` B, G, R; it was trained on R, G, B"
         elif len(mean) == 3 and all(abs(a - b) < 2 for a, b in zip(mean, usual, strict=True)):
             order = "R, G, B" if rgb else "B, G, R"
             text = f"`mean_value` of stage `{stage.name}` is ImageNet's in the other order: its channels are {order}"

@@ -3,115 +3,25 @@
 import bisect
 import itertools
 import math
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from stagerun.base.errors import Span
 from stagerun.base.recipe import ParamKind, Schedule, Solver, Stage
 from stagerun.base.text import columns
-from stagerun.base.units import epochs
 from stagerun.drawing.picture import steps_at_corners
-from stagerun.language.layers import DURATIONS
 from stagerun.language.networks import known_of
-from stagerun.plan.described import doubtful_values, unread_fields
+from stagerun.plan.described import doubtful_values, unread_fields, unread_rules
 from stagerun.plan.hazards import JUMP, policy_end
 from stagerun.schedule import learning_rate, own_fields, warm_up_end
 from stagerun.schedule.averages import DECAYS
-from stagerun.tools.lint.finding import ID, Finding, Rule, comments_of, place_of
+from stagerun.schedule.image_size import crop_size
+from stagerun.tools.lint.finding import ID, Finding, Rule, place_of
 from stagerun.tools.lint.gradients import compress_alone, compress_more, no_memory
 from stagerun.tools.lint.images import channel_order, far_mean, odd_range, other_numbers, other_sizes
 from stagerun.tools.lint.replicas import one_replica, period_beyond, staleness_waits
 
 # Images that may be lost: six epochs of ImageNet, or more than two hours of a GPU that does a thousand in a second.
 UNSAVED = 8_000_000
-
-# No more groups than a length has: after each comma of a long list another number may begin, and each would be read to the list's end.
-_NUMBER = r"(?:[0-9]{1,3}(?:,[0-9]{3}){1,6}|[0-9]+)(?:\.[0-9]+)?"
-_LENGTH = re.compile(
-    rf"(?P<about>(?:\babout|\bsome|\bnearly|\baround|\bcirca|\bca\.?|~|≈)\s*)?(?<![\w./])(?P<low>{_NUMBER})"
-    rf"(?:\s*(?:to|-|–)\s*(?P<high>{_NUMBER}))?[\s-]*(?P<unit>epochs?|ep|iterations?|iters?|updates?)\b\.?",
-    re.IGNORECASE,
-)
-# `epochs 5 and 10`, which says where something is.
-_PLACES = re.compile(
-    rf"\b(?:epochs?|iterations?|iters?|updates?)\s+{_NUMBER}(?:(?:,?\s+and|,|\s+to|-)\s*{_NUMBER})*", re.IGNORECASE
-)
-# What may stand between the lengths of a comment in a line of its own that says nothing else.
-_BETWEEN = re.compile(r"(?:[\s#=:;,.()/]|\b(?:i\.e|or|and|is|are|of|training|this stage)\b)*", re.IGNORECASE)
-# What a duration's origin says where it is written in epochs; of a repeated field for each value.
-_IN_EPOCHS = re.compile(r"(\w+): ([^\s,\]]+)")
-_ABOUT = 0.1  # how far off a number may be that says it is not exact
-
-
-@dataclass(frozen=True, slots=True)
-class _Duration:
-    """A field that is written in a line: all of its values, in iterations and in epochs."""
-
-    name: str
-    iterations: tuple[int, ...]
-    epochs: tuple[float, ...]
-
-
-def comment_number(schedule: Schedule) -> Iterator[Finding]:
-    """A comment behind a duration that gives another length than the line it stands in: `max_iter: 12000   # 25 epochs`; or one in
-    the line above that gives a length and says nothing else. What is written is taken as rounded to its last digit; where a comment
-    gives several lengths, or several stages read the line, one that agrees is enough.
-    """
-    durations = _durations(schedule)
-    for path, text in schedule.files:
-        for comment in comments_of(path, text):
-            here = durations.get((path, comment.line + comment.alone), [])
-            if comment.alone and not _BETWEEN.fullmatch(_LENGTH.sub("", comment.text)):
-                continue
-            for units in (("ep",), ("iter", "update")):
-                said = [m for m in _LENGTH.finditer(comment.text) if m["unit"].lower().startswith(units)]
-                places = [m.group() for m in _PLACES.finditer(comment.text) if m.group().lower().startswith(units)]
-                named = [float(n.replace(",", "")) for text in places for n in re.findall(_NUMBER, text)]
-                agree = any(_agrees(m, d) for m in said for d in here)
-                agree = agree or any(n in (d.epochs if "ep" in units else d.iterations) for n in named for d in here)
-                if said and here and not agree:
-                    yield _disagreement(Span(path, comment.line, comment.column), said[0], here[0])
-
-
-def _disagreement(comment: Span, said: re.Match[str], duration: _Duration) -> Finding:
-    begin, end = said.start("low"), said.end("unit")
-    text = (
-        f"the comment says {said.group()[begin - said.start() :]}, and `{duration.name}` is "
-        f"{duration.iterations[0]} iterations, {duration.epochs[0]:.4g} epochs"
-    )
-    span = Span(comment.path, comment.line, comment.column + begin, end - begin)
-    return Finding("comment-number", text, span, "one of the two is wrong")
-
-
-def _durations(schedule: Schedule) -> dict[tuple[str, int], list[_Duration]]:
-    """What the durations of each line come to, for every stage that reads it."""
-    found: dict[tuple[str, int], list[_Duration]] = {}
-    for stage in schedule.stages:
-        images = stage.data.train.images
-        for name, _ in DURATIONS:
-            origin, value = stage.origins.get(f"solver.{name}"), getattr(stage.solver, name, None)
-            values = value if isinstance(value, tuple) else (value,)
-            if origin is None or origin.span is None or not values or values[0] is None:
-                continue
-            lengths = [epochs(v, images, stage.solver.batch_size) for v in values]
-            in_epochs = _IN_EPOCHS.findall(origin.text)
-            lengths += [float(number.rstrip("fF")) for _, number in in_epochs]
-            duration = _Duration(in_epochs[0][0] if in_epochs else name, tuple(values), tuple(lengths))
-            found.setdefault((origin.span.path, origin.span.line), []).append(duration)
-    return found
-
-
-def _agrees(said: re.Match[str], duration: _Duration) -> bool:
-    low, high = (_number(said[name] or said["low"]) for name in ("low", "high"))
-    values = duration.epochs if said["unit"].lower().startswith("ep") else duration.iterations
-    slack = [rounding + (_ABOUT * number if said["about"] else 0.0) for number, rounding in (low, high)]
-    return any(low[0] - slack[0] <= value <= high[0] + slack[1] for value in values)
-
-
-def _number(text: str) -> tuple[float, float]:
-    """A number as it is written, and half of its last digit's place."""
-    return float(text.replace(",", "")), 0.5000001 * 10.0 ** -len(text.partition(".")[2])
 
 
 def unsaved_work(schedule: Schedule) -> Iterator[Finding]:
@@ -161,6 +71,8 @@ def unread_field(schedule: Schedule) -> Iterator[Finding]:
             why = field.why if field.why.startswith(":") else f",{field.why}"
             text = f"`{field.name}` is not read in stage `{stage.name}`{why}"
             yield Finding("unread-field", text, field.span, "take it out, or is another policy or type meant?")
+        for text in unread_rules(stage):
+            yield Finding("unread-field", f"{text} in stage `{stage.name}`", place_of(stage, "param"), "take it out")
 
 
 def doubtful_value(schedule: Schedule) -> Iterator[Finding]:
@@ -260,15 +172,15 @@ def _jump(
 
 
 def warmup_start(schedule: Schedule) -> Iterator[Finding]:
-    """A warm-up that leads down to base_lr, or such a first half of `one_cycle`."""
+    """A warm-up that leads down to base_lr."""
     for stage in schedule.stages:
         solver = stage.solver
-        cycle = solver.lr_policy == "one_cycle"
-        for field, read in (("warmup_start_lr", solver.warmup_iter > 0), ("start_lr", cycle)):
-            start = getattr(solver, field)
-            if read and start > solver.base_lr:
-                text = f"the warm-up of stage `{stage.name}` starts above where it leads: {start:.4g} -> {solver.base_lr:.4g}"
-                yield Finding("warmup-start", text, place_of(stage, field), "are the two swapped?")
+        start = solver.warmup_start_lr
+        if solver.warmup_iter and start > solver.base_lr:
+            text = (
+                f"the warm-up of stage `{stage.name}` starts above where it leads: {start:.4g} -> {solver.base_lr:.4g}"
+            )
+            yield Finding("warmup-start", text, place_of(stage, "warmup_start_lr"), "are the two swapped?")
 
 
 def zero_parent(schedule: Schedule) -> Iterator[Finding]:
@@ -305,6 +217,14 @@ def never_reached(schedule: Schedule) -> Iterator[Finding]:
             stage, field, places = found[0]
             text = f"`{field}` {places[min(common)]:g} is never reached: the policy of stage `{stage.name}` ends at {policy_end(stage)}"
             yield Finding("never-reached", text, span, "were `max_iter` or `batch_size` changed without it?")
+    for stage in schedule.stages:
+        transform, last = stage.solver.transform, crop_size(stage.solver, stage.solver.max_iter - 1)
+        if last != transform.crop_size:
+            text = (
+                f"`crop_size` {transform.crop_size} of stage `{stage.name}` is never reached: it ends at {last} pixels"
+            )
+            span = place_of(stage, "transform_param.crop_size_ramp_param.end_epoch")
+            yield Finding("never-reached", text, span, "was the stage made shorter than its ramp?")
 
 
 def _turns(solver: Solver) -> tuple[str, list[float]] | None:
@@ -338,7 +258,7 @@ def ends_at_zero(schedule: Schedule, stage: Stage) -> bool:
 def peak(solver: Solver) -> float:
     """The stage's highest rate, as far as a hundred places show, the end of its warm-up and its knots among them."""
     rate, last = learning_rate(solver), solver.max_iter - 1
-    places = {last * n // _SAMPLES for n in range(_SAMPLES + 1)} | {warm_up_end(solver), solver.peak_iter or 0}
+    places = {last * n // _SAMPLES for n in range(_SAMPLES + 1)} | {warm_up_end(solver)}
     places |= {round(knot.iter) for knot in solver.knot}
     return max(rate(place) for place in places if 0 <= place <= last)
 
@@ -463,11 +383,13 @@ RULES: dict[str, Rule] = {
     "warmup-start": Rule(warmup_start, "a warm-up starts above base_lr"),
     "warmup-cut": Rule(warm_up_cut, "a decay that has come down before the warm-up ends"),
     "zero-parent": Rule(zero_parent, "a stage goes up again from a parent whose rate has come down to zero"),
-    "never-reached": Rule(never_reached, "a step or a knot of the learning rate lies beyond the stage's end"),
+    "never-reached": Rule(
+        never_reached,
+        "a step or a knot of the learning rate, or the end of a ramp of crop_size, lies beyond the stage's end",
+    ),
     "lr-batch": Rule(lr_batch, "a large batch whose learning rate is far from those of published runs"),
     "decay-on-norm": Rule(decay_on_norm, "a large batch with weight decay on BatchNorm"),
     "batch-images": Rule(batch_images, "an update of more images than there are"),
-    "comment-number": Rule(comment_number, "a comment that gives another length than the line it stands in"),
     "unsaved-work": Rule(unsaved_work, "a kill costs much, since snapshots are far apart"),
     "unread-field": Rule(unread_field, "a field that the policy, or the type, of no stage that has it reads"),
     "doubtful-value": Rule(

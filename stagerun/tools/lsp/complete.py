@@ -22,7 +22,6 @@ FILES = {
     "Model.name": (".py",),
     "WeightsParameter.file": _WEIGHTS,
     "Solver.solverstate": (".solverstate", ".solverstate.h5"),
-    "Solver.sampling_file": (".txt",),
 }
 
 

@@ -1,20 +1,15 @@
-"""Stages, files and inherited values: where what stands at a place is defined, and how a stage gets another name. Pure, but for `exists`."""
+"""Stages, files and inherited values: where what stands at a place is defined. Pure, but for `exists`."""
 
 import posixpath
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from google.protobuf.descriptor import Descriptor
-
-from stagerun.base.errors import Span, UsageError
-from stagerun.language import stage_nodes
-from stagerun.language.lexer import Kind, Token
+from stagerun.base.errors import Span
 from stagerun.language.resolve import SCHEDULE_FILE
-from stagerun.language.tree import SCHEDULE
 from stagerun.tools.lsp.complete import FILES, STAGES, full_name
-from stagerun.tools.lsp.folder import Folder, look
+from stagerun.tools.lsp.folder import Folder
 from stagerun.tools.lsp.hover import asked, stage_at
-from stagerun.tools.lsp.place import Place, Text, fields_in, place_at, text_in
+from stagerun.tools.lsp.place import Place, Text, text_in
 from stagerun.tools.plan.history import history
 
 
@@ -62,94 +57,7 @@ def _inherited(folder: Folder, path: str, text: Text, place: Place) -> Span | No
     return spans[own - 1] if own else None
 
 
-# -- renaming a stage
-
-
-@dataclass(frozen=True, slots=True)
-class _Word:
-    """A text in quotes that names a stage, and in `StageEntry.name` `defines` it."""
-
-    path: str
-    token: Token
-    name: str
-    defines: bool
-
-
-def stage_named(place: Place | None) -> str:
-    """The stage whose name stands there; ''."""
-    if place is None or place.field is None or place.is_name or place.token is None:
-        return ""
-    known = full_name(place.field) in ("StageEntry.name", *STAGES)
-    return text_in(place.token).partition("@")[0] if known else ""
-
-
-def renamed(folder: Folder, texts: Mapping[str, Text], old: str, new: str) -> dict[str, list[Edit]]:
-    """What to change in which file, by the files' paths. `texts`: those of the folder. UsageError where that can't be done."""
-    if folder.schedule is None:
-        raise UsageError("the schedule has mistakes: mend them first")
-    words = [word for path, text in texts.items() for word in _words(path, text, folder.kind(path))]
-    if not any(word.defines and word.name == old for word in words):
-        raise UsageError(f"`{old}` is not the name of one `stage` block: its parts come from several names")
-    first = posixpath.join(folder.path, SCHEDULE_FILE)
-    before = [(node.name, node.group) for node in folder.nodes()]
-    names = {old: new}
-    for _ in before:  # the name of a stage may be part of those that start from it
-        edits = _edits(folder, texts, words, names)
-        text = changed_text(texts[first].text, edits.get(first, []))
-        after = [(node.name, node.group) for node in stage_nodes(text)]
-        if len(after) != len(before):
-            break
-        pairs = zip(before, after, strict=True)
-        made = {a: b for was, now in pairs for a, b in zip(was, now, strict=True) if a and b and a != b}
-        if made == names:
-            break
-        names = made | {old: new}
-    changed = {path: changed_text(text.text, edits.get(path, [])) for path, text in texts.items()}
-    found = look(folder.path, {**folder.typed, **changed})
-    if found.schedule is None:
-        raise UsageError(f"that would be a mistake: {found.mistakes[0].message}")
-    if [one.identity for one in found.schedule.stages] != [one.identity for one in folder.schedule.stages]:
-        raise UsageError("that would change what is trained")
-    return edits
-
-
 def changed_text(text: str, edits: list[Edit]) -> str:
     for edit in sorted(edits, key=lambda one: one.first, reverse=True):
         text = text[: edit.first] + edit.text + text[edit.last :]
     return text
-
-
-def _words(path: str, text: Text, kind: Descriptor | None) -> Iterator[_Word]:
-    for token in text.tokens() if kind is not None else ():
-        if token.kind is Kind.STRING:
-            place = place_at(text, kind, text.of(token)[0] + 1)
-            if name := stage_named(place):
-                assert place is not None and place.field is not None
-                yield _Word(path, token, name, full_name(place.field) == "StageEntry.name")
-
-
-def _edits(
-    folder: Folder, texts: Mapping[str, Text], words: list[_Word], names: Mapping[str, str]
-) -> dict[str, list[Edit]]:
-    """A stage whose file is found by its name gets a `solver`."""
-    own_file = {n.group or n.name for n in folder.nodes() if n.file == f"{n.group or n.name}.prototxt"}
-    written = {path for path, _ in (folder.schedule.files if folder.schedule is not None else ())}
-    edits: dict[str, list[Edit]] = {}
-    for word in words:
-        new = names.get(word.name)
-        if new is None:
-            continue
-        first = texts[word.path].of(word.token)[0] + 1
-        edits.setdefault(word.path, []).append(Edit(first, first + len(word.name), new))
-        file = f"{word.name}.prototxt"
-        implicit = word.defines and word.name in own_file and not _says_solver(texts[word.path], first)
-        if implicit and posixpath.join(folder.path, file) in written:
-            last = texts[word.path].of(word.token)[1]
-            edits[word.path].append(Edit(last, last, f' solver: "{file}"'))
-    return edits
-
-
-def _says_solver(text: Text, offset: int) -> bool:
-    """Whether the stage whose name stands there names its file."""
-    place = place_at(text, SCHEDULE, offset)
-    return place is not None and any(name.text == "solver" for name, _ in fields_in(text.tokens(), place.around[-1]))

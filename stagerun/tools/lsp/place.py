@@ -216,15 +216,3 @@ def text_in(token: Token | None) -> str:
     if token is None or token.kind is not Kind.STRING:
         return ""
     return token.text[1:].removesuffix(token.text[0])
-
-
-def folds(text: Text) -> Iterator[tuple[int, int]]:
-    """(first, last) line of what braces and brackets hold over several lines, from 0."""
-    opened: list[int] = []
-    for token in text.tokens():
-        if token.kind is Kind.MARK and token.text in (*_OPENING, "["):
-            opened.append(text.position(text.of(token)[0])[0])
-        elif token.kind is Kind.MARK and token.text in (*_CLOSING, "]") and opened:
-            first, last = opened.pop(), text.position(text.of(token)[0])[0]
-            if last > first + 1:
-                yield first, last - 1

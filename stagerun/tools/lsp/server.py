@@ -5,18 +5,15 @@ import sys
 from typing import Any
 
 from lsprotocol import types as lsp
-from pygls.exceptions import JsonRpcException
 
-from stagerun.base.errors import Problems, Span, UsageError
+from stagerun.base.errors import Problems, Span
 from stagerun.command.stage_words import names_of
 from stagerun.language.parse import parse
 from stagerun.tools.fmt.style import formatted
 from stagerun.tools.lsp.actions import fix
 from stagerun.tools.lsp.complete import proposals
-from stagerun.tools.lsp.hints import beside
 from stagerun.tools.lsp.hover import hover_text
-from stagerun.tools.lsp.names import Edit, definition_of, renamed, stage_named
-from stagerun.tools.lsp.place import folds
+from stagerun.tools.lsp.names import Edit, definition_of
 from stagerun.tools.lsp.session import DELAY_S, Server, offsets_range, path_of, said, span_range, text_edit
 
 _KINDS = {
@@ -117,32 +114,6 @@ def definition(params: lsp.DefinitionParams) -> lsp.Location | None:
     return lsp.Location(server.uri(span.path), span_range(server.text(span.path), span))
 
 
-@server.feature(lsp.TEXT_DOCUMENT_PREPARE_RENAME)
-def prepare_rename(params: lsp.PrepareRenameParams) -> lsp.Range | None:
-    here = server.here(params)
-    name = stage_named(here.place) if here is not None else ""
-    if here is None or not name or here.place.token is None:
-        return None
-    first = here.text.of(here.place.token)[0] + 1
-    return offsets_range(here.text, first, first + len(name))
-
-
-@server.feature(lsp.TEXT_DOCUMENT_RENAME, lsp.RenameOptions(prepare_provider=True))
-def rename(params: lsp.RenameParams) -> lsp.WorkspaceEdit | None:
-    here = server.here(params)
-    old = stage_named(here.place) if here is not None else ""
-    if here is None or not old:
-        return None
-    folder = here.folder
-    texts = {path: server.text(path) for path in (os.path.join(folder.path, name) for name in folder.kinds)}
-    try:
-        edits = renamed(folder, texts, old, params.new_name)
-    except UsageError as error:
-        raise JsonRpcException(error.message, lsp.LSPErrorCodes.RequestFailed.value) from None
-    changes = {server.uri(path): [text_edit(texts[path], one) for one in found] for path, found in edits.items()}
-    return lsp.WorkspaceEdit(changes)
-
-
 @server.feature(lsp.TEXT_DOCUMENT_CODE_ACTION, lsp.CodeActionOptions([lsp.CodeActionKind.QuickFix]))
 def code_action(params: lsp.CodeActionParams) -> list[lsp.CodeAction]:
     path = path_of(params.text_document.uri)
@@ -161,19 +132,3 @@ def code_action(params: lsp.CodeActionParams) -> list[lsp.CodeAction]:
             edit = server.edits(path, [mended.edit])
             found.append(lsp.CodeAction(mended.title, lsp.CodeActionKind.QuickFix, [diagnostic], edit=edit))
     return found
-
-
-@server.feature(lsp.TEXT_DOCUMENT_INLAY_HINT)
-def inlay_hint(params: lsp.InlayHintParams) -> list[lsp.InlayHint]:
-    path = path_of(params.text_document.uri)
-    folder, text = server.folder(path), server.text(path)
-    if folder is None or folder.schedule is None:
-        return []
-    ends = [(text.position(text.ends(one.span)[1]), one.text) for one in beside(folder.schedule, path)]
-    shown = [one for one in ends if params.range.start.line <= one[0][0] <= params.range.end.line]
-    return [lsp.InlayHint(lsp.Position(*place), said, padding_left=True) for place, said in shown]
-
-
-@server.feature(lsp.TEXT_DOCUMENT_FOLDING_RANGE)
-def folding(params: lsp.FoldingRangeParams) -> list[lsp.FoldingRange]:
-    return [lsp.FoldingRange(first, last) for first, last in folds(server.text(path_of(params.text_document.uri)))]

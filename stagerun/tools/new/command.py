@@ -122,7 +122,7 @@ def new_schedule(out: str, base: str, train: str, val: str) -> None:
         tell("note: images of many sizes: training cuts out and resizes a part at random, an evaluation the midst")
     word = shlex.quote(out)
     rows = [
-        (f"  stagerun plan {word} --plot", "what will run, and its learning rate"),
+        (f"  stagerun plan {word} --plot lr.svg", "what will run, and its learning rate"),
         (f"  stagerun rehearse {word}", "a few iterations of every stage, and how long the run will take"),
         (f"  stagerun run {word}", "trains; the same command goes on after anything"),
     ]
@@ -232,8 +232,7 @@ def _size(size: tuple[int, int]) -> str:
 
 _OF_MIXED = 64  # the most pixels of a side to which `new` crops images of many sizes
 
-# Not the updates that a rate is ahead by, however long the stage.
-_EPOCHS = {iterations: epochs for iterations, epochs in DURATIONS if iterations != "policy_start_iter"}
+_EPOCHS = dict(DURATIONS)
 _START = re.compile(r'"([\w-]+)@(\d+)(?:\.\.(\d+)/(\d+))?"')  # "trunk@15000", or the members "trunk@6000..8000/500"
 _LENGTH = re.compile(r"[:,;][^:,;]*\d[\d,.]* updates?\b.*")  # `: 7800 updates, 25 epochs`
 

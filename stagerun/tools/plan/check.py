@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 
 from stagerun.base.errors import ExitCode, Problem, StagerunError
-from stagerun.base.recipe import ABSENT, CODE, Given, Schedule, Source, Stage
+from stagerun.base.recipe import ABSENT, CODE, Schedule, Source, Stage, Weights
 from stagerun.base.text import count, listed
 from stagerun.command.ending import show, tell
 from stagerun.command.options import command, flag
@@ -34,7 +34,7 @@ def check(
     changes = (line for stage in schedule.stages if (line := network_change(schedule, stage)))
     tell("\n".join(f"note: {line}" for line in (*merged(schedule), *missing_data(schedule), *weights, *changes)))
     findings = tell_findings(schedule, strict)
-    found = [(s, g) for s in schedule.stages if s.enabled for g in s.solver.given if _sought(g) is None]
+    found = [s for s in schedule.stages if s.enabled and s.solver.start is not None and _sought(s.solver.start) is None]
     if found or any(stage.enabled and stage.solver.freeze for stage in schedule.stages):
         from stagerun.train.given import require_fitting  # torch, which takes a second, only where a network matters
 
@@ -51,7 +51,7 @@ def check(
 
 
 def merged(schedule: Schedule) -> Iterator[str]:
-    """A sentence on messages of stages that replaced those of the schedule before 1.0, and merge with them now; none where a
+    """A sentence on messages of stages that replaced those of the schedule in earlier versions, and merge with them now; none where a
     `clear` shows that the schedule was written for that."""
     if any("clear:" in text for _, text in schedule.files):
         return
@@ -69,7 +69,7 @@ def merged(schedule: Schedule) -> Iterator[str]:
         }
     if found:
         names = listed(list(found))
-        yield f"{names}: what isn't written there is inherited, which it was not before 1.0; `clear` takes a field away"
+        yield f"{names}: what isn't written there is inherited now; before, the whole message was replaced. `clear` takes a field away"
 
 
 def missing_data(schedule: Schedule) -> Iterator[str]:
@@ -81,22 +81,20 @@ def missing_data(schedule: Schedule) -> Iterator[str]:
 
 def missing_weights(stages: Iterable[Stage]) -> Iterator[str]:
     """A sentence for each file of weights of these stages that isn't on this machine, which may be a login node."""
-    return (
-        _missing(stage, given, error) for stage in stages for given in stage.solver.given if (error := _sought(given))
-    )
+    for stage in stages:
+        weights = stage.solver.start
+        if weights is not None and (error := _sought(weights)) is not None:
+            hint = f"; {error.hint}" if error.hint else ""
+            field = stage.solver.start_field.removeprefix("solver.")
+            yield f"{stage.name}.{field}: {error.message}: `run` will refuse this{hint}"
 
 
-def _sought(given: Given) -> StagerunError | None:
+def _sought(weights: Weights) -> StagerunError | None:
     try:
-        find(given.weights)
+        find(weights)
     except StagerunError as error:
         return error
     return None
-
-
-def _missing(stage: Stage, given: Given, error: StagerunError) -> str:
-    hint = f"; {error.hint}" if error.hint else ""
-    return f"{stage.name}.{given.place.removeprefix('solver.')}: {error.message}: `run` will refuse this{hint}"
 
 
 def field_in(schedule: Schedule, stage: Stage, field: str) -> str:

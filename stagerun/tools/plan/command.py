@@ -37,6 +37,7 @@ from stagerun.system import signals
 from stagerun.system.files import writing
 from stagerun.system.image_folder import is_class_folder
 from stagerun.system.imports import is_there
+from stagerun.tools.lint import lint
 from stagerun.tools.plan import plot
 from stagerun.tools.plan.check import field_in, missing_data, missing_weights, named_sources
 from stagerun.train import results
@@ -117,6 +118,7 @@ def plan(options: PlanOptions) -> None:
         *results_remark(planned, target),
         *choices_remark(planned, target),
         *place_remark(target),
+        *(f"{found.message} ({found.span}) [{found.id}]" for found in lint(schedule)),
     ]
     more = beside(planned, target, options.images_per_second, options.allocation)
     if options.weights:
@@ -149,8 +151,6 @@ def remarks(plan: Plan) -> list[str]:
     found += [
         f"snapshots of `{name}` count for no stage of this schedule, and are left alone" for name in plan.unclaimed
     ]
-    if not plan.schedule.validation_sets:
-        found.append("no data.val: nothing will be evaluated")
     unsaved = [s.stage.name for s in plan.stages if not s.stage.solver.snapshot and s.state is not State.DISABLED]
     if unsaved:
         more = len(unsaved) - _NAMED

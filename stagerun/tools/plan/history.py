@@ -1,5 +1,4 @@
-"""What the layers say of one field of a stage: the value that counts and those that it replaced; and what the schedule says of a
-stage or an ensemble itself. Pure.
+"""What the layers say of one field of a stage or the schedule: the value that counts and those that it replaced. Pure.
 
 Reads the files of a schedule that has no mistakes a second time, so that reading one keeps no more than what counts.
 """
@@ -14,7 +13,7 @@ from stagerun.language import override, stages
 from stagerun.language.layers import partner
 from stagerun.language.parse import parse
 from stagerun.language.stages import Node
-from stagerun.language.tree import SCHEDULE, SOLVER, Block, Entry, Value, is_message, quoted
+from stagerun.language.tree import SCHEDULE, SOLVER, Block, Entry, is_message
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,59 +63,6 @@ def history(schedule: recipe.Schedule, overrides: Sequence[str], stage: str | No
         words = key.split(".")[1:]
     said = [one for layer in layers for one in _said(layer, words)]
     return tuple(Said(layer, name, value, span, ignored.line(span)) for layer, name, value, span in said)
-
-
-def of_stage_entry(schedule: recipe.Schedule, stage: str, field: str) -> Said | None:
-    """What the block of a stage says in schedule.prototxt: its `from`, `solver`, `solver_param`, `enabled`, `name`, or its entry of
-    `sweep`. None where it says nothing."""
-    ignored = Problems()
-    root = parse(*schedule.files[0], SCHEDULE, ignored)
-    node = next(n for n in stages.nodes(root, ignored) if n.name == stage)
-    block = next(b for b in root.blocks("stage") if _name(b) == (node.group or node.name))
-
-    def said(text: str, span: Span) -> Said:
-        return Said("schedule", field, text, span, ignored.line(span))
-
-    if field == "name":
-        return said(quoted(node.name), node.place)
-    if field == "from" and node.parent_place is not None:
-        start = node.average or (node.parent or "") + (f"@{node.parent_iter}" if node.parent_iter is not None else "")
-        return said(quoted(start), node.parent_place)
-    if field in ("solver", "solver_param") and node.solver is not None:
-        text = _block(node.solver) if field == "solver_param" else "none"
-        return said(text, block.entries["solver_param"].name)
-    if field == "sweep" and node.sweep is not None:
-        return said(_block(node.sweep), node.place)
-    entry = block.entries.get(field) if field in ("solver", "enabled") else None
-    return said(entry.values[0].text, entry.place) if entry is not None else None
-
-
-def of_ensemble(schedule: recipe.Schedule, overrides: Sequence[str], ensemble: str, field: str) -> Said | None:
-    """What the block of an ensemble says. None where it says nothing."""
-    ignored = Problems()
-    root, layer = parse(*schedule.files[0], SCHEDULE, ignored), "schedule"
-    for change in override.read(overrides, [stage.name for stage in schedule.stages], ignored):
-        if change.stage is None and not change.path and "ensemble" in change.leaf.entries:
-            root, layer = change.leaf, "--set"
-    entry = next(b for b in root.blocks("ensemble") if _name(b) == ensemble).entries.get(field)
-    return Said(layer, field, _written(entry), entry.place, ignored.line(entry.place)) if entry is not None else None
-
-
-def _name(block: Block) -> object:
-    return block.entries["name"].values[0].value
-
-
-def _block(block: Block) -> str:
-    """`{ base_lr: 0.1 clear: ["momentum"] }`"""
-
-    def text(value: Value) -> str:
-        return _block(value.value) if isinstance(value.value, Block) else value.text
-
-    parts = []
-    for name, entry in block.entries.items():
-        texts = [text(value) for value in entry.values]
-        parts.append(f"{name}: {texts[0] if len(texts) == 1 else '[' + ', '.join(texts) + ']'}")
-    return "{ " + " ".join(parts) + " }" if parts else "{ }"
 
 
 def _of_stage(node: Node, root: Block, file: Block, changes: Sequence[override.Override]) -> Iterator[_Layer]:

@@ -6,21 +6,24 @@ from dataclasses import dataclass, replace
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from stagerun.base.errors import Problem, Problems, UsageError, listing, nearest
-from stagerun.base.recipe import CODE, Ensemble, Origin, Schedule, Solver, Stage
+from stagerun.base.recipe import CODE, Origin, Schedule, Solver, Stage
 from stagerun.base.text import columns
 from stagerun.language import tree
 from stagerun.language.layers import LMDB, NET, pairs
-from stagerun.language.tree import SCHEDULE, SOLVER, SOURCE, is_message, quoted
+from stagerun.language.tree import SCHEDULE, SOLVER, SOURCE, is_message
 from stagerun.language.values import NONE, at_default, leaves, own_images, shown, text
 from stagerun.manual.fields import help_text
 from stagerun.plan.raised import MAX_ITER, what_end_differs
-from stagerun.tools.plan.history import Said, history, of_ensemble, of_stage_entry
+from stagerun.tools.plan.history import Said, history
 from stagerun.train.progress import RECIPE
 
-STAGE_ENTRY: Descriptor = SCHEDULE.fields_by_name["stage"].message_type
-ENSEMBLE: Descriptor = SCHEDULE.fields_by_name["ensemble"].message_type
+_KINDS = SCHEDULE.file.message_types_by_name.values()
+# Retired fields, which older snapshots have at a default.
+_GONE = {field.name for kind in _KINDS for field in kind.fields} - {
+    f.name for kind in _KINDS for f in tree.fields(kind)
+}
 # Fields of a stage's block in the schedule, none of which Solver has.
-_ENTRY = frozenset(STAGE_ENTRY.fields_by_name) - frozenset(SOLVER.fields_by_name)
+_ENTRY = frozenset(SCHEDULE.fields_by_name["stage"].message_type.fields_by_name) - frozenset(SOLVER.fields_by_name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +41,8 @@ class Asked:
 def explained(schedule: Schedule, name: str, overrides: Sequence[str] = ()) -> str:
     """Return the value of `name`, the line it stands in, what it replaced, and the manual's word on it. UsageError.
 
-    `name` is STAGE.FIELD, STAGE for all its fields, FIELD for that field of every stage, or a field of the schedule; ENSEMBLE and
-    ENSEMBLE.FIELD likewise. `overrides` are those that the schedule was read with.
+    `name` is STAGE.FIELD, STAGE for all its fields, FIELD for that field of every stage, or a field of the schedule. `overrides` are
+    those that the schedule was read with.
     """
     first, *words = name.split(".")
     group = [s for s in schedule.stages if s.group == first]
@@ -48,41 +51,27 @@ def explained(schedule: Schedule, name: str, overrides: Sequence[str] = ()) -> s
     stage = next((s for s in schedule.stages if s.name == first), None)
     if stage is not None and not words:
         return _stage_table(schedule, stage)
-    ensemble = next((e for e in schedule.ensembles if e.name == first), None)
-    if ensemble is not None:
-        return ensemble_text(schedule, overrides, ensemble, _follow(ENSEMBLE, words))
-    if (stage is not None or group) and words[0] in _ENTRY:
-        (field,) = _follow(STAGE_ENTRY, words)
-        return entry_text(schedule, stage, field) if stage is not None else of_entries(schedule, group, field)
-    if stage is not None:
+    if stage is not None and words[0] not in _ENTRY:
         return _one(schedule, Asked(stage, _follow(SOLVER, words)), overrides)
-    if group:
+    if group and words[0] not in _ENTRY:
         return _of_several(schedule, group, _follow(SOLVER, words))
     return _shared(schedule, first, words, overrides)
 
 
 def _shared(schedule: Schedule, first: str, words: Sequence[str], overrides: Sequence[str]) -> str:
-    """A field of every stage, of every ensemble, or of the schedule itself."""
-    if first == "stage" and words and words[0] in _ENTRY:
-        return of_entries(schedule, schedule.stages, *_follow(STAGE_ENTRY, words))
-    if first in _ENTRY and first not in SCHEDULE.fields_by_name:
-        return of_entries(schedule, schedule.stages, *_follow(STAGE_ENTRY, [first, *words]))
-    if first == "ensemble" and words and schedule.ensembles:
-        return of_ensembles(schedule, overrides, *_follow(ENSEMBLE, words))
-    if first in ("solver", "stage") and words:
+    """A field of every stage, or of the schedule itself."""
+    if first in ("solver", "stage") and words and words[0] not in _ENTRY:
         return _of_several(schedule, schedule.stages, _follow(SOLVER, words))
     if first in SOLVER.fields_by_name and first not in SCHEDULE.fields_by_name:
         return _of_several(schedule, schedule.stages, _follow(SOLVER, [first, *words]))
+    entries = {*(s.name for s in schedule.stages), *(s.group for s in schedule.stages), "stage", "solver", *_ENTRY}
+    ensembles = {*(one.name for one in schedule.ensembles), "ensemble"}
+    if first in entries | ensembles and first != "name":
+        kind = "Ensemble" if first in ensembles else "StageEntry"
+        text = f"`{'.'.join([first, *words])}` stands in schedule.prototxt alone, where nothing overrides it"
+        raise UsageError(text, f"`stagerun help {kind}` says what it means; or name STAGE.FIELD")
     if first not in SCHEDULE.fields_by_name:
         _unknown(schedule, first)
-    if first in ("stage", "solver"):
-        names = listing([s.name for s in schedule.stages])
-        raise UsageError(f"`{first}` is not a setting by itself", f"name a stage, {names}, or one of its fields")
-    if first == "ensemble":
-        if not schedule.ensembles:
-            raise UsageError("the schedule has no ensemble", "`stagerun help Ensemble` says what one is")
-        names = listing([e.name for e in schedule.ensembles])
-        raise UsageError("`ensemble` is not a setting by itself", f"name one, {names}, or one of their fields")
     return _one(schedule, Asked(None, _follow(SCHEDULE, [first, *words])), overrides)
 
 
@@ -155,7 +144,9 @@ def _head(schedule: Schedule, asked: Asked) -> str:
 def _values(schedule: Schedule, stage: Stage | None) -> Iterator[tuple[str, str]]:
     """Every field and its text, in the order of the recipe."""
     if stage is not None:
-        yield from leaves(stage.solver, "solver")
+        yield from (
+            (key, value) for key, value in leaves(stage.solver, "solver") if key.rpartition(".")[2] not in _GONE
+        )
         if (images := own_images(stage.data, schedule.data)) is not None:
             yield from leaves(images, "solver.data")
         origin = stage.origins.get("solver.base_lr_batch")
@@ -190,7 +181,8 @@ def _course(schedule: Schedule, asked: Asked, said: Sequence[Said]) -> Iterator[
         elif not one.text and one.name != name:
             message = f"`{one.name}` is set {where}, without `{name}`"
         else:
-            message = f"set {where}" if number == 0 else f"replaced: set {where}"
+            below = "merged into that" if is_message(asked.fields[-1]) else "replaced"
+            message = f"set {where}" if number == 0 else f"{below}: set {where}"
         yield Problem(message, one.span, one.source).render()
 
 
@@ -299,87 +291,3 @@ def _of_several(schedule: Schedule, stages: Sequence[Stage], fields: tuple[Field
         rows.append((stage.name, cell, _place(_origin(stage, asked.key))))
     field = fields[-1]
     return "\n\n".join(["\n".join(columns(rows)), help_text(f"{field.containing_type.name}.{field.name}")])
-
-
-def entry_text(schedule: Schedule, stage: Stage, field: FieldDescriptor) -> str:
-    """A field of a stage's block: its value, its place, and its manual entry."""
-    said = of_stage_entry(schedule, stage.name, field.name)
-    blocks = [
-        f"{stage.name}.{field.name}   {_entry(stage, field.name, said)}",
-        *_entry_place(said, _entry_default(stage, field.name)),
-    ]
-    if field.name == "enabled" and not stage.enabled and (said is None or said.text != "false"):
-        blocks.append(f"not enabled, since {stage.parent}, which it starts from, is not")
-    return "\n\n".join([*blocks, _manual(field)])
-
-
-def of_entries(schedule: Schedule, stages: Sequence[Stage], field: FieldDescriptor) -> str:
-    """The field in each of the stages, then its manual entry."""
-    rows = [("stage", field.name, "written in")]
-    for stage in stages:
-        said = of_stage_entry(schedule, stage.name, field.name)
-        rows.append((stage.name, _entry(stage, field.name, said), _short(said)))
-    return "\n\n".join(["\n".join(columns(rows)), _manual(field)])
-
-
-def _entry(stage: Stage, name: str, said: Said | None) -> str:
-    if name == "from":
-        return quoted(stage.starts_from) + ("" if stage.parent else " (fresh weights)")
-    if name == "enabled":
-        return text(stage.enabled)
-    if name == "solver" and said is None:
-        return quoted(f"{stage.group or stage.name}.prototxt")
-    return said.text if said is not None else NONE
-
-
-def _entry_default(stage: Stage, name: str) -> str:
-    if name == "from":
-        return "a default: the stage above" if stage.parent else "a default: there is no stage above"
-    return {"solver": "a default: its name in the schedule", "sweep": "not set"}.get(name, "the default")
-
-
-# -- ensembles
-
-
-def ensemble_text(
-    schedule: Schedule, overrides: Sequence[str], ensemble: Ensemble, fields: tuple[FieldDescriptor, ...]
-) -> str:
-    """One field as above, or without any of them a table of all."""
-    if fields:
-        (field,) = fields
-        said = of_ensemble(schedule, overrides, ensemble.name, field.name)
-        head = f"{ensemble.name}.{field.name}   {text(getattr(ensemble, field.name))}"
-        return "\n\n".join([head, *_entry_place(said, "the default"), _manual(field)])
-    rows = [("field", "value", "written in")]
-    for name in ENSEMBLE.fields_by_name:
-        said = of_ensemble(schedule, overrides, ensemble.name, name)
-        rows.append((name, text(getattr(ensemble, name)), _short(said)))
-    return "\n".join([f"{ensemble.name}: an ensemble", "", *columns(rows)])
-
-
-def of_ensembles(schedule: Schedule, overrides: Sequence[str], field: FieldDescriptor) -> str:
-    rows = [("ensemble", field.name, "written in")]
-    for ensemble in schedule.ensembles:
-        said = of_ensemble(schedule, overrides, ensemble.name, field.name)
-        rows.append((ensemble.name, text(getattr(ensemble, field.name)), _short(said)))
-    return "\n\n".join(["\n".join(columns(rows)), _manual(field)])
-
-
-# -- both
-
-
-def _entry_place(said: Said | None, default: str) -> list[str]:
-    if said is None:
-        return [default]
-    where = "on the command line" if said.layer == "--set" else "in the schedule"
-    return [Problem(f"set {where}", said.span, said.source).render()]
-
-
-def _short(said: Said | None) -> str:
-    if said is None:
-        return "default"
-    return "--set" if said.layer == "--set" else f"{said.span.path}:{said.span.line}"
-
-
-def _manual(field: FieldDescriptor) -> str:
-    return help_text(f"{field.containing_type.name}.{field.name}")

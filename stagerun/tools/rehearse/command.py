@@ -86,6 +86,9 @@ class Workers(click.ParamType):  # generic in a newer click alone
         return counts
 
 
+_RATES = 1e-7, 10.0  # of --find-lr
+
+
 @dataclass(frozen=True, slots=True)
 class RehearseOptions:
     folder: Folder
@@ -111,10 +114,10 @@ class RehearseOptions:
         "--find-lr STAGE", "Instead: train from this stage's start at growing rates, and suggest one.", title=FIND_LR
     )
     first_rate: float = option(
-        "--first-rate RATE", "The first rate.", type=FiniteRange(1e-12, 1e6), title=FIND_LR, default=1e-7
+        "--first-rate RATE", "The first rate.", type=FiniteRange(1e-12, 1e6), title=FIND_LR, default=_RATES[0]
     )
     last_rate: float = option(
-        "--last-rate RATE", "The last rate.", type=FiniteRange(1e-12, 1e6), title=FIND_LR, default=10.0
+        "--last-rate RATE", "The last rate.", type=FiniteRange(1e-12, 1e6), title=FIND_LR, default=_RATES[1]
     )
     nproc: Nproc = None
     threads: Threads = None
@@ -168,9 +171,9 @@ def rehearse(options: RehearseOptions, reach: HostOptions) -> int:
     waiting for data. All workers start at once: on this machine, or by a launcher that starts as many as the largest number.
 
     --hosts, with what the run has beside it, says instead which host is missing, slow or different: versions, code, schedule, images, folders,
-    links, the sum of the gradients, and a training step on made-up images, on each host alone and on all together. It leaves nothing behind,
-    and ends with 0 where the hosts are ready, else with the code of the first of these: 64 other versions or code, 65 images missing or not
-    the same, 77 a folder may not be written, 74 no room or no such folder, 78 another schedule, 69 a host or link is missing or slow.
+    links, and a training step on made-up images, on each host alone and on all together. It leaves nothing behind, and ends with 0 where the
+    hosts are ready, else with the code of the first of these: 64 other versions or code, 65 images missing or not the same, 69 a host or link
+    is missing or slow, 74 no room or no such folder, 77 a folder may not be written, 78 another schedule.
 
     --find-lr sweeps the rate over --iters iterations, 100 by default, of the stage's own weights, batch, images, momentum and decay. What it
     starts from must be in OUT; nothing is saved. steepest is where the smoothed loss falls fastest over the logarithm of the rate; minimum/10
@@ -184,6 +187,8 @@ def rehearse(options: RehearseOptions, reach: HostOptions) -> int:
         from stagerun.tools.rehearse.find_lr import find_lr
 
         return find_lr(options)
+    if (options.first_rate, options.last_rate) != _RATES:
+        raise UsageError("--first-rate and --last-rate are for --find-lr", "name a stage: `--find-lr STAGE`")
 
     def job(world: World, stop: StopRequest, watch: Monitored | None) -> int:
         return _compare(options, world, stop) if options.compares else _rehearse(options, world, stop)

@@ -17,17 +17,13 @@ from stagerun.launch.start import Job, joined, start, work
 from stagerun.launch.watch.worker import Monitored
 from stagerun.launch.worker_count import check_workers, devices
 from stagerun.plan import Plan, PlannedStage, State, make_plan
-from stagerun.plan.ensembles import EnsembleState
 from stagerun.plan.planned import label
 from stagerun.schedule import make_knobs
-from stagerun.store import inventory
-from stagerun.store.layout import averages_folder
 from stagerun.system import signals
 from stagerun.system.imports import with_imports
 from stagerun.system.world import World
 from stagerun.tools.rehearse.sweep import Sweep, shown, suggestion, swept, warnings
-from stagerun.train.output import DISK, plan_of
-from stagerun.train.results import planned_ensembles
+from stagerun.train.output import plan_of
 
 if TYPE_CHECKING:
     from stagerun.tools.rehearse.command import RehearseOptions
@@ -80,21 +76,15 @@ def _check(options: "RehearseOptions", schedule: Schedule) -> None:
             f"{_stage(options)}: no stage of {schedule.name} that is enabled has this name",
             nearest(_stage(options), names) or f"there are {listing(names, 'and')}",
         )
+    if (ensemble := schedule.stage(_stage(options)).average) is not None:
+        text = f"--find-lr {_stage(options)}: the stage starts from the average of ensemble `{ensemble}`"
+        raise UsageError(text, f"try the rate on a copy of the stage that starts from a member of `{ensemble}`")
 
 
 def _begin(options: "RehearseOptions", schedule: Schedule) -> PlannedStage:
     """UsageError where what the stage starts from isn't there."""
     out = _out(options, schedule)
-    plan = plan_of(schedule, out)
-    name = schedule.stage(_stage(options)).average
-    made = [e.ensemble.name for e in planned_ensembles(plan, out) if e.state is EnsembleState.DONE]
-    if name is not None and not (name in made and inventory(DISK, averages_folder(out) / name).snapshots):
-        last = [stage.name for stage in schedule.stages if stage.name in dict(schedule.ensemble(name).points)][-1]
-        raise UsageError(
-            f"stage `{_stage(options)}` starts from ensemble `{name}`, and {out} has no average of its members as they are now",
-            f"`stagerun run DIR --until {last}` trains and averages them; or name another --out",
-        )
-    return start_of(plan, _stage(options), str(out))
+    return start_of(plan_of(schedule, out), _stage(options), str(out))
 
 
 def start_of(plan: Plan, name: str, out: str) -> PlannedStage:

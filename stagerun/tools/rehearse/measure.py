@@ -23,10 +23,7 @@ from stagerun.base.events import (
 )
 from stagerun.base.recipe import Schedule
 from stagerun.comm import Comm, gather_json
-from stagerun.data.loaders import training_loader
-from stagerun.data.python_transform import PythonTransform
-from stagerun.data.records import LmdbSource
-from stagerun.plan.estimate import Cost, Figures, PythonCost, mean
+from stagerun.plan.estimate import Cost, Figures, mean
 from stagerun.plan.rehearsal import cost_key, rehearsal, synthetic_images
 from stagerun.store import LocalDisk, inventory
 from stagerun.store.layout import averages_folder
@@ -36,14 +33,13 @@ from stagerun.train.agreement import rank0
 from stagerun.train.images import made_up_images
 from stagerun.train.keeper import Keeper
 from stagerun.train.walk import run
+from stagerun.train.worker import Context
 
 # Where the number of iterations isn't given: at least this many, and as many as take this long for each stage. Short
 # iterations vary much, and the first few are fed by batches made ahead.
 LEAST_ITERS, MOST_ITERS, STAGE_SECONDS = 5, 400, 5.0
 # Iterations of the first stage before it is stopped and resumed.
 BEFORE_STOP = 3
-# Images, and seconds, by which a function of the user's is measured; and images of a batch.
-_IMAGES, _SECONDS, _AT_ONCE = 256, 2.0, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +125,8 @@ def rehearse(
             short = rehearsal(source, iters, comm.size, asked.device_batch, test_inside)
             keeper = _open(short, folder, comm)
             try:
-                for event in run(short, str(folder), comm, world, device, keeper, stop, test_iter):
+                context = Context(short, str(folder), comm, world, device, keeper, stop, final_test_iter=test_iter)
+                for event in run(context):
                     observer(event)
                     if comm.rank == 0:
                         watch(event)
@@ -148,9 +145,8 @@ def rehearse(
         if observer.stopped is not None:
             return None
         average = rank0(comm, lambda: _average_bytes(source, folder))
-        python = rank0(comm, lambda: [asdict(cost) for cost in _python_costs(source)])
         figures = _figures(schedule, asked, observer, comm, world, device)
-        return replace(figures, average_bytes=average, python=tuple(PythonCost(**cost) for cost in python))
+        return replace(figures, average_bytes=average)
 
 
 def _average_bytes(schedule: Schedule, folder: Path) -> int:
@@ -247,26 +243,4 @@ def costs(schedule: Schedule, asked: Rehearsal, observer: Observer, workers: int
             test_batch_size=solver.test_batch_size,
             test_seconds=mean([one_test(t) for m in measured for t in m.tests]),
             start_seconds=mean([s for m in measured for s in m.starts]),
-        )
-
-
-def _python_costs(schedule: Schedule) -> Iterator[PythonCost]:
-    """What each function of `transform_param { python }` takes of a loader thread's time, in the first stage that has it: some hundred images by one thread. UsageError, DataError, StorageError."""
-    done = set()
-    for stage in schedule.stages:
-        name = stage.solver.transform.python
-        if name is None or name in done or not stage.enabled:
-            continue
-        done.add(name)
-        function = PythonTransform(name, schedule.python)
-        loader = training_loader(LmdbSource(schedule.lmdb(stage.data.train)), schedule, stage, python=function)
-        loader.batch(0, _AT_ONCE)  # what is slow the first time
-        images, seconds = function.images, function.seconds
-        began, position = time.perf_counter(), _AT_ONCE
-        while position < _IMAGES and time.perf_counter() - began < _SECONDS:
-            loader.batch(position, _AT_ONCE)
-            position += _AT_ONCE
-        whole, made = time.perf_counter() - began, function.images - images
-        yield PythonCost(
-            name=name, stage=stage.name, seconds=(function.seconds - seconds) / made, loading_seconds=whole / made
         )

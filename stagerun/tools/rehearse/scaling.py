@@ -30,7 +30,7 @@ from stagerun.system.world import World
 from stagerun.train.images import Images, made_up_images
 from stagerun.train.resident import training_batches
 from stagerun.train.stage import make_loop, requests
-from stagerun.train.worker import StageRun, Step, Worker
+from stagerun.train.worker import Context, StageRun
 
 ROUNDS = 3
 # Iterations of a turn that don't count: they are fed by batches made ahead, with the caches full of another turn's data.
@@ -142,13 +142,14 @@ class _Trial:
         state: TrainState,
         stop: Callable[[], bool],
     ) -> None:
-        self.comm = comm.first(workers)
+        self.comm = comm.part(range(workers))
         if self.comm is None:
             return
         self.state = state
         planned = PlannedStage(stage=schedule.stages[0], state=State.FRESH, iter=0, position=0)
-        worker = Worker(schedule, "", self.comm, World(), device, None, stop, images)
-        self.run = StageRun(worker, Step(planned, number=1, iterations_left=0, files=None))
+        context = Context(schedule, "", self.comm, World(), device, None, stop)
+        context.images = images
+        self.run = StageRun(context, planned)
         solver = schedule.stages[0].solver
         if solver.compress is not None and solver.compress.method is Method.AUTO:
             solver = replace(solver, compress=None)  # AUTO chooses in a real run only

@@ -1,7 +1,6 @@
 """The sweep in the workers: the stage's own updates from its own start, at rates that grow."""
 
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,20 +14,16 @@ from stagerun.comm import Comm
 from stagerun.engine.compression import reducer_of
 from stagerun.engine.loop import train
 from stagerun.plan import PlannedStage, State
-from stagerun.plan.counting import points_averaged
 from stagerun.schedule import make_knobs
-from stagerun.store.layout import averages_folder
 from stagerun.system.world import World
 from stagerun.tools.rehearse.sweep import Point, Smoothing, rate
 from stagerun.train.agreement import rank0
-from stagerun.train.images import Images
 from stagerun.train.output import DISK
-from stagerun.train.progress import STATE, WEIGHTS
 from stagerun.train.resident import training_batches
 from stagerun.train.stage import make_loop, requests
 from stagerun.train.stage_start import restored, take_up_residual
-from stagerun.train.stored import most_bytes, most_for
-from stagerun.train.worker import StageRun, Step, Worker
+from stagerun.train.stored import most_for
+from stagerun.train.worker import Context, StageRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +58,16 @@ def sweep(
     begins_at, begins = rank0(comm, begin)
     start, files = (found[0][0].start, found[0][1]) if found else (None, None)
     planned = PlannedStage(stage=cut.stages[0], state=State.FRESH, iter=0, position=begins_at, start=start)
-    with closing(Images(cut, device)) as images:
+    context = Context(cut, out, comm, world, device, None, stop)
+    with context.open_images() as images:
         for _ in images.open(comm, world, stop):
             pass
         images.preflight(comm)
-        run = StageRun(Worker(cut, out, comm, world, device, None, stop, images), Step(planned, 1, 0, files))
+        run = StageRun(context, planned, files=files)
         smoothing = Smoothing()
         first = make_knobs(schedule.stage(cut.stages[0].name).solver)(begins)
         ended = _sweep(run, asked, first, smoothing, watch)
-    average = schedule.stage(cut.stages[0].name).average
-    return smoothing.points, _began(planned, begins) if average is None else f"ensemble {average}", ended
+    return smoothing.points, _began(planned, begins), ended
 
 
 def _began(planned: PlannedStage, begins: int) -> str:
@@ -86,17 +81,8 @@ def _began(planned: PlannedStage, begins: int) -> str:
 
 
 def _files(schedule: Schedule, planned: PlannedStage, out: Path) -> dict[str, bytes] | None:
-    """The verified files of the snapshot that the stage starts from, of an average its weights and the images of the member named last;
-    None from the seed."""
-    if planned.start is None:
-        return None
-    files = store.read(DISK, out, planned.start, most_for(schedule, planned))
-    if planned.stage.average is None:
-        return files
-    root = averages_folder(out) / planned.stage.average
-    made, (first, _) = store.inventory(DISK, root).snapshots[-1], points_averaged(schedule, planned.stage)[0]
-    most = most_bytes(schedule.stage(first).model)[WEIGHTS]
-    return {STATE: files[STATE], WEIGHTS: store.read_file(DISK, root, made.name, WEIGHTS, most)}
+    """The verified files of the snapshot that the stage starts from; None from the seed."""
+    return store.read(DISK, out, planned.start, most_for(schedule, planned)) if planned.start is not None else None
 
 
 def _sweep(

@@ -1,4 +1,4 @@
-"""`stagerun report`: tables, curves and pages of runs, from their logs and snapshots.
+"""`stagerun report`: tables of runs, from their logs and snapshots.
 
-`read_log` and `history` read a run, `tables` and `curves` show it, `compare` several; `page` is the HTML.
+`replay` reads a log into the values of `history`, `look` adds what its folder holds; `tables` shows runs, `compare` and `effects` several.
 """

@@ -19,7 +19,6 @@ from stagerun.tools.report.compare import (
     lead,
     seeds_table,
     title,
-    workers_table,
 )
 from stagerun.tools.report.effects import effect_table
 from stagerun.tools.report.history import Run, notes
@@ -40,7 +39,6 @@ TABLES: dict[str, Callable[[Sequence[Run]], Table]] = {
     "life": tables.lives_table,
     "ensemble": tables.ensembles_table,
     "seed": seeds_table,
-    "workers": workers_table,
 }
 
 
@@ -57,13 +55,8 @@ class ReportOptions:
     by: str | None = option(
         "--by",
         "One table alone: a row per run, stage, epoch, displayed iteration and evaluation, or process life; ensembles beside their members; mean and spread over "
-        "seeds; speed by number of workers.  [default: all that say something; stage in csv and tsv]",
+        "seeds.  [default: all that say something; stage in csv and tsv]",
         type=click.Choice(list(TABLES)),
-    )
-    op: str | None = option(
-        "--op",
-        "With --by epoch: one row per epoch over all runs, the mean or the largest of each number.",
-        type=click.Choice(("mean", "max")),
     )
     effect: str | None = option(
         "--effect SETTING",
@@ -74,15 +67,13 @@ class ReportOptions:
     against: str | None = option(
         "--against VALUE", "With --effect: what the others are compared with.  [default: the first stage's]"
     )
-    plot: str | None = option(
-        "--plot FILE.svg", "Also draw it: rate, top-1 and loss over the stages, or the differences of --effect."
-    )
+    plot: str | None = option("--plot FILE.svg", "Also draw rate, top-1 and loss over the stages.")
     diff: bool = flag("--diff", "Name what differed between the runs, per stage; in csv and tsv, that alone.")
 
 
 @command()
 def report(options: ReportOptions) -> None:
-    """Tables of one or more output folders of `run`: stages, resumes, seeds, workers.
+    """Tables of one or more output folders of `run`: stages, resumes, seeds.
 
     Only reads, also while the run goes on. OUT is ./out/NAME, or what `run --out` named. Runs that are alike but for the
     seed are put together: mean, standard deviation (n - 1), least and largest top-1 of each stage.
@@ -105,8 +96,10 @@ def _report(options: ReportOptions) -> str:
     _check(options, form, len(runs))
     made = OTHER_TOOLS[form](runs[0]) if form in OTHER_TOOLS else _written(runs, options, form)
     if options.plot is not None:
+        from stagerun.tools.view.looking import drawn
+
         with writing(options.plot, "choose another file with --plot"):
-            Path(options.plot).write_bytes(_drawn(runs, options))
+            Path(options.plot).write_bytes(drawn(options.outs))
         tell(f"written to {options.plot}")
     if options.output is None:
         return made
@@ -127,8 +120,6 @@ def _form_of(output: str | None) -> str:
 
 
 def _check(options: ReportOptions, form: str, runs: int) -> None:
-    if options.op is not None and options.by != "epoch":
-        raise UsageError("--op is for --by epoch", "add --by epoch, or leave --op out")
     if options.diff and options.by is not None and form in DELIMITERS:
         raise UsageError(f"--diff and --by are two tables, and {form} holds one", "leave one of them out")
     if options.effect is None and (options.across or options.against) is not None:
@@ -138,48 +129,25 @@ def _check(options: ReportOptions, form: str, runs: int) -> None:
         raise UsageError(
             f"--format {form} is one run, whole", "name one output folder, and no other option but --output"
         )
-    others = [one for one in asked if one in ("--by", "--diff")]
+    others = [one for one in asked if one != "--effect"]
     if options.effect is not None and others:
-        raise UsageError(f"{' and '.join([*others, '--effect'])} are tables of their own", "leave one of them out")
+        raise UsageError(f"{' and '.join([*others, '--effect'])} don't go together", "leave one of them out")
     if options.diff and runs == 1:
         raise UsageError("--diff needs two runs or more", "name another output folder")
 
 
-# -- writing
-
-
-def _drawn(runs: Sequence[Run], options: ReportOptions) -> bytes:
-    """UsageError where nothing says yet what is trained."""
-    if options.effect is not None:
-        from stagerun.tools.report.intervals import picture
-
-        return picture(
-            effect_table(runs, options.effect, options.across, options.against), title(runs).partition(":")[0]
-        )
-    from stagerun.tools.view.looking import drawn
-
-    return drawn(options.outs)
-
-
 def _written(runs: Sequence[Run], options: ReportOptions, form: str) -> str:
+    effect = options.effect and effect_table(runs, options.effect, options.across, options.against)
     if form in DELIMITERS:
-        if options.effect is not None:
-            table = effect_table(runs, options.effect, options.across, options.against)
-        else:
-            table = differences_table(runs) if options.diff else _table(runs, options.by or "stage", options.op)
+        table = effect or (differences_table(runs) if options.diff else TABLES[options.by or "stage"](runs))
         return separated(table, DELIMITERS[form])
     room = None if options.output else text.terminal()
-    if options.effect is not None:  # without what is said of each stage: hundreds of them may have been compared
-        table = effect_table(runs, options.effect, options.across, options.against)
-        return document(title(runs), [], [table], notes(runs), room)
-    summary, details = ([_table(runs, options.by, options.op)], []) if options.by else all_tables(runs)
+    if effect:  # without what is said of each stage: hundreds of them may have been compared
+        return document(title(runs), [], [effect], notes(runs), room)
+    summary, details = ([TABLES[options.by](runs)], []) if options.by else all_tables(runs)
     if options.diff:
         details.append(differences_table(runs))
     return document(title(runs), lead(runs), [*summary, *details], notes(runs), room)
-
-
-def _table(runs: Sequence[Run], by: str, op: str | None) -> Table:
-    return tables.epochs_over_runs(runs, op) if op else TABLES[by](runs)
 
 
 def all_tables(runs: Sequence[Run]) -> tuple[list[Table], list[Table]]:
@@ -187,16 +155,10 @@ def all_tables(runs: Sequence[Run]) -> tuple[list[Table], list[Table]]:
     summary, details = [tables.runs_table(runs)], [tables.stages_table(runs)]
     if any(stage.finished and stage.finished.beside for run in runs for stage in run.history.stages):
         summary.append(tables.sets_table(runs))
-    if any(stage.finished and stage.finished.class_ap for run in runs for stage in run.history.stages):
-        details.append(tables.classes_table(runs))
     if any(run.history.ensembles for run in runs):
         summary.append(tables.ensembles_table(runs))
     if any(len(group.runs) > 1 for group in groups(runs)):
         summary.append(seeds_table(runs))
-    if len({life.workers for run in runs for life in run.history.lives}) > 1:
-        summary.append(workers_table(runs))
-    if any(stage.trained and stage.trained.staleness for run in runs for stage in run.history.stages):
-        details.append(tables.replicas_table(runs))
     if any(len(run.history.lives) > 1 for run in runs):
         details.append(tables.lives_table(runs))
     return summary, details

@@ -1,15 +1,17 @@
-"""Several runs beside each other: mean and spread over seeds, what differed, speed by number of workers, and what came out, in words. Pure."""
+"""Several runs beside each other: mean and spread over seeds, the ranking, what differed, and what came out, in words. Pure."""
 
 import re
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from stagerun.base.events import EnsembleTested
+from stagerun.base.events import EnsembleTested, StageFinished
 from stagerun.base.recipe import FROM_ITER, point
-from stagerun.tools.report.history import Life, Run, Span, StageHistory, lived_on, start_in_words
-from stagerun.tools.report.table import Cells, Column, Table, Value, table_of
+from stagerun.base.text import listed
+from stagerun.tools.report.history import Run, StageHistory, lived_on, start_in_words
+from stagerun.tools.report.table import Column, Table, Value, table_of
 
 SEEDS = ("seed", "solver.random_seed")
 
@@ -17,69 +19,63 @@ SEEDS = ("seed", "solver.random_seed")
 _OF_LIVES = {"workers": "workers", "threads": "threads", "device": "device", "stagerun": "version"}
 
 
+class Spread(NamedTuple):
+    """`sd` is the sample's (n - 1). All is None for no values, and `sd` for one."""
+
+    mean: float | None = None
+    sd: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+def spread(values: Iterable[float | None]) -> Spread:
+    """None among the values are left out."""
+    found = [value for value in values if value is not None]
+    if not found:
+        return Spread()
+    sd = statistics.stdev(found) if len(found) > 1 else None
+    return Spread(statistics.fmean(found), sd, min(found), max(found))
+
+
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """`sd` is the sample's (n - 1); None for one value."""
-
-    n: int
-    mean: float
-    sd: float | None
-    low: float
-    high: float
-
-
-def spread(values: Sequence[float]) -> Spread | None:
-    """None for no values."""
-    if not values:
-        return None
-    sd = statistics.stdev(values) if len(values) > 1 else None
-    return Spread(len(values), statistics.fmean(values), sd, min(values), max(values))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """One stage as several runs have finished it, alike but for the seed."""
 
     stage: str
-    runs: tuple[str, ...]
-    seeds: tuple[str, ...]
-    last: bool  # no other stage starts from it
-    top1: Spread | None
-    ema_top1: Spread | None
-    test_loss: Spread | None
-    gain: Spread | None
-    averaged: bool  # it starts from an average, not from a stage
-    seconds: Spread
+    members: Sequence[tuple[Run, StageHistory, StageFinished]]
+
+    @property
+    def runs(self) -> list[str]:
+        return [run.label for run, _, _ in self.members]
+
+    @property
+    def seeds(self) -> list[str]:
+        return [run.seed(stage) or "unknown" for run, stage, _ in self.members]
+
+    @property
+    def last(self) -> bool:
+        """Whether no other stage starts from it."""
+        return all(stage in run.leaves() for run, stage, _ in self.members)
+
+    def of(self, field: str) -> Spread:
+        """The spread of a field of the results."""
+        return spread(getattr(end, field) for _, _, end in self.members)
+
+    def gain(self) -> Spread:
+        return spread(run.gain(stage) for run, stage, _ in self.members)
 
 
 def groups(runs: Sequence[Run]) -> list[Group]:
     """In the running order of the first run that has the stage. Runs that have not finished it are left out."""
-    members: dict[tuple[object, ...], list[tuple[Run, StageHistory]]] = {}
+    members: dict[tuple[object, ...], list[tuple[Run, StageHistory, StageFinished]]] = {}
     names = dict.fromkeys(stage.name for run in runs for stage in run.history.stages)
     for name in names:
         for run in runs:
             stage = run.history.stage(name)
             if stage and stage.finished and name not in run.stale:
-                members.setdefault((name, *recipe_but_seeds(run, stage)), []).append((run, stage))
-    return [_group(found) for found in members.values()]
-
-
-def _group(members: Sequence[tuple[Run, StageHistory]]) -> Group:
-    ends = [(run, stage, stage.finished) for run, stage in members if stage.finished]
-    seconds = spread([end.train_seconds for _, _, end in ends])
-    assert seconds is not None
-    return Group(
-        stage=members[0][1].name,
-        runs=tuple(run.label for run, _ in members),
-        seeds=tuple(run.seed(stage) or "unknown" for run, stage in members),
-        last=all(stage in run.leaves() for run, stage in members),
-        top1=spread([end.top1 for _, _, end in ends if end.top1 is not None]),
-        ema_top1=spread([end.ema_top1 for _, _, end in ends if end.ema_top1 is not None]),
-        test_loss=spread([end.test_loss for _, _, end in ends if end.test_loss is not None]),
-        gain=spread([gain for run, stage, _ in ends if (gain := run.gain(stage)) is not None]),
-        averaged=bool(members[0][1].average),
-        seconds=seconds,
-    )
+                key = (name, *recipe_but_seeds(run, stage))
+                members.setdefault(key, []).append((run, stage, stage.finished))
+    return [Group(found[0][1].name, found) for found in members.values()]
 
 
 def ensemble_groups(runs: Sequence[Run]) -> list[list[tuple[Run, EnsembleTested]]]:
@@ -103,7 +99,7 @@ def _made_from(run: Run, tested: EnsembleTested) -> tuple[object, ...]:
     ends = [result for result, iter in zip(run.alone(tested), places, strict=True) if iter is None]
     if None in recipes or None in ends or run.earlier(tested):
         return tested.name, run.label
-    return tested.name, tested.rule, tested.batch_norm_iter, tested.shape, tested.hold_out, *places, *recipes
+    return tested.name, tested.rule, tested.batch_norm_iter, tested.shape, *places, *recipes
 
 
 def recipe_but_seeds(run: Run, stage: StageHistory) -> tuple[object, ...]:
@@ -128,44 +124,135 @@ def _test_set(stage: StageHistory) -> tuple[str, str]:
     return (found[1], found[2]) if found else ("", text)
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """`values` are in the order of the runs."""
+# -- the first lines of a report: what came out, in words
 
-    kind: str  # "schedule", "recipe", "environment" or "evaluation"
-    field: str
-    stages: str
-    values: tuple[str, ...]
+MOST = 8  # runs that a title names, and sentences about ends and about ensembles
 
 
-def differences(runs: Sequence[Run]) -> list[Difference]:
-    """What differs between the runs, as far as their logs and snapshots say: fields of the recipe and of the
-    environment. Stages with the same values are put together. A run in which a stage has no snapshot has '?' there.
-    """
-    found = [
-        Difference("schedule", what, "", values)
-        for what, values in (
-            ("name", tuple(run.history.schedule for run in runs)),
-            ("stages", tuple(" ".join(s.name for s in run.history.stages) for run in runs)),
-        )
-        if len(set(values)) > 1
+def title(runs: Sequence[Run]) -> str:
+    """`fashion_collapse: seed1, seed2, seed3`; `icons32` alone where both are the same."""
+    names = ", ".join(dict.fromkeys(run.history.schedule or "unknown schedule" for run in runs))
+    labels = f"{len(runs)} runs" if len(runs) > MOST else ", ".join(run.label for run in runs)
+    return names if names == labels else f"{names}: {labels}"
+
+
+def lead(runs: Sequence[Run]) -> list[str]:
+    """A sentence for each end of the schedule that was reached and each ensemble, of many for the best; and for each run that is not finished."""
+    ends = [(mean, _sentence(g, mean)) for g in groups(runs) if g.last and (mean := g.of("top1").mean) is not None]
+    found = [*_best(ends, "ends"), *_best(list(map(_ensemble, ensemble_groups(runs))), "ensembles")]
+    found += [f"{run.label} is not finished: {run.state_in_words}." for run in runs if run.state_in_words != "finished"]
+    return found
+
+
+def _best(said: Sequence[tuple[float, str]], what: str) -> list[str]:
+    """The sentences about so many top-1."""
+    if len(said) <= MOST:
+        return [text for _, text in said]
+    ranked = sorted(said, key=lambda one: -one[0])
+    rest = [top1 for top1, _ in ranked[MOST:]]
+    more = f"{len(rest)} more {what}: top-1 {100 * rest[-1]:.2f} to {100 * rest[0]:.2f} %."
+    return [*(text for _, text in ranked[:MOST]), more]
+
+
+def _against(gain: float) -> str:
+    return f"{100 * abs(gain):.2f} points {'below' if gain < 0 else 'above'}"
+
+
+def _sentence(group: Group, mean: float) -> str:
+    sd, gain, ema = group.of("top1").sd, group.gain().mean, group.of("ema_top1").mean
+    text = f"Top-1 {100 * mean:.2f} %"
+    if sd is not None:
+        text += f" (sd {100 * sd:.2f} over {len(group.runs)} runs, seeds {', '.join(group.seeds)})"
+    text += f" at the end of {group.stage}"
+    if gain is not None:
+        text += f", {_against(gain)} the {'average' if group.members[0][1].average else 'stage'} it starts from"
+    if ema is not None:
+        text += f"; with averaged weights {100 * ema:.2f} %"
+    return text + ("." if len(group.runs) > 1 else f" ({group.runs[0]}).")
+
+
+def _ensemble(group: Sequence[tuple[Run, EnsembleTested]]) -> tuple[float, str]:
+    """Top-1 and a sentence."""
+    labels = [run.label for run, _ in group]
+    top1 = statistics.fmean(tested.top1 for _, tested in group)
+    gain = statistics.fmean(tested.gain for _, tested in group)
+    # Its members, or what they follow from, may have been trained on since.
+    earlier = " of earlier members" if any(run.stale & {*tested.members} for run, tested in group) else ""
+    whose = f"mean of {listed(labels, MOST)}" if len(labels) > 1 else labels[0]
+    name = f"Ensemble {group[0][1].name}{earlier}"
+    return top1, f"{name}: top-1 {100 * top1:.2f} %, {_against(gain)} its best member ({whose})."
+
+
+# -- tables
+
+
+def seeds_table(runs: Sequence[Run]) -> Table:
+    """Mean and spread of each stage over runs that are alike but for the seed."""
+    found = groups(runs)
+    several = max(Counter(g.stage for g in found).values(), default=0) > 1  # recipes of one stage
+    cells: list[tuple[Column, Callable[..., Value]]] = [
+        (Column("stage", "stage", "text"), lambda g: g.stage),
+        (Column("runs", "runs" if several else "", "text"), lambda g: ", ".join(g.runs)),
+        (Column("n", "n", "count"), lambda g: len(g.runs)),
+        (Column("seeds", "seeds", "text"), lambda g: ", ".join(g.seeds)),
     ]
-    stages = list(dict.fromkeys(s.name for run in runs for s in run.history.stages))
-    per_stage: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
-    for name in stages:
-        facts = [_facts(run, run.history.stage(name)) for run in runs]
-        for kind, field in dict.fromkeys(key for fact in facts for key in fact):
-            # A field that a run doesn't name is unknown if it names none of the kind.
-            absent = ["(none)" if any(other == kind for other, _ in fact) else "?" for fact in facts]
-            values = tuple(fact.get((kind, field), none) for fact, none in zip(facts, absent, strict=True))
-            if len({value for value in values if value != "?"}) > 1:
-                per_stage.setdefault((kind, field, values), []).append(name)
-    for (kind, field, values), names in per_stage.items():
-        if field == "random_seed" and ("recipe", "seed", values) in per_stage:
-            continue  # it follows the seed
-        found.append(Difference(kind, field, "all" if names == stages else ", ".join(names), values))
-    order = ("schedule", "recipe", "environment", "evaluation")
-    return sorted(found, key=lambda d: order.index(d.kind))
+    for key, title in (("top1", "top-1"), ("ema_top1", "EMA top-1")):
+        cells += [
+            (Column(f"{key}_mean", f"{title} mean", "percent"), lambda g, key=key: g.of(key).mean),
+            (Column(f"{key}_sd", "sd", "spread"), lambda g, key=key: g.of(key).sd),
+            (Column(f"{key}_min", "min", "percent"), lambda g, key=key: g.of(key).low),
+            (Column(f"{key}_max", "max", "percent"), lambda g, key=key: g.of(key).high),
+        ]
+    cells += [
+        (Column("test_loss_mean", "validation loss mean", "loss"), lambda g: g.of("test_loss").mean),
+        (Column("test_loss_sd", "sd", "loss"), lambda g: g.of("test_loss").sd),
+        (Column("gain_mean", "gain mean", "points"), lambda g: g.gain().mean),
+        (Column("gain_sd", "sd", "spread"), lambda g: g.gain().sd),
+        (Column("train_seconds_mean", "time mean", "time"), lambda g: g.of("train_seconds").mean),
+    ]
+    notes = [
+        "sd: the sample's standard deviation (n - 1), in percentage points; only runs that have finished the stage"
+    ]
+    if any(len(set(g.seeds)) < len(g.seeds) for g in found):
+        notes.append("where a seed stands twice, mean and sd are not over seeds alone")
+    return table_of("Over seeds", cells, ((g,) for g in found), *notes)
+
+
+_RANKING = (
+    Column("rank", "#", "count"),
+    Column("what", "stage or ensemble", "text"),
+    Column("run", "run", "text"),
+    Column("n", "n", "count", dull=1),
+    Column("top1_mean", "top-1", "percent"),
+    Column("top1_sd", "sd", "spread"),
+    Column("test_loss_mean", "validation loss", "loss"),
+    Column("test_loss_sd", "sd", "loss"),
+    Column("ema_top1_mean", "EMA top-1", "percent"),
+)
+
+
+def ranking_table(runs: Sequence[Run]) -> Table:
+    """Stages and ensembles by top-1, the best first: those of runs that are alike but for the seed as one row."""
+    found: list[tuple[Value, ...]] = []
+
+    def add(what: str, labels: Sequence[str], top1: Spread, loss: Spread, ema: Spread) -> None:
+        of = ", ".join(labels) if len(labels) <= MOST else f"{len(labels)} runs"
+        if top1.mean is not None:
+            found.append((what, of, len(labels), top1.mean, top1.sd, loss.mean, loss.sd, ema.mean))
+
+    for g in groups(runs):
+        add(g.stage, g.runs, g.of("top1"), g.of("test_loss"), g.of("ema_top1"))
+    for group in ensemble_groups(runs):
+        tested = [one for _, one in group]
+        top1, loss = spread(e.top1 for e in tested), spread(e.loss for e in tested)
+        add(f"ensemble {tested[0].name}", [run.label for run, _ in group], top1, loss, Spread())
+    ranked = sorted(found, key=lambda row: -float(row[3] or 0.0))
+    note = "mean and sd (the sample's, n - 1; of top-1 in percentage points) over runs that differ by the seed alone"
+    rows = tuple((n, *row) for n, row in enumerate(ranked, 1))
+    return Table("Ranking", _RANKING, rows, (note,) if any(row[2] != 1 for row in ranked) else ())
+
+
+# -- what differed
 
 
 def settings(run: Run, stage: StageHistory) -> dict[str, str]:
@@ -190,269 +277,36 @@ def _facts(run: Run, stage: StageHistory | None) -> dict[tuple[str, str], str]:
     return facts
 
 
-# -- the first lines of a report: what came out, in words
-
-# A title names this many runs at most, and the first lines have this many sentences about ends, and about ensembles, at most.
-MOST_NAMES = MOST_SAID = 8
-BEST = 3  # of more
-
-
-def title(runs: Sequence[Run]) -> str:
-    """`fashion_collapse: seed1, seed2, seed3`; `icons32` alone where both are the same."""
-    names = ", ".join(dict.fromkeys(run.history.schedule or "unknown schedule" for run in runs))
-    labels = f"{len(runs)} runs" if len(runs) > MOST_NAMES else ", ".join(run.label for run in runs)
-    return names if names == labels else f"{names}: {labels}"
-
-
-def lead(runs: Sequence[Run]) -> list[str]:
-    """A sentence for each end of the schedule that was reached, of many for the few that matter, and one for the runs that are not
-    finished."""
-    ends = [(group.top1.mean, _sentence(group)) for group in groups(runs) if group.last and group.top1]
-    found = [*_few(ends, "ends"), *_few(_ensembles(runs), "ensembles")]
-    found += [f"{run.label} is not finished: {run.state_in_words}." for run in runs if run.state_in_words != "finished"]
-    return found
-
-
-def _few(said: Sequence[tuple[float, str]], what: str) -> list[str]:
-    """The sentences about so many top-1; of many those about the best and the worst, and what lies between."""
-    if len(said) <= MOST_SAID:
-        return [text for _, text in said]
-    ranked = sorted(said, key=lambda one: -one[0])
-    between = ranked[BEST:-1]
-    rest = f"{len(between)} more {what} lie between: top-1 {100 * between[-1][0]:.2f} to {100 * between[0][0]:.2f} %."
-    lowest = ranked[-1][1]
-    return [*(text for _, text in ranked[:BEST]), rest, f"The lowest: {lowest[0].lower()}{lowest[1:]}"]
-
-
-def _sentence(group: Group) -> str:
-    top1, gain, ema = group.top1, group.gain, group.ema_top1
-    assert top1 is not None
-    text = f"Top-1 {100 * top1.mean:.2f} %"
-    if top1.sd is not None:
-        text += f" (sd {100 * top1.sd:.2f} over {top1.n} runs, seeds {', '.join(group.seeds)})"
-    text += f" at the end of {group.stage}"
-    if gain:
-        text += f", {100 * abs(gain.mean):.2f} points {'below' if gain.mean < 0 else 'above'} the {'average' if group.averaged else 'stage'} it starts from"
-    if ema:
-        text += f"; with averaged weights {100 * ema.mean:.2f} %"
-    return text + ("." if len(group.runs) > 1 else f" ({group.runs[0]}).")
-
-
-def _ensembles(runs: Sequence[Run]) -> list[tuple[float, str]]:
-    """Top-1 and a sentence for each ensemble. Those of runs that differ only by seed are put together."""
-    found = []
-    together = ensemble_groups(runs)
-    for group in together:
-        name, labels = group[0][1].name, [run.label for run, _ in group]
-        top1 = statistics.fmean(tested.top1 for _, tested in group)
-        gain = statistics.fmean(tested.gain for _, tested in group)
-        several = sum(other[0][1].name == name for other in together) > 1  # recipes of that name
-        whose = f"mean of {', '.join(labels) if several else f'{len(labels)} runs'}" if len(labels) > 1 else labels[0]
-        what = f"{name}{_earlier(group)}"
-        difference = f"{100 * abs(gain):.2f} points {'below' if gain < 0 else 'above'}"
-        found.append((top1, f"Ensemble {what}: top-1 {100 * top1:.2f} %, {difference} its best member ({whose})."))
-    return found
-
-
-def _earlier(group: Sequence[tuple[Run, EnsembleTested]]) -> str:
-    """Words for an ensemble whose members, or what they follow from, have been trained on since; else ''."""
-    labels = [run.label for run, tested in group if not run.stale.isdisjoint(tested.members)]
-    if not labels:
-        return ""
-    return " of earlier members" if len(labels) == len(group) else f" of earlier members in {', '.join(labels)}"
-
-
-# -- tables
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speed:
-    """`speed_up` and `efficiency` are against the row with the fewest workers; at 1.0 each worker does as much as there."""
-
-    schedule: str
-    device: str
-    workers: int
-    threads: tuple[int, ...]
-    batch: tuple[int, ...]
-    runs: tuple[str, ...]
-    images_per_second: float
-    speed_up: float
-    efficiency: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """What one process life did of one stage."""
-
-    run: str
-    life: Life
-    stage: str
-    span: Span
-
-
-def speeds(runs: Sequence[Run]) -> tuple[list[Speed], list[str]]:
-    """A row for each number of workers, and notes.
-
-    Stages differ in speed (image size, device batch), so only those that were trained with every number of workers
-    count, each with the same weight in all rows. An iteration that was done again counts once.
-    """
-    seen: dict[tuple[str, str], dict[int, list[_Work]]] = {}
-    for run in runs:
-        lives = {life.number: life for life in run.history.lives if life.workers}
-        for stage in run.history.stages:
-            for number, span in (stage.trained.lives if stage.trained else {}).items():
-                if life := lives.get(number):
-                    by_workers = seen.setdefault((run.history.schedule, life.device), {})
-                    by_workers.setdefault(life.workers, []).append(_Work(run.label, life, stage.name, span))
-    found, notes = [], []
-    for (schedule, device), by_workers in sorted(seen.items()):
-        stages = [list(dict.fromkeys(work.stage for work in works)) for works in by_workers.values()]
-        common = [name for name in stages[0] if all(name in other for other in stages)]
-        left_out = sorted({name for other in stages for name in other} - set(common))
-        if left_out and common:
-            notes.append(
-                f"speed of {schedule} is over {', '.join(common)}: not every number of workers trained "
-                f"{', '.join(left_out)}"
-            )
-        if not common:
-            notes.append(
-                f"{schedule}: no stage was trained with every number of workers, so their speeds can't be compared"
-            )
-            continue
-        found += _rows(schedule, device, by_workers, common)
-    return found, notes
-
-
-def _rows(schedule: str, device: str, by_workers: Mapping[int, Sequence[_Work]], stages: Sequence[str]) -> list[Speed]:
-    spans = {
-        workers: {name: [work.span for work in works if work.stage == name] for name in stages}
-        for workers, works in sorted(by_workers.items())
+def _differences(runs: Sequence[Run]) -> list[tuple[str, ...]]:
+    """(kind, field, stages, value in each run), as far as logs and snapshots say: fields of the recipe and of the environment. Stages with
+    the same values are put together. A run in which a stage has no snapshot has '?' there."""
+    whole = {
+        "name": tuple(run.history.schedule for run in runs),
+        "stages": tuple(" ".join(s.name for s in run.history.stages) for run in runs),
     }
-    weights = {name: max(sum(s.images for s in of[name]) for of in spans.values()) for name in stages}
-    rows: list[Speed] = []
-    for workers, of in spans.items():
-        seconds = sum(
-            weights[name] * sum(s.seconds for s in of[name]) / max(1, sum(s.images for s in of[name]))
-            for name in stages
-        )
-        speed = sum(weights.values()) / seconds if seconds else 0.0
-        base = rows[0] if rows else None
-        speed_up = speed / base.images_per_second if base and base.images_per_second else 1.0
-        rows.append(
-            Speed(
-                schedule=schedule,
-                device=device,
-                workers=workers,
-                threads=tuple(sorted({work.life.threads for work in by_workers[workers]})),
-                batch=tuple(sorted(set().union(*(span.batches for name in stages for span in of[name])))),
-                runs=tuple(dict.fromkeys(work.run for work in by_workers[workers])),
-                images_per_second=speed,
-                speed_up=speed_up,
-                efficiency=speed_up * base.workers / workers if base else 1.0,
-            )
-        )
-    return rows
-
-
-def seeds_table(runs: Sequence[Run]) -> Table:
-    """Mean and spread of each stage over runs that are alike but for the seed."""
-    found = groups(runs)
-    several = max(Counter(g.stage for g in found).values(), default=0) > 1  # recipes of one stage
-    columns = [Column("stage", "stage", "text"), Column("runs", "runs" if several else "", "text")]
-    columns += [Column("n", "n", "count"), Column("seeds", "seeds", "text")]
-    for key, title in (("top1", "top-1"), ("ema_top1", "EMA top-1")):
-        columns += [Column(f"{key}_mean", f"{title} mean", "percent"), Column(f"{key}_sd", "sd", "spread")]
-        columns += [Column(f"{key}_min", "min", "percent"), Column(f"{key}_max", "max", "percent")]
-    columns += [Column("test_loss_mean", "validation loss mean", "loss"), Column("test_loss_sd", "sd", "loss")]
-    columns += [Column("gain_mean", "gain mean", "points"), Column("gain_sd", "sd", "spread")]
-    columns += [Column("train_seconds_mean", "time mean", "time")]
-    rows: list[tuple[Value, ...]] = []
-    for g in found:
-        spreads: list[Value] = []
-        for s in (g.top1, g.ema_top1):
-            spreads += [s.mean, s.sd, s.low, s.high] if s else [None] * 4
-        gain = (g.gain.mean, g.gain.sd) if g.gain else (None, None)
-        who = (", ".join(g.runs), len(g.runs), ", ".join(g.seeds))
-        loss = (g.test_loss.mean, g.test_loss.sd) if g.test_loss else (None, None)
-        rows.append((g.stage, *who, *spreads, *loss, *gain, g.seconds.mean))
-    notes = [
-        "sd: the sample's standard deviation (n - 1), in percentage points; only runs that have finished the stage"
-    ]
-    if any(len(set(g.seeds)) < len(g.seeds) for g in found):
-        notes.append("where a seed stands twice, mean and sd are not over seeds alone")
-    return Table("Over seeds", tuple(columns), tuple(rows), tuple(notes))
-
-
-def ranking_table(runs: Sequence[Run]) -> Table:
-    """Stages and ensembles by top-1, the best first: those of runs that are alike but for the seed as one row; of a stage in
-    training its last evaluation."""
-    found: list[tuple[Value, ...]] = []
-
-    def add(what: str, labels: Sequence[str], *numbers: Spread | None) -> None:
-        top1, loss, ema = numbers
-        of = ", ".join(labels) if len(labels) <= MOST_NAMES else f"{len(labels)} runs"
-        if top1 is not None:
-            means = [(s.mean, s.sd) if s else (None, None) for s in (top1, loss)]
-            found.append((what, of, top1.n, *means[0], *means[1], ema.mean if ema else None))
-
-    for g in groups(runs):
-        add(g.stage, g.runs, g.top1, g.test_loss, g.ema_top1)
-    for run in runs:
-        most = max((test.images for stage in run.history.stages for _, test in stage.tests), default=0)
-        for stage in run.history.stages:
-            if stage.finished is None and stage.tests:
-                last = [test for _, test in stage.tests if test.iter == stage.tests[-1][1].iter]
-                own, averaged = ([t for t in last if t.ema is ema] for ema in (False, True))
-                kinds = [t.top1 for t in own], [t.loss for t in own], [t.top1 for t in averaged]
-                fewer = f", {last[0].images} images" if last[0].images < most else ""
-                what = f"{stage.name} at {last[0].iter} of {stage.max_iter}{fewer}"
-                add(what, [run.label], *map(spread, kinds))
-    for group in ensemble_groups(runs):
-        tested, labels = [e for _, e in group], [run.label for run, _ in group]
-        losses = [e.loss for e in tested if e.loss is not None]
-        add(f"ensemble {tested[0].name}", labels, spread([e.top1 for e in tested]), spread(losses), None)
-    columns = (
-        Column("rank", "#", "count"),
-        Column("what", "stage or ensemble", "text"),
-        Column("run", "run", "text"),
-        Column("n", "n", "count", dull=1),
-        Column("top1_mean", "top-1", "percent"),
-        Column("top1_sd", "sd", "spread"),
-        Column("test_loss_mean", "validation loss", "loss"),
-        Column("test_loss_sd", "sd", "loss"),
-        Column("ema_top1_mean", "EMA top-1", "percent"),
-    )
-    ranked = sorted(found, key=lambda row: -float(row[3] or 0.0))
-    several = any(row[2] != 1 for row in ranked)
-    note = ("mean and sd (the sample's, n - 1; of top-1 in percentage points) over runs that differ by the seed alone",)
-    return Table("Ranking", columns, tuple((n, *row) for n, row in enumerate(ranked, 1)), note if several else ())
-
-
-_WORKERS: Cells = (
-    (Column("schedule", "schedule", "text"), lambda s: s.schedule),
-    (Column("device", "device", "text"), lambda s: s.device),
-    (Column("workers", "workers", "count"), lambda s: s.workers),
-    (Column("threads", "threads", "text"), lambda s: ", ".join(map(str, s.threads))),
-    (Column("batch_size", "batch", "text"), lambda s: ", ".join(map(str, s.batch))),
-    (Column("runs", "runs", "text"), lambda s: ", ".join(s.runs)),
-    (Column("images_per_second", "images/s", "speed"), lambda s: s.images_per_second),
-    (Column("speed_up", "speed-up", "factor"), lambda s: s.speed_up),
-    (Column("efficiency", "efficiency", "share"), lambda s: s.efficiency),
-)
-
-
-def workers_table(runs: Sequence[Run]) -> Table:
-    """Speed and efficiency by number of workers."""
-    found, notes = speeds(runs)
-    why = "images/s: of training, the first iterations of a life among them; speed-up against the fewest workers"
-    return table_of("By number of workers", _WORKERS, ((speed,) for speed in found), why, *notes)
+    found = [("schedule", what, "", *values) for what, values in whole.items() if len(set(values)) > 1]
+    stages = list(dict.fromkeys(s.name for run in runs for s in run.history.stages))
+    per_stage: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
+    for name in stages:
+        facts = [_facts(run, run.history.stage(name)) for run in runs]
+        for kind, field in dict.fromkeys(key for fact in facts for key in fact):
+            # A field that a run doesn't name is unknown if it names none of the kind.
+            absent = ["(none)" if any(other == kind for other, _ in fact) else "?" for fact in facts]
+            values = tuple(fact.get((kind, field), none) for fact, none in zip(facts, absent, strict=True))
+            if len({value for value in values if value != "?"}) > 1:
+                per_stage.setdefault((kind, field, values), []).append(name)
+    for (kind, field, values), names in per_stage.items():
+        if field != "random_seed" or ("recipe", "seed", values) not in per_stage:  # it follows the seed
+            found.append((kind, field, "all" if names == stages else ", ".join(names), *values))
+    order = ("schedule", "recipe", "environment", "evaluation")
+    return sorted(found, key=lambda row: order.index(row[0]))
 
 
 def differences_table(runs: Sequence[Run]) -> Table:
     """One row per thing that differed, a column for each run."""
     columns = [Column("kind", "of", "text"), Column("field", "field", "text")]
     columns += [Column("stages", "stages", "text"), *(Column(run.label, run.label, "text") for run in runs)]
-    rows = tuple((d.kind, d.field, d.stages, *d.values) for d in differences(runs))
+    rows = tuple(_differences(runs))
     without = {run.label: [s.name for s in run.history.stages if s.name not in run.identities] for run in runs}
     missing = [f"{label} ({', '.join(gone)})" for label, gone in without.items() if gone]
     notes = [] if rows else ["nothing differs, as far as the logs and snapshots say"]

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from stagerun.base.errors import UsageError
 from stagerun.base.text import listed
@@ -33,24 +32,15 @@ def t95(freedom: int) -> float:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A mean over runs with its 95 % interval; without one for a single run."""
-
-    mean: float
-    low: float | None
-    high: float | None
-    runs: int
-
-
-def interval(values: Sequence[float], twins: Sequence[str] = ()) -> Interval:
-    """Student's t interval of the mean; none where there are `twins`. `values`: one for each run, at least one."""
+def interval(values: Sequence[float], twins: Sequence[str] = ()) -> tuple[float, float | None, float | None]:
+    """Return the mean of one value for each run, and the ends of its 95 % interval by Student's t; without them for a single run, or where there
+    are `twins`."""
     n = len(values)
     mean = math.fsum(values) / n
     if n == 1 or twins:
-        return Interval(mean, None, None, n)
+        return mean, None, None
     half = t95(n - 1) * math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1) / n)
-    return Interval(mean, mean - half, mean + half, n)
+    return mean, mean - half, mean + half
 
 
 def _twins(runs: Sequence[Run]) -> tuple[str, ...]:
@@ -62,27 +52,22 @@ def _twins(runs: Sequence[Run]) -> tuple[str, ...]:
     return next((tuple(labels) for labels in found.values() if len(labels) > 1), ())
 
 
-def _said_of(rows: Sequence[Sequence[Value]], twins: Sequence[str], what: str) -> str:
+def _said_of(rows: Sequence[Sequence[Value]], twins: Sequence[str]) -> str:
     """On the intervals, if any row has several runs."""
     if not any(isinstance(runs, int) and runs > 1 for *_, runs in rows):
         return ""
     if twins:
         return f"no intervals: {listed(twins, 3)} trained the same from the same seed, and an interval is over seeds"
-    return f"95 %: Student's t over the runs' {what}"
+    return "95 %: Student's t over the runs' means"
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
-    """A finished stage: what it was made with, and top-1."""
-
-    facts: Mapping[str, str]
-    top1: float
+_End = tuple[Mapping[str, str], float]  # what a finished stage was made with, and top-1
 
 
 def _ends(run: Run) -> Iterator[_End]:
     for stage in run.history.stages:
         if stage.finished and stage.finished.top1 is not None and not stage.left_out and stage.name not in run.stale:
-            yield _End(_facts(run, stage), stage.finished.top1)
+            yield _facts(run, stage), stage.finished.top1
 
 
 def _facts(run: Run, stage: StageHistory) -> dict[str, str]:
@@ -136,9 +121,9 @@ def effect_table(runs: Sequence[Run], setting: str, across: str | None = None, a
             found = interval([math.fsum(a - b for a, b in of_run) / len(of_run) for of_run in pairs], twins)
             level = math.fsum(math.fsum(a for a, _ in of_run) / len(of_run) for of_run in pairs) / len(pairs)
             count = sum(len(of_run) for of_run in pairs)
-            rows.append((place, value, level, found.mean, found.low, found.high, count, found.runs))
+            rows.append((place, value, level, *found, count, len(pairs)))
     if not rows:
-        every = [end.facts for found in ends for end in found]
+        every = [facts for found in ends for facts, _ in found]
         known = sorted({field for facts in every for field in facts} - {"ancestors"})
         varied = [field for field in known if len({facts.get(field) for facts in every}) > 1]
         raise UsageError(
@@ -147,20 +132,13 @@ def effect_table(runs: Sequence[Run], setting: str, across: str | None = None, a
             f"settings that differ between stages: {', '.join(varied) or 'none'}",
         )
     note = f"difference: top-1 against {setting} {base}, in percentage points, between stages of the same run that are alike in all else"
-    note = "; ".join(filter(None, (note, _said_of(rows, twins, "means"))))
-    return Table(f"Effect of {setting}, against {base}", _columns(across or "", setting), tuple(rows), (note,))
+    columns = (Column("across", across or "", "text"), Column("value", setting, "text"), *_NUMBERS)
+    said = tuple(filter(None, (note, _said_of(rows, twins))))
+    return Table(f"Effect of {setting}, against {base}", columns, tuple(rows), said)
 
 
-def _columns(across: str, setting: str) -> tuple[Column, ...]:
-    return (
-        Column("across", across, "text"),
-        Column("value", setting, "text"),
-        Column("top1", "top-1", "percent"),
-        *_DIFFERENCE,
-    )
-
-
-_DIFFERENCE = (
+_NUMBERS = (
+    Column("top1", "top-1", "percent"),
     Column("difference", "difference", "points"),
     Column("low", "95 % from", "points"),
     Column("high", "to", "points"),
@@ -172,8 +150,8 @@ _DIFFERENCE = (
 def _matched(ends: Sequence[_End], setting: str, across: str | None) -> list[tuple[str, dict[str, float]]]:
     """Groups of stages that are alike but for `setting`: the value of `across`, and top-1 by the value of `setting`."""
     groups: dict[frozenset[tuple[str, str]], tuple[str, dict[str, float]]] = {}
-    for end in ends:
-        alike = frozenset((field, value) for field, value in end.facts.items() if not _belongs(field, setting))
-        place = end.facts.get(across, "(none)") if across else ""
-        groups.setdefault(alike, (place, {}))[1][end.facts.get(setting, "(none)")] = end.top1
+    for facts, top1 in ends:
+        alike = frozenset((field, value) for field, value in facts.items() if not _belongs(field, setting))
+        place = facts.get(across, "(none)") if across else ""
+        groups.setdefault(alike, (place, {}))[1][facts.get(setting, "(none)")] = top1
     return list(groups.values())

@@ -1,46 +1,50 @@
 """What a run has done over all its process lives, and how its report sees it: values. No I/O."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from stagerun.base.events import EnsembleTested, StageFinished, Tested, TestedBeside
+from stagerun.base.events import EnsembleTested, StageFinished, Tested
 from stagerun.base.staleness import Staleness
 from stagerun.store.layout import parse_name
 
+# An epoch ends with an update, but for what sums of fractions may be off by.
+_ROUNDING = 1e-6
 
-class Bin(NamedTuple):
-    """Consecutive updates of a stage as a curve shows them. `iter` is the last one's number; `epoch` and `loss` are means. `rates`
-    are (epoch, learning rate) of the first, the least, the largest and the last, in their order: no peak and no step is lost."""
 
-    iter: int
-    updates: int
-    epoch: float
-    loss: float
-    rates: tuple[tuple[float, float], ...]
+def epoch_number(epoch: float) -> int:
+    """The epoch, 1-based, that ends at or after `epoch` epochs."""
+    return max(1, math.ceil(epoch - _ROUNDING))
 
 
 class Span(NamedTuple):
-    """Updates of a stage in one epoch or one process life: sums over all of them. `lr` is the last one's; `batches` are the
-    different numbers of images of an update."""
+    """Updates of a stage in one epoch: sums over all of them. `lr` is the last one's."""
 
     updates: int
     images: int
     seconds: float
     loss: float
     lr: float
-    batches: frozenset[int]
+
+
+class Incident(NamedTuple):
+    """What happened to a run, and where. `kind`: rollback, warning or restart."""
+
+    stage: str
+    iter: int
+    kind: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """What the updates of a stage come to. Numbers are over every update; `bins` alone are thinned, for curves. Epochs count along
-    the stage's path of ancestors; `loss` is the mean over the last updates, 100 at most. `epochs` and `lives` (1-based) are
-    in order."""
+    """What the updates of a stage come to. `losses`, (iteration, mean), are thinned for curves; all else is over every update. `loss` is the
+    mean over the last updates, 100 at most. `epochs` count along the stage's path of ancestors. `lives`: the process lives (1-based)
+    that did the updates."""
 
     iter: int
-    epoch: float
     updates: int
     images: int
     seconds: float
@@ -48,43 +52,41 @@ class Trained:
     last_lr: float
     weight_decay: float
     loss: float
-    bins: tuple[Bin, ...]
+    losses: tuple[tuple[float, float], ...]
     epochs: Mapping[int, Span]
-    lives: Mapping[int, Span]
+    lives: tuple[int, ...]
     sent: float | None = None  # bytes of rank 0 in an iteration, with several workers
     of_dense: float | None = None  # where the stage doesn't add up all gradients as they are
     staleness: Staleness | None = None  # of a stage with `method: ASYNC`
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Life:
     """One process life, from RunStarted to its last line. Where that line is lost, workers is 0 and device ''.
 
     `updates`, `images` and `seconds` (of training, without evaluation) are of all its iterations, those of pieces of stages among
-    them. `again` of them were done twice: by a later life, too, or as a piece. `speeds`: (seconds since `began`, images/s), thinned.
-    `end` is '' where the log doesn't say how it ended.
+    them. `again` of them were done twice: by a later life, too, or as a piece. `end` is '' where the log doesn't say how it ended.
     """
 
     number: int
     began: float
     ended: float
-    workers: int
-    threads: int
-    device: str
-    version: str
-    start: str
-    end: str
-    again: int
-    updates: int
-    images: int
-    seconds: float
-    speeds: tuple[tuple[float, float], ...]
+    workers: int = 0
+    threads: int = 0
+    device: str = ""
+    version: str = ""
+    start: str = ""
+    end: str = ""
+    again: int = 0
+    updates: int = 0
+    images: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageHistory:
     """What counts of a stage. `start` is the snapshot it began from or `seed N`, `weights` the file with its weights; `resumes` are the iterations at which a
-    later life went on. `begin` is in epochs along its path. `max_iter` is 0 where the log has lost it. `older` is the
+    later life went on. `begin` is in epochs along its path, of which each iteration is `epochs_each`. `max_iter` is 0 where the log has lost it. `older` is the
     highest attempt at a snapshot of this stage from before it last started over. `gone`: the schedule has it no longer.
     `disabled`: it has it, with `enabled: false`. `skips` and `rollbacks`: as of StageFinished, so far.
     """
@@ -93,12 +95,12 @@ class StageHistory:
     start: str = ""
     weights: str = ""
     begin: float = 0.0
+    epochs_each: float = 0.0
     begins: int = 0  # the first iteration, that of a `solverstate`
     max_iter: int = 0
     batch_size: int = 0
     trained: Trained | None = None  # where the log has updates of it
-    tests: tuple[tuple[float, Tested], ...] = ()  # with the epoch, in the order of (iter, ema)
-    beside: tuple[tuple[float, TestedBeside], ...] = ()  # on further validation sets, in the order of (iter, ema, set)
+    tests: tuple[Tested, ...] = ()  # in the order of (iter, ema)
     resumes: tuple[int, ...] = ()
     finished: StageFinished | None = None
     skips: int = 0
@@ -137,9 +139,13 @@ class StageHistory:
     def iter(self) -> int:
         return self.trained.iter if self.trained else 0
 
+    def epoch(self, iter: int) -> float:
+        """Along its path of ancestors."""
+        return self.begin + (iter - self.begins) * self.epochs_each
+
     @property
     def epochs(self) -> float:
-        return self.trained.epoch - self.begin if self.trained else 0.0
+        return self.epoch(self.iter) - self.begin if self.trained else 0.0
 
     @property
     def seconds(self) -> float:
@@ -158,7 +164,7 @@ class History:
     `complete`: nothing was left to do at its end.
 
     `ensembles` are those of the schedule that were evaluated, and whose members have not been trained since. `names`: by its name
-    the stage of a snapshot that was written when the stage was called otherwise.
+    the stage of a snapshot that was written when the stage was called otherwise. `now`: where the run is; None before its first stage.
     """
 
     schedule: str
@@ -170,6 +176,8 @@ class History:
     ensembles: tuple[EnsembleTested, ...] = ()
     planned_ensembles: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
+    now: tuple[str, int] | None = None
+    incidents: tuple[Incident, ...] = ()
     _named: Mapping[str, StageHistory] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -200,7 +208,8 @@ class Run:
     another end of their parent than it has now, and what follows from them. `results` are those of the snapshots that ensembles
     were made from, as far as they are there, by the snapshot's id. `before`: by stage, top-1 of the average or snapshot that it started from,
     where that is known and is not its parent's end as it is now. `word` is what
-    `status` says of a process life whose end the log doesn't have; `alive`: whether it still runs.
+    `status` says of a process life whose end the log doesn't have; `alive`: whether it still runs. `snapshots`: (stage, iteration) of those
+    on disk.
     """
 
     label: str
@@ -213,6 +222,7 @@ class Run:
     alive: bool = False
     word: str = ""
     out: Path = Path()
+    snapshots: frozenset[tuple[str, int]] = frozenset()
 
     def path(self, stage: StageHistory) -> list[StageHistory]:
         """The stage and its ancestors, itself first."""
@@ -245,26 +255,15 @@ class Run:
         if (parent := self.history.follows(stage)) is not None:
             return parent.finished.top1 if parent.finished else None
         # From the midst of a stage: the evaluation there, of as many images.
-        above, own = self.history.stage(stage.parent or ""), {test.images for _, test in stage.tests if not test.ema}
-        tests = [test for _, test in above.tests if not test.ema and test.images in own] if above else []
+        above, own = self.history.stage(stage.parent or ""), {test.images for test in stage.tests if not test.ema}
+        tests = [test for test in above.tests if not test.ema and test.images in own] if above else []
         return next((test.top1 for test in tests if test.iter == stage.parent_iter), None)
 
     def alone(self, tested: EnsembleTested) -> list[StageFinished | None]:
-        """How each member of an ensemble does by itself: the results of the snapshots that it was made from, which need not be
-        those that the stages ended with last. Where none of them is left, what the log says of the stages, if it comes to the best
-        and the mean that the ensemble was compared with."""
+        """How each member of an ensemble does by itself: the results of the snapshots that it was made from, which need not be those that the
+        stages ended with last. None where they are gone."""
         ids = dict(zip(tested.members, tested.snapshots, strict=False))
-        found = [self.results.get(ids.get(name, "")) for name in tested.members]
-        if any(found):
-            return found
-        stages = [self.history.stage(name) if "@" not in name else None for name in tested.members]
-        logged = [stage.finished if stage else None for stage in stages]
-        top1 = [result.top1 for result in logged if result is not None and result.top1 is not None]
-        same = len(top1) == len(logged) > 0 and (max(top1), sum(top1) / len(top1)) == (
-            tested.best_top1,
-            tested.mean_top1,
-        )
-        return [*logged] if same else found
+        return [self.results.get(ids.get(name, "")) for name in tested.members]
 
     def earlier(self, tested: EnsembleTested) -> list[StageFinished]:
         """Those of them that the stages have other results than now."""
@@ -336,7 +335,7 @@ def _alike(one: StageFinished, other: StageFinished | None) -> bool:
 
 def lived_on(run: Run, stage: StageHistory, what: str) -> str:
     """`workers`, `threads`, `device` or `version` of the lives that trained the stage, in order: `2` or `2, 4`."""
-    used = stage.trained.lives if stage.trained else {}
+    used = stage.trained.lives if stage.trained else ()
     found = dict.fromkeys(str(getattr(life, what) or "unknown") for life in run.history.lives if life.number in used)
     return ", ".join(found)
 
@@ -358,7 +357,7 @@ def notes(runs: Sequence[Run]) -> list[str]:
         for stage in h.stages:
             if stage.trained and (missing := stage.iter - stage.begins - stage.trained.updates):
                 found.append(f"{run.label}: iterations of {stage.name} without a line in log.jsonl: {missing}")
-            images = [test.images for _, test in stage.tests]
+            images = [test.images for test in stage.tests]
             if images and (least := min(images)) < max(images):
                 found.append(
                     f"{run.label}: tests inside {stage.name} cover {least} of {max(images)} images (`test_iter`)"

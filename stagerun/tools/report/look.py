@@ -14,9 +14,8 @@ from stagerun.language.build import completed
 from stagerun.plan.counting import under
 from stagerun.plan.ensembles import made_of
 from stagerun.tools.report.history import History, Run, StageHistory
-from stagerun.tools.report.read_log import LOG, is_schedule, read_log
-from stagerun.tools.report.replay import history
-from stagerun.train.output import Target, ensemble_on_disk
+from stagerun.tools.report.replay import Reader, is_schedule
+from stagerun.train.output import LOG, Target, ensemble_on_disk
 from stagerun.train.results import read_ensemble, read_result, top1_of
 from stagerun.train.status import Status, look
 
@@ -62,7 +61,7 @@ def labels(outs: Sequence[str]) -> list[str]:
 
 def look_at(out: Path, label: str, points: int, say: Callable[[str], None]) -> Run:
     """`points` stay of its curves; `say` gets what is passed over. UsageError for a folder without a run."""
-    past = history(read_log(out), points)
+    past = Reader(out, points).read()
     return run_of(out, label, past, *_word(out, past), say)
 
 
@@ -88,6 +87,7 @@ def run_of(out: Path, label: str, past: History, alive: bool, word: str, say: Ca
         word=word,
         before=dict(_before(out, past, inventory, ends)),
         results={ref.id: result for ref in made_from if (result := read_result(out, ref)) is not None},
+        snapshots=frozenset((ref.stage, ref.iter) for ref in inventory.snapshots),
     )
 
 

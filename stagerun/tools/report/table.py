@@ -13,13 +13,16 @@ Cells = Sequence[tuple["Column", Callable[..., Value]]]  # columns, each with wh
 @dataclass(frozen=True, slots=True)
 class Column:
     """`key` heads it in CSV, `title` where people read it ('': only in CSV). `kind` is `text` or a key of
-    WORDS. A column that says `dull` or nothing in every row is not shown to people.
+    WORDS. A column that says `dull` or nothing in every row is not shown to people, and an `optional` one is not in the table. `note`: a
+    sentence on its numbers, for a table that has it.
     """
 
     key: str
     title: str
     kind: str
     dull: Value = None
+    optional: bool = False
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +40,11 @@ RUN = Column("run", "run", "text")
 
 def table_of(title: str, cells: Cells, items: Iterable[tuple[object, ...]], *notes: str) -> Table:
     """A row for each item, which the functions of `cells` take as their arguments."""
-    rows = tuple(tuple(value(*item) for _, value in cells) for item in items)
-    return Table(title, tuple(column for column, _ in cells), rows, notes)
+    rows = [tuple(value(*item) for _, value in cells) for item in items]
+    columns = [column for column, _ in cells]
+    kept = [i for i, c in enumerate(columns) if not c.optional or {row[i] for row in rows} - {None, "", c.dull}]
+    said = dict.fromkeys((*notes, *(columns[i].note for i in kept if columns[i].note)))
+    return Table(title, tuple(columns[i] for i in kept), tuple(tuple(row[i] for i in kept) for row in rows), (*said,))
 
 
 def moment(time: float) -> str:

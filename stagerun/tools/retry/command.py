@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import BinaryIO
 
 import click
 
@@ -19,7 +18,6 @@ from stagerun.base.errors import (
     ExitCode,
     FolderInUseError,
     ResumeRefused,
-    StagerunError,
     StorageError,
     UsageError,
 )
@@ -33,7 +31,7 @@ from stagerun.launch.ancestors import to_be_told, words_of_run
 from stagerun.store.given import looked_at
 from stagerun.store.lives import Seen
 from stagerun.system import signals
-from stagerun.system.process import Process, living
+from stagerun.system.process import Process, die_with_parent, living
 from stagerun.train import results
 from stagerun.train.command import run
 from stagerun.train.first_look import look
@@ -99,11 +97,10 @@ def retry_command(options: RetryOptions) -> int:
     """The exit code. RecipeError, UsageError, StorageError, PermissionDenied, FolderInUseError, ResumeRefused."""
     task = _task(options)
     stop = Commanded()
-    restarts, idle, wait = 0, 0, 1.0
-    started, began = False, list[bool]()  # whether the run had, of each start
+    restarts, wait = 0, 1.0
+    idle: list[bool] = []  # of the starts since it last got further: whether the run had begun
     while True:
-        began.append(False)
-        further, failed = False, None
+        further, failed, ended = False, None, None
         try:
             before = _before(task)
             if before is None:
@@ -111,22 +108,25 @@ def retry_command(options: RetryOptions) -> int:
                 return ExitCode.DONE
             if stop.asked is not None:
                 return ExitCode.SAVED
-            started = True
             ended = _one(options.command, task, stop)
             if stop.asked is not None:
                 return _stopped(ended, task)
             code, why = judge(ended)
             if code is not None:
                 return code
-            began[-1] = ended.began
             further = _further(task, before)
         except StorageError as error:
-            if stop.asked is not None or not started:  # before the first start it is a mistake, as likely as not
+            if stop.asked is not None or not (
+                restarts or ended
+            ):  # before the first start it is a mistake, as likely as not
                 raise
             failed, why = error, str(error)
-        idle = 0 if further else idle + 1
-        if idle >= LIMIT and (over := _given_up(options, began[-LIMIT:], why, failed, task.retry)) is not None:
-            raise over
+        idle = [] if further else [*idle, ended is not None and ended.began]
+        if len(idle) >= LIMIT and not (task.retry and any(idle[-LIMIT:])):
+            # Not 69, which a batch script would answer by starting the same again.
+            came = "came to no snapshot and no result" if any(idle[-LIMIT:]) else "ended before the run had started"
+            hint = "`stagerun run --retry` goes on all the same; or try the command by itself"
+            raise failed or ResumeRefused(f"{LIMIT} starts in a row {came}: {why}", hint)
         if options.max_restarts is not None and restarts == options.max_restarts:
             tell(f"{why}; --max-restarts {restarts} is used up")
             return ExitCode.PEER
@@ -135,24 +135,6 @@ def retry_command(options: RetryOptions) -> int:
         tell(f"restart {restarts} in {duration(wait)}: {why}")
         if stop.wait(wait):
             return ExitCode.SAVED  # what is left of the lives before is on disk
-
-
-def _given_up(
-    options: RetryOptions, began: Sequence[bool], why: str, failed: StorageError | None, anyhow: bool
-) -> StagerunError | None:
-    """What to say after LIMIT starts that came to nothing, `began` of each whether the run had; None to go on all the same."""
-    if not any(began):
-        # Not 69, which a batch script would answer by starting the same again.
-        return failed or ResumeRefused(
-            f"{LIMIT} starts in a row ended before the run had started: {why}",
-            f"an option of the launcher, or a host that it can't reach; try by itself: {' '.join(options.command)}",
-        )
-    if anyhow:
-        return None
-    return failed or ResumeRefused(
-        f"{LIMIT} starts in a row came to no snapshot and no result: {why}",
-        "`stagerun run --retry` goes on all the same",
-    )
 
 
 def judge(ended: Ended) -> tuple[int | None, str]:
@@ -194,7 +176,11 @@ def _task(options: RetryOptions) -> RunOptions:
     """What COMMAND runs: the options of its `stagerun run`, and --out. UsageError."""
     words = words_of_run(options.command)
     if words is not None:
-        found = _parsed(words)
+        try:
+            with run.make_context("stagerun run", words, help_option_names=["-h", "--help"]) as context:
+                found = filled(RunOptions, context.params)
+        except click.exceptions.Exit as error:
+            raise UsageError("COMMAND asks `stagerun run` for its help", "leave --help out") from error
         return replace(found, out=options.out or found.out)
     if options.schedule is None:
         raise UsageError(
@@ -204,19 +190,10 @@ def _task(options: RetryOptions) -> RunOptions:
     return RunOptions(options.schedule, out=options.out)
 
 
-def _parsed(words: list[str]) -> RunOptions:
-    try:
-        with run.make_context("stagerun run", words, help_option_names=["-h", "--help"]) as context:
-            return filled(RunOptions, context.params)
-    except click.exceptions.Exit as error:
-        raise UsageError("COMMAND asks `stagerun run` for its help", "leave --help out") from error
-
-
 def _before(task: RunOptions) -> str | None:
     """The `standing` before a start; None where nothing is left to do. Raises what the run would raise: it comes with its
     own exit code from here, which the launcher's may hide."""
-    schedule = load(task.folder, task.overrides)
-    out = output_folder(schedule.name, task.out)
+    schedule, out = _place(task)
     schedule = looked_at(schedule, out)
     plan, found = look(schedule, out, task)
     if results.nothing_to_do(plan, out):
@@ -301,24 +278,17 @@ class Commanded:
         self._interrupts = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._asked_to_end: set[Process] = set()
-        self._guard = _guard()
         for number in signals.stop_signals():
             signal.signal(number, self._handle)
 
-    def run(self, command: Sequence[str], said: BinaryIO | None = None) -> int:
+    def run(self, command: Sequence[str]) -> int:
         """Runs it in a session of its own; returns its exit code. A Ctrl-C at the terminal would else reach the launcher too, which may
-        kill its ranks for it. `said` takes what it prints; None: this process's own streams."""
+        kill its ranks for it."""
         try:
             with signals.held():  # one that comes now finds the process
                 self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=said,
-                    stderr=said,
-                    start_new_session=True,
-                    preexec_fn=signals.release,
+                    command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_begin
                 )
-                self._guarded(self._process.pid)
         except OSError as error:
             raise UsageError(f"`{command[0]}` can't be started: {error.strerror}") from error
         if self.asked is not None:
@@ -328,7 +298,6 @@ class Commanded:
             if self._asked_to_end and all(living(kin.pid) is None for kin in self._asked_to_end):
                 _ask_to_end(self._process.pid, self._asked_to_end)  # the script may go on to its next command
         self._process = None
-        self._guarded(0)
         return code
 
     def wait(self, seconds: float) -> bool:
@@ -365,9 +334,11 @@ class Commanded:
                 os.killpg(pid, signal.SIGKILL)
         signals.end_at_once(ExitCode.INTERRUPTED, "ended without saving")
 
-    def _guarded(self, pid: int) -> None:
-        with suppress(OSError):  # it is gone
-            os.write(self._guard, f"{pid}\n".encode())
+
+def _begin() -> None:
+    """In the command's process: it is asked to end when this one is killed."""
+    signals.release()
+    die_with_parent(signal.SIGTERM)
 
 
 def _ask_to_end(pid: int, asked: set[Process]) -> bool:
@@ -378,23 +349,3 @@ def _ask_to_end(pid: int, asked: set[Process]) -> bool:
         with suppress(OSError):
             os.kill(found[0].pid, found[1])
     return found is not None
-
-
-def _guard() -> int:
-    """Starts a process that asks the command to stop when this one is killed: the kernel's own way reaches the command alone, and
-    not what it has started. Returns where it reads the command's number, 0 for none."""
-    reads, writes = os.pipe()
-    if os.fork():
-        os.close(reads)
-        return writes
-    try:
-        os.close(writes)
-        os.setsid()
-        signals.settle()
-        pid = 0
-        while said := os.read(reads, 4096):
-            pid = int(said.split()[-1])
-        if pid and not _ask_to_end(pid, set()):
-            os.killpg(pid, signal.SIGTERM)
-    finally:
-        os._exit(0)

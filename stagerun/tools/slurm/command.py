@@ -29,23 +29,19 @@ from stagerun.base.recipe import Schedule
 from stagerun.base.text import columns, count, duration
 from stagerun.command.ending import show, tell
 from stagerun.command.options import argument, arguments, command, filled, flag, given, option, require_least
-from stagerun.command.shared import FASTEST, SLOWEST, Duration, FiniteRange, Folder, Overrides, limits, output_folder
+from stagerun.command.shared import Duration, Folder, Overrides, limits, output_folder
 from stagerun.language import load
 from stagerun.launch.options import HostOptions
 from stagerun.launch.worker_count import check_workers
 from stagerun.plan import Plan, make_plan, require_fresh
-from stagerun.plan.budget import MOST
-from stagerun.plan.ensembles import ensembles_left
 from stagerun.plan.planned import iterations_text
 from stagerun.store.disk import make_folder
 from stagerun.store.errors import reporting
 from stagerun.store.given import looked_at
 from stagerun.system import signals
-from stagerun.system.files import writing
 from stagerun.system.process import program
 from stagerun.train import results
 from stagerun.train.command import run
-from stagerun.train.hours import find_budget, find_hours
 from stagerun.train.logs.table import require_packages
 from stagerun.train.options import RunOptions
 from stagerun.train.results import require_progress, standing
@@ -84,14 +80,6 @@ class SbatchOptions:
         "[default: 5m, at most a quarter of --time]",
         type=Duration(least=10.0),
     )
-    images_per_second: float | None = option(
-        "--images-per-second N",
-        "Speed of training of the whole job, to estimate the number of allocations.  [default: as the last run or rehearsal here]",
-        type=FiniteRange(SLOWEST, FASTEST),
-    )
-    output: str | None = option(
-        "--output FILE", "Write the script into FILE, which is not overwritten.  [default: on stdout]"
-    )
     submit: bool = flag("--submit", "Queue it with sbatch, and print the job's number.")
     words: tuple[str, ...] = argument("[-- OPTIONS OF RUN]", nargs=-1, type=click.UNPROCESSED, default=())
 
@@ -127,12 +115,10 @@ def queue(options: SbatchOptions, task: RunOptions, hosts: HostOptions, words: S
     batch = _batch(options, words, schedule, plan, out)
     text = script(batch)
     _make_parent(out)
-    if options.output is not None:
-        _write(Path(options.output), text)
-    elif not options.submit:
-        click.echo(text, nl=False)
     if options.submit:
         _submit(batch, text, task)
+    else:
+        click.echo(text, nl=False)
 
 
 def _require_sense(options: SbatchOptions, task: RunOptions, hosts: HostOptions) -> None:
@@ -210,7 +196,7 @@ def _batch(options: SbatchOptions, words: Sequence[str], schedule: Schedule, pla
         name=schedule.name,
         about=[
             f"{schedule.name} on {workers}: {count(len(schedule.stages), 'stage')}, {left}.",
-            _length(options, plan, out),
+            f"Allocations of {duration(options.time)}, the last {duration(options.seconds_before)} of which are for saving.",
         ],
         command=["stagerun", *sys.argv[1:]],
         folder=os.getcwd(),
@@ -228,36 +214,10 @@ def _batch(options: SbatchOptions, words: Sequence[str], schedule: Schedule, pla
     )
 
 
-def _length(options: SbatchOptions, plan: Plan, out: Path) -> str:
-    """How many allocations it will take, in a line."""
-    each = f"of {duration(options.time)}, the last {duration(options.seconds_before)} of which are for saving"
-    hours = find_hours(plan, out, options.images_per_second)
-    if hours is None or any(p.stage.name not in hours.speeds for p in plan.work):
-        rehearse = f"`stagerun rehearse {options.folder}` or --images-per-second would show it"
-        return f"Allocations {each}; how many is not known: {rehearse}."
-    together = ensembles_left(plan.schedule, results.planned_ensembles(plan, out), hours.speeds)
-    found = find_budget(plan, hours, options.time - options.seconds_before, together)
-    if found.allocations is None and not found.done:
-        return f"Allocations {each}: too short for a start and what is next, an iteration and its snapshot or an evaluation."
-    number = 1 if found.done else found.allocations
-    shown = count(number, "allocation") if number is not None and number <= MOST else f"more than {MOST} allocations"
-    return f"About {duration(found.total)} {hours.source}: {shown} {each}."
-
-
 def _make_parent(out: Path) -> None:
     """sbatch takes a script whose output can't be opened; the job then fails without a word."""
     with reporting("make the output folder", out.parent):
         make_folder(store.LocalDisk(), Path(os.path.abspath(out.parent)))
-
-
-def _write(file: Path, text: str) -> None:
-    with writing(file):
-        try:
-            with open(file, "x", encoding="utf-8") as opened:
-                opened.write(text)
-        except FileExistsError:
-            hint = "someone may have changed it by hand: remove it, or give another name"
-            raise UsageError(f"--output {file}: it is there already", hint) from None
 
 
 def _submit(batch: "Batch", text: str, task: RunOptions) -> None:
@@ -265,7 +225,7 @@ def _submit(batch: "Batch", text: str, task: RunOptions) -> None:
     try:
         done = subprocess.run(["sbatch", "--parsable"], input=text, capture_output=True, text=True, check=False)
     except OSError as error:
-        hint = "do it where jobs are submitted, or write the script with --output FILE and take it there"
+        hint = "do it where jobs are submitted, or write the script into a file (`stagerun sbatch ... > FILE`) and take it there"
         raise UsageError(f"--submit: no sbatch can be run here: {error.strerror}", hint) from error
     said = done.stderr.strip().removeprefix("sbatch: error: ")
     if done.returncode:

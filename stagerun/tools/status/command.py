@@ -56,9 +56,7 @@ def status(
         return show_snapshots(target, verify, wishes, as_json)
     now = time.time()
     found = look(target, now, tell)
-    stages = target.schedule.stages if target.schedule is not None else ()
-    classes = max((stage.model.num_classes for stage in stages), default=None)
-    text = status_json(found) if as_json else status_text(found, now, classes)
+    text = status_json(found) if as_json else status_text(found, now)
     show(text + (elsewhere(target) if found.state == "nothing" and not as_json else ""), marks=found.stages)
 
 
@@ -67,8 +65,8 @@ def status_json(status: Status) -> str:
     return json.dumps(asdict(status) | {"ensembles": ensembles}, indent=1)
 
 
-def status_text(status: Status, now: float, classes: int | None = None) -> str:
-    """`now` in seconds since the epoch; `classes` of the network, where known."""
+def status_text(status: Status, now: float) -> str:
+    """`now` in seconds since the epoch."""
 
     def ago(time: float) -> str:
         return duration(max(0.0, now - time))  # another machine's clock may be ahead
@@ -99,7 +97,7 @@ def status_text(status: Status, now: float, classes: int | None = None) -> str:
         age = "" if status.snapshot.written is None else f", {ago(status.snapshot.written)} old"
         lines.append(f"newest snapshot {status.snapshot.name}, {size(status.snapshot.bytes)}{age}")
     if status.evaluations:
-        lines += ["", *_table(status, classes)]
+        lines += ["", *_table(status)]
     if status.ensembles:
         lines += ["", ensembles_table(status.ensembles)]
     lines += [passed_over(name) for name in status.forbidden]
@@ -187,26 +185,15 @@ def hosts_text(hosts: Sequence[str]) -> str:
     return f"on {count(len(ranks), 'host')}: {', '.join(named)}{f' and {more} more' if more else ''}"
 
 
-def _table(status: Status, classes: int | None) -> list[str]:
-    """Without top-5 where there are no more than five classes to choose from."""
-    five = classes is None or classes > 5
+def _table(status: Status) -> list[str]:
     averaged = any(e.ema_top1 is not None for e in status.evaluations)
-    rows = [["evaluated", "iteration", "top-1", *["top-5"] * five, "loss", *["EMA top-1"] * averaged, "snapshot"]]
+    rows = [["evaluated", "iteration", "top-1", "top-5", "loss", *["EMA top-1"] * averaged, "snapshot"]]
     for e in status.evaluations:
-        rows.append(
-            [
-                e.stage,
-                str(e.iter),
-                percent(e.top1),
-                *[percent(e.top5)] * five,
-                "" if e.loss is None else f"{e.loss:.4f}",
-                *[percent(e.ema_top1)] * averaged,
-                e.snapshot,
-            ]
-        )
+        scores = [percent(e.top1), percent(e.top5), "" if e.loss is None else f"{e.loss:.4f}"]
+        rows.append([e.stage, str(e.iter), *scores, *[percent(e.ema_top1)] * averaged, e.snapshot])
         for val, top1, top5, loss, ema in e.beside:
-            said = [percent(top1), *[percent(top5)] * five, "" if loss is None else f"{loss:.4f}"]
-            rows.append([f"{'EMA ' * ema}on {val}", "", *said, *[""] * averaged, ""])
+            scores = [percent(top1), percent(top5), "" if loss is None else f"{loss:.4f}"]
+            rows.append([f"{'EMA ' * ema}on {val}", "", *scores, *[""] * averaged, ""])
     return columns(rows)
 
 

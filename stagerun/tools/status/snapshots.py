@@ -25,7 +25,7 @@ from stagerun.base.snapshots import Inventory, SnapshotRef
 from stagerun.base.text import columns, count, percent, size
 from stagerun.command.ending import show, tell
 from stagerun.command.options import flag, option
-from stagerun.plan import Plan, State, changed_fields, make_plan
+from stagerun.plan import changed_fields, make_plan
 from stagerun.store.layout import snapshots_folder
 from stagerun.train.output import DISK, Target, elsewhere, newest_recipe, written
 from stagerun.train.progress import MOST_STATE, STATE, progress_of
@@ -105,22 +105,19 @@ def list_snapshots(out: Path, verify: bool = False, schedule: Schedule | None = 
     # A run that goes on may have deleted some while they were looked at.
     found = [f for f in found if f.state == "complete" or os.path.exists(snapshots_folder(out) / f.name)]
     schedule = schedule or newest_recipe(out, inventory)
-    stages = schedule.stages if schedule is not None else ()
-    order = {stage.name: number for number, stage in enumerate(stages)}
+    order = {stage.name: number for number, stage in enumerate(schedule.stages if schedule is not None else ())}
     pins = store.pins(DISK, out)
 
     def place(stage: str) -> int:
         return order.get(stage, len(order))
 
-    def kept_for(f: Found) -> tuple[str, ...]:
-        if f.state != "complete":
-            return ()
-        ensembles = schedule.ensembles if schedule is not None else ()
-        starts = [s.name for s in stages if (s.parent, s.parent_iter) == (f.stage, f.iter)]
-        return (*starts, *(e.name for e in ensembles if (f.stage, f.iter) in e.points))
-
     found = [
-        replace(f, kept_for=kept_for(f), started=tuple(sorted(f.started, key=place)), pinned=f.name in pins)
+        replace(
+            f,
+            kept_for=_users(schedule, f.stage, f.iter) if f.state == "complete" else (),
+            started=tuple(sorted(f.started, key=place)),
+            pinned=f.name in pins,
+        )
         for f in found
     ]
     return sorted(found, key=lambda f: (place(f.stage), f.stage, f.attempt, f.iter))
@@ -268,8 +265,12 @@ def tend(target: Target, wishes: Wishes) -> list[str]:
         store.require_free(DISK, out, lock.held)
         # No run holds the folder, so no snapshot appears or goes between the look and the deed.
         inventory = store.inventory(DISK, out)
-        _refuse_pinned(wishes, store.pins(DISK, out))
-        lost = _lost(target.schedule, inventory, wishes.drop)
+        pinned = store.pins(DISK, out)
+        for name in wishes.drop:
+            if name in pinned and name not in wishes.unpin:
+                hint = f"`--unpin {name}` beside the --drop takes the pin off first"
+                raise ResumeRefused(f"snapshot {name} is pinned", hint)
+        lost = _needed(target.schedule, inventory, wishes.drop)
         if lost and not wishes.force:
             raise ResumeRefused("\n".join(lost), "nothing was deleted; --force deletes all the same")
         tell("\n".join(lost))
@@ -328,91 +329,28 @@ def _drop_result(out: Path, place: store.Place) -> None:
 # -- what is lost
 
 
-def _refuse_pinned(wishes: Wishes, pinned: Collection[str]) -> None:
-    for name in wishes.drop:
-        if name in pinned and name not in wishes.unpin:
-            raise ResumeRefused(
-                f"snapshot {name} is pinned", f"`--unpin {name}` beside the --drop takes the pin off first"
-            )
-
-
-def _lost(schedule: Schedule | None, inventory: Inventory, drop: Collection[str]) -> list[str]:
-    return lost_in(schedule, inventory, drop) if schedule is not None else needed(inventory, drop)
-
-
-def _without(inventory: Inventory, drop: Collection[str]) -> Inventory:
-    return replace(inventory, snapshots=tuple(ref for ref in inventory.snapshots if ref.name not in drop))
-
-
-def needed(inventory: Inventory, drop: Collection[str]) -> list[str]:
-    """Why some are needed, where no schedule says what counts: the only snapshot of a stage's end, of a place that others
-    started from, and the newest of a stage without an end. Pure."""
-    left = _without(inventory, drop)
+def _needed(schedule: Schedule | None, inventory: Inventory, drop: Collection[str]) -> list[str]:
+    """Why some are needed: the only snapshot of a stage's end, of a place where others start, and the newest of a stage without an end.
+    Whatever the schedule counts now: an edit may be taken back."""
+    left = {(ref.stage, ref.iter, ref.id) for ref in inventory.snapshots if ref.name not in drop}
     reasons = []
     for ref in inventory.snapshots:
-        if ref.name not in drop or any(
-            (r.stage, r.iter, r.id) == (ref.stage, ref.iter, ref.id) for r in left.snapshots
-        ):
+        if ref.name not in drop or (ref.stage, ref.iter, ref.id) in left:
             continue
-        children = dict.fromkeys(r.stage for r in inventory.snapshots if r.parent == ref.id)
-        ends = [r for r in inventory.of(ref.stage) if r.ends_stage]
-        if ref in ends:
+        of_stage = inventory.of(ref.stage)
+        if ref.ends_stage:
             reasons.append(f"{ref.name} is the end of stage `{ref.stage}`")
-        elif not ends and ref == inventory.of(ref.stage)[-1]:
+        elif ref == of_stage[-1] and not any(other.ends_stage for other in of_stage):
             reasons.append(f"{ref.name} is what stage `{ref.stage}` goes on from")
-        if children:
-            reasons.append(f"{ref.name} is what {_stages(children)} started from")
+        started = [other.stage for other in inventory.snapshots if other.parent == ref.id]
+        if users := dict.fromkeys((*started, *_users(schedule, ref.stage, ref.iter))):
+            reasons.append(f"{ref.name} is what {', '.join(f'`{name}`' for name in users)} started from, or will")
     return reasons
 
 
-def lost_in(schedule: Schedule, inventory: Inventory, drop: Collection[str]) -> list[str]:
-    """What the schedule would lose: iterations to be trained again, and places that its stages start from. For a stage that is
-    disabled, or was edited since, what `needed` names: the plan doesn't count it now, but will once that is taken back. Pure."""
-    before, after = make_plan(schedule, inventory), make_plan(schedule, _without(inventory, drop))
-    reasons = []
-    for was, now in zip(before.stages, after.stages, strict=True):
-        rests_on = was.end or was.start
-        if (
-            rests_on is None
-            or was.state not in (State.DONE, State.RESUME)
-            or (now.state, now.iter) == (was.state, was.iter)
-        ):
-            continue
-        again = now.iterations_left - was.iterations_left
-        what = f"{count(again, 'iteration')} again" if again > 0 else "again"
-        reasons.append(f"{rests_on.name} is what stage `{was.stage.name}` rests on: it would be trained {what}")
-    uncounted = [s.stage.name for s in before.stages if s.state in (State.STALE, State.DISABLED)]
-    there = [ref.name for ref in before.inventory.snapshots if ref.name in drop and ref.stage in uncounted]
-    return reasons + _branches_lost(before, after, drop) + needed(before.inventory, there)
-
-
-def _branches_lost(before: Plan, after: Plan, drop: Collection[str]) -> list[str]:
-    """Places inside a stage, not its end, that others start from, and that are gone with the last snapshot there."""
-    reasons = []
-    for planned in before.stages:
-        stage = planned.stage
-        for iter in sorted(before.schedule.branch_points(stage.name)):
-            there = [ref for ref in _counting(before, stage.name, iter) if ref.name in drop]
-            if there and not _counting(after, stage.name, iter):
-                children = [s.name for s in before.schedule.stages if (s.parent, s.parent_iter) == (stage.name, iter)]
-                made = [f"`{e.name}`" for e in before.schedule.ensembles if (stage.name, iter) in e.points]
-                of = f"ensemble{'s' * (len(made) > 1)} {', '.join(made)} {'are' if len(made) > 1 else 'is'} made of"
-                reasons.append(
-                    f"{there[0].name} is what {_stages(children)} {_starts(children)} from"
-                    if children
-                    else f"{there[0].name} is what {of}"
-                )
-    return reasons
-
-
-def _counting(plan: Plan, stage: str, iter: int) -> list[SnapshotRef]:
-    of = plan.schedule.stage(stage)
-    return [ref for ref in plan.inventory.of(stage) if ref.iter == iter and not changed_fields(ref, of)]
-
-
-def _stages(names: Collection[str]) -> str:
-    return f"stage{'s' * (len(names) > 1)} {', '.join(f'`{name}`' for name in names)}"
-
-
-def _starts(names: Collection[str]) -> str:
-    return "start" if len(names) > 1 else "starts"
+def _users(schedule: Schedule | None, stage: str, iter: int) -> tuple[str, ...]:
+    """The stages that start at that iteration, before the stage's end, and the ensembles that have it as a member."""
+    if schedule is None:
+        return ()
+    starts = [s.name for s in schedule.stages if (s.parent, s.parent_iter) == (stage, iter)]
+    return (*starts, *(e.name for e in schedule.ensembles if (stage, iter) in e.points))

@@ -1,16 +1,15 @@
 """A run against the proofs in its log: their chains, its snapshots, and what some stretches come to when they are trained again."""
 
 import json
-import math
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from stagerun import store
 from stagerun.base.errors import ExitCode, StorageError, UsageError
-from stagerun.base.events import Event, NotFinite, Proof, Renamed, RunStarted, SnapshotWritten, StageStarted
-from stagerun.base.recipe import Determinism, Schedule, Stage
+from stagerun.base.events import Event, NotFinite, Proof, Renamed, RunStarted, StageStarted
+from stagerun.base.recipe import Determinism, Schedule
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.base.text import count, listed
 from stagerun.command.ending import say
@@ -19,8 +18,7 @@ from stagerun.engine.codec import digest as digest_on_host
 from stagerun.engine.device import differences
 from stagerun.engine.state import counters
 from stagerun.plan import changed_fields
-from stagerun.plan.counting import lineage
-from stagerun.schedule import parting
+from stagerun.plan.counting import lineage, names_of
 from stagerun.schedule.early_stop import NOTHING_YET
 from stagerun.schedule.plateau import FRESH
 from stagerun.store.logged import event_of
@@ -28,48 +26,34 @@ from stagerun.store.second_names import borrow
 from stagerun.system import signals
 from stagerun.tools.verify.child import Child
 from stagerun.tools.verify.command import ChildFailed, VerifyOptions
-from stagerun.tools.verify.proofs import (
-    Course,
-    Leg,
-    Return,
-    Saved,
-    Stretch,
-    broken_chains,
-    courses_of,
-    legs,
-    missing,
-    next_from,
-    stretches,
-)
+from stagerun.tools.verify.proofs import Course, Saved, Stretch, broken_chains, courses_of, missing, stretches
 from stagerun.tools.verify.stored import stored_schedule
 from stagerun.train.output import DISK, LOG, find_target, plan_of
-from stagerun.train.progress import AVERAGE, MOMENTUM, MOST_STATE, REPLICAS, STATE, WEIGHTS, progress_of
+from stagerun.train.progress import AVERAGE, MOMENTUM, MOST_STATE, STATE, WEIGHTS, progress_of
 
-_KINDS = (Proof, StageStarted, RunStarted, NotFinite, SnapshotWritten, Renamed)
+_KINDS = (Proof, StageStarted, RunStarted, NotFinite, Renamed)
 _WANTED = tuple(b'"event": "%b"' % kind.__name__.encode() for kind in _KINDS)
-# How far weights trained again on another processor may be from the run's, as a share of how far the stretch has moved them.
-TOLERANCE = 0.2
 
 
 @dataclass(slots=True)
 class Findings:
-    """`trained`: proofs reached by training; `unlike`: why bits may differ from the run's here; `apart`: the largest distance of weights
-    where they do."""
+    """`trained`: proofs reached by training, `out_of_reach`: those that training can't come to; `unlike`: why bits may differ from the run's
+    here."""
 
     proofs: int = 0
     snapshots: int = 0
     trained: int = 0
+    out_of_reach: int = 0
     iterations: int = 0
     wrong: list[str] = field(default_factory=list)
     unlike: list[str] = field(default_factory=list)
-    apart: float | None = None
 
     @property
     def verdict(self) -> str:
         if self.wrong:
             return "DIFFERS"
         if self.unlike:
-            return "EQUIVALENT" if self.apart is not None else "NOT COMPARABLE"
+            return "NOT COMPARABLE"
         return "BIT-EXACT" if self.trained else "CONSISTENT"
 
 
@@ -79,20 +63,19 @@ def verify(options: VerifyOptions) -> int:
     found = _Check(options, schedule, target.out).findings()
     if options.as_json:
         say(json.dumps({"verdict": found.verdict, **asdict(found)}, indent=1))
-        return ExitCode.RANKS_DIFFER if found.wrong else ExitCode.DONE
-    did = (
-        f"{count(found.proofs, 'proof')} chained, {count(found.snapshots, 'snapshot')} compared with theirs, {found.trained} reached by "
-        f"training {count(found.iterations, 'iteration')} again"
-    )
-    why = "; ".join(found.unlike)
-    answers = {
-        "DIFFERS": f"DIFFERS: {count(len(found.wrong), 'thing')} not as the run says ({did})",
-        "EQUIVALENT": f"EQUIVALENT, not BIT-EXACT: {why} ({did}; weights are {found.apart or 0.0:.1g} of their way apart at most)",
-        "NOT COMPARABLE": f"NOT COMPARABLE: {why}, and the run has no later snapshot to compare with ({did})",
-        "CONSISTENT": f"CONSISTENT, with nothing trained again ({did})",
-        "BIT-EXACT": f"BIT-EXACT: {did}",
-    }
-    say("\n".join(["", *(f"  {text}" for text in found.wrong), answers[found.verdict]]))
+    else:
+        beyond = f", and {found.out_of_reach} that no kept snapshot leads to" if found.out_of_reach else ""
+        did = (
+            f"{count(found.proofs, 'proof')} chained, {count(found.snapshots, 'snapshot')} compared with theirs, {found.trained} reached by "
+            f"training {count(found.iterations, 'iteration')} again{beyond}"
+        )
+        answers = {
+            "DIFFERS": f": {count(len(found.wrong), 'thing')} not as the run says ({did})",
+            "NOT COMPARABLE": f": {'; '.join(found.unlike)} ({did})",
+            "CONSISTENT": f", with nothing trained again ({did})",
+            "BIT-EXACT": f": {did}",
+        }
+        say("\n".join(["", *(f"  {text}" for text in found.wrong), found.verdict + answers[found.verdict]]))
     return ExitCode.RANKS_DIFFER if found.wrong else ExitCode.DONE
 
 
@@ -100,52 +83,26 @@ class _Check:
     def __init__(self, options: VerifyOptions, schedule: Schedule, out: Path) -> None:
         self.options, self.out, self.schedule = options, out, schedule
         self.plan = plan_of(schedule, out)
-        events = list(self._under_new_names(list(_events(out / LOG))))
-        self.courses, wrong = courses_of(events)
+        events = list(_events(out / LOG))
+        renamed = [Renamed(stage=stage, snapshots=(name,)) for name, stage in names_of(self.plan.inventory).items()]
+        self.courses, wrong = courses_of([*events, *renamed])
         self.found = Findings(proofs=sum(len(course.proofs) for course in self.courses.values()), wrong=wrong)
-        if not self.courses:
+        runs = [event for event in events if isinstance(event, RunStarted)]
+        if not self.courses or not runs:
             raise UsageError(
                 f"{out / LOG} has no proofs",
                 "a run writes them with `audit_param { proof_iter: 100 }` in the `solver` of its schedule",
             )
-        self._refuse_stale()
-        runs = [event for event in events if isinstance(event, RunStarted)]
-        if not runs:
-            raise UsageError(f"{out / LOG} does not say how it was run", "it has no RunStarted: no run has written it")
+        if self.plan.stale:
+            lines = [f"{out} is of another schedule:"]
+            for one in self.plan.stale:
+                lines += [f"  stage `{one.stage.name}`: {one.why}", *(f"    {change}" for change in one.changes)]
+            hint = "give the schedule as it was when these stages were trained, with the same --set"
+            raise UsageError(
+                "\n".join(lines), f"{hint}; or `stagerun verify {out}`, which takes each stage from its snapshot"
+            )
         self.elastic, self.last = schedule.determinism is Determinism.ELASTIC, runs[-1]
         self.snapshots = list(self._saved())
-
-    def _refuse_stale(self) -> None:
-        if not self.plan.stale:
-            return
-        lines = [f"{self.out} is of another schedule:"]
-        for one in self.plan.stale:
-            lines += [f"  stage `{one.stage.name}`: {one.why}", *(f"    {change}" for change in one.changes)]
-        hint = "give the schedule as it was when these stages were trained, with the same --set"
-        if Path(self.options.folder) == self.out:
-            hint += f", and --out {self.out}"
-        else:
-            hint += f"; or `stagerun verify {self.out}`, which takes each stage from its snapshot"
-        raise UsageError("\n".join(lines), hint)
-
-    def _under_new_names(self, events: Sequence[Event]) -> Iterator[Event]:
-        """Yield the events of a renamed stage under its present name. The log says it where the snapshots with the old one are gone."""
-        last = [(len(events), ref.name, ref.stage) for ref in self.plan.inventory.snapshots if ref.trained_as]
-        logged = [(n, name, e.stage) for n, e in enumerate(events) if isinstance(e, Renamed) for name in e.snapshots]
-        renames, names = list[tuple[int, str, str]](), dict[str, str]()
-        for n, snapshot, new in logged + last:
-            place = store.parse_name(snapshot)
-            # Each life tells of it again; by then another stage may have the old name.
-            if place is not None and names.get(place.stage) != new:
-                names[place.stage] = new
-                names.pop(new, None)
-                renames.append((n, place.stage, new))
-        for n, event in enumerate(events):
-            if isinstance(event, Proof | StageStarted | NotFinite | SnapshotWritten):
-                for later, old, new in renames:
-                    if n < later and event.stage == old:
-                        event = replace(event, stage=new)
-            yield event
 
     def _saved(self) -> Iterator[Saved]:
         stages = {planned.stage.name: planned.stage for planned in self.plan.stages}
@@ -165,7 +122,7 @@ class _Check:
         return self.options.nproc or workers, self.options.threads or life.threads
 
     def findings(self) -> Findings:
-        found = self.found
+        found, options = self.found, self.options
         found.wrong += broken_chains(self.schedule, self.courses)
         for planned in self.plan.stages:
             name = planned.stage.name
@@ -174,26 +131,17 @@ class _Check:
                 whole = f"stage `{name}`, which is trained"
                 found.wrong.append(f"the log has no proof of {where if name in self.courses else whole}")
         self._check_snapshots()
-        chosen = stretches(
-            self.schedule, self.courses, self.snapshots, self.options.proofs, self.options.seed, self._resources
+        chosen, found.out_of_reach = stretches(
+            self.schedule, self.courses, self.snapshots, options.proofs, options.seed, self._resources
         )
-        again = "nothing is trained again"
-        if chosen:
-            needs = sorted(
-                {(leg.workers, leg.threads) for one in chosen for leg in one.legs} or {self._resources(self.last)}
-            )
-            how = listed(
-                [f"{count(workers, 'worker')} with {count(threads, 'thread')} each" for workers, threads in needs]
-            )
-            iterations = count(sum(one.iterations for one in chosen), "iteration")
-            again = f"training {iterations} again in {count(len(chosen), 'part')}, {how}"
+        iterations = count(sum(one.until - one.begins for one in chosen), "iteration")
         self._say(
-            f"verifying {self.out}: {count(found.proofs, 'proof')}, {count(found.snapshots, 'snapshot')} compared with theirs; {again}"
+            f"verifying {self.out}: {count(found.proofs, 'proof')}, {count(found.snapshots, 'snapshot')} compared with theirs; "
+            f"training {iterations} again in {count(len(chosen), 'part')}"
         )
         for number, one in enumerate(chosen, 1):
             wrong, unlike = len(found.wrong), len(found.unlike)
-            if one.legs:  # else no run has trained it, which is said already
-                self._train_again(one)
+            self._train_again(one)
             state = "on another processor" if len(found.unlike) > unlike else "the same"
             state = "differs" if len(found.wrong) > wrong else state
             self._say(f"  {number}/{len(chosen)} {one.stage}, {one.begins} to {one.until}: {state}")
@@ -208,15 +156,15 @@ class _Check:
         wrong = self.found.wrong
         for one in self.snapshots:
             ref, course = one.ref, self.courses.get(one.ref.stage)
-            if course is None or course.discarded(ref.iter, one.number):
+            if course is None or one.number < course.number(ref.iter):  # a rollback has left it behind
                 continue
             try:
                 files = store.read(DISK, self.out, ref)
-                state, chain = state_in(self.schedule.stage(ref.stage), ref, files), progress_of(files).proof
+                state, chain = state_in(ref, files), progress_of(files).proof
             except (store.Damaged, ValueError, KeyError) as error:
                 wrong.append(_unusable(ref, error))
                 continue
-            if one.number != course.number(ref.iter):
+            if one.number > course.number(ref.iter):
                 times = count(one.number, "time")
                 wrong.append(
                     f"snapshot {ref.name} has gone back {times} (`on_nan`), and the log says {course.number(ref.iter)}"
@@ -229,50 +177,37 @@ class _Check:
             if chain != (before[-1] if before else ""):
                 wrong.append(f"snapshot {ref.name} has another chain of proofs than the log")
 
-    # -- training again
-
     def _train_again(self, one: Stretch) -> None:
         planned = next(p for p in self.plan.stages if p.stage.name == one.stage)
-        base = [one.base] if one.base is not None else []
-        needed = [*base, *lineage(self.schedule, self.plan, planned)]
+        needed = [*([one.base] if one.base is not None else []), *lineage(self.schedule, self.plan, planned)]
         with tempfile.TemporaryDirectory(prefix="stagerun-verify-") as name:
-            out = Path(name) / "out"
+            out, said = Path(name) / "out", Path(name) / "said"
             borrow(self.out, out, list(dict.fromkeys(ref.name for ref in needed)))
-            self._train(one.stage, one.legs, out)
-            self.found.iterations += one.iterations
-            self._compare(one, out)
-
-    def _train(self, stage: str, parts: Sequence[Leg], out: Path) -> None:
-        said = out.parent / "said"
-        for leg in parts:
-            with Child(self.options.of_leg(out, stage, leg), said) as child:
+            with Child(self.options.of_stretch(out, one), said) as child:
                 try:
                     code = child.process.wait()
                 except KeyboardInterrupt:
                     signals.settle()  # a second one would come in between
                     raise
             if code not in (ExitCode.DONE, ExitCode.SAVED):
-                raise ChildFailed(f"training `{stage}` again up to {leg.until}", code, said)
+                raise ChildFailed(f"training `{one.stage}` again up to {one.until}", code, said)
+            self.found.iterations += one.until - one.begins
+            self._compare(one, out)
 
     def _compare(self, one: Stretch, out: Path) -> None:
-        wanted, again = self.courses[one.stage].proofs, _course_in(out, one.stage)
-        reached = [n for n in one.iters if n in again.proofs]
-        different = [n for n in reached if again.proofs[n].state != wanted[n].state]
-        self.found.trained += len(reached)
-        if not different and len(reached) == len(one.iters) and again.returns == one.returns:
+        wanted = self.courses[one.stage].proofs
+        again = courses_of(_events(out / LOG))[0].get(one.stage, Course()).proofs
+        self.found.trained += sum(n in again for n in one.iters)
+        wrong = [n for n in one.iters if n not in again or again[n].state != wanted[n].state]
+        if not wrong:
             return
         if why := self._unlike(one.stage, out):
             self.found.unlike += [text for text in why if text not in self.found.unlike]
-            self._measure(one, again, out)
             return
-        what = f"`{one.stage}` trained again from iteration {one.begins}"
-        if again.returns != one.returns:
-            what += f" failed at {_failures(again.returns)}, and in the log at {_failures(one.returns)}"
-        elif different:
-            what += f" has another state at iteration {different[0]} than the log proves"
-        else:
-            what += f" never came to iteration {next(n for n in one.iters if n not in again.proofs)}"
-        self.found.wrong.append(what)
+        how = "has another state at" if wrong[0] in again else "never came to"
+        self.found.wrong.append(
+            f"`{one.stage}` trained again from iteration {one.begins} {how} iteration {wrong[0]}, which the log proves"
+        )
 
     def _unlike(self, stage: str, out: Path) -> list[str]:
         """Return why bits may differ from the run's. It may have changed machines: any snapshot of it may be of another environment."""
@@ -289,45 +224,10 @@ class _Check:
                 return why
         return []
 
-    def _measure(self, one: Stretch, again: Course, out: Path) -> None:
-        """Train on to the run's next snapshot, and measure how far apart the weights are there."""
-        course = self.courses[one.stage]
-        if again.returns != one.returns:  # it has seen other images
-            text = (
-                f"`{one.stage}` failed at {_failures(again.returns)} here, and in the run at {_failures(one.returns)}"
-            )
-            self.found.unlike.append(text)
-            return
-        theirs = next_from(self.snapshots, one.stage, course, one.until)
-        if theirs is None:
-            return
-        iter = theirs.ref.iter
-        if iter > one.until:
-            self._train(one.stage, legs(course, one.until, course.number(one.until), iter, self._resources), out)
-            self.found.iterations += iter - one.until
-        mine = [ref for ref in store.inventory(DISK, out).of(one.stage) if ref.iter == iter]
-        if not mine or _course_in(out, one.stage).returns != course.between(one.number, iter):
-            return
-        before = store.read(DISK, self.out, one.base) if one.base is not None else None
-        apart = distance(store.read(DISK, self.out, theirs.ref), store.read(DISK, out, mine[-1]), before)
-        self.found.apart = max(self.found.apart or 0.0, apart)
-        if apart > TOLERANCE:
-            self.found.wrong.append(
-                f"`{one.stage}` trained again is {apart:.2f} of its way apart at iteration {iter}, and {TOLERANCE} is allowed"
-            )
-
-
-def _failures(returns: Mapping[int, Return]) -> str:
-    return listed([f"iteration {one.iter} (back to {one.back_to})" for one in returns.values()]) if returns else "none"
-
 
 def _unusable(ref: SnapshotRef, error: Exception) -> str:
     what = "is damaged" if isinstance(error, store.Damaged) else "is not one that a run writes"
     return f"snapshot {ref.name} {what}: {error}"
-
-
-def _course_in(out: Path, stage: str) -> Course:
-    return courses_of(_events(out / LOG))[0].get(stage, Course())
 
 
 def _events(log: Path) -> Iterator[Event]:
@@ -348,29 +248,13 @@ def _events(log: Path) -> Iterator[Event]:
         raise StorageError(f"{log}: can't be read: {error.strerror}") from None
 
 
-def state_in(stage: Stage, ref: SnapshotRef, files: Mapping[str, bytes]) -> str:
+def state_in(ref: SnapshotRef, files: Mapping[str, bytes]) -> str:
     """Return the digest of a snapshot's state as a Proof has it. KeyError, ValueError for what no run writes."""
-    solver, progress = stage.solver, progress_of(files)
+    progress = progress_of(files)
     digest = digest_on_host if ref.environment.get("device") == "cpu" else mixed
     digests = {name: digest(t) for file in (WEIGHTS, MOMENTUM) for name, t in decode(files[file]).items()}
     if AVERAGE in files:
         digests |= {f"ema/{name}": digest(t) for name, t in decode(files[AVERAGE]).items()}
-    if solver.sync is not None and REPLICAS in files and ref.iter > parting(solver):
-        # A proof is of the first replica: its own tensors, and those that all have in common.
-        first = {n.partition("/")[2]: digest(t) for n, t in decode(files[REPLICAS]).items() if n.startswith("0/")}
-        digests = {f"0/{name}": first.get(name, known) for name, known in digests.items()}
     plateau = progress.plateau or FRESH
     state = (ref.iter, plateau, NOTHING_YET, progress.skips, progress.skips_in_all, progress.rollbacks)
     return f"{combined(digests | counters(*state)):016x}"
-
-
-def distance(theirs: Mapping[str, bytes], mine: Mapping[str, bytes], before: Mapping[str, bytes] | None) -> float:
-    """Return how far the weights of two snapshots are apart, as a share of how far `theirs` has moved since `before` (None: of its norm)."""
-    a, b = decode(theirs[WEIGHTS]), decode(mine[WEIGHTS])
-    start = decode(before[WEIGHTS]) if before is not None else {}
-    apart = moved = 0.0
-    for name, tensor in a.items():
-        if tensor.is_floating_point() and name in b:
-            apart += float((tensor.double() - b[name].double()).square().sum())
-            moved += float((tensor.double() - (start[name].double() if name in start else 0.0)).square().sum())
-    return math.sqrt(apart / moved) if moved else 0.0

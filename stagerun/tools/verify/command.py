@@ -1,9 +1,11 @@
 """`stagerun verify`: options, the choice between its two proofs, and the processes that it starts."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stagerun.base.errors import ExitCode, StagerunError, UsageError
+from stagerun.base.events import Event, Iterated, NotFinite, StageStarted
 from stagerun.base.recipe import Audit, Schedule, Stage
 from stagerun.command.options import argument, arguments, command, given, option
 from stagerun.command.shared import DeviceBatch, Json, Overrides, Synthetic, TrustCode, limits
@@ -11,7 +13,7 @@ from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.launch import die_with_launcher
 from stagerun.launch.start import Orders, joined, start, work
 from stagerun.system import signals
-from stagerun.tools.verify.proofs import Leg, Until
+from stagerun.tools.verify.proofs import Stretch
 from stagerun.train.command import job_of
 from stagerun.train.options import Cut, RunOptions
 
@@ -43,18 +45,18 @@ class VerifyOptions:
     as_json: Json = False
     # In the processes that it starts.
     batches: int | None = option("--batches", "Device batches per iteration of a run that is interrupted.", hidden=True)
-    leg: str | None = option("--leg", "STAGE@ITER@RETURNS@LATEST: what is trained again.", hidden=True)
+    stretch: str | None = option("--stretch", "STAGE@ITER: what is trained again.", hidden=True)
 
     def of_run(self, out: Path, batches: int, threads: int) -> list[str]:
         """Return the command line of a run that is interrupted."""
         child = replace(self, out=str(out), batches=batches, threads=threads, nproc=None)
         return ["verify", *arguments(child, *_SCHEDULE, "out", "batches", "threads")]
 
-    def of_leg(self, out: Path, stage: str, leg: Leg) -> list[str]:
-        """Return the command line that trains a leg."""
-        words = f"{stage}@{leg.until}@{leg.returns}@{leg.latest}"
-        child = replace(self, out=str(out), nproc=leg.workers, threads=leg.threads, leg=words)
-        return ["verify", *arguments(child, "folder", "overrides", "out", "nproc", "threads", "trust_code", "leg")]
+    def of_stretch(self, out: Path, one: Stretch) -> list[str]:
+        """Return the command line that trains a stretch of a run."""
+        words = f"{one.stage}@{one.until}"
+        child = replace(self, out=str(out), nproc=one.workers, threads=one.threads, stretch=words)
+        return ["verify", *arguments(child, "folder", "overrides", "out", "nproc", "threads", "trust_code", "stretch")]
 
 
 _SCHEDULE = ("folder", "overrides", "iters", "device_batch", "synthetic")
@@ -70,15 +72,13 @@ def verify(options: VerifyOptions) -> int:
     from one another, each snapshot is the state that is proven at its iteration, and --proofs of them, drawn at random, are trained up to
     again, with the workers and threads of the run. The images must be there; nothing is written into OUT.
 
-    BIT-EXACT, on the kind of processor of the run: all are the same (exit code 0). EQUIVALENT on another: weights, trained up to the next
-    snapshot, are within a tolerance of those in it (0). NOT COMPARABLE: there is none (0). CONSISTENT: nothing was trained again (0).
-    DIFFERS: something is not what the run says (80).
+    BIT-EXACT, on the kind of processor of the run: all are the same (exit code 0). NOT COMPARABLE: they differ, on another (0). CONSISTENT:
+    nothing was trained again (0). DIFFERS: something is not what the run says (80).
 
     `verify DIR` runs the schedule, cut down as for `rehearse`, once straight and once interrupted --kills times, by SIGKILL or SIGTERM, at
-    random moments. Then the end of each stage (weights, momentum, averages), each loss and each evaluation are compared. BIT-EXACT: all are
-    equal (0). DIFFERENT: they are not, on a CPU (70); on a GPU nothing is promised (0). It works in a folder below $TMPDIR.
+    random moments. Then the end of each stage (weights, momentum, averages, evaluations) is compared. BIT-EXACT: all are equal (0). DIFFERENT: they are not, on a CPU (70); on a GPU nothing is promised (0). It works in a folder below $TMPDIR.
     """
-    if options.leg is not None or options.batches is not None:
+    if options.stretch is not None or options.batches is not None:
         return _child(options)
     alone = options.out is None and (Path(options.folder) / SCHEDULE_FILE).exists()
     if useless := [flag for flag in given(options) if flag in (_ONLY_RUN if alone else _ONLY_KILLS)]:
@@ -100,15 +100,14 @@ def _child(options: VerifyOptions) -> int:
     """Train in a process that `verify` started, or in a worker of it."""
     nproc, threads = options.nproc or 1, options.threads or 1
     run = RunOptions(options.folder, options.overrides, options.out, nproc=nproc, threads=threads, retry=True)
-    if options.leg is not None:
+    if options.stretch is not None:
         from stagerun.tools.verify.stored import read
 
-        stage, *numbers = options.leg.rsplit("@", 3)
-        until, returns, latest = map(int, numbers)
-        ends = Until(stage, Leg(until, nproc, threads, returns, latest))
+        stage, until = options.stretch.rsplit("@", 1)
         run = replace(run, only=(stage,))
+        ends = ends_before(stage, int(until))
         cut = Cut(_proven, 1, ends, lambda folder, overrides: read(folder, overrides, options.trust_code))
-        words = arguments(options, "folder", "overrides", "out", "threads", "trust_code", "leg")
+        words = arguments(options, "folder", "overrides", "out", "threads", "trust_code", "stretch")
     else:
         from stagerun.tools.verify.kills import shortened
 
@@ -122,6 +121,19 @@ def _child(options: VerifyOptions) -> int:
         return work(job, orders)
     die_with_launcher()
     return start(job, orders, nproc)
+
+
+def ends_before(stage: str, until: int) -> Callable[[Event], bool]:
+    """Return what says of each event of a run whether the next iteration of a stage is its last."""
+    reached = False
+
+    def ends(event: Event) -> bool:
+        nonlocal reached
+        if isinstance(event, Iterated | StageStarted | NotFinite) and event.stage == stage:
+            reached = event.iter + isinstance(event, NotFinite) >= until - 1
+        return reached
+
+    return ends
 
 
 def _proven(schedule: Schedule) -> Schedule:

@@ -17,8 +17,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from stagerun.system import signals
 from stagerun.tools.view import page
 from stagerun.tools.view.hub import Hub
-from stagerun.tools.view.looking import Looker
-from stagerun.tools.view.sheet import contact_sheet
 
 HEADERS = {
     "content-security-policy": page.POLICY,
@@ -89,17 +87,12 @@ def make_app(hub: Hub, token: str, hosts: frozenset[str]) -> ASGIApp:
 
     async def events(request: Request) -> Response:
         since = request.headers.get("last-event-id") or request.query_params.get("since", "")
-        narrow = request.query_params.get("narrow") == "1"
-        return StreamingResponse(hub.events(since, narrow), media_type="text/event-stream")
+        return StreamingResponse(hub.events(since), media_type="text/event-stream")
 
     async def stage(request: Request) -> Response:
         await hub.seen()
         html = await asyncio.to_thread(hub.detail, request.path_params["name"])
         return PlainTextResponse("no such stage\n", 404) if html is None else HTMLResponse(encoded(html))
-
-    async def sheet(request: Request) -> Response:
-        looker = await hub.seen()
-        return await asyncio.to_thread(_sheet, looker, request.path_params["name"])
 
     def fixed(content: str, kind: str) -> Callable[[Request], Response]:
         return lambda request: Response(content, media_type=kind)
@@ -111,7 +104,6 @@ def make_app(hub: Hub, token: str, hosts: frozenset[str]) -> ASGIApp:
         Route(f"{below}/page.js", fixed(page.script(), "text/javascript")),
         Route(f"{below}/events", events),
         Route(f"{below}/stage/{{name:path}}", stage),
-        Route(f"{below}/images/{{name:path}}", sheet),
     ]
     return Guard(Starlette(routes=routes), token, hosts)
 
@@ -119,13 +111,6 @@ def make_app(hub: Hub, token: str, hosts: frozenset[str]) -> ASGIApp:
 def encoded(html: str) -> bytes:
     """A path may hold bytes that are not text."""
     return html.encode(errors="replace")
-
-
-def _sheet(looker: Looker, stage: str) -> Response:
-    found = contact_sheet(looker.asked, looker.before, stage)
-    if isinstance(found, str):
-        return PlainTextResponse(f"{found}\n", 409)
-    return Response(found, media_type="image/png")
 
 
 # -- serving

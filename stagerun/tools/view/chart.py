@@ -7,29 +7,26 @@ are classes, whose style `style` gives, and the page's in the dark too.
 import json
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from stagerun.base.text import listed
-from stagerun.drawing.bands import Band, Label, Segment, bands, captions, keyed, leaves, mark_labels, mark_text, on_rows
+from stagerun.drawing.bands import Band, Label, Segment, bands, captions, leaves, mark_labels, mark_text, on_rows
 from stagerun.drawing.colours import DARK, FILLS, INK, TEXTS, variable
 from stagerun.drawing.picture import Kind, Picture, StagePicture, Unit
 from stagerun.drawing.scale import Scale, labels, round_steps
 from stagerun.drawing.svg import document, element, number, path, title, wide, words
-from stagerun.tools.view.ensembles import HIGH, LINE, ensembles, members_on
+from stagerun.tools.report.history import Run
 from stagerun.tools.view.panel import MARGIN, SIZE, Axis, Panel, dash, hue
 from stagerun.tools.view.results import courses, incidents, now, panels, remarks, results
-from stagerun.tools.view.trace import Trace
 from stagerun.tools.view.values import values
 
-LEFT, RIGHT = 104, 18
+WIDTH, LEFT, RIGHT = 1100, 104, 18
 RATE, RATE_ABOVE_RESULTS = 240, 190  # height of the panel
 LABELS, TICKS, CAPTION, GAP = 14, 24, 15, 5  # a line of labels; the ticks of the x axis; a line of text; between bands
-MOST_LINES, MOST_SAID = (
-    14,
-    6,
-)  # lines of a band that is drawn, if it is not that of the stages, and values of one that is not
+MOST_LINES = 14  # of a band that is drawn, if it is not that of the stages
 TICK_APART = 2.0  # pixels
+# Pixels of an ensemble's line: its height, to its dots, to the foot of its text, and between dots.
+HIGH, LINE, WRITTEN, DOTS_APART = 22.0, 4.0, 17.0, 5.0
 
 
 def style() -> str:
@@ -85,61 +82,58 @@ def chart(
     picture: Picture,
     unit: Unit,
     scale: Scale,
-    traces: Sequence[Trace] = (),
-    *,
-    chosen: str = "",
-    width: int = 1100,
+    runs: Sequence[Run] = (),
 ) -> str:
-    """`chosen`: a stage that is brought out. ValueError for hours that are not known."""
-    axis = Axis.of(picture, unit, LEFT, width - RIGHT, grey=len(traces) > 1)
-    rows, left_out = _label_rows(axis, width)
+    """ValueError for hours that are not known."""
+    axis = Axis.of(picture, unit, LEFT, WIDTH - RIGHT, grey=len(runs) > 1)
+    rows, left_out = _label_rows(axis)
     top = 10.0 + LABELS * max(1, len(rows))
-    rate = Panel("learning rate", axis, top, RATE_ABOVE_RESULTS if traces else RATE, scale)
-    drawn = courses(axis, traces)
-    others = panels(axis, rate.bottom, traces, drawn)
+    rate = Panel("learning rate", axis, top, RATE_ABOVE_RESULTS if runs else RATE, scale)
+    drawn = courses(axis, runs)
+    others = panels(axis, rate.bottom, drawn)
     bottom = max(panel.bottom for panel in (rate, *others))
-    parts = [_across(axis, rate.top, bottom, chosen), *(panel.frame() for panel in (rate, *others))]
+    parts = [_across(axis, rate.top, bottom), *(panel.frame() for panel in (rate, *others))]
     parts += [
         _labels(axis, rows, rate.top),
-        *_rates(rate, traces, chosen),
-        results(others, traces, drawn),
+        *_rates(rate, runs),
+        results(others, drawn),
         _ticks(axis, bottom),
     ]
     top = bottom + TICKS
-    marked, top = incidents(axis, top, traces)
-    parts += [marked, now(axis, rate.top, bottom, traces), members_on(rate)]
+    marked, top = incidents(axis, top, runs)
+    parts += [marked, now(axis, rate.top, bottom, runs), _members_on(rate)]
     lanes: list[tuple[int | None, float, float]] = []
-    shown = []
-    found = bands(picture, unit)
-    for band in (band for band in found if _shown(band)):
+    unsaid = []
+    for band in bands(picture, unit):
+        if not _fits(axis, band):
+            unsaid.append(band)
+        if (
+            band.title != "stages" and len(band.lanes) > MOST_LINES
+        ):  # a line for each branch would say less than the pointer does
+            continue
         high = _row(band)
-        band = keyed(band, axis.fits)
-        parts.append(_band(axis, band, top, high, traces, chosen))
+        parts.append(_band(axis, band, top, high, runs))
         for n, lane in enumerate(band.lanes):
             common = all(segment.stage == "" for segment in lane)
             lanes.append((None if common else n, top + n * high, top + (n + 1) * high))
         top += len(band.lanes) * high + GAP
-        shown.append(band)
         if band.title == "stages" and picture.ensembles:
-            parts.append(ensembles(axis, top))
+            parts.append(_ensembles(axis, top))
             lanes.append((None, top, top + HIGH * len(picture.ensembles)))
             top += HIGH * len(picture.ensembles) + GAP
-    said = [*map(_in_words, (band for band in found if not _shown(band)))]
-    said += _same_rates(picture)
-    said += [*captions(picture, scale, shown, left_out), *remarks(others, traces, drawn)]
-    foot = [line for text in said for line in textwrap.wrap(text, int(width / 6.2))]
+    said = [*captions(picture, scale, unsaid, left_out), *remarks(others, drawn)]
+    foot = [line for text in said for line in textwrap.wrap(text, int(WIDTH / 6.2))]
     parts += [words(line, LEFT, top + CAPTION * n, "caption") for n, line in enumerate(foot, 1)]
-    data = values((rate, *others), lanes, (rate.top, top - GAP), traces, drawn)
+    data = values((rate, *others), lanes, (rate.top, top - GAP), drawn)
     return element(
-        "svg", *parts, id="chart", viewBox=f"0 0 {width} {number(top + CAPTION * (len(foot) + 0.5))}", role="group",
+        "svg", *parts, id="chart", viewBox=f"0 0 {WIDTH} {number(top + CAPTION * (len(foot) + 0.5))}", role="group",
         aria_label=f"{picture.name}: learning rate and stages", data_values=json.dumps(data, separators=(",", ":"), allow_nan=False),
     )  # fmt: skip
 
 
-def file(picture: Picture, unit: Unit, scale: Scale, traces: Sequence[Trace] = ()) -> bytes:
+def file(picture: Picture, unit: Unit, scale: Scale, runs: Sequence[Run] = ()) -> bytes:
     """A chart for itself, on white. Its style names colours, since converters of SVG know no variables, and it has nothing for a script."""
-    width = 1100
-    drawn = chart(picture, unit, scale, traces, width=width)
+    drawn = chart(picture, unit, scale, runs)
     drawn = re.sub(r' (?:data-[a-z]+|tabindex|role|aria-[a-z]+)="[^"]*"', "", drawn)
     box = re.match(r'<svg id="chart" viewBox="0 0 (\S+) (\S+)">', drawn)
     assert box is not None
@@ -161,12 +155,12 @@ def file(picture: Picture, unit: Unit, scale: Scale, traces: Sequence[Trace] = (
 # -- what stands behind and above
 
 
-def _label_rows(axis: Axis, width: int) -> tuple[list[list[tuple[float, Label]]], int]:
+def _label_rows(axis: Axis) -> tuple[list[list[tuple[float, Label]]], int]:
     """What is written above the panel and where, in pixels, and how many labels have no room there."""
 
     def extent(label: Label) -> tuple[float, float]:
         long = wide(label.text, SIZE) + 6
-        begin = min(axis.x(label.at), width - long)
+        begin = min(axis.x(label.at), WIDTH - long)
         return begin, begin + long
 
     unit = axis.unit
@@ -184,14 +178,14 @@ def _labels(axis: Axis, rows: list[list[tuple[float, Label]]], top: float) -> st
     return "".join(found)
 
 
-def _across(axis: Axis, top: float, bottom: float, chosen: str) -> str:
-    """Through all panels: each stage, which is filled if it is chosen, where it begins, and where a warm-up ends or the rate steps."""
+def _across(axis: Axis, top: float, bottom: float) -> str:
+    """Through all panels: each stage, which is filled where it is chosen, where it begins, and where a warm-up ends or the rate steps."""
     down, found = f",{number(top)}V{number(bottom)}", []
     rules, fine = set[str](), set[str]()
     for stage in axis.picture.stages:
         begin, end = (axis.x(at) for at in stage.extent(axis.unit))
         box = element("rect", x=begin, y=top, width=max(1, end - begin), height=bottom - top, class_="column")
-        found.append(_of(stage.name, chosen, box))
+        found.append(_of(stage.name, box))
         rules |= {number(axis.place(stage.name, 0))} if stage.parent is not None else set()
         fine |= {number(axis.place(stage.name, mark.iter)) for mark in stage.marks if mark.kind is not Kind.START}
     for kind, places in (("rule", rules), ("fine", fine - rules)):
@@ -199,9 +193,9 @@ def _across(axis: Axis, top: float, bottom: float, chosen: str) -> str:
     return "".join(found)
 
 
-def _of(stage: str, chosen: str, *inside: str) -> str:
-    """What changes its look where the stage is chosen, in the page too."""
-    return element("g", *inside, data_of=stage, class_="picked" if stage == chosen else None)
+def _of(stage: str, *inside: str) -> str:
+    """What changes its look in the page where the stage is chosen."""
+    return element("g", *inside, data_of=stage)
 
 
 def _ticks(axis: Axis, top: float) -> str:
@@ -216,17 +210,17 @@ def _ticks(axis: Axis, top: float) -> str:
 # -- the learning rate
 
 
-def _rates(panel: Panel, traces: Sequence[Trace], chosen: str) -> list[str]:
+def _rates(panel: Panel, runs: Sequence[Run]) -> list[str]:
     """A curve for each stage; with one run, in full what it has trained and paler what is to come."""
     axis, found = panel.axis, []
     numbers = axis.picture.curves(axis.unit)
     for stage in axis.picture.stages:
         stroke = axis.strokes[stage.name]
-        came = reached(stage, traces)
+        came = reached(stage, runs)
         places = panel.line((stage.x(i, axis.unit), lr) for i, lr in stage.line())
-        ahead = " ahead" if len(traces) == 1 and came < stage.iterations else ""
+        ahead = " ahead" if len(runs) == 1 and came < stage.iterations else ""
         said = [element("path", d=path([places]), class_=f"line {hue(stroke)}{ahead}", stroke_dasharray=dash(stroke))]
-        if len(traces) == 1 and came > 0:
+        if len(runs) == 1 and came > 0:
             done = panel.line((stage.x(i, axis.unit), lr) for i, lr in stage.until(came))
             foot = [(done[-1][0], panel.bottom), (done[0][0], panel.bottom)]
             if not numbers[stage.name]:  # those of branches would lie on each other
@@ -240,13 +234,13 @@ def _rates(panel: Panel, traces: Sequence[Trace], chosen: str) -> list[str]:
                 leap = [(x, panel.y(mark.before)), (x, panel.y(mark.after))]
                 said.append(element("path", d=path([leap]), class_=f"leap {hue(stroke)}"))
         said.append(_feet(panel, stage.name, stage.meetings, 7, f"met {hue(stroke)}"))
-        found.append(_of(stage.name, chosen, *said))
+        found.append(_of(stage.name, *said))
     return found
 
 
-def reached(stage: StagePicture, traces: Sequence[Trace]) -> int:
+def reached(stage: StagePicture, runs: Sequence[Run]) -> int:
     """The iteration that the furthest of the runs has come to, the stage's last at most."""
-    histories = [trace.history.stage(stage.name) for trace in traces]
+    histories = [run.history.stage(stage.name) for run in runs]
     return min(stage.iterations, max((past.iter for past in histories if past), default=0))
 
 
@@ -260,24 +254,18 @@ def _feet(panel: Panel, stage: str, iters: Sequence[int], high: float, kind: str
 # -- the bands
 
 
-def _shown(band: Band) -> bool:
-    """Whether it is drawn: of many branches, a line for each would say less than the pointer does."""
-    return band.title == "stages" or len(band.lanes) <= MOST_LINES
+def _limits(lane: Sequence[Segment]) -> list[float]:
+    """Up to where the label of each may go."""
+    return [segment.begin for segment in lane[1:]] + [float("inf")]
 
 
-def _in_words(band: Band) -> str:
-    texts = list(dict.fromkeys(segment.text for lane in band.lanes for segment in lane))
-    more = f" and {len(texts) - MOST_SAID} more" if len(texts) > MOST_SAID else ""
-    return f"{band.title}, which stages differ in: {', '.join(texts[:MOST_SAID])}{more}"
-
-
-def _same_rates(picture: Picture) -> Iterator[str]:
-    """Stages of a sweep whose lines lie on each other."""
-    alike: dict[object, list[str]] = {}
-    for stage in picture.stages:
-        rates = tuple((point.iter, point.lr) for point in stage.points)
-        alike.setdefault((stage.parent, stage.parent_iter, rates), []).append(stage.name)
-    yield from (f"one line, for the rate is the same: {listed(names, 4)}" for names in alike.values() if len(names) > 1)
+def _fits(axis: Axis, band: Band) -> bool:
+    """Whether the picture says each of its values somewhere."""
+    if band.title == "stages":
+        return True
+    drawn = len(band.lanes) <= MOST_LINES
+    written = {s.text for lane in band.lanes for s, to in zip(lane, _limits(lane), strict=True) if axis.fits(s, to)}
+    return drawn and written >= {*band.texts}
 
 
 def _row(band: Band) -> float:
@@ -285,16 +273,14 @@ def _row(band: Band) -> float:
     return 15 if len(band.lanes) > MOST_LINES else 18
 
 
-def _band(axis: Axis, band: Band, top: float, high: float, traces: Sequence[Trace], chosen: str) -> str:
-    texts = list(dict.fromkeys(segment.text for lane in band.lanes for segment in lane))
-    fills = {text: variable(FILLS[n % len(FILLS)])[2:] for n, text in enumerate(texts)}
+def _band(axis: Axis, band: Band, top: float, high: float, runs: Sequence[Run]) -> str:
+    fills = {text: variable(FILLS[n % len(FILLS)])[2:] for n, text in enumerate(band.texts)}
     found = [words(band.title, axis.left - 8, top + high * 0.5 + 4, "band", "end")]
     for row, lane in enumerate(band.lanes):
         y = top + row * high
-        limits = [segment.begin for segment in lane[1:]] + [float("inf")]
-        for segment, limit in zip(lane, limits, strict=True):
+        for segment, limit in zip(lane, _limits(lane), strict=True):
             if band.title == "stages":
-                found.append(_stage(axis, segment, limit, y, high, traces, chosen))
+                found.append(_stage(axis, segment, limit, y, high, runs))
             else:
                 box = _box(axis, segment, y, high, f"fill {fills[segment.text]}", title(segment.text))
                 found += [box, _written(axis, segment, limit, y, high)]
@@ -313,35 +299,33 @@ def _box(axis: Axis, segment: Segment, y: float, high: float, kind: str, *inside
 
 
 def _written(axis: Axis, segment: Segment, limit: float, y: float, high: float) -> str:
-    if not segment.label:
+    if not axis.fits(segment, limit):
         return ""
     place = segment.begin if axis.inside(segment, limit) else segment.end
-    return words(segment.label, axis.x(place) + MARGIN, y + high / 2 + 3.5)
+    return words(segment.text, axis.x(place) + MARGIN, y + high / 2 + 3.5)
 
 
-def _stage(
-    axis: Axis, segment: Segment, limit: float, y: float, high: float, traces: Sequence[Trace], chosen: str
-) -> str:
+def _stage(axis: Axis, segment: Segment, limit: float, y: float, high: float, runs: Sequence[Run]) -> str:
     """One that can be reached with the keyboard. Filled as far as it is trained; ticks are snapshots."""
     stage = axis.stages[segment.stage]
-    own, came = axis.strokes[stage.name], reached(stage, traces)
-    said = about(stage, came if traces else None)
+    own, came = axis.strokes[stage.name], reached(stage, runs)
+    said = about(stage, came if runs else None)
     begin, end = axis.x(segment.begin), axis.x(segment.end)
     parts = [title(said), _box(axis, segment, y, high, f"fill {variable(FILLS[0])[2:]}")]
-    if came and len(traces) == 1:
+    if came and len(runs) == 1:
         there = axis.place(stage.name, came)
         parts.append(
             element("rect", x=begin, y=y + 1, width=max(1, there - begin), height=high - 2, class_=f"came {hue(own)}")
         )
     foot = f"M{number(begin)},{number(y + high - 1.5)}H{number(max(end, begin + 1))}"
     parts.append(element("path", d=foot, class_=f"foot {hue(own)}", stroke_dasharray=dash(own)))
-    saved = {round(axis.place(*at)) for t in traces for at in t.snapshots if at[0] == stage.name and axis.has(*at)}
+    saved = {round(axis.place(*at)) for run in runs for at in run.snapshots if at[0] == stage.name and axis.has(*at)}
     ticks = "".join(f"M{x},{number(y + high - 6)}v4.5" for x in sorted(saved))
-    parts += [element("path", d=ticks, class_="saved") if ticks and len(traces) == 1 else ""]
+    parts += [element("path", d=ticks, class_="saved") if ticks and len(runs) == 1 else ""]
     parts += [_written(axis, segment, limit, y, high), _box(axis, segment, y, high, "box")]
     return element(
-        "g", *parts, class_="stage picked" if stage.name == chosen else "stage", data_stage=stage.name, tabindex="0",
-        role="button", aria_label=said, aria_pressed="true" if stage.name == chosen else "false",
+        "g", *parts, class_="stage", data_stage=stage.name, tabindex="0",
+        role="button", aria_label=said,
     )  # fmt: skip
 
 
@@ -366,3 +350,38 @@ def _joins(axis: Axis, top: float, high: float) -> str:
             begin, end = top + (lanes[stage.name] + 0.92) * high, foot + HIGH * ensemble + LINE
         d += f"M{number(axis.place(stage.name, 0))},{number(begin)}V{number(end)}"
     return element("path", d=d, class_="join") if d else ""
+
+
+# -- ensembles
+
+
+def _ensembles(axis: Axis, top: float) -> str:
+    """Their members in the colours of their curves, and the name below them."""
+    found = [words("ensembles", axis.left - 8, top + WRITTEN, "band", "end")]
+    for row, ensemble in enumerate(axis.picture.ensembles):
+        y, places = top + HIGH * row, axis.picture.places(ensemble, axis.unit)
+        first, last = axis.x(places[0][0]), axis.x(places[-1][0])
+        room = axis.right - axis.left
+        label = next((said for said in (ensemble.label, ensemble.name) if wide(said, SIZE) <= room), "")
+        inside = [title(ensemble.label)]
+        inside.append(element("path", d=f"M{number(first)},{number(y + LINE)}H{number(last)}", class_="join"))
+        inside.append(_dots(axis, ((axis.x(x), y + LINE, stage.name) for x, stage, _ in places)))
+        inside.append(words(label, min(first, axis.right - wide(label, SIZE)), y + WRITTEN))
+        found.append(element("g", *inside))
+    return "".join(found)
+
+
+def _members_on(panel: Panel) -> str:
+    """Each where its stage's curve is after as many iterations."""
+    axis = panel.axis
+    every = (place for ensemble in axis.picture.ensembles for place in axis.picture.places(ensemble, axis.unit))
+    return _dots(axis, ((axis.x(x), panel.y(stage.until(iter)[-1][1]), stage.name) for x, stage, iter in every))
+
+
+def _dots(axis: Axis, places: Iterable[tuple[float, float, str]]) -> str:
+    """Those that would lie on each other are one."""
+    found = {(stage, round(x / DOTS_APART)): (x, y) for x, y, stage in places}
+    return "".join(
+        element("circle", cx=x, cy=y, r=2.2, class_=f"dot {hue(axis.strokes[stage])}")
+        for (stage, _), (x, y) in found.items()
+    )

@@ -55,7 +55,7 @@ def view(options: ViewOptions) -> None:
     """Serves a page of a schedule's whole life: its mistakes, its plan, its run, its results. Ctrl-C ends it.
 
     DIR is a schedule's folder: the page is drawn again whenever a file is saved, and follows the run of it in ./out/NAME. OUT is an
-    output folder; several are shown over each other. Two DIRs are shown beside each other. Only reads, and takes no lock.
+    output folder; several are shown over each other. Only reads, and takes no lock.
 
     The page is for this machine alone, and for those who know its address, which has a random word in it. To see it from elsewhere,
     type the `ssh -L` line there.

@@ -1,35 +1,29 @@
 """What the page shows of a run, and of several: how far it is, what has happened, what came out. Pure."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stagerun.base.pace import DONE, STALE
-from stagerun.base.snapshots import passed_over
-from stagerun.base.staleness import histogram
-from stagerun.base.text import count, duration, size
+from stagerun.base.text import count, duration
 from stagerun.tools.report.command import all_tables
 from stagerun.tools.report.compare import differences_table, lead, ranking_table
 from stagerun.tools.report.history import Run, notes
-from stagerun.tools.status.command import headline
+from stagerun.tools.status.command import headline, status_text
 from stagerun.tools.view.sections import cell, paragraphs, progress, report_table, section, stage_link, table, text
-from stagerun.tools.view.trace import Trace
 from stagerun.train.status import Status
 
 MOST_EVENTS = 200
-MOST_HOSTS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """An output folder. `run` and `trace` are None before anything has been logged,
-    `status` where the log of one of many says enough; `waiting`: nothing has been read yet. `error` says why the folder can't be read."""
+    """An output folder. `run` is None before anything has been logged, `status` where the log of one of many says enough. `error` says why
+    the folder can't be read."""
 
     label: str
     status: Status | None = None
     run: Run | None = None
-    trace: Trace | None = None
-    waiting: bool = False
     error: str = ""
 
 
@@ -48,8 +42,8 @@ def headlines(seen: Sequence[Seen], now: float) -> str:
 
 
 def _one_word(one: Seen) -> str:
-    if one.error or one.waiting:
-        return "can't be read" if one.error else "still to be read"
+    if one.error:
+        return "can't be read"
     if one.status is not None:
         return one.status.state
     return "finished" if one.run is not None and one.run.state_in_words == "finished" else "ended before its end"
@@ -72,11 +66,10 @@ def _state(one: Seen, now: float) -> str:
 
 
 def run(one: Seen, now: float) -> str:
-    """Figures, stages, hosts."""
+    """Figures, stages, and all that `status` says."""
     if one.status is None or one.status.state == "nothing":
         return ""
-    status = one.status
-    body = _figures(status) + _stages(one) + paragraphs(_facts(status, now), "plain") + _hosts(status)
+    body = _figures(one.status) + _stages(one) + f"<pre>{text(status_text(one.status, now))}</pre>"
     return section("Run", body)
 
 
@@ -98,14 +91,6 @@ def _figures(status: Status) -> str:
     return f'<dl class="figures">{"".join(f"<div><dt>{n}</dt><dd>{text(v)}</dd></div>" for n, v in found)}</dl>'
 
 
-def time_left(seen: Sequence[Seen]) -> Mapping[str, float]:
-    """Of one run that goes on."""
-    status = seen[0].status if len(seen) == 1 else None
-    return (
-        status.progress.left if status is not None and status.state == "running" and status.progress is not None else {}
-    )
-
-
 def _stages(one: Seen) -> str:
     """How far each stage is."""
     assert one.status is not None
@@ -115,57 +100,6 @@ def _stages(one: Seen) -> str:
         words = {DONE: "done", STALE: "stale", "-": "to do"}.get(mark, mark)
         items.append(f"<li>{progress(share, name)}{stage_link(name)} <small>{text(words)}</small></li>")
     return f'<ul class="strip">{"".join(items)}</ul>' if items else ""
-
-
-def _facts(status: Status, now: float) -> list[str]:
-    found = []
-    if (job := status.run) is not None:
-        found.append(
-            f"{count(job.workers, 'worker')} on {job.device}, {count(job.threads, 'thread')} each, stagerun {job.version}, "
-            f"output in {status.out}"
-        )
-    if (snapshot := status.snapshot) is not None:
-        age = "" if snapshot.written is None else f", {duration(max(0.0, now - snapshot.written))} old"
-        found.append(f"newest snapshot {snapshot.name}, {size(snapshot.bytes)}{age}")
-    stage = status.progress.stage if status.progress else ""
-    sent = status.chosen.get(stage) or status.gradients.get(stage)
-    found += [f"gradients: {sent}"] if sent else []
-    if status.silent and status.last_logged is not None:
-        found.append(
-            f"warning: nothing has been logged for {duration(now - status.last_logged)}, though the run is alive"
-        )
-    if status.unreadable_lines:
-        found.append(f"warning: {count(status.unreadable_lines, 'line')} of log.jsonl can't be read")
-    return found + [passed_over(name) for name in status.forbidden]
-
-
-def _hosts(status: Status) -> str:
-    """Where the ranks are, and, where each pushes by itself, what its share is."""
-    behind = status.progress.staleness if status.progress else None
-    hosts = status.run.hosts if status.run else ()
-    body = ""
-    if len(set(hosts)) > 1:
-        ranks: dict[str, list[int]] = {}
-        for rank, host in enumerate(hosts):
-            ranks.setdefault(host, []).append(rank)
-        rows = [[cell(host), cell(_ranks(here)), cell(len(here), number=True)] for host, here in ranks.items()]
-        body += table("hosts", "Hosts of the run", ["host", "ranks", "workers"], rows[:MOST_HOSTS])
-    if behind is not None:
-        body += f"<pre>{text(chr(10).join(histogram(behind)))}</pre>"
-        rows = []
-        for rank, share in behind.shares.items():
-            own = behind.of(rank)
-            figures = (f"{100 * share:.1f} %", f"{own.mean:.2f}", str(own.largest))
-            rows.append([cell(rank), *(cell(figure, number=True) for figure in figures)])
-        body += table(
-            "ranks", "Ranks and their share of the last iterations", ["rank", "share", "staleness", "at most"], rows
-        )
-    return body
-
-
-def _ranks(here: Sequence[int]) -> str:
-    in_a_row = len(here) > 2 and here[-1] - here[0] == len(here) - 1
-    return f"{here[0]} to {here[-1]}" if in_a_row else ", ".join(map(str, here))
 
 
 # -- what has happened

@@ -25,11 +25,10 @@
 
   function listen() {
     let source = null, version = document.body.dataset.version;
-    const narrow = matchMedia("(max-width: 900px)");
     const stop = () => { if (source) source.close(); source = null; };
     const start = () => {
       if (source) return;
-      source = new EventSource("events?since=" + encodeURIComponent(version) + "&narrow=" + Number(narrow.matches));
+      source = new EventSource("events?since=" + encodeURIComponent(version));
       source.addEventListener("sections", event => {
         for (const [id, html] of Object.entries(JSON.parse(event.data))) put(id, html);
         version = event.lastEventId;
@@ -41,7 +40,6 @@
         if (source.readyState === EventSource.CLOSED) { stop(); setTimeout(start, 5000); }
       };
     };
-    narrow.addEventListener("change", () => { version = ""; stop(); start(); });
     // A page that no one sees asks for nothing.
     document.addEventListener("visibilitychange", () => { if (document.hidden) stop(); else start(); });
     start();
@@ -101,10 +99,9 @@
   }
 
   document.addEventListener("click", event => {
-    const on = event.target.closest("[data-stage]"), head = event.target.closest("th button"), images = event.target.closest("[data-images]");
+    const on = event.target.closest("[data-stage]"), head = event.target.closest("th button");
     if (on) { event.preventDefault(); on.focus?.(); activate(on.dataset.stage); }
     else if (head) sort(head);
-    else if (images) look(images);
     else if (event.target.id === "close") close();
   });
   document.addEventListener("keydown", event => {
@@ -112,22 +109,6 @@
     if (event.key === "Escape") close();
     else if ((event.key === "Enter" || event.key === " ") && on.tagName === "g" && on.dataset.stage) { event.preventDefault(); activate(on.dataset.stage); }
   });
-
-  // What the network gets to see: asked for, since it takes a moment.
-  async function look(button) {
-    const say = button.nextElementSibling;
-    say.textContent = "reading images ...";
-    const answer = await fetch("images/" + encodeURIComponent(button.dataset.images)).catch(() => null);
-    if (!answer || !answer.ok) { say.textContent = answer ? await answer.text() : "the server has gone"; return; }
-    const read = new FileReader();
-    read.onload = () => {
-      const image = new Image();
-      image.alt = "images of stage " + button.dataset.images + " as its network gets them";
-      image.src = read.result;
-      say.replaceChildren(image);
-    };
-    read.readAsDataURL(await answer.blob());
-  }
 
   // -- tables
 

@@ -24,35 +24,22 @@ POLICY = (
     f"{_NOWHERE}; frame-ancestors 'none'"
 )
 
-WIDE, NARROW = 1100, 720  # of the picture, in its own pixels
-NARROW_PICTURE = "picture-narrow"  # what stands in the section `picture` of a narrow page
-
 # In the order in which they stand in the page.
-SECTIONS = ("head", "mistakes", "run", "picture", "ranking", "events", "compared", "plan", "findings", "report")
+SECTIONS = ("head", "mistakes", "run", "picture", "ranking", "events", "plan", "findings", "report")
 
 
-def at_a_glance(looker: Looker, now: float) -> dict[str, str]:
-    """The sections that time alone changes."""
-    seen = looker.seen
+def sections(looker: Looker, unit: Unit, now: float) -> dict[str, str]:
+    """By id, what stands in each section; '' hides it."""
+    before, seen = looker.before, looker.seen
+    stages = before.stages if before is not None else ()
     return {
         "head": head(looker, now),
         "run": during.run(seen[0], now) if len(seen) == 1 else "",
         "events": during.events(seen),
-    }
-
-
-def sections(looker: Looker, unit: Unit, now: float, narrow: bool = False) -> dict[str, str]:
-    """By id, what stands in each section; '' hides it. `narrow`: the picture of narrow pages, too."""
-    before, seen = looker.before, looker.seen
-    stages = before.stages if before is not None else ()
-    return {
-        **at_a_glance(looker, now),
         "mistakes": planned.wrong(looker.error, before.schedule if before is not None else None),
-        "picture": picture(looker, unit, WIDE),
-        **({NARROW_PICTURE: picture(looker, unit, NARROW)} if narrow else {}),
+        "picture": picture(looker, unit),
         "ranking": during.ranking(seen, stages),
-        "plan": planned.plan(before, during.time_left(seen)) if before is not None and before.compared is None else "",
-        "compared": planned.compared(before),
+        "plan": planned.plan(before, looker.alive),
         "findings": planned.findings(before),
         "report": during.results(seen, stages),
     }
@@ -60,7 +47,7 @@ def sections(looker: Looker, unit: Unit, now: float, narrow: bool = False) -> di
 
 def title(looker: Looker) -> str:
     names = [looker.before.picture.name] if looker.before is not None else []
-    return ", ".join(names) or ", ".join([*looker.asked.folders, *map(str, looker.asked.outs)])
+    return ", ".join(names) or ", ".join(filter(None, [looker.asked.folder, *map(str, looker.asked.outs)]))
 
 
 def head(looker: Looker, now: float) -> str:
@@ -77,13 +64,13 @@ def bug(error: Exception) -> str:
     return section("The page could not be drawn anew", paragraphs([said], "bad"))
 
 
-def picture(looker: Looker, unit: Unit, width: int) -> str:
+def picture(looker: Looker, unit: Unit) -> str:
     if looker.before is None:
         nothing = "no snapshot says yet what is trained" if looker.asked.outs else ""
         return section("Schedule", paragraphs([nothing])) if nothing else ""
     drawn = looker.before.picture
-    traces = [one.trace for one in looker.seen if one.trace is not None]
-    return f'<h2 class="unseen">Learning rate</h2><div class="frame">{chart(drawn, unit, make_scale(drawn), traces, width=width)}<div id="values"></div></div>'
+    runs = [one.run for one in looker.seen if one.run is not None]
+    return f'<h2 class="unseen">Learning rate</h2><div class="frame">{chart(drawn, unit, make_scale(drawn), runs)}<div id="values"></div></div>'
 
 
 # -- the document
@@ -143,8 +130,5 @@ def _document(name: str, links: str, found: Mapping[str, str], attributes: str, 
 
 
 def details(before: Before | None) -> dict[str, str]:
-    """What a click on each stage shows, by its name in the picture and in the table."""
-    if before is None:
-        return {}
-    names = dict.fromkeys((*before.stages, *(stage.name for stage in before.picture.stages)))
-    return {name: planned.detail(*found) for name in names if (found := planned.meant(before, name)) is not None}
+    """What a click on each stage shows, by its name."""
+    return {name: planned.detail(before, name) for name in before.stages} if before is not None else {}

@@ -55,11 +55,11 @@ class Axis:
         return stage in self.stages and iter <= self.stages[stage].iterations
 
     def inside(self, segment: Segment, limit: float) -> bool:
-        return wide(segment.label, SIZE) + 2 * MARGIN <= self.x(min(segment.end, limit)) - self.x(segment.begin)
+        return wide(segment.text, SIZE) + 2 * MARGIN <= self.x(min(segment.end, limit)) - self.x(segment.begin)
 
     def fits(self, segment: Segment, limit: float) -> bool:
         behind = self.x(min(limit, self.end)) - self.x(segment.end)
-        return self.inside(segment, limit) or wide(segment.label, SIZE) + 2 * MARGIN <= behind
+        return self.inside(segment, limit) or wide(segment.text, SIZE) + 2 * MARGIN <= behind
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,21 +108,8 @@ def report_table(id: str, found: Table, stages: Sequence[str] = ()) -> str:
 
 def problem(found: Problem, stage: str = "", kind: str = "mistake") -> str:
     """A mistake or a finding, as `check` shows it, with a link to the stage that it is in."""
-    place, message, *lines = _parts(found)
-    link = f" {stage_link(stage, f'stage {stage}')}" if stage else ""
-    source = f"<pre>{text(chr(10).join(lines))}</pre>" if lines else ""
-    hint = f'<p class="hint">hint: {text(found.hint)}</p>' if found.hint else ""
-    return (
-        f'<article class="{kind}"><p><code>{text(place)}</code> <strong>{text(message)}</strong>{link}</p>'
-        f"{source}{hint}</article>"
-    )
-
-
-def _parts(found: Problem) -> list[str]:
-    """Place, message, and the source with its caret, without their margin."""
-    lines = Problem(found.message, found.span, found.source).render().split("\n")
-    source = [line.removeprefix("  ") for line in lines[-2:]] if found.source else []
-    return [str(found.span), found.message, *source]
+    link = f"<p>{stage_link(stage, f'stage {stage}')}</p>" if stage else ""
+    return f'<article class="{kind}"><pre>{text(found.render())}</pre>{link}</article>'
 
 
 def progress(share: float, label: str) -> str:

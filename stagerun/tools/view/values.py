@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from stagerun.drawing.bands import leaves, size_text
 from stagerun.drawing.picture import Point, StagePicture
 from stagerun.tools.view.panel import Axis, Panel, hue
-from stagerun.tools.view.results import MOST_NAMED, Course, look
-from stagerun.tools.view.trace import Trace
+from stagerun.tools.view.results import Course
 
 MOST = 1500  # points of all rates together
 
@@ -15,22 +14,23 @@ def values(
     panels: Sequence[Panel],
     rows: Sequence[tuple[int | None, float, float]],
     extent: tuple[float, float],
-    traces: Sequence[Trace],
     drawn: Sequence[Course],
 ) -> dict[str, object]:
     """A JSON value. `y`: from where to where the pointer counts. `panels`: name, top and bottom, the ends of the scale, whether it is
     logarithmic. `rows`: lane (None for all), top and bottom of each line of a band. Places of a stage are `x[0] + (x[1] - x[0]) * iter / n`; its
     epoch is `(e[0] + iter * b) / e[1]`. `lr` are iterations and rates; `m`, `d`, `s` the iterations from which momentum, decay and size
-    are so. `runs`: label, class, and of stages the iterations and losses, and [iteration, top-1, loss, kind] of evaluations."""
+    are so. `runs`: label, class, and of stages the iterations and losses, and [iteration, top-1, loss, whether weights are averaged] of evaluations."""
     axis = panels[0].axis
     most = max(16, MOST // len(axis.picture.stages))
     runs: dict[str, dict[str, object]] = {}
-    for course in drawn if len(traces) <= MOST_NAMED else ():
-        stages = runs.setdefault(course.trace.label, {})
+    for course in drawn:
+        if course.faint:
+            continue
+        stages = runs.setdefault(course.label, {})
         stages[course.past.name] = {
-            "c": hue(look(axis, course, traces)[0]),
+            "c": hue(course.stroke),
             "loss": [[round(i) for i, _ in course.losses], [_short(loss) for _, loss in course.losses]],
-            "tests": [[e.iter, round(e.top1, 2), _short(e.loss), e.kind] for e in course.evaluations],
+            "tests": [[e.iter, round(100 * e.top1, 2), _short(e.loss), int(e.ema)] for e in course.evaluations],
         }
     return {
         "x": [axis.left, axis.right],

@@ -22,12 +22,8 @@ from stagerun.system.world import World, default_threads
 from stagerun.tools.weights.selection import SETS, Chosen, choose, ensemble_of
 
 if TYPE_CHECKING:
-    from stagerun.data.records import LmdbSource
     from stagerun.engine.images import Batch
-    from stagerun.tools.weights.confusion import Confusion
     from stagerun.train.stored import Stored
-
-_MOST_MISTAKES, _TILE = 60, 112  # pictures of a sheet, and the side of one in pixels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +39,8 @@ class EvalOptions:
     device_batch: ForwardBatch = None
     threads: OwnThreads = None
     ema: Ema = False
-    per_class: bool = flag("--per-class", "Also the accuracy of each class, and what it is taken for.")
-    output: str | None = option(
-        "--output FOLDER",
-        "With --per-class: the whole confusion matrix (.csv, .svg) and the worst mistakes as a contact sheet.",
+    per_class: bool = flag(
+        "--per-class", "Also the accuracy of each class, and what it is taken for; --json has all counts."
     )
     trust_code: TrustCode = False
     as_json: Json = False
@@ -81,8 +75,6 @@ def evaluate(
 
     With --per-class the names of classes are those of the side file of the images.
     """
-    if options.output is not None and not options.per_class:
-        raise UsageError("--output without --per-class", "add --per-class, or leave --output out")
     if options.weights is not None:
         if out is not None or options.ema:
             raise UsageError("--weights with --out or --ema: a file of weights is in no output folder", "leave it out")
@@ -94,29 +86,6 @@ def evaluate(
     for note in chosen.notes:
         tell(f"note: {note}")
     evaluate_all(chosen, options)
-
-
-class Answers:
-    """The first answer to each image of an evaluation, batch by batch."""
-
-    def __init__(self) -> None:
-        self.parts: list[Any] = []
-
-    def add(self, records: Sequence[int], labels: Any, logits: Any) -> None:
-        """`labels` int64 [N] and `logits` [N, classes]: torch tensors. Answers are those that top-1 counts."""
-        import torch
-
-        from stagerun.engine.evaluate import best_of
-
-        best = best_of(logits)[:, 0]
-        sure = logits.double().softmax(1).gather(1, best[:, None])[:, 0]
-        self.parts.append((torch.tensor(records), labels.cpu(), best.cpu(), sure.cpu()))
-
-    def arrays(self) -> tuple[Any, ...]:
-        """numpy arrays of equal length: record numbers, labels, answers (int64), probabilities of the answers (float64)."""
-        import torch
-
-        return tuple(torch.cat(column).numpy() for column in zip(*self.parts, strict=True))
 
 
 def evaluate_weights(what: str, overrides: Sequence[str], stage: str | None, options: EvalOptions) -> None:
@@ -214,17 +183,26 @@ def _with_images(stored: "Stored", folder: Path, scratch: str | None) -> "Stored
 def _on_set(
     stored: "Stored", stage: str, ensemble: str | None, number: int, options: EvalOptions, device: Any
 ) -> tuple[dict[str, Any], list[str]]:
+    import torch
+
     from stagerun.engine import evaluate as evaluation
+    from stagerun.tools.weights import confusion
     from stagerun.train.evaluating import Wanted, score
 
     started = time.monotonic()
     views = evaluation.Views(options.views)
     most = options.iterations and options.iterations * stored.stage.solver.test_batch_size
     wanted = Wanted(views=views, data=options.data, val=number, batch=options.device_batch, ema=options.ema, most=most)
-    answers = Answers()
-    answered = answers.add if options.per_class else None
+    parts: list[tuple[Any, Any]] = []
+
+    def answered(records: Sequence[int], labels: Any, logits: Any) -> None:
+        """`labels` int64 [N] and `logits` [N, classes]: torch tensors. Answers are those that top-1 counts."""
+        parts.append((labels.cpu(), evaluation.best_of(logits)[:, 0].cpu()))
+
     name = ensemble or stored.ref.name
-    found = score(stored, wanted, device, lambda batches, n: _shown(batches, n, name), answered)
+    found = score(
+        stored, wanted, device, lambda batches, n: _shown(batches, n, name), answered if options.per_class else None
+    )
     vals = stored.stage.data.val if options.data is None else ()
     data = vals[number].path if vals else options.data or ""
     row = {
@@ -247,18 +225,15 @@ def _on_set(
         return row, [line]
     if found.class_ap:
         return row, [line, *_precision(data, found.class_ap)]
-    name = f"{name}-{vals[number].name}" if number else name
     lmdb = stored.schedule.lmdb(vals[number]) if vals else data
-    by_class, lines = _per_class(name, lmdb, classes, answers, options.output)
-    return row | {"classes": by_class}, [line, *lines]
+    labels, best = (torch.cat(column).numpy() for column in zip(*parts, strict=True))
+    counts = confusion.confusion_of(labels, best, classes, _names(lmdb))
+    return row | {"classes": counts.rows()}, [line, *confusion.lines(counts)]
 
 
 def _precision(data: str, found: Sequence[float | None]) -> list[str]:
     """The average precision of each class, of images with several labels."""
-    from stagerun.data.records import LmdbSource
-    from stagerun.tools.data.pictures import classes_of
-
-    names = dict(enumerate(classes_of(LmdbSource(data)) or ()))
+    names = dict(enumerate(_names(data)))
     shown = ["no image" if ap is None else f"average precision {100 * ap:.2f} %" for ap in found]
     return [f"  {names.get(c, f'class {c}')}: {text}" for c, text in enumerate(shown)]
 
@@ -278,45 +253,12 @@ def _changes(as_run: "Stored", now: "Stored") -> list[str]:
     ]
 
 
-def _per_class(
-    name: str, data: str, classes: int, answers: Answers, output: str | None
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """Objects for JSON, and lines; with `output` the files NAME-confusion.csv, .svg and NAME-mistakes.png."""
+def _names(data: str) -> Sequence[str]:
+    """The classes by label, as the side file of the images has them; () without one."""
     from stagerun.data.records import LmdbSource
-    from stagerun.system.files import write_output
     from stagerun.tools.data.pictures import classes_of
-    from stagerun.tools.weights import confusion
 
-    _, labels, best, _ = answers.arrays()
-    records = LmdbSource(data)
-    found = confusion.confusion_of(labels, best, classes, classes_of(records))
-    lines = confusion.lines(found)
-    if output is not None:
-        files = {"confusion.csv": confusion.as_csv(found).encode(), "confusion.svg": confusion.picture(found, name)}
-        if (labels != best).any():
-            files["mistakes.png"] = _mistakes(name, records, found, answers)
-        for suffix, content in files.items():
-            write_output(Path(output) / f"{name}-{suffix}", content)
-        lines.append(f"  wrote {', '.join(files)} of {name} into {output}")
-    return found.rows(), lines
-
-
-def _mistakes(name: str, records: "LmdbSource", found: "Confusion", answers: Answers) -> bytes:
-    """A contact sheet, as a PNG, of the wrong answers with the highest probability."""
-    import numpy as np
-
-    from stagerun.tools.data import contact_sheet
-    from stagerun.tools.data.pictures import stored_tile
-
-    numbers, labels, best, sure = answers.arrays()
-    wrong = [n for n in np.lexsort((numbers, -sure)).tolist() if labels[n] != best[n]]
-    tiles = []
-    for n in wrong[:_MOST_MISTAKES]:
-        tile = stored_tile(records, int(numbers[n]), ())
-        answer, label = found.named(best[n]), found.named(labels[n])
-        tiles.append(replace(tile, lines=(f"label: {label}", f"{100 * sure[n]:.1f} %: {answer}", tile.lines[0])))
-    heading = f"{name}: {len(tiles)} of {len(wrong)} mistakes, those with the highest probability first"
-    return contact_sheet.png(contact_sheet.sheet(tiles, (heading,), _TILE))
+    return classes_of(LmdbSource(data)) or ()
 
 
 def _shown(batches: "Iterable[Batch]", count: int, name: str) -> "Iterable[Batch]":

@@ -32,15 +32,15 @@ def fetch(schedule: Schedule) -> None:
     against the digest that its publisher states.
     """
     problems, done = Problems(schedule.files), set()
-    for stage, one in [(s, one) for s in schedule.stages for one in s.solver.given]:
-        weights, place = one.weights, place_of(one.weights.file)
+    for stage, weights in [(s, s.solver.start) for s in schedule.stages if s.solver.start is not None]:
+        place = place_of(weights.file)
         if place.kind not in (Kind.TORCHVISION, Kind.TIMM) or weights.file in done:
             continue
         done.add(weights.file)
         try:
             show(f"{weights.file}: {_fetched(place)}")
         except UsageError as error:
-            problems.add(stage.origins[f"{one.field}.file"].span or stage.span, error.message, error.hint)
+            problems.add(stage.origins[stage.solver.start_field].span or stage.span, error.message, error.hint)
     if problems:
         raise RecipeError(problems.all())
     if not done:

@@ -11,7 +11,7 @@ import click
 import numpy as np
 
 from stagerun.base.errors import DataError, StagerunError
-from stagerun.base.text import count, csv_text
+from stagerun.base.text import count
 from stagerun.command.ending import show, tell
 from stagerun.command.options import argument, command, option
 from stagerun.command.shared import Ema, ForwardBatch, Json, OutOfName, OwnThreads, TrustCode, Views
@@ -19,14 +19,11 @@ from stagerun.data import datum
 from stagerun.data.importing.folder import Files
 from stagerun.data.importing.images import ImportOptions, ImportWork
 from stagerun.data.importing.items import Names
-from stagerun.data.records import ListRecords, LmdbSource, spread
-from stagerun.system.files import write_output
+from stagerun.data.records import ListRecords, LmdbSource
 from stagerun.system.image_folder import IMAGE_SUFFIXES, files_below, is_image
 from stagerun.system.imports import with_imports
 from stagerun.tools.data.pictures import ResizeOptions, class_names, classes_of
 from stagerun.tools.weights.selection import choose_members, ensemble_of
-
-_SAMPLES = 16  # records of an LMDB that say how large its images are
 
 if TYPE_CHECKING:
     from stagerun.train.stored import Stored
@@ -44,7 +41,6 @@ class PredictOptions:
     device_batch: ForwardBatch = None
     threads: OwnThreads = None
     ema: Ema = False
-    csv: str | None = option("--csv FILE", "Also a row for each picture and answer, with all digits.")
     trust_code: TrustCode = False
     as_json: Json = False
 
@@ -124,10 +120,6 @@ def predict_images(folders: Sequence[Path], options: PredictOptions, name: str) 
                 indent=1,
             )
         )
-    if options.csv is not None:
-        rows = [(p.image, n, a.label, a.name, a.probability) for p in found for n, a in enumerate(p.answers, 1)]
-        text = csv_text([("image", "rank", "label", "name", "probability"), *rows])
-        write_output(Path(options.csv), text.encode(errors="surrogateescape"))
     if bad:
         raise DataError(
             f"{count(len(bad), 'picture')} can't be used; see above", "leave out what the network can't take"
@@ -196,7 +188,6 @@ def _records(
     cropped = stored.stage.solver.test_transform.crop_size is not None
     own = next(_own_records(stored), None)
     size = None if cropped or own is None else _size(own.get(0)[1], channels)
-    usual = _usual_size(own, channels) if cropped and own is not None else None
     images: list[str] = []
     values: list[bytes] = []
     for i, path in enumerate(paths):
@@ -216,9 +207,6 @@ def _records(
                 "its transform neither crops nor resizes",
                 f"--resize-height {size[0]} --resize-width {size[1]}, as `data import` has them",
             )
-        if usual is not None and min(found) != min(usual):
-            tell(_other_size(path, found, usual))
-            usual = None  # once is enough
         images.append(path)
         values.append(made.record)
         if len(images) == batch:
@@ -226,26 +214,6 @@ def _records(
             images, values = [], []
     if images:
         yield images, ListRecords(values, "the pictures")
-
-
-def _usual_size(records: LmdbSource, channels: int) -> tuple[int, int] | None:
-    """(height, width) of an image that the network was evaluated on, where the shorter sides of all are equal, as far as a few
-    of them show: then `data import` has resized them. The longer side is 0 where it varies. None for anything else."""
-    try:
-        sizes = {_size(records.get(i)[1], channels) for i in spread(len(records), _SAMPLES)}
-    except StagerunError:  # only asked for what would be good to know
-        return None
-    shorter = {min(size) for size in sizes}
-    if len(shorter) != 1:
-        return None
-    return sizes.pop() if len(sizes) == 1 else (shorter.pop(),) * 2
-
-
-def _other_size(path: str, found: tuple[int, int], usual: tuple[int, int]) -> str:
-    return (
-        f"note: {path} is {found[0]} x {found[1]} pixels (height x width), and the shorter side of the images that the network was "
-        f"evaluated on is {min(usual)}: where `data import` resized those, give the same here, as --resize-shorter {min(usual)}"
-    )
 
 
 def _size(record: bytes, channels: int) -> tuple[int, int]:

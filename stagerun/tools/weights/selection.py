@@ -13,7 +13,7 @@ from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.plan import PlannedStage, State, make_plan
 from stagerun.store.layout import MANIFEST, averages_folder, snapshots_folder
 from stagerun.train.output import DISK, Target, find_target, newest_recipe, stage_order
-from stagerun.train.results import ensemble_path, read_ensemble
+from stagerun.train.results import read_ensemble
 
 SETS = "if `stagerun run` had --set, give the same here"
 
@@ -188,42 +188,32 @@ def _not_a_snapshot(name: str, out: Path) -> UsageError | None:
     ensembles = _ensembles_of(schedule, out)
     if name in ensembles:
         return _not_a_stage(ensembles[name], out)
+    own = inventory.of(name)
+    if ends := [ref.name for ref in own if ref.ends_stage]:
+        return UsageError(f"stage `{name}` has {len(ends)} ends in {out}", f"give one of them: {listing(ends)}")
     stages = dict.fromkeys(
         [*(s.name for s in (schedule.stages if schedule else ())), *(r.stage for r in inventory.snapshots)]
     )
-    if name not in stages:
-        if not inventory.snapshots:
-            return None
-        known = [*ensembles, *stages, *(ref.name for ref in inventory.snapshots)]
-        hint = nearest(name, known) or f"`stagerun status {out} --snapshots` lists the snapshots"
-        return UsageError(f"no snapshot, ensemble or stage of {out} is named `{name}`", hint)
-    own = inventory.of(name)
-    if not own:
-        return UsageError(f"`{name}` is a stage, which has no snapshot in {out} yet", "`stagerun run DIR` trains it")
-    if ends := [ref.name for ref in own if ref.ends_stage]:
-        return UsageError(f"stage `{name}` has {len(ends)} ends in {out}", f"give one of them: {listing(ends)}")
-    return UsageError(f"`{name}` is a stage that has not ended", f"its newest snapshot is `{own[-1].name}`")
+    if name in stages:
+        hint = f"its newest snapshot is `{own[-1].name}`" if own else "`stagerun run DIR` trains it"
+        return UsageError(f"stage `{name}` has not ended in {out}", hint)
+    if not inventory.snapshots:
+        return None
+    known = [*ensembles, *stages, *(ref.name for ref in inventory.snapshots)]
+    hint = nearest(name, known) or f"`stagerun status {out} --snapshots` lists the snapshots"
+    return UsageError(f"no snapshot, ensemble or stage of {out} is named `{name}`", hint)
 
 
 def _not_a_stage(ensemble: Ensemble, out: Path) -> UsageError:
     """What there is of an ensemble that was taken for a stage or a snapshot."""
-    name, found = ensemble.name, read_ensemble(out, ensemble.name)
-    if not ensemble.rule.averages:
-        hint = "`stagerun run` evaluates it when its members are trained"
-        if found is not None:
-            top1 = f"top-1 {100 * found.top1:.2f} %, "
-            hint = f"`run` has evaluated it: {top1}in {ensemble_path(out, name)}; its members have networks: {listing(ensemble.members, 'and')}"
-            if ensemble.rule is EnsembleRule.MEAN_PROBABILITY:
-                hint += f"; `stagerun predict {name} --out {out}` asks them all"
-        return UsageError(f"`{name}` is an ensemble ({ensemble.rule.value}), which has no network of its own", hint)
-    if store.inventory(DISK, averages_folder(out) / name).snapshots:
-        return UsageError(
-            f"`{name}` is an ensemble, not a stage", f"`stagerun eval {name} --out {out}` evaluates its network"
-        )
-    hint = "`stagerun run` makes it when its members are trained"
-    return UsageError(
-        f"`{name}` is an ensemble, whose network is not in {snapshots_folder(averages_folder(out) / name)}", hint
-    )
+    name = ensemble.name
+    if ensemble.rule.averages:
+        hint = f"`stagerun eval {name} --out {out}` evaluates its network, which `stagerun run` makes"
+        return UsageError(f"`{name}` is an ensemble, not a stage", hint)
+    hint = f"its members have networks: {listing(ensemble.members, 'and')}"
+    if ensemble.rule is EnsembleRule.MEAN_PROBABILITY:
+        hint += f"; `stagerun predict {name} --out {out}` asks them all"
+    return UsageError(f"`{name}` is an ensemble ({ensemble.rule.value}), which has no network of its own", hint)
 
 
 def _ensembles_of(schedule: Schedule | None, out: Path) -> dict[str, Ensemble]:

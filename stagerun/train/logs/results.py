@@ -58,7 +58,7 @@ def results_table(
                 str(r.iterations),
                 f"{r.epochs:.2f}",
                 f"{r.first_lr:.4g} -> {r.last_lr:.4g}",
-                _decay(r),
+                f"{r.weight_decay:g}",
                 r.augmentation,
                 f"{r.loss:.4f}",
                 _percent(r.top1),
@@ -108,11 +108,6 @@ def not_finite(result: StageFinished) -> str:
     )
 
 
-def _decay(result: StageFinished) -> str:
-    last = result.last_weight_decay
-    return f"{result.weight_decay:g}" if last is None else f"{result.weight_decay:.4g} -> {last:.4g}"
-
-
 def ordered(ensembles: Mapping[str, EnsembleTested], run: RunStarted | None) -> list[EnsembleTested]:
     """By name -> in the order of the schedule, where that is known."""
     names = run.ensembles if run is not None else ()
@@ -132,7 +127,7 @@ def ensembles_table(results: Sequence[EnsembleTested]) -> str:
             (
                 r.name,
                 ", ".join(members_in_words(r.members)),
-                r.rule + (f", {kind}" if (kind := r.shape or ", ".join(r.taken)) else ""),
+                r.rule + (f", {kind}" if (kind := r.shape) else ""),
                 f"{100 * r.top1:.2f} %",
                 f"{100 * r.gain:+.2f} ({r.best})",
                 f"{100 * r.gain_over_mean:+.2f}",
@@ -181,9 +176,8 @@ def finished_line(event: RunFinished) -> str:
 
 def ensemble_line(event: EnsembleTested) -> str:
     loss = "" if event.loss is None else f", loss {event.loss:.4f}"
-    of = f"{len(event.taken)} ({', '.join(event.taken)}) of " if event.taken else ""
     return (
-        f"ensemble {event.name}: {event.rule} of {of}{len(event.members)} {'snapshots' if '@' in ''.join(event.members) else 'stages'}, top-1 {100 * event.top1:.2f} % "
+        f"ensemble {event.name}: {event.rule} of {len(event.members)} {'snapshots' if '@' in ''.join(event.members) else 'stages'}, top-1 {100 * event.top1:.2f} % "
         f"({100 * event.gain:+.2f} against {event.best}), top-5 {100 * event.top5:.2f} %{loss} on {event.images} images in "
         f"{duration(event.seconds)}"
     )

@@ -5,7 +5,6 @@ import math
 import os
 import re
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from stagerun.base.errors import DataError, UsageError
 from stagerun.data.datum import raw_datum
-from stagerun.data.importing.items import DAMAGED, Item, Pixels, signature, unzipped
+from stagerun.data.importing.items import DAMAGED, InMemory, Names, signature, unzipped
 from stagerun.data.write import write_lmdb
 from stagerun.tools.data.sources.format import Format, Place, Sign, SourceOptions
 from stagerun.tools.data.sources.tar import archive_names
@@ -24,7 +23,6 @@ _MOST_DIMENSIONS = 3  # pictures; labels have one
 _LARGEST = 1 << 32  # bytes; all of MNIST's family have less than 1 GB
 # What a small gzip makes of itself can't be known before: it may be anything up to about a thousand times its size.
 _LARGEST_UNPACKED = 1 << 30
-_PIECE = 1 << 20
 
 
 def read_idx(path: str) -> NDArray[np.uint8]:
@@ -35,7 +33,7 @@ def read_idx(path: str) -> NDArray[np.uint8]:
             wanted = math.prod(shape)
             if zipped and wanted > _LARGEST_UNPACKED:
                 raise DataError(f"{path}: its header says {shape}, more than 1 GiB", "unpack it first: gunzip")
-            data = _upto(stream, wanted)
+            data = stream.read(wanted + 1)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file", "check the name") from None
     except (OSError, EOFError, zlib.error) as error:
@@ -65,39 +63,8 @@ def _shape(stream: BinaryIO | gzip.GzipFile, path: str) -> tuple[int, ...]:
     return shape
 
 
-def _upto(stream: BinaryIO | gzip.GzipFile, wanted: int) -> bytearray:
-    """So many bytes, fewer where the stream ends, one more where it doesn't. Memory is taken for what there is alone."""
-    data = bytearray()
-    while len(data) <= wanted and (piece := stream.read(min(_PIECE, wanted + 1 - len(data)))):
-        data += piece
-    return data
-
-
 _IMAGES = re.compile(r"(?P<set>.*?)(?P<split>train|t10k|test)-images[-.]idx3-ubyte(\.gz)?")
 _TRAIN, _TEST = ("train",), ("t10k", "test")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class IdxPair:
-    kind = "idx"
-    ignored = ()
-    classes = ()
-    name: str
-    pictures: NDArray[np.uint8]  # [n, height, width]
-    labels: NDArray[np.uint8]
-
-    @property
-    def signature(self) -> str:
-        return signature(self.kind, self.name, *self.pictures.shape, self.pictures, self.labels)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def item(self, i: int) -> Item:
-        return Item(f"{self.name}/{i:05d}", int(self.labels[i]))
-
-    def read(self, i: int) -> Pixels:
-        return Pixels(self.pictures[i][:, :, None])
 
 
 def _is_folder_of_it(place: Place) -> bool:
@@ -110,7 +77,7 @@ def _is_file_of_it(place: Place) -> bool:
     return plain or (place.gzipped and not archive_names(place.path))
 
 
-def open_idx(path: str, options: SourceOptions) -> IdxPair:
+def open_idx(path: str, options: SourceOptions) -> InMemory:
     """`path` is the folder of a pair, or the file of images. DataError if one is missing or damaged."""
     if os.path.isdir(path):
         images = _images_in(path, options.part)
@@ -127,7 +94,10 @@ def open_idx(path: str, options: SourceOptions) -> IdxPair:
             f"{images} holds {pictures.shape}, {labels} holds {classes.shape}: not images and their labels",
             "give the file of images, and with --labels that of its labels",
         )
-    return IdxPair(Path(images).name.removesuffix(".gz"), pictures, classes)
+    name = Path(images).name.removesuffix(".gz")
+    names = Names(f"{name}/{i:05d}" for i in range(len(classes)))
+    same = signature("idx", name, *pictures.shape, pictures, classes)
+    return InMemory("idx", (), same, names, classes, pictures[:, :, :, None])
 
 
 def _images_in(folder: str, split: str) -> str:
@@ -159,7 +129,7 @@ def import_idx(images: str, labels: str, out: str) -> int:
     """
     pair = open_idx(images, SourceOptions(labels=labels))
     records = zip(pair.pictures, pair.labels.tolist(), strict=True)
-    return write_lmdb(out, (raw_datum(image[:, :, None], label).SerializeToString() for image, label in records))
+    return write_lmdb(out, (raw_datum(image, label).SerializeToString() for image, label in records))
 
 
 FORMAT = Format(

@@ -5,7 +5,6 @@ from 0. Blank lines mean nothing.
 """
 
 import os
-import re
 from pathlib import Path
 
 import numpy as np
@@ -37,8 +36,9 @@ def open_list(path: str, options: SourceOptions) -> Files:
         name, label = line[: max(cut, 0)].strip(" \t"), line[cut + 1 :]
         if not name:
             mistakes.add(number, line, 0, "a line needs a path and a label", "`path label`")
-        elif problem := _mistake(label):
-            mistakes.add(number, line, cut + 1, *problem)
+        elif not _is_label(label):
+            message = f"`{shown(label)}` is not a label: a whole number from 0 to {LARGEST_LABEL}"
+            mistakes.add(number, line, cut + 1, message, "a line is `path label`")
         else:
             names.append(name)
             labels.append(int(label))
@@ -54,38 +54,20 @@ def open_list(path: str, options: SourceOptions) -> Files:
 
 def _require_one(path: str, folder: str, names: list[str]) -> None:
     """DataError if none of the files is there: then the folder is wrong. Asks for the first ones alone where it is right."""
-    if not all(_is_missing(os.path.join(folder, name)) for name in names):
+    if any(os.path.lexists(os.path.join(folder, name)) for name in names):
         return
-    first = os.path.join(folder, names[0])
+    which = "its file isn't there" if len(names) == 1 else f"none of its {len(names)} files is there"
     hint = f"give the folder that the list's paths start from as --root DIR; now that is {folder}"
     if os.path.isabs(names[0]):
         hint = "its paths begin with `/`, where --root means nothing: leave the `/` out, and give their folder as --root DIR"
-    which = "its file isn't there" if len(names) == 1 else f"none of its {len(names)} files is there"
-    raise DataError(f"{path}: {which}: no {shown(first)}", hint)
+    raise DataError(f"{path}: {which}: no {shown(os.path.join(folder, names[0]))}", hint)
 
 
-def _is_missing(path: str) -> bool:
-    """Not where it merely can't be read: that is said of each one."""
-    try:
-        os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return True
-    except OSError:
-        return False
-    return False
-
-
-def _mistake(label: str) -> tuple[str, str] | None:
-    """Message and hint."""
-    if re.fullmatch(r"[0-9]+", label):
-        if len(label.lstrip("0")) <= len(str(LARGEST_LABEL)) and int(label) <= LARGEST_LABEL:
-            return None
-        return f"the label {shown(label)} is larger than {LARGEST_LABEL}", "labels count from 0"
-    if re.fullmatch(r"-[0-9]+", label):
-        return f"the label {shown(label)} is below 0", "labels count from 0"
-    if re.fullmatch(r"[0-9]*\.[0-9]*|[0-9]+e[0-9]+", label, re.IGNORECASE):
-        return f"the label {shown(label)} is not a whole number", "labels are 0, 1, 2, ..."
-    return f"`{shown(label)}` is not a label", "a line is `path label`, the label a number from 0"
+def _is_label(label: str) -> bool:
+    digits = label.lstrip("0") or "0"
+    return (
+        label.isascii() and label.isdigit() and len(digits) <= len(str(LARGEST_LABEL)) and int(digits) <= LARGEST_LABEL
+    )
 
 
 FORMAT = Format(

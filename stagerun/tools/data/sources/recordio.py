@@ -1,11 +1,11 @@
-"""MXNet's RecordIO of images, as im2rec writes it: FILE.rec, with FILE.idx and FILE.lst used where they are beside it.
+"""MXNet's RecordIO of images, as im2rec writes it: FILE.rec, with FILE.lst used where it is beside it.
 
     uint32 magic | uint32 part << 29 | length | data, filled up to a multiple of 4 bytes              (little-endian)
 
 `part` is 0 for a whole record; a record in which the magic number stands (at a multiple of 4) is cut there into a first
 (1), middle (2) and last (3) part, without it (dmlc/dmlc-core: include/dmlc/recordio.h). The data are flag (uint32),
 label (float), id and id2 (uint64), then `flag` floats if the flag isn't 0, then the image's file
-(apache/mxnet: python/mxnet/recordio.py). The .lst has the names by id, the .idx says how many records there should be.
+(apache/mxnet: python/mxnet/recordio.py). The .lst has the names by id.
 """
 
 import os
@@ -50,8 +50,6 @@ def open_recordio(path: str, _: SourceOptions) -> RecordIo:
     if not places:
         raise DataError(f"{path}: no records in it", DAMAGED)
     stem = path.removesuffix(".rec")
-    if os.path.isfile(stem + ".idx"):
-        _check_index(stem + ".idx", path, {at for at, _ in places})
     named = _read_names(stem + ".lst") if os.path.isfile(stem + ".lst") else None
     if named is not None and (strange := [number for number in ids if number not in named]):
         raise DataError(f"{stem}.lst: no line with the index {strange[0]}, which {path} holds", "are they of one set?")
@@ -120,25 +118,6 @@ def _label(data: bytes, place: str) -> tuple[int, int]:
     if not (0 <= label <= LARGEST_LABEL and label == int(label)):  # NaN fails the first
         raise DataError(f"{place} has the label {label:g}", "labels are 0, 1, 2, ...")
     return int(label), number
-
-
-def _check_index(path: str, record_path: str, found: set[int]) -> None:
-    """DataError unless the .idx (`key offset` per line) has just the records that were found: a .rec can be cut off
-    between two of them."""
-    mistakes = Mistakes(path)
-    stated = set()
-    for number, line in lines(read_text(path)):
-        words = line.split()
-        if len(words) != 2 or not words[1].isascii() or not words[1].isdigit():
-            mistakes.add(number, line, 0, "not a line of an index", "a line is `key offset`")
-        else:
-            stated.add(int(words[1]))
-    mistakes.stop()
-    if stated != found:
-        raise DataError(
-            f"{record_path} holds {len(found)} records, {path} names {len(stated)} places, and they are not the same",
-            "is the .rec cut off, or the .idx of another file? get them again, or remove the .idx",
-        )
 
 
 def _read_names(path: str) -> dict[int, str]:

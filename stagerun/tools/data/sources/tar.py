@@ -3,15 +3,15 @@
 The headers are gone through once; an image is then one pread. A validation set, tar or folder, takes its labels from a ground truth
 file (`truth`). Items are sorted by class, folder and name, as in `folder`.
 
-The table of contents is made by going from header to header: POSIX ustar and pax, and GNU's long names. Why not tarfile: it takes a
-damaged header in the middle for the end of the archive and says nothing, and on some of the Pythons that we run on a header with a
-negative size keeps it busy for ever. Nothing is unpacked, so a name never becomes a path: those with `..` or a leading `/` are refused
-all the same, since keys are made from them.
+Nothing is unpacked, so a name never becomes a path: those with `..` or a leading `/` are refused all the same, since keys are made from them.
 """
 
+import io
+import tarfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,11 +29,6 @@ from stagerun.system.image_folder import can_not_open, check_classes, is_image
 from stagerun.tools.data.sources.format import SourceOptions
 from stagerun.tools.data.sources.truth import classes_and_labels, read_synsets, read_truth
 
-BLOCK = 512
-_LONGEST_NAME = 1 << 16
-_FOLDER, _LONG_NAME, _LONG_LINK, _PAX, _GLOBAL = b"5", b"L", b"K", b"x", b"g"
-_REGULAR = (b"0", b"\0", b"7")
-_EMPTY = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, folders, pipes
 _MOST_EMPTY = 1 << 24  # bytes behind the last member; tar fills up to 10 KiB by default
 
 Read = Callable[[int, int], bytes]  # (offset, length) -> exactly so many bytes; DataError at the end of the file
@@ -49,96 +44,58 @@ class Member:
     regular: bool
 
 
+class _Stretch(io.RawIOBase):
+    """Bytes start .. end of what `read` reads, as a file."""
+
+    def __init__(self, read: Read, start: int, end: int) -> None:
+        self._read, self._start, self._size, self._at = read, start, end - start, 0
+
+    def seek(self, at: int, whence: int = 0) -> int:
+        if at < 0:
+            raise tarfile.ReadError("a negative size")
+        self._at = at
+        return at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        if size < 0:
+            raise tarfile.ReadError("a negative size")
+        data = self._read(self._start + self._at, max(0, min(size, self._size - self._at)))
+        self._at += len(data)
+        return data
+
+
 def members(read: Read, start: int, end: int, place: str) -> Iterator[Member]:
     """The files of the tar in bytes start .. end of what `read` reads. DataError, with `place`, if it is damaged."""
-    at, name, size = start, "", None
-    while at + BLOCK <= end:
-        header = read(at, BLOCK)
-        if not header.strip(b"\0"):
-            if end - at > _MOST_EMPTY:
-                raise DataError(
-                    f"{place}: nothing in the last {end - at} bytes", "was its download broken off? get it again"
-                )
-            return
-        kind, stated = _check(header, f"{place} at byte {at}")
-        # Links and folders have no bytes, whatever their size says.
-        length = 0 if kind in _EMPTY else stated if size is None else size
-        body = at + BLOCK
-        if body + length > end:
-            raise DataError(
-                f"{place} at byte {at}: `{name or _name(header)}` has {length} bytes, but the archive ends at {end}",
-                DAMAGED,
-            )
-        at = body + (length + BLOCK - 1) // BLOCK * BLOCK
-        if kind in (_LONG_NAME, _PAX):
-            if length > _LONGEST_NAME:
-                raise DataError(f"{place} at byte {body}: a name of {length} bytes", DAMAGED)
-            data = read(body, length)
-            if kind == _LONG_NAME:
-                name = _text(data.split(b"\0")[0])
-            else:
-                name, size = _pax(data, f"{place} at byte {body}", name)
-            continue  # it is about the next header
-        if kind not in (_FOLDER, _LONG_LINK, _GLOBAL):
-            shown = name or _name(header)
-            if not (kind == b"\0" and shown.endswith("/")):  # how folders were written before there was a type for them
-                yield Member(_safe(shown, place), body, length, kind in _REGULAR)
-        if kind not in (_LONG_LINK, _GLOBAL):
-            name, size = "", None
-    if at < end or at == start:  # a whole one may lack its two empty blocks, as GNU tar allows too
-        raise DataError(f"{place}: the archive ends at {end}, within a header", DAMAGED)
-
-
-def _check(header: bytes, place: str) -> tuple[bytes, int]:
-    """(type, size)."""
     try:
-        # The sum counts its own 8 bytes as blanks.
-        if int(header[148:156].strip(b" \0") or b"0", 8) != sum(header) - sum(header[148:156]) + 8 * 32:
-            raise ValueError
-        field = header[124:136]
-        binary = field[0] & 0x80
-        size = int.from_bytes(field, "big") - (0x80 << 88) if binary else int(field.strip(b" \0") or b"0", 8)
-        if not 0 <= size < 1 << 62:
-            raise ValueError
-    except ValueError:
-        raise DataError(f"{place}: not a tar header", DAMAGED) from None
-    return header[156:157], size
-
-
-def _name(header: bytes) -> str:
-    name = header[:100].split(b"\0")[0]
-    if header[257:263] == b"ustar\0" and header[345] != 0:
-        name = header[345:500].split(b"\0")[0] + b"/" + name
-    return _text(name)
-
-
-def _pax(data: bytes, place: str, name: str) -> tuple[str, int | None]:
-    """Name and size out of `length key=value\\n` records."""
-    size = None
-    at = 0
-    try:
-        while at < len(data) and data[at]:
-            space = data.index(b" ", at, at + 20)
-            end = at + int(data[at:space])
-            key, _, value = data[space + 1 : end - 1].partition(b"=")
-            if end <= space or end > len(data):
-                raise ValueError
-            if key == b"path":
-                name = _text(value)
-            elif key == b"size":
-                size = int(value)
-                if size < 0:
-                    raise ValueError
-            elif key.startswith(b"GNU.sparse"):
-                raise DataError(f"{place}: a sparse file", "make the tar without --sparse")
-            at = end
-    except ValueError:
-        raise DataError(f"{place}: a malformed pax header", DAMAGED) from None
-    return name, size
-
-
-def _text(name: bytes) -> str:
-    return name.decode(errors="surrogateescape")
+        file = _Stretch(read, start, end)
+        archive: Any = tarfile.TarFile(fileobj=cast(Any, file), encoding="utf-8", errors="surrogateescape")
+        while (found := archive.next()) is not None:
+            archive.members.clear()  # of a million it would fill memory
+            if not 0 <= found.size < 1 << 62:
+                raise tarfile.ReadError("a negative size")
+            at = start + found.offset_data
+            # Links and folders have no bytes, whatever their size says.
+            size = 0 if found.issym() or found.islnk() or found.isdev() or found.isdir() else found.size
+            if at + size > end:
+                text = f"`{found.name}` has {size} bytes, but the archive ends at {end}"
+                raise DataError(f"{place} at byte {start + found.offset}: {text}", DAMAGED)
+            if found.issparse():
+                raise DataError(f"{place} at byte {at}: a sparse file", "make the tar without --sparse")
+            if not found.isdir():
+                yield Member(_safe(found.name, place), at, size, found.isreg())
+        file.seek(archive.offset)
+        rest = file.read(tarfile.BLOCKSIZE)
+    except (tarfile.TarError, ValueError, RecursionError) as error:
+        raise DataError(f"{place}: not a tar, or damaged: {error}", DAMAGED) from None
+    # tarfile takes a damaged header for the end of the archive. A whole one may lack its two empty blocks, as GNU tar allows too.
+    at = start + archive.offset
+    if rest.strip(b"\0") or 0 < len(rest) < tarfile.BLOCKSIZE or at > end:
+        raise DataError(f"{place} at byte {at}: not a tar header, or cut off within one", DAMAGED)
+    if end - at > _MOST_EMPTY:
+        raise DataError(f"{place}: nothing in the last {end - at} bytes", "was its download broken off? get it again")
 
 
 def _safe(name: str, place: str) -> str:

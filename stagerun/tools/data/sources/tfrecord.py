@@ -29,7 +29,7 @@ from stagerun.data.importing.items import (
     LARGEST_LABEL,
     Archive,
     Item,
-    may_keep_open,
+    keep_open,
     signature,
 )
 from stagerun.language.proto import tfexample_pb2
@@ -133,7 +133,7 @@ def _is_shard(name: str) -> bool:
 def open_tfrecords(path: str, options: SourceOptions) -> TfRecords:
     """`path` is a shard, a folder of them, or a pattern (`DIR/train-*`). DataError if one is missing or damaged."""
     files = shards_of(path, options)
-    keep_open = may_keep_open(len(files))
+    keep_open(len(files))
     shards: list[Archive] = []
     places: list[tuple[int, int]] = []
     ends = []
@@ -141,7 +141,7 @@ def open_tfrecords(path: str, options: SourceOptions) -> TfRecords:
         shard = Archive(file)
         places.extend(_records(shard))
         ends.append(len(places))
-        shards.append(shard if keep_open else Archive(file, keep_open=False))
+        shards.append(shard)
     if not places:
         raise DataError(f"{path}: no records in it", "is the data set complete?")
     return TfRecords(tuple(shards), np.array(ends, np.int64), np.array(places, np.int64))

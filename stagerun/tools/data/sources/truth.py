@@ -1,18 +1,17 @@
 """The text files around ImageNet: which synset is which label, and which validation image shows what.
 
 Synsets: a line per class, in the order of the labels: `n01440764`, or `n01440764 tench, Tinca tinca` (Caffe's
-synsets.txt, synset_words.txt; Kaggle's LOC_synset_mapping.txt). Or with ILSVRC2012_IDs: `n02119789 1 kit_fox` or
-`1 n02119789 kit fox`, in any order (map_clsloc.txt of the devkits of 2014 and later); labels are then sorted synsets.
+synsets.txt, synset_words.txt; Kaggle's LOC_synset_mapping.txt).
 
 Ground truth: `name synset` or `name label` per line in any order; one synset or one label per line, in the order of the
-sorted file names; the devkit's ILSVRC2012_IDs, 1 to 1000, which need synsets with IDs; Kaggle's LOC_val_solution.csv.
+sorted file names; Kaggle's LOC_val_solution.csv. The devkit's ILSVRC2012_IDs, 1 to 1000, are neither, and are refused.
 
 Mistakes in these files, and in other lists that come with images, are problems with places: the first 20 of a file at once.
 """
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from stagerun.base.errors import DataError, Problem, RecipeError, Span
@@ -60,53 +59,39 @@ class Mistakes:
 
 _SYNSET = re.compile(r"n[0-9]{8}")
 _NUMBER = re.compile(r"[0-9]{1,9}")
-_WITH_ID = re.compile(r"(?P<synset>n[0-9]{8})[ \t]+(?P<id>[0-9]{1,5})([ \t]+(?P<words>.*))?")
-_ID_FIRST = re.compile(r"(?P<id>[0-9]{1,5})[ \t,]+(?P<synset>n[0-9]{8})([ \t,]+(?P<words>.*))?")
 _PLAIN = re.compile(r"(?P<synset>n[0-9]{8})([ \t]+(?P<words>.*))?")
 
-_META = (
-    "stagerun doesn't read meta.mat, a MATLAB file. Give --synsets with the IDs (map_clsloc.txt of the devkit of 2014 or "
-    "later: `n02119789 1 kit_fox`), or as --ground-truth a file that names synsets or Caffe's labels, such as val.txt"
-)
+_NO_IDS = "give a file that names synsets or Caffe's labels, such as Caffe's val.txt and synset_words.txt"
 
 
 @dataclass(frozen=True, slots=True)
 class Synsets:
-    """`labels`: synset -> label. `ids`: ILSVRC2012_ID -> label, {} where the file has none."""
+    """`labels`: synset -> label."""
 
     labels: dict[str, int]
     classes: tuple[str, ...]  # the synset and its words: words alone are not unique (there are two cranes)
-    ids: dict[int, int] = field(default_factory=dict)
 
 
 def read_synsets(path: str) -> Synsets:
     """RecipeError with every line that is none, or comes twice."""
     mistakes = Mistakes(path)
     names: dict[str, str] = {}
-    ids: dict[str, tuple[int, str]] = {}
     for number, line in lines(read_text(path)):
-        word = line.strip()
-        with_id = _WITH_ID.fullmatch(word) or _ID_FIRST.fullmatch(word)
-        found = _PLAIN.fullmatch(word) or with_id
+        found = _PLAIN.fullmatch(line.strip())
         if found is None:
-            message, hint = "not a synset, such as n01440764", "a line is `synset`, `synset words` or `synset ID words`"
+            message, hint = "not a synset, such as n01440764", "a line is `synset` or `synset words`"
             mistakes.add(number, line, 0, message, hint)
         elif found["synset"] in names:
             mistakes.add(number, line, 0, f"{found['synset']} stands here twice", "remove one")
         else:
             names[found["synset"]] = (found["words"] or "").strip()
-            if with_id:
-                ids[found["synset"]] = int(with_id["id"]), with_id["words"] or ""
     mistakes.stop()
     if not names:
         raise DataError(f"{path}: there are no synsets in it", "a line is `n01440764 tench, Tinca tinca`")
-    if len(ids) < len(names):  # not in every line: numbers that stand there are words
-        return Synsets({synset: label for label, synset in enumerate(names)}, _classes(names))
-    labels = {synset: label for label, synset in enumerate(sorted(names))}
-    by_id = {number: labels[synset] for synset, (number, _) in ids.items()}
-    if len(by_id) < len(ids):
-        raise DataError(f"{path}: two synsets have the same ID", "is the file damaged?")
-    return Synsets(labels, _classes({synset: ids[synset][1] for synset in labels}), by_id)
+    if len(names) > 1 and all(re.match(r"[0-9]+\b", words) for words in names.values()):
+        raise DataError(f"{path}: has ILSVRC2012_IDs, which are in another order than labels", _NO_IDS)
+    classes = tuple(f"{synset} {text}".strip() for synset, text in names.items())
+    return Synsets({synset: label for label, synset in enumerate(names)}, classes)
 
 
 def classes_and_labels(place: str, found: list[str], synsets: str | None) -> tuple[tuple[str, ...], list[int]]:
@@ -117,10 +102,6 @@ def classes_and_labels(place: str, found: list[str], synsets: str | None) -> tup
     if strange := [name for name in found if name not in known.labels]:
         raise DataError(f"{place}: the class {strange[0]} is not in {synsets}", "is it the file of another set?")
     return known.classes, [known.labels[name] for name in found]
-
-
-def _classes(words: dict[str, str]) -> tuple[str, ...]:
-    return tuple(f"{synset} {text}".strip() for synset, text in words.items())
 
 
 def read_truth(path: str, names: list[str], synsets: Synsets | None) -> tuple[list[int], tuple[str, ...]]:
@@ -196,14 +177,10 @@ def _labels(path: str, values: list[str], synsets: Synsets | None, named: bool) 
             raise DataError(f"{path}: {unknown} is not among the synsets", "is it of another set?")
         return [synsets.labels[value] for value in values]
     numbers = [int(value) for value in values]
-    if synsets is not None and synsets.ids and not named:
-        if strange := [n for n in numbers if n not in synsets.ids]:
-            raise DataError(f"{path}: {strange[0]} is not among the IDs of the synsets", "is it of another set?")
-        return [synsets.ids[number] for number in numbers]
     if not named and min(numbers) > 0:
         # Taken as labels, the devkit's IDs would train without complaint, and be wrong for nearly every image.
         raise DataError(
-            f"{path}: these numbers count from 1, as the devkit's ILSVRC2012_IDs do, and are not labels", _META
+            f"{path}: these numbers count from 1, as the devkit's ILSVRC2012_IDs do, and are not labels", _NO_IDS
         )
     most = len(synsets.classes) - 1 if synsets else LARGEST_LABEL
     if max(numbers) > most:

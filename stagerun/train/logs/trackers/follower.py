@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from stagerun.base.events import RunFinished, RunStarted, Stopped
-from stagerun.store.logged import event_of
 from stagerun.system.files import open_shared, write_whole
+from stagerun.train.log_file import Place, read_on
 from stagerun.train.logs.table import tracker_of
 from stagerun.train.logs.trackers.settled import Line, Restart, Settling, Undone
 from stagerun.train.logs.trackers.tracker import Point, Text, TrackedRun, Tracker
@@ -37,7 +37,6 @@ _AGAIN_S = 10.0  # between two attempts to reach a tracker
 _BATCH = 500
 _LOOK_S = 2.0
 _STATUS: dict[type, str] = {RunStarted: "failed", RunFinished: "finished", Stopped: "stopped"}  # until the next of them
-_QUIET = tuple(f'"event": "{name}"'.encode() for name in ("Retraced", "Compressed", "Synchronised", "Indexed"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,25 +157,22 @@ class Follower:
 
     def _read(self) -> Iterator[Line | Text]:
         """New lines of the log. Where this process life begins, what it will train again counts as undone."""
-        settling = self.settling
+        settling, place = self.settling, Place(self.settling.at)
         with os.fdopen(open_shared(self.out / "log.jsonl"), "rb") as file:
-            file.seek(settling.at)
-            while True:
-                at = settling.at
-                if at >= self.orders.size and not self.looked:
-                    self.looked = True
-                    yield from settling.restart(
-                        [Restart(self.orders.size, stage, iter) for stage, iter in self.orders.goes_on.items()]
-                    )
-                line = file.readline()
-                if not line.endswith(b"\n"):
-                    return
-                settling.at = at + len(line)
-                if not any(name in line for name in _QUIET):
-                    with suppress(ValueError):  # a line that a kill cut short
-                        if (found := event_of(line)) is not None:
-                            self.status = _STATUS.get(type(found[1]), self.status)
-                            yield from settling.read(at, settling.at, *found)
+            for time, event in read_on(file, place):
+                if place.begin >= self.orders.size:
+                    yield from self._look_ahead()
+                self.status = _STATUS.get(type(event), self.status)
+                yield from settling.read(place.begin, place.at, time, event)
+        settling.at = place.at
+        if place.at >= self.orders.size:
+            yield from self._look_ahead()
+
+    def _look_ahead(self) -> Iterator[Line]:
+        if not self.looked:
+            self.looked = True
+            goes_on = [Restart(self.orders.size, stage, iter) for stage, iter in self.orders.goes_on.items()]
+            yield from self.settling.restart(goes_on)
 
     def _tracked(self) -> TrackedRun:
         another = f"-{self.number}" if self.number > 1 else ""
