@@ -288,9 +288,9 @@ class StageFinished:
 class EnsembleTested:
     """Several snapshots' weights were evaluated together: stages' last, or `trunk@6000`. Also the content of OUT/results/ensembles/NAME.json.
 
-    `snapshots`, `rule`, `batch_norm_iter`, `tested_on` and `tested_set` are what it was made from: while these are the same, it counts. `attempt`,
-    `serial`: of the newest snapshot that this process life had written by then, or could have (0 of an older version): what comes
-    after them in the order of snapshots was trained later.
+    `snapshots`, `rule`, `batch_norm_iter`, `tested_on` and `tested_set` are what it was made from: while these are the same, it counts.
+    `attempt`, `serial`: of the newest snapshot that this process life had written by then, or could have (0 of an older version): what
+    comes after them in the order of snapshots was trained later.
     """
 
     name: str

@@ -17,7 +17,8 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filler(recipe.Filler):
-    """`type` may be `positive_unitball` or `bilinear`, too. `sparse`: how many weights of an output are not zero, on average (gaussian); -1: all."""
+    """`type` may be `positive_unitball` or `bilinear`, too. `sparse`: how many weights of an output are not zero, on average (gaussian);
+    -1: all."""
 
     sparse: int = -1
 
@@ -231,8 +232,8 @@ class Eltwise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reshape:
-    """Flatten and Reshape: `sizes` in place of the axes from `axis` on, but for the last `behind`. 0 copies the bottom's at its place, -1 is what
-    remains; so it fits images of any size. The default flattens an image."""
+    """Flatten and Reshape: `sizes` in place of the axes from `axis` on, but for the last `behind`. 0 copies the bottom's at its place, -1
+    is what remains; so it fits images of any size. The default flattens an image."""
 
     axis: int = 1
     sizes: tuple[int, ...] = (-1,)
@@ -336,8 +337,8 @@ ALL_COUNT = Ignored()
 
 
 def ignored(net: Net, own_loss: bool = False) -> Ignored:
-    """What the layers of a net ignore together. `own_loss`: the stage has a loss in place of theirs. Training ignores a label if every loss does.
-    An evaluation without a loss, or without an Accuracy, ignores what the other one does."""
+    """What the layers of a net ignore together. `own_loss`: the stage has a loss in place of theirs. Training ignores a label if every loss
+    does. An evaluation without a loss, or without an Accuracy, ignores what the other one does."""
     accuracies, losses = _judging(net.test, Accuracy), _judging(net.test, SoftmaxWithLoss)
     label = _label(accuracies or losses)
     if own_loss:

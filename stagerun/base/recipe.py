@@ -593,8 +593,8 @@ FROM_ITER = "from_iter"
 AVERAGE = "average."
 AVERAGE_OF = "average.of"
 AVERAGE_MEMBERS = "average.members"
-# The key of the digest of what `Solver.start` names. It is in `origins` of every stage that has one, and in its identity as far as someone has looked: a file that is gone makes nothing stale. Of a .solverstate:
-# `ITER DIGEST DIGEST`, of the state and of the weights.
+# The key of the digest of what `Solver.start` names. It is in `origins` of every stage that has one, and in its identity as far as someone
+# has looked: a file that is gone makes nothing stale. Of a .solverstate: `ITER DIGEST DIGEST`, of the state and of the weights.
 WEIGHTS_DIGEST = "weights.sha256"
 # The key of the digest of the `mean_file` of training, likewise.
 MEAN_DIGEST = "mean.sha256"
@@ -663,8 +663,8 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ensemble:
-    """`members`, groups and ranges resolved, in the order in which they are written: `trunk` for a stage's end, `trunk@6000` for a place before it.
-    `shape`: of the decay that the average imitates (`schedule.averages`); None for the plain mean."""
+    """`members`, groups and ranges resolved, in the order in which they are written: `trunk` for a stage's end, `trunk@6000` for a place
+    before it. `shape`: of the decay that the average imitates (`schedule.averages`); None for the plain mean."""
 
     name: str
     members: tuple[str, ...]
@@ -692,9 +692,9 @@ def point(member: str) -> tuple[str, int | None]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
     """`stages` are in the order in which they run: parents before children. `data` is what they share: which images a stage has, it says
-    itself. `files` are (path, text) as read, the Python files that it names last. `sets`: which images the LMDBs hold
-    (`lmdb_file.set_of`), by their path, as far as someone has looked. `class_sizes`: how many training images each class has, likewise,
-    by the stage's name, where its sampling depends on it; images that it ignores are of none. `imports`: of the sources that are folders of class folders, by
+    itself. `files` are (path, text) as read, the Python files that it names last. `sets`: which images the LMDBs hold (`lmdb_file.set_of`),
+    by their path, as far as someone has looked. `class_sizes`: how many training images each class has, likewise, by the stage's name,
+    where its sampling depends on it; images that it ignores are of none. `imports`: of the sources that are folders of class folders, by
     their path (`imports.with_imports`)."""
 
     name: str

@@ -13,16 +13,15 @@ TRAINING_SET = "training set"  # what a snapshot's `environment` calls the image
 class SnapshotRef:
     """One complete snapshot. `name` is its directory's name below OUT/snapshots; (stage, iter, attempt) is unique on disk.
 
-    `id` is a digest of its tensors (weights, momentum, averaged weights) and place, not of clock or machine: training the
-    same thing again gives the same id. `parent` is the id of the snapshot its stage started from, '' for the seed. `identity` is that of the stage
-    when it was trained (`recipe.Stage.identity`). `environment` is what the bits depend on besides: torch build,
-    processor, threads, workers, reducer, training set. `trained_as`: where a plan gave it to a stage of another name, the name it was
-    trained under, which its directory has; '' else. `serial` counts the snapshots that a process life has written, from 1, so that
-    (attempt, serial) orders them without a clock; 0 in one of an older version. `skipped`: images that `on_nan: ROLLBACK` has left out,
-    along the path of ancestors up to here. `began_empty`: the process life that wrote it found no snapshot in the folder when it began, so
-    that it has trained itself whatever this one came from. `id_stage`: the stage's name in `id`, if that is not the directory's: of a
-    stage that was renamed what comes after goes on with the first, or else what is trained again would be something else. `ended`:
-    `early_stop` ended its stage there.
+    `id` is a digest of its tensors (weights, momentum, averaged weights) and place, not of clock or machine: training the same thing again
+    gives the same id. `parent` is the id of the snapshot its stage started from, '' for the seed. `identity` is that of the stage when it
+    was trained (`recipe.Stage.identity`). `environment` is what the bits depend on besides: torch build, processor, threads, workers,
+    reducer, training set. `trained_as`: where a plan gave it to a stage of another name, the name it was trained under, which its directory
+    has; '' else. `serial` counts the snapshots that a process life has written, from 1, so that (attempt, serial) orders them without a
+    clock; 0 in one of an older version. `skipped`: images that `on_nan: ROLLBACK` has left out, along the path of ancestors up to here.
+    `began_empty`: the process life that wrote it found no snapshot in the folder when it began, so that it has trained itself whatever this
+    one came from. `id_stage`: the stage's name in `id`, if that is not the directory's: of a stage that was renamed what comes after goes
+    on with the first, or else what is trained again would be something else. `ended`: `early_stop` ended its stage there.
     """
 
     name: str

@@ -76,11 +76,10 @@ class Job:
 class Loader:
     """The images of one LMDB under one stage's transform. `train`: drawn at random; else an evaluation's centre crops.
 
-    `images`, where it is given, must be the number of records; `depth` is how many batches `stream` may hold
-    ready, 1 or more (of batches smaller than 16 images per thread more), `threads` how many make them. `python` is done
-    first, `augment` last. `memory` keeps pixels between epochs. `tier` forces a way of
-    decoding. `sampling` says which record is where, in place of `shuffle`. `side` is the crop_size of a batch that begins at a position, where not all have that of `transform_param`,
-    which is the largest then: a batch has one size.
+    `images`, where it is given, must be the number of records; `depth` is how many batches `stream` may hold ready, 1 or more (of batches
+    smaller than 16 images per thread more), `threads` how many make them. `python` is done first, `augment` last. `memory` keeps pixels
+    between epochs. `tier` forces a way of decoding. `sampling` says which record is where, in place of `shuffle`. `side` is the crop_size
+    of a batch that begins at a position, where not all have that of `transform_param`, which is the largest then: a batch has one size.
     """
 
     def __init__(

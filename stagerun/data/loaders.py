@@ -36,8 +36,8 @@ def training_loader(
     memory: Decoded | None = None,
     start: int = 0,
 ) -> Loader:
-    """Training images, from any position on. `python` is the transform's own function, `augment` what it does to colours; `start` the position at which the
-    stage begins, which is looked at where the size of the images changes within it."""
+    """Training images, from any position on. `python` is the transform's own function, `augment` what it does to colours; `start` the
+    position at which the stage begins, which is looked at where the size of the images changes within it."""
     solver = stage.solver
     return Loader(
         records,

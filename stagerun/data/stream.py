@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 class Batch:
     """`images` is uint8[n, height, width, channels], contiguous, in the order B, G, R; labels and positions are int64[n].
 
-    `cutout` is int32[n, 4], the top, left, height and width of what becomes 0 for
-    the network; `crop` int32[n, 3], the top and left in the record of what was cut out, and 1 where it was mirrored, of a transform with `mean_file`. None where the transform has no such thing. The memory of `images` is used again when no one refers to the array,
-    to a part of it or to a tensor made of it: whoever holds one of these may do so as long as they like.
+    `cutout` is int32[n, 4], the top, left, height and width of what becomes 0 for the network; `crop` int32[n, 3], the top and left in the
+    record of what was cut out, and 1 where it was mirrored, of a transform with `mean_file`. None where the transform has no such thing.
+    The memory of `images` is used again when no one refers to the array, to a part of it or to a tensor made of it: whoever holds one of
+    these may do so as long as they like.
     """
 
     images: NDArray[np.uint8]

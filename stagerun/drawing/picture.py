@@ -171,9 +171,10 @@ class StagePicture:
     """One stage. `begin_*`: where it begins. `images`: of an epoch. `seconds`: at its begin and at its end, counted from the
     seed; None if they are not known.
 
-    `points` are in the order of their iterations; the first and last iteration, both sides of every jump, knots and extremes are
-    among them. `steps`: how many the policy has, of which `marks` holds MOST_STEPS. `drops`: how often `plateau` may lower what
-    is drawn. `meetings`: after how many iterations replicas are averaged. `side`: which of two schedules in one picture it is of, '' in a picture of one.
+    `points` are in the order of their iterations; the first and last iteration, both sides of every jump, knots and extremes are among
+    them. `steps`: how many the policy has, of which `marks` holds MOST_STEPS. `drops`: how often `plateau` may lower what is drawn.
+    `meetings`: after how many iterations replicas are averaged. `side`: which of two schedules in one picture it is of, '' in a picture of
+    one.
     """
 
     name: str

@@ -137,8 +137,8 @@ def digest_there(tensor: Tensor) -> int:
 
 
 def mixed(tensor: Tensor) -> int:
-    """The sum of all 64-bit words modulo 2^64, the same on any device. Each is mixed with its place by the finalizer of SplitMix64 (Steele, Lea and
-    Flood, OOPSLA 2014). The finalizer is one to one, so a change within one word never goes unseen."""
+    """The sum of all 64-bit words modulo 2^64, the same on any device. Each is mixed with its place by the finalizer of SplitMix64 (Steele,
+    Lea and Flood, OOPSLA 2014). The finalizer is one to one, so a change within one word never goes unseen."""
     data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     whole = data.numel() // 8 * 8
     if data.storage_offset() % 8:

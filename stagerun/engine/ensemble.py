@@ -104,8 +104,8 @@ def take_statistics(
     comm: Comm,
     stop: Callable[[], bool],
 ) -> bool:
-    """Sets BatchNorm's running statistics, but those of `frozen` layers, to the plain mean of those of `iterations` x `how.logical_workers` device batches.
-    Collective. False if a rank is asked to stop; the statistics are then as they were.
+    """Sets BatchNorm's running statistics, but those of `frozen` layers, to the plain mean of those of `iterations` x `how.logical_workers`
+    device batches. Collective. False if a rank is asked to stop; the statistics are then as they were.
 
     `batches`: one for each iteration and logical worker of this rank's `run`, in that order. Each logical worker's are added
     up by themselves, in order of the iterations, and then those sums in order of the workers: so the bits don't depend on

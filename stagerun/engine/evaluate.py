@@ -25,8 +25,8 @@ class Views(enum.Enum):
 
 
 class Averaged(nn.Module):
-    """Probabilities averaged over views, softmax's or, of a `binary` loss, sigmoid's: images [crops * N, C, H, W], all images of one crop after the other, and each
-    as it is and mirrored -> log of the mean probability [N, classes], float64, or its logit.
+    """Probabilities averaged over views, softmax's or, of a `binary` loss, sigmoid's: images [crops * N, C, H, W], all images of one crop
+    after the other, and each as it is and mirrored -> log of the mean probability [N, classes], float64, or its logit.
 
     Top-1 and top-5 of that are those of the mean; cross entropy of it is -log of the mean probability of the label.
     """
@@ -159,9 +159,9 @@ def _right(answers: Tensor, labels: Tensor) -> Tensor:
 def _ranked(
     kept: Sequence[tuple[int, Tensor, Tensor]], sizes: Sequence[int], width: int, device: torch.device, comm: Comm
 ) -> tuple[float | None, ...]:
-    """The average precision of each class, from the logits and labels that the ranks have `kept` by batch; () where `width`, the classes that
-    an image may have several of, is 0. Collective. Each row is one rank's, and the others add zeros: so the order of images, and all bits, are the same for any number of
-    ranks."""
+    """The average precision of each class, from the logits and labels that the ranks have `kept` by batch; () where `width`, the classes
+    that an image may have several of, is 0. Collective. Each row is one rank's, and the others add zeros: so the order of images, and all
+    bits, are the same for any number of ranks."""
     if not width:
         return ()
     table = torch.zeros(sum(sizes), 2 * width, dtype=torch.float64, device=device)

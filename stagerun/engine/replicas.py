@@ -5,15 +5,14 @@ and add its gradients up among themselves, along a tree of its own with `determi
 who holds what. The network has the tensors of one replica at a time, of which it is the `turn`, or what `show` puts there.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from stagerun.base.recipe import Determinism, Outer, Solver, SyncMomentum
 from stagerun.comm import Comm, Reducer, make_reducer, runs_of
-from stagerun.comm.average import average
-from stagerun.comm.reduce import Switch
+from stagerun.comm.reduce import Switch, views_of
 from stagerun.engine.codec import digest
 from stagerun.schedule import parting, synchronisations
 
@@ -265,3 +264,52 @@ def _copy(source: Tensors, target: Tensors) -> None:
     for name, tensor in target.items():
         if name in source:
             tensor.copy_(source[name])
+
+
+# -- the average of vectors that several ranks hold
+
+# About so much of each vector at a time, which bounds the memory for it. No bit depends on it.
+CHUNK_BYTES = 4 << 20
+
+
+@torch.no_grad()
+def average(comm: Comm, holders: Sequence[int], own: Sequence[Sequence[Tensor]], out: Sequence[Tensor]) -> None:
+    """Fills `out`, a list of tensors of one dtype, with the mean over vectors, each a list like it. `holders[v]` is the rank that hands
+    vector v in, which never falls; `own` are this rank's. Collective.
+
+    Rank r gets slice r of every vector, adds them up in float64 in the order of the vectors, and hands the average out, the same bits for
+    any number of ranks. Each sends (W-1)/W of what it holds and as much of one vector: with one each what a ring all-reduce sends."""
+    for start, stop in _chunks(out):
+        _average(comm, holders, [tensors[start:stop] for tensors in own], out[start:stop])
+
+
+def _chunks(tensors: Sequence[Tensor]) -> Iterator[tuple[int, int]]:
+    start = size = 0
+    for index, tensor in enumerate(tensors):
+        size += tensor.nbytes
+        if size >= CHUNK_BYTES or index == len(tensors) - 1:
+            yield start, index + 1
+            start, size = index + 1, 0
+
+
+def _average(comm: Comm, holders: Sequence[int], own: Sequence[Sequence[Tensor]], out: Sequence[Tensor]) -> None:
+    length = sum(t.numel() for t in out)
+    width = -(-length // comm.size)
+    sent = out[0].new_zeros((len(own), comm.size * width))
+    for row, tensors in zip(sent, own, strict=True):
+        for part, tensor in zip(views_of(row[:length], out), tensors, strict=True):
+            part.copy_(tensor)
+    # By rank, then by vector.
+    sliced = sent.view(len(own), comm.size, width).transpose(0, 1).contiguous().view(-1)
+    received = sliced.new_empty(len(holders) * width)
+    counts = [sum(holder == rank for holder in holders) * width for rank in range(comm.size)]
+    comm.exchange(sliced, [len(own) * width] * comm.size, received, counts)()
+    first, *others = received.split(width)
+    total = first.double()
+    for other in others:
+        total.add_(other)
+    mean = total.div_(len(holders)).to(first.dtype)
+    pieces = [mean if rank == comm.rank else torch.empty_like(mean) for rank in range(comm.size)]
+    comm.complete(pieces)()
+    for tensor, part in zip(out, views_of(torch.cat(pieces)[:length], out), strict=True):
+        tensor.copy_(part)

@@ -29,13 +29,13 @@ from stagerun.system.files import private_folder
 
 @dataclass(slots=True)
 class TrainState:
-    """Network, solver, BatchNorm statistics, and `iter`: the number of weight updates done in this stage. `average`: the
-    averaged weights, of a stage with `ema_decay`. `plateau`: what lr_policy `plateau` remembers, the same on every rank;
-    `best`: likewise `early_stop`. `skips`: how many of the last iterations, one after the other, `on_nan: SKIP` has passed over,
-    and `skips_in_all` of all in the stage; `rollbacks`: how often it has gone back. `tested`: the iteration of the newest
-    evaluation. `residual`: what this rank's compressed gradients lacked, of a stage that remembers it;
-    that differs between ranks, as do `replicas`, of a stage with `sync_param`, and the model while they have parted and are not shown.
-    `frozen`: BatchNorm layers that normalise with their running statistics. `arrivals`: of a stage with `method: ASYNC`, the file in which its snapshots keep the order of all pushes so far; on rank 0.
+    """Network, solver, BatchNorm statistics, and `iter`: the number of weight updates done in this stage. `average`: the averaged weights,
+    of a stage with `ema_decay`. `plateau`: what lr_policy `plateau` remembers, the same on every rank; `best`: likewise `early_stop`.
+    `skips`: how many of the last iterations, one after the other, `on_nan: SKIP` has passed over, and `skips_in_all` of all in the stage;
+    `rollbacks`: how often it has gone back. `tested`: the iteration of the newest evaluation. `residual`: what this rank's compressed
+    gradients lacked, of a stage that remembers it; that differs between ranks, as do `replicas`, of a stage with `sync_param`, and the
+    model while they have parted and are not shown. `frozen`: BatchNorm layers that normalise with their running statistics. `arrivals`: of
+    a stage with `method: ASYNC`, the file in which its snapshots keep the order of all pushes so far; on rank 0.
     """
 
     model: nn.Module

@@ -1,7 +1,7 @@
 """The language: solver files -> recipe.Schedule, with every mistake at once; its canonical form and digest. No torch, no numpy.
 
-`lexer` and `parse` make a tree, `layers` and `resolve` lay files over each other, `check*` finds what can't be trained, `build` makes the recipe.
-A field is a line in protos/stagerun.proto, with its range, and a row of `values.layout`.
+`lexer` and `parse` make a tree, `layers` and `resolve` lay files over each other, `check*` finds what can't be trained, `build` makes the
+recipe. A field is a line in protos/stagerun.proto, with its range, and a row of `values.layout`.
 """
 
 from stagerun.language.code import Unreadable

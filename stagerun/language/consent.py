@@ -1,5 +1,5 @@
-"""Which fields of the language may name code or a file, and what consent runs or opens it: one table. `check`, stored recipes, the networks that are
-built, and `verify` read it. A schedule or a snapshot may come from anyone. Pure."""
+"""Which fields of the language may name code or a file, and what consent runs or opens it: one table. `check`, stored recipes, the networks
+that are built, and `verify` read it. A schedule or a snapshot may come from anyone. Pure."""
 
 import dataclasses
 import enum
@@ -16,9 +16,9 @@ from stagerun.language.values import Member, layout
 
 
 class Consent(enum.Enum):
-    """CODE names Python: a command that trains or evaluates with DIR, or --trust-code, runs it. ARGUMENTS are what it is called with; timm's networks need no
-    consent, with `TIMM_ARGUMENTS` alone. IMAGES are read by commands that evaluate, predict or train. TRAINING is read, or written to, by commands that
-    train. SCHEDULE is part of the schedule, and read with it; a stored recipe has its content."""
+    """CODE names Python: a command that trains or evaluates with DIR, or --trust-code, runs it. ARGUMENTS are what it is called with;
+    timm's networks need no consent, with `TIMM_ARGUMENTS` alone. IMAGES are read by commands that evaluate, predict or train. TRAINING is
+    read, or written to, by commands that train. SCHEDULE is part of the schedule, and read with it; a stored recipe has its content."""
 
     CODE = ("Model.name", "LossParameter.function", "TransformParameter.python")
     ARGUMENTS = ("Model.args", "LossParameter.args")
@@ -40,7 +40,8 @@ def unlisted(name: str, args: str | None) -> list[str]:
 
 
 def scalars(value: Any) -> Iterator[tuple[Any, str, Member, Any]]:
-    """Each value in a message of a recipe and in those in it: that message, the field as `Message.field` of the language, its member, the value."""
+    """Each value in a message of a recipe and in those in it: that message, the field as `Message.field` of the language, its member, the
+    value."""
     kind = _KINDS.get(type(value), type(value).__name__)
     kind = kind if kind in SCHEDULE.file.message_types_by_name else f"{kind}Parameter"
     for member in layout(type(value)):

@@ -175,7 +175,8 @@ def edit(base: Block | None, path: Sequence[str], leaf: Block) -> Block:
 
 
 def in_iterations(block: Block, images: int | None, problems: Problems) -> Block:
-    """The settings with every duration in iterations, still at the place where it was written. `images` (of an epoch) is None where it isn't known; what depends on it is doubtful then."""
+    """The settings with every duration in iterations, still at the place where it was written. `images` (of an epoch) is None where it
+    isn't known; what depends on it is doubtful then."""
     try:
         batch = View(block).whole("batch_size")
     except Doubtful:

@@ -413,8 +413,8 @@ def own_images(data: recipe.Data, shared: recipe.Data) -> StageImages | None:
 
 
 def digest(schedule: recipe.Schedule) -> str:
-    """sha256, in hex, of what training depends on: the settings of each stage that snapshots are made from, in running
-    order, which stage and iteration of it each starts from, and which one teaches it. Names of stages, paths and what is only looked at are not in it.
+    """sha256, in hex, of what training depends on: the settings of each stage that snapshots are made from, in running order, which stage
+    and iteration of it each starts from, and which one teaches it. Names of stages, paths and what is only looked at are not in it.
     """
     place = {stage.name: number for number, stage in enumerate(schedule.stages)}
     made_from = [

@@ -171,7 +171,8 @@ class _Launch:
         ending = 0.0
         while not all(one.over for one in self.all):
             self._take()
-            if not ending and (self.asked or any(one.lost or one.end.get("deaths") for one in self.all)):
+            failed = any(one.lost or any(code for _, code, *_ in one.end.get("reports", ())) for one in self.all)
+            if not ending and (self.asked or failed or any(one.end.get("deaths") for one in self.all)):
                 ending = time.monotonic() + self.orders.grace + _MARGIN_S
             for one in self.all if ending and time.monotonic() > ending else ():
                 if not one.over:

@@ -22,8 +22,9 @@ def devices(schedule: Schedule) -> int:
 
 
 def usual_workers(most: int | None) -> int:
-    """One worker per GPU that torch can use here; where there is none, one per NUMA node, `most` at most. Nvidia's driver and the environment tell where there is at most
-    one, which spares importing torch; batch systems name GPUs for a torch that was built without them, too.
+    """One worker per GPU that torch can use here; where there is none, one per NUMA node, `most` at most. Nvidia's driver and the
+    environment tell where there is at most one, which spares importing torch; batch systems name GPUs for a torch that was built without
+    them, too.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     listed = len(nvidia_gpus(Path("/proc")))

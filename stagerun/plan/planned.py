@@ -36,10 +36,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStage:
-    """`iter`: updates done already. `position`: images of its own training set consumed before the stage along its path, but for those that a rollback
-    (`on_nan`) left out: of these `skipped` counts what lies before `iter`, along the path, too, and `skipped_before` what lies before
-    the stage. So iteration i, from `iter` on, begins at image position + i * batch_size + skipped. `at_most`: `position` may turn out less,
-    where `early_stop` ends a stage before.
+    """`iter`: updates done already. `position`: images of its own training set consumed before the stage along its path, but for those that
+    a rollback (`on_nan`) left out: of these `skipped` counts what lies before `iter`, along the path, too, and `skipped_before` what lies
+    before the stage. So iteration i, from `iter` on, begins at image position + i * batch_size + skipped. `at_most`: `position` may turn
+    out less, where `early_stop` ends a stage before.
 
     `start` is the snapshot that training goes on from: its own (RESUME), the one of its parent that it starts from (FRESH), or
     None: the seed, or a snapshot that is yet to be made. `end` is the finished stage's snapshot (DONE), and `teacher` that of the stage
@@ -47,8 +47,8 @@ class PlannedStage:
     with the images before: below 0, as a rule. With a teacher the identity of `stage` has its id, and with an
     `average` those of the members, which are `averaged` where all are there; `start` is then the member named last.
 
-    A piece (`Plan.pieces`) is a stretch of a stage that is trained once more, FRESH or RESUME, up to the iteration `until`, for
-    the sake of a snapshot there; `children` are the stages that start from it, and ensembles made from it; `like` is the snapshot that shows in what
+    A piece (`Plan.pieces`) is a stretch of a stage that is trained once more, FRESH or RESUME, up to the iteration `until`, for the sake of
+    a snapshot there; `children` are the stages that start from it, and ensembles made from it; `like` is the snapshot that shows in what
     environment the stage was trained there before.
     """
 

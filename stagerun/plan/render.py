@@ -119,7 +119,8 @@ def render_text(plan: Plan, remarks: Iterable[str] = (), beside: Iterable[str] =
 
 
 def _once(said: Mapping[str, str], group: str) -> Iterator[tuple[str, list[str]]]:
-    """What is to be said of the stages of a sweep: first what holds for all, then the rest of each. A line has those that are further in with it."""
+    """What is to be said of the stages of a sweep: first what holds for all, then the rest of each. A line has those that are further in
+    with it."""
     parts = {name: re.split(r"\n(?!    )", text) for name, text in said.items()}
     common = [part for part in next(iter(parts.values()), []) if all(part in others for others in parts.values())]
     if common:

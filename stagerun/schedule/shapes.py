@@ -4,8 +4,8 @@ A new policy is a class and a row of SHAPES here, and its line in the comment of
 `stagerun help` shows; what else needs to be known of it, `Formula` says. A field that Solver lacks is a line there, and one in
 `recipe.Solver`.
 
-A policy that ends at max_iter stays at its end from there on, which is met where `policy_start_iter` lets the stage begin further on. The lines and waves are computed from the nearer end, so that what is left of a rate just before
-zero has all of its digits. Pure, stdlib only.
+A policy that ends at max_iter stays at its end from there on, which is met where `policy_start_iter` lets the stage begin further on. The
+lines and waves are computed from the nearer end, so that what is left of a rate just before zero has all of its digits. Pure, stdlib only.
 """
 
 import bisect

@@ -164,8 +164,8 @@ def _snapshot(weights: Weights, place: Place) -> Found:
 
 
 def digest_of(found: Found) -> str:
-    """sha256 of the file with the tensors: of a snapshot, as it says itself. Of a .solverstate: its iteration, its digest, and that. StorageError
-    and the like; OSError."""
+    """sha256 of the file with the tensors: of a snapshot, as it says itself. Of a .solverstate: its iteration, its digest, and that.
+    StorageError and the like; OSError."""
     if found.ref is not None and found.out is not None:
         return inspect(LocalDisk(), found.out, found.ref.name).files[TENSORS].sha256
     if found.state is not None and found.held is not None:

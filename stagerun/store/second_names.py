@@ -14,8 +14,8 @@ from stagerun.store.layout import choices_folder, parse_name, results_folder, sn
 def borrow(source: Path, target: Path, names: Collection[str]) -> None:
     """`target` becomes an output folder with these snapshots of `source`, and with its results and choices, which then are not made again.
 
-    The files are hard links, or copies where they can't be: a run adds folders and deletes names, and never writes into a snapshot. StorageError,
-    PermissionDenied.
+    The files are hard links, or copies where they can't be: a run adds folders and deletes names, and never writes into a snapshot.
+    StorageError, PermissionDenied.
     """
     with reporting("make a folder with snapshots of another", target):
         snapshots_folder(target).mkdir(parents=True, exist_ok=True)

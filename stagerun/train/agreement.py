@@ -95,7 +95,8 @@ def hosts_of(comm: Comm) -> list[str]:
 
 
 def only_here(comm: Comm, hosts: Sequence[str], out: str) -> str:
-    """What it means that the output folder is on rank 0's host alone, by its file system; '' where it isn't, or there is one host. Collective."""
+    """What it means that the output folder is on rank 0's host alone, by its file system; '' where it isn't, or there is one host.
+    Collective."""
     if len(set(hosts)) == 1:
         return ""
     kind = rank0(comm, lambda: store.local_kind(Path(out)))

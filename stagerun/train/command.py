@@ -30,8 +30,8 @@ from stagerun.train.parallel import refuse, train_side_by_side
 def run(options: RunOptions, hosts: HostOptions) -> int:
     """Trains what is not yet done. The same command goes on after a kill, a crash or a full disk.
 
-    On this machine it starts --nproc workers itself, on others (--hosts) over ssh. Under mpirun, mpiexec, srun, torchrun or any launcher that sets
-    RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, each process joins as one worker.
+    On this machine it starts --nproc workers itself, on others (--hosts) over ssh. Under mpirun, mpiexec, srun, torchrun or any launcher
+    that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, each process joins as one worker.
     """
     others = chosen_hosts(hosts)
     if options.parallel is not None:

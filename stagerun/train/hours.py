@@ -47,7 +47,8 @@ HINT = "give --images-per-second N, `stagerun rehearse` it here, or wait until a
 
 
 def beside(plan: Plan, out: Path, images_per_second: float | None, allocation: float | None) -> Beside:
-    """With the given speed, in images per second of the whole job, or else the one measured here; `allocation` in seconds. UsageError for an allocation where no speed is known; StorageError, PermissionDenied for a log that can't be read."""
+    """With the given speed, in images per second of the whole job, or else the one measured here; `allocation` in seconds. UsageError for
+    an allocation where no speed is known; StorageError, PermissionDenied for a log that can't be read."""
     hours = find_hours(plan, out, images_per_second)
     ensembles = planned_ensembles(plan, out)
     together = ensembles_left(plan.schedule, ensembles, hours.speeds) if hours else {}

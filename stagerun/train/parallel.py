@@ -1,9 +1,9 @@
 """`run --parallel N`: stages that don't wait for each other, side by side on one machine, each trained by one worker.
 
-Each stage is trained as `run --only STAGE` does, by a process of its own in a folder below OUT/.parallel, which has what the stage starts from under a
-second name. So it has the bits that it has alone with as many threads. This process holds OUT: when a stage is done, or stopped, it takes over the
-lines of its log, then its snapshots and results. What a kill leaves in OUT/.parallel the next run takes over first. What is left at the end
-(ensembles, stretches that are trained once more) an ordinary run does.
+Each stage is trained as `run --only STAGE` does, by a process of its own in a folder below OUT/.parallel, which has what the stage starts
+from under a second name. So it has the bits that it has alone with as many threads. This process holds OUT: when a stage is done, or
+stopped, it takes over the lines of its log, then its snapshots and results. What a kill leaves in OUT/.parallel the next run takes over
+first. What is left at the end (ensembles, stretches that are trained once more) an ordinary run does.
 """
 
 import json
@@ -194,8 +194,8 @@ class _Run:
                 plan = self.keeper.plan()
 
     def _begin(self, plan: Plan) -> Plan:
-        """Start a stage for each worker that there may be. Those that wait for others, or for a stretch that is trained once more, come later, or
-        in the ordinary run."""
+        """Start a stage for each worker that there may be. Those that wait for others, or for a stretch that is trained once more, come
+        later, or in the ordinary run."""
         try:
             while len(self.workers) < (self.options.parallel or 1):
                 if (planned := next(filter(self._can, plan.work), None)) is None:

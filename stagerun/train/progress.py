@@ -21,12 +21,12 @@ MOST_STATE, MOST_RECIPE, MOST_CODE = 16_000_000, 4_000_000, 16_000_000
 class Progress:
     """What a snapshot says besides tensors, for people, tables and limits; the weights need none of it.
 
-    `position`: images consumed along the path of ancestors. `train_seconds`: over all process lives. `losses`: those of the
-    last iterations. `bad_records` was retired; the file has it. `plateau`: what lr_policy `plateau` goes on from; None of a stage with another policy. `skips`,
-    `skips_in_all` and `rollbacks`: those of TrainState; the limit `max_nan` goes by them. `choice`: what `method: AUTO` chose; `weights`: of
-    each tensor where it came from when the stage started (`given.record`); `best`: what `early_stop` goes by; `proof`: the newest link of the
-    chain of proofs (`audit_param`); `tested`: the iteration of the newest evaluation. These are left out of
-    the file where there is none.
+    `position`: images consumed along the path of ancestors. `train_seconds`: over all process lives. `losses`: those of the last
+    iterations. `bad_records`: empty, but in snapshots of earlier versions. `plateau`: what lr_policy `plateau` goes on from; None of a stage with another
+    policy. `skips`, `skips_in_all` and `rollbacks`: those of TrainState; the limit `max_nan` goes by them. `choice`: what `method: AUTO`
+    chose; `weights`: of each tensor where it came from when the stage started (`given.record`); `best`: what `early_stop` goes by; `proof`:
+    the newest link of the chain of proofs (`audit_param`); `tested`: the iteration of the newest evaluation. These are left out of the file
+    where there is none.
     """
 
     position: int

@@ -35,7 +35,8 @@ _REDO = "take `--redo` for the stage, or another --out"
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What OUT has of one stage. `arrivals`: the file that its snapshot `ref` keeps the order of pushes in; `digests`: of the snapshot's tensors."""
+    """What OUT has of one stage. `arrivals`: the file that its snapshot `ref` keeps the order of pushes in; `digests`: of the snapshot's
+    tensors."""
 
     ref: SnapshotRef
     arrivals: bytes

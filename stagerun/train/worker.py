@@ -28,8 +28,8 @@ _RATE, _FILES_S = 50e6, 1.0
 
 
 class Stopping:
-    """A request to stop, and the seconds that are left then, as `grace_left` says; None before anyone has asked. `snapshot_s`: the longest that a snapshot has taken, 0 before the first; rank 0 alone knows, and asks for
-    a stop in time for all."""
+    """A request to stop, and the seconds that are left then, as `grace_left` says; None before anyone has asked. `snapshot_s`: the longest
+    that a snapshot has taken, 0 before the first; rank 0 alone knows, and asks for a stop in time for all."""
 
     def __init__(self, grace_left: Callable[[], float | None] = lambda: None) -> None:
         self.grace_left = grace_left

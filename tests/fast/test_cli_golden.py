@@ -262,3 +262,10 @@ if __name__ == "__main__":
     for case, words in CASES.items():
         (GOLDEN / case).parent.mkdir(exist_ok=True)
         (GOLDEN / case).write_text(printed(words))
+
+
+@pytest.mark.parametrize("name", ["preflight", "data stage", "explain"])
+def test_a_retired_command_is_unknown_and_help_says_what_to_type(name: str) -> None:
+    said = printed(["help", *name.split()])
+    assert said.startswith(f"{name}: It was retired: `stagerun ")
+    assert CliRunner().invoke(main, name.split()).exit_code == 64

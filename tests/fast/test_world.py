@@ -39,6 +39,7 @@ BATCH = "SLURM_JOB_ID=6 SLURM_JOB_NODELIST=node[1-2] SLURM_LOCALID=0 SLURM_NODEI
     [
         (OPEN_MPI, (3, 5, 1, 2), "Open MPI's mpirun"),
         (f"{OPEN_MPI} {PROXY}", (3, 5, 1, 2), "Open MPI's mpirun"),
+        (OPEN_MPI.replace("OMPI_", "MV2_"), (3, 5, 1, 2), "MVAPICH's mpirun"),
         (HYDRA, (3, 4, 1, 2), "mpiexec.hydra"),
         (f"{HYDRA} {STEP}", (3, 4, 1, 2), "mpiexec.hydra"),
         (STEP, (2, 3, 0, 1), "srun"),
@@ -95,6 +96,9 @@ def test_torchrun_is_joined_with_one_worker_too() -> None:
         (OPEN_MPI.replace("LOCAL_RANK=1", "LOCAL_RANK=2"), "local rank 2, 2 on this node"),
         ("PMI_RANK=1 PMI_SIZE=2 PMI_FD=3", "says nothing of its place on this node"),
         (STEP.replace("PER_NODE=2,1", "PER_NODE=2"), "how many tasks this node has"),
+        # Exported for all processes alike.
+        (f"RANK=0 WORLD_SIZE=3 {STEP}", "srun has started this process as rank 2 of 3"),
+        (f"RANK=0 WORLD_SIZE=1 {OPEN_MPI}", "Open MPI's mpirun has started this process as rank 3 of 5"),
     ],
 )
 def test_contradictions_are_reported(text: str, said: str) -> None:

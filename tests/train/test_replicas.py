@@ -22,10 +22,10 @@ from stagerun.base.recipe import (
     SyncStart,
 )
 from stagerun.comm import SoloComm, make_reducer, runs_of
-from stagerun.comm import average as average_module
-from stagerun.comm.average import average
+from stagerun.engine import replicas as average_module
 from stagerun.engine.apart import update_replicas
 from stagerun.engine.compression import reducer_of
+from stagerun.engine.replicas import average
 from stagerun.engine.state import TrainState, make_state, replicas_of
 from stagerun.engine.update import update
 from stagerun.schedule import make_knobs

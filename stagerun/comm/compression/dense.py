@@ -23,9 +23,9 @@ class Dense(Fixed):
 
 @dataclass(frozen=True, slots=True)
 class BFloat16(Fixed):
-    """d = c rounded to bfloat16, to nearest even; float64 is rounded to float32 first. Without a memory slices are added up by one rank each, which hands out the sum rounded once
-    more: so the bytes fall to a half for any number of workers, and not for a few alone. A residual would not have that second error,
-    so with a memory every sender's d goes to all."""
+    """d = c rounded to bfloat16, to nearest even; float64 is rounded to float32 first. Without a memory slices are added up by one rank
+    each, which hands out the sum rounded once more: so the bytes fall to a half for any number of workers, and not for a few alone. A
+    residual would not have that second error, so with a memory every sender's d goes to all."""
 
     residual: bool
 

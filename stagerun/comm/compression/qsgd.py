@@ -118,7 +118,8 @@ def _rows(piece: Tensor) -> Tensor:
 
 
 def _row_norms(block: Tensor) -> Tensor:
-    """[rows]. Numbers of float64 are divided by the largest beforehand, so that the squares of tiny and huge ones neither vanish nor overflow."""
+    """[rows]. Numbers of float64 are divided by the largest beforehand, so that the squares of tiny and huge ones neither vanish nor
+    overflow."""
     if block.dtype == torch.float32:
         return torch.linalg.vector_norm(block, dim=1, dtype=torch.float64).float()
     top = block.abs().amax(1)

@@ -26,8 +26,9 @@ from stagerun.comm.compression.places import joined, nonzero, picked, put, zeros
 
 
 class Sparse(OneRound):
-    """A message is the values kept, in order, and where they were: as k numbers of as many bytes as n needs, or as n bits, whichever
-    is shorter. Where that isn't below n numbers, all n go, with 0 in the place of those not kept. The length tells which, since it grows with k."""
+    """A message is the values kept, in order, and where they were: as k numbers of as many bytes as n needs, or as n bits, whichever is
+    shorter. Where that isn't below n numbers, all n go, with 0 in the place of those not kept. The length tells which, since it grows with
+    k."""
 
     def select(self, vector: Tensor, draw: Draw) -> Tensor:
         """The places kept: int64 [k], growing."""
@@ -98,7 +99,8 @@ def kept(n: int, ratio: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TopK(Sparse):
-    """d = c where |c| is among the k largest, else 0; k = max(1, floor(n ratio)). Of equal ones the first are kept. NaN counts as the largest."""
+    """d = c where |c| is among the k largest, else 0; k = max(1, floor(n ratio)). Of equal ones the first are kept. NaN counts as the
+    largest."""
 
     residual: bool
     ratio: float

@@ -147,8 +147,9 @@ def _describe(target: Path, folder: str) -> None:
 
 
 def remove_others(made: Import, keep: Collection[str]) -> None:
-    """Earlier states of the same folder in OUT/data, unfinished ones, too. Only for the run that has locked OUT: another may read them. `keep`: the
-    LMDBs of all hosts, whose files may have other times. One that is being imported is locked, and stays. StorageError, PermissionDenied."""
+    """Earlier states of the same folder in OUT/data, unfinished ones, too. Only for the run that has locked OUT: another may read them.
+    `keep`: the LMDBs of all hosts, whose files may have other times. One that is being imported is locked, and stays. StorageError,
+    PermissionDenied."""
     target = Path(made.lmdb)
     folder, kept = target.name.rpartition("-")[0], {Path(lmdb).name for lmdb in keep} | {target.name}
     with writing_lmdb(made.lmdb):

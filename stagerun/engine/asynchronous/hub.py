@@ -14,8 +14,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class LegEnd:
-    """The leg ended after `iter` iterations. `stopped`: a replica asked for a stop. `wrong`: where training can't continue, what is wrong, and at
-    which iteration."""
+    """The leg ended after `iter` iterations. `stopped`: a replica asked for a stop. `wrong`: where training can't continue, what is wrong,
+    and at which iteration."""
 
     iter: int
     stopped: bool = False

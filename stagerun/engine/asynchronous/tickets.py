@@ -1,7 +1,8 @@
 """Who trains which iteration, and whose push is applied next. Pure.
 
-A replica is known by its rank. It has some iterations reserved, whose images it reads ahead; it begins the first of them when it pulls the weights
-for it, and claims a turn before it pushes. The age of what a replica has begun is the number of pushes that may have been applied since its pull.
+A replica is known by its rank. It has some iterations reserved, whose images it reads ahead; it begins the first of them when it pulls the
+weights for it, and claims a turn before it pushes. The age of what a replica has begun is the number of pushes that may have been applied
+since its pull.
 
 Ages stay at most `max_staleness`. Every replica that has begun must find a turn in time, whatever the others do: sort the ages of the replicas
 without a turn in falling order, then the k-th (from 0) plus k is at most `max_staleness`, after every step. The oldest can always push next, as

@@ -40,8 +40,8 @@ _MOST_FILES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a worker says to its monitor at the start. `pulse`, `stack`, `link` and `listener` (on rank 0) are file descriptors. `gone`: a file in
-    which our launcher, if one started the worker, reports a host that is gone."""
+    """What a worker says to its monitor at the start. `pulse`, `stack`, `link` and `listener` (on rank 0) are file descriptors. `gone`: a
+    file in which our launcher, if one started the worker, reports a host that is gone."""
 
     rank: int
     size: int

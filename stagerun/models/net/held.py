@@ -1,4 +1,5 @@
-"""What the layers of a net hold: parameters, with what Caffe's fillers draw for them besides those of `models.layers`, and running statistics."""
+"""What the layers of a net hold: parameters, with what Caffe's fillers draw for them besides those of `models.layers`, and running
+statistics."""
 
 import math
 from collections.abc import Callable, Mapping

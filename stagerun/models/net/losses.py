@@ -26,7 +26,8 @@ def _plain(loss: SoftmaxWithLoss) -> SoftmaxWithLoss:
 def loss_of(
     s: SoftmaxWithLoss, logits: Tensor, labels: Tensor, smoothing: float, class_weight: Tensor | None = None
 ) -> Tensor:
-    """Without its `loss_weight`. `smoothing` is the stage's, and counts before the layer's own. An image of `ignore_label` counts for nothing."""
+    """Without its `loss_weight`. `smoothing` is the stage's, and counts before the layer's own. An image of `ignore_label` counts for
+    nothing."""
     ignored = _NOTHING_IGNORED if s.ignore_label is None else s.ignore_label
     smoothed = smoothing or s.label_smoothing
     each = F.cross_entropy(logits, labels, reduction="none", ignore_index=ignored, label_smoothing=smoothed)

@@ -76,10 +76,10 @@ def caffe(
     FOLDER (`--weights PREFIX_iter_N.caffemodel`, `--snapshot PREFIX_iter_N.solverstate`), or --order; then those lines still say how many
     workers there were, and where in the stage before each starts. Nothing in FOLDER is run or changed.
 
-    Mistakes stop it, all at once, each with its place: a net that isn't there, a field that no Caffe has, weights with the wrong
-    ending or that no stage makes, a layer that is none of an image classifier's. What stagerun has no word for is listed, and
-    stands in the head of schedule.prototxt too. What can't be known (the number of images and their channels, a mean image, the
-    GPUs of `-gpu all`) is asked in the files: DIR is written, `stagerun check` finds it, and the exit code is 64. Where the nets are lost, --no-nets imports the solvers.
+    Mistakes stop it, all at once, each with its place: a net that isn't there, a field that no Caffe has, weights with the wrong ending or
+    that no stage makes, a layer that is none of an image classifier's. What stagerun has no word for is listed, and stands in the head of
+    schedule.prototxt too. What can't be known (the number of images and their channels, a mean image, the GPUs of `-gpu all`) is asked in
+    the files: DIR is written, `stagerun check` finds it, and the exit code is 64. Where the nets are lost, --no-nets imports the solvers.
     """
     given = asdict(options)
     root = given.pop("root")

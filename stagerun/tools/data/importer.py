@@ -89,11 +89,11 @@ def import_images(
     In class folders, at any depth, files named .jpg .jpeg .jpe .jfif .png .ppm .bmp .pgm .tif .tiff .webp .gif are taken, in small
     or capital letters; others are counted and listed, but for hidden ones.
 
-    JPEGs and PNGs of 8 bits keep their bytes unless they are resized. Resizing uses area interpolation to shrink and linear to
-    grow. What is odd is taken by rule, counted, and listed in OUT/stagerun-import.txt: CMYK becomes JPEG in B, G, R; palettes,
-    16 bits, alpha channels (composited on white, or --background), GIF, BMP, TIFF, WebP and PPM become PNG of 8 bits; a JPEG
-    or PNG that EXIF turns is turned, and encoded again. What can't be used is left out: empty, cut off, damaged, not an image, above 100 million pixels.
-    What holds pixels, as CIFAR does, is stored as pixels.
+    JPEGs and PNGs of 8 bits keep their bytes unless they are resized. Resizing uses area interpolation to shrink and linear to grow. What
+    is odd is taken by rule, counted, and listed in OUT/stagerun-import.txt: CMYK becomes JPEG in B, G, R; palettes, 16 bits, alpha channels
+    (composited on white, or --background), GIF, BMP, TIFF, WebP and PPM become PNG of 8 bits; a JPEG or PNG that EXIF turns is turned, and
+    encoded again. What can't be used is left out: empty, cut off, damaged, not an image, above 100 million pixels. What holds pixels, as
+    CIFAR does, is stored as pixels.
 
     With --prepare JPEGs become baseline JPEGs with a restart marker every 4 blocks, or as near to that as divides a row; so a
     training's random crop is decoded without the rest. Every image is decoded before and after and compared. Where SOURCE is an

@@ -62,9 +62,10 @@ class Show:
 def show_images(options: ShowOptions) -> None:
     """Makes a PNG of many images, each with its key and its label, with the class's name where the side file has it.
 
-    DIR is an LMDB's folder, or a schedule's: then of the images it trains on. Without --stage they are shown as they are stored.
-    With --stage they are those that the stage trains on, in its order, with what it draws for each of them, as the network gets
-    them; two things differ, since a picture can't show them: cutout has the colour of mean_value, which is 0 for the network, and mixup, cutmix and label_smoothing are left out.
+    DIR is an LMDB's folder, or a schedule's: then of the images it trains on. Without --stage they are shown as they are stored. With
+    --stage they are those that the stage trains on, in its order, with what it draws for each of them, as the network gets them; two things
+    differ, since a picture can't show them: cutout has the colour of mean_value, which is 0 for the network, and mixup, cutmix and
+    label_smoothing are left out.
 
     `python` in transform_param is imported and called, as in training.
 

@@ -34,8 +34,9 @@ def fmt(
 ) -> None:
     """Writes schedule.prototxt and the stages' files in one style. Comments and line breaks stay, and so does the meaning.
 
-    Two spaces per level, one between fields, `"` around texts, no separators. A message of several lines has its braces at the ends of lines.
-    Neighbours with the same fields stand in columns, and comments behind lines begin in one. Where a file has a mistake, all are left as they are.
+    Two spaces per level, one between fields, `"` around texts, no separators. A message of several lines has its braces at the ends of
+    lines. Neighbours with the same fields stand in columns, and comments behind lines begin in one. Where a file has a mistake, all are
+    left as they are.
     """
     texts = _texts(folders)
     changed = {path: new for path, old in texts.items() if (new := formatted(old)) != old}

@@ -24,8 +24,8 @@ class Report(list[dict[str, Value]]):
 
 
 def report(outs: Folder | list[Folder] | tuple[Folder, ...], by: str = "stage") -> Report:
-    """What was trained in one or more output folders, also while they train: a row per `run`, `stage`, `epoch`, process `life`, displayed `iteration`, `ensemble`
-    or `seed`. UsageError for folders without a run."""
+    """What was trained in one or more output folders, also while they train: a row per `run`, `stage`, `epoch`, process `life`, displayed
+    `iteration`, `ensemble` or `seed`. UsageError for folders without a run."""
     folders = list(outs) if isinstance(outs, list | tuple) else [outs]
     if by not in TABLES:
         raise UsageError(

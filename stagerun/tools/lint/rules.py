@@ -122,9 +122,9 @@ _SAMPLES = 100
 
 
 def lr_jump(schedule: Schedule) -> Iterator[Finding]:
-    """The first update of a stage is the last one of its parent many times over, or a small fraction of it; or so where a warm-up
-    ends; or the policy itself steps up many times over. A rate that moves with batch_size stays what it was for an image, and is not a jump; into a warm-up it may fall as far
-    as it likes; another type of solver has rates of its own; and how far a `plateau` falls is not known.
+    """The first update of a stage is the last one of its parent many times over, or a small fraction of it; or so where a warm-up ends; or
+    the policy itself steps up many times over. A rate that moves with batch_size stays what it was for an image, and is not a jump; into a
+    warm-up it may fall as far as it likes; another type of solver has rates of its own; and how far a `plateau` falls is not known.
     """
     for stage in schedule.stages:
         solver, rate = stage.solver, learning_rate(stage.solver)

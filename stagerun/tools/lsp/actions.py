@@ -1,6 +1,7 @@
 """Mistakes that can be mended by what their hint says: ``did you mean `x`?``, ``write `x: 1` ``. Pure, but for the reading of the folder.
 
-A hint is for people, so that it doesn't say how far the words go that it stands for. Each edit is tried: only one that mends the mistake is offered.
+A hint is for people, so that it doesn't say how far the words go that it stands for. Each edit is tried: only one that mends the mistake is
+offered.
 """
 
 import re

@@ -181,7 +181,7 @@ def _course(schedule: Schedule, asked: Asked, said: Sequence[Said]) -> Iterator[
         elif not one.text and one.name != name:
             message = f"`{one.name}` is set {where}, without `{name}`"
         else:
-            below = "merged into that" if is_message(asked.fields[-1]) else "replaced"
+            below = "inherited field by field" if is_message(asked.fields[-1]) else "replaced"
             message = f"set {where}" if number == 0 else f"{below}: set {where}"
         yield Problem(message, one.span, one.source).render()
 

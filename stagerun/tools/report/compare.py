@@ -137,7 +137,8 @@ def title(runs: Sequence[Run]) -> str:
 
 
 def lead(runs: Sequence[Run]) -> list[str]:
-    """A sentence for each end of the schedule that was reached and each ensemble, of many for the best; and for each run that is not finished."""
+    """A sentence for each end of the schedule that was reached and each ensemble, of many for the best; and for each run that is not
+    finished."""
     ends = [(mean, _sentence(g, mean)) for g in groups(runs) if g.last and (mean := g.of("top1").mean) is not None]
     found = [*_best(ends, "ends"), *_best(list(map(_ensemble, ensemble_groups(runs))), "ensembles")]
     found += [f"{run.label} is not finished: {run.state_in_words}." for run in runs if run.state_in_words != "finished"]

@@ -85,10 +85,10 @@ class Life:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageHistory:
-    """What counts of a stage. `start` is the snapshot it began from or `seed N`, `weights` the file with its weights; `resumes` are the iterations at which a
-    later life went on. `begin` is in epochs along its path, of which each iteration is `epochs_each`. `max_iter` is 0 where the log has lost it. `older` is the
-    highest attempt at a snapshot of this stage from before it last started over. `gone`: the schedule has it no longer.
-    `disabled`: it has it, with `enabled: false`. `skips` and `rollbacks`: as of StageFinished, so far.
+    """What counts of a stage. `start` is the snapshot it began from or `seed N`, `weights` the file with its weights; `resumes` are the
+    iterations at which a later life went on. `begin` is in epochs along its path, of which each iteration is `epochs_each`. `max_iter` is 0
+    where the log has lost it. `older` is the highest attempt at a snapshot of this stage from before it last started over. `gone`: the
+    schedule has it no longer. `disabled`: it has it, with `enabled: false`. `skips` and `rollbacks`: as of StageFinished, so far.
     """
 
     name: str

@@ -68,9 +68,9 @@ def show_snapshots(target: Target, verify: bool, wishes: Wishes, as_json: bool) 
 class Found:
     """A snapshot as it is listed. `epoch` is that of the whole schedule along the path of ancestors.
 
-    `state`: complete, damaged, unreadable (the disk fails at it), no permission, or set aside. `end` whether its stage ends with it; `started` the
-    stages that started from it, `kept_for` those that the schedule lets start there, before the stage's end. `written`: seconds
-    since the epoch, by the file system, for people. `pinned`: nothing deletes it.
+    `state`: complete, damaged, unreadable (the disk fails at it), no permission, or set aside. `end` whether its stage ends with it;
+    `started` the stages that started from it, `kept_for` those that the schedule lets start there, before the stage's end. `written`:
+    seconds since the epoch, by the file system, for people. `pinned`: nothing deletes it.
     """
 
     name: str

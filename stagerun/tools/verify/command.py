@@ -76,7 +76,8 @@ def verify(options: VerifyOptions) -> int:
     nothing was trained again (0). DIFFERS: something is not what the run says (80).
 
     `verify DIR` runs the schedule, cut down as for `rehearse`, once straight and once interrupted --kills times, by SIGKILL or SIGTERM, at
-    random moments. Then the end of each stage (weights, momentum, averages, evaluations) is compared. BIT-EXACT: all are equal (0). DIFFERENT: they are not, on a CPU (70); on a GPU nothing is promised (0). It works in a folder below $TMPDIR.
+    random moments. Then the end of each stage (weights, momentum, averages, evaluations) is compared. BIT-EXACT: all are equal (0).
+    DIFFERENT: they are not, on a CPU (70); on a GPU nothing is promised (0). It works in a folder below $TMPDIR.
     """
     if options.stretch is not None or options.batches is not None:
         return _child(options)

@@ -17,9 +17,10 @@ def values(
     drawn: Sequence[Course],
 ) -> dict[str, object]:
     """A JSON value. `y`: from where to where the pointer counts. `panels`: name, top and bottom, the ends of the scale, whether it is
-    logarithmic. `rows`: lane (None for all), top and bottom of each line of a band. Places of a stage are `x[0] + (x[1] - x[0]) * iter / n`; its
-    epoch is `(e[0] + iter * b) / e[1]`. `lr` are iterations and rates; `m`, `d`, `s` the iterations from which momentum, decay and size
-    are so. `runs`: label, class, and of stages the iterations and losses, and [iteration, top-1, loss, whether weights are averaged] of evaluations."""
+    logarithmic. `rows`: lane (None for all), top and bottom of each line of a band. Places of a stage are `x[0] + (x[1] - x[0]) * iter /
+    n`; its epoch is `(e[0] + iter * b) / e[1]`. `lr` are iterations and rates; `m`, `d`, `s` the iterations from which momentum, decay and
+    size are so. `runs`: label, class, and of stages the iterations and losses, and [iteration, top-1, loss, whether weights are averaged]
+    of evaluations."""
     axis = panels[0].axis
     most = max(16, MOST // len(axis.picture.stages))
     runs: dict[str, dict[str, object]] = {}

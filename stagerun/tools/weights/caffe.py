@@ -21,8 +21,8 @@ from stagerun.train.stored import Stored
 
 
 def caffemodel(model: Model, weights: Mapping[str, Tensor], double: bool, goes_on: bool = False) -> bytes:
-    """A NetParameter: of a net all of its layers, else those with blobs. The statistics of a BatchNorm are written as they are, divided by 1, or,
-    where Caffe `goes_on` training, as the sums that it has after as many passes. UsageError where Caffe has no such net."""
+    """A NetParameter: of a net all of its layers, else those with blobs. The statistics of a BatchNorm are written as they are, divided by
+    1, or, where Caffe `goes_on` training, as the sums that it has after as many passes. UsageError where Caffe has no such net."""
     layers, left = _layers(model), {name for name in weights if not name.endswith(COUNTER)}
     kind = np.float64 if double else np.float32
 

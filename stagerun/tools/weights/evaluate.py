@@ -61,9 +61,9 @@ def evaluate(
 ) -> None:
     """Evaluates a snapshot: top-1, top-5 and loss over the validation images.
 
-    SNAPSHOT is a snapshot's directory, or its name with --out, or that of a stage, or of an ensemble that averages weights. Images and transform are those of the recipe inside of it.
-    With DIR, a schedule's folder or an output folder, the end of every finished stage is evaluated; images and transform are
-    then those that the schedule names now.
+    SNAPSHOT is a snapshot's directory, or its name with --out, or that of a stage, or of an ensemble that averages weights. Images and
+    transform are those of the recipe inside of it. With DIR, a schedule's folder or an output folder, the end of every finished stage is
+    evaluated; images and transform are then those that the schedule names now.
 
     With --views the softmax outputs of the views are averaged, and the loss is that of the average. The ten crops are
     taken from the image as it is before the centre crop. Without views, with as many threads and the same device batch,
@@ -160,8 +160,8 @@ def _evaluate(
 
 def _with_images(stored: "Stored", folder: Path, scratch: str | None) -> "Stored":
     """Imports the validation sets that are folders of class folders, where their LMDBs are gone, or files have another time than in the
-    run. `folder`: of the snapshot. `scratch`: of a schedule that the user names; nothing is written to the recipe's. DataError for one that can't
-    be used, or has no place."""
+    run. `folder`: of the snapshot. `scratch`: of a schedule that the user names; nothing is written to the recipe's. DataError for one that
+    can't be used, or has no place."""
     from stagerun.command.progress import Shown
     from stagerun.data.importing.first_use import have
 

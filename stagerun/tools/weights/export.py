@@ -42,9 +42,9 @@ class ExportOptions:
 def export(snapshot: str = argument("SNAPSHOT"), *, options: ExportOptions) -> None:
     """Writes a snapshot's network as a file for other programs, and says what it expects of images.
 
-    SNAPSHOT is a snapshot's directory, or its name with --out, or that of a stage, or of an ensemble that averages weights. FILE is what is written. The
-    networks are trained on (value - mean_value) * scale / std_value of values 0..255, with the channels in the channel_order of their
-    transform: B, G, R unless it says RGB.
+    SNAPSHOT is a snapshot's directory, or its name with --out, or that of a stage, or of an ensemble that averages weights. FILE is what is
+    written. The networks are trained on (value - mean_value) * scale / std_value of values 0..255, with the channels in the channel_order
+    of their transform: B, G, R unless it says RGB.
     --safetensors and --torch hold the weights as they are; whoever uses them must normalise as is printed. --rgb swaps the
     inputs of the first convolution, which changes nothing else, and nothing at all where the network was trained on R, G, B.
     Logits come out; softmax makes probabilities of them.

@@ -49,9 +49,9 @@ class PredictOptions:
 def predict(snapshot: str = argument("SNAPSHOT"), out: OutOfName = None, *, options: PredictOptions) -> None:
     """Shows what a snapshot's network says about pictures: names of classes and probabilities.
 
-    SNAPSHOT is a snapshot's directory, or its name with --out, or that of a stage or an ensemble. A FOLDER stands for every picture in it, at any depth. Files become
-    records as by `data import`, and are cropped and normalised as in the stage's evaluations: a network that was trained on
-    images resized by `data import` needs the same --resize options here, and the same --background.
+    SNAPSHOT is a snapshot's directory, or its name with --out, or that of a stage or an ensemble. A FOLDER stands for every picture in it,
+    at any depth. Files become records as by `data import`, and are cropped and normalised as in the stage's evaluations: a network that was
+    trained on images resized by `data import` needs the same --resize options here, and the same --background.
     """
     predict_images(choose_members(snapshot, out), options, snapshot)
 

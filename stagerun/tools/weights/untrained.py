@@ -1,4 +1,5 @@
-"""Weights from a file in a net of Caffe's or a stage's network, as `caffe test --model --weights` evaluates them: no run has trained them here."""
+"""Weights from a file in a net of Caffe's or a stage's network, as `caffe test --model --weights` evaluates them: no run has trained them
+here."""
 
 import os
 from collections.abc import Sequence

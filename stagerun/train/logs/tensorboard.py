@@ -1,9 +1,9 @@
 """OUT/tensorboard: the run for TensorBoard, without TensorFlow and without torch's writer.
 
-Each stage is a run of its own, OUT/tensorboard/STAGE, and its steps are the iterations along the path of its ancestors and its
-own: the curves of a chain lie end to end, and branches lie beside each other. Tags: train/loss, train/lr, train/momentum,
-train/weight_decay and train/images_per_second for every iteration, with several workers train/sent_bytes, too; test/top1, test/top5
-(0 to 1) and test/loss for every evaluation; test_ema/... for the averaged weights. An ensemble is a run of its own, too, OUT/tensorboard/ENSEMBLE, with one point of
+Each stage is a run of its own, OUT/tensorboard/STAGE, and its steps are the iterations along the path of its ancestors and its own: the
+curves of a chain lie end to end, and branches lie beside each other. Tags: train/loss, train/lr, train/momentum, train/weight_decay and
+train/images_per_second for every iteration, with several workers train/sent_bytes, too; test/top1, test/top5 (0 to 1) and test/loss for
+every evaluation; test_ema/... for the averaged weights. An ensemble is a run of its own, too, OUT/tensorboard/ENSEMBLE, with one point of
 test/..., where the last of its members ends.
 
 Each process life appends a file. It opens with TensorBoard's mark of a restart, which takes away the points that a kill undid.
@@ -84,8 +84,8 @@ def _is_event_file(name: str) -> bool:
 class TensorBoard:
     """A sink, for rank 0. UsageError without the package; PermissionDenied, StorageError if `folder` can't be made.
 
-    `before`: as `Opened.places` has it. A log that can't be written is not a reason to lose training: `warn` hears of the first failure, and later events are
-    still tried.
+    `before`: as `Opened.places` has it. A log that can't be written is not a reason to lose training: `warn` hears of the first failure,
+    and later events are still tried.
     """
 
     def __init__(self, folder: Path, before: Mapping[str, int], warn: Callable[[str], None]) -> None:
