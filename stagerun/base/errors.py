@@ -74,18 +74,33 @@ class Span:
         return f"{self.path}:{self.line}:{self.column}"
 
 
+class Level(enum.Enum):
+    """How bad something in a solver file is: a mistake can't be trained, a warning fails `check --strict`, a note never fails."""
+
+    MISTAKE = "mistake"
+    WARNING = "warning"
+    NOTE = "note"
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One mistake of the user's. `source` is the line that `span` points into."""
+    """Something about a solver file. `source` is the line that `span` points into."""
 
     message: str
     span: Span
     source: str = ""
     hint: str = ""
+    level: Level = Level.MISTAKE
+
+    @property
+    def head(self) -> str:
+        """`path:line:col: message` of a mistake, else `path:line:col: warning: message`."""
+        level = "" if self.level is Level.MISTAKE else f"{self.level.value}: "
+        return f"{self.span}: {level}{self.message}"
 
     def render(self) -> str:
-        """`path:line:col: message`, the line, a caret under the place, a hint."""
-        text = f"{self.span}: {self.message}"
+        """The head, the line, a caret under the place, a hint."""
+        text = self.head
         if self.source:
             # A caret under a tab must stand where the terminal puts it: the margin repeats the line's own tabs.
             margin = "".join("\t" if c == "\t" else " " for c in self.source[: self.span.column - 1])

@@ -81,9 +81,7 @@ class Iterated:
     seconds: float
     update_seconds: float = 0.0  # of them: from the last backward pass to the new weights, once per iteration
     sent_bytes: int = 0  # that this worker sent for the gradients, BatchNorm statistics and loss among them
-    staleness: int | None = (
-        None  # of `sync_param { method: ASYNC }`: updates of server 0 since its weights were pulled; rank 0 knows
-    )
+    staleness: int | None = None  # of `method: ASYNC`: updates since its weights were pulled; rank 0 knows
     replica: int | None = None  # of the same, the rank that computed it; rank 0 knows
 
 

@@ -45,7 +45,7 @@ def sent(sent_bytes: float, dense_bytes: int) -> str:
 
 def stale(window: "Iterable[Iterated]") -> Staleness | None:
     """None of a stage whose iterations are not pushes."""
-    return staleness_of((e.staleness, e.replica) for e in window)
+    return staleness_of(e.staleness for e in window)
 
 
 def progress_line(

@@ -416,7 +416,6 @@ class Sync:
     momentum: SyncMomentum = SyncMomentum.KEEP
     outer: Outer | None = None
     max_staleness: int | None = None
-    servers: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from stagerun.base.recipe import DecayFrom, Ensemble, Schedule, Solver, Stage
 from stagerun.base.text import listed
 from stagerun.plan.described import augmentation
 from stagerun.plan.ensembles import in_words, rule_in_words
-from stagerun.plan.hazards import JUMP, Joint, joints
+from stagerun.plan.joints import JUMP, joints, jumps
 from stagerun.schedule import learning_rate, make_knobs, synchronisations, warm_up_end
 from stagerun.schedule.image_size import crop_size
 
@@ -370,7 +370,10 @@ def _stage(
         if not stage.data.train.same(schedule.stage(parent.name).data.train):
             begin_own = parent.x(leaves, Unit.EPOCHS) * stage.data.train.images
     points, all_steps = points_of(solver, stage.begins)
-    marks = [_mark(joint, schedule, solver) for joint in joints(schedule, stage)]
+    marks = [
+        Mark(Kind.WARM_UP if one.iter else Kind.START, one.iter, one.before, one.after, jumps(schedule, stage, one))
+        for one in joints(schedule, stage)
+    ]
     found = {mark.iter for mark in marks}
     steps = [step for step in all_steps if step.iter not in found]
     return StagePicture(
@@ -395,13 +398,3 @@ def _stage(
         meetings=synchronisations(solver),
         average=stage.average,
     )
-
-
-def _mark(joint: Joint, schedule: Schedule, solver: Solver) -> Mark:
-    """A ramp ends at base_lr, whatever its last step is; a child goes on with its parent's rate, which no one knows of a
-    plateau's."""
-    if joint.iter:
-        kind, due, known = Kind.WARM_UP, solver.base_lr, True
-    else:
-        kind, due, known = Kind.START, joint.before, schedule.stage(joint.place).solver.lr_policy != "plateau"
-    return Mark(kind, joint.iter, joint.before, joint.after, known and abs(joint.after - due) > JUMP * due)

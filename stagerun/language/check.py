@@ -133,10 +133,9 @@ def check_data(schedule: View, problems: Problems) -> None:
     """Reports settings for copies that are never made."""
     data = schedule.inside("data")
     with contextlib.suppress(Doubtful):
-        for name in ("scratch_reserve",):
-            if not data.has("scratch") and data.has(name):
-                message = f"`{name}` without `scratch`: nothing is copied"
-                problems.add(data.place(name), message, 'write `scratch: "/tmp"`, say, or remove it')
+        if data.has("scratch_reserve") and not data.has("scratch"):
+            message = "`scratch_reserve` without `scratch`: nothing is copied"
+            problems.add(data.place("scratch_reserve"), message, 'write `scratch: "/tmp"`, say, or remove it')
 
 
 def check_sources(holder: View, problems: Problems) -> None:

@@ -1,6 +1,5 @@
 """Errors of meaning in what is done to images, and in what the network can do with them. Pure."""
 
-import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -14,34 +13,33 @@ from stagerun.language.view import Doubtful, View
 
 # Ways to cut out a rectangle or to resize: a transform has one at most.
 GEOMETRIES = ("random_resize_param", "random_aspect_ratio_param", "random_resized_crop_param")
-# What needs colours, and how to recognise it in a transform.
-COLOURED: dict[str, Callable[[View], bool]] = {
-    "rand_augment_param": lambda view: view.has("rand_augment_param"),
-    "trivial_augment": lambda view: view.flag("trivial_augment"),
-}
+# What needs colours.
+COLOURED = ("rand_augment_param", "trivial_augment")
 MOST_COMPILED = 4  # sizes of images in training
 # What an evaluation can't have, since it sees the same images each time.
-DRAWN: dict[str, Callable[[View], bool]] = {
-    "python": lambda view: view.has("python"),
-    "mirror": lambda view: view.flag("mirror"),
-    "random_aspect_ratio_param": lambda view: view.has("random_aspect_ratio_param"),
-    "random_resized_crop_param": lambda view: view.has("random_resized_crop_param"),
-    "cutout_size": lambda view: bool(view.whole("cutout_size")),
-    **COLOURED,
-}
+DRAWN = ("python", "mirror", "random_aspect_ratio_param", "random_resized_crop_param", "cutout_size", *COLOURED)
 # What is done to an image before the device has it, so that its pixels can't be kept there.
-NOT_ON_DEVICE: dict[str, Callable[[View], bool]] = {
-    "python": lambda view: view.has("python"),
-    "mean_file": lambda view: view.has("mean_file"),
-    **{name: lambda view, name=name: view.has(name) for name in GEOMETRIES},  # type: ignore[misc]
-    **COLOURED,
+NOT_ON_DEVICE = ("python", "mean_file", *GEOMETRIES, *COLOURED)
+# Fields of which a transform has one, which of them is shown, and what to do.
+EXCLUDES = (
+    ("mean_file", "mean_value", 0, "remove one: the image has a mean for each pixel, the other one for each channel"),
+    ("random_resize_param", "random_aspect_ratio_param", 0, "remove one; Caffe ignored the second without a word"),
+    ("random_resize_param", "random_resized_crop_param", 0, "remove one"),
+    ("random_aspect_ratio_param", "random_resized_crop_param", 0, "remove one"),
+    ("rand_augment_param", "trivial_augment", 1, "remove one: each is a whole policy"),
+)
+# Fields that need `crop_size`, and why.
+NEED_CROP = {
+    "random_aspect_ratio_param": "the rectangle is resized to that",
+    "random_resized_crop_param": "the rectangle is resized to that",
+    "crop_size_ramp_param": "that is where the ramp ends",
 }
 
 
 def check_transform(view: View, channels: int | None, problems: Problems) -> None:
     """What holds for every transform."""
     for check in CHECKS:
-        with contextlib.suppress(Doubtful):
+        with suppress(Doubtful):
             check(view, channels, problems)
 
 
@@ -54,37 +52,31 @@ def _values(view: View, channels: int | None, problems: Problems) -> None:
             problems.add(view.place(name), f"{count} values of `{name}`, and {images}", f"give {allowed}")
 
 
-def _geometry(view: View, channels: int | None, problems: Problems) -> None:
-    for first, second in itertools.combinations([name for name in GEOMETRIES if view.has(name)], 2):
-        hint = "remove one"
-        if "random_resized_crop_param" not in (first, second):
-            hint += "; Caffe ignored the second without a word"
-        problems.add(view.place(first), f"`{first}` and `{second}` exclude each other", hint)
-
-
-def _rectangles(view: View, channels: int | None, problems: Problems) -> None:
-    for name in ("random_aspect_ratio_param", "random_resized_crop_param"):
-        inner = view.view(name)
-        if inner is None:
-            continue
-        if not view.has("crop_size"):
-            hint = "write `crop_size: ...` beside it: the rectangle is resized to that"
-            problems.add(view.place(name), f"`{name}` needs `crop_size`", hint)
-        if name == "random_aspect_ratio_param":
-            _ordered(inner, "min_area_ratio", "max_area_ratio", problems)
+def _together(view: View, channels: int | None, problems: Problems) -> None:
+    for one, other, shown, hint in EXCLUDES:
+        with suppress(Doubtful):
+            if view.asks(one) and view.asks(other):
+                place = view.place((one, other)[shown])
+                problems.add(place, f"`{one}` and `{other}` exclude each other", hint)
+    for name, why in NEED_CROP.items():
+        with suppress(Doubtful):
+            if view.has(name) and not view.has("crop_size"):
+                hint = f"write `crop_size: ...` beside it: {why}"
+                problems.add(view.place(name), f"`{name}` needs `crop_size`", hint)
+    for outer, low, high in (
+        ("random_aspect_ratio_param", "min_area_ratio", "max_area_ratio"),
+        ("random_resize_param", "min_size", "max_size"),
+    ):
+        with suppress(Doubtful):
+            if inner := view.view(outer):
+                _ordered(inner, low, high, problems)
 
 
 def _mean(view: View, channels: int | None, problems: Problems) -> None:
     """Each pixel keeps the place in its record."""
     if not view.has("mean_file"):
         return
-    place = view.place("mean_file")
-    if view.numbers("mean_value"):
-        text = "`mean_file` and `mean_value` exclude each other"
-        problems.add(place, text, "remove one: the image has a mean for each pixel, the other one for each channel")
-    moves = [name for name in (*GEOMETRIES, "python") if view.has(name)]
-    moves += [name for name in ("pad", "rectangular") if view.scalar(name)]
-    for name in moves:
+    for name in filter(view.asks, (*GEOMETRIES, "python", "pad", "rectangular")):
         text = f"`mean_file` with `{name}`: a mean image is for pixels at their own place in a record"
         problems.add(view.place(name), text, f"remove `{name}`, or write `mean_value` in place of `mean_file`")
 
@@ -96,25 +88,16 @@ def _ordered(view: View, low_name: str, high_name: str, problems: Problems) -> N
         problems.add(place, f"`{low_name}` {low} is more than `{high_name}` {high}")
 
 
-def _resize(view: View, channels: int | None, problems: Problems) -> None:
-    inner = view.view("random_resize_param")
-    if inner is not None:
-        _ordered(inner, "min_size", "max_size", problems)
-
-
 def _ramp(view: View, channels: int | None, problems: Problems) -> None:
     ramp = view.view("crop_size_ramp_param")
     if ramp is None:
         return
-    with contextlib.suppress(Doubtful):
+    with suppress(Doubtful):
         start, end = ramp.number("start_epoch"), ramp.number("end_epoch")
         if start is not None and end is not None and end <= start:
             message = f"`end_epoch` {end:g} does not come after `start_epoch` {start:g}"
             problems.add(ramp.place("end_epoch"), message, "between them crop_size goes from start_size to its end")
-    if not view.has("crop_size"):
-        hint = "write `crop_size: ...` beside it: that is where the ramp ends"
-        problems.add(view.place("crop_size_ramp_param"), "`crop_size_ramp_param` needs `crop_size`", hint)
-    elif ramp.whole("start_size") == view.whole("crop_size"):
+    if view.has("crop_size") and ramp.whole("start_size") == view.whole("crop_size"):
         message = f"`start_size` is `crop_size`, {view.whole('crop_size')}: nothing changes"
         problems.add(ramp.place("start_size"), message, "remove `crop_size_ramp_param`, or start elsewhere")
 
@@ -147,7 +130,7 @@ def _sides(view: View, channels: int | None, problems: Problems) -> None:
     ramp = view.view("crop_size_ramp_param")
     for holder, name in ((ramp, "start_size"), (view, "crop_size")):
         if holder is not None:
-            with contextlib.suppress(Doubtful):
+            with suppress(Doubtful):
                 _fits(holder, name, view, problems)
 
 
@@ -155,7 +138,7 @@ def _fits(holder: View, name: str, view: View, problems: Problems) -> None:
     side = holder.whole(name)
     if side is None:
         return
-    with contextlib.suppress(Doubtful):
+    with suppress(Doubtful):
         resize = view.view("random_resize_param")
         low = resize.whole("min_size") if resize else None
         if low is not None and side > low and not view.has("random_aspect_ratio_param"):
@@ -174,40 +157,31 @@ def _padding(view: View, channels: int | None, problems: Problems) -> None:
 
 
 def _colours(view: View, channels: int | None, problems: Problems) -> None:
-    for name, has in COLOURED.items():
-        with contextlib.suppress(Doubtful):
-            if channels == 1 and has(view):
+    for name in COLOURED:
+        with suppress(Doubtful):
+            if channels == 1 and view.asks(name):
                 problems.add(view.place(name), f"`{name}` needs colours, and the images have 1 channel", "remove it")
-
-
-def _policies(view: View, channels: int | None, problems: Problems) -> None:
-    if view.has("rand_augment_param") and view.flag("trivial_augment"):
-        message = "`rand_augment_param` and `trivial_augment` exclude each other"
-        problems.add(view.place("trivial_augment"), message, "remove one: each is a whole policy")
 
 
 CHECKS: tuple[Callable[[View, int | None, Problems], None], ...] = (
     _values,
     _mean,
-    _geometry,
-    _rectangles,
-    _resize,
     _ramp,
     _sides,
     _padding,
     _colours,
-    _policies,
+    _together,
 )
 
 
 def check_training(view: View, on_device: bool, problems: Problems) -> None:
     """`on_device`: with `cache: DEVICE`."""
-    for name, has in NOT_ON_DEVICE.items():
-        with contextlib.suppress(Doubtful):
-            if on_device and has(view):
+    for name in NOT_ON_DEVICE:
+        with suppress(Doubtful):
+            if on_device and view.asks(name):
                 message = f"`cache: DEVICE` needs a transform that neither resizes nor changes colours: `{name}`"
                 problems.add(view.place(name), message, "write `cache: AUTO` under `data`, or remove it here")
-    with contextlib.suppress(Doubtful):
+    with suppress(Doubtful):
         if view.flag("rectangular"):
             message = "`rectangular` is for an evaluation, not for training"
             problems.add(view.place("rectangular"), message, "write it in `test_transform_param`")
@@ -216,20 +190,20 @@ def check_training(view: View, on_device: bool, problems: Problems) -> None:
 def check_drawn(view: View, problems: Problems) -> None:
     """An evaluation sees the same images each time."""
     hint = "an evaluation sees the same images each time; remove it"
-    for name, has in DRAWN.items():
-        with contextlib.suppress(Doubtful):
-            if has(view):
+    for name in DRAWN:
+        with suppress(Doubtful):
+            if view.asks(name):
                 problems.add(view.place(name), f"`test_transform_param` draws at random: `{name}`", hint)
-    with contextlib.suppress(Doubtful):
+    with suppress(Doubtful):
         inner = view.view("random_resize_param")
         if inner and inner.whole("max_size") is not None and inner.whole("max_size") != inner.whole("min_size"):
             message = "`test_transform_param` draws at random: `min_size` and `max_size` differ"
             problems.add(inner.place("max_size"), message, "make them equal, or leave `max_size` out")
-    with contextlib.suppress(Doubtful):
+    with suppress(Doubtful):
         if view.has("crop_size_ramp_param"):
             message = "`crop_size_ramp_param` is for training, and an evaluation has one size"
             problems.add(view.place("crop_size_ramp_param"), message, "remove it: `crop_size` says which")
-    with contextlib.suppress(Doubtful):
+    with suppress(Doubtful):
         missing = [name for name in ("crop_size", "random_resize_param") if not view.has(name)]
         if view.flag("rectangular") and missing:
             message = "`rectangular` needs " + " and ".join(f"`{name}`" for name in missing)

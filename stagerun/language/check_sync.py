@@ -16,7 +16,6 @@ _READERS = {
     "period": ("LOCAL", "DILOCO"),
     "start": ("LOCAL", "DILOCO"),
     "max_staleness": ("ASYNC",),
-    "servers": ("ASYNC",),
 }
 # What a method can't do without, and what to write.
 _NEEDED = {"LOCAL": ("period", "8"), "DILOCO": ("period", "64"), "ASYNC": ("max_staleness", "4")}
@@ -77,18 +76,14 @@ def _replicas(stage: str, view: View, message: View, problems: Problems) -> None
 
 
 def _asynchronous(stage: str, view: View, message: View, problems: Problems) -> None:
-    """Several replicas push, to no more servers than there are of them; nothing follows each update of all, or goes back."""
+    """Several replicas push; nothing follows each update of all, or goes back."""
     if message.text("method") != "ASYNC":
         return
-    replicas, servers = message.whole("replicas"), message.whole("servers")
-    if replicas == 1:
+    if message.whole("replicas") == 1:
         text = "`method: ASYNC` with one replica, which has nobody to wait for"
         problems.add(message.place("replicas"), text, "write `replicas: 2` or more, or remove `sync_param`")
-    elif replicas and servers and servers > replicas:
-        text = f"{count(servers, 'server')} and {count(replicas, 'replica')}: each server is beside a replica"
-        problems.add(message.place("servers"), text, f"`servers` can be 1 to {replicas}")
     if view.has("ema_decay"):
-        text = "`method: ASYNC` with `ema_decay`: servers hold the weights, and no average of them"
+        text = "`method: ASYNC` with `ema_decay`: the server holds the weights, and no average of them"
         problems.add(view.place("ema_decay"), text, "remove one of them")
     if (on_nan := view.text("on_nan")) in ("ROLLBACK", "SKIP"):
         text = f"`on_nan: {on_nan}` with `method: ASYNC`: pushes after the one that failed are applied already"

@@ -32,6 +32,13 @@ class View:
             return value
         return tree.default(self.block.kind.fields_by_name[name])
 
+    def asks(self, name: str) -> bool:
+        """Whether the field wants anything done: a message that is written, a value that is not false, 0 or empty."""
+        field = self.block.kind.fields_by_name[name]
+        if field.message_type or field.is_repeated:
+            return self.has(name) and bool(self.block.entries[name].values)
+        return bool(self.scalar(name))
+
     def number(self, name: str) -> float | None:
         value = self.scalar(name)
         return float(value) if value is not None and not isinstance(value, str) else None

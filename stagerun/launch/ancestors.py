@@ -1,13 +1,11 @@
-"""Processes above and below this one: for ranks that Open MPI, MPICH or Slurm has started the launcher, the nearest ancestor that
-is one; for who starts a command, those that can stop it in order."""
+"""The launcher of a rank that Open MPI, MPICH or Slurm has started: its nearest ancestor that is one."""
 
 import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
 
-from stagerun.system.process import Process, all_living, living, words
+from stagerun.system.process import Process, living
 
 # Beginnings of their names as the kernel has them, of 15 characters at most: mpirun.openmpi, hydra_pmi_proxy.
 _NAMES = (
@@ -22,10 +20,6 @@ _NAMES = (
     "slurmstepd",
     "mpispawn",
 )
-# Of these, those that hand SIGUSR1 on to all ranks and wait; SIGTERM ends some of them within a second.
-_TAKES_USR1 = ("mpirun", "mpiexec", "orterun", "prterun", "srun")
-# Programs that a signal ends, and not what they have started.
-_SHELLS = {"bash", "sh", "dash", "zsh", "ksh", "mksh", "fish", "tcsh", "csh", "busybox", "time"}
 _LOOK_EVERY_S = 0.5
 _MOST_ANCESTORS = 64
 
@@ -56,45 +50,6 @@ def die_with(found: Process) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, name="launcher", daemon=True).start()
-
-
-def to_be_told(pid: int) -> tuple[Process, signal.Signals] | None:
-    """What to send a signal to, `pid` or the nearest one below it, so that all ranks save, and by which signal: an MPI's launcher or srun, or
-    else whatever has `stagerun run` among its words, as torchrun has. None if there is neither: a script that comes to it later.
-    """
-    found = [kin for kin in _family(pid) if not _is_shell(kin.pid)]
-    if launchers := [kin for kin in found if kin.name.startswith(_TAKES_USR1)]:
-        return launchers[0], signal.SIGUSR1
-    return next(((kin, signal.SIGTERM) for kin in found if words_of_run(words(kin.pid)) is not None), None)
-
-
-def words_of_run(command: Sequence[str]) -> list[str] | None:
-    """The words after `stagerun run` or `python -m stagerun run`; None without these."""
-    for at in range(len(command) - 1):
-        if os.path.basename(command[at]) == "stagerun" and command[at + 1] == "run":
-            return list(command[at + 2 :])
-    return None
-
-
-def _family(pid: int) -> list[Process]:
-    """The process and those below it, the nearest first, the oldest of several first."""
-    below: dict[int, list[Process]] = {}
-    for process in all_living():
-        below.setdefault(process.parent, []).append(process)
-    first = living(pid)
-    found = [first] if first is not None else []
-    for process in found:  # which grows meanwhile
-        found += sorted(below.get(process.pid, ()), key=lambda child: child.start)
-    return found
-
-
-def _is_shell(pid: int) -> bool:
-    """By what runs: a script has its own name, and may have that of a launcher."""
-    try:
-        program = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
-    except OSError:
-        return False
-    return program.rstrip("-.0123456789") in _SHELLS
 
 
 def bound_note(local_size: int, launcher_name: str) -> str:

@@ -1,19 +1,136 @@
-"""In what hosts differ, by their facts, and which is the odd one. Pure."""
+"""What each host reads of a schedule, as a value that can be sent as JSON; in what hosts differ, and which is the odd one."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
-from stagerun.base.errors import ExitCode
+from stagerun.base.errors import DataError, ExitCode, StagerunError
+from stagerun.base.recipe import CODE, LABELS, Cache, Data, Schedule, Source, Stage
 from stagerun.base.text import count, size
-from stagerun.launch.facts import Facts, Images, Reads
-from stagerun.system.lmdb_file import Glance
+from stagerun.language import canonical
+from stagerun.store.given import mean_digests
+from stagerun.system.image_folder import is_class_folder, seen, small
+from stagerun.system.lmdb_file import Glance, glance
 
-_BITS = "on unlike hosts another number of workers, or another order of hosts, may give other bits"
-_HINTS = dict.fromkeys(("torch", "processor", "instruction set", "processor flags"), _BITS) | {
-    "cores": "all wait for the slowest; `--threads` makes them alike",
-    "GPUs": "all wait for the slowest",
-}
+T = TypeVar("T")
 _NAMED = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """What is wrong on a host, whatever the others say: in words of an error, with its exit code."""
+
+    code: int
+    text: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Images:
+    """An LMDB of the schedule. `seen` is None where it isn't there, or can't be used (then there is a Trouble)."""
+
+    role: str  # "train" or "val"
+    path: str
+    seen: Glance | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reads:
+    """What a host reads of a schedule: `settings` is a digest of all that it says but its paths, `files` digests of its files by name."""
+
+    settings: str
+    files: Mapping[str, str]
+    images: tuple[Images, ...] = ()
+
+
+def what_is_read(schedule: Schedule, troubles: list[Trouble], images: bool = True) -> Reads:
+    """With the state of each LMDB where `images` are asked for; what is wrong with one goes to `troubles`."""
+    folder = schedule.python.folder or "."
+    files = {
+        os.path.relpath(path, folder): hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
+        for path, text in schedule.files
+    }
+    files |= {name: digest[:16] for name, digest in mean_digests(schedule).items()}
+    trained = {source.path for source in schedule.training_sets}
+    found = [
+        Images(
+            role="train" if source.path in trained else "val",
+            path=source.path,
+            seen=tried(troubles, partial(_glance, source)),
+        )
+        for source in (schedule.sources if images else ())
+    ]
+    return Reads(settings=settings_digest(schedule), files=files, images=tuple(found))
+
+
+def _glance(source: Source) -> Glance:
+    """Of images in class folders, imported or not, by their names and sizes. DataError."""
+    if is_class_folder(source.path):
+        listed = small(source.path)
+        state = seen(listed)
+        found = Glance(records=len(listed.names), size=state.bytes, fingerprint=state.files, ends="")
+    else:
+        found = glance(source.path)
+    if found.records != source.images:
+        raise DataError(
+            f"{source.path}: holds {found.records} records, but the schedule says images: {source.images}",
+            f"write `images: {found.records}` beside its `source` in schedule.prototxt, or name the folder meant",
+        )
+    return found
+
+
+def settings_digest(schedule: Schedule) -> str:
+    """Of all that the schedule says, but where this host has its files, and what only this host's time and room depend on. Whether there is a
+    scratch folder is the same for all: they copy together."""
+
+    def of_all(data: Data) -> Data:
+        return replace(
+            data,
+            train=replace(data.train, path="", labels_path=None),
+            val=tuple(replace(source, path="", labels_path=None) for source in data.val),
+            scratch=None if data.scratch is None else "",
+            scratch_reserve=0.0,
+            loader_threads=None,
+            cache=Cache.AUTO,
+        )
+
+    code = {
+        f"{key}: {text}"
+        for stage in schedule.stages
+        for key, text in stage.identity.items()
+        if key.startswith(CODE) or key == LABELS
+    }
+    code |= {f"labels: {val.labels_digest}" for stage in schedule.stages for val in stage.data.val if val.labels_digest}
+    code |= {f"mean_file {name}: {digest}" for name, digest in mean_digests(schedule).items()}
+    alike = schedule.with_data(of_all)
+    text = "\n".join([canonical(replace(alike, stages=tuple(map(_without_place, alike.stages)))), *sorted(code)])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _without_place(stage: Stage) -> Stage:
+    """Without where this host has the weights and mean images that it names."""
+    solver = stage.solver
+    transform, tested = (replace(one, mean_path="") for one in (solver.transform, solver.test_transform))
+    solver = replace(solver, transform=transform, test_transform=tested)
+    if solver.weights is not None:
+        solver = replace(solver, weights=replace(solver.weights, path=""))
+    return replace(stage, solver=solver)
+
+
+def tried(troubles: list[Trouble], do: Callable[[], T]) -> T | None:
+    """`do()`; None after a StagerunError, which goes to `troubles`."""
+    try:
+        return do()
+    except StagerunError as error:
+        text = error.render() if not error.hint else error.message
+        troubles.append(Trouble(code=int(error.exit_code), text=text, hint=error.hint))
+        return None
+
+
+# -- compared. Pure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,34 +151,6 @@ def worst(findings: Iterable[Finding]) -> int:
     return min((int(finding.code) for finding in findings if finding.code), default=0)
 
 
-def troubles(facts: Mapping[str, Facts]) -> list[Finding]:
-    """What is wrong with a host by itself; hosts with the same trouble are one finding."""
-    found: dict[tuple[str, str, int], list[str]] = {}
-    for host, one in facts.items():
-        for trouble in one.troubles:
-            found.setdefault((trouble.text, trouble.hint, trouble.code), []).append(host)
-    return [
-        Finding(
-            hosts=tuple(hosts),
-            text=f"{f'all {len(hosts)} hosts' if 1 < len(hosts) == len(facts) else _names(hosts)}: {text}",
-            hint=hint,
-            code=code,
-        )
-        for (text, hint, code), hosts in found.items()
-    ]
-
-
-def differences(facts: Mapping[str, Facts]) -> list[Finding]:
-    """What must be the same on all hosts and isn't, and what only changes bits or speed (code 0). `facts` by the name that a host is to
-    be called by, in the order of ranks. A host that could not read its schedule is not compared by it."""
-    found = other_schedules({host: one.reads for host, one in facts.items() if one.reads is not None})
-    for what in next(iter(facts.values())).machine:
-        if what != "memory":  # of which the firmware keeps some
-            values = {host: one.machine.get(what, "none") for host, one in facts.items()}
-            found += odd_ones(values, what, _HINTS.get(what, ""))
-    return found
-
-
 def other_schedules(reads: Mapping[str, Reads]) -> list[Finding]:
     """What hosts read otherwise than most of them."""
     found = []
@@ -71,7 +160,7 @@ def other_schedules(reads: Mapping[str, Reads]) -> list[Finding]:
         files = sorted(name for name in mine.keys() | norm.keys() if mine.get(name) != norm.get(name))
         what = ", ".join(files) or "the options (`--set`)"
         hint = "copy the schedule's folder to every host" if files else "give the same --set on all hosts"
-        text = f"{_names(hosts)}: the schedule is another than on {_names(groups[0][1])}: {what}"
+        text = f"{names(hosts)}: the schedule is another than on {names(groups[0][1])}: {what}"
         found.append(Finding(hosts=tuple(hosts), text=text, hint=hint, code=ExitCode.RESUME_REFUSED))
     for role in ("train", "val"):
         found += _other_images({host: [i for i in one.images if i.role == role] for host, one in reads.items()}, role)
@@ -103,12 +192,12 @@ def odd_ones(values: Mapping[str, str], what: str, hint: str = "", code: int = 0
         return []
     (usual, most), (_, second) = groups[:2]
     if len(most) == len(second):
-        text = f"{what}: " + "; ".join(f"{value} on {_names(hosts)}" for value, hosts in groups)
+        text = f"{what}: " + "; ".join(f"{value} on {names(hosts)}" for value, hosts in groups)
         return [Finding(hosts=tuple(values), text=text, hint=hint, code=code)]
     return [
         Finding(
             hosts=tuple(hosts),
-            text=f"{_names(hosts)}: {what}: {value}; {usual} on {_names(most)}",
+            text=f"{names(hosts)}: {what}: {value}; {usual} on {names(most)}",
             hint=hint,
             code=code,
         )
@@ -124,7 +213,7 @@ def _groups(values: Mapping[str, str]) -> list[tuple[str, list[str]]]:
     return sorted(groups.items(), key=lambda group: -len(group[1]))
 
 
-def _names(hosts: Sequence[str]) -> str:
+def names(hosts: Sequence[str]) -> str:
     """`node1, node2`; of many only the first few."""
     if len(hosts) > _NAMED + 1:
         return f"{', '.join(hosts[:_NAMED])} and {len(hosts) - _NAMED} other hosts"

@@ -1,5 +1,5 @@
-"""`--hosts`: one command a host over ssh (`launch.on_host`), with its ranks and where all meet; all end together. This process trains nothing,
-and needs no torch."""
+"""`--hosts`: start one command a host over ssh (`launch.on_host`), tell each its ranks and where all meet, and end them together. The
+launcher itself trains nothing and needs no torch."""
 
 import json
 import os
@@ -17,7 +17,8 @@ from typing import IO, Any
 from stagerun.base.errors import ExitCode, PeerError, UsageError
 from stagerun.base.recipe import Schedule
 from stagerun.base.text import to_nowhere
-from stagerun.launch.folder import Report
+from stagerun.command.ending import tell
+from stagerun.launch.folder import AGAIN, Report
 from stagerun.launch.hostfile import Host, read_hosts
 from stagerun.launch.local import too_late, verdict
 from stagerun.launch.on_host import MARK
@@ -27,18 +28,17 @@ from stagerun.launch.start import Orders
 from stagerun.launch.worker_count import check_workers, most_workers
 from stagerun.system import signals
 
-AGAIN = "run the same command again: it goes on from the newest snapshot"
 # From ssh's start until a host has said what it has: an interpreter, perhaps from a busy file server.
-_HELLO_S, _WAITING_S = 90.0, 10.0
-_SYNC_S = 600.0
-# How much longer than --grace the workers of a host may take once a stop was asked for or another host has failed.
+_HELLO_S = 90.0
+# How much longer than --grace the workers may take once a stop was asked for or another host has failed.
 _MARGIN_S, _END_S = 60.0, 2.0
-_POLL_S = 0.25
+# How long workers without a monitor may take once another host is lost: they may hang in what they wait for.
+_UNWATCHED_S = 3.0
 _LONGEST_LINE = 1 << 16
 
 
 class _Connection:
-    """The command on one host. Threads put its lines into `lines`: the connection, the stream (out, err), the line; '' at its end."""
+    """The command on one host. Two threads put its lines into `lines`, with the stream (out, err); '' at a stream's end."""
 
     def __init__(self, host: Host, way: Way, lines: "queue.Queue[tuple[_Connection, str, str]]") -> None:
         self.host, self.name = host, host.name
@@ -46,7 +46,7 @@ class _Connection:
         self.end: dict[str, Any] = {}
         self.lost = ""  # why, with a hint
         self.said = ""  # last line before its first word: ssh's, or a shell's
-        self.first, self.nproc = 0, 0  # rank
+        self.ranks = range(0)
         self.open = 2  # streams
         self.process = subprocess.Popen(
             way.command(host), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -62,28 +62,33 @@ class _Connection:
 
     def send(self, **words: Any) -> None:
         """Also from a signal handler: one short write."""
-        with suppress(OSError):  # gone: reading tells of that
+        with suppress(OSError):  # the host is gone, which its streams show
             os.write(self.process.stdin.fileno(), json.dumps(words).encode() + b"\n")  # type: ignore[union-attr]
 
     @property
     def over(self) -> bool:
         return bool(self.end or self.lost)
 
+    @property
+    def failed(self) -> bool:
+        codes = [code for _, code, _ in self.end.get("reports", ())]
+        return bool(self.lost or self.end.get("deaths") or any(codes))
+
 
 def on_hosts(orders: Orders, folder: str, schedule: Schedule, options: HostOptions, nproc: int | None) -> int:
-    """The exit code. `orders`: of all workers. `schedule`: as it is here, in `folder`. `nproc`: workers on each host; None: what the host file
-    says, or else is usual there. StagerunError for what keeps it from beginning."""
+    """Run `orders` on all hosts; return the exit code. `schedule`: as read here, in `folder`. `nproc`: workers on each host; None: what the
+    host file says, or that host's default. StagerunError if it can't begin."""
     assert options.hosts is not None
     hosts, way = read_hosts(options.hosts), options.way(folder, schedule)
     if way.sync is not None:
         _copy(hosts, way)
     launch = _Launch(orders, hosts, way)
     try:
-        endpoint = launch.meet(schedule, nproc)
-        code, text = launch.run(endpoint)
+        launch.meet(schedule, nproc)
+        code, text = launch.run(launch.endpoint())
     finally:
         launch.close()
-    _say(text)
+    tell(text)
     return code
 
 
@@ -93,11 +98,7 @@ def _copy(hosts: Sequence[Host], way: Way) -> None:
         started = [(host, subprocess.Popen(way.copy(host), stderr=subprocess.PIPE)) for host in hosts]
     failures = []
     for host, process in started:
-        try:
-            said = process.communicate(timeout=_SYNC_S)[1].decode(errors="replace").strip()
-        except subprocess.TimeoutExpired:
-            process.kill()
-            said = f"rsync had not ended after {_SYNC_S:.0f} s"
+        said = process.communicate()[1].decode(errors="replace").strip()
         if process.returncode != 0:
             failures.append(f"{host.name}: the schedule can't be copied there: {said or 'rsync failed'}")
     if failures:
@@ -109,22 +110,19 @@ class _Launch:
         self.orders, self.way = orders, way
         self.lines: queue.Queue[tuple[_Connection, str, str]] = queue.Queue()
         self.asked: list[int] = []  # stop signals
-        self.running = False
+        self.deadline = float("inf")
         with signals.held():
             self.all = [_Connection(host, way, self.lines) for host in hosts]
 
-    def meet(self, schedule: Schedule, nproc: int | None) -> str:
-        """Where all workers meet; sets which host has which. PeerError with every host that is missing; UsageError, RecipeError."""
+    def meet(self, schedule: Schedule, nproc: int | None) -> None:
+        """Give each host its ranks. PeerError with every host that is missing; UsageError, RecipeError."""
         for one in self.all:
             one.send(environment=passed_on(), most=most_workers(schedule), head=self.all[0].host.address)
-        last, say_at = time.monotonic() + _HELLO_S, time.monotonic() + _WAITING_S
+        last = time.monotonic() + _HELLO_S
         while waiting := [one for one in self.all if not one.hello and not one.lost]:
-            now = time.monotonic()
-            if now > say_at:
-                _say(f"waiting for {', '.join(one.name for one in waiting)}")
-                say_at = last
-            for one in waiting if now > last else ():
-                one.lost = self.way.why(one.host, None, one.said)
+            if time.monotonic() > last:
+                for one in waiting:
+                    one.lost = self.way.why(one.host, None, one.said)
             self._take()
         if lost := [one.lost for one in self.all if one.lost]:
             raise PeerError("\n".join(lost))
@@ -135,20 +133,19 @@ class _Launch:
                 raise UsageError(
                     f"{other} and {one.name} are the same host", f"for two workers on it write `{other}:2`"
                 )
-            one.first, one.nproc = size, nproc or one.host.slots or int(one.hello["workers"])
-            size += one.nproc
+            one.ranks = range(size, size + (nproc or one.host.slots or int(one.hello["workers"])))
+            size = one.ranks.stop
         check_workers(schedule, size)
-        return self._endpoint()
 
-    def _endpoint(self) -> str:
-        """An address of the first host's that the others know it by, and a port that is free there. PeerError."""
+    def endpoint(self) -> str:
+        """ADDRESS:PORT: an address of the first host's by which the others know it, and a port that is free there. PeerError."""
         head, *others = self.all
         port, own = head.hello["port"], head.hello["own"]
         if not others:
             return f"127.0.0.1:{port}"
         known = [address for one in (*others, head) for address in one.hello["addresses"]]
         if len(own) == 1:
-            known += own  # the only one that there is, whatever it is called by
+            known += own  # whatever the others call it
         address = next((a for a in known if a in own), None)
         if address is None:
             raise PeerError(
@@ -159,29 +156,26 @@ class _Launch:
         return f"{address}:{port}"
 
     def run(self, endpoint: str) -> tuple[int, str]:
-        """The exit code, and what to say."""
+        """Run the workers to their end; return the exit code, and what to say."""
         for number in signals.stop_signals():
             signal.signal(number, self._stop)
-        self.running, size = True, sum(one.nproc for one in self.all)
         for one in self.all:
             one.send(
-                command=list(self.orders.command), nproc=one.nproc, threads=self.orders.threads, grace=self.orders.grace,
-                saves=self.orders.saves, node={"first": one.first, "size": size, "endpoint": endpoint},
+                command=list(self.orders.command), nproc=len(one.ranks), threads=self.orders.threads, saves=self.orders.saves,
+                grace=self.orders.grace, node={"first": one.ranks.start, "size": self.all[-1].ranks.stop, "endpoint": endpoint},
             )  # fmt: skip
-        ending = 0.0
         while not all(one.over for one in self.all):
             self._take()
-            failed = any(one.lost or any(code for _, code, *_ in one.end.get("reports", ())) for one in self.all)
-            if not ending and (self.asked or failed or any(one.end.get("deaths") for one in self.all)):
-                ending = time.monotonic() + self.orders.grace + _MARGIN_S
-            for one in self.all if ending and time.monotonic() > ending else ():
-                if not one.over:
+            if self.asked or any(one.failed for one in self.all):
+                self.deadline = min(self.deadline, time.monotonic() + self.orders.grace + _MARGIN_S)
+            for one in self.all:
+                if time.monotonic() > self.deadline and not one.over:
                     one.send(end=True)
                     one.lost = f"{one.name}: its workers had not ended in time, and were killed\n  hint: {AGAIN}"
         return self._verdict()
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        """Passes a stop signal on, so that all save; a second SIGINT ends all at once."""
+        """Pass a stop signal on, so that all save; a second SIGINT ends all at once."""
         self.asked.append(number)
         for one in self.all:
             if self.asked.count(signal.SIGINT) > 1:
@@ -200,18 +194,16 @@ class _Launch:
             return ExitCode.INTERRUPTED, "ended without saving"
         if lost and not any(report.code not in (ExitCode.DONE, ExitCode.SAVED, ExitCode.PEER) for report in found):
             return ExitCode.PEER, "\n".join(lost)
-        hosts = {rank: one.name for one in self.all for rank in range(one.first, one.first + one.nproc)}
+        hosts = {rank: one.name for one in self.all for rank in one.ranks}
         code, text = verdict(found, deaths, bool(self.asked), self.orders.stopped, hosts)
         if code == ExitCode.PEER and self.asked and any(end["late"] for end in ends):
             return code, too_late(signal.Signals(self.asked[0]), self.orders.grace)
         return code, text
 
     def _take(self) -> None:
-        """What has come from the hosts."""
+        """Handle a line that has come from a host."""
         with suppress(queue.Empty):
-            self._heard(*self.lines.get(timeout=_POLL_S))
-            while True:
-                self._heard(*self.lines.get_nowait())
+            self._heard(*self.lines.get(timeout=0.25))
 
     def _heard(self, one: _Connection, kind: str, line: str) -> None:
         if not line:
@@ -224,33 +216,35 @@ class _Launch:
             one.said = before.strip() or one.said
         elif before:
             # The first host's lines come as they are, since rank 0 speaks for all.
-            _show(
-                sys.stdout if kind == "out" else sys.stderr, before if one is self.all[0] else f"{one.name}: {before}"
-            )
+            stream = sys.stdout if kind == "out" else sys.stderr
+            try:
+                stream.write(before if one is self.all[0] else f"{one.name}: {before}")
+                stream.flush()
+            except OSError:  # no one reads any more; the run goes on
+                to_nowhere(stream)
         if mark:
             with suppress(ValueError):  # cut off in the middle: its end follows
-                if one.hello:
-                    one.end = json.loads(own)
-                else:
-                    one.hello = json.loads(own)
+                setattr(one, "end" if one.hello else "hello", json.loads(own))
 
     def _lose(self, one: _Connection) -> None:
-        """Its connection has ended, before its workers have as far as is known: the others end, too."""
+        """The connection ended before the workers did: the other hosts' workers end, too."""
         with suppress(subprocess.TimeoutExpired):
             one.process.wait(1.0)
-        if not self.running:
+        if not one.ranks:
             one.lost = self.way.why(one.host, one.process.poll(), one.said)
             return
-        ranks = " ".join(map(str, range(one.first, one.first + one.nproc)))
-        text = f"{one.name} is gone: its connection ended (rank{'s' * (one.nproc > 1)} {ranks})"
+        text = f"{one.name} is gone: its connection ended (rank{'s' * (len(one.ranks) > 1)} {' '.join(map(str, one.ranks))})"
         one.lost = f"{text}\n  hint: {AGAIN}"
-        _say(text)
+        tell(text)
+        words: dict[str, Any] = {"gone": one.lost}
+        if self.orders.limits is None:  # no monitor reads that
+            words, self.deadline = {"stop": signal.SIGTERM}, min(self.deadline, time.monotonic() + _UNWATCHED_S)
         for other in self.all:
             if not other.over:
-                other.send(gone=one.lost, watched=self.orders.limits is not None)
+                other.send(**words)
 
     def close(self) -> None:
-        """Ends what is left on the hosts."""
+        """End what is left on the hosts."""
         last = time.monotonic() + _END_S
         for one in self.all:
             with suppress(OSError):
@@ -261,19 +255,3 @@ class _Launch:
             except subprocess.TimeoutExpired:
                 one.process.kill()
                 one.process.wait()
-
-
-def _show(stream: Any, text: str) -> None:
-    encoding = stream.encoding or "utf-8"
-    try:
-        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-        stream.flush()
-    except OSError:  # no one reads any more; the run goes on
-        with suppress(OSError):
-            to_nowhere(stream)
-
-
-def _say(text: str) -> None:
-    """The launcher's own words."""
-    if text:
-        _show(sys.stderr, f"{text}\n")

@@ -22,6 +22,7 @@ from types import FrameType
 from stagerun.base.errors import ExitCode, PeerError
 from stagerun.base.text import duration
 from stagerun.launch.folder import (
+    AGAIN,
     LAUNCHER_PID,
     REPORT_DIR,
     Asked,
@@ -37,8 +38,8 @@ from stagerun.system.files import own_folder
 from stagerun.system.process import program
 from stagerun.system.world import STORE_FILE
 
-FOLDER_PREFIX = "stagerun-launch-"
-_HELD = "launcher"  # a lock of the process that has made the folder
+FOLDER_PREFIX = "stagerun-run-"  # not that of versions which locked a file in it
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY
 _MADE_S = 60  # by then a folder that is being made has its lock
 _POLL_S = 0.05
 _END_S = 30.0  # that workers have to end when another has failed
@@ -195,7 +196,9 @@ def supervised(grace: float) -> Iterator[Supervisor]:
         with signals.held():  # one that came in between would leave the folder behind
             sweep()
             folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
-            held = _claim(folder)
+            held = os.open(folder, _FOLDER)
+            with suppress(OSError):  # a file system without locks, where nothing is swept either
+                fcntl.flock(held, fcntl.LOCK_SH)
             supervisor = Supervisor(folder, grace)
             for number in signals.stop_signals():
                 signal.signal(number, supervisor.request)
@@ -221,49 +224,23 @@ def supervised(grace: float) -> Iterator[Supervisor]:
 def too_late(number: signal.Signals, grace: float) -> str:
     return (
         f"workers had not ended {duration(least_before(grace))} after {number.name}, and were killed\n"
-        "  hint: run the same command again: it goes on from the newest snapshot; a longer --grace gives them more time"
+        f"  hint: {AGAIN}; a longer --grace gives them more time"
     )
 
 
-def _claim(folder: Path) -> int:
-    """The descriptor of a lock that lasts as long as this process. OSError.
-
-    A lock, and not this process's number: containers that share /tmp don't share numbers. It has its name only once it is held, so
-    that no one finds it free meanwhile.
-    """
-    made = folder / f".{_HELD}"
-    lock = os.open(made, os.O_CREAT | os.O_RDWR, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        made.rename(folder / _HELD)
-    except OSError:
-        os.close(lock)
-        raise
-    return lock
-
-
 def sweep() -> None:
-    """Removes the report folders of launchers of this user that were killed. One without a lock is just being made, or its launcher was
-    killed while it removed it. Others can make such a folder, too, and a link in it: neither is followed."""
+    """Remove the report folders of this user's killed launchers: nobody holds their lock, and nobody is just making them. A lock, and not a
+    process's number: containers that share /tmp don't share numbers. Others can make such a folder, too, or a link: neither is followed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
-        try:
-            if not own_folder(folder.lstat()):
-                continue
-            lock = os.open(folder / _HELD, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except FileNotFoundError:
-            with suppress(OSError):
-                if time.time() > folder.lstat().st_mtime + _MADE_S:
+        with suppress(OSError):
+            held = os.open(folder, _FOLDER | os.O_NOFOLLOW)
+            try:
+                found = os.fstat(held)
+                if own_folder(found) and time.time() > found.st_mtime + _MADE_S:
+                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(folder, ignore_errors=True)
-            continue
-        except OSError:
-            continue  # another launcher was faster
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-        except OSError:
-            continue  # its launcher lives
-        finally:
-            os.close(lock)
+            finally:
+                os.close(held)
 
 
 def verdict(
@@ -294,8 +271,7 @@ def verdict(
         # Those that were left are ended with SIGTERM: another signal tells more.
         rank, code = min(killed.items(), key=lambda death: (death[1] == -signal.SIGTERM, death[0]))
         return ExitCode.PEER, (
-            f"worker {rank}{_on(rank, hosts)} was killed by {signal.Signals(-code).name}\n"
-            "  hint: run the same command again: it goes on from the newest snapshot"
+            f"worker {rank}{_on(rank, hosts)} was killed by {signal.Signals(-code).name}\n  hint: {AGAIN}"
         )
     ended = {r.rank for r in reports}
     silent = {rank: code for rank, code in deaths.items() if code not in (stopped, ExitCode.PEER) and rank not in ended}

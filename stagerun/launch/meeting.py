@@ -2,16 +2,14 @@
 each other.
 
 Tried in this order: what is given; a job on one node, with a port computed from the job's number; the list of nodes of a Slurm step;
-under MPI, `mpi4py`, by which all ranks see each other's hosts.
+under MPI, `mpi4py`, by which rank 0 says where it is.
 """
 
 import importlib.util
-import ipaddress
-import json
 import os
 import threading
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stagerun.base.errors import PeerError
@@ -36,7 +34,7 @@ from stagerun.system.world import GIVEN, World
 PATIENCE_S = 600.0
 _LOOPBACK = "127.0.0.1"
 _LEAST_PORT, _PORTS = 20000, 10000  # below those that kernels hand out
-_CARD_BYTES, _ADDRESSES = 1000, 16  # of what a rank publishes about itself
+_TEXT_BYTES = 100
 _HINTS = {
     "srun": "say where rank 0 is: `MASTER_ADDR=HOST srun ...`",
     "mpiexec.hydra": "install mpi4py, or add `-genv MASTER_ADDR HOST -genv MASTER_PORT 29500` to mpiexec; HOST has rank 0",
@@ -75,8 +73,7 @@ def meet(world: World, environment: Mapping[str, str] = os.environ, patience: fl
     if names and world.launcher == "srun":
         return _of_nodes(names, number, environment)
     if importlib.util.find_spec("mpi4py") is not None:
-        address, port = agree(_exchanged(world, environment.get("GLOO_SOCKET_IFNAME", ""), patience))
-        return Meeting(address, port, "lo" if address == _LOOPBACK else _interface(address))
+        return _by_mpi(world, environment.get("GLOO_SOCKET_IFNAME", ""), patience)
     raise PeerError(
         f"{world.launcher} has started {world.size} workers, but doesn't say where they meet",
         _HINTS.get(world.launcher, _HINT),
@@ -143,54 +140,49 @@ def _of_nodes(names: str, number: str, environment: Mapping[str, str]) -> Meetin
     return Meeting(nodes[0], port_of(number), _interface(nodes[1] if first and len(nodes) > 1 else nodes[0]))
 
 
-# -- mpi4py
+def _by_mpi(world: World, wanted: str, patience: float) -> Meeting:
+    """An address of rank 0's host and a port that is free there, handed to all by mpi4py. In a thread of its own: MPI waits in C, and this one
+    answers signals meanwhile. `wanted`: GLOO_SOCKET_IFNAME."""
+    text = "" if world.rank else f"{_own_address(wanted)} {free_port()}"
+    ended: list[str | Exception] = []
 
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    """What a rank publishes about itself. `addresses` of its host, with the widths of their networks; the one to be preferred
-    first."""
-
-    host: str
-    port: int
-    addresses: Sequence[str]
-
-
-def _exchanged(world: World, wanted: str, patience: float) -> list[Card]:
-    """The cards of all ranks. In a thread of its own: MPI waits in C, and this one answers signals meanwhile. `wanted`: the interfaces
-    that GLOO_SOCKET_IFNAME names; their addresses are preferred, or else that of this host's name."""
-    here = interfaces()
-    try:
-        own = resolve(host_name())
-    except OSError:
-        own = ""
-    here = [i for i in here if i.name in wanted.split(",")] or sorted(here, key=lambda i: i.host != own)
-    mine = [host_name(), free_port() if world.rank == 0 else 0, [i.address for i in here[:_ADDRESSES]]]
-    ended: list[list[Card] | Exception] = []
-
-    def exchange() -> None:
+    def hand_out() -> None:
         try:
-            ended.append([Card(*json.loads(text)) for text in _allgather(json.dumps(mine), world.size)])
+            ended.append(_broadcast(text, world.size))
         except Exception as error:
             ended.append(error)
 
-    thread = threading.Thread(target=exchange, name="meeting", daemon=True)
+    thread = threading.Thread(target=hand_out, name="meeting", daemon=True)
     with signals.held():
         thread.start()
     thread.join(patience)
+    hint = _HINTS.get(world.launcher, _HINT)
     if not ended:
         raise PeerError(
             f"not all of the {world.size} workers came to where {world.launcher} has them meet within {duration(patience)}",
             "a host may be gone, or a worker may have ended before it came; run the same command again",
         )
-    (cards,) = ended
-    if isinstance(cards, Exception):
-        raise PeerError(f"the workers can't meet by mpi4py: {cards}", _HINTS.get(world.launcher, _HINT)) from cards
-    return cards
+    if isinstance(ended[0], Exception):
+        raise PeerError(f"the workers can't meet by mpi4py: {ended[0]}", hint) from ended[0]
+    address, _, port = ended[0].rpartition(" ")
+    if not address:
+        raise PeerError(
+            "rank 0's host has several network interfaces, or none: by which one others reach it is not known", hint
+        )
+    return Meeting(address, int(port), _interface(address))
 
 
-def _allgather(text: str, size: int) -> list[str]:
-    """One text of each rank, in order. RuntimeError. MPI is closed again: torch does the rest, and ranks may end by themselves."""
+def _own_address(wanted: str) -> str:
+    """This host's address for others: that of the interface wanted, of its name, or of the default route; '' if none is found."""
+    here = interfaces()
+    if not (chosen := [one for one in here if one.name in wanted.split(",")]) and not own_name_misleads():
+        return resolve(host_name())
+    found = chosen[0] if chosen else by_default(here)
+    return found.host if found is not None else ""
+
+
+def _broadcast(text: str, size: int) -> str:
+    """Rank 0's text. RuntimeError. MPI is closed again: torch does the rest, and ranks may end by themselves."""
     import mpi4py
 
     mpi4py.rc.initialize = mpi4py.rc.finalize = False
@@ -199,35 +191,7 @@ def _allgather(text: str, size: int) -> list[str]:
     MPI.Init()
     if MPI.COMM_WORLD.size != size:
         raise RuntimeError(f"it is of another MPI than the launcher: it sees {MPI.COMM_WORLD.size} of {size} ranks")
-    every = bytearray(size * _CARD_BYTES)
-    MPI.COMM_WORLD.Allgather(bytearray(text.encode().ljust(_CARD_BYTES)), every)  # bytes: no pickle crosses the network
+    data = bytearray(text.encode().ljust(_TEXT_BYTES))
+    MPI.COMM_WORLD.Bcast(data)  # bytes: no pickle crosses the network
     MPI.Finalize()
-    return [every[at : at + _CARD_BYTES].decode().rstrip() for at in range(0, len(every), _CARD_BYTES)]
-
-
-def agree(cards: Sequence[Card]) -> tuple[str, int]:
-    """Rank 0's address, as seen from another host, and a port that is free there. PeerError. `cards`: of all ranks, in order."""
-    first = cards[0]
-    other = next((card for card in cards if card.host != first.host), None)
-    if other is None:
-        return _LOOPBACK, first.port
-    address = choose(first.addresses, other.addresses)
-    if not address:
-        raise PeerError(
-            f"`{first.host}`, where rank 0 is, has no network interface with an IPv4 address by which others could reach it",
-            _HINT,
-        )
-    return address, first.port
-
-
-def choose(ours: Sequence[str], theirs: Sequence[str]) -> str:
-    """The one of our addresses (`10.0.0.1/24`) at which a host with the addresses `theirs` finds us; '' if there is none.
-    Pure.
-
-    One that they have as well does not lead to us: bridges of containers have the same address on every host.
-    """
-    taken = {address.partition("/")[0] for address in theirs}
-    networks = {ipaddress.ip_interface(address).network for address in theirs}
-    left = [address for address in ours if address.partition("/")[0] not in taken]
-    shared = [address for address in left if ipaddress.ip_interface(address).network in networks]
-    return next(iter(shared or left), "").partition("/")[0]
+    return data.decode().rstrip()

@@ -11,7 +11,6 @@ from typing import NoReturn
 from stagerun.base.errors import Diverged, ExitCode, PeerError, StagerunError, UsageError
 from stagerun.command.ending import bug_report, of_surroundings, tell
 from stagerun.launch.ancestors import bound_note
-from stagerun.launch.folder import report
 from stagerun.launch.local import run_workers, sweep
 from stagerun.launch.meeting import go_there, meet
 from stagerun.launch.stopping import GRACE_S, StopRequest, die_with_launcher
@@ -91,8 +90,7 @@ def work(job: Job, orders: Orders) -> int:
     except Exception as error:
         known = of_surroundings(error)
         code, text = (int(known.exit_code), known.render()) if known else (int(ExitCode.BUG), bug_report(error))
-    stop.settle(code)  # what comes now is too late to change how this ended
-    if not report(rank, code, text) and text:
+    if not stop.settle(code, text) and text:
         tell(f"rank {rank}: {text}" if rank else text)  # rank 0 speaks for all
     if world.size > 1:
         _leave(code)

@@ -94,14 +94,15 @@ class StopRequest:
         self._when = when or self._when
         self._nothing_started = None
 
-    def settle(self, code: int) -> None:
+    def settle(self, code: int, text: str = "") -> bool:
         """What comes now is too late to change how this process ends: with `code`. But someone at the keyboard may still mean it (a
-        second SIGINT), where a disk hangs that is waited for."""
+        second SIGINT), where a disk hangs that is waited for. False when no launcher of ours waits for the `report`."""
         self._settled = code
         interruptible = signal.SIGINT in signals.stop_signals()
         signals.settle()
         if interruptible:
             signal.signal(signal.SIGINT, self._interrupt)
+        return report(rank_said(), code, text)
 
     @contextmanager
     def watched(self) -> Iterator[None]:

@@ -1,6 +1,6 @@
-"""Schedule + what is saved -> Plan: what will run, and why; hours, disk and hazards of it. Pure: no torch, no disk, no clock.
+"""Schedule + what is saved -> Plan: what will run, and why; hours and disk of it. Pure: no torch, no disk, no clock.
 
-`plan` decides by stage, `counting` what a change makes stale, `hours` and `estimate` what it costs, `hazards` what looks dangerous.
+`plan` decides by stage, `counting` what a change makes stale, `hours` and `estimate` what it costs.
 
 Called, it is the library's function: `stagerun.plan("solvers/mine")`. Importing a folder puts it where a function of that name would be.
 """

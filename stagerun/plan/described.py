@@ -1,30 +1,11 @@
-"""How a stage's weights are updated and its images transformed, in a few words, and which of its settings do nothing. Pure."""
+"""How a stage's weights are updated and its images transformed, in a few words, and which of its settings are read. Pure."""
 
 import enum
-from collections.abc import Iterator
-from dataclasses import dataclass
 
-from stagerun.base.errors import Span
-from stagerun.base.recipe import (
-    LossType,
-    MomentumForm,
-    Normalization,
-    OnNan,
-    Origin,
-    PadMode,
-    Solver,
-    Stage,
-    Transform,
-)
+from stagerun.base.recipe import LossType, MomentumForm, Normalization, OnNan, PadMode, Solver, Stage, Transform
 from stagerun.base.text import apart
 from stagerun.language.values import layout
 from stagerun.schedule import POLICIES, SOLVER_TYPES, fields_read, own_fields
-
-
-def place(stage: Stage, field: str) -> str:
-    """` (FILE:LINE)` where the field is written, or nothing."""
-    span = stage.written(field)
-    return f" ({span.path}:{span.line})" if span else ""
 
 
 def loss(solver: Solver) -> str:
@@ -60,30 +41,6 @@ def described(solver: Solver) -> str:
     return ", ".join(parts)
 
 
-# Of the average that `ema_decay` keeps: a larger share of the stage's first weights is worth a look.
-MOST_OF_FIRST = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Unread:
-    """A field of Solver that is written, at `span`, and not read. `name`: as it is written. `why`: the end of `NAME is not read`."""
-
-    field: str
-    name: str
-    why: str
-    origin: Origin
-    span: Span
-
-
-def unread_fields(stage: Stage) -> list[Unread]:
-    found = []
-    for field, why in unread(stage):
-        origin = stage.origins.get(f"solver.{field}")
-        if origin is not None and origin.span is not None:
-            found.append(Unread(field, _written_as(field, origin), why, origin, origin.span))
-    return found
-
-
 def unread(stage: Stage) -> list[tuple[str, str]]:
     """(field, why) of all that the stage doesn't read, written or not, as the end of `FIELD is not read`."""
     solver = stage.solver
@@ -108,49 +65,26 @@ def unread(stage: Stage) -> list[tuple[str, str]]:
     return found
 
 
-def _written_as(field: str, origin: Origin) -> str:
-    """The field's own name, or that of its partner in epochs."""
-    name = origin.text.lstrip("[").partition(": ")[0]
-    return name if name.endswith("_epoch") else field
+# Fields whose changes are shown elsewhere: learning rate and length in the table, the images and what is carried on lines of
+# their own.
+_SHOWN = (
+    "base_lr", "lr_policy", "power", "gamma", "step", "lr_", "warmup", "decay_from", "policy_start", "end_lr", "knot", "plateau",
+    "average_loss", "max_", "transform_param", "test_", "carry", "compress_param", "sync_param", "loss", "early_stop",
+)  # fmt: skip
 
 
-def unread_rules(stage: Stage) -> list[str]:
-    """The same for what stands inside `param`, as sentences."""
-    solver = stage.solver
-    if "adapt" not in fields_read(solver):
-        return [f"`adapt` of param `{r.name}` is not read by type {solver.type}" for r in solver.param if not r.adapt]
-    if not solver.local_lr_auto:
-        return []
-    rules = [r for r in solver.param if r.adapt and r.lr_mult not in (0, 1)]
-    return [f"`lr_mult` {r.lr_mult:g} of param `{r.name}` is replaced by local_lr_auto" for r in rules]
-
-
-def doubtful_values(stage: Stage) -> Iterator[tuple[str, str]]:
-    """Sentences, and the field of Solver that each is about."""
-    solver, kind = stage.solver, SOLVER_TYPES[stage.solver.type]
-    if kind.momentum_is is not None and not solver.momentum:
-        meaning, usual = kind.momentum_is
-        yield f"momentum is 0, and {meaning} of type {solver.type}: {usual} is usual", "momentum"
-    if kind.divides and solver.delta == 0:
-        yield "delta is 0: a weight without a gradient divides 0 by 0", "delta"
-    if solver.ema_decay is None:
-        return
-    first = solver.ema_decay ** (solver.max_iter // solver.ema_interval)
-    if first == 1:
-        text = f"ema_interval {solver.ema_interval} is never reached: the stage ends at {solver.max_iter}"
-        yield text, "ema_interval"
-    elif first > MOST_OF_FIRST:
-        steps = f"{solver.ema_decay:g}^{solver.max_iter // solver.ema_interval}"
-        yield (
-            f"{100 * first:.3g} % of the average at the stage's end ({steps}) are the weights that it starts with",
-            "ema_decay",
-        )
+def solver_changes(parent: Stage, stage: Stage) -> list[str]:
+    """`field old -> new` for each setting of the update that is not the parent's: weight_decay, type, batch_size, ..."""
+    found = []
+    for field, new in stage.identity.items():
+        name = field.removeprefix("solver.")
+        old = parent.identity.get(field)
+        if field.startswith("solver.") and not name.startswith(_SHOWN) and old not in (None, new):
+            found.append(f"{name} {old} -> {new}".replace('"', ""))
+    return found
 
 
 # -- images
-
-# The fields that turn pixels into the network's numbers.
-_NUMBERS = ("channel_order", "mean_value", "std_value", "scale", "mean_file")
 
 
 def augmentation(solver: Solver) -> str:
@@ -194,36 +128,7 @@ def augmentation(solver: Solver) -> str:
 def augmentation_changes(before: Transform, now: Transform) -> list[str]:
     """`field old -> new` for each part of the transform that differs."""
     pairs = ((m.name, getattr(before, m.attribute), getattr(now, m.attribute)) for m in layout(Transform))
-    return [f"{name} {' -> '.join(apart((old, new), 6, _short))}" for name, old, new in pairs if old != new]
-
-
-def number_notes(stage: Stage, parent: Stage | None) -> list[str]:
-    """What an evaluation, or else the parent, has otherwise where the network is given other numbers than in training. What changes inputs
-    by less than 1 % is no difference."""
-    solver, channels = stage.solver, stage.model.channels
-    others = [("an evaluation", solver.test_transform)] if stage.data.val else []
-    if parent is not None and parent.model.channels == channels:
-        others.append((f"stage `{parent.name}`", parent.solver.transform))
-    for who, other in others:
-        if _same_numbers(solver.transform, other, channels):
-            continue
-        pairs = [(name, _number(other, name), _number(solver.transform, name)) for name in _NUMBERS]
-        shown = [(name, *apart((seen, trained), 6, _short)) for name, seen, trained in pairs if seen != trained]
-        return [f"{who} has {name} {seen}, training {trained}" for name, seen, trained in shown]
-    return []
-
-
-def _same_numbers(a: Transform, b: Transform, channels: int) -> bool:
-    pairs = zip(input_ranges(a, channels), input_ranges(b, channels), strict=True)
-    near = all(abs(x - y) <= 0.01 * abs(p[1] - p[0]) for p, q in pairs for x, y in zip(p, q, strict=True))
-    return near and a.mean_file == b.mean_file and (channels == 1 or a.channel_order == b.channel_order)
-
-
-def input_ranges(transform: Transform, channels: int) -> list[tuple[float, float]]:
-    """What the pixels 0 and 255 of each channel become."""
-    mean, std = ((v * channels)[:channels] for v in (transform.mean_value or (0.0,), transform.std_value or (1.0,)))
-    factors = [transform.scale / s for s in std]
-    return [((0 - m) * factor, (255 - m) * factor) for m, factor in zip(mean, factors, strict=True)]
+    return [f"{name} {' -> '.join(apart((old, new), 6, short))}" for name, old, new in pairs if old != new]
 
 
 def crop_size_ramp(solver: Solver) -> str:
@@ -235,20 +140,7 @@ def crop_size_ramp(solver: Solver) -> str:
     return f"images {ramp.start_size} -> {solver.transform.crop_size} pixels, epochs {start} to {end} of the stage"
 
 
-def resizes(transform: Transform) -> bool:
-    return bool(transform.random_resize or transform.random_aspect_ratio or transform.random_resized_crop)
-
-
-def _number(transform: Transform, name: str) -> object:
-    """The transform's value; of what is given by channel the numbers of all, or the one that all have."""
-    value, default = getattr(transform, name), {"mean_value": 0.0, "std_value": 1.0}.get(name)
-    if default is None:
-        return value
-    values = value or (default,)
-    return values[:1] if len(set(values)) == 1 else values
-
-
-def _short(value: object, digits: int) -> str:
+def short(value: object, digits: int) -> str:
     if value is None:
         return "none"
     if isinstance(value, str):

@@ -39,7 +39,7 @@ def pushes(schedule: Schedule, stage: Stage) -> list[str]:
     boundaries_in_all = "1 boundary" if len(found) == 1 else f"{len(found)} boundaries"
     return [
         f"replicas: {sync.replicas}, ASYNC: up to {count(min(sync.replicas, solver.max_iter), 'iteration')} at the same time, each "
-        f"{each} of one worker, pushed to {count(sync.servers, 'server')} at most {count(sync.max_staleness or 0, 'update')} stale",
+        f"{each} of one worker, at most {count(sync.max_staleness or 0, 'update')} behind when it is pushed",
         f"{boundaries_in_all}, where all iterations before are applied and none after has started: {named}",
         "the order of pushes isn't known beforehand, and bits hang on it: snapshots keep it, and `stagerun run DIR --replay OUT` "
         "trains in that order again",

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from itertools import groupby
 from pathlib import PurePath
 
+from stagerun.base.errors import Problem
 from stagerun.base.recipe import Determinism, Memory, Metric, Sampling, Schedule, Stage, Sync
 from stagerun.base.shares import told
 from stagerun.base.snapshots import SnapshotRef
@@ -17,9 +18,9 @@ from stagerun.base.text import apart, between, columns, count, listed
 from stagerun.base.units import epochs
 from stagerun.base.weights import Kind, place_of
 from stagerun.language.values import plain
-from stagerun.plan.described import augmentation, augmentation_changes, crop_size_ramp, described, loss
+from stagerun.plan.described import augmentation, augmentation_changes, crop_size_ramp, described, loss, solver_changes
 from stagerun.plan.gradients import compression
-from stagerun.plan.hazards import joints, notes, solver_changes
+from stagerun.plan.joints import joints
 from stagerun.plan.meeting import pushes, replicas, starts_between
 from stagerun.plan.plan import Lost, Plan, PlannedStage, State
 from stagerun.plan.planned import iterations_text, label
@@ -100,9 +101,11 @@ def _left_out(plan: Plan) -> set[str]:
     return {stage.name for stage in silent if groups[stage.group] > 1} - at_work
 
 
-def render_text(plan: Plan, remarks: Iterable[str] = (), beside: Iterable[str] = ()) -> str:
-    """The table, the blocks `beside` it, then for each stage what to know about it, once for stages of which the same is to be said. `remarks`
-    concern the whole: missing data, disk."""
+def render_text(
+    plan: Plan, remarks: Iterable[str] = (), beside: Iterable[str] = (), findings: Iterable[Problem] = ()
+) -> str:
+    """The table, the blocks `beside` it, then for each stage what to know about it, once for stages of which the same is to be said; the
+    `findings` of `check`, without their lines; and `remarks`, which concern the whole: missing data, disk."""
     blocks = ["\n".join([title(plan), "", *columns(table_rows(plan))])]
     blocks += [text for text in beside if text]
     alike: dict[str, list[str]] = {}
@@ -112,9 +115,8 @@ def render_text(plan: Plan, remarks: Iterable[str] = (), beside: Iterable[str] =
         for text, names in _once(said, group):
             alike.setdefault(text, []).extend(names)
     blocks += ["\n".join([listed(names), text]) for text, names in alike.items()]
-    remarks = list(remarks)
-    if remarks:
-        blocks.append("\n".join(f"note: {remark}" for remark in remarks))
+    if last := [*(found.head for found in findings), *(f"note: {remark}" for remark in remarks)]:
+        blocks.append("\n".join(last))
     return "\n\n".join(blocks)
 
 
@@ -232,6 +234,11 @@ def details(plan: Plan, planned: PlannedStage) -> str:
         lines.append(f"  sampling {told(solver, plan.schedule.class_sizes_of(stage), stage.data.train.images)}")
     if growing := crop_size_ramp(solver):
         lines.append(f"  {growing}")
+    if solver.lr_policy == "plateau":
+        drops = len(solver.plateau_winsize)
+        times = "once" if drops == 1 else f"up to {drops} times"
+        low = learning_rate(solver, drops)(solver.max_iter - 1)
+        lines.append(f"  LR drops {times}, down to {low:.4g}, when the loss stands still; shown is the rate before")
     lines += [f"  {line}" for line in network_lines(plan.schedule, stage)]
     lines += [f"  images: {text}" for text in _other_images(plan.schedule, planned)]
     proofs = f"a proof every {count(solver.audit.proof_iter, 'iteration')}" if solver.audit is not None else ""
@@ -255,7 +262,6 @@ def details(plan: Plan, planned: PlannedStage) -> str:
         if p.stage.name == stage.name
     ]
     lines += [line for lost in plan.lost if lost.stage == stage.name for line in _lost(plan.schedule, lost)]
-    lines += [f"  note: {text}" for text in notes(plan.schedule, stage)]
     return "\n".join(lines)
 
 
@@ -334,7 +340,12 @@ def _meeting(sync: Sync, schedule: Schedule, stage: Stage) -> dict[str, object]:
     return {"sync_param": plain(sync), "synchronisations": synchronisations(solver)}
 
 
-def render_json(plan: Plan, remarks: Iterable[str] = (), beside: Mapping[str, object] | None = None) -> str:
+def render_json(
+    plan: Plan,
+    remarks: Iterable[str] = (),
+    beside: Mapping[str, object] | None = None,
+    findings: Iterable[Problem] = (),
+) -> str:
     """One object; numbers at full precision. `beside` are further members of it."""
     schedule = plan.schedule
     stages = []
@@ -382,7 +393,6 @@ def render_json(plan: Plan, remarks: Iterable[str] = (), beside: Mapping[str, ob
                     for c in planned.changes
                 ],
                 "joints": [asdict(joint) for joint in joints(schedule, stage)],
-                "notes": notes(schedule, stage),
             }
         )
     stops = any(planned.stage.solver.early_stop is not None for planned in plan.stages)
@@ -407,6 +417,7 @@ def render_json(plan: Plan, remarks: Iterable[str] = (), beside: Mapping[str, ob
             }
             for lost in plan.lost
         ],
+        "findings": [{"level": one.level.value, "message": one.message, "place": str(one.span)} for one in findings],
         "notes": list(remarks),
         **(beside or {}),
     }

@@ -145,9 +145,8 @@ def _state_in(data: bytes | memoryview, name: str) -> "SolverState":
 def _snapshot(weights: Weights, place: Place) -> Found:
     out = Path(weights.path)
     if not os.path.isdir(snapshots_folder(out)):
-        raise UsageError(
-            f"{out} is not the output folder of a run", "write `OUT:STAGE`, with the OUT that `run` wrote to"
-        )
+        hint = f"train it with `stagerun run DIR --out {out}`, or write `OUT:STAGE` with the OUT that `run` wrote to"
+        raise UsageError(f"{out} is not the output folder of a run", hint)
     found = inventory(LocalDisk(), out, looking=True).snapshots
     own = [ref for ref in found if ref.stage == place.name]
     at = [ref for ref in own if (ref.ends_stage if place.iter is None else ref.iter == place.iter)]

@@ -176,15 +176,13 @@ class Lock:
 
 
 def _try(fd: int) -> bool:
-    """Whether the lock could be had; OSError where there are no locks."""
-    for attempt in range(_TRIES):
-        if attempt:
-            time.sleep(_PAUSE)
+    """Whether the lock could be had; OSError where there are no locks. A holder has had a moment to write its name when this is over."""
+    for _ in range(_TRIES):
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
-            continue
+            time.sleep(_PAUSE)
     return False
 
 

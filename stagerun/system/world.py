@@ -98,7 +98,7 @@ def started_by(environment: Mapping[str, str] = os.environ) -> str:
 
 def rank_said(environment: Mapping[str, str] = os.environ) -> int:
     """The rank, for those who can't wait until nonsense in the environment is reported; where none can be read, 0."""
-    found = _found(environment)
+    found = _contradicting(environment) or _found(environment)
     said = environment.get(found.rank, "0") if found else "0"
     return int(said) if said.isdecimal() else 0
 
@@ -141,8 +141,12 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> World:
             f"{local_size} on this node",
         ]
         raise PeerError(f"what {found.name} says contradicts itself: {', '.join(said)}")
-    if found is GIVEN:
-        _require_agreement(environment, rank, size)
+    if theirs := _contradicting(environment):
+        place = f"rank {environment[theirs.rank]} of {environment[theirs.size]}"
+        raise PeerError(
+            f"RANK={rank} and WORLD_SIZE={size} are set, but {theirs.name} has started this process as {place}",
+            "leave RANK and WORLD_SIZE out: they are found without",
+        )
     return World(rank=rank, size=size, local_rank=local_rank, local_size=local_size, launcher=started_by(environment))
 
 
@@ -196,18 +200,16 @@ def _of_this_node(environment: Mapping[str, str]) -> int:
         ) from error
 
 
-def _require_agreement(environment: Mapping[str, str], rank: int, size: int) -> None:
-    """RANK and WORLD_SIZE that someone has set for all processes alike make each of them the same worker. A size above the launcher's is no
-    contradiction: a script starts several in each of its processes."""
+def _contradicting(environment: Mapping[str, str]) -> _Launcher | None:
+    """The launcher whose word is another than RANK's and WORLD_SIZE's, where someone has set these for all processes alike: each would be the
+    same worker. A size above the launcher's is no contradiction: a script starts several in each of its processes."""
     theirs = next((launcher for launcher in _LAUNCHERS if _started(environment, launcher)), None)
-    if theirs is None or any(name in environment for name in _NESTED):
-        return
-    said, of = environment[theirs.rank], environment[theirs.size]
-    if of.isdecimal() and (size < int(of) or (size == int(of) and said != str(rank))):
-        raise PeerError(
-            f"RANK={rank} and WORLD_SIZE={size} are set, but {theirs.name} has started this process as rank {said} of {of}",
-            "leave RANK and WORLD_SIZE out: they are found without",
-        )
+    if theirs is None or _found(environment) is not GIVEN or any(name in environment for name in _NESTED):
+        return None
+    of, size = environment[theirs.size], environment[GIVEN.size]
+    if not (of.isdecimal() and size.isdecimal()) or int(size) > int(of):
+        return None
+    return None if size == of and environment[GIVEN.rank] == environment[theirs.rank] else theirs
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:

@@ -17,8 +17,7 @@ from stagerun.base.recipe import Schedule
 from stagerun.base.text import count, listed
 from stagerun.comm import Comm, gather_json
 from stagerun.engine.codec import combined
-from stagerun.launch.compare import Finding, odd_ones, other_schedules, worst
-from stagerun.launch.facts import Reads, what_is_read
+from stagerun.launch.compare import Finding, Reads, odd_ones, other_schedules, what_is_read, worst
 from stagerun.system.host import host_name
 from stagerun.system.machine import code_digest, version
 from stagerun.system.typed import read_as

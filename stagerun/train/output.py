@@ -117,8 +117,13 @@ def stage_order(out: Path, inventory: Inventory) -> list[str]:
 def newest_recipe(out: Path, inventory: Inventory) -> Schedule | None:
     """The schedule that the newest snapshot was made from; None if it can't be read."""
     newest = newest_snapshot(out, inventory)
+    return recipe_of(out, newest) if newest is not None else None
+
+
+def recipe_of(out: Path, ref: SnapshotRef) -> Schedule | None:
+    """The schedule that a snapshot was made from; None if it can't be read."""
     try:
-        return read_foreign(recipe_text(out, newest)) if newest is not None else None
+        return read_foreign(recipe_text(out, ref))
     except (StagerunError, ValueError):
         return None
 

@@ -9,7 +9,7 @@ from stagerun.system.typed import json_object, read_as
 
 WEIGHTS, MOMENTUM, AVERAGE = "model.safetensors", "optim.safetensors", "ema.safetensors"
 RESIDUAL, REPLICAS = "residual.safetensors", "replicas.safetensors"
-ARRIVALS = "arrivals.safetensors"  # in which order the pushes of a stage with `method: ASYNC` were claimed and applied
+ARRIVALS = "arrivals.safetensors"  # in which order the pushes of a stage with `method: ASYNC` were applied
 STATE, RECIPE = "state.json", "recipe.prototxt"
 CODE = "code.json"  # the Python files that the schedule names, by path, where it names any
 

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 from stagerun import store
 from stagerun.base.errors import RanksDiffer, ResumeRefused, UsageError
 from stagerun.base.events import Note
-from stagerun.base.recipe import Schedule, Stage
+from stagerun.base.recipe import Schedule
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.base.text import listed
 from stagerun.engine.asynchronous.record import Record, record_of
 from stagerun.engine.asynchronous.training import Asynchronous
 from stagerun.engine.codec import decode, digest
-from stagerun.engine.device import differences
 from stagerun.engine.loop import StageLoop
 from stagerun.engine.state import TrainState
 from stagerun.plan import Plan, PlannedStage, State
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from stagerun.train.worker import StageRun
 
 _NAMED = 3  # tensors that an error names
-_ANY = ("workers", "reducer")  # of an environment, what the bits of a replay don't hang on
 _REDO = "take `--redo` for the stage, or another --out"
 
 
@@ -51,7 +49,9 @@ def records(replayed: Path, schedule: Schedule, out: Path) -> dict[str, Kept]:
         found = {}
         try:
             for name, ref in recorded(replayed, schedule, out, damaged).items():
-                files = store.read(DISK, replayed, ref, _most(schedule.stage(name), ref))
+                stage = schedule.stage(name)
+                most = most_bytes(stage.model, arrivals=most_arrivals(stage.solver, ref.iter))
+                files = store.read(DISK, replayed, ref, most)
                 if ARRIVALS not in files:
                     text = f"--replay {replayed}: snapshot {ref.name} has no {ARRIVALS}"
                     raise UsageError(text, "no run of this version has written it")
@@ -59,10 +59,6 @@ def records(replayed: Path, schedule: Schedule, out: Path) -> dict[str, Kept]:
             return found
         except store.Damaged as error:  # or just deleted: a run may go on there
             damaged.add(error.name)
-
-
-def _most(stage: Stage, ref: SnapshotRef) -> Mapping[str, int]:
-    return most_bytes(stage.model, arrivals=most_arrivals(stage.solver, ref.iter))
 
 
 def _digests(ref: SnapshotRef, files: Mapping[str, bytes]) -> dict[str, int]:
@@ -109,70 +105,47 @@ class Replay:
                 files = read(own)
                 if files is None:
                     return None
-                _require_same(own, where, _digests(own, files), record)
+                names = sorted({name for name, _ in _digests(own, files).items() ^ record.digests.items()})
+                if names:  # none where the stage had another name then
+                    text = f"replay: {own.name} has other bits than {where} in {listed([f'`{name}`' for name in names], _NAMED)}"
+                    raise RanksDiffer(
+                        text,
+                        "run it with the same torch, on the same kind of machine; then test memory and processor of both",
+                    )
             self._same.add(own.id)
             notes.append(Note(text=f"replay: {own.name} has the same bits as {where}"))
         return notes
-
-
-def _require_same(own: SnapshotRef, where: Path, found: Mapping[str, int], record: Kept) -> None:
-    names = sorted(name for name, _ in found.items() ^ record.digests.items())
-    if not names:  # the stage had another name then
-        return
-    which = listed([f"`{name}`" for name in dict.fromkeys(names)], _NAMED)
-    # One process computes all of a push, whatever their number.
-    then, now = ({k: v for k, v in ref.environment.items() if k not in _ANY} for ref in (record.ref, own))
-    changed = "; ".join(differences(then, now, True))
-    raise RanksDiffer(
-        f"replay: {own.name} has other bits than {where} in {which}",
-        f"it was made in another environment: {changed}"
-        if changed
-        else "nothing that is known of the environment has changed: test memory and processor of both machines",
-    )
 
 
 # -- a stage
 
 
 def asynchronous(run: "StageRun", loop: StageLoop, state: TrainState) -> Asynchronous:
-    """The replicas and servers of a stage with `ASYNC`. Collective."""
-    comm = run.worker.comm
-    records: list[Record] = []
+    """The replicas and the server of a stage with `ASYNC`. Collective."""
+    worker, name = run.worker, run.stage.name
+    record, known = Record(), None if worker.replay is None else Record()
 
-    def look() -> list[str]:
+    def look() -> None:
         """On rank 0."""
-        known = _order(run) if run.replays else None
-        record = _read(run, state.arrivals) if state.arrivals is not None else Record()
+        nonlocal record, known
+        if run.is_piece and worker.replaying is None:  # what others start from has no order of its own
+            text = f"stage `{name}` pushed without waiting (`method: ASYNC`), and its snapshot after {run.planned.until} iterations is gone"
+            again = f"train it anew with `--redo {name}`; `--replay` makes it once more in another folder"
+            raise ResumeRefused(text, again)
+        try:
+            if state.arrivals is not None:
+                record = record_of(state.arrivals)
+            if worker.replaying is not None:
+                known = record_of(worker.replaying.records[name].arrivals)
+        except ValueError as error:
+            text = f"the order of pushes in stage `{name}` can't be read: {error}"
+            raise ResumeRefused(text, f"no run has written it, or an older version; {_REDO}") from error
         if record.last != state.iter:
-            text = f"the order of pushes in stage `{run.stage.name}` is known up to iteration {record.last}"
+            text = f"the order of pushes in stage `{name}` is known up to iteration {record.last}"
             raise ResumeRefused(f"{text}, and its snapshot is of {state.iter}", _REDO)
-        if known is not None and [leg for leg in _read(run, known).legs if leg.last <= state.iter] != record.legs:
-            text = f"snapshots of stage `{run.stage.name}` have two orders of pushes up to iteration {state.iter}"
-            raise ResumeRefused(text, "name another folder with --out, or train the stage anew with `--redo`")
-        records.append(record)
-        return [known.hex()] if known is not None else []
+        if known is not None and known.until(state.iter) != record:
+            text = f"snapshots of stage `{name}` have two orders of pushes up to iteration {state.iter}"
+            raise ResumeRefused(text, _REDO)
 
-    known = rank0(comm, look)
-    recorded = record_of(bytes.fromhex(known[0])) if known else None
-    record = records[0] if records else Record()
-    return Asynchronous(loop, state, run.stage.solver, run.worker.schedule.determinism, comm, record, recorded)
-
-
-def _order(run: "StageRun") -> bytes:
-    """The order to go by. ResumeRefused for a piece: what others start from has no order of its own."""
-    if run.worker.replaying is None:
-        name = run.stage.name
-        text = f"stage `{name}` pushed without waiting (`method: ASYNC`), and its snapshot after {run.planned.until} iterations is gone"
-        raise ResumeRefused(
-            text, f"train it anew with `--redo {name}`; `--replay` makes it once more in another folder"
-        )
-    return run.worker.replaying.records[run.stage.name].arrivals
-
-
-def _read(run: "StageRun", data: bytes) -> Record:
-    try:
-        return record_of(data)
-    except ValueError as error:
-        text = f"the order of pushes in stage `{run.stage.name}` can't be read: {error}"
-        hint = f"no run has written it, or a version that went on without dead workers; {_REDO}"
-        raise ResumeRefused(text, hint) from error
+    rank0(worker.comm, look)
+    return Asynchronous(loop, state, run.stage.solver, worker.schedule.determinism, worker.comm, record, known)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from stagerun.base.errors import ExitCode, FolderInUseError, PeerError, StagerunError
-from stagerun.base.events import Event, Failed, Note, RunStarted, Stopped
+from stagerun.base.events import Event, Failed, Note, RunFinished, RunStarted, Stopped
 from stagerun.language import load
 from stagerun.launch import StopRequest
 from stagerun.launch.watch.worker import Monitored
@@ -53,7 +53,7 @@ def train(
 
     context = Context(
         schedule, "", comm, world, device, None, stopping, stopping=Stopping(stop.left), watch=watch,
-        final_test_iter=cut.final_test_iter if cut is not None else None,
+        final_test_iter=cut.final_test_iter if cut is not None else None, settle=stop.settle,
     )  # fmt: skip
     last: Event | None = None
     for last in events(options, context, placed):
@@ -127,6 +127,8 @@ class Output:
     def show(self, event: Event) -> None:
         """A monitor's word is the last that the user sees. What is still trained after it may be saved, so it is logged."""
         pulse = self.context.comm.pulse
+        if isinstance(event, Stopped | RunFinished):
+            self.context.settle(exit_code(None, event))
         for number, sink in enumerate(self.sinks):
             if number or not self._over:
                 with pulse.section(Section.SAVE) if number else pulse.printing():

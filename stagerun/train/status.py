@@ -164,6 +164,7 @@ def look(target: Target, now: float, say: Callable[[str], None] | None = None) -
     inventory = plan.inventory if plan else under(inventory, names(life))
     beside = _side_by_side(target.out) if state in ("running", "killed", "failed") else {}
     ended = life.last[1] if life.last else None
+    left = ended.not_chosen if isinstance(ended, RunFinished) else ()
     last = max((one.last for one in (life, *beside.values()) if one.last), key=lambda line: line[0], default=None)
     working = tuple(_progress(one, time_left) or _starting(stage) for stage, one in beside.items())
     working, broken_off = (working, ()) if state == "running" else ((), working)
@@ -185,7 +186,7 @@ def look(target: Target, now: float, say: Callable[[str], None] | None = None) -
             name=newest.name, bytes=newest.bytes, written=written(target.out, newest.name)
         ),
         evaluations=evaluated,
-        stages=_marks(plan, run, evaluated, progress, (*working, *broken_off)) if run else {},
+        stages=_marks(plan, run, evaluated, progress, (*working, *broken_off), left) if run else {},
         ensembles=ensembles(target.out, plan, life, inventory),
         warnings=tuple(warned for one in (life, *beside.values()) for warned in _warnings(one)),
         beside=working,
@@ -196,7 +197,7 @@ def look(target: Target, now: float, say: Callable[[str], None] | None = None) -
         stuck=state in ("failed", "killed") and _stuck(target, found),
         chosen={e.stage: in_words((m, tensors) for m, tensors, *_ in e.methods) for e in life.of(CompressionChosen)},
         gradients={e.stage: e.gradients for e in life.of(StageStarted) if e.gradients},
-        not_chosen=ended.not_chosen if isinstance(ended, RunFinished) else (),
+        not_chosen=left,
     )  # fmt: skip
 
 
@@ -350,9 +351,12 @@ def _marks(
     evaluated: Sequence[Evaluation],
     progress: Progress | None,
     beside: Sequence[Progress],
+    left: Sequence[str],
 ) -> dict[str, str]:
-    """Without a plan, a stage counts as done if it has a result of its end. `beside`: stages at work side by side, which no plan knows of."""
-    marks = dict.fromkeys(run.stages, TO_DO) | {e.stage: DONE for e in evaluated if e.snapshot and plan is None}
+    """Without a plan, a stage counts as done if it has a result of its end, which is stale if the last run has `left` the stage to be trained.
+    `beside`: stages at work side by side, which no plan knows of."""
+    ends = [e.stage for e in evaluated if e.snapshot and plan is None]
+    marks = dict.fromkeys(run.stages, TO_DO) | {name: STALE if name in left else DONE for name in ends}
     for planned in plan.stages if plan else ():
         if planned.state is not State.DISABLED:
             mark = {State.DONE: DONE, State.STALE: STALE}.get(planned.state)

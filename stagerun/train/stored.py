@@ -72,7 +72,7 @@ def most_bytes(model: recipe.Model, senders: int = 0, replicas: int = 0, arrival
 
 def most_arrivals(solver: recipe.Solver, iter: int) -> int:
     """Bytes of the record of `iter` pushes; 0 of a stage that keeps none."""
-    return PUSH * iter * solver.sync.servers + SLACK if solver.sync is not None and solver.asynchronous else 0
+    return PUSH * iter + SLACK if solver.asynchronous else 0
 
 
 def most_for(schedule: Schedule, planned: PlannedStage) -> Mapping[str, int]:

@@ -71,6 +71,7 @@ class Context:
     watch: Monitored | None = None
     screen: Screen | None = None
     say: Callable[[str], None] = tell
+    settle: Callable[[int], object] = lambda code: None  # hears the exit code once all is saved, before anyone is told
     others: str = ""  # `environment.other_machines`
     images: Images = field(init=False)
 

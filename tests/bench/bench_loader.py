@@ -9,10 +9,9 @@ of processes from one moment of rest to the next. It prints the medians, and the
                  `stagerun data import --prepare`
   pillow         torch's DataLoader, one worker process per thread, with torchvision's transforms on Pillow's pictures
   opencv         the same with cv2.imdecode and cv2.resize (linear)
-  bare decode    simplejpeg in threads: the whole picture, and nothing else
 
 The two give tensors of 3 x 224 x 224, as their users do; stagerun's 224 x 224 x 3 is what torch calls channels_last. Both
-read the LMDB that stagerun reads, through py-lmdb; the bare decode has its files in memory.
+read the LMDB that stagerun reads, through py-lmdb.
 """
 
 import argparse
@@ -22,10 +21,8 @@ import random
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -34,19 +31,13 @@ from pathlib import Path
 import cv2
 import lmdb
 import numpy as np
-import simplejpeg
 import torch
 from bench_photos import make as make_photos
+from facade import Datum, InterpMode, LmdbSource, Loader, RandomResizedCrop, Transform, torchvision_part, write_lmdb
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from stagerun.base.recipe import InterpMode, RandomResizedCrop, Transform
 from stagerun.data import jpeg
-from stagerun.data.loader import Loader
-from stagerun.data.records import LmdbSource
-from stagerun.data.write import write_lmdb
-from stagerun.language.proto.caffe_pb2 import Datum
-from stagerun.models.vision import torchvision_part
 from stagerun.tools.data import prepare
 
 SIDE, BATCH = 224, 64
@@ -152,32 +143,18 @@ def ratio(a: list[float], b: list[float]) -> str:
 class Setting:
     plain: str  # LMDBs
     prepared: str
-    files: list[bytes]
     threads: int
     interp: InterpMode
 
 
 def stagerun(setting: Setting, tier: str, prepared: bool) -> Counted:
-    loader = our_loader(setting, tier, prepared, setting.threads)
+    records = LmdbSource(setting.prepared if prepared else setting.plain)
+    param = Transform(crop_size=SIDE, mirror=True, random_resized_crop=RandomResizedCrop(interp_mode=setting.interp))
+    options = {"channels": 3, "num_classes": 1000, "seed": 1, "images": len(records), "shuffle": True}
+    loader = Loader(records, param, train=True, threads=setting.threads, tier=tier, **options)
     with loader.stream((n * BATCH, BATCH) for n in range(1 << 40)) as batches:
         for batch in batches:
             yield len(batch.labels)
-
-
-def our_loader(setting: Setting, tier: str | None, prepared: bool, threads: int) -> Loader:
-    records = LmdbSource(setting.prepared if prepared else setting.plain)
-    return Loader(
-        records,
-        Transform(crop_size=SIDE, mirror=True, random_resized_crop=RandomResizedCrop(interp_mode=setting.interp)),
-        train=True,
-        channels=3,
-        num_classes=1000,
-        seed=1,
-        images=len(records),
-        shuffle=True,
-        threads=threads,
-        tier=tier,
-    )
 
 
 def rectangle(height: int, width: int) -> tuple[int, int, int, int]:
@@ -238,22 +215,6 @@ def data_loader(setting: Setting, data: type[WithPillow]) -> Counted:
         yield len(labels)
 
 
-def bare_decode(setting: Setting) -> Counted:
-    memory = threading.local()
-
-    def decode(n: int) -> None:
-        if not hasattr(memory, "pixels"):
-            memory.pixels = np.empty(3 * 4096 * 4096, np.uint8)
-        simplejpeg.decode_jpeg(setting.files[n % len(setting.files)], colorspace="BGR", buffer=memory.pixels)
-
-    with ThreadPoolExecutor(setting.threads) as pool:
-        at = 0
-        while True:
-            list(pool.map(decode, range(at, at + BATCH)))
-            at += BATCH
-            yield BATCH
-
-
 def rates(setting: Setting, options: argparse.Namespace) -> None:
     available = [tier.name for tier in jpeg.tiers() if tier.available]
     tiers = options.tier or ([available[0], "simplejpeg"] if available[0] != "simplejpeg" else available[:1])
@@ -266,7 +227,6 @@ def rates(setting: Setting, options: argparse.Namespace) -> None:
             sides.append(Side(name, lambda t=tier, p=prepared: stagerun(setting, t, p)))  # type: ignore[misc]
     sides.append(Side("pillow", lambda: data_loader(setting, WithPillow)))
     sides.append(Side("opencv", lambda: data_loader(setting, WithOpenCV)))
-    sides.append(Side("bare decode", lambda: bare_decode(setting)))
     try:
         compare(sides, options.rounds, options.seconds)
     finally:
@@ -298,7 +258,7 @@ def main() -> None:
         print(f"nothing is prepared: {why}")
         options.prepared = "no"
     with tempfile.TemporaryDirectory(prefix="stagerun-bench-") as folder:
-        setting = Setting(f"{folder}/plain", f"{folder}/prepared", files, options.threads, InterpMode(options.interp))
+        setting = Setting(f"{folder}/plain", f"{folder}/prepared", options.threads, InterpMode(options.interp))
         write_lmdb(setting.plain, (datum(data, i) for i, data in enumerate(files)))
         if options.prepared != "no":
             write_lmdb(setting.prepared, (datum(prepare.prepare(data), i) for i, data in enumerate(files)))

@@ -26,14 +26,8 @@ PLASMA = (
 OTHERS = ("_by_", "rhythm", "ukui", "2004default", "/mate/nature/", "Elephants_3840x2160")
 # (width, height), as often as in ImageNet, about.
 SIZES = [
-    ((500, 375), 55),
-    ((375, 500), 15),
-    ((500, 333), 15),
-    ((400, 300), 5),
-    ((333, 500), 5),
-    ((640, 480), 3),
-    ((800, 600), 2),
-]
+    ((500, 375), 55), ((375, 500), 15), ((500, 333), 15), ((400, 300), 5), ((333, 500), 5), ((640, 480), 3), ((800, 600), 2),
+]  # fmt: skip
 QUALITIES = (92, 94, 95, 96, 96)
 SUBSAMPLED = 0.85  # 4:2:0; the others are 4:4:4
 LEAST_CONTRAST, USUAL_BYTES, SMALL_ONES = 25, 72_000, 0.15

@@ -16,7 +16,6 @@ import argparse
 import hashlib
 import math
 import os
-import socket
 import statistics
 import time
 from collections.abc import Callable
@@ -24,14 +23,14 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from bench_step import CASES
+from facade import Determinism, World
+from forked import meet
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from stagerun.base.recipe import Determinism
 from stagerun.comm import Comm, TorchComm, make_reducer
 from stagerun.comm.reduce import FlatReducer, Reducer
 from stagerun.models import build
-from stagerun.system.world import World
 
 
 class LateReducer(FlatReducer):
@@ -151,9 +150,7 @@ def worker(rank: int, size: int, options: argparse.Namespace) -> None:
 
 
 def run(size: int, options: argparse.Namespace) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(probe.getsockname()[1]))
+    meet()
     torch.multiprocessing.spawn(worker, (size, options), size)
 
 

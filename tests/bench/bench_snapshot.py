@@ -19,15 +19,12 @@ from pathlib import Path
 
 import torch
 from bench_step import CASES, LR, MOMENTUM
+from disks import commit
+from facade import Capture, TrainState, combined, digests, make_state, momentum, recipe, weights
 
 from stagerun import store
-from stagerun.base import recipe
-from stagerun.engine.codec import combined
-from stagerun.engine.state import Capture, TrainState, digests, make_state, momentum, weights
 from stagerun.models import build
-from stagerun.store.disk import File
-from stagerun.store.read import verify
-from stagerun.store.retain import drop
+from stagerun.store import File
 
 CPU = torch.device("cpu")
 MINUTE_MS = 60_000
@@ -82,18 +79,9 @@ class TimedDisk(store.LocalDisk):
 
 
 def make(name: str) -> TrainState:
-    solver = recipe.Solver(
-        base_lr=LR,
-        lr_policy="fixed",
-        max_iter=1,
-        batch_size=1,
-        device_batch_size=1,
-        momentum=MOMENTUM,
-        weight_decay=5e-4,
-        transform=recipe.Transform(),
-        test_batch_size=1,
-        random_seed=1,
-    )
+    about = {"lr_policy": "fixed", "momentum": MOMENTUM, "weight_decay": 5e-4, "transform": recipe.Transform()}
+    sizes = dict.fromkeys(("max_iter", "batch_size", "device_batch_size", "test_batch_size", "random_seed"), 1)
+    solver = recipe.Solver(base_lr=LR, **about, **sizes)
     torch.manual_seed(1)
     return make_state(build(CASES[name].model), solver, CPU)
 
@@ -102,13 +90,7 @@ def save_ours(disk: store.LocalDisk, out: Path, capture: Capture, iter: int) -> 
     """All of the writing thread but reading it back; like it, with files of the copy's own memory."""
     model, optim, *_ = capture.files()
     files = {"model.safetensors": model, "optim.safetensors": optim}
-    return store.commit(
-        disk,
-        out,
-        store.Metadata(place=store.Place("bench", iter, 1), parent="", identity={}, environment={}),
-        files=files,
-        content=tuple(files),
-    )
+    return commit(disk, out, "bench", iter, 1, files)
 
 
 def ours_once(state: TrainState, capture: Capture, out: Path, iter: int, times: Times) -> None:
@@ -124,9 +106,9 @@ def ours_once(state: TrainState, capture: Capture, out: Path, iter: int, times: 
         with times.of("commit"):
             ref = save_ours(TimedDisk(times), out, capture, iter)
         with times.of("read back"):
-            verify(store.LocalDisk(), out, ref.name)
+            store.verify(store.LocalDisk(), out, ref.name)
         with times.of("delete"):
-            drop(store.LocalDisk(), out, ref)
+            store.drop(store.LocalDisk(), out, ref)
     with times.of("several: copy and digest"):
         found: dict[str, int] = {}
         capture.take(state, found)
@@ -168,27 +150,17 @@ def compare(name: str, out: Path, rounds: int) -> None:
     size = sum(len(file) for file in capture.files() if file is not None) / 1e6
     print(f"{name} with momentum, {size:.1f} MB, {torch.get_num_threads()} threads, {rounds} rounds, in {out.parent}")
     print(f"  {'milliseconds, median (quartiles)':<34} {'on the clock':<24}   of processors")
-    for part in (
-        "make room (once a stage)", "copy", "check", "stands still", "several: copy and digest", "several: digest and check", "digest and the rest", "write", "sync", "read back", "delete",
-        "stagerun", "torch.save and fsync", "torch.save",
-    ):  # fmt: skip
+    for part in times.wall:
         print(times.line(part))
     still, cpu = times.wall["stands still"], times.cpu["stagerun"]
-    print(
-        f"of one a minute: training stands still {100 * statistics.median(still) / MINUTE_MS:.3f} % of the time (at most"
-        f" {100 * max(still) / MINUTE_MS:.3f} %), processor time {100 * statistics.median(cpu) / MINUTE_MS:.2f} % of one core (at most"
-        f" {100 * max(cpu) / MINUTE_MS:.2f} %)"
-    )
-    several = times.wall["several: copy and digest"]
-    ratios = [a / b for a, b in zip(several, still, strict=True)]
-    print(f"ratio of several workers to one, training stands still on rank 0: {spread(ratios, 3)}")
-    for what, ours_, torchs in (
-        ("training stands still", still, times.wall["torch.save and fsync"]),
-        ("processor time", cpu, times.cpu["torch.save"]),
+    for what, spent in (("training stands still, % of the time", still), ("processor time, % of one core", cpu)):
+        print(f"of one a minute: {what}: {spread([100 * one / MINUTE_MS for one in spent], 3)}")
+    for what, ours, others in (
+        ("of several workers to one, training stands still on rank 0", times.wall["several: copy and digest"], still),
+        ("to torch.save and fsync, training stands still", still, times.wall["torch.save and fsync"]),
+        ("to torch.save and fsync, processor time", cpu, times.cpu["torch.save"]),
     ):
-        print(
-            f"ratio to torch.save and fsync, {what}: {spread([a / b for a, b in zip(ours_, torchs, strict=True)], 3)}"
-        )
+        print(f"ratio {what}: {spread([a / b for a, b in zip(ours, others, strict=True)], 3)}")
 
 
 def spread(values: list[float], digits: int = 1) -> str:

@@ -21,20 +21,15 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from facade import Arithmetic, Normalise, StageLoop, make_state, recipe, torchvision_models, train
 from torch import nn
 
-from stagerun.base import recipe
 from stagerun.base.code import Sources
 from stagerun.comm import Comm, SoloComm, make_reducer, runs_of
 from stagerun.engine.device import be_deterministic, dtype_of, synchronize
 from stagerun.engine.feed import feed
-from stagerun.engine.images import Normalise
-from stagerun.engine.loop import StageLoop, train
-from stagerun.engine.state import make_state
-from stagerun.engine.update import Arithmetic
 from stagerun.models import build
 from stagerun.models.small import ResNetSmall
-from stagerun.models.vision import torchvision_models
 from stagerun.schedule import make_knobs
 
 sys.path.append(str(Path(__file__).parents[1] / "help"))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster import needed
+from cluster import jobs, needed
 from cluster import slurm as slurm_of
 from cluster.hosts import Cluster, cluster
 
@@ -22,6 +22,17 @@ def shared_folders(factory: pytest.TempPathFactory) -> list[Path]:
     checkout = Path(__file__).resolve().parents[2]
     here = [checkout] if checkout.is_relative_to("/tmp") else []
     return [factory.getbasetemp(), *here, *(Path(folder).parent for folder in wheels if folder)]
+
+
+@pytest.fixture(scope="session")
+def schedule(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return jobs.prepare(tmp_path_factory.mktemp("job"))
+
+
+@pytest.fixture(scope="session")
+def reference(schedule: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The ends of three workers on this machine."""
+    return jobs.locally(schedule, tmp_path_factory.mktemp("reference") / "out", 3)
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster import pids
-from cluster.host import NET, Host, Started
+from cluster.host import NET, Host
 from cluster.switches import Bridge
 
 FOLDER_PREFIX = "stagerun-cluster-"
@@ -133,17 +133,12 @@ def make(count: int, shared: Sequence[Path] = (), loopback_names: bool = False) 
     except BaseException:
         cluster.down()
         raise
-    if loopback_names:
-        _loopback_names(cluster)
-    return cluster
-
-
-def _loopback_names(cluster: Cluster) -> None:
-    for host in cluster.hosts:
-        own = cluster.folder / f"hosts-{host.name}"
-        others = [line for line in (cluster.folder / "hosts").read_text().splitlines() if not line.endswith(host.name)]
-        own.write_text("\n".join([*others, f"127.0.1.1 {host.name}"]) + "\n")
+    for host in cluster.hosts if loopback_names else ():
+        own = folder / f"hosts-{host.name}"
+        others = [name for name in names if not name.endswith(host.name)]
+        own.write_text("\n".join(["127.0.0.1 localhost", *others, f"127.0.1.1 {host.name}"]) + "\n")
         host.run("mount", "--bind", own, "/etc/hosts", check=True)
+    return cluster
 
 
 @contextmanager
@@ -162,6 +157,3 @@ def _sweep() -> None:
             pid, ticks = map(int, (folder / _OWNER).read_text().split())
             if pids.started(pid) != ticks:
                 shutil.rmtree(folder, ignore_errors=True)
-
-
-__all__ = ["Cluster", "Host", "Started", "cluster", "make"]

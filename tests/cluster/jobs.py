@@ -4,18 +4,16 @@ few iterations; how it is started, and how its end is looked at."""
 import re
 import shutil
 import sys
-import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import processes
 import small
 import tiny
+from facade import Iterated, Tail
 
-from cluster.hosts import Cluster, Started
-from stagerun.base.events import Iterated
-from stagerun.train.log_file import Tail
+from cluster.host import Started
+from cluster.hosts import Cluster
 
 SOLVERS = Path(__file__).resolve().parents[2] / "solvers" / "fashion_collapse"
 LENGTHS = {"init": 12, "cyc1": 8, "cyc2": 8, "cyc3": 8, "collapse": 8}
@@ -45,12 +43,8 @@ def prepare(folder: Path) -> Path:
         making = folder / "making"
         shutil.copytree(SOLVERS, making)
         file = making / "schedule.prototxt"
-        text = re.sub(
-            r'"\S*/(train|test)_lmdb"',
-            lambda m: f'"{folder}/data/{m[1].replace("test", "val")}_lmdb"',
-            file.read_text(),
-        )
-        text = text.replace("images: 60000", f"images: {tiny.TRAIN_IMAGES}")
+        text = re.sub(r'"\S*/(train|test)_lmdb"', rf'"{folder}/data/\1_lmdb"', file.read_text())
+        text = text.replace("test_lmdb", "val_lmdb").replace("images: 60000", f"images: {tiny.TRAIN_IMAGES}")
         file.write_text(text.replace("images: 10000", f"images: {tiny.VAL_IMAGES}"))
         making.rename(schedule)
     return schedule
@@ -72,13 +66,13 @@ def locally(schedule: Path, out: Path, workers: int, *more: str, **init: int) ->
 
 def wait_for(out: Path, stage: str, iter: int, started: Started | None = None, timeout: float = 300) -> None:
     """Returns when the log tells of this iteration, or a later one of its stage."""
-    until, tail, started_at = time.monotonic() + timeout, Tail(out / "log.jsonl"), time.monotonic()
+    until, tail = time.monotonic() + timeout, Tail(out / "log.jsonl")
     while True:
         if any(isinstance(e, Iterated) and e.stage == stage and e.iter >= iter for _, e in tail()):
             return
         ended = started is not None and started.process.poll() is not None
         assert not ended, f"ended before {stage} {iter}: {started and started.wait()}"
-        assert time.monotonic() < until, f"no {stage} {iter} after {time.monotonic() - started_at:.0f} s"
+        assert time.monotonic() < until, f"no {stage} {iter} after {timeout:.0f} s"
         time.sleep(0.01)
 
 
@@ -87,54 +81,10 @@ def seen(tail: Tail) -> list[tuple[str, int]]:
     return [(event.stage, event.iter) for _, event in tail() if isinstance(event, Iterated)]
 
 
-def places() -> list[tuple[str, int]]:
-    """All iterations, in order."""
-    return [(stage, iter) for stage, length in LENGTHS.items() for iter in range(1, length + 1)]
-
-
-class Spoken:
-    """A command whose lines are read as they come, each with its time."""
-
-    def __init__(self, started: Started) -> None:
-        self.started = started
-        self.lines: list[tuple[float, str]] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.started.process.stdout is not None
-        for text in self.started.process.stdout:
-            self.lines.append((time.monotonic(), text))
-
-    @property
-    def text(self) -> str:
-        return "".join(text for _, text in self.lines)
-
-    def when(self, words: str, since: float = 0.0) -> float | None:
-        """When a line with them came first, after `since`."""
-        return next((at for at, text in self.lines if words in text and at >= since), None)
-
-    def wait(self, timeout: float) -> int:
-        code = self.started.process.wait(timeout)
-        self._reader.join(10)
-        assert self.started.process.stdout is not None
-        self.started.process.stdout.close()
-        return code
-
-
 def nothing_left(cluster: Cluster, within_s: float = 10.0) -> str:
     """What of stagerun is left on hosts that are on; '' if nothing."""
     if all(host.gone("stagerun", within_s) for host in cluster.hosts):
         return ""
     return "\n".join(
         f"{host.name}: {line}" for host in cluster.hosts if host.life for line in host.processes("stagerun").values()
-    )
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """What a test prints: see it with -s."""
-    texts = [list(head), *[[str(cell) for cell in row] for row in rows]]
-    widths = [max(len(row[i]) for row in texts) for i in range(len(head))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in texts
     )

@@ -11,7 +11,8 @@ from glob import glob
 from pathlib import Path
 
 from cluster import needed
-from cluster.hosts import Cluster, Host
+from cluster.host import Host
+from cluster.hosts import Cluster
 
 # What ordinary clusters have, but for short waits; RequeueExit, which few have, is not set. No accounting: squeue and scontrol tell
 # what tests need. `config_overrides`: nodes of as many cores as are said, with task/none.

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +10,13 @@ import pytest
 
 from cluster import jobs, needed
 from cluster.conftest import require
-from cluster.hosts import Cluster, Host
+from cluster.host import Host
+from cluster.hosts import Cluster
 from cluster.test_launchers import open_mpi_4
 
 pytestmark = pytest.mark.cluster
 
 NAMES = ["node1", "node2", "node3"]
-
-
-@pytest.fixture(scope="module")
-def schedule(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return jobs.prepare(tmp_path_factory.mktemp("job"))
 
 
 @pytest.fixture(autouse=True)
@@ -29,34 +26,27 @@ def clean(hosts: Cluster) -> None:
         hosts[name].run("rm", "-rf", "/tmp/packages", "/tmp/python", "/tmp/train_lmdb", "/tmp/scratch")
 
 
+Looked = Callable[..., tuple[int, str]]
+
+
 @pytest.fixture
-def looked(hosts: Cluster, schedule: Path, tmp_path: Path) -> "Looked":
-    return Looked(hosts, schedule, tmp_path)
-
-
-class Looked:
+def looked(hosts: Cluster, schedule: Path, tmp_path: Path) -> Looked:
     """`stagerun rehearse --hosts` of three hosts, typed on node1."""
 
-    def __init__(self, hosts: Cluster, schedule: Path, folder: Path) -> None:
-        self.hosts, self.schedule, self.folder = hosts, schedule, folder
-
-    def __call__(self, *more: object) -> tuple[int, str]:
-        words = ["rehearse", *jobs.words(self.schedule, self.folder / "out")[1:], "--hosts", ",".join(NAMES)]
-        typed = [*jobs.STAGERUN, *words, *more]
-        done = self.hosts["node1"].run(*typed, env=jobs.ENVIRONMENT, timeout=300, cwd=self.folder)
+    def rehearse(*more: object) -> tuple[int, str]:
+        words = ["rehearse", *jobs.words(schedule, tmp_path / "out")[1:], "--hosts", ",".join(NAMES), *more]
+        done = hosts["node1"].run(*jobs.STAGERUN, *words, env=jobs.ENVIRONMENT, timeout=300, cwd=tmp_path)
         assert "Traceback" not in done.stdout + done.stderr, done.stderr
-        print(done.stdout + done.stderr)
-        assert not (self.folder / "out").exists(), "nothing is left behind"
+        assert not (tmp_path / "out").exists(), "nothing is left behind"
         return done.returncode, done.stdout + done.stderr
+
+    return rehearse
 
 
 def verdicts(said: str) -> str:
     """Without the table, in which each host has its line."""
-    return (
-        said[said.index("receives") :].partition("\n\n")[2]
-        if "receives" in said
-        else said.partition("\n\n")[2].partition("\n\n")[2]
-    )
+    table = said[said.index("receives") :] if "receives" in said else said.partition("\n\n")[2]
+    return table.partition("\n\n")[2]
 
 
 def test_hosts_that_are_ready(looked: Looked) -> None:
@@ -72,8 +62,8 @@ def test_hosts_that_are_ready(looked: Looked) -> None:
     assert measured["together_seconds"] > 0 and measured["workers"] == 3
 
 
-def test_a_host_that_is_missing(looked: Looked) -> None:
-    looked.hosts["node3"].power_off()
+def test_a_host_that_is_missing(looked: Looked, hosts: Cluster) -> None:
+    hosts["node3"].power_off()
     code, said = looked()
     assert code == 69
     assert "node3 can't be reached" in said
@@ -86,30 +76,30 @@ def with_torch(host: Host) -> None:
     host.run("sh", "-c", f"mkdir -p {folder} && printf '{text}' > {folder}/METADATA", check=True)
 
 
-def test_other_images(looked: Looked, schedule: Path) -> None:
+def test_other_images(looked: Looked, hosts: Cluster, schedule: Path, tmp_path: Path) -> None:
     """Each host has its own copy, in the same place; on node2 it is the other LMDB of the schedule under the name of this one."""
     data = schedule.parent / "data"
     for name in NAMES:
         source = "val_lmdb" if name == "node2" else "train_lmdb"
-        looked.hosts[name].run("cp", "-r", data / source, "/tmp/train_lmdb", check=True)
+        hosts[name].run("cp", "-r", data / source, "/tmp/train_lmdb", check=True)
     code, said = looked("--set", "data.train.source=/tmp/train_lmdb")
     assert code == 65
     assert "node2: /tmp/train_lmdb: holds" in verdicts(said) or "node2: train images" in verdicts(said)
     # As many records, of which one is another.
-    other = shutil.copytree(data / "train_lmdb", looked.folder / "other")
+    other = shutil.copytree(data / "train_lmdb", tmp_path / "other")
     file = other / "data.mdb"
     whole = bytearray(file.read_bytes())
     whole[-1] ^= 1
     file.write_bytes(whole)
-    looked.hosts["node2"].run("sh", "-c", f"rm -r /tmp/train_lmdb && cp -r {other} /tmp/train_lmdb", check=True)
+    hosts["node2"].run("sh", "-c", f"rm -r /tmp/train_lmdb && cp -r {other} /tmp/train_lmdb", check=True)
     code, said = looked("--set", "data.train.source=/tmp/train_lmdb")
     assert code == 65 and "node2: train images (/tmp/train_lmdb): " in verdicts(said)
 
 
-def test_slow_link(looked: Looked) -> None:
+def test_slow_link(looked: Looked, hosts: Cluster) -> None:
     """10 of 1000 Mbit/s."""
     for name in NAMES:
-        looked.hosts[name].shape(rate_mbit=10 if name == "node2" else 1000)
+        hosts[name].shape(rate_mbit=10 if name == "node2" else 1000)
     code, said = looked()
     assert code == 69
     (line, _) = [line for line in said.splitlines() if "slow link" in line]

@@ -11,15 +11,11 @@ import pytest
 
 from cluster import jobs
 from cluster.conftest import shared_folders
-from cluster.hosts import Cluster, Started, cluster
+from cluster.host import Started
+from cluster.hosts import Cluster, cluster
 
 pytestmark = pytest.mark.cluster
 LIMIT_S = 400
-
-
-@pytest.fixture(scope="module")
-def schedule(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return jobs.prepare(tmp_path_factory.mktemp("job"))
 
 
 @pytest.fixture(scope="module")
@@ -31,17 +27,9 @@ def elastic(schedule: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 class Job:
     """A run on all hosts, started on one of them, whose words can be waited for."""
 
-    def __init__(
-        self, hosts: Cluster, schedule: Path, folder: Path, *more: object, on: str = "node1", out: str = "", **init: int
-    ) -> None:
-        self.out, self.log = Path(out or folder / "out"), folder / f"said-{time.monotonic_ns()}"
-        words = [
-            *jobs.STAGERUN,
-            *jobs.words(schedule, self.out, *jobs.ELASTIC, **init),
-            "--hosts",
-            hosts.hostfile(),
-            *more,
-        ]
+    def __init__(self, hosts: Cluster, schedule: Path, folder: Path, *more: object, on: str = "node1") -> None:
+        self.out, self.log = folder / "out", folder / f"said-{time.monotonic_ns()}"
+        words = [*jobs.STAGERUN, *jobs.words(schedule, self.out, *jobs.ELASTIC), "--hosts", hosts.hostfile(), *more]
         text = " ".join(map(str, words))
         self.started: Started = hosts[on].start("sh", "-c", f"exec {text} > {self.log} 2>&1")
         self._seen = 0

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import processes
@@ -16,8 +15,10 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.mark.parametrize("typed", [open_mpi_4, hydra_4], ids=lambda typed: typed.__name__)
-def test_a_rank_that_is_killed(typed: Typed, hosts: Cluster, tmp_path: Path) -> None:
-    schedule, out = jobs.prepare(tmp_path), tmp_path / "out"
+def test_a_rank_that_is_killed(
+    typed: Typed, hosts: Cluster, schedule: Path, reference: dict[str, str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
     # `retry` reads the words after `stagerun run`.
     stagerun = tmp_path / "stagerun"
     stagerun.write_text(f'#!/bin/sh\nexec {" ".join(jobs.STAGERUN)} "$@"\n')
@@ -29,20 +30,18 @@ def test_a_rank_that_is_killed(typed: Typed, hosts: Cluster, tmp_path: Path) -> 
         os.kill(pid, signal.SIGKILL)
     code, said = started.wait(500)
     assert code == 0 and "restart 1 in" in said, said
-    assert processes.ends(out) == jobs.locally(schedule, tmp_path / "alone", 3)
+    assert processes.ends(out) == reference
     assert not jobs.nothing_left(hosts)
 
 
 @pytest.mark.parametrize("typed", [open_mpi_4, hydra_4], ids=lambda typed: typed.__name__)
-def test_a_launcher_that_is_killed_leaves_no_rank(typed: Typed, hosts: Cluster, tmp_path: Path) -> None:
-    schedule, out = jobs.prepare(tmp_path), tmp_path / "out"
+def test_a_launcher_that_is_killed_leaves_no_rank(typed: Typed, hosts: Cluster, schedule: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
     started = hosts["node1"].start(*typed(hosts), *jobs.STAGERUN, *jobs.words(schedule, out))
     jobs.wait_for(out, "init", 4, started)
-    began = time.monotonic()
     started.signal(signal.SIGKILL)
     assert not jobs.nothing_left(hosts), "workers outlive their launcher"
     started.wait(10)
-    print(f"\nall ranks gone {time.monotonic() - began:.1f} s after their launcher")
 
 
 def workers(hosts: Cluster, name: str) -> list[int]:

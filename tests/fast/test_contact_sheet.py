@@ -9,14 +9,11 @@ import numpy as np
 import pytest
 import tiny
 from click.testing import CliRunner, Result
+from facade import LmdbSource, Loader, caffe_pb2, write_lmdb
 
 from stagerun.cli import main
 from stagerun.data import datum, index, indexing
-from stagerun.data.loader import Loader
-from stagerun.data.records import LmdbSource
-from stagerun.data.write import write_lmdb
 from stagerun.language import load
-from stagerun.language.proto import caffe_pb2
 from stagerun.system import files
 from stagerun.tools.data.show import ShowOptions, shown_of
 
@@ -162,39 +159,9 @@ def test_a_bad_record_is_told_of_and_the_others_are_shown(tmp_path: Path) -> Non
     assert staged.exit_code == 65 and "record `00000001`" in staged.output
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["SCHEDULE", "--stage", "onw"], "did you mean `one`?"),
-        (["SCHEDULE", "--first", "12"], "there are 12 records"),
-        (["LMDB", "--stage", "one"], "--stage is for one"),
-        (["LMDB", "--val"], "--val is for one"),
-        (["LMDB", "--set", "seed=2"], "--set is for one"),
-        (["LMDB", "--first", "99999999999999999999"], "is not in the range"),
-        (["NOTHING"], "neither a schedule's folder"),
-        (["LMDB", "--number", "0"], "0 is not in the range"),
-        (["LMDB", "--number", "10000", "--size", "2000"], "too large"),
-    ],
-)
-def test_mistakes_are_told_before_anything_is_written(
-    lmdb: Path, tmp_path: Path, arguments: list[str], words: str
-) -> None:
-    places = {"SCHEDULE": str(make_schedule(tmp_path / "schedule", lmdb)), "LMDB": str(lmdb), "NOTHING": str(tmp_path)}
-    path = tmp_path / "sheet.png"
-    shown = show(*[places.get(word, word) for word in arguments], "--output", path)
-    assert shown.exit_code == 64
-    assert words in shown.output
-    assert not path.exists()
-
-
 def test_a_sheet_that_cannot_be_written_is_reported(
     lmdb: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for folder in (tmp_path / "nowhere", lmdb / "data.mdb"):
-        shown = show(lmdb, "--output", folder / "sheet.png")
-        assert shown.exit_code == 64 and f"there is no folder {folder}" in shown.output
-    assert not (tmp_path / "nowhere").exists()
-
     def full(path: Path, data: bytes) -> None:
         raise OSError(errno.ENOSPC, "no space")
 

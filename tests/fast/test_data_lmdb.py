@@ -8,13 +8,10 @@ from pathlib import Path
 
 import lmdb
 import pytest
+from facade import DataError, Datum, LmdbSource, StorageError, write_lmdb
 
-from stagerun.base.errors import DataError, StorageError
 from stagerun.data import index
 from stagerun.data.indexing import build
-from stagerun.data.records import LmdbSource
-from stagerun.data.write import write_lmdb
-from stagerun.language.proto.caffe_pb2 import Datum
 from stagerun.system.lmdb_file import check_file
 
 VALUES = [bytes([i % 251]) * (100 + i) for i in range(300)]
@@ -55,37 +52,46 @@ def test_the_map_grows_as_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(LmdbSource(str(tmp_path / "db"), 1500)) == 1500
 
 
-def refused(path: Path | str, images: int | None = None) -> str:
-    with pytest.raises(DataError) as error:
-        LmdbSource(str(path), images)
-    assert str(path) in error.value.message and error.value.hint
-    return error.value.render()
+def not_at(path: Path, content: bytes | None = None) -> str:
+    path.mkdir()
+    if content is not None:
+        (path / "data.mdb").write_bytes(content)
+    return str(path)
 
 
-def test_what_is_no_lmdb_is_said(tmp_path: Path, made: str) -> None:
-    assert "no such folder" in refused(tmp_path / "nowhere")
-    (tmp_path / "empty").mkdir()
-    assert "no data.mdb" in refused(tmp_path / "empty")
-    assert "the folder that holds data.mdb" in refused(f"{made}/data.mdb")
-    for content in (b"", b"not an LMDB", bytes(100_000), os.urandom(100_000)):
-        (tmp_path / "empty" / "data.mdb").write_bytes(content)
-        assert "not an LMDB" in refused(tmp_path / "empty")
-
-
-def test_an_empty_lmdb_and_a_wrong_count_are_said(tmp_path: Path, made: str) -> None:
+def test_what_is_no_lmdb_or_another_one_is_said(tmp_path: Path, made: str) -> None:
     with lmdb.open(str(tmp_path / "none")) as env:
         env.sync()
-    assert "is empty" in refused(tmp_path / "none")
-    assert "holds 300 records, but the schedule says images: 299" in refused(made, 299)
-
-
-def test_sizes_are_those_of_the_newer_meta_page(made: str) -> None:
-    with lmdb.open(made) as env, env.begin(write=True) as txn:
+    long = str(tmp_path / "long")
+    shutil.copytree(made, long)
+    with lmdb.open(long) as env, env.begin(write=True) as txn:
         txn.put(b"99999999", bytes(50_000))
-    assert check_file(made) == 301
+    assert check_file(long) == 301  # by the newer meta page
+    os.truncate(Path(long, "data.mdb"), Path(long, "data.mdb").stat().st_size - 4096)
+    broken = (b"", b"not an LMDB", bytes(100_000), os.urandom(100_000))
+    for path, images, words in (
+        (str(tmp_path / "nowhere"), None, "no such folder"),
+        (not_at(tmp_path / "empty"), None, "no data.mdb"),
+        (f"{made}/data.mdb", None, "the folder that holds data.mdb"),
+        *((not_at(tmp_path / str(i), content), None, "not an LMDB") for i, content in enumerate(broken)),
+        (str(tmp_path / "none"), None, "is empty"),
+        (made, 299, "holds 300 records, but the schedule says images: 299"),
+        (long, None, "is cut off"),
+    ):
+        with pytest.raises(DataError) as error:
+            LmdbSource(path, images)
+        assert path in error.value.message and error.value.hint and words in error.value.render()
+
+
+def test_a_cut_off_lmdb_is_an_error_not_a_bus_error(made: str) -> None:
     file = Path(made, "data.mdb")
-    os.truncate(file, file.stat().st_size - 4096)
-    assert "is cut off" in refused(made)
+    whole = file.read_bytes()
+    for length in (len(whole) - 1, len(whole) - 4096, len(whole) // 2, 8193, 8192, 4096):
+        file.unlink()
+        file.write_bytes(whole[:length])
+        with pytest.raises(DataError, match="is cut off" if length > 4096 else None):
+            source = LmdbSource(made)
+            [source.get(i) for i in range(len(source))]
 
 
 def test_an_error_half_way_leaves_nothing(tmp_path: Path) -> None:
@@ -136,30 +142,27 @@ def test_an_lmdb_that_is_written_to_while_it_is_read_is_an_error(made: str) -> N
     source = LmdbSource(made)
     os.utime(Path(made, "data.mdb"))
     assert source.get(7)[1] == VALUES[7]  # touched, but not changed
+    copy = shutil.copytree(made, f"{made}2")
+    removed = LmdbSource(copy)
+    Path(copy, "data.mdb").unlink()
+    assert removed.get(250)[1] == VALUES[250]
     with lmdb.open(made) as env, env.begin(write=True) as txn:
         txn.delete(b"00000003")
     with pytest.raises(DataError, match="was changed while it was read"):
         source.get(7)
 
 
-def test_a_file_that_is_removed_stays_readable(made: str) -> None:
-    source = LmdbSource(made)
-    Path(made, "data.mdb").unlink()
-    assert source.get(250)[1] == VALUES[250]
+def test_reads_in_parts_are_put_together_and_a_disk_that_fails_is_a_storage_error(
+    made: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def parts(fd: int, buffers: list[memoryview], at: int) -> int:
+        if whole is None:
+            raise OSError(errno.EIO, "Input/output error")
+        return whole(fd, [buffers[0][:37]], at)
 
-
-def test_a_disk_that_fails_is_a_storage_error_with_the_key(made: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object) -> int:
-        raise OSError(errno.EIO, "Input/output error")
-
-    source = LmdbSource(made)
-    monkeypatch.setattr(os, "preadv", fails)
+    source, whole = LmdbSource(made), os.preadv
+    monkeypatch.setattr(os, "preadv", parts)
+    assert source.get(123)[1] == VALUES[123]
+    whole = None
     with pytest.raises(StorageError, match="record `00000007`: can't be read: Input/output error"):
         source.get(7)
-
-
-def test_reads_in_parts_are_put_together(made: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = os.preadv
-    monkeypatch.setattr(os, "preadv", lambda fd, buffers, at: whole(fd, [buffers[0][:37]], at))
-    source = LmdbSource(made)
-    assert source.get(123)[1] == VALUES[123]

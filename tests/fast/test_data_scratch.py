@@ -9,21 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from stagerun.base.errors import DataError, PermissionDenied, StagerunError, StorageError
-from stagerun.data.records import LmdbSource
-from stagerun.data.scratch import (
-    Copy,
+from facade import (
+    SIDE_FILE,
     CopyStopped,
-    Found,
-    Progress,
-    layout,
-    look,
-    stage,
-    staging,
+    DataError,
+    LmdbSource,
+    PermissionDenied,
+    StagerunError,
+    StorageError,
+    write_lmdb,
 )
-from stagerun.data.write import write_lmdb
-from stagerun.system.lmdb_file import SIDE_FILE
+
+from stagerun.data.scratch import Copy, Found, Progress, layout, look, stage, staging
 
 BLOCK = 1 << 16
 HOME = f"stagerun-{os.getuid()}"

@@ -5,11 +5,10 @@ import os
 from pathlib import Path
 
 import pytest
+from facade import DataError, StorageError, write_lmdb
 
-from stagerun.base.errors import DataError, StorageError
 from stagerun.data.records import Room, SwitchingRecords
 from stagerun.data.scratch import Copy, Original, look, stage
-from stagerun.data.write import write_lmdb
 
 RECORDS = 300
 VALUES = [i.to_bytes(4, "little") * 700 for i in range(RECORDS)]
@@ -55,12 +54,6 @@ def test_a_disk_that_fails_under_a_copy(original: Original, copy: Copy, monkeypa
     assert again.bytes == 0, "it is read whole before anybody believes it again"
 
 
-def test_a_deleted_copy_is_read_to_the_end(original: Original, copy: Copy) -> None:
-    records = SwitchingRecords(original, RECORDS, copy)
-    Path(copy.path, "data.mdb").unlink()
-    assert records.get(3)[1] == VALUES[3] and not records.trouble
-
-
 @pytest.mark.parametrize("what, text", [("gone", "no such folder"), ("changed", "was changed since it was copied")])
 def test_where_the_original_is_gone_too_both_are_named(original: Original, copy: Copy, what: str, text: str) -> None:
     records = SwitchingRecords(original, RECORDS, copy)
@@ -79,5 +72,3 @@ def test_an_original_that_fails_says_so_itself(original: Original) -> None:
     os.truncate(Path(original.path, "data.mdb"), 1 << 13)
     with pytest.raises(DataError, match="cut off while it was read"):
         records.get(200)
-    with pytest.raises(IndexError):
-        records.get(RECORDS)

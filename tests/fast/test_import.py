@@ -9,19 +9,14 @@ import lmdb
 import made_images
 import numpy as np
 import pytest
+from facade import SIDE_FILE, DataError, Datum, ImportOptions, ImportWork, SourceOptions, UsageError, open_source, order
 from PIL import Image
 
-from stagerun.base import order
-from stagerun.base.errors import DataError, UsageError
 from stagerun.data import datum, index
-from stagerun.data.importing import engine
 from stagerun.data.importing.engine import Job, Result, run
-from stagerun.data.importing.images import ImportOptions, ImportWork
 from stagerun.data.indexing import build
-from stagerun.language.proto.caffe_pb2 import Datum
 from stagerun.system.imports import REPORT
-from stagerun.system.lmdb_file import SIDE_FILE
-from stagerun.tools.data.sources import Item, Pixels, SourceOptions, open_source
+from stagerun.tools.data.sources import Item, Pixels
 
 
 class Given:
@@ -54,11 +49,6 @@ def made(source: Any, out: Path, max_bad: int = 0, **options: Any) -> Result:
 def records(out: Path) -> dict[str, Datum]:
     with lmdb.open(str(out), readonly=True, lock=False) as env, env.begin() as txn:
         return {os.fsdecode(key): Datum.FromString(value) for key, value in txn.cursor()}
-
-
-@pytest.fixture
-def small_commits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "RECORDS_PER_COMMIT", 4)
 
 
 def test_a_folder_becomes_what_convert_imageset_makes(tmp_path: Path) -> None:
@@ -142,16 +132,6 @@ def test_files_that_are_ignored_are_counted_and_listed(tmp_path: Path) -> None:
         + "".join(f"n00000001/{name}\n" for name in sorted(names[:-1])).replace("line\nb", "line?b")
     )
     assert made(found, tmp_path / "out").already  # the report is still known as its own
-
-
-def test_links_that_lead_nowhere_and_pipes_are_images_that_cant_be_read(tmp_path: Path) -> None:
-    source = made_images.class_folders(tmp_path / "images")
-    (source / "n00000000" / "broken.jpg").symlink_to(tmp_path / "nowhere")
-    os.mkfifo(source / "n00000002" / "pipe.jpg")
-    result = made(open_source(str(source), SourceOptions()), tmp_path / "out", max_bad=2)
-    assert result.bad == 2 and dict(result.counts)["can't be read"] == 2
-    report = (tmp_path / "out" / REPORT).read_text()
-    assert "can't be read\tn00000002/pipe.jpg: " in report and "is not a regular file, but a pipe" in report
 
 
 def test_names_of_any_bytes(tmp_path: Path) -> None:

@@ -10,16 +10,14 @@ from typing import Any
 
 import lmdb
 import pytest
+from facade import SIDE_FILE, DataError, Datum, FolderInUseError, ResumeRefused, StorageError
 
-from stagerun.base.errors import DataError, FolderInUseError, ResumeRefused, StorageError
 from stagerun.data import index
 from stagerun.data.importing import engine
 from stagerun.data.importing.engine import Job, Made, Result, run
 from stagerun.data.importing.partial import Note, Seen
 from stagerun.data.rows import look
-from stagerun.language.proto.caffe_pb2 import Datum
 from stagerun.system.imports import REPORT
-from stagerun.system.lmdb_file import SIDE_FILE
 
 # Runs of those left out lie at the start, at commits, and at the end.
 BAD = {0, 1, 17, 37, 38, 39, 40, 41, 148, 149}

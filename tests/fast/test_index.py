@@ -8,26 +8,31 @@ import tracemalloc
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import cv2
 import lmdb
 import made_images
 import numpy as np
 import pytest
 from drawn import examples
+from facade import (
+    DataError,
+    Datum,
+    InterpMode,
+    LmdbSource,
+    PermissionDenied,
+    RandomResize,
+    StorageError,
+    Transform,
+    same_set,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagerun.base.errors import DataError, PermissionDenied, StorageError
-from stagerun.base.recipe import InterpMode, RandomResize, Transform
-from stagerun.base.snapshots import same_set
 from stagerun.data import index
 from stagerun.data.datum import decode
 from stagerun.data.index import load, save
 from stagerun.data.indexing import build, build_with
 from stagerun.data.lmdb_offsets import offsets_of
 from stagerun.data.loaders import RectangularLoader
-from stagerun.data.records import LmdbSource
-from stagerun.language.proto.caffe_pb2 import Datum
 from stagerun.system.lmdb_file import set_of
 from stagerun.tools.data.index import describe
 from stagerun.tools.data.index import verify_lmdb as verify
@@ -222,41 +227,6 @@ def test_a_side_file_without_the_deviation_is_still_read(tmp_path: Path, monkeyp
     save(made, path)
     loaded = load(path)
     assert loaded is not None and loaded.facts == replace(made.facts, deviation_bgr=())
-
-
-def test_records_that_no_stage_could_use_are_all_named(tmp_path: Path) -> None:
-    whole, png = made_images.jpeg(0), made_images.png(0)
-    enormous = png[:16] + (60_000).to_bytes(4, "big") * 2 + png[24:]
-    bad = {
-        b"a": b"\xff\xff",
-        b"b": Datum(label=1).SerializeToString(),
-        b"c": Datum(data=whole[:-50], encoded=True).SerializeToString(),
-        b"d": Datum(data=whole).SerializeToString(),
-        b"e": Datum(data=b"GIF89a" + bytes(20), encoded=True).SerializeToString(),
-        b"i": Datum(data=whole, encoded=True, label=-2).SerializeToString(),
-        b"j": Datum(data=enormous, encoded=True).SerializeToString(),
-        b"g": Datum(
-            data=cv2.imencode(".png", np.zeros((3, 3, 4), np.uint8))[1].tobytes(), encoded=True
-        ).SerializeToString(),
-        b"h": Datum(
-            data=cv2.imencode(".png", np.zeros((3, 3), np.uint16))[1].tobytes(), encoded=True
-        ).SerializeToString(),
-    }
-    path = write(tmp_path / "db", {**bad, b"f": datum(0)})
-    with pytest.raises(DataError) as error:
-        build(path, threads=2)
-    assert "9 records of 10" in error.value.message
-    assert all(f"record `{key.decode()}`" in error.value.message for key in bad)
-
-
-def test_a_side_file_of_another_state_is_refused(tmp_path: Path) -> None:
-    path = caffes(tmp_path / "db")
-    index.save(build(path), path)
-    with lmdb.open(path, map_size=1 << 26) as env, env.begin(write=True) as txn:
-        txn.put(b"00000003_3.JPEG", datum(2))
-    with pytest.raises(DataError, match="another state") as error:
-        index.load(path)
-    assert "stagerun data index --force" in error.value.hint
 
 
 def test_any_changed_byte_of_the_side_file_is_noticed(tmp_path: Path) -> None:

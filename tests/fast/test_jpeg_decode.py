@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 from drawn import examples
+from facade import DataError, Rectangle, UsageError, read_header
 from hypothesis import given
 from hypothesis import strategies as st
 from jpeg_pictures import END, FRAME, INTERVAL, SAMPLINGS, SCAN, by_pillow, changed, jpeg, whole
 
-from stagerun.base.errors import DataError, UsageError
-from stagerun.data.jpeg import Decoder, Rectangle, choice, is_complete, make_decoder, read_header, tiers
+from stagerun.data.jpeg import Decoder, choice, is_complete, make_decoder, tiers
 
 NAMES = ("compiled", "simplejpeg", "opencv")
 DECODERS = {state.name: make_decoder(state.name) for state in tiers() if state.available}

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from facade import DataError, read_header
 from jpeg_pictures import END, FRAME, SCAN, by_pillow, changed, jpeg
 
-from stagerun.base.errors import DataError
-from stagerun.data.jpeg import MAX_PIXELS, is_complete, read_header
+from stagerun.data.jpeg import MAX_PIXELS, is_complete
 
 PHOTO = jpeg(60, 90, interval=2)
 

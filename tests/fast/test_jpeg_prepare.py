@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from facade import DataError, UsageError, read_header
 from jpeg_pictures import SAMPLINGS, SCAN, by_pillow, changed, jpeg, whole
 
-from stagerun.base.errors import DataError, UsageError
-from stagerun.data.jpeg import read_header, slices
+from stagerun.data.jpeg import slices
 from stagerun.tools.data.prepare import can_prepare, prepare
 
 needs_library = pytest.mark.skipif(bool(can_prepare()), reason=can_prepare())

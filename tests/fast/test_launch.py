@@ -1,14 +1,14 @@
 """One verdict for all workers, and what a worker does about signals."""
 
-import shutil
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from stagerun.launch import StopRequest, local
+from stagerun.launch import StopRequest
 from stagerun.launch.folder import Report, ask
 from stagerun.launch.local import verdict
 from stagerun.system import signals
@@ -57,44 +57,45 @@ def test_verdict(reports: list[Report], deaths: dict[int, int], expected: tuple[
     assert verdict(reports, deaths) == expected
 
 
-def test_a_stop_request_waits_to_be_asked() -> None:
-    names = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-    before = {name: signal.getsignal(name) for name in names}
-    try:
-        for name in names:
-            stop = StopRequest()
-            stop.install()
-            assert not stop()
-            signal.raise_signal(name)
-            assert stop() and stop.signal is name
-            signal.raise_signal(signal.SIGTERM)  # schedulers send several
-            assert stop()
-    finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Puts those of this process back."""
+    before = {number: signal.getsignal(number) for number in signals.stop_signals()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
+def test_a_stop_request_waits_to_be_asked(number: signal.Signals) -> None:
+    stop = StopRequest()
+    stop.install()
+    assert not stop()
+    signal.raise_signal(number)
+    assert stop() and stop.signal is number
+    signal.raise_signal(signal.SIGTERM)  # schedulers send several
+    assert stop()
+
+
+@pytest.mark.usefixtures("handlers")
 def test_stop_after_is_a_signal_to_the_command_itself(capfd: pytest.CaptureFixture[str]) -> None:
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        stop = StopRequest()
-        stop.install()
-        with stopped_after(60.0), stopped_after(0.05):
-            end = time.monotonic() + 60
-            while not stop() and time.monotonic() < end:
-                time.sleep(0.01)
-        assert stop.signal is signal.SIGTERM
-        first, second = filter(None, capfd.readouterr().err.splitlines())
-        assert first == "--stop-after 0 s: the time is up"
-        assert second == "SIGTERM: stopping after this iteration, to save"
-        with stopped_after(0.05):
-            pass
-        stop.settle(0)
-        time.sleep(0.1)  # a command that has ended is not stopped
-        assert capfd.readouterr().err == ""
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    stop = StopRequest()
+    stop.install()
+    with stopped_after(60.0), stopped_after(0.05):
+        end = time.monotonic() + 60
+        while not stop() and time.monotonic() < end:
+            time.sleep(0.01)
+    assert stop.signal is signal.SIGTERM
+    first, second = filter(None, capfd.readouterr().err.splitlines())
+    assert first == "--stop-after 0 s: the time is up"
+    assert second == "SIGTERM: stopping after this iteration, to save"
+    with stopped_after(0.05):
+        pass
+    stop.settle(0)
+    time.sleep(0.1)  # a command that has ended is not stopped
+    assert capfd.readouterr().err == ""
+    assert RunOptions("d", stop_after=60.0).arguments() == ["run", "d"], "workers have no clock of their own"
 
 
 def test_the_clock_of_rank_0_alone_decides(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,53 +105,19 @@ def test_the_clock_of_rank_0_alone_decides(monkeypatch: pytest.MonkeyPatch) -> N
         assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
 
 
-def test_workers_that_the_command_starts_have_no_clock() -> None:
-    assert RunOptions("d", stop_after=60.0).arguments() == ["run", "d"]
-
-
+@pytest.mark.usefixtures("handlers")
 def test_a_sigterm_after_a_death_is_not_announced_and_the_launchers_is_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The launcher ends workers by SIGTERM when another is gone. A scheduler sends signals to all processes alike, and that of the
     launcher comes a little later."""
     monkeypatch.setenv("STAGERUN_REPORT_DIR", str(tmp_path))
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        stop = StopRequest()
-        stop.install()
+    stop = StopRequest()
+    stop.install()
+    signal.raise_signal(signal.SIGTERM)
+    assert stop() and capfd.readouterr().err == ""
+    ask(tmp_path, signal.SIGUSR1)
+    for _ in range(2):
         signal.raise_signal(signal.SIGTERM)
-        assert stop() and capfd.readouterr().err == ""
-        ask(tmp_path, signal.SIGUSR1)
-        for _ in range(2):
-            signal.raise_signal(signal.SIGTERM)
-        told = "SIGTERM: stopping after this iteration, to save"
-        assert capfd.readouterr().err.strip() == told and stop.signal is signal.SIGTERM
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def test_only_what_no_launcher_holds_any_more_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a lock: a launcher in another container that shares /tmp has a number that means nothing here. Links are not followed: who may
-    write to /tmp can make one, to any file or folder of ours."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    young, beside, link, odd = (tmp_path / f"{local.FOLDER_PREFIX}{n}" for n in ("young", "x", "link", "odd"))
-    beside = tmp_path / "beside"
-    for made in (young, beside, odd):
-        made.mkdir()
-    (beside / "launcher").touch()
-    link.symlink_to(beside)
-    (odd / "launcher").symlink_to(beside / "launcher")
-    monkeypatch.setenv("STAGERUN_REPORT_DIR", "")
-    monkeypatch.setenv("STAGERUN_LAUNCHER_PID", "")
-    before = {number: signal.getsignal(number) for number in signals.stop_signals()}
-    with local.supervised(60.0) as held:
-        shutil.copytree(held.folder, tmp_path / f"{local.FOLDER_PREFIX}killed")
-        local.sweep()
-        assert folders(tmp_path) == {young, link, odd, held.folder}
-    for number, handler in before.items():
-        signal.signal(number, handler)
-    assert folders(tmp_path) == {young, link, odd} and (beside / "launcher").exists()
-
-
-def folders(temporary: Path) -> set[Path]:
-    return set(temporary.glob(f"{local.FOLDER_PREFIX}*"))
+    told = "SIGTERM: stopping after this iteration, to save"
+    assert capfd.readouterr().err.strip() == told and stop.signal is signal.SIGTERM

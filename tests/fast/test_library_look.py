@@ -5,10 +5,9 @@ from pathlib import Path
 
 import made_up_runs
 import pytest
+from facade import RecipeError, UsageError, render_text
 
 import stagerun
-from stagerun.base.errors import RecipeError, UsageError
-from stagerun.plan.render import render_text
 
 SCHEDULE = Path(__file__).parents[2] / "solvers" / "resnet50_72ep"
 

@@ -2,14 +2,13 @@
 
 from pathlib import Path
 
+import made_images
 import numpy as np
 import pytest
+from facade import DataError, Datum, preflight, write_lmdb
 
-from stagerun.base.errors import DataError
 from stagerun.data import index, indexing
 from stagerun.data.datum import raw_datum
-from stagerun.data.preflight import preflight
-from stagerun.data.write import write_lmdb
 from stagerun.language import load
 
 SETS = ("train", "val", "second", "other")
@@ -64,3 +63,24 @@ def test_a_crop_that_is_larger_than_the_images_has_its_place(tmp_path: Path) -> 
             preflight(load(folder, changes))
         assert "too small for crop_size: 9" in error.value.message
         assert f"lower `crop_size` ({place})" in error.value.hint
+
+
+def test_pictures_and_classes_are_held_against_each_other(tmp_path: Path) -> None:
+    """One image too small for the last stage's crop, and classes that validation counts otherwise."""
+    for name, classes in (("train", ("cat", "dog")), ("val", ("dog", "other"))):
+        images = [made_images.jpeg(i, 20 if (name, i) == ("train", 5) else 40, 50) for i in range(8)]
+        datums = [Datum(data=data, label=i % 2, encoded=True) for i, data in enumerate(images)]
+        write_lmdb(str(tmp_path / name), [datum.SerializeToString() for datum in datums])
+        index.save(indexing.build(str(tmp_path / name), classes=classes), str(tmp_path / name))
+    (tmp_path / "schedule.prototxt").write_text("""
+model { name: "resnet_small" num_classes: 2 }
+data { train { source: "train" } val { source: "val" } }
+solver { batch_size: 8 device_batch_size: 4 base_lr: 0.1 lr_policy: "fixed" max_iter: 10 }
+stage { name: "a" solver_param { transform_param { crop_size: 20 } } }
+stage { name: "b" solver_param { transform_param { crop_size: 32 pad: 2 pad_mode: REFLECT } } }
+""")
+    with pytest.raises(DataError) as error:
+        preflight(load(str(tmp_path)))
+    said = error.value.render()
+    assert f"label 0 is `cat` in {tmp_path}/train" in said and f"and `dog` in {tmp_path}/val" in said
+    assert "`00000005`: the image is 20 x 50 pixels (height x width), 24 x 54 pixels once padded" in said

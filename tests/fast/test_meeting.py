@@ -1,44 +1,17 @@
 """Where workers meet when no one says where: what ranks agree on through their launcher, and what is computed."""
 
 import sys
-from collections.abc import Callable, Sequence
-from types import SimpleNamespace
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
 
 import pytest
+from facade import PeerError, World
 
-from stagerun.base.errors import PeerError
 from stagerun.launch import ancestors, meeting
 from stagerun.launch.addresses import Interface, by_default
-from stagerun.launch.meeting import Card, agree, choose, job_number, meet, port_of
+from stagerun.launch.meeting import job_number, meet, port_of
 from stagerun.system.process import Process
-from stagerun.system.world import World
-
-
-@pytest.mark.parametrize(
-    "ours, theirs, address",
-    [
-        (["10.1.0.1/24"], ["10.1.0.2/24"], "10.1.0.1"),
-        # A bridge for containers has the same address on all hosts.
-        (["172.17.0.1/16", "10.1.0.1/24"], ["172.17.0.1/16", "10.1.0.2/24"], "10.1.0.1"),
-        (["192.168.0.1/24", "10.1.0.1/24"], ["10.1.0.2/24"], "10.1.0.1"),
-        (["10.1.0.1/24", "10.2.0.1/24"], ["10.2.0.2/24", "10.1.0.2/24"], "10.1.0.1"),
-        # Through a router.
-        (["10.1.0.1/24"], ["10.9.0.2/24"], "10.1.0.1"),
-        (["172.17.0.1/16"], ["172.17.0.1/16"], ""),
-        ([], ["10.1.0.2/24"], ""),
-    ],
-)
-def test_the_address_at_which_another_host_finds_rank_0(
-    ours: Sequence[str], theirs: Sequence[str], address: str
-) -> None:
-    assert choose(ours, theirs) == address
-
-
-@pytest.mark.parametrize("hosts", ["aabb", "abab", "abbb", "aaab", "aaaa"])
-def test_all_ranks_meet_at_an_address_of_rank_0(hosts: str) -> None:
-    """However ranks are spread over hosts."""
-    cards = [Card(host, 29500 if rank == 0 else 0, (f"10.1.0.{ord(host)}/24",)) for rank, host in enumerate(hosts)]
-    assert agree(cards) == ("127.0.0.1" if hosts == "aaaa" else "10.1.0.97", 29500)
 
 
 def test_a_port_that_all_compute_alike() -> None:
@@ -76,13 +49,19 @@ eth0\t00000000\t0100010A\t0003\t0\t0\t100\t00000000\t0\t0\t0
 DOCKER, ETH = Interface("docker0", "172.17.0.1/16"), Interface("eth0", "10.1.0.1/24")
 
 
-def test_rank_0_at_its_own_name_takes_the_interface_of_the_default_route(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def misleading(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A host with these two, whose own name leads to its loopback device."""
+    here = {"interfaces": lambda: [DOCKER, ETH], "by_default": lambda here: by_default(here, ROUTES)}
+    for name, found in {**here, "own_name_misleads": lambda: True, "resolve": lambda name: "10.9.0.9"}.items():
+        monkeypatch.setattr(meeting, name, found)
+    return monkeypatch
+
+
+def test_rank_0_at_its_own_name_takes_the_interface_of_the_default_route(misleading: object) -> None:
     assert by_default([DOCKER, ETH], ROUTES) == ETH
     assert by_default([DOCKER], ROUTES) == by_default([DOCKER], "") == DOCKER
     assert by_default([DOCKER, ETH], "") is None
-    monkeypatch.setattr(meeting, "interfaces", lambda: [DOCKER, ETH])
-    monkeypatch.setattr(meeting, "own_name_misleads", lambda: True)
-    monkeypatch.setattr(meeting, "by_default", lambda here: by_default(here, ROUTES))
     given = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
     assert said(0, 2, 1, "srun", given)() == meeting.Meeting("localhost", 29500, "eth0")
 
@@ -111,26 +90,38 @@ def test_a_share_of_what_the_job_has_of_a_shared_node(monkeypatch: pytest.Monkey
 def test_no_place_to_meet_is_reported(
     launcher: str, environment: dict[str, str], text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(meeting.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "mpi4py", None)  # it can't be imported
     with pytest.raises(PeerError, match=text):
         said(0, 2, 1, launcher, environment)()
 
 
 class OfFour:
-    """What `mpi4py.MPI` is to four ranks of which all say the same."""
+    """What `mpi4py.MPI` is to four ranks."""
 
     size = 4
 
-    def Allgather(self, mine: bytearray, every: bytearray) -> None:
-        every[:] = bytes(mine) * self.size
+    def Bcast(self, data: bytearray) -> None:
+        if data.strip():
+            self.said = bytes(data)
+        data[:] = self.said
 
 
-def test_under_mpi_ranks_exchange_their_hosts_by_mpi4py(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "wanted, misleads, address, interface",
+    [("docker0", False, "172.17.0.1", "docker0"), ("", True, "10.1.0.1", "eth0"), ("", False, "10.9.0.9", "")],
+)
+def test_under_mpi_rank_0_says_by_mpi4py_where_it_is(
+    wanted: str, misleads: bool, address: str, interface: str, misleading: pytest.MonkeyPatch
+) -> None:
     fake = SimpleNamespace(COMM_WORLD=OfFour(), Init=lambda: None, Finalize=lambda: None)
-    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(rc=SimpleNamespace(), MPI=fake))
-    monkeypatch.setattr(meeting.importlib.util, "find_spec", lambda name: fake)
-    found = said(0, 4, 2, "Open MPI's mpirun", {})()
-    assert isinstance(found, meeting.Meeting) and (found.address, found.interface) == ("127.0.0.1", "lo")
+    mpi4py = ModuleType("mpi4py")
+    mpi4py.rc, mpi4py.MPI, mpi4py.__spec__ = SimpleNamespace(), fake, ModuleSpec("mpi4py", None)  # type: ignore[attr-defined]
+    misleading.setitem(sys.modules, "mpi4py", mpi4py)
+    misleading.setattr(meeting, "own_name_misleads", lambda: misleads)
+    environment = {"GLOO_SOCKET_IFNAME": wanted} if wanted else {}
+    first, other = (said(rank, 4, 2, "Open MPI's mpirun", environment)() for rank in (0, 3))
+    assert isinstance(first, meeting.Meeting) and first == other
+    assert (first.address, first.interface) == (address, interface) and first.port > 0
     with pytest.raises(PeerError, match="it sees 4 of 6 ranks") as caught:
         said(0, 6, 2, "Open MPI's mpirun", {})()
     assert "-x MASTER_ADDR=HOST" in caught.value.hint

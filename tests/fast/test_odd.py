@@ -11,13 +11,12 @@ import cv2
 import numpy as np
 import pytest
 import simplejpeg
+from facade import DataError, Datum
 from PIL import Image, ImageOps
 
-from stagerun.base.errors import DataError
 from stagerun.data.datum import decode
 from stagerun.data.headers import orientation
 from stagerun.data.importing.odd import ODDITIES, REASONS, BadImage, judge, look
-from stagerun.language.proto.caffe_pb2 import Datum
 
 BGR = cv2.resize(np.random.default_rng(3).integers(0, 255, (7, 9, 3), dtype=np.uint8), (60, 40))
 GREY = BGR[:, :, 1]
@@ -43,13 +42,8 @@ def chunk(kind: bytes, data: bytes) -> bytes:
 
 def png(width: int, height: int, pixels: bytes, bits: int = 8, colour: int = 2, more: bytes = b"") -> bytes:
     header = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", header)
-        + more
-        + chunk(b"IDAT", zlib.compress(pixels, 1))
-        + chunk(b"IEND", b"")
-    )
+    chunks = chunk(b"IHDR", header) + more + chunk(b"IDAT", zlib.compress(pixels, 1)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + chunks
 
 
 def opencv(data: bytes) -> np.ndarray:
@@ -158,57 +152,17 @@ WIDE_KEY = b"\0" + struct.pack(">6H", 0x1233, 2, 3, 0x1234, 2, 3)
 CONVERTED: list[tuple[str, Callable[[], bytes], np.ndarray, set[str]]] = [
     ("alpha", lambda: pillow(ALPHA, "PNG"), on(WHITE, BGR, HOLES), {"alpha"}),
     ("opaque alpha", lambda: pillow(rgb().convert("RGBA"), "PNG"), BGR, set()),
-    (
-        "soft alpha",
-        lambda: pillow(Image.merge("RGBA", [*rgb().split(), Image.fromarray(SOME_ALPHA)]), "PNG"),
-        on(WHITE, BGR, SOME_ALPHA),
-        {"alpha"},
-    ),
-    (
-        "grey and alpha",
-        lambda: pillow(Image.merge("LA", [Image.fromarray(GREY), Image.fromarray(SOME_ALPHA)]), "PNG"),
-        on(WHITE, GREY, SOME_ALPHA),
-        {"alpha"},
-    ),
-    (
-        "16 bits and alpha",
-        lambda: cv2.imencode(".png", np.dstack([WIDE, SOME_ALPHA.astype(np.uint16) * 257]))[1].tobytes(),
-        on(WHITE, (WIDE >> 8).astype(np.uint8), SOME_ALPHA),
-        {"16 bits", "alpha"},
-    ),
+    ("soft alpha", lambda: pillow(Image.merge("RGBA", [*rgb().split(), Image.fromarray(SOME_ALPHA)]), "PNG"), on(WHITE, BGR, SOME_ALPHA), {"alpha"}),
+    ("grey and alpha", lambda: pillow(Image.merge("LA", [Image.fromarray(GREY), Image.fromarray(SOME_ALPHA)]), "PNG"), on(WHITE, GREY, SOME_ALPHA), {"alpha"}),
+    ("16 bits and alpha", lambda: cv2.imencode(".png", np.dstack([WIDE, SOME_ALPHA.astype(np.uint16) * 257]))[1].tobytes(), on(WHITE, (WIDE >> 8).astype(np.uint8), SOME_ALPHA), {"16 bits", "alpha"}),
     ("one transparent colour", lambda: pillow(rgb(), "PNG", transparency=KEY), on(WHITE, BGR, KEYED), {"alpha"}),
     ("a transparent colour that isn't there", lambda: pillow(rgb(), "PNG", transparency=(1, 2, 3)), BGR, set()),
-    (
-        "one transparent colour of 16 bits",
-        lambda: png(2, 1, WIDE_KEY, 16, 2, chunk(b"tRNS", struct.pack(">3H", 0x1234, 2, 3))),
-        np.array([[[0, 0, 0x12], WHITE]]),
-        {"16 bits", "alpha"},
-    ),
-    (
-        "one transparent grey of 16 bits",
-        lambda: png(2, 1, b"\0\x12\x33\x12\x34", 16, 0, chunk(b"tRNS", b"\x12\x34")),
-        np.array([[0x12, 255]]),
-        {"16 bits", "alpha"},
-    ),
-    (
-        "one transparent grey of 2 bits",
-        lambda: png(4, 1, b"\0\x1b", 2, 0, chunk(b"tRNS", b"\0\1")),
-        np.array([[0, 255, 170, 255]]),
-        {"fewer than 8 bits", "alpha"},
-    ),
-    (
-        "one transparent grey of 1 bit",
-        lambda: png(2, 1, b"\0\x40", 1, 0, chunk(b"tRNS", b"\0\0")),
-        np.array([[255, 255]]),
-        {"fewer than 8 bits", "alpha"},
-    ),
+    ("one transparent colour of 16 bits", lambda: png(2, 1, WIDE_KEY, 16, 2, chunk(b"tRNS", struct.pack(">3H", 0x1234, 2, 3))), np.array([[[0, 0, 0x12], WHITE]]), {"16 bits", "alpha"}),
+    ("one transparent grey of 16 bits", lambda: png(2, 1, b"\0\x12\x33\x12\x34", 16, 0, chunk(b"tRNS", b"\x12\x34")), np.array([[0x12, 255]]), {"16 bits", "alpha"}),
+    ("one transparent grey of 2 bits", lambda: png(4, 1, b"\0\x1b", 2, 0, chunk(b"tRNS", b"\0\1")), np.array([[0, 255, 170, 255]]), {"fewer than 8 bits", "alpha"}),
+    ("one transparent grey of 1 bit", lambda: png(2, 1, b"\0\x40", 1, 0, chunk(b"tRNS", b"\0\0")), np.array([[255, 255]]), {"fewer than 8 bits", "alpha"}),
     ("palette", lambda: pillow(palette(), "PNG"), of_palette(), {"palette"}),
-    (
-        "transparent palette",
-        lambda: pillow(palette(), "PNG", transparency=bytes(16)),
-        np.full((40, 60, 3), 255),
-        {"palette", "alpha"},
-    ),
+    ("transparent palette", lambda: pillow(palette(), "PNG", transparency=bytes(16)), np.full((40, 60, 3), 255), {"palette", "alpha"}),
     ("16 bits", lambda: SIXTEEN, (WIDE >> 8).astype(np.uint8), {"16 bits"}),
     ("16 bits grey", lambda: pillow(grey16(), "PNG"), GREY, {"16 bits"}),
     ("1 bit", lambda: pillow(Image.fromarray(GREY > 128), "PNG"), np.where(GREY > 128, 255, 0), {"fewer than 8 bits"}),
@@ -221,38 +175,13 @@ CONVERTED: list[tuple[str, Callable[[], bytes], np.ndarray, set[str]]] = [
     ("TIFF of 16 bits", lambda: pillow(grey16(), "TIFF"), GREY, {"TIFF", "16 bits"}),
     ("CMYK TIFF", lambda: pillow(rgb().convert("CMYK"), "TIFF"), BGR, {"TIFF", "CMYK TIFF"}),
     ("WebP", lambda: pillow(rgb(), "WEBP", lossless=True), BGR, {"WebP"}),
-    (
-        "transparent WebP",
-        lambda: pillow(ALPHA, "WEBP", lossless=True, exact=True),
-        on(WHITE, BGR, HOLES),
-        {"WebP", "alpha"},
-    ),
+    ("transparent WebP", lambda: pillow(ALPHA, "WEBP", lossless=True, exact=True), on(WHITE, BGR, HOLES), {"WebP", "alpha"}),
     ("GIF", lambda: pillow(palette(), "GIF"), of_palette(), {"GIF", "palette"}),
-    (
-        "transparent GIF",
-        lambda: pillow(palette(), "GIF", transparency=3),
-        on(WHITE, of_palette(), np.where(GREY // 16 == 3, 0, 255)),
-        {"GIF", "palette", "alpha"},
-    ),
-    (
-        "animated GIF",
-        lambda: pillow(palette(), "GIF", save_all=True, append_images=[Image.new("RGB", (60, 40), "red")]),
-        of_palette(),
-        {"GIF", "palette", "animated"},
-    ),
-    (
-        "animated PNG",
-        lambda: pillow(rgb(), "PNG", save_all=True, append_images=[Image.new("RGB", (60, 40), "red")]),
-        BGR,
-        {"animated"},
-    ),
-    (
-        "animated WebP",
-        lambda: pillow(rgb(), "WEBP", save_all=True, lossless=True, append_images=[Image.new("RGB", (60, 40), "red")]),
-        BGR,
-        {"WebP", "animated"},
-    ),
-]
+    ("transparent GIF", lambda: pillow(palette(), "GIF", transparency=3), on(WHITE, of_palette(), np.where(GREY // 16 == 3, 0, 255)), {"GIF", "palette", "alpha"}),
+    ("animated GIF", lambda: pillow(palette(), "GIF", save_all=True, append_images=[Image.new("RGB", (60, 40), "red")]), of_palette(), {"GIF", "palette", "animated"}),
+    ("animated PNG", lambda: pillow(rgb(), "PNG", save_all=True, append_images=[Image.new("RGB", (60, 40), "red")]), BGR, {"animated"}),
+    ("animated WebP", lambda: pillow(rgb(), "WEBP", save_all=True, lossless=True, append_images=[Image.new("RGB", (60, 40), "red")]), BGR, {"WebP", "animated"}),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("make, pixels, odd", [case[1:] for case in CONVERTED], ids=[case[0] for case in CONVERTED])
@@ -344,11 +273,7 @@ BAD: list[tuple[str, str, bytes]] = [
     ("a huge PNG", "too many pixels", png(100_000, 100_000, b"")),
     ("a palette PNG's changed byte", "damaged", middle(pillow(palette(), "PNG"), lambda _: b"12345678")),
     ("a huge GIF without a frame", "damaged", b"GIF89a" + BIG + bytes(30)),
-    (
-        "a GIF with a huge frame",
-        "too many pixels",
-        b"GIF89a" + b"\x05\0\x05\0\0\0\0" + b"," + bytes(4) + BIG + b"\0\x02\0",
-    ),
+    ("a GIF with a huge frame", "too many pixels", b"GIF89a" + b"\x05\0\x05\0\0\0\0" + b"," + bytes(4) + BIG + b"\0\x02\0"),
     ("half a GIF", "truncated", pillow(palette(), "GIF")[:-400]),
     ("a huge BMP", "too many pixels", bmp(60_000, -60_000)),
     ("a BMP of negative width", "too many pixels", bmp(-5, 5)),
@@ -360,7 +285,7 @@ BAD: list[tuple[str, str, bytes]] = [
     ("a TIFF of floats", "unsupported", pillow(Image.fromarray(GREY.astype(np.float32)), "TIFF")),
     ("a huge PGM", "too many pixels", b"P5 99999 99999 255\n" + bytes(99)),
     ("half a PGM", "truncated", pillow(Image.fromarray(GREY), "PPM")[:-10]),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("reason, data", [case[1:] for case in BAD], ids=[case[0] for case in BAD])
@@ -385,9 +310,8 @@ def test_damaged_files_of_every_format_end_in_a_verdict() -> None:
     for _ in range(2000):
         data = bytearray(chance.choice(SEEDS))
         for _ in range(chance.choice((1, 1, 3, 20))):
-            data[int(len(data) * chance.random() ** chance.choice((1, 3)))] = chance.choice(
-                (0, 0xFF, chance.randrange(256))
-            )
+            at = int(len(data) * chance.random() ** chance.choice((1, 3)))
+            data[at] = chance.choice((0, 0xFF, chance.randrange(256)))
         if chance.random() < 0.3:
             del data[chance.randrange(len(data)) :]
         try:

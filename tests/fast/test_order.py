@@ -5,8 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-
-from stagerun.base import order
+from facade import order
 
 
 @pytest.mark.parametrize("images", [1, 2, 3, 7, 16, 255, 256, 257, 1000, 7919, 60000])

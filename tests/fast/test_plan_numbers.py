@@ -53,15 +53,3 @@ def test_csv_holds_every_iteration_exactly(folder: Path) -> None:
         assert float(mine[0]["epoch"]) == at * 4096 / 1281167
         at += stage.solver.max_iter
     assert {(r["momentum"], r["weight_decay"]) for r in rows} == {("0.9", "5e-05"), ("0.9", "0.0002")}
-
-
-@pytest.mark.parametrize(
-    "target, code, text",
-    [("no-such-folder/plan.csv", 74, "no-such-folder/plan.csv"), (".", 74, "Is a directory")],
-)
-def test_csv_that_cant_be_written(
-    target: str, code: int, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(main, ["plan", SCHEDULE, "--csv", target])
-    assert result.exit_code == code and text in result.stderr

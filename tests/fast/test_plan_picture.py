@@ -1,13 +1,15 @@
 """What a picture shows, against the function that the trainer calls."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import made_schedules
 import pytest
+from facade import Schedule, Transform, make_picture
 from made_schedules import schedule, stage
 
-from stagerun.base.recipe import CropSizeRamp, Knot, Schedule, Transform
-from stagerun.drawing.picture import Kind, StagePicture, Unit, make_picture
+from stagerun.base.recipe import CropSizeRamp, Knot
+from stagerun.drawing.picture import Kind, StagePicture, Unit
 from stagerun.language import load
 from stagerun.schedule import make_knobs
 
@@ -23,29 +25,18 @@ def alone(**settings: object) -> StagePicture:
 
 
 @pytest.mark.parametrize("of", pictures(), ids=lambda s: s.name)
-def test_every_point_is_what_the_trainer_gets(of: Schedule) -> None:
+def test_few_points_that_hide_nothing(of: Schedule) -> None:
+    """Each is what the trainer gets. A line through them is never off by more than 1 % of the stage's largest rate."""
     for drawn in make_picture(of).stages:
         solver = of.stage(drawn.name).solver
         knobs = make_knobs(solver)
-        for point in drawn.points:
-            at = knobs(point.iter)
-            assert (point.lr, point.momentum, point.weight_decay) == (at.lr, at.momentum, at.weight_decay)
-        assert [p.iter for p in drawn.points] == sorted({p.iter for p in drawn.points})
-        assert (drawn.points[0].iter, drawn.points[-1].iter) == (0, solver.max_iter - 1)
-
-
-@pytest.mark.parametrize(
-    "of",
-    [pytest.param(p, marks=pytest.mark.long) if len(p.stages) > 4 else p for p in pictures()],
-    ids=lambda s: s.name,
-)
-def test_few_points_that_hide_nothing(of: Schedule) -> None:
-    """A line through the points is never off by more than 1 % of the stage's largest rate, and no extreme is missing."""
-    for drawn in make_picture(of).stages:
-        knobs = make_knobs(of.stage(drawn.name).solver)
+        found = {p.iter: (p.lr, p.momentum, p.weight_decay) for p in drawn.points}
+        for at in found:
+            now = knobs(at)
+            assert found[at] == (now.lr, now.momentum, now.weight_decay)
+        assert [*found] == sorted(found) and (min(found), max(found)) == (0, solver.max_iter - 1)
         rates = [knobs(i).lr for i in range(drawn.iterations)]
-        assert len(drawn.points) < 700
-        assert {min(rates), max(rates)} <= {p.lr for p in drawn.points}
+        assert len(drawn.points) < 700 and {min(rates), max(rates)} <= {p.lr for p in drawn.points}
         for a, b in zip(drawn.points, drawn.points[1:], strict=False):
             for i in range(a.iter, b.iter):
                 line = a.lr + (b.lr - a.lr) * (i - a.iter) / (b.iter - a.iter)
@@ -87,20 +78,12 @@ def test_knots_are_points() -> None:
 
 
 def test_an_image_size_that_moves() -> None:
-    drawn = alone(
-        base_lr=0.1,
-        lr_policy="fixed",
-        max_iter=400,
-        transform=Transform(
-            crop_size=192, crop_size_ramp=CropSizeRamp(start_size=128, start_epoch=10, end_epoch=30, multiple=32)
-        ),
-    )
-    assert [p.size for p in drawn.points] == sorted(p.size or 0 for p in drawn.points)
-    # By FFCV's rule: 160 after 15 epochs, 192 after 25, and each change has both of its sides.
-    changes = [
-        (a.iter, b.iter, b.size) for a, b in zip(drawn.points, drawn.points[1:], strict=False) if a.size != b.size
-    ]
-    assert changes == [(149, 150, 160), (249, 250, 192)]
+    """By FFCV's rule: 160 after 15 epochs, 192 after 25, and each change has both of its sides."""
+    ramp = CropSizeRamp(start_size=128, start_epoch=10, end_epoch=30, multiple=32)
+    moves = Transform(crop_size=192, crop_size_ramp=ramp)
+    points = alone(base_lr=0.1, lr_policy="fixed", max_iter=400, transform=moves).points
+    changes = [(a.iter, b.iter, a.size, b.size) for a, b in pairwise(points) if a.size != b.size]
+    assert changes == [(149, 150, 128, 160), (249, 250, 160, 192)]
 
 
 # -- places
@@ -133,17 +116,11 @@ def test_hours_are_those_given_and_unknown_ones_are_an_error() -> None:
     assert picture.end(Unit.HOURS) == 2.0
 
 
-def test_what_goes_on_on_its_parents_line_is_one_curve_with_it() -> None:
+def test_what_goes_on_on_its_parents_line_is_one_curve_with_it_and_branches_share_a_line_where_they_do_not_meet() -> (
+    None
+):
     """A branch with stages of its own is one; two branches on one line of the bands are two."""
     assert make_picture(made_schedules.steps()).curves(Unit.EPOCHS) == {"main": 0, "collapse": 0}
-    branches = {"main": 0, "cool_a": 1, "cool_b": 2, "cool_c": 0}
-    assert make_picture(made_schedules.branches()).curves(Unit.EPOCHS) == branches
-
-
-def test_branches_share_a_line_where_they_do_not_meet() -> None:
-    assert make_picture(made_schedules.branches()).lanes(Unit.EPOCHS) == {
-        "main": 0,
-        "cool_a": 1,
-        "cool_b": 1,
-        "cool_c": 0,
-    }
+    branches = make_picture(made_schedules.branches())
+    assert branches.curves(Unit.EPOCHS) == {"main": 0, "cool_a": 1, "cool_b": 2, "cool_c": 0}
+    assert branches.lanes(Unit.EPOCHS) == {"main": 0, "cool_a": 1, "cool_b": 1, "cool_c": 0}

@@ -8,14 +8,13 @@ import made_images
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from facade import DataError, Datum, UsageError
 from PIL import Image
 
-from stagerun.base.errors import DataError, UsageError
 from stagerun.cli import main
 from stagerun.data import index, jpeg
 from stagerun.data.importing.engine import Job, Result, run
 from stagerun.data.indexing import build
-from stagerun.language.proto.caffe_pb2 import Datum
 from stagerun.system.imports import REPORT
 from stagerun.system.lmdb_file import set_of
 from stagerun.tools.data import prepare as preparing

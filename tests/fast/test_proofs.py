@@ -1,9 +1,9 @@
 """Proofs in a log, their chains, which of them are checked, and what `plan` says of audits."""
 
+from facade import Iterated, NotFinite, Proof, RunStarted, SnapshotRef, StageStarted
 from test_plan import schedule
 
-from stagerun.base.events import Iterated, NotFinite, Proof, Renamed, RunStarted, StageStarted
-from stagerun.base.snapshots import SnapshotRef
+from stagerun.base.events import Renamed
 from stagerun.plan import PlannedStage, State
 from stagerun.schedule.proofs import chained
 from stagerun.tools.verify.command import ends_before

@@ -4,16 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from facade import Cache, ListRecords, Loader, Transform, UsageError, caffe_pb2
 
 from stagerun.base.code import Sources
-from stagerun.base.errors import UsageError
-from stagerun.base.recipe import Cache, Transform
-from stagerun.data.loader import Loader
 from stagerun.data.pictures import make_memory
 from stagerun.data.python_transform import PythonTransform, generator
-from stagerun.data.records import ListRecords
 from stagerun.language import read
-from stagerun.language.proto import caffe_pb2
 
 AUGMENT = """import numpy as np
 from noise import AMOUNT

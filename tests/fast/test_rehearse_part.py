@@ -3,9 +3,7 @@
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from stagerun.cli import main
 from stagerun.language import load
 from stagerun.plan.plan import choice
 from stagerun.plan.rehearsal import part_of
@@ -50,9 +48,3 @@ def test_the_part_has_what_its_stages_need(
     part = part_of(schedule, choice(schedule, (), only, until).chosen)
     assert [stage.name for stage in part.stages] == stages.split()
     assert [ensemble.name for ensemble in part.ensembles] == ensembles.split()
-
-
-def test_a_name_that_no_stage_has_is_the_mistake_that_run_makes_of_it(folder: Path) -> None:
-    said = [CliRunner().invoke(main, [command, str(folder), "--only", "fin"]) for command in ("rehearse", "run")]
-    assert said[0].exit_code == said[1].exit_code == 64 and said[0].stderr == said[1].stderr
-    assert "no stage is named `fin`" in said[0].stderr and "did you mean `fine`?" in said[0].stderr

@@ -1,93 +1,91 @@
-"""What rank 0 shows and stores, for made-up events."""
+"""What rank 0 shows and stores, for made-up events; also of compressed gradients and stale pushes, and that nothing is seen of none."""
 
-import errno
 import io
 import json
 import os
 import re
-import sys
+import time
+from collections.abc import Iterator
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from stagerun.base import events
-from stagerun.base.errors import PermissionDenied, StorageError
-from stagerun.base.events import (
+from facade import (
+    Compressed,
+    CompressedItem,
+    Console,
     Event,
     Iterated,
+    JsonLines,
     Note,
-    RunStarted,
+    PermissionDenied,
+    Retraced,
     SnapshotFailed,
     SnapshotWritten,
     StageFinished,
     StageStarted,
     Stopped,
+    StorageError,
+    Synchronised,
+    Tested,
+    duration,
+    read_last_life,
+    size,
 )
-from stagerun.base.text import duration, size
-from stagerun.train.log_file import JsonLines
-from stagerun.train.logs.console import Console
-from stagerun.train.logs.results import results_table
+from log_help import feed, room, run_started
 
 PARENTS = {"init": None, "collapse": "init"}
+DENSE = 1_000_000
+PUSHES = ((0, 0), (1, 0), (2, 1), (0, 0), (1, 0), (2, 1))  # (staleness, replica) of iterations 1 to 6
+BEGUN = replace(
+    run_started(), schedule="two", out="out/two", stages=("init", "collapse"), iterations=20, iterations_left=20
+)
 
 
-def finished(stage: str, top1: float | None, **changes: object) -> StageFinished:
+def finished(stage: str, top1: float, **changes: object) -> StageFinished:
     whole = StageFinished(
         stage=stage, iterations=10, epochs=0.5, first_lr=0.1, last_lr=0.01, weight_decay=5e-4, augmentation="mirror",
-        loss=2.3, top1=top1, top5=None if top1 is None else 0.9, test_loss=2.2, train_seconds=61.0,
-        images_per_second=100.0, snapshot=f"{stage}-00000010-a0001",
+        loss=2.3, top1=top1, top5=0.9, test_loss=2.2, train_seconds=61.0, images_per_second=100.0,
+        snapshot=f"{stage}-00000010-a0001",
     )  # fmt: skip
     return replace(whole, **changes)  # type: ignore[arg-type]
 
 
-def started(left: int = 20) -> RunStarted:
-    return RunStarted(
-        schedule="two", out="out/two", workers=2, device="cpu", threads=1, stages=("init", "collapse"),
-        iterations=20, iterations_left=left, version="0",
+def started(stage: str, number: int, **changes: object) -> StageStarted:
+    whole = StageStarted(
+        stage=stage, number=number, iter=0, max_iter=10, start="seed 1", batch_size=32, device_batch_size=4
+    )
+    return replace(whole, **changes)  # type: ignore[arg-type]
+
+
+def iterated(stage: str, iter: int, **changes: object) -> Iterated:
+    whole = Iterated(
+        stage=stage, iter=iter, epoch=0.05 * iter, lr=0.1, momentum=0.9, weight_decay=5e-4, loss=2.5, images=32, seconds=0.5
     )  # fmt: skip
-
-
-def stage_started(stage: str, number: int, iter: int = 0) -> StageStarted:
-    return StageStarted(
-        stage=stage, number=number, iter=iter, max_iter=10, start="seed 1", batch_size=32, device_batch_size=4
-    )
-
-
-def iterated(stage: str, iter: int) -> Iterated:
-    return Iterated(
-        stage=stage,
-        iter=iter,
-        epoch=0.05 * iter,
-        lr=0.1,
-        momentum=0.9,
-        weight_decay=5e-4,
-        loss=2.5,
-        images=32,
-        seconds=0.5,
-    )
+    return replace(whole, **changes)  # type: ignore[arg-type]
 
 
 def test_console_lines(capsys: pytest.CaptureFixture[str]) -> None:
     with Console({"init": 5, "collapse": 0}, PARENTS) as console:
-        happened: list[Event] = [
-            started(),
-            stage_started("init", 1),
+        feed(
+            console,
+            BEGUN,
+            started("init", 1),
             Note(text="resume is BIT-EXACT"),
             Note(text="resume is EQUIVALENT", warning=True),
-            *(iterated("init", i) for i in range(1, 11)),
+            (iterated("init", i) for i in range(1, 11)),
             SnapshotWritten(
                 stage="init", iter=10, name="init-00000010-a0001", bytes=2_500_000, blocked_seconds=0, seconds=0.25
             ),
             SnapshotFailed(stage="init", iter=3, message="no space left"),
-            events.Tested(stage="init", iter=10, images=100, top1=0.14, top5=0.71, loss=2.25, seconds=3.2),
+            Tested(stage="init", iter=10, images=100, top1=0.14, top5=0.71, loss=2.25, seconds=3.2),
             finished("init", 0.14),
-            stage_started("collapse", 2),
+            started("collapse", 2),
             iterated("collapse", 1),
+            finished("collapse", 0.19, iterations=5, epochs=0.25, train_seconds=9.0),
             Stopped(stage="collapse", iter=1, reason="asked to stop"),
-        ]
-        for event in happened:
-            console(event)
+        )
     assert capsys.readouterr().out.splitlines() == [
         "two: 20 of 20 iterations to do, 2 workers on cpu, 1 thread each, output in out/two",
         "stage 1/2 init: iterations 0 to 10, batch 32, from seed 1",
@@ -101,26 +99,24 @@ def test_console_lines(capsys: pytest.CaptureFixture[str]) -> None:
         "stage  iterations  epochs  LR first -> last  decay   augmentation  train loss  top-1    gain  top-5    time",
         "init   10          0.50    0.1 -> 0.01       0.0005  mirror        2.3000      14.00 %        90.00 %  1 min 01 s",
         "stage 2/2 collapse: iterations 0 to 10, batch 32, from seed 1",
+        "stage     iterations  epochs  LR first -> last  decay   augmentation  train loss  top-1    gain   top-5    time",
+        "collapse  5           0.25    0.1 -> 0.01       0.0005  mirror        2.3000      19.00 %  +5.00  90.00 %  9 s",
         "stopped in collapse after iteration 1 (asked to stop), everything is saved: run the same command again to go on",
     ]
 
 
 class Terminal(io.StringIO):
-    now = 0.0
-
     def isatty(self) -> bool:
         return True
 
 
-def at_terminal(monkeypatch: pytest.MonkeyPatch, **environment: str) -> Terminal:
+@pytest.fixture
+def at_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     for name in ("NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stdout", terminal)
-    monkeypatch.setattr("time.monotonic", lambda: 1000 + terminal.now)
-    for name, value in {"TERM": "xterm-256color", **environment}.items():
-        monkeypatch.setenv(name, value)
-    return terminal
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    return Terminal()
 
 
 def seen(text: str) -> list[str]:
@@ -138,33 +134,29 @@ def seen(text: str) -> list[str]:
         (80, "collapse  5000/10000  64 img/s  loss 2.5000  41 min 40 s of 41 min 40 s left"),
     ],
 )  # fmt: skip
-def test_the_live_line_of_a_terminal(monkeypatch: pytest.MonkeyPatch, width: int, line: str) -> None:
-    terminal = at_terminal(monkeypatch, COLUMNS=str(width))
-    with Console({"collapse": 1}, PARENTS) as console:
-        console(started(left=5001))
-        console(replace(stage_started("collapse", 2), max_iter=10000))
-        strip = seen(terminal.getvalue())[-2]
+def test_the_live_line_of_a_terminal(
+    at_terminal: Terminal, monkeypatch: pytest.MonkeyPatch, width: int, line: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    with redirect_stdout(at_terminal), Console({"collapse": 1}, PARENTS) as console:
+        feed(console, replace(BEGUN, iterations_left=5001), started("collapse", 2, max_iter=10000))
+        strip = seen(at_terminal.getvalue())[-2]
         console(iterated("collapse", 5000))
-    assert strip == "init -  collapse 0 %" and "\x1b[36mcollapse" in terminal.getvalue()
-    live, *lines = seen(terminal.getvalue())
+    assert strip == "init -  collapse 0 %" and "\x1b[36mcollapse" in at_terminal.getvalue()
+    live, *lines = seen(at_terminal.getvalue())
     assert re.sub("[━╸╺]+", "#", live) == line and len(live) < width
     assert lines[-2:] == [strip, ""], "the live line is not left behind"
 
 
-def test_the_live_line_is_drawn_a_few_times_a_second_and_gives_way_to_what_is_said(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    terminal = at_terminal(monkeypatch, COLUMNS="80")
-    with Console({"collapse": 1}, PARENTS) as console:
-        console(started())
-        console(stage_started("collapse", 2))
-        for i in range(1, 1001):
-            terminal.now = i / 1000
-            console(iterated("collapse", i))
-        drawn = terminal.getvalue().count("img/s")
+def test_the_live_line_is_drawn_a_few_times_a_second_and_gives_way_to_what_is_said(at_terminal: Terminal) -> None:
+    begun = time.monotonic()
+    with redirect_stdout(at_terminal), Console({"collapse": 1}, PARENTS) as console:
+        feed(console, BEGUN, started("collapse", 2), (iterated("collapse", i) for i in range(1, 1001)))
+        drawn, took = at_terminal.getvalue().count("img/s"), time.monotonic() - begun
         console(Note(text="a word", warning=True))
-    assert 2 <= drawn <= 3
-    assert seen(terminal.getvalue())[-2:] == ["warning: a word", ""] and "\x1b[33mwarning" in terminal.getvalue()
+    assert 1 <= drawn <= 1 + 2 * took
+    assert seen(at_terminal.getvalue())[-2:] == ["warning: a word", ""]
+    assert "\x1b[33mwarning" in at_terminal.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -177,22 +169,104 @@ def test_the_live_line_is_drawn_a_few_times_a_second_and_gives_way_to_what_is_sa
     ],
 )
 def test_where_there_is_a_live_line_and_colour(
-    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], live: bool, coloured: bool
+    at_terminal: Terminal, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], live: bool, coloured: bool
 ) -> None:
-    terminal = at_terminal(monkeypatch, **environment)
-    console = Console({}, PARENTS)
-    console(Note(text="a word", warning=True))
-    assert console.live is live and ("\x1b[33m" in terminal.getvalue()) is coloured
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with redirect_stdout(at_terminal):
+        console = Console({}, PARENTS)
+        console(Note(text="a word", warning=True))
+    assert console.live is live and ("\x1b[33m" in at_terminal.getvalue()) is coloured
 
 
-# -- the table
+# -- gradients
 
 
-def test_results_table_gain_against_the_parent_and_total() -> None:
-    results = [finished("init", 0.5), finished("collapse", 0.55, iterations=5, epochs=0.25, train_seconds=9.0)]
-    lines = [line.split() for line in results_table(results, PARENTS).splitlines()]
-    assert "+5.00" in lines[2] and "+" not in "".join(lines[1])
-    assert lines[3] == ["total", "15", "0.75", "1", "min", "10", "s"]
+STALE = [iterated("init", i, staleness=s, replica=r) for i, (s, r) in enumerate(PUSHES, 1)]
+SENT = [iterated("init", i, sent_bytes=20_000 + 4_000 * (i % 2)) for i in range(1, 7)]
+
+
+@pytest.mark.parametrize(
+    "dense, iterations, words",
+    [
+        (0, [iterated("init", i) for i in range(1, 7)], ["", "", ""]),
+        (0, SENT, ["", "", ""]),
+        (DENSE, SENT, ["22.0 kB sent, 2.2 % of dense  "] * 3),
+        # About the pushes since the last line.
+        (0, STALE, ["staleness 0.5, at most 1  ", "staleness 1, at most 2  ", "staleness 1.5, at most 2  "]),
+    ],
+)
+def test_progress_lines_say_what_was_sent_and_how_stale_it_was(
+    dense: int, iterations: list[Iterated], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Console({"init": 2}, PARENTS, live=False) as console:
+        feed(console, BEGUN, started("init", 1, dense_bytes=dense), *iterations)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "images/s" in line]
+    assert [re.sub(".*images/s  (.*?)[0-9]+ s left.*", r"\1", line) for line in lines] == words
+
+
+@pytest.mark.parametrize(
+    "dense, iterations, words", [(DENSE, SENT, "2.4 % of dense"), (0, STALE, "staleness 0, at most 0")]
+)
+def test_so_does_the_live_line_where_there_is_room(
+    dense: int, iterations: list[Iterated], words: str, at_terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for width in (220, 80):
+        monkeypatch.setenv("COLUMNS", str(width))
+        at_terminal.truncate(0)
+        with redirect_stdout(at_terminal), Console({"init": 2}, PARENTS) as console:
+            feed(console, BEGUN, started("init", 1, dense_bytes=dense), iterations[0])
+        assert (words in at_terminal.getvalue()) is (width == 220)
+
+
+@pytest.mark.parametrize(
+    ("bytes", "text"),
+    [
+        (21_340, "21.3 kB sent, 2.1 % of dense"),
+        (217, "217 B sent, 0.022 % of dense"),
+        (1_000_000, "1.0 MB sent, 100 % of dense"),
+        (1_204_000, "1.2 MB sent, 120 % of dense"),
+    ],
+)
+def test_bytes_and_their_share_of_dense(bytes: int, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with Console({"init": 1}, PARENTS, live=False) as console:
+        feed(console, BEGUN, started("init", 1, dense_bytes=DENSE), iterated("init", 1, sent_bytes=bytes))
+    assert f"  {text}  " in capsys.readouterr().out
+
+
+def logged(path: Path, *events: Event | Iterator[Event]) -> list[dict[str, object]]:
+    with JsonLines(path, print) as log:
+        feed(log, *events)
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_log_has_bytes_and_staleness_only_where_there_are_any(tmp_path: Path) -> None:
+    again = Retraced(stage="init", iter=1, until=2, lr=0.1, loss=1.0, images=1, seconds=1.0)
+    silent = logged(tmp_path / "one", started("init", 1), iterated("init", 1), again)
+    assert not any({"sent_bytes", "dense_bytes", "staleness", "replica"} & set(record) for record in silent)
+    start, iteration, retraced = logged(
+        tmp_path / "two", started("init", 1, dense_bytes=DENSE), replace(SENT[1], staleness=0, replica=0), replace(again, sent_bytes=20_000)
+    )  # fmt: skip
+    assert start["dense_bytes"] == DENSE and iteration["sent_bytes"] == retraced["sent_bytes"] == 20_000
+    assert (iteration["staleness"], iteration["replica"]) == (0, 0), "0 says something here"
+
+
+def test_the_last_life_leaves_out_what_compression_kept_and_knows_the_newest_synchronisation(tmp_path: Path) -> None:
+    """A long run has many such lines, and long ones."""
+    item = CompressedItem(name="conv.weight", norm=6.0, residual_norm=3.0, kept=0.75, bytes=800)
+    events: list[Event] = [BEGUN, started("init", 1, dense_bytes=DENSE)]
+    for i in range(1, 5001):
+        events += [iterated("init", i, sent_bytes=i), Compressed(stage="init", iter=i, items=(item, item))]
+        if i <= 2000 and i % 10 == 0:
+            events.append(Synchronised(stage="init", iter=i, bytes=5000, iterations=10, sent_bytes=6000))
+    logged(tmp_path / "log.jsonl", *events)
+    life = read_last_life(tmp_path / "log.jsonl")
+    assert life is not None and life.seen[1][1] == events[1] and len(life.seen) == 2
+    assert [e.sent_bytes for e in life.window] == list(range(4951, 5001)) and life.unreadable == 0
+    assert life.met is not None and life.met.iter == 2000
+    logged(tmp_path / "log.jsonl", started("collapse", 2), iterated("collapse", 1))
+    life = read_last_life(tmp_path / "log.jsonl")
+    assert life is not None and life.met is None, "of another stage"
 
 
 # -- numbers
@@ -221,53 +295,27 @@ def test_size(count: float, text: str) -> None:
 # -- log.jsonl
 
 
-def test_jsonl_appends_whole_lines(tmp_path: Path) -> None:
+def test_jsonl_appends_whole_lines_and_leaves_a_torn_one_on_a_line_of_its_own(tmp_path: Path) -> None:
     said: list[str] = []
-    for _ in range(2):
-        with JsonLines(tmp_path / "log.jsonl", said.append) as log:
-            log(started())
-            log(iterated("init", 1))
-    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    assert [line["event"] for line in lines] == ["RunStarted", "Iterated"] * 2
-    assert lines[1]["lr"] == 0.1 and lines[0]["time"] > 1e9 and not said
-
-
-def test_jsonl_leaves_a_torn_line_on_a_line_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    path.write_bytes(b'{"event": "Note"}\n{"event": "Iter')
-    with JsonLines(path, print) as log:
-        log(iterated("init", 1))
-        log(iterated("init", 2))
-    lines = path.read_text().splitlines()
-    assert len(lines) == 4 and lines[1] == '{"event": "Iter'
-    assert [json.loads(line)["iter"] for line in lines[2:]] == [1, 2]
-
-
-class Disk(io.RawIOBase):
-    """Takes `room` bytes."""
-
-    def __init__(self, room: int) -> None:
-        self.room, self.taken = room, b""
-
-    def write(self, data: bytes) -> int:  # type: ignore[override]
-        if not self.room:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        part = data[: self.room]
-        self.room -= len(part)
-        self.taken += part
-        return len(part)
+    for _ in range(2):
+        with JsonLines(path, said.append) as log:
+            feed(log, BEGUN, iterated("init", 1))
+        with open(path, "a") as file:
+            file.write('{"event": "Iter')
+    first, second, torn, *rest = path.read_text().splitlines()
+    assert [json.loads(line)["event"] for line in (first, second, *rest[:2])] == ["RunStarted", "Iterated"] * 2
+    assert json.loads(second)["lr"] == 0.1 and json.loads(first)["time"] > 1e9 and not said
+    assert torn == rest[2] == '{"event": "Iter'
 
 
 def test_jsonl_on_a_full_disk_warns_once_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
     said: list[str] = []
     with JsonLines(tmp_path / "log.jsonl", said.append) as log:
-        log._file.close()
-        disk = log._file = Disk(room=300)  # type: ignore[assignment]
-        for i in range(1, 5):
-            log(iterated("init", i))
-        disk.room = 10_000
+        with room(300):
+            feed(log, *(iterated("init", i) for i in range(1, 5)))
         log(iterated("init", 5))
-    lines = disk.taken.decode().splitlines()
+    lines = (tmp_path / "log.jsonl").read_text().splitlines()
     assert json.loads(lines[0])["iter"] == 1 and json.loads(lines[-1])["iter"] == 5 and len(lines) == 3
     assert len(said) == 1 and "log.jsonl can't be written" in said[0]
 

@@ -1,21 +1,19 @@
-"""Reading a log: what has been read bit by bit is what one reading finds."""
+"""Reading a log: what has been read bit by bit is what one reading finds, however it is damaged; and Student's t."""
 
+import json
 import os
+import random
 from pathlib import Path
 
 import made_schedules
 import pytest
 from drawn import examples
+from facade import Event, Failed, Note, NotFinite, Reader, StorageError, UsageError, make_picture, t95
 from hypothesis import given
 from hypothesis import strategies as st
 from log_help import stage_started
 from long_log import line, write_log
-
-from stagerun.base.errors import StorageError, UsageError
-from stagerun.base.events import Event, Failed, Note, NotFinite
-from stagerun.drawing.picture import make_picture
-from stagerun.tools.report.history import History
-from stagerun.tools.report.replay import Reader
+from made_up_runs import BATCH, STAGES, Story, killed_and_resumed, report
 
 MOST = 50
 
@@ -30,7 +28,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return data[:half] + b'{"time": 1e9, "event": "New"}\n{"ti\n\n' + data[half:] + again + b'{"time"'
 
 
-def read(reader: Reader) -> History | None:
+def read(reader: Reader) -> object:
     try:
         return reader.read()
     except UsageError:
@@ -105,3 +103,61 @@ def test_what_has_happened_has_its_place(tmp_path: Path) -> None:
     assert found[1][1] == f"process life 2 goes on with {stage.name} at {half // 2}"
     assert "back to 20" in found[2][1] and found[3][1] == "no space"
     assert incidents(tmp_path, stage_started(stage.name, 0)) == [], "a stage that starts over loses its incidents"
+
+
+def test_curves_are_thin_and_the_rest_is_over_every_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STAGES, "init", (3000, 0.1))
+    story = Story(tmp_path / "out").begin()
+    story.start("init", None)
+    story.train("init", 1, 2000, 0)
+    story.train("init", 1501, 3000, 0, loss=1000.0)  # killed; the line that says where it goes on is lost
+    found = Reader(tmp_path / "out", points=MOST).read()
+    (life,), init = found.lives, found.stages[0].trained
+    assert init is not None and (init.updates, init.images, init.seconds) == (3000, 3000 * BATCH, 3000.0)
+    assert (life.updates, life.again, life.seconds) == (3500, 500, 3500.0)
+    assert [(n, span.updates) for n, span in init.epochs.items()] == [(n, 4) for n in range(1, 751)]
+    assert init.loss == pytest.approx(sum(1000 - 0.1 * i for i in range(2901, 3001)) / 100)
+    assert [iter for iter, _ in init.losses] == [60 * n + 30.5 for n in range(50)]
+    for iter, loss in init.losses:  # a mean, of what counts alone
+        assert loss == pytest.approx((2.0 if iter < 1500 else 1000.0) - 0.1 * iter)
+
+
+@pytest.mark.parametrize("number", ["1-2", "1e", "9" * 400, "1e999", "NaN", "true", '"2"'])
+def test_a_number_that_is_none_makes_its_line_a_damaged_one(tmp_path: Path, number: str) -> None:
+    story = Story(tmp_path / "out").begin()
+    story.start("init", None)
+    story.train("init", 1, 4, 0)
+    path = tmp_path / "out" / "log.jsonl"
+    path.write_text(path.read_text().replace('"loss": 1.7', f'"loss": {number}'))
+    found = Reader(tmp_path / "out").read()
+    assert found.damaged == 1 and found.stages[0].trained is not None
+    assert [iter for iter, _ in found.stages[0].trained.losses] == [1, 2, 4]
+
+
+@pytest.mark.long
+def test_no_log_however_damaged_is_a_bug(tmp_path: Path) -> None:
+    """Lines with values changed at random: a report or one clear message."""
+    killed_and_resumed(tmp_path / "out")
+    log = tmp_path / "out" / "log.jsonl"
+    whole, rng = log.read_text().splitlines(), random.Random(7)
+    odd = ["", "x", -1, 0, 1, 7, 1e300, -1e300, 1e-300, None, True, [], ["init"], {}, "init", "cyc1-00000004-a0001"]
+    for _ in range(150):
+        lines = []
+        for said in whole:
+            record = json.loads(said) if said.endswith("}") else {}
+            if record and rng.random() < 0.3:
+                record[rng.choice(list(record))] = rng.choice(odd)
+                said = json.dumps(record)
+            lines += [] if rng.random() < 0.1 else [said]
+        rng.shuffle(lines)
+        log.write_text("\n".join(lines))
+        for by in ("run", "stage", "epoch", "iteration", "life", "ensemble", "seed"):
+            assert report(tmp_path / "out", "--by", by).exit_code in (0, 64)
+
+
+@pytest.mark.parametrize(
+    "freedom, value", [(1, 12.7062), (4, 2.7764), (9, 2.2622), (10, 2.2281), (20, 2.0860), (120, 1.9799)]
+)
+def test_students_t(freedom: int, value: float) -> None:
+    """Against tables, at both sides of where the expansion begins."""
+    assert t95(freedom) == pytest.approx(value, abs=1e-3)

@@ -4,20 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from facade import DataError, LmdbSource, Schedule, caffe_pb2, order, training_loader, write_lmdb
 
-from stagerun.base import order
-from stagerun.base.errors import DataError
-from stagerun.base.recipe import Schedule
 from stagerun.base.shares import told
 from stagerun.data import index
 from stagerun.data.indexing import build
-from stagerun.data.loaders import training_loader
 from stagerun.data.preflight import opened, require_usable
-from stagerun.data.records import LmdbSource
 from stagerun.data.sampling import order_of
-from stagerun.data.write import write_lmdb
 from stagerun.language import canonical, read
-from stagerun.language.proto import caffe_pb2
 from stagerun.system.lmdb_file import class_sizes, with_sets
 
 SIZES = (40, 12, 7, 1)

@@ -6,13 +6,13 @@ import struct
 from pathlib import Path
 
 import pytest
+from facade import Solver
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stagerun.base import units
-from stagerun.base.recipe import Solver
 from stagerun.language import read
-from stagerun.schedule import POLICIES, make_knobs, policy_fields
+from stagerun.schedule import POLICIES, make_knobs
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "lr"
 NAMES = sorted(p.stem for p in GOLDEN.glob("*.csv"))
@@ -57,20 +57,6 @@ def test_every_policy_of_caffe_has_a_golden_file_with_and_without_warm_up() -> N
     seen = {(s.lr_policy, s.warmup_iter > 0) for s in map(solver, NAMES)}
     here = {name for name, kind in POLICIES.items() if kind.__module__ == "stagerun.schedule.policies"}
     assert seen == {(policy, warm_up) for policy in here for warm_up in (False, True)}
-
-
-def test_knobs_are_the_solvers_own() -> None:
-    knobs = make_knobs(solver("custom_lr_init"))(1560)
-    assert (knobs.lr, knobs.momentum, knobs.weight_decay) == (
-        pytest.approx(1.46666668),
-        pytest.approx(0.9),
-        pytest.approx(5e-5),
-    )
-
-
-def test_a_policys_fields_are_fields_of_solver() -> None:
-    for policy in POLICIES:
-        assert set(policy_fields(policy)) <= set(Solver.__dataclass_fields__)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""stagerun's own policies against formulas computed another way, at every iteration; and what they promise at their ends."""
+"""stagerun's own policies against formulas computed another way, at every iteration; and what they promise at their ends. More formulas: test_gallery."""
 
 import math
 from dataclasses import replace
@@ -6,10 +6,10 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from facade import Solver, recipe
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagerun.base.recipe import DecayFrom, Knot, Solver
 from stagerun.language import read
 from stagerun.schedule import POLICIES, learning_rate, make_knobs
 
@@ -72,43 +72,6 @@ def test_what_is_left_before_zero_has_all_of_its_digits(policy: str) -> None:
     assert make_knobs(settings)(last).lr == pytest.approx(float(Fraction("1.6") * exact), rel=1e-14)
 
 
-def test_the_24k_batch_recipe_peaks_where_its_warm_up_ends() -> None:
-    """256 nodes, batch 24,576: 0.1 to 4.8 in 260 iterations, then a line to 0 at 4680."""
-    text = 'base_lr: 4.8 lr_policy: "poly" power: 1 max_iter: 4680 warmup_iter: 260 warmup_start_lr: 0.1 decay_from: {}'
-    seen = rates(solver(text.format("WARMUP_END"), batch=24576, device=48))
-    expected = [0.1 + (4.8 - 0.1) * i / 260 for i in range(260)] + [4.8 * (4680 - i) / 4420 for i in range(260, 4680)]
-    assert seen == pytest.approx(expected, **CLOSE)
-    assert seen[260] == max(seen) == 4.8
-    fallen = rates(solver(text.format("STAGE_START"), batch=24576, device=48))
-    assert fallen[:260] == seen[:260] and fallen[260] == pytest.approx(4.8 * (1 - 260 / 4680), rel=1e-15)
-    assert solver(text.replace("poly", "linear").format("WARMUP_END"), batch=24576, device=48).end_lr == 0
-    assert rates(solver(text.replace('"poly" power: 1', '"linear"').format("WARMUP_END"))) == pytest.approx(
-        seen, **CLOSE
-    )
-
-
-def test_lines_between_epochs_that_are_no_whole_iterations() -> None:
-    """FFCV's ResNet-50: [0, 2, E] epochs -> [1e-4, 1, 0] of 1.7."""
-    settings = solver("""base_lr: 1.7 lr_policy: "piecewise_linear" max_epoch: 16
-        knot { epoch: 0 factor: 1e-4 } knot { epoch: 2 factor: 1 } knot { epoch: 16 factor: 0 }""")
-    epochs = np.arange(settings.max_iter) * 4096 / 1281167
-    assert rates(settings) == pytest.approx(
-        np.interp(epochs, [0, 2, 16], [1.7e-4, 1.7, 0]).tolist(), rel=1e-12, abs=1e-12
-    )
-    assert settings.knot[1].iter == float(Fraction(2 * 1281167, 4096)) == 625.56982421875
-
-
-def test_updates_counted_before_their_rate_is_looked_up() -> None:
-    """cifar10-fast: the first of 97 * 24 updates is already one step up the ramp, and the last one has rate 0."""
-    settings = solver(
-        """base_lr: 0.4 lr_policy: "piecewise_linear" max_epoch: 24 policy_start_iter: 1
-        knot { epoch: 0 factor: 0 } knot { epoch: 5 factor: 1 } knot { epoch: 24 factor: 0 }""",
-        images=97 * 512, batch=512, device=512,
-    )  # fmt: skip
-    steps = np.arange(1, 97 * 24 + 1) / 97
-    assert rates(settings) == pytest.approx(np.interp(steps, [0, 5, 24], [0, 0.4, 0]).tolist(), **CLOSE)
-
-
 def test_two_knots_at_one_place_are_a_jump() -> None:
     text = 'base_lr: 1 lr_policy: "piecewise_linear" max_iter: 8 {}'
     knots = " ".join(f"knot {{ iter: {i} factor: {f} }}" for i, f in ((2, 1), (4, 3), (4, 0.5), (6, 0.5)))
@@ -161,9 +124,9 @@ def test_from_the_end_of_its_warm_up_a_policy_is_that_of_a_stage_without(
     policy: str, length: int, warm_up: int
 ) -> None:
     own = {"power": 1.5, "gamma": 0.9, "stepsize": 7, "stepvalue": (3, 9), "lr_iter": 99, "epoch_iter": 7.5,
-           "knot": (Knot(iter=0, factor=0.5), Knot(iter=9.5, factor=1)), "plateau_winsize": (3,), "end_lr": 0.01}  # fmt: skip
+           "knot": (recipe.Knot(iter=0, factor=0.5), recipe.Knot(iter=9.5, factor=1)), "plateau_winsize": (3,), "end_lr": 0.01}  # fmt: skip
     alone = replace(made("fixed", 0.4, 0.0, length), lr_policy=policy, **own)
-    after = replace(alone, max_iter=length + warm_up, warmup_iter=warm_up, decay_from=DecayFrom.WARMUP_END)
+    after = replace(alone, max_iter=length + warm_up, warmup_iter=warm_up, decay_from=recipe.DecayFrom.WARMUP_END)
     rate, expected = learning_rate(after), learning_rate(alone)
     assert [rate(warm_up + i) for i in range(length)] == [expected(i) for i in range(length)]
     assert [rate(i) for i in range(warm_up)] == [i * 0.4 / warm_up for i in range(warm_up)]

@@ -3,21 +3,25 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
+from facade import (
+    DataError,
+    Datum,
+    ImportOptions,
+    ImportWork,
+    LmdbSource,
+    SourceOptions,
+    Transform,
+    open_source,
+)
 
-from stagerun.base.errors import DataError, RecipeError
-from stagerun.base.recipe import Transform
 from stagerun.data import datum
 from stagerun.data.importing.engine import Job, run
-from stagerun.data.importing.images import ImportOptions, ImportWork
 from stagerun.data.index import load
 from stagerun.data.indexing import build
 from stagerun.data.pictures import Pictures
-from stagerun.data.records import LmdbSource
-from stagerun.language.proto.caffe_pb2 import Datum
 from stagerun.tools.data.index import verify_lmdb as verify
-from stagerun.tools.data.sources import SourceOptions, format_of, open_source
+from stagerun.tools.data.sources import format_of
 from tests.help import made_images
 
 
@@ -56,35 +60,6 @@ def test_the_forms_of_a_table(
     assert labels(path) == (classes, dict(zip(("a.jpg", "b.jpg", "c.jpg"), found, strict=True)))
 
 
-def test_every_mistake_has_its_place(table: Callable[[str], str]) -> None:
-    path = table("image,dog,cat\na.jpg,1,2\nb.jpg,1\na.jpg,0,0\n,1,1\n")
-    with pytest.raises(RecipeError) as caught:
-        labels(path)
-    assert [(p.span.line, p.span.column, p.message) for p in caught.value.problems] == [
-        (2, 9, "`2` is neither 0 nor 1"),
-        (3, 1, "2 columns, and the first line names 3"),
-        (4, 1, "`a.jpg` stands in line 2, too"),
-        (5, 1, "a line needs a path"),
-    ]
-    with pytest.raises(RecipeError) as caught:
-        labels(table("image,dog,,cat,dog\na.jpg,1,2\n"))
-    assert [(p.span.line, p.span.column, p.message) for p in caught.value.problems] == [
-        (1, 1, "column 3 has no name"),
-        (1, 16, "two columns are named `dog`"),
-        (2, 1, "3 columns, and the first line names 5"),
-    ]
-    for rest in ("c.jpg,1\n", "c.jpg,1\n" * 20_000, 'c.jpg,"1 2"\n'):
-        with pytest.raises(RecipeError, match="the row that begins here can't be read") as caught:
-            labels(table(f'image,labels\n\na.jpg,1\nb.jpg,"3\n{rest}'))
-        assert [(p.span.line, p.span.column) for p in caught.value.problems] == [(4, 7)]
-    with pytest.raises(RecipeError, match="the first line has to name the columns"):
-        labels(table("a.jpg,1\nb.jpg,2\n"))
-    with pytest.raises(RecipeError, match="class 99999999 is larger than"):
-        labels(table("image,labels\na.jpg,99999999\n"))
-    with pytest.raises(DataError, match="there are no images in it"):
-        labels(table("image,labels\n"))
-
-
 @pytest.mark.parametrize("raw", [False, True])
 def test_the_import_writes_them_as_floats_and_no_label(table: Callable[[str], str], tmp_path: Path, raw: bool) -> None:
     path = table("image,labels\na.jpg,3 1\nb.jpg,\nc.jpg,2\n")
@@ -113,12 +88,3 @@ def test_another_labelling_is_another_source(table: Callable[[str], str]) -> Non
     one = open_source(table("image,labels\na.jpg,3 1\nb.jpg,2\n"), SourceOptions()).signature
     assert one == open_source(table("image,labels\na.jpg,1 3\nb.jpg,2\n"), SourceOptions()).signature
     assert one != open_source(table("image,labels\na.jpg,1\nb.jpg,3 2\n"), SourceOptions()).signature
-
-
-@pytest.mark.parametrize("number", [1, 999, 1000, 5000])
-def test_a_datum_is_read_as_protobuf_reads_it(number: int) -> None:
-    floats = np.random.default_rng(number).normal(size=number).astype(np.float32)
-    record = Datum(channels=1, height=2, width=2, data=b"abcd", float_data=floats).SerializeToString()
-    assert datum.parse(record).floats == tuple(floats.tolist())
-    with pytest.raises(DataError):
-        datum.parse(record[:-1])

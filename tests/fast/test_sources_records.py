@@ -4,11 +4,10 @@ import struct
 from pathlib import Path
 
 import pytest
+from facade import DataError, RecipeError, SourceOptions, StagerunError, UsageError, open_source
 from made_images import everything
 
-from stagerun.base.errors import DataError, RecipeError, StagerunError, UsageError
 from stagerun.language.proto import tfexample_pb2
-from stagerun.tools.data.sources import SourceOptions, open_source
 from stagerun.tools.data.sources.recordio import MAGIC
 from stagerun.tools.data.sources.tfrecord import masked_crc
 

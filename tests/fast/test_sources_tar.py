@@ -6,10 +6,8 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from facade import DataError, RecipeError, SourceOptions, StagerunError, UsageError, open_source
 from made_images import everything
-
-from stagerun.base.errors import DataError, RecipeError, StagerunError, UsageError
-from stagerun.tools.data.sources import SourceOptions, open_source
 
 NONE = SourceOptions()
 

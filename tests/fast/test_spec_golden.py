@@ -1,14 +1,15 @@
 """What is said about wrong files, word for word: tests/golden/spec/NAME.err.
 
 NAME.prototxt is a schedule.prototxt, read beside two good stages `a` and `b`; NAME is a folder where more is needed,
-with arguments of `--set` in a file `set`. `scripts/golden` writes the .err files anew.
+with arguments of `--set` in a file `set`, and Python that
+would not do elsewhere in `*.py_`. `scripts/golden` writes the .err files anew.
 """
 
 from pathlib import Path
 
 import pytest
+from facade import RecipeError
 
-from stagerun.base.errors import RecipeError
 from stagerun.language import read
 
 FOLDER = Path(__file__).parents[1] / "golden" / "spec"
@@ -20,7 +21,8 @@ def said(name: str) -> str:
     """The rendered mistakes of a case. Fails where there are none."""
     folder = FOLDER / name
     if folder.is_dir():
-        texts = {p.name: p.read_bytes() for kind in ("prototxt", "py", "txt") for p in folder.glob(f"*.{kind}")}
+        kinds = ("prototxt", "py", "py_", "txt")
+        texts = {p.name.removesuffix("_"): p.read_bytes() for kind in kinds for p in folder.glob(f"*.{kind}")}
         changes = (folder / "set").read_text().splitlines() if (folder / "set").exists() else []
     else:
         texts = {"schedule.prototxt": (FOLDER / f"{name}.prototxt").read_bytes()}

@@ -4,22 +4,23 @@ import time
 
 import pytest
 from drawn import examples
+from facade import SCHEDULE, SOLVER, Problems, stagerun_pb2
 from google.protobuf import text_format
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagerun.base.errors import Problems
-from stagerun.language.parse import LARGEST, MOST_MISTAKES, parse
-from stagerun.language.proto import stagerun_pb2
-from stagerun.language.tree import SCHEDULE, SOLVER, Block
+from stagerun.language import parse as parsing
+from stagerun.language import tree
+
+parse = parsing.parse
 
 WORDS = [
     *("{", "}", "<", ">", "[", "]", ":", ";", ",", "#x\n", "\n", " ", "-", "$", "=", '"', "'"),
     *("base_lr", "lr_policy", "max_iter", "stepvalue", "mirror", "precision", "transform_param", "mean_value", "clear"),
     *("param", "kind", "stage", "name", "solver", "carry", "momentum", "resize_param", "random_resize_param"),
-    *(
+    *[
         "0",
         "1",
         "-1",
@@ -37,7 +38,7 @@ WORDS = [
         "1_0",
         "+1",
         "0b1",
-    ),
+    ],
     *("inf", "nan", "-inf", "true", "false", "t", "f", "True", "FP32", "BF16", "NORM", "KEEP", "CUBIC", "9" * 19),
     *('"a"', "'b'", '"\\n\\x41\\101"', '"é"', '"\\303\\251"', '"\\351"', '"#"', '"a', "x.y", "a-b", "é"),
 ]
@@ -109,11 +110,11 @@ def ours(text: str, kind: type[Message]) -> tuple[Message, Problems]:
     return message, problems
 
 
-def fill(message: Message, block: Block) -> None:
-    """The protobuf message that a Block means."""
+def fill(message: Message, block: tree.Block) -> None:
+    """The protobuf message that a tree.Block means."""
     for name, entry in block.entries.items():
         for value in entry.values:
-            if isinstance(value.value, Block):
+            if isinstance(value.value, tree.Block):
                 target = getattr(message, name)
                 inner = target.add() if entry.field.is_repeated else target
                 inner.SetInParent()
@@ -141,23 +142,21 @@ def agrees(text: str, kind: type[Message]) -> None:
     assert message == theirs
 
 
-@given(st.lists(st.sampled_from(WORDS), max_size=14).map(" ".join))
+TEXT = {
+    "words": st.lists(st.sampled_from(WORDS), max_size=14).map(" ".join),
+    "fields": st.lists(fields(), max_size=3).map("".join),
+    "changed texts": changed(),
+}
+
+
+@pytest.mark.parametrize("drawn", TEXT)
+@given(data=st.data())
 @examples(600)
-def test_agrees_with_text_format_on_words(text: str) -> None:
+def test_agrees_with_text_format(drawn: str, data: st.DataObject) -> None:
+    text = data.draw(TEXT[drawn])
     agrees(text, stagerun_pb2.Solver)
-    agrees(text, stagerun_pb2.Schedule)
-
-
-@given(st.lists(fields(), max_size=3).map("".join))
-@examples(600)
-def test_agrees_with_text_format_on_fields(text: str) -> None:
-    agrees(text, stagerun_pb2.Solver)
-
-
-@given(changed())
-@examples(600)
-def test_agrees_with_text_format_on_changed_texts(text: str) -> None:
-    agrees(text, stagerun_pb2.Solver)
+    if drawn == "words":
+        agrees(text, stagerun_pb2.Schedule)
 
 
 @pytest.mark.parametrize(
@@ -207,13 +206,13 @@ def test_a_file_that_is_something_else_ends_soon() -> None:
         problems = Problems()
         start = time.process_time()
         parse("f", text, SCHEDULE, problems)
-        assert 0 < len(problems.all()) <= MOST_MISTAKES + 2
+        assert 0 < len(problems.all()) <= parsing.MOST_MISTAKES + 2
         assert time.process_time() - start < 5
 
 
 def test_a_file_may_not_be_large() -> None:
     problems = Problems()
-    parse("f", b"#" * LARGEST, SCHEDULE, problems)
+    parse("f", b"#" * parsing.LARGEST, SCHEDULE, problems)
     assert not problems
-    parse("f", b"#" * (LARGEST + 1), SCHEDULE, problems)
+    parse("f", b"#" * (parsing.LARGEST + 1), SCHEDULE, problems)
     assert "larger than 1 MB" in problems.all()[0].message

@@ -5,14 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
+from facade import RecipeError, recipe, write_lmdb
 
 from stagerun import language
-from stagerun.base import recipe
-from stagerun.base.errors import RecipeError, UsageError
-from stagerun.data.write import write_lmdb
 from stagerun.language import ranges, tree
-from stagerun.manual.fields import help_text
-from stagerun.schedule import POLICIES, learning_rate
 
 SCHEDULE = """
 model { name: "resnet18" num_classes: 10 }
@@ -68,57 +64,55 @@ def test_an_evaluation_sees_the_channels_of_training_and_nothing_drawn() -> None
     assert solver.transform.rand_augment == recipe.RandAugment()
 
 
-def test_a_message_merges_field_by_field_and_clear_takes_away() -> None:
-    inherited = read().stage("a").solver.transform
-    solver = read(a=A + "transform_param { crop_size: 20 }").stage("a").solver
-    assert solver.transform == dataclasses.replace(inherited, crop_size=20)
-    assert read(a=A + "transform_param { }").stage("a").solver.transform == inherited
-    assert read(a=A + 'clear: "transform_param"').stage("a").solver.transform == recipe.Transform()
-    only = read(a=A + 'clear: "transform_param" transform_param { crop_size: 20 }').stage("a").solver
-    assert only.transform == recipe.Transform(crop_size=20)
-    without = read(a=A + 'clear: "transform_param.crop_size"').stage("a").solver
-    assert without.transform == dataclasses.replace(inherited, crop_size=None)
+INHERITED = recipe.Transform(mirror=True, crop_size=24, pad=2, mean_value=(1, 2, 3), scale=0.5)
+PARAMS = SCHEDULE.replace("momentum: 0.9", "momentum: 0.9 param { lr_mult: 2 } param { lr_mult: 3 }")
+LACKING = SCHEDULE.replace('name: "resnet18" ', "").replace("batch_size: 100 ", "")
+THIRD = SCHEDULE + 'stage { name: "c" solver: "b.prototxt" }'
 
 
-def test_repeated_fields_are_replaced_and_not_appended() -> None:
-    shared = SCHEDULE.replace("momentum: 0.9", "momentum: 0.9 param { lr_mult: 2 } param { lr_mult: 3 }")
-    schedule = read(shared, b=B + "param { lr_mult: 4 }")
-    assert [p.lr_mult for p in schedule.stage("a").solver.param] == [2, 3]
-    assert [p.lr_mult for p in schedule.stage("b").solver.param] == [4]
-    assert read(shared, b=B + "param: []").stage("b").solver.param == ()
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        # A message merges field by field; `clear` takes away.
+        ({}, {"a.transform": INHERITED}),
+        ({"a": A + "transform_param { }"}, {"a.transform": INHERITED}),
+        ({"a": A + "transform_param { crop_size: 20 }"}, {"a.transform": dataclasses.replace(INHERITED, crop_size=20)}),
+        ({"a": A + 'clear: "transform_param.crop_size"'}, {"a.transform": dataclasses.replace(INHERITED, crop_size=None)}),
+        ({"a": A + 'clear: "transform_param" transform_param { crop_size: 20 }'}, {"a.transform": recipe.Transform(crop_size=20)}),
+        ({"a": A + 'clear: "momentum" clear: "warmup_epoch" clear: "transform_param"'}, {"a.momentum": 0, "a.warmup_iter": 0, "a.transform": recipe.Transform()}),
+        # Repeated fields are replaced and not appended.
+        ({"schedule": PARAMS, "b": B + "param { lr_mult: 4 }"}, {"a.param": (recipe.ParamRule(lr_mult=2), recipe.ParamRule(lr_mult=3)), "b.param": (recipe.ParamRule(lr_mult=4),)}),
+        ({"schedule": PARAMS, "b": B + "param: []"}, {"b.param": ()}),
+        # One of a pair replaces the inherited other; a duration of 0 epochs is none, and a short one an iteration.
+        ({"a": A + "warmup_iter: 3"}, {"a.warmup_iter": 3}),
+        ({"changes": ("a.max_iter=7", "solver.warmup_iter=2")}, {"a.max_iter": 7, "a.warmup_iter": 2}),
+        ({"a": A + "warmup_epoch: 0 test_epoch: 0 snapshot_epoch: 0.001"}, {"a.warmup_iter": 0, "a.test_interval": 0, "a.snapshot": 1}),
+        ({"a": A.replace("2.5", "2.55f")}, {"a.max_iter": 26}),
+        ({"a": A.replace("2.5", "2.5F")}, {"a.max_iter": 25}),
+        ({"a": A.replace("2.5", ".5e1")}, {"a.max_iter": 50}),
+        # `--set` reaches everything; a path into a message changes that field alone.
+        ({"changes": ("solver.batch_size=50", "solver.momentum=0.5", "b.max_iter=20")}, {"a.batch_size": 50, "b.batch_size": 50, "a.momentum": 0.5, "a.max_iter": 50}),
+        ({"changes": ("b.base_lr=2e-2", "b.lr_policy=poly", 'b.type="Nesterov"', "b.power=2", "b.max_iter=20", "b.precision=BF16")}, {"b.base_lr": 0.02, "b.lr_policy": "poly", "b.type": "Nesterov", "b.power": 2, "b.max_iter": 20, "b.precision": recipe.Precision.BF16}),
+        ({"changes": ("a.transform_param.crop_size=12",)}, {"a.transform": dataclasses.replace(INHERITED, crop_size=12), "b.transform": INHERITED}),
+        ({"schedule": LACKING, "changes": ("model.name=resnet50", "solver.batch_size=100")}, {"a.batch_size": 100}),
+        ({"schedule": THIRD, "a": A + "momentum: 0.7", "changes": ("solver.momentum=0.5", "b.momentum=0.3")}, {"a.momentum": 0.7, "b.momentum": 0.3, "c.momentum": 0.5}),
+        # For all stages: one that it reaches is enough, as is part of a message.
+        ({"a": A.replace("max_epoch: 2.5", ""), "changes": ("solver.max_iter=9",)}, {"a.max_iter": 9}),
+        ({"a": A + "transform_param { pad: 2 }", "changes": ("solver.transform_param.pad=1",)}, {"a.transform": INHERITED, "b.transform": dataclasses.replace(INHERITED, pad=1)}),
+    ],
+)  # fmt: skip
+def test_the_value_of_a_field(texts: dict[str, str], expected: dict[str, object]) -> None:
+    schedule = read(**texts)  # type: ignore[arg-type]
+    found = {name: getattr(schedule.stage(name.partition(".")[0]).solver, name.partition(".")[2]) for name in expected}
+    assert found == expected
 
 
-def test_clear_takes_away() -> None:
-    solver = read(a=A + 'clear: "momentum" clear: "warmup_epoch" clear: "transform_param"').stage("a").solver
-    assert (solver.momentum, solver.warmup_iter, solver.transform) == (0, 0, recipe.Transform())
-
-
-def test_one_of_a_pair_replaces_the_inherited_other() -> None:
-    assert read(a=A + "warmup_iter: 3").stage("a").solver.warmup_iter == 3
-    changed = read(changes=("a.max_iter=7", "solver.warmup_iter=2"))
-    assert (changed.stage("a").solver.max_iter, changed.stage("a").solver.warmup_iter) == (7, 2)
-
-
-def test_zero_epochs_are_none_and_not_one_iteration() -> None:
-    solver = read(a=A + "warmup_epoch: 0 test_epoch: 0 snapshot_epoch: 0.001").stage("a").solver
-    assert (solver.warmup_iter, solver.test_interval, solver.snapshot) == (0, 0, 1)
-
-
-def test_set_reaches_everything() -> None:
+def test_set_reaches_the_schedule_itself() -> None:
     schedule = read(
-        changes=(
-            *("seed=2", "data.train.source=/x y", "data.scratch=/tmp", "solver.batch_size=50", "solver.momentum=0.5"),
-            *("b.base_lr=2e-2", "b.lr_policy=poly", 'b.type="Nesterov"', "b.power=2", "b.precision=BF16"),
-            *("b.max_iter=20", "a.transform_param.crop_size=12", "model.batch_norm_param.eps=1e-3"),
-        )
+        changes=("seed=2", "data.train.source=/x y", "model.batch_norm_param.eps=1e-3", "model.name=resnet50")
     )
-    a, b = schedule.stage("a").solver, schedule.stage("b").solver
-    assert schedule.seed == 2 and a.random_seed == 2 and schedule.data.train.path == "/x y"
-    assert (a.batch_size, b.batch_size, a.momentum, a.max_iter) == (50, 50, 0.5, 50)
-    assert (b.base_lr, b.lr_policy, b.type, b.power, b.precision.value) == (0.02, "poly", "Nesterov", 2, "BF16")
-    # A path into a message changes that field alone.
-    assert a.transform.crop_size == 12 and a.transform.mirror and b.transform.crop_size == 24
-    assert schedule.model.eps == 1e-3
+    assert (schedule.seed, schedule.stage("a").solver.random_seed, schedule.data.train.path) == (2, 2, "/x y")
+    assert (schedule.model.eps, schedule.model.name) == (1e-3, "resnet50")
 
 
 @pytest.mark.parametrize(
@@ -141,31 +135,15 @@ def test_batch_norm_is_as_published_where_nothing_is_written(name: str, publishe
         assert (changed.model.moving_average_fraction, changed.model.eps) == (published[0], 0.5)
 
 
-def test_set_can_give_what_the_files_lack() -> None:
-    lacking = SCHEDULE.replace('name: "resnet18" ', "").replace("batch_size: 100 ", "")
-    schedule = read(lacking, changes=("model.name=resnet50", "solver.batch_size=100"))
-    assert schedule.model.name == "resnet50"
-
-
 def test_any_number_of_wrong_sets() -> None:
     assert len(messages(changes=tuple(f"a.max_iter=x{i}" for i in range(300)))) > 100
     assert messages(changes=("a.ty\udcffpe=SGD",)) == ["the argument is not UTF-8"]
 
 
-def test_a_stages_file_outranks_set_for_all_and_yields_to_set_for_it() -> None:
-    third = SCHEDULE + 'stage { name: "c" solver: "b.prototxt" }'
-    schedule = read(third, a=A + "momentum: 0.7", changes=("solver.momentum=0.5", "b.momentum=0.3"))
-    assert [s.solver.momentum for s in schedule.stages] == [0.7, 0.3, 0.5]
-
-
 def test_a_set_for_all_that_reaches_no_stage_is_a_mistake() -> None:
     for name in ("solver.max_iter", "solver.max_epoch", "solver.base_lr"):
         assert messages(changes=(f"{name}=3",)) == [f"`{name}` reaches no stage: each sets its own"]
-    # One stage is enough, as is part of a message; and nothing is said beside a file that can't be read.
-    assert read(a=A.replace("max_epoch: 2.5", ""), changes=("solver.max_iter=9",)).stage("a").solver.max_iter == 9
-    with_own = A + "transform_param { pad: 2 }"
-    changed = read(a=with_own, changes=("solver.transform_param.pad=1", "solver.transform_param.mirror=false"))
-    assert [s.solver.transform.pad for s in changed.stages] == [2, 1]
+    # Nothing is said of it beside a file that can't be read.
     assert not any("reaches" in m for m in messages(a="base_lr: 0.1 max_iter: ", changes=("solver.max_iter=9",)))
 
 
@@ -230,63 +208,37 @@ def test_digest_is_of_the_tree_and_not_of_names() -> None:
     assert language.digest(read(SCHEDULE.replace('name: "b"', 'name: "b" from: ""'))) != language.digest(read())
 
 
-def test_running_order() -> None:
-    tree_of = 'stage { name: "a" from: "c" } stage { name: "b" from: "" }'
-    tree_of += 'stage { name: "c" from: "d" } stage { name: "d" from: "" }'
-    head = SCHEDULE[: SCHEDULE.index("stage {")]
-    schedule = read(head + tree_of, c=B, d=B)
-    assert [(s.name, s.parent) for s in schedule.stages] == [("d", None), ("c", "d"), ("a", "c"), ("b", None)]
-
-
-def test_canonical_text() -> None:
-    text = language.canonical(read())
-    assert text == language.canonical(read(a="# x\n" + A.replace("max_epoch: 2.5", "max_iter: 25")))
-    assert text.count("\nstage {") == 2 and "    max_iter: 25\n" in text and "      crop_size: 24\n" in text
-
-
-# Numbers whose range is not an interval, or depends on another field.
-FREE = {
-    *("Solver.gamma", "Model.channels", "FillerParameter.value", "FillerParameter.min", "FillerParameter.max"),
-    *(
-        "TransformParameter.scale",
-        "TransformParameter.mean_value",
-        "TransformParameter.std_value",
-    ),
-}
-
-
 def test_every_number_has_bounds() -> None:
-    unbounded = {
-        f"{m.name}.{f.name}"
-        for m in (b for b in tree.SCHEDULE.file.message_types_by_name.values())
+    """But for those whose range is no interval, or depends on another field."""
+    numbers = [
+        f
+        for m in tree.SCHEDULE.file.message_types_by_name.values()
         for f in tree.fields(m)
-        if f.type in (f.TYPE_INT64, f.TYPE_DOUBLE) and not ranges.bounds(f)
-    }
-    assert unbounded == FREE
+        if f.type in (f.TYPE_INT64, f.TYPE_DOUBLE)
+    ]
+    assert {f"{f.containing_type.name}.{f.name}" for f in numbers if not ranges.bounds(f)} == {
+        "Solver.gamma", "Model.channels", "FillerParameter.value", "FillerParameter.min", "FillerParameter.max",
+        "TransformParameter.scale", "TransformParameter.mean_value", "TransformParameter.std_value",
+    }  # fmt: skip
 
 
-def test_load_reads_a_folder(tmp_path: Path) -> None:
+def test_load_reads_a_folder_and_says_what_is_no_schedule(tmp_path: Path) -> None:
     folder = tmp_path / "small"
     folder.mkdir()
     for name, text in (("schedule", SCHEDULE), ("a", A), ("b", B)):
         (folder / f"{name}.prototxt").write_text(text)
-    assert dataclasses.replace(language.load(folder), files=()).stages[0].solver == read().stages[0].solver
+    assert language.load(folder).stages[0].solver == read().stages[0].solver
     (folder / "b.prototxt").unlink()
     (folder / "b.prototxt").mkdir()
-    with pytest.raises(RecipeError, match="1 mistake") as caught:
-        language.load(folder)
-    assert f"{folder}/b.prototxt: this is not a regular file" in caught.value.render()
-
-
-def test_load_of_no_schedule(tmp_path: Path) -> None:
-    for folder, message in ((tmp_path / "x", "no such folder"), (tmp_path, "no such file")):
-        with pytest.raises(RecipeError) as caught:
-            language.load(folder)
+    for path, message in (
+        (folder, f"{folder}/b.prototxt: this is not a regular file"),
+        (folder / "schedule.prototxt", f"hint: give {folder}"),
+        (tmp_path / "x", "no such folder"),
+        (tmp_path, "no such file"),
+    ):
+        with pytest.raises(RecipeError, match="1 mistake") as caught:
+            language.load(path)
         assert message in caught.value.render()
-    (tmp_path / "schedule.prototxt").write_text("")
-    with pytest.raises(RecipeError, match="1 mistake") as caught:
-        language.load(tmp_path / "schedule.prototxt")
-    assert f"hint: give {tmp_path}" in caught.value.render()
 
 
 def test_the_folders_name_must_do_as_the_schedules() -> None:
@@ -295,73 +247,21 @@ def test_the_folders_name_must_do_as_the_schedules() -> None:
     assert "`my run`" in caught.value.render()
 
 
-def test_the_published_recipe() -> None:
-    schedule = language.load(Path(__file__).parents[2] / "solvers" / "resnet50_72ep")
-    stages = {s.name: s.solver for s in schedule.stages}
-    assert {n: s.max_iter for n, s in stages.items()} == {
-        "init": 7800,
-        "cyc1": 3750,
-        "cyc2": 4750,
-        "cyc3": 4750,
-        "collapse": 1560,
-    }
-    last = [learning_rate(s)(s.max_iter - 1) for s in stages.values()]
-    assert last == pytest.approx([0.9334, 0.2551, 0.1028, 0.0770, 0.0], abs=1e-4)
-    joints = [learning_rate(stages[n])(stages[n].warmup_iter) for n in ("init", "cyc2", "cyc3")]
-    assert joints == pytest.approx([1.4667, 0.5738, 0.4296], abs=1e-4)
-    assert stages["collapse"].weight_decay == 2e-4 and stages["cyc3"].weight_decay == 5e-5
-    assert stages["collapse"].transform.random_aspect_ratio is None and stages["cyc3"].transform.random_aspect_ratio
-    assert stages["collapse"].test_transform == stages["init"].test_transform
-    assert stages["init"].logical_workers == 128
-
-
-@pytest.mark.parametrize("name", ["Solver.base_lr", "solver.base_lr"])
-def test_help(name: str) -> None:
-    text = "Solver.base_lr   number\n  Learning rate that the policy starts from. 0 or more. Required. Caffe's."
-    assert help_text(name) == text
-    both = help_text("base_lr")  # of every message that has one
-    assert both == f"{text}\n\n{help_text('OuterParameter.base_lr')}" and "outer update" in both
-
-
-def test_help_explains_every_policy() -> None:
-    assert set(POLICIES) <= set(re.findall(r"\w+", help_text("lr_policy")))
-    assert help_text("one_cycle").startswith("one_cycle was retired: write `lr_policy:")
-
-
-def test_help_of_messages_enums_and_mistakes() -> None:
-    assert "default: 0.5" in help_text("min_area_ratio")
-    assert "transform_param" in help_text("Solver") and "TransformParameter" in help_text("")
-    assert "BF16" in help_text("Precision") and "KEEP" in help_text("Carry.Start")
-    assert "Model.name" in help_text("name") and "StageEntry.name" in help_text("name")
-    assert "makes no snapshot stale" in help_text("display") and "stale" not in help_text("momentum")
-    for net in ("Solver.net", "caffe_net"):  # what is in the file counts
-        assert "makes no snapshot stale" not in help_text(net) and "A change of" in help_text(net)
-    for wrong, hint in (("base_ir", "base_lr"), ("Sollver", "Solver"), ("model.base_lr", ""), ("a.b.base_lr", "")):
-        with pytest.raises(UsageError) as caught:
-            help_text(wrong)
-        assert hint in caught.value.hint
-
-
 UNCOUNTED = SCHEDULE.replace(" images: 1000", "").replace(" images: 200", "")
 
 
 def test_images_that_are_not_written_are_those_of_the_lmdb() -> None:
     texts = {"schedule.prototxt": UNCOUNTED, "a.prototxt": A, "b.prototxt": B}
-    counts = {"/runs/small/train": 1000, "/val": 200}
-    counted = language.read(texts, "/runs/small", (), "", counts.__getitem__)
-    assert language.canonical(counted) == language.canonical(read())
-    assert language.digest(counted) == language.digest(read())
+    counted = language.read(texts, "/runs/small", (), "", {"/runs/small/train": 1000, "/val": 200}.__getitem__)
+    assert language.canonical(counted) == language.canonical(read()) and language.digest(counted) == language.digest(
+        read()
+    )
     assert counted.stage("a").identity == read().stage("a").identity
     origin = counted.stage("a").origins["data.train.images"]
     assert (origin.text, origin.layer, origin.span) == ("1000", "LMDB", None)
-
-
-def test_what_is_written_is_not_looked_up() -> None:
-    def never(path: str) -> int:
-        raise AssertionError(path)
-
-    texts = {"schedule.prototxt": SCHEDULE, "a.prototxt": A, "b.prototxt": B}
-    assert language.read(texts, "/runs/small", (), "", never).data.train.images == 1000
+    # What is written is not looked up.
+    written = language.read(texts | {"schedule.prototxt": SCHEDULE}, "/runs/small", (), "", {}.__getitem__)
+    assert written.data.train.images == 1000
 
 
 def test_where_there_is_no_lmdb_no_number_is_made_up(tmp_path: Path) -> None:
@@ -382,3 +282,8 @@ def test_spare_classes_are_no_part_of_what_a_snapshot_is_made_from() -> None:
     assert spare.model.spare_classes and language.canonical(spare) == language.canonical(read())
     assert language.digest(spare) == language.digest(read())
     assert [s.identity for s in spare.stages] == [s.identity for s in read().stages]
+
+
+def test_an_ensemble_of_a_schedule_without_stages() -> None:
+    text = 'model { name: "resnet18" num_classes: 10 } data { train { source: "t" images: 9 } } ensemble { name: "e" members: "x" }'
+    assert "member `x` of ensemble `e` is not a stage" in messages(schedule=text)

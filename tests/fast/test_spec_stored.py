@@ -8,13 +8,11 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 from drawn import examples
+from facade import Span, read_recipe, recipe
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from stagerun.base import recipe
-from stagerun.base.errors import Span
 from stagerun.language import canonical, load
-from stagerun.language.stored import read_recipe
 
 SOLVERS = Path(__file__).parents[2] / "solvers"
 SPAN = Span("x", 1, 1)
@@ -150,6 +148,5 @@ def test_no_text_breaks_the_reader(text: str) -> None:
 
 
 def test_the_end_of_a_cut_text_is_missed() -> None:
-    text = stored()
     with pytest.raises(ValueError):
-        read_recipe(text[: text.rindex("}")])
+        read_recipe(stored()[: stored().rindex("}")])

@@ -2,15 +2,11 @@
 
 import pytest
 from drawn import examples
+from facade import RecipeError, recipe
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stagerun import language
-from stagerun.base import recipe
-from stagerun.base.errors import RecipeError
-from stagerun.base.snapshots import Inventory
-from stagerun.language.stored import read_recipe
-from stagerun.plan import make_plan
 
 SHARED = """
 name: "tree"
@@ -40,22 +36,30 @@ def test_an_iteration_of_the_parent() -> None:
     assert recipe.FROM_ITER not in schedule.stage("main").identity
 
 
-def test_the_last_iteration_is_the_end() -> None:
-    whole = read('stage { name: "main" } stage { name: "collapse" from: "main@20" }')
-    assert tree(whole)["collapse"] == ("main", None)
-    assert language.digest(whole) == language.digest(read('stage { name: "main" } stage { name: "collapse" }'))
+MAIN_AND = 'stage { name: "main" } stage { name: "collapse" '
 
 
-def test_several_parents_make_a_stage_each() -> None:
-    schedule = read('stage { name: "main" } stage { name: "collapse" from: ["main@7", "main", ""] }')
-    assert tree(schedule) == {
-        "main": (None, None),
-        "collapse_main_7": ("main", 7),
-        "collapse_main": ("main", None),
-        "collapse_seed": (None, None),
-    }
-    assert {s.group for s in schedule.stages[1:]} == {"collapse"} and schedule.stage("main").group is None
-    assert len(schedule.files) == 3, "a file is read once"
+@pytest.mark.parametrize(
+    ("stages", "expected"),
+    [
+        (MAIN_AND + 'from: "main@20" }', {"main": (None, None), "collapse": ("main", None)}),  # the last iteration is the end
+        # Several parents make a stage each, and sweeps of each another.
+        (MAIN_AND + 'from: ["main@7", "main", ""] }', {"main": (None, None), "collapse_main_7": ("main", 7), "collapse_main": ("main", None), "collapse_seed": (None, None)}),
+        (MAIN_AND + 'from: "main@7" from: "main" sweep { name: "a" } sweep { name: "b" } }', {"main": (None, None), "collapse_main_7_a": ("main", 7), "collapse_main_a": ("main", None), "collapse_main_7_b": ("main", 7), "collapse_main_b": ("main", None)}),
+        # A sweep may say where its stages start.
+        (MAIN_AND + 'from: "main" sweep { name: "early" from: "main@7" } sweep { name: "each" from: ["main@3", "main"] } }', {"main": (None, None), "collapse_early": ("main", 7), "collapse_main_3_each": ("main", 3), "collapse_main_each": ("main", None)}),
+        # A stage follows on the one that a block makes.
+        (MAIN_AND + 'sweep { name: "a" } } stage { name: "last" }', {"main": (None, None), "collapse_a": ("main", None), "last": ("collapse_a", None)}),
+        # A parent may stand below.
+        ('stage { name: "collapse" from: "main@3" } stage { name: "main" from: "" }', {"main": (None, None), "collapse": ("main", 3)}),
+        ('stage { name: "a" from: "c" solver: "main.prototxt" } stage { name: "main" from: "" } stage { name: "c" from: "d" solver: "main.prototxt" } stage { name: "d" from: "" solver: "main.prototxt" }', {"d": (None, None), "c": ("d", None), "a": ("c", None), "main": (None, None)}),
+    ],
+)  # fmt: skip
+def test_a_tree(stages: str, expected: dict[str, tuple[str | None, int | None]]) -> None:
+    schedule = read(stages, last=MAIN)
+    assert list(tree(schedule).items()) == list(expected.items())
+    assert {s.group for s in schedule.stages if s.name.startswith("collapse_")} <= {"collapse"}
+    assert [path for path, _ in schedule.files].count("collapse.prototxt") <= 1, "a file is read once"
 
 
 SWEEP = """stage { name: "main" }
@@ -132,15 +136,6 @@ def test_a_stage_that_its_sweeps_fill_needs_no_file() -> None:
         assert "probe.prototxt: there is no such file" in caught.value.problems[0].message
 
 
-def test_parents_times_sweeps() -> None:
-    schedule = read(
-        'stage { name: "main" } stage { name: "collapse" from: "main@7" from: "main" sweep { name: "a" } sweep { name: "b" } }'
-    )
-    assert list(tree(schedule)) == [
-        "main", "collapse_main_7_a", "collapse_main_a", "collapse_main_7_b", "collapse_main_b",
-    ]  # fmt: skip
-
-
 def test_set_for_the_group_and_for_one_of_it() -> None:
     changes = ("collapse.base_lr=0.5", "collapse_low.base_lr=0.7", "collapse_low.transform_param.crop_size=20")
     schedule = read(SWEEP, changes)
@@ -149,13 +144,6 @@ def test_set_for_the_group_and_for_one_of_it() -> None:
     whole = ("collapse.transform_param.crop_size=20", "collapse_low.transform_param={ crop_size: 26 mirror: true }")
     transform = read(SWEEP, whole).stage("collapse_low").solver.transform
     assert (transform.crop_size, transform.mirror) == (26, True)
-
-
-def test_a_stage_follows_on_the_one_that_a_block_makes() -> None:
-    schedule = read(
-        'stage { name: "main" } stage { name: "collapse" sweep { name: "a" } } stage { name: "last" }', last=MAIN
-    )
-    assert tree(schedule)["last"] == ("collapse_a", None)
 
 
 def test_below_what_is_not_enabled_nothing_is() -> None:
@@ -179,26 +167,6 @@ def test_names_and_what_is_enabled_are_not_in_the_digest_and_the_iteration_is() 
     assert of('stage { name: "collapse" from: "main" }') != one
 
 
-def test_what_is_stored_is_read_back() -> None:
-    schedule = read(SWEEP.replace('from: "main@7"', 'from: "main@7" enabled: false'))
-    stored = read_recipe(language.canonical(schedule))
-    assert [(s.name, s.parent, s.parent_iter, s.enabled, s.group) for s in stored.stages] == [
-        (s.name, s.parent, s.parent_iter, s.enabled, s.group) for s in schedule.stages
-    ]
-    older = "".join(
-        line
-        for line in language.canonical(schedule).splitlines(True)
-        if line.split(":")[0].strip() not in ("parent_iter", "enabled", "group")
-    )
-    assert read_recipe(older).stage("collapse_low").enabled
-
-
-def test_a_parent_that_stands_below() -> None:
-    schedule = read('stage { name: "collapse" from: "main@3" } stage { name: "main" from: "" }')
-    assert list(tree(schedule)) == ["main", "collapse"]
-    assert [s.position for s in make_plan(schedule, Inventory()).stages] == [0, 300]
-
-
 @examples(300)
 @given(
     st.lists(st.text("@main0123456789 -_", max_size=30) | st.just("main@" + "0" * 30 + "9" * 5000), max_size=4),
@@ -217,25 +185,12 @@ def test_whatever_is_written_a_mistake_has_its_place(starts: list[str], sweeps: 
     assert all(1 <= s.parent_iter < 20 for s in schedule.stages if s.parent_iter is not None)
 
 
-# -- what a sweep off a trunk may vary: each setting, and each slip of the pen in it
-
-COOL = """stage {{ name: "main" }}
-stage {{ name: "cool" from: "main" solver_param {{ base_lr: 0.1 lr_policy: "linear" max_iter: 10 }}
-  {sweep}
-}}
-"""
-
-
-def cool(sweep: str) -> recipe.Schedule:
-    return language.read({"schedule.prototxt": SHARED + COOL.format(sweep=sweep), "main.prototxt": MAIN}, "/runs/tree")
-
-
 @pytest.mark.parametrize(
-    "change, field, value",
+    ("change", "field", "value"),
     [
         ("max_iter: 4", "max_iter", 4),
-        ("max_epoch: 0.5", "max_iter", 5),
-        ('lr_policy: "poly" power: 2', "power", 2.0),
+        ("max_epoch: 0.4", "max_iter", 4),
+        ('lr_policy: "poly" power: 3', "power", 3.0),
         ('lr_policy: "one_minus_sqrt"', "lr_policy", "one_minus_sqrt"),
         ("weight_decay: 4e-4", "weight_decay", 4e-4),
         ("transform_param { crop_size: 20 }", "transform", recipe.Transform(crop_size=20)),
@@ -243,43 +198,7 @@ def cool(sweep: str) -> recipe.Schedule:
     ],
 )
 def test_a_sweep_varies(change: str, field: str, value: object) -> None:
-    schedule = cool(f'sweep {{ name: "as_is" }} sweep {{ name: "x" solver {{ {change} }} }}')
-    same, other = (schedule.stage(f"cool_{name}") for name in ("as_is", "x"))
+    schedule = read(f'{MAIN_AND} from: "main" sweep {{ name: "as_is" }} sweep {{ name: "x" solver {{ {change} }} }} }}')
+    same, other = (schedule.stage(f"collapse_{name}") for name in ("as_is", "x"))
     assert getattr(other.solver, field) == value != getattr(same.solver, field)
     assert same.identity != other.identity and (same.parent, same.parent_iter) == (other.parent, other.parent_iter)
-
-
-def test_a_sweep_varies_where_its_stages_start() -> None:
-    found = tree(cool('sweep { name: "early" from: "main@7" } sweep { name: "each" from: ["main@3", "main"] }'))
-    assert found == {
-        "main": (None, None), "cool_early": ("main", 7), "cool_main_3_each": ("main", 3), "cool_main_each": ("main", None),
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "sweep, mark, message, hint",
-    [
-        ("solver { max_iter: 0 }", "0 }", "`max_iter` must be at least 1", "`enabled: false`"),
-        ("solver { max_iter: [3, 4] }", "[3", "`max_iter` takes one value, not a list", "to train with each, write a `sweep {"),
-        ("solver { max_iter: 4 max_epoch: 1 }", "max_epoch", "`max_epoch` and `max_iter` say the same", "keep one"),
-        ("max_iter: 4", "max_iter", "Sweep has no field `max_iter`", "inside of `solver { ... }`"),
-        ('solver { lr_policy: "linaer" }', '"linaer"', "no value `linaer`", "did you mean `linear`?"),
-        ('solver { lr_policy: "poly" }', '"poly"', "stage `cool_x`: lr_policy `poly` needs `power`", "write `power"),
-        ('solver { lr_policy: "poly" power: -1 }', "-1", "`power` must be at least 0", "1 is a straight line"),
-        ("solver { weight_decay: -1 }", "-1", "`weight_decay` must be at least 0", "0 is none"),
-        ("solver { transform_param { crop: 20 } }", "crop:", "no field `crop`", "did you mean `crop_size`?"),
-        ("solver { transform_param { crop_size: 0 } }", "0 }", "`crop_size` must be at least 1", "leave it out"),
-        ('from: "main@30"', '"main@30"', "iteration 30 of `main`, which has", "for its end"),
-        ('from: "mian@3"', '"mian@3"', "`mian`, which is not a stage", "did you mean `main`?"),
-        ('from: ["main@3", "main@03"]', '"main@03"', "twice", "once"),
-        ("solver { batch_size: 75 }", "75", "does not divide `batch_size` 75", "would"),
-        ("solver { batch_size: 0 }", "0 }", "`batch_size` must be at least 1", "the images of one update"),
-    ],
-)  # fmt: skip
-def test_a_mistake_in_a_sweep_has_place_caret_and_hint(sweep: str, mark: str, message: str, hint: str) -> None:
-    with pytest.raises(RecipeError) as caught:
-        cool(f'sweep {{ name: "x" {sweep} }}')
-    (problem,) = caught.value.problems
-    assert message in problem.message and hint in problem.hint
-    lines = problem.render().splitlines()
-    assert lines[1][lines[2].index("^") :].startswith(mark)

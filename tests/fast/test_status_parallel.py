@@ -1,4 +1,4 @@
-"""`status` beside `run --parallel`: the stages at work, by the logs of their folders."""
+"""`status` beside `run --parallel`: the stages at work, by the logs of their folders; and behind a run that left stages out."""
 
 import json
 import time
@@ -6,11 +6,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from facade import Event, Iterated, Note, RunFinished, RunStarted, StageStarted, Target
+from made_up_runs import Story
 
 from stagerun import store
-from stagerun.base.events import Event, Iterated, Note, RunStarted, StageStarted
 from stagerun.tools.status.command import status_json, status_text
-from stagerun.train.output import Target
 from stagerun.train.status import look
 
 
@@ -29,15 +29,8 @@ def run_started(out: Path) -> RunStarted:
 
 def stage_started(stage: str) -> StageStarted:
     return StageStarted(
-        stage=stage,
-        number=2,
-        iter=0,
-        max_iter=100,
-        start="a-1",
-        batch_size=10,
-        device_batch_size=10,
-        iterations_left=100,
-    )
+        stage=stage, number=2, iter=0, max_iter=100, start="a-1", batch_size=10, device_batch_size=10, iterations_left=100
+    )  # fmt: skip
 
 
 def iterated(stage: str, iter: int) -> Iterated:
@@ -52,14 +45,8 @@ def out(tmp_path: Path) -> Path:
     now = time.time() + 1
     write(tmp_path, run_started(tmp_path), stage_started("a"), iterated("a", 100), at=now)
     b, c = tmp_path / ".parallel" / "b", tmp_path / ".parallel" / "c"
-    write(
-        b,
-        run_started(b),
-        stage_started("b"),
-        iterated("b", 40),
-        Note(text="a disk is slow", warning=True),
-        at=now + 400,
-    )
+    slow = Note(text="a disk is slow", warning=True)
+    write(b, run_started(b), stage_started("b"), iterated("b", 40), slow, at=now + 400)
     write(tmp_path / ".parallel" / "mine", stage_started("d"), iterated("d", 7), at=now)
     c.mkdir()
     for folder in (b, c):
@@ -90,3 +77,20 @@ def test_the_headline_of_one_that_was_killed_names_what_was_at_work(out: Path) -
     (head, workers, marks, *_) = status_text(found, time.time()).split("\n")
     assert "in b after iteration 40 and c after iteration 0: the same" in head and "a after" not in head
     assert workers.startswith("2 workers, a stage each, on cpu, 1 thread each, output in ") and "b 40 %  c 0 %" in marks
+
+
+def test_what_a_run_left_out_is_to_be_trained_whatever_is_there(tmp_path: Path) -> None:
+    """As after an edit of the first stage, and `run --redo init --only init`."""
+    story = Story(tmp_path).begin()
+    for stage, parent in (("init", None), ("cyc1", "init")):
+        story.start(stage, parent)
+        story.end(stage, parent, 0.5)
+    story.begin()
+    story.start("init", None)
+    story.end("init", None, 0.6)
+    story.results()
+    story.write(RunFinished(trained=True, seconds=1.0, not_chosen=("cyc1", "collapse")))
+    head, _, marks, *rest = status_text(look(Target(tmp_path), story.clock), story.clock).split("\n")
+    assert head.endswith("; not chosen, and still to be trained: cyc1 and collapse")
+    assert marks == "init ok  cyc1 stale  collapse -"
+    assert [row.split("  ")[0] for row in rest[-2:]] == ["init", "cyc1 (stale)"]

@@ -4,30 +4,21 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterator
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 
+import disks
 import pytest
-from disks import (
-    Folder,
-    Hook,
-    HookedDisk,
-    Killed,
-    ModelDisk,
-    failing,
-    killed,
-)
+from disks import Folder, Hook, HookedDisk, Killed, ModelDisk, failing, killed
+from facade import PermissionDenied, SnapshotRef, StorageError
 
 from stagerun import store
-from stagerun.base.errors import PermissionDenied, StorageError
-from stagerun.base.snapshots import SnapshotRef
 from stagerun.store import Disk, Inventory, LocalDisk
 from stagerun.store import write as store_write
 
 OUT = Path("/runs/out")
 ROOT = OUT / "snapshots"
 FILES = {"model.safetensors": b"w" * 1000, "optim.safetensors": b"m" * 1500, "state.json": b"{}", "empty": b""}
-CONTENT = ("model.safetensors", "optim.safetensors")
 CODES = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EACCES)
 
 
@@ -38,18 +29,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def commit(disk: Disk, out: Path, iter: int, attempt: int = 1) -> SnapshotRef:
     files = {name: data + (str(iter).encode() if data else b"") for name, data in FILES.items()}
-    return store.commit(
-        disk,
-        out,
-        store.Metadata(
-            place=store.Place("cyc1", iter, attempt),
-            parent="p",
-            identity={"solver.base_lr": "1.6"},
-            environment={"torch": "2.13"},
-        ),
-        files=files,
-        content=CONTENT,
-    )
+    return disks.commit(disk, out, "cyc1", iter, attempt, files)
 
 
 def fresh_model(honest: bool = True) -> ModelDisk:
@@ -85,23 +65,11 @@ def goes_on(disk: Disk, out: Path) -> None:
     assert iters(all_read(disk, out)) == [*before, 300]
 
 
-def do_commit(disk: HookedDisk, out: Path) -> None:
-    commit(disk, out, 300)
-
-
-def do_drop(disk: HookedDisk, out: Path) -> None:
-    store.drop(disk, out, store.inventory(disk.disk, out).snapshots[0])
-
-
-def do_set_aside(disk: HookedDisk, out: Path) -> None:
-    store.set_aside(disk, out, "cyc1-00000100-a0001")
-
-
-Operation = Callable[[HookedDisk, Path], None]
+Operation = Callable[[HookedDisk, Path], object]
 OPERATIONS: list[tuple[Operation, list[int]]] = [
-    (do_commit, [100, 200, 300]),
-    (do_drop, [200]),
-    (do_set_aside, [200]),
+    (lambda disk, out: commit(disk, out, 300), [100, 200, 300]),
+    (lambda disk, out: store.drop(disk, out, store.inventory(disk.disk, out).snapshots[0]), [200]),
+    (lambda disk, out: store.set_aside(disk, out, "cyc1-00000100-a0001"), [200]),
 ]
 operations = pytest.mark.parametrize(("operate", "afterwards"), OPERATIONS, ids=["commit", "drop", "set_aside"])
 
@@ -124,16 +92,6 @@ def cases(operate: Operation, hook: Callable[[int], Hook]) -> Iterator[tuple[Mod
 
 
 @operations
-def test_killed_at_every_call(operate: Operation, afterwards: list[int]) -> None:
-    for disk, raised in cases(operate, killed):
-        found = iters(all_read(disk, OUT))
-        assert found in ([100, 200], afterwards)
-        if raised is None:
-            assert found == afterwards
-        goes_on(disk, OUT)
-
-
-@operations
 @pytest.mark.parametrize("code", CODES, ids=errno.errorcode.__getitem__)
 def test_an_error_at_every_call(operate: Operation, afterwards: list[int], code: int) -> None:
     kind = PermissionDenied if code == errno.EACCES else StorageError
@@ -144,7 +102,7 @@ def test_an_error_at_every_call(operate: Operation, afterwards: list[int], code:
             assert "cyc1" in str(raised) or "snapshots" in str(raised)
         found = iters(all_read(disk, OUT))
         assert found in ([100, 200], afterwards)
-        if operate is do_commit:
+        if 300 in afterwards:
             assert not [n for n in disk.names(ROOT) if n.startswith(".tmp-")]
         goes_on(disk, OUT)
 
@@ -188,6 +146,7 @@ def power_cuts(disk: ModelDisk) -> Iterator[ModelDisk]:
 
 @operations
 def test_a_power_cut_at_every_call(operate: Operation, afterwards: list[int]) -> None:
+    """Where all changes are kept, only the process was killed."""
     states = 0
     for disk, raised in cases(operate, killed):
         for found in power_cuts(disk):
@@ -197,7 +156,7 @@ def test_a_power_cut_at_every_call(operate: Operation, afterwards: list[int]) ->
             if raised is None:
                 assert left == afterwards
             goes_on(found, OUT)
-    assert states > (500 if operate is do_commit else 15)
+    assert states > (500 if 300 in afterwards else 15)
 
 
 def test_the_model_of_a_power_cut_shows_a_missing_sync() -> None:
@@ -209,30 +168,44 @@ def test_the_model_of_a_power_cut_shows_a_missing_sync() -> None:
     assert any(inventory.damaged for inventory in found)
 
 
-@pytest.mark.parametrize("code", CODES, ids=errno.errorcode.__getitem__)
-def test_prepare_and_write_atomic_report_every_error(code: int) -> None:
-    path = OUT / "results" / "r.json"
+RESULT = OUT / "results" / "r.json"
 
-    def both(disk: Disk) -> None:
-        store.prepare(disk, OUT)
-        store.write_atomic(disk, path, b"new")
 
+def written_over(
+    hook: Callable[[int], Hook], kinds: tuple[type[BaseException], ...]
+) -> Iterator[tuple[ModelDisk, BaseException | None]]:
+    """As `cases`, of a small file that is replaced."""
     for at in count(1):
         disk = ModelDisk()
         store.prepare(disk, OUT)
-        store.write_atomic(disk, path, b"old")
-        hooked = HookedDisk(disk, failing(at, code))
+        store.write_atomic(disk, RESULT, b"old")
+        hooked, raised = HookedDisk(disk, hook(at)), None
         try:
-            both(hooked)
-        except (StorageError, PermissionDenied) as error:
-            assert error.hint
-            assert disk.read(path, 9) in (b"old", b"new")
-        else:
-            assert disk.read(path, 9) == b"new"
-        both(disk)
-        assert disk.read(path, 9) == b"new"
+            store.prepare(hooked, OUT)
+            store.write_atomic(hooked, RESULT, b"new")
+        except kinds as error:
+            raised = error
+        yield disk, raised
         if len(hooked.calls) < at:
             return
+
+
+@pytest.mark.parametrize("code", CODES, ids=errno.errorcode.__getitem__)
+def test_a_small_file_is_the_old_or_the_new_and_every_error_is_told(code: int) -> None:
+    for disk, raised in written_over(lambda at: failing(at, code), (StorageError, PermissionDenied)):
+        assert raised is None or raised.hint  # type: ignore[attr-defined]
+        assert disk.read(RESULT, 9) in ((b"old", b"new") if raised else (b"new",))
+        store.write_atomic(disk, RESULT, b"later")
+        assert disk.read(RESULT, 9) == b"later"
+
+
+def test_a_small_file_is_the_old_or_the_new_after_a_power_cut_at_every_call() -> None:
+    for disk, _ in written_over(killed, (Killed,)):
+        for data, kept in product(("kept", "lost", "half", "zeros"), range(4)):
+            found = disk.after_power_cut(lambda f, kept=kept: kept, data)
+            assert found.read(RESULT, 9) in (b"old", b"new")
+            store.write_atomic(found, RESULT, b"later")
+            assert found.read(RESULT, 9) == b"later"
 
 
 def test_two_writers_of_one_file_are_not_in_each_others_way(tmp_path: Path) -> None:
@@ -245,34 +218,3 @@ def test_two_writers_of_one_file_are_not_in_each_others_way(tmp_path: Path) -> N
 
     store.write_atomic(HookedDisk(LocalDisk(), before), path, b"ours")  # type: ignore[arg-type]
     assert path.read_bytes() == b"ours" and os.listdir(path.parent) == ["r.json"]
-
-
-def test_write_atomic_killed_at_every_call_leaves_the_old_or_the_new() -> None:
-    path = OUT / "results" / "r.json"
-    for at in count(1):
-        disk = ModelDisk()
-        store.prepare(disk, OUT)
-        store.write_atomic(disk, path, b"old")
-        hooked = HookedDisk(disk, killed(at))
-        with contextlib.suppress(Killed):
-            store.write_atomic(hooked, path, b"new")
-        for data in ("kept", "lost", "half", "zeros"):
-            for kept in range(4):
-                found = disk.after_power_cut(lambda f, kept=kept: kept, data)
-                assert found.read(path, 9) in (b"old", b"new")
-                store.write_atomic(found, path, b"later")
-                assert found.read(path, 9) == b"later"
-        if len(hooked.calls) < at:
-            return
-
-
-# ---- the real disk
-
-
-@pytest.fixture(scope="module")
-def two_snapshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("pristine") / "out"
-    store.prepare(LocalDisk(), out)
-    commit(LocalDisk(), out, 100)
-    commit(LocalDisk(), out, 200)
-    return out

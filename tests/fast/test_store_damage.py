@@ -8,16 +8,14 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import disks
 import pytest
+from facade import ExitCode, PermissionDenied, ResumeRefused, SnapshotRef, StorageError
 
 from stagerun import store
-from stagerun.base.errors import ExitCode, PermissionDenied, ResumeRefused, StorageError
-from stagerun.base.snapshots import SnapshotRef
-from stagerun.store import Damaged, LocalDisk
-from stagerun.store.manifest import encode, parse
+from stagerun.store import Damaged, LocalDisk, manifest
 
 DISK = LocalDisk()
-CONTENT = ("model.safetensors", "optim.safetensors")
 FILES = {
     "model.safetensors": random.Random(1).randbytes(9000),
     "optim.safetensors": random.Random(2).randbytes(5000),
@@ -27,19 +25,15 @@ FILES = {
 NAMES = [*FILES, "MANIFEST.json"]
 
 
-def commit(out: Path, iter: int, attempt: int = 1, **other: bytes) -> SnapshotRef:
-    return store.commit(
-        DISK,
-        out,
-        store.Metadata(
-            place=store.Place("cyc1", iter, attempt),
-            parent="0" * 64,
-            identity={"solver.base_lr": "1.6", "model.name": "resnet50"},
-            environment={"torch": "2.13.0"},
-        ),
-        files={**FILES, **other},
-        content=CONTENT,
-    )
+ABOUT = {
+    "parent": "0" * 64,
+    "identity": {"solver.base_lr": "1.6", "model.name": "resnet50"},
+    "environment": {"torch": "2.13.0"},
+}
+
+
+def commit(out: Path, iter: int, attempt: int = 1, disk: store.Disk = DISK, **other: bytes) -> SnapshotRef:
+    return disks.commit(disk, out, "cyc1", iter, attempt, {**FILES, **other}, **ABOUT)
 
 
 @pytest.fixture
@@ -77,25 +71,15 @@ def is_detected(out: Path, ref: SnapshotRef) -> bool:
     return found[0]
 
 
-def test_a_snapshot_is_read_wherever_it_lies(out: Path, tmp_path: Path) -> None:
+def test_what_is_committed_is_read_wherever_it_lies(out: Path, tmp_path: Path) -> None:
     ref = the_one(out)
-    moved = tmp_path / "elsewhere" / ref.name
-    shutil.copytree(out / "snapshots" / ref.name, moved)
+    assert ref.name == "cyc1-00000100-a0001" and (ref.stage, ref.iter, ref.attempt) == ("cyc1", 100, 1)
+    assert {name: getattr(ref, name) for name in ABOUT} == ABOUT and ref.bytes == sum(map(len, FILES.values()))
+    assert store.read(DISK, out, ref) == FILES and not is_detected(out, ref)
+    moved = shutil.copytree(out / "snapshots" / ref.name, tmp_path / "elsewhere" / ref.name)
     assert store.read_folder(DISK, moved) == (ref, FILES)
-    assert store.read_file(DISK, out, ref.name, "state.json") == FILES["state.json"]
     with pytest.raises(Damaged, match=r"has no ema\.safetensors"):
         store.read_file(DISK, out, ref.name, "ema.safetensors")
-
-
-def test_what_is_committed_is_read(out: Path) -> None:
-    ref = the_one(out)
-    assert store.read(DISK, out, ref) == FILES
-    assert ref.name == "cyc1-00000100-a0001"
-    assert (ref.stage, ref.iter, ref.attempt, ref.parent) == ("cyc1", 100, 1, "0" * 64)
-    assert ref.identity == {"solver.base_lr": "1.6", "model.name": "resnet50"}
-    assert ref.environment == {"torch": "2.13.0"}
-    assert ref.bytes == sum(map(len, FILES.values()))
-    assert not is_detected(out, ref)
 
 
 def test_the_id_is_of_content_and_place_alone(out: Path) -> None:
@@ -108,13 +92,8 @@ def test_the_id_is_of_content_and_place_alone(out: Path) -> None:
 def test_snapshots_of_today_stay_readable(tmp_path: Path) -> None:
     """Format 1, byte for byte. A change here makes the snapshots of users unreadable: make it a new format."""
     store.prepare(DISK, tmp_path)
-    ref = store.commit(
-        DISK,
-        tmp_path,
-        store.Metadata(place=store.Place("s", 7, 2), parent="p", identity={"a": "é"}, environment={"torch": "2"}),
-        files={"m": b"abc"},
-        content=["m"],
-    )
+    about = {"parent": "p", "identity": {"a": "é"}, "environment": {"torch": "2"}}
+    ref = disks.commit(DISK, tmp_path, "s", 7, 2, {"m": b"abc"}, **about)
     body = (
         '{\n "attempt": 2,\n "content": [\n  "m"\n ],\n "environment": {\n  "torch": "2"\n },\n "files": {\n  "m": {\n'
         '   "sha256": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",\n   "size": 3\n  }\n },\n'
@@ -127,17 +106,17 @@ def test_snapshots_of_today_stay_readable(tmp_path: Path) -> None:
 def test_every_flipped_bit_of_the_manifest_is_found(out: Path) -> None:
     ref = the_one(out)
     good = (out / "snapshots" / ref.name / "MANIFEST.json").read_bytes()
-    assert encode(parse(good, ref.name)) == good
+    assert manifest.encode(manifest.parse(good, ref.name)) == good
     for bit in range(len(good) * 8):
         bad = bytearray(good)
         bad[bit // 8] ^= 1 << bit % 8
         with pytest.raises(Damaged):
-            parse(bytes(bad), ref.name)
+            manifest.parse(bytes(bad), ref.name)
     for length in range(len(good)):
         with pytest.raises(Damaged):
-            parse(good[:length], ref.name)
+            manifest.parse(good[:length], ref.name)
     with pytest.raises(Damaged):
-        parse(good + b"\n", ref.name)
+        manifest.parse(good + b"\n", ref.name)
 
 
 def flip(data: bytearray, draw: random.Random) -> None:
@@ -174,29 +153,38 @@ def test_every_change_of_a_file_is_found(out: Path, name: str, harm: Callable[..
     assert not is_detected(out, ref)
 
 
-def deleted(path: Path) -> None:
-    path.unlink()
-
-
-def linked(path: Path) -> None:
+def elsewhere(path: Path) -> None:
     path.rename(path.parent.parent / "elsewhere")
     path.symlink_to(path.parent.parent / "elsewhere")
 
 
-def piped(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
+def instead(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    def put(path: Path) -> None:
+        path.unlink()
+        make(path)
+
+    return put
 
 
-def huge(path: Path) -> None:
-    os.truncate(path, 1 << 40)
+PUT: dict[str, Callable[[Path], None]] = {
+    "nothing": Path.unlink,
+    "a link": elsewhere,
+    "a pipe": instead(os.mkfifo),
+    "a terabyte": lambda path: os.truncate(path, 1 << 40),
+}
+MAKE: dict[str, Callable[[Path, str], object]] = {
+    "a file": lambda path, good: path.write_bytes(b""),
+    "a link": lambda path, good: path.symlink_to(path.with_name(good)),
+    "a folder": lambda path, good: path.mkdir(),
+    "a pipe": lambda path, good: os.mkfifo(path),
+}
 
 
-@pytest.mark.parametrize("put", [deleted, linked, piped, huge])
+@pytest.mark.parametrize("put", PUT)
 @pytest.mark.parametrize("name", ["model.safetensors", "MANIFEST.json"])
-def test_something_else_in_place_of_a_file(out: Path, name: str, put: Callable[[Path], None]) -> None:
+def test_something_else_in_place_of_a_file(out: Path, name: str, put: str) -> None:
     ref = the_one(out)
-    put(out / "snapshots" / ref.name / name)
+    PUT[put](out / "snapshots" / ref.name / name)
     assert store.inventory(DISK, out) == store.Inventory((), (ref.name,))
     with pytest.raises(Damaged):
         store.read(DISK, out, ref)
@@ -204,18 +192,11 @@ def test_something_else_in_place_of_a_file(out: Path, name: str, put: Callable[[
     assert store.inventory(DISK, out) == store.Inventory()
 
 
-@pytest.mark.parametrize("make", ["file", "link", "empty", "pipe"])
+@pytest.mark.parametrize("make", MAKE)
 def test_something_else_in_place_of_a_snapshot(out: Path, make: str) -> None:
     good = the_one(out)
     path = out / "snapshots" / "cyc1-00000200-a0001"
-    if make == "file":
-        path.write_bytes(b"")
-    elif make == "link":
-        path.symlink_to(out / "snapshots" / good.name)
-    elif make == "empty":
-        path.mkdir()
-    else:
-        os.mkfifo(path)
+    MAKE[make](path, good.name)
     assert store.inventory(DISK, out) == store.Inventory((good,), (path.name,))
     with pytest.raises(StorageError, match="never overwritten"):
         commit(out, 200)
@@ -243,12 +224,8 @@ def test_what_is_no_snapshot_is_ignored(out: Path) -> None:
         (out / "snapshots" / name).mkdir()
     (out / "snapshots" / ref.name / ".nfs0000001").write_bytes(b"x")
     assert store.inventory(DISK, out) == store.Inventory((ref,), ())
-
-
-def test_no_folder_is_an_empty_inventory(tmp_path: Path) -> None:
-    assert store.inventory(DISK, tmp_path / "none") == store.Inventory()
-    assert store.attempts_seen(DISK, tmp_path / "none") == ()
-    assert list(tmp_path.iterdir()) == []
+    assert store.inventory(DISK, out / "none") == store.Inventory()
+    assert store.attempts_seen(DISK, out / "none") == () and not (out / "none").exists()
 
 
 def test_a_snapshot_that_a_run_deletes_meanwhile_is_not_damaged(out: Path) -> None:
@@ -287,43 +264,28 @@ def rewrite(out: Path, change: Callable[[dict[str, object]], None]) -> None:
 
 
 ENTRY = {"size": 1, "sha256": "0" * 64}
+ENTRIES = {
+    **dict.fromkeys(("../model", "/etc/passwd", "..", "MANIFEST.json", "a\n"), ENTRY),
+    "negative": ENTRY | {"size": -1},
+    "half": ENTRY | {"size": 1.0},
+    "short": ENTRY | {"sha256": "0"},
+}
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"files": {"../model": ENTRY}, "content": ["../model"]},
-        {"files": {"/etc/passwd": ENTRY}, "content": ["/etc/passwd"]},
-        {"files": {"..": ENTRY}, "content": [".."]},
-        {"files": {"MANIFEST.json": ENTRY}, "content": ["MANIFEST.json"]},
-        {"files": {"a\n": ENTRY}, "content": ["a\n"]},
-        {"files": {"m": {"size": -1, "sha256": "0" * 64}}, "content": ["m"]},
-        {"files": {"m": {"size": 1.0, "sha256": "0" * 64}}, "content": ["m"]},
-        {"files": {"m": {"size": 1, "sha256": "0"}}, "content": ["m"]},
+        *({"files": {name: entry}, "content": [name]} for name, entry in ENTRIES.items()),
         {"files": {}, "content": []},
-        {"files": []},
-        {"files": None},
-        {"content": ["none.safetensors"]},
-        {"content": "model.safetensors"},
-        {"content": [1]},
-        {"iter": 101},
-        {"iter": True},
-        {"iter": "100"},
-        {"iter": 10**400},
-        {"attempt": 2},
-        {"stage": "cyc2"},
-        {"stage": "../x"},
-        {"id": "0" * 64},
-        {"parent": None},
-        {"identity": {"a": 1}},
-        {"environment": []},
-        {"format": 0},
-        {"format": "1"},
-        {"format": True},
-        {"format": None},
+        *({"files": value} for value in ([], None)),
+        *({"content": value} for value in (["none.safetensors"], "model.safetensors", [1])),
+        *({"iter": value} for value in (101, True, "100", 10**400)),
+        *({"format": value} for value in (0, "1", True, None)),
+        *({"stage": value} for value in ("cyc2", "../x")),
+        {"attempt": 2}, {"id": "0" * 64}, {"parent": None}, {"identity": {"a": 1}}, {"environment": []},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_a_manifest_with_wrong_content_is_damage(out: Path, change: dict[str, object]) -> None:
     rewrite(out, lambda body: body.update(change))
     assert store.inventory(DISK, out).damaged == ("cyc1-00000100-a0001",)
@@ -356,14 +318,5 @@ def test_another_run_without_a_lock_is_noticed(tmp_path: Path) -> None:
 
     store.prepare(DISK, tmp_path)
     with pytest.raises(StorageError, match="another run"):
-        store.commit(
-            Racing(),
-            tmp_path,
-            store.Metadata(place=store.Place("cyc1", 100, 1), parent="", identity={}, environment={}),
-            files=FILES,
-            content=CONTENT,
-        )
+        commit(tmp_path, 100, disk=Racing())
     assert store.read(DISK, tmp_path, the_one(tmp_path))["model.safetensors"] == b"theirs"
-
-
-# ---- mistakes of the caller

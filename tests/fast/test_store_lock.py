@@ -3,13 +3,15 @@
 import errno
 import fcntl
 import os
-import time
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from facade import FolderInUseError, StorageError
 
 from stagerun import store
-from stagerun.base.errors import FolderInUseError, StorageError
 from stagerun.store import LocalDisk, Lock
 
 
@@ -25,25 +27,39 @@ def test_released_it_is_free_and_the_file_stays(tmp_path: Path) -> None:
 
 
 def test_a_holder_without_a_readable_name(tmp_path: Path) -> None:
+    feb31 = "process 7 on h, since 2026-02-31 10:00:00 +0000"
     with Lock(tmp_path):
-        for written, shown in (
-            (b"", ""),
-            (b"\x1b[31mprocess x", "[31mprocess x"),
-            (b"process 7 on h, since 2026-02-31 10:00:00 +0000", "process 7 on h, since 2026-02-31 10:00:00 +0000"),
-        ):
+        for written, shown in ((b"", ""), (b"\x1b[31mprocess x", "[31mprocess x"), (feb31.encode(), feb31)):
             (tmp_path / "lock").write_bytes(written)
             assert store.holder(tmp_path) == store.Holder(shown)
 
 
-def test_who_only_looks_does_not_keep_a_run_from_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The moment in which `holder` has the lock itself ends while the run waits to try again."""
-    with Lock(tmp_path):
-        pass
-    with open(tmp_path / "lock", "rb") as looking:
-        fcntl.flock(looking, fcntl.LOCK_SH)
-        monkeypatch.setattr(time, "sleep", lambda seconds: fcntl.flock(looking, fcntl.LOCK_UN))
-        with Lock(tmp_path):
-            pass
+@contextmanager
+def looking(out: Path) -> Iterator[int]:
+    """Somebody else has the lock of `out`, whose file names a run that was killed."""
+    (out / "lock").write_text("the killed one")
+    with open(out / "lock", "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        yield file.fileno()
+
+
+@pytest.mark.parametrize("then", ["free", "named"])
+def test_while_it_tries_again_the_lock_may_come_free_or_get_the_name_of_its_holder(tmp_path: Path, then: str) -> None:
+    """Who only looks has the lock for a moment itself; a run that was killed has left its name, and the next one takes the lock."""
+    for _ in range(9):  # a busy machine may come too late
+        with looking(tmp_path) as fd:
+            do = {"free": (fcntl.flock, (fd, fcntl.LOCK_UN)), "named": ((tmp_path / "lock").write_text, ("the next",))}
+            timer = threading.Timer(0.01, *do[then])
+            timer.start()
+            try:
+                with Lock(tmp_path):
+                    assert then == "free"
+                    return
+            except FolderInUseError as error:
+                timer.join()
+                if then == "named" and "the next" in error.message:
+                    return
+    pytest.fail("it gives up at once")
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
@@ -86,15 +102,11 @@ def test_a_link_in_place_of_the_lock_file_is_not_followed(tmp_path: Path) -> Non
     assert (tmp_path / "precious").read_bytes() == b"x"
 
 
-# ---- prepare
-
-
 def test_prepare_makes_the_folders_and_leaves_no_trace(tmp_path: Path) -> None:
     out = tmp_path / "a" / "b" / "out"
     for _ in range(2):
         store.prepare(LocalDisk(), out)
-        assert os.listdir(out) == ["snapshots"]
-        assert os.listdir(out / "snapshots") == []
+        assert os.listdir(out) == ["snapshots"] and os.listdir(out / "snapshots") == []
 
 
 def test_prepare_where_a_file_is(tmp_path: Path) -> None:

@@ -3,14 +3,14 @@
 import os
 from pathlib import Path
 
+import disks
 import pytest
+from facade import Inventory, SnapshotRef
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stagerun import store
-from stagerun.base.snapshots import Inventory, SnapshotRef
 from stagerun.store import LocalDisk
-from stagerun.store.layout import is_leftover
 
 DISK = LocalDisk()
 
@@ -71,14 +71,7 @@ def test_a_later_attempt_is_newer_than_a_later_iteration() -> None:
 
 
 def commit(out: Path, stage: str, iter: int, attempt: int = 1) -> SnapshotRef:
-    files = {"m": str(iter).encode()}
-    return store.commit(
-        DISK,
-        out,
-        store.Metadata(place=store.Place(stage, iter, attempt), parent="", identity={}, environment={}),
-        files=files,
-        content=["m"],
-    )
+    return disks.commit(DISK, out, stage, iter, attempt, {"m": str(iter).encode()})
 
 
 def test_the_inventory_is_oldest_first(tmp_path: Path) -> None:
@@ -116,13 +109,8 @@ def test_sweep_deletes_leftovers_and_nothing_else(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "precious").write_bytes(b"x")
-    for name in (
-        ".tmp-a-00000002-a0001-00ff00ff",
-        ".trash-a-00000003-a0001-00ff00ff",
-        ".bad-a-00000004-a0001",
-        "mine",
-        ".tmp-mine",
-    ):
+    gone = (".tmp-a-00000002-a0001-00ff00ff", ".trash-a-00000003-a0001-00ff00ff")
+    for name in (*gone, ".bad-a-00000004-a0001", "mine", ".tmp-mine"):
         (root / name).mkdir()
         (root / name / "f").write_bytes(b"x")
     (root / ".tmp-probe-00ff00ff").write_bytes(b"x")
@@ -160,4 +148,3 @@ def test_attempts_are_seen_in_whatever_is_left_of_them(tmp_path: Path) -> None:
     (root / "a-00000001-a0003").mkdir()
     assert store.set_aside(DISK, tmp_path, "a-00000001-a0003") == ".bad-a-00000001-a0003-2"
     assert store.attempts_seen(DISK, tmp_path) == (1, 3, 7)
-    assert is_leftover(".tmp-a-00000001-a0007-0123abcd")

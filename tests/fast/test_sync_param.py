@@ -1,23 +1,30 @@
-"""`sync_param`: when replicas meet, what depends on it, and what is said of it. Mistakes: golden/spec/sync and sync_async."""
+"""`sync_param`: when replicas meet, and what depends on it. What is said of it: cases/plan_replicas. Mistakes: golden/spec/sync and sync_async."""
 
 import json
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from facade import (
+    Inventory,
+    Outer,
+    RecipeError,
+    Schedule,
+    Solver,
+    Sync,
+    SyncMethod,
+    cost_key,
+    read_recipe,
+    recipe,
+    rehearsal,
+    render_json,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stagerun import language
-from stagerun.base.errors import RecipeError
-from stagerun.base.recipe import Outer, Schedule, Solver, Sync, SyncMethod, SyncMomentum, SyncRule, SyncStart
-from stagerun.base.snapshots import Inventory
-from stagerun.language.build import completed
-from stagerun.language.stored import read_recipe
 from stagerun.launch.worker_count import check_workers
 from stagerun.plan import make_plan
-from stagerun.plan.rehearsal import cost_key, rehearsal
-from stagerun.plan.render import render_json, render_text
 from stagerun.schedule import boundaries, learning_rate, parting, synchronisations
 
 SCHEDULE = """name: "made_up" model { name: "resnet_small" num_classes: 10 }
@@ -92,7 +99,11 @@ def test_no_two_are_closer_than_the_period_and_the_last_is_at_the_end(
 def test_what_is_not_written_follows_from_the_method() -> None:
     local = solver("", "method: LOCAL replicas: 4 period: 8").sync
     assert local == Sync(method=SyncMethod.LOCAL, replicas=4, period=8)
-    assert (local.rule, local.start, local.momentum) == (SyncRule.CONSTANT, SyncStart.WARMUP_END, SyncMomentum.KEEP)
+    assert (local.rule, local.start, local.momentum) == (
+        recipe.SyncRule.CONSTANT,
+        recipe.SyncStart.WARMUP_END,
+        recipe.SyncMomentum.KEEP,
+    )
     diloco = solver("", "method: DILOCO replicas: 4 period: 8").sync
     assert diloco is not None and diloco.outer == Outer(type="Nesterov", base_lr=0.7, momentum=0.9)
     assert solver("", "method: DILOCO replicas: 4 period: 8 outer { momentum: 0 }").sync == replace(
@@ -102,7 +113,7 @@ def test_what_is_not_written_follows_from_the_method() -> None:
 
 def test_async_has_no_period_and_no_synchronisation() -> None:
     found = solver("warmup_iter: 50", "method: ASYNC replicas: 3 max_staleness: 5")
-    assert found.sync == Sync(method=SyncMethod.ASYNC, replicas=3, max_staleness=5, servers=1)
+    assert found.sync == Sync(method=SyncMethod.ASYNC, replicas=3, max_staleness=5)
     assert found.sync.period is None and synchronisations(found) == () and found.asynchronous
     assert found.most_workers == 3 and found.logical_workers == 4
     assert not solver("", SYNCS[0]).asynchronous and solver("", SYNCS[1]).most_workers == 4
@@ -138,7 +149,7 @@ def test_an_iteration_of_a_rehearsal_is_one_device_batch_of_one_worker() -> None
 def test_nothing_of_it_shows_where_it_is_not_written() -> None:
     schedule = read()
     assert "sync" not in language.canonical(schedule)
-    assert not [key for stage in schedule.stages for key in completed(stage.identity) if "sync" in key]
+    assert not [key for stage in schedule.stages for key in stage.identity if "sync" in key]
 
 
 SYNCS = (
@@ -153,7 +164,6 @@ SYNCS = (
     "method: ASYNC replicas: 4 max_staleness: 4",
     "method: ASYNC replicas: 2 max_staleness: 4",
     "method: ASYNC replicas: 4 max_staleness: 5",
-    "method: ASYNC replicas: 4 max_staleness: 4 servers: 2",
 )
 LOCAL_AS_IT_WAS = """    sync_param {
       method: LOCAL
@@ -170,34 +180,35 @@ def test_what_is_younger_changes_no_other_stage() -> None:
     """Snapshots of stages with LOCAL or DILOCO are not stale since there is ASYNC."""
     schedule = read(f"sync_param {{ {SYNCS[0]} }}")
     assert LOCAL_AS_IT_WAS in language.canonical(schedule)
-    for identity in (schedule.stages[0].identity, completed(schedule.stages[0].identity)):
-        names = {key.partition("sync_param.")[2] for key in identity} - {""}
-        assert {name for name in names if "." not in name} == {
-            "method",
-            "replicas",
-            "rule",
-            "period",
-            "alpha",
-            "start",
-            "momentum",
-        }
+    names = {key.partition("sync_param.")[2] for key in schedule.stages[0].identity} - {""}
+    assert {name for name in names if "." not in name} == {
+        "method",
+        "replicas",
+        "rule",
+        "period",
+        "alpha",
+        "start",
+        "momentum",
+    }
 
 
-def test_what_is_written_is_part_of_the_identity_and_can_be_read_back() -> None:
+def test_what_is_written_is_part_of_the_identity() -> None:
     schedules = [read(f"sync_param {{ {text} }}" if text else "") for text in ("", *SYNCS)]
     assert len({language.digest(schedule) for schedule in schedules}) == len(schedules)
-    for schedule in schedules:
-        stored = read_recipe(language.canonical(schedule))
-        assert [stage.solver.sync for stage in stored.stages] == [stage.solver.sync for stage in schedule.stages]
     for written, spelt in (
         (SYNCS[0], SYNCS[0] + " rule: CONSTANT start: WARMUP_END momentum: KEEP"),
         (SYNCS[6], SYNCS[6] + ' outer { type: "Nesterov" base_lr: 0.7 momentum: 0.9 }'),
         (SYNCS[6], SYNCS[6] + " outer { }"),
-        (SYNCS[8], SYNCS[8] + " servers: 1"),
     ):
-        assert language.digest(read(f"sync_param {{ {written} }}")) == language.digest(
-            read(f"sync_param {{ {spelt} }}")
-        )
+        one, other = (read(f"sync_param {{ {text} }}") for text in (written, spelt))
+        assert language.digest(one) == language.digest(other)
+
+
+def test_a_snapshot_of_several_servers_is_refused_by_name() -> None:
+    text = language.canonical(read(f"sync_param {{ {SYNCS[8]} }}"))
+    assert read_recipe(text.replace("max_staleness: 4", "max_staleness: 4\n      servers: 1"))
+    with pytest.raises(ValueError, match="`servers` was retired: write nothing: one server holds the model"):
+        read_recipe(text.replace("max_staleness: 4", "max_staleness: 4\n      servers: 2"))
 
 
 def test_a_stage_that_branches_off_is_no_part_of_what_it_starts_from() -> None:
@@ -206,50 +217,14 @@ def test_a_stage_that_branches_off_is_no_part_of_what_it_starts_from() -> None:
     assert alone.identity == both.identity and synchronisations(alone.solver) == synchronisations(both.solver)
 
 
-# -- what is said of it
-
-
-def plan(schedule: Schedule) -> tuple[str, dict[str, object]]:
-    made = make_plan(schedule, Inventory())
-    return render_text(made), json.loads(render_json(made))["stages"][0]
-
-
-def test_plan_counts_and_names_the_synchronisations() -> None:
-    text, found = plan(read("sync_param { method: LOCAL replicas: 4 period: 6 } warmup_iter: 4"))
-    assert (
-        "  replicas: 4, LOCAL, every 6 iterations, from iteration 4: 8 synchronisations: "
-        "10, 16, 22, 28, 34, ...\n" in text
+def test_the_plan_for_programs_has_the_iterations() -> None:
+    local, pushed, plain = (
+        json.loads(render_json(make_plan(read(text), Inventory())))["stages"][0]
+        for text in (
+            "sync_param { method: LOCAL replicas: 4 period: 30 }",
+            f"sync_param {{ {SYNCS[8]} }} snapshot: 20",
+            "",
+        )
     )
-    assert found["synchronisations"] == [10, 16, 22, 28, 34, 40, 46, 50]
-    text, _ = plan(read("sync_param { method: DILOCO replicas: 2 period: 50 }"))
-    assert (
-        "  replicas: 2, DILOCO, every 50 iterations, outer Nesterov at 0.7 with momentum 0.9: 1 synchronisation: 50\n"
-        in text
-    )
-    text, _ = plan(read("sync_param { method: LOCAL replicas: 2 rule: QSR alpha: 0.3 period: 4 momentum: AVERAGE }"))
-    assert "  replicas: 2, LOCAL, by QSR with alpha 0.3 every 4 or more iterations, momentum averaged: 6 sync" in text
-    assert "replicas" not in plan(read())[0] and "synchronisations" not in plan(read())[1]
-
-
-def test_plan_says_what_hangs_on_the_order_of_pushes() -> None:
-    sync = "sync_param { method: ASYNC replicas: 3 max_staleness: 1 servers: 2 } snapshot: 20"
-    text, found = plan(read(sync, more=' stage { name: "c" from: "a@30" solver_param { } }'))
-    for line in (
-        "replicas: 3, ASYNC: up to 3 iterations at the same time, each 4 device batches of one worker, pushed to 2 servers at most 1 "
-        "update stale",
-        "4 boundaries, where all iterations before are applied and none after has started: 20, 30, 40, 50",
-        "the order of pushes isn't known beforehand, and bits hang on it: snapshots keep it, and `stagerun run DIR --replay OUT` trains "
-        "in that order again",
-    ):
-        assert f"  {line}\n" in text
-    assert found["boundaries"] == [20, 30, 40, 50] and "synchronisations" not in found
-    assert found["sync_param"]["max_staleness"] == 1
-    assert "starts from the average" not in text
-
-
-@pytest.mark.parametrize("at, said", [("6", ""), ("8", "2 iterations"), ("3", "3 iterations"), ("", "")])
-def test_plan_says_where_a_stage_starts_from_replicas_that_have_not_met(at: str, said: str) -> None:
-    more = f' stage {{ name: "c" from: "a{"@" + at if at else ""}" solver_param {{ }} }}'
-    text, _ = plan(read("sync_param { method: LOCAL replicas: 4 period: 6 }", more=more))
-    line = f"  starts from the average of 4 replicas, {said} after they last met\n"
-    assert (line in text) == bool(said) and text.count("starts from the average") == bool(said)
+    assert local["synchronisations"] == [30, 50] and "synchronisations" not in {*pushed, *plain}
+    assert pushed["boundaries"] == [20, 40, 50] and pushed["sync_param"]["max_staleness"] == 4

@@ -4,8 +4,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from facade import FolderInUseError
 
-from stagerun.base.errors import FolderInUseError
 from stagerun.store import lock
 from stagerun.store.throw_away import claim
 

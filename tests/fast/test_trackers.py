@@ -5,19 +5,15 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 import pytest
 from drawn import examples
+from facade import EnsembleTested, Event, JsonLines, Note, RunFinished, SnapshotWritten, UsageError
 from hypothesis import given
 from hypothesis import strategies as st
-from log_help import evaluated, finished, iterated, stage_started
+from log_help import evaluated, feed, finished, iterated, stage_started
 
-from stagerun.base.errors import UsageError
-from stagerun.base.events import EnsembleTested, Event, Note, RunFinished, SnapshotWritten
-from stagerun.system.files import write_whole
-from stagerun.train.log_file import JsonLines
 from stagerun.train.logs import table
 from stagerun.train.logs.trackers import follower
 from stagerun.train.logs.trackers.follower import Follower, Orders
@@ -48,12 +44,25 @@ class Shelf:
         self.ends.append((self.id, status))
 
 
+def distribution(folder: Path, *points: str) -> None:
+    """One with entry points, as pip would leave it."""
+    info = folder / "lab_notes-1.0.dist-info"
+    info.mkdir(exist_ok=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lab-notes\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("\n".join(["[stagerun.logs]", *points, ""]))
+
+
 @pytest.fixture(autouse=True)
-def shelf(monkeypatch: pytest.MonkeyPatch) -> type[Shelf]:
+def installed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The place of a package that brings Shelf."""
     clear()
-    monkeypatch.setattr(follower, "tracker_of", lambda name: Shelf)
-    monkeypatch.setattr(follower, "write_whole", partial(write_whole, sync=False))
-    return Shelf
+    place = tmp_path_factory.mktemp("site")
+    distribution(place, f"shelf = {__name__}:Shelf", "notes = lab_notes:Notes")
+    monkeypatch.syspath_prepend(str(place))
+    table.all_logs.cache_clear()
+    yield place
+    table.all_logs.cache_clear()
+    sys.modules.pop("lab_notes", None)
 
 
 def clear() -> None:
@@ -65,25 +74,15 @@ def life(out: Path, goes_on: dict[str, int]) -> Follower:
     (out / "trackers").mkdir(exist_ok=True, parents=True)
     log = out / "log.jsonl"
     log.touch()
-    return Follower(
-        Orders(
-            tracker="shelf",
-            project="tree",
-            out=str(out),
-            size=log.stat().st_size,
-            goes_on=goes_on,
-            before=BEFORE,
-            settings={},
-            workers=1,
-        )
-    )
+    orders = Orders(
+        tracker="shelf", project="tree", out=str(out), size=log.stat().st_size, goes_on=goes_on, before=BEFORE, settings={}, workers=1
+    )  # fmt: skip
+    return Follower(orders)
 
 
 def write(out: Path, *events: Event | Iterator[Event]) -> None:
     with JsonLines(out / "log.jsonl", print) as log:
-        for event in events:
-            for each in event if isinstance(event, Iterator) else [event]:
-                log(each)
+        feed(log, *events)
 
 
 def saved(stage: str, iter: int) -> SnapshotWritten:
@@ -134,7 +133,7 @@ def test_a_whole_run(tmp_path: Path) -> None:
 
 
 @given(data=st.data())
-@examples(100, deadline=None)
+@examples(60, deadline=None)
 def test_each_iteration_once_whatever_is_killed(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Lives of a stage of 60 iterations; each ends somewhere, between any two lines. The tracker may lose what it was sent last, and the note of
     how far it got may be an older one."""
@@ -256,24 +255,9 @@ def test_a_copy_of_the_folder_is_another_run_and_a_moved_one_is_not(tmp_path: Pa
 # -- of other packages
 
 
-@pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A distribution with an entry point, as pip would leave it."""
-    info = tmp_path / "lab_notes-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lab-notes\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[stagerun.logs]\nnotes = lab_notes:Notes\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    table.all_logs.cache_clear()
-    yield tmp_path
-    table.all_logs.cache_clear()
-    sys.modules.pop("lab_notes", None)
-
-
 @pytest.mark.parametrize("extra", ["", " [cloud]"])
 def test_an_entry_point_adds_a_tracker(installed: Path, extra: str) -> None:
-    points = installed / "lab_notes-1.0.dist-info" / "entry_points.txt"
-    points.write_text(f"[stagerun.logs]\nnotes = lab_notes:Notes{extra}\n")
+    distribution(installed, f"notes = lab_notes:Notes{extra}")
     (installed / "lab_notes.py").write_text("class Notes:\n    pass\n")
     assert table.all_logs()["notes"].about == "of the package lab-notes."
     table.require_packages(["notes"])

@@ -2,12 +2,12 @@
 
 import pytest
 from drawn import examples
+from facade import Origin, Weights, transfer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagerun.base.recipe import Rename, Weights
+from stagerun.base.recipe import Rename
 from stagerun.base.weights import COUNTER, Kind, fits, place_of, renamed
-from stagerun.plan.transfer import Origin, transfer
 
 NAMES = st.sampled_from(
     ["conv.weight", "conv.bias", "bn.weight", "bn.running_mean", f"bn.{COUNTER}", "fc.weight", "fc.bias", "x"]

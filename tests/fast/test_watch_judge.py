@@ -1,15 +1,12 @@
 """Who is to blame when a job hangs, and who is slow: over tables of what is known of each rank."""
 
-import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from facade import Limits, Section
 
-from stagerun.command.shared import limits
 from stagerun.launch.watch.judge import SLOW, WINDOW, Pace, Seen, judge, quiet, tick
 from stagerun.launch.watch.process import shortened
-from stagerun.system.pulse import Limits, Section
 
 ITERATION, EVALUATION, SAVE, START = Section.ITERATION, Section.EVALUATION, Section.SAVE, Section.START
 
@@ -29,27 +26,12 @@ CASES = {
     "two do not move": ([seen(0, 70), seen(1, 65), seen(2, 65, True)], [0, 1]),
     "others wait for long for one that saves": ([seen(0, 300, section=SAVE), seen(1, 300, True)], []),
     "saving takes too long": ([seen(0, 600, section=SAVE), seen(1, 600, True)], [0]),
-    "one is stopped while it waits for others": (
-        [seen(0, 90, True), seen(1, 90, True, state="T", stopped=60.0), seen(2, 90, True)],
-        [1],
-    ),
-    "one has been stopped for less than the time-out": (
-        [seen(0, 90, True), seen(1, 90, True, state="T", stopped=59.0)],
-        [],
-    ),
-    "one is stopped where sections are long": (
-        [seen(0, 61, True, section=START), seen(1, 61, section=START, state="T", stopped=60.0)],
-        [1],
-    ),
-    "a host is cut off, and both of its ranks": (
-        [seen(0, 60, True), seen(1, 60, True), seen(2, 0, True, silence=60.0), seen(3, 0, silence=60.0)],
-        [2, 3],
-    ),
+    "one is stopped while it waits": ([seen(0, 90, True), seen(1, 90, True, state="T", stopped=60.0)], [1]),
+    "one has been stopped for less": ([seen(0, 90, True), seen(1, 90, True, state="T", stopped=59.0)], []),
+    "one is stopped where sections are long": ([seen(0, 61, True, section=START), seen(1, 61, section=START, state="T", stopped=60.0)], [1]),
+    "a host is cut off": ([seen(0, 60, True), seen(1, 60, True), seen(2, 0, True, silence=60.0), seen(3, 0, silence=60.0)], [2, 3]),
     "a host has been silent for less": ([seen(0, 59, True), seen(1, 0, silence=59.0)], []),
-    "a host is cut off where sections are long": (
-        [seen(0, 61, True, section=START), seen(1, 0, True, section=START, silence=61.0)],
-        [1],
-    ),
+    "a host is cut off where sections are long": ([seen(0, 61, True, section=START), seen(1, 0, True, section=START, silence=61.0)], [1]),
     "one whose steps took 20 s has ten times as long": ([seen(0, 199, True), seen(1, 199, slowest=20.0)], []),
     "and not longer": ([seen(0, 201, True), seen(1, 201, slowest=20.0)], [1]),
     "nothing is known of how long a step takes": ([seen(0, 599, slowest=0.0)], []),
@@ -57,21 +39,12 @@ CASES = {
     "a job of one worker": ([seen(0, 61)], [0]),
     "in a disk's hands": ([seen(0, 61, state="D")], [0]),
     "nobody reads its screen": ([seen(0, 90000, printing=True), seen(1, 90000, True)], []),
-    "one has ended, and the others wait for it": (
-        [seen(0, 61, True), seen(1, 0, ended=60.0), seen(2, 60, True)],
-        [1],
-    ),
+    "one has ended, and the others wait for it": ([seen(0, 61, True), seen(1, 0, ended=60.0), seen(2, 60, True)], [1]),
     "one has ended less long ago": ([seen(0, 90, True), seen(1, 0, ended=59.0)], []),
     "one has ended, and the others have begun to wait later": ([seen(0, 59, True), seen(1, 0, ended=600.0)], []),
-    "one has ended, and the others get on, or save what is trained": (
-        [seen(0, 500, section=SAVE), seen(1, 0, ended=600.0), seen(2, 600, True)],
-        [],
-    ),
-    "one has ended in an evaluation": (
-        [seen(0, 60, True, section=EVALUATION, slowest=0.0), seen(1, 0, ended=60.0)],
-        [1],
-    ),
-}
+    "one has ended, and another saves": ([seen(0, 500, section=SAVE), seen(1, 0, ended=600.0), seen(2, 600, True)], []),
+    "one has ended in an evaluation": ([seen(0, 60, True, section=EVALUATION, slowest=0.0), seen(1, 0, ended=60.0)], [1]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -142,7 +115,8 @@ def test_ranks_that_no_one_watches_are_waited_for_as_long_as_anything_may_take()
         ),
         (
             seen(2, 1, silence=75.0),
-            "rank 2 on node1 can't be reached for 1 min 15 s (time-out 1 min 00 s): its host, or the",
+            "rank 2 on node1 can't be reached for 1 min 15 s (time-out 1 min 00 s): its host, or the network to it, is down; it "
+            "was in section iteration, `cyc1` at or after iteration 512",
         ),
     ],
 )
@@ -183,10 +157,6 @@ def test_a_stack_is_that_of_the_thread_that_trains() -> None:
     long = f"Thread {7:#018x} (most recent call first):\n" + '  File "/x/deep.py", line 1 in f\n' * 500
     assert shortened(FAULTHANDLER * 20 + long, 7).splitlines()[20:] == ["and 480 more"]
     assert shortened("", 7) == "" and shortened("nonsense\n", 7) == ""
-    code = Path(__file__).parents[2]
-    assert "def work(job" in (code / "stagerun/launch/start.py").read_text(), (
-        "where the calls of every worker are cut off"
-    )
 
 
 # -- stragglers
@@ -236,8 +206,3 @@ def test_a_suspended_job_has_no_slow_rank() -> None:
     pace.look([seen(rank, batches=0, busy=0.0) for rank in range(2)])
     pace.restart()
     assert not pace.look([seen(rank, batches=50, busy=5.0 + 95.0 * rank) for rank in range(2)])
-
-
-def test_a_section_may_be_without_a_limit() -> None:
-    found = limits(["iteration=off", "save=90s"])
-    assert found is not None and found.of(Section.ITERATION) == math.inf and found.of(Section.SAVE) == 90

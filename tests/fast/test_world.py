@@ -2,16 +2,9 @@
 4.0.2 and 5.0.2, Slurm 22.05), without what no one reads."""
 
 import pytest
+from facade import PeerError, World
 
-from stagerun.base.errors import PeerError
-from stagerun.system.world import (
-    World,
-    from_environment,
-    launched,
-    rank_said,
-    relayed,
-    started_by,
-)
+from stagerun.system.world import from_environment, launched, rank_said, relayed, started_by
 
 Environment = dict[str, str]
 
@@ -104,6 +97,13 @@ def test_torchrun_is_joined_with_one_worker_too() -> None:
 def test_contradictions_are_reported(text: str, said: str) -> None:
     with pytest.raises(PeerError, match=said):
         from_environment(env(text))
+
+
+def test_a_rank_that_is_set_for_all_alike_is_not_who_speaks() -> None:
+    assert rank_said(env(f"RANK=0 WORLD_SIZE=3 {STEP}")) == 2 and rank_said(env(f"RANK=0 WORLD_SIZE=1 {OPEN_MPI}")) == 3
+    assert rank_said(env(f"RANK=0 WORLD_SIZE=6 {STEP}")) == 0, (
+        "a script's, which starts several in each of its processes"
+    )
 
 
 def test_whose_terminal_it_is() -> None:

@@ -6,25 +6,21 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 import torch
 from engine_help import CPU, SOLVER, Batch, ConvNet, ThreadComm, Threads, arithmetic, cut, dataset, tensors
+from facade import Determinism, Event, Knobs, PeerError, Solver, StageLoop, Sync, SyncMethod, TrainState, make_state
 from torch import Tensor, nn
 
-from stagerun.base.errors import PeerError
-from stagerun.base.events import Event
-from stagerun.base.knobs import Knobs
-from stagerun.base.recipe import Determinism, Solver, Sync, SyncMethod
 from stagerun.comm import SoloComm
 from stagerun.engine.asynchronous import training
 from stagerun.engine.asynchronous.record import Record
 from stagerun.engine.asynchronous.training import Asynchronous
 from stagerun.engine.feed import Ahead
-from stagerun.engine.loop import StageLoop
-from stagerun.engine.state import TrainState, make_state
 
 LONG_S = 20.0
 ITERATIONS, SNAPSHOT = 24, 10
@@ -127,7 +123,7 @@ class Uneven(Asynchronous):
 
 @dataclass
 class Found:
-    """What one replica ends with; a dead one has nothing. `record` and what the servers did are known on rank 0."""
+    """What one replica ends with; a dead one has nothing. `record` is known on rank 0."""
 
     state: TrainState
     events: list[Event]
@@ -146,7 +142,6 @@ class Stage:
     """`make` gives a network with the stage's first weights. `prepare` is called for each replica before it begins; `stop` with the events
     so far of a rank."""
 
-    servers: int = 1
     max_staleness: int = 3
     solver: Solver = SOLVER
     make: Callable[[], nn.Module] = ConvNet
@@ -157,7 +152,7 @@ class Stage:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        sync = Sync(method=SyncMethod.ASYNC, replicas=8, max_staleness=self.max_staleness, servers=self.servers)
+        sync = Sync(method=SyncMethod.ASYNC, replicas=8, max_staleness=self.max_staleness)
         self.solver = replace(self.solver, sync=sync, device_batch_size=2, max_iter=ITERATIONS, snapshot=SNAPSHOT)
 
     def stage_loop(self) -> StageLoop:
@@ -181,6 +176,8 @@ class Stage:
 
     def work(self, comm: Any, state: TrainState, record: Record, recorded: Record | None) -> Found:
         loop = self.stage_loop()
+        if recorded is not None:
+            loop = replace(loop, max_iter=recorded.last)
         pushing = Uneven(loop, state, self.solver, Determinism.FIXED, comm, record, recorded)
         pushing.rnd = random.Random(100 * self.seed + comm.rank)
         self.prepare(pushing)
@@ -191,7 +188,7 @@ class Stage:
 
         for event in pushing.train(read, lambda: self.stop(comm.rank, events)):  # type: ignore[arg-type]
             events.append(event)
-        return Found(state, events, pushing.record, comm)
+        return Found(state, events, pushing.server.record if pushing.server is not None else Record(), comm)
 
     def run(
         self,
@@ -212,9 +209,8 @@ class Stage:
 
         def one(comm: ThreadComm) -> Found | None:
             own = JobComm(comm.rank, job) if replicas > 1 else SoloComm()
-            own_record = Record(list(record.legs)) if record is not None else Record()
             try:
-                return self.work(own, begins[comm.rank], own_record, recorded)
+                return self.work(own, begins[comm.rank], deepcopy(record) if record is not None else Record(), recorded)
             except Killed:
                 job.kill(comm.rank)
                 return None

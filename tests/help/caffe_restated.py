@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from caffe_nets import array
+from facade import caffe_pb2
 from google.protobuf import text_format
 from torch.nn import functional
-
-from stagerun.language.proto import caffe_pb2
 
 Blobs = dict[str, list[torch.Tensor]]
 
@@ -26,13 +26,7 @@ class Restated:
 
 def first_blobs(path: Path) -> Blobs:
     layers = caffe_pb2.NetParameter.FromString(path.read_bytes()).layer
-    return {
-        layer.name: [
-            torch.tensor(list(b.double_data or b.data), dtype=torch.float64).reshape(*b.shape.dim) for b in layer.blobs
-        ]
-        for layer in layers
-        if layer.blobs
-    }
+    return {layer.name: [torch.tensor(array(blob)) for blob in layer.blobs] for layer in layers if layer.blobs}
 
 
 def restated(

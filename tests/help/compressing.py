@@ -5,17 +5,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from facade import Compression, Draw, Memory, Method, make
 from torch import Tensor
 
-from stagerun.base.recipe import Method
-from stagerun.comm.compression import Draw, Operator, make
+from stagerun.base import compression
 
 DRAW = Draw(7, 11, -1, 3)
 BITS = {np.dtype("f4"): np.uint32, np.dtype("f8"): np.uint64}
 
 
 def drive(
-    operator: Operator, vectors: Sequence[np.ndarray], draw: Draw = DRAW, state: Tensor | None = None, ranks: int = 1
+    operator: Any, vectors: Sequence[np.ndarray], draw: Draw = DRAW, state: Tensor | None = None, ranks: int = 1
 ) -> tuple[np.ndarray, list[np.ndarray], list[int], Tensor | None]:
     """What all ranks have at the end, which must be the same: the sum, the senders' residuals, bytes per sender and round, the state."""
     held = [torch.from_numpy(v.copy()) for v in vectors]
@@ -50,3 +50,11 @@ def one(method: Method, c: np.ndarray, **given: Any) -> np.ndarray:
 
 def numbers(n: int, dtype: str = "f4", seed: int = 1) -> np.ndarray:
     return np.random.default_rng(seed).normal(0, 0.01, n).astype(dtype)
+
+
+def how(method: Method, memory: Memory | None = None, **settings: object) -> Compression:
+    """`compress_param` with small numbers where it needs some."""
+    known = compression.settings_of(method)
+    known |= {name: value for name, value in (("ratio", 0.1), ("threshold", 0.01), ("rank", 2)) if name in known}
+    memory = memory or compression.METHODS[method].memory
+    return Compression(**{"method": method, "memory": memory, **known, **settings})

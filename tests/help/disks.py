@@ -4,10 +4,31 @@ import errno
 import hashlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import Any
 
+from stagerun import store
 from stagerun.store import Disk
+
+
+def commit(
+    disk: Disk,
+    out: Path,
+    stage: str,
+    iter: int,
+    attempt: int = 1,
+    files: Mapping[str, bytes] | None = None,
+    require_held: Callable[[], None] = lambda: None,
+    content: Collection[str] = (),
+    **about: Any,
+) -> store.SnapshotRef:
+    """A snapshot as a run commits it. Its id is of `content`, or else of what ends in .safetensors, or of all."""
+    files = {"w": b"w"} if files is None else files
+    content = content or [name for name in files if name.endswith(".safetensors")] or list(files)
+    about = {"parent": "", "identity": {}, "environment": {}, **about}
+    metadata = store.Metadata(place=store.Place(stage, iter, attempt), **about)
+    return store.commit(disk, out, metadata, files=files, content=content, require_held=require_held)
 
 
 class Killed(BaseException):
@@ -70,9 +91,6 @@ def failing(at: int, code: int) -> Hook:
             raise OSError(code, os.strerror(code))
 
     return hook
-
-
-CHANGES = {"mkdir", "create", "write", "sync", "sync_folder", "rename", "link", "unlink", "rmdir"}
 
 
 def killed(at: int) -> Hook:
@@ -243,6 +261,3 @@ def _restart(folder: Folder, kept: Callable[[Folder], int], left: Callable[[byte
 
 def _unsynced(data: bytes, how: str) -> bytes:
     return {"kept": data, "lost": b"", "half": data[: len(data) // 2], "zeros": bytes(len(data))}[how]
-
-
-# ---- the disk in memory behaves as the real one

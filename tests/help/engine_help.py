@@ -9,20 +9,33 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 import torch.nn.functional as F
+from facade import (
+    Arithmetic,
+    Determinism,
+    Knobs,
+    Normalise,
+    Outcome,
+    PeerError,
+    Precision,
+    Pulse,
+    Solver,
+    TrainState,
+    Transform,
+    make_state,
+    momentum,
+    reducer_of,
+    update,
+    update_replicas,
+)
 from torch import Tensor, nn
 
-from stagerun.base.errors import PeerError
-from stagerun.base.knobs import Knobs
-from stagerun.base.recipe import Determinism, Precision, Solver, Transform
-from stagerun.comm import Comm, make_reducer, runs_of
+from stagerun.comm import Comm, runs_of
 from stagerun.comm.group import GRADIENTS, Traffic
-from stagerun.engine.images import Normalise
+from stagerun.engine.compression import residual_of
 from stagerun.engine.losses import loss_of
 from stagerun.engine.mixing import Mixing
-from stagerun.engine.state import TrainState, make_state, momentum
-from stagerun.engine.update import Arithmetic, Outcome, update
+from stagerun.engine.state import replicas_of
 from stagerun.models import BatchNorm2d
-from stagerun.system.pulse import Pulse
 
 CPU = torch.device("cpu")
 T = TypeVar("T")
@@ -109,6 +122,15 @@ def arithmetic(solver: Solver, **changes: object) -> Arithmetic:
     return replace(how, **changes)
 
 
+def started(model: nn.Module, solver: Solver, comm: Comm, determinism: Determinism = Determinism.FIXED) -> TrainState:
+    """As a stage begins: with the residuals of `compress_param` and the replicas of `sync_param`."""
+    state = make_state(model, solver, CPU)
+    state.residual = residual_of(determinism, state, solver, comm)
+    if solver.sync is not None:
+        state.replicas = replicas_of(determinism, state, solver, comm)
+    return state
+
+
 def updates(
     model: nn.Module,
     solver: Solver,
@@ -117,16 +139,22 @@ def updates(
     determinism: Determinism = Determinism.FIXED,
     knobs: Callable[[int], Knobs] = lambda i: KNOBS,
     state: TrainState | None = None,
+    broken_off: Callable[[int], bool] | None = None,
 ) -> tuple[TrainState, list[Outcome]]:
-    """One update per global batch, on this rank; the state and the outcomes. `state`: where to go on from."""
-    state = state or make_state(model, solver, CPU)
-    reducer = make_reducer(determinism, [p.tensor for p in state.solver.parameters], comm, solver.logical_workers)
+    """One update per global batch, on this rank; the state and the outcomes. `state`: where to go on from. `broken_off`: of the number
+    of device batches that are done in an iteration."""
+    state = state or started(model, solver, comm, determinism)
+    reducer = reducer_of(determinism, state, solver, comm)
     run = runs_of(solver.logical_workers, comm.size)[comm.rank]
     size = solver.device_batch_size
     outcomes = []
     for i, whole in enumerate(global_batches, state.iter):
         pieces = ((k, cut(whole, k * size, (k + 1) * size), k == run[-1]) for k in run)
-        outcomes.append(update(state, pieces, knobs(i), reducer, arithmetic(solver), lambda: False))
+        move = update_replicas if state.replicas is not None and state.replicas.begin(state.iter) else update
+        more = () if broken_off is None else (broken_off,)
+        outcomes.append(move(state, pieces, knobs(i), reducer, arithmetic(solver), lambda: False, *more))
+    if state.replicas is not None:
+        state.replicas.show()
     return state, outcomes
 
 

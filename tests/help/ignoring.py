@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-
-from stagerun.data.write import write_lmdb
-from stagerun.language.proto import caffe_pb2
+from facade import caffe_pb2, write_lmdb
 
 IGNORED, CLASSES, SIDE, IMAGES = 255, 3, 2, 10
 LABELS = [0, 1, IGNORED, 2, IGNORED, IGNORED, IGNORED, 1, 0, 2]  # of the second three one counts, of the third none

@@ -1,14 +1,15 @@
 """Made-up schedules and events for the tests of logs."""
 
+import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from facade import Event, Inventory, Iterated, RunStarted, StageFinished, StageStarted, Tested
 
-from stagerun.base.events import Event, Iterated, RunStarted, StageFinished, StageStarted, Tested
-from stagerun.base.snapshots import Inventory
 from stagerun.language import read
 from stagerun.plan import Plan, make_plan
 
@@ -87,3 +88,14 @@ def points(folder: Path, tag: str) -> list[tuple[int, float]]:
     found = accumulator.EventAccumulator(str(folder))
     found.Reload()
     return [(e.step, round(e.value, 5)) for e in found.Scalars(tag)]
+
+
+@contextmanager
+def room(bytes: int) -> Iterator[None]:
+    """No file may grow beyond so many bytes, as on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -7,7 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from random import Random
 
-from stagerun.base.events import Event, Note, RunStarted, StageFinished, StageStarted, Tested
+from facade import Event, Note, RunStarted, StageFinished, StageStarted, Tested
+
 from stagerun.drawing.picture import Picture, StagePicture
 from stagerun.store.layout import snapshot_name
 

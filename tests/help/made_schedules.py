@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from stagerun.base.errors import Span
-from stagerun.base.recipe import Data, Ensemble, EnsembleRule, Model, Schedule, Solver, Source, Stage, Transform
-from stagerun.base.snapshots import SnapshotRef
+from facade import EnsembleRule, Model, Schedule, SnapshotRef, Solver, Source, Span, Stage, Transform
+
+from stagerun.base.recipe import Data, Ensemble
 
 IMAGES = 1000
 MODEL = Model(name="resnet_small", num_classes=10)

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner, Result
-
-from stagerun import store
-from stagerun.base.events import (
+from facade import (
     EnsembleTested,
     Event,
     Iterated,
@@ -22,6 +20,8 @@ from stagerun.base.events import (
     StageStarted,
     Tested,
 )
+
+from stagerun import store
 from stagerun.cli import main
 
 STAGES = {"init": (6, 0.1), "cyc1": (4, 0.05), "collapse": (2, 0.01)}  # iterations, base_lr
@@ -196,10 +196,3 @@ def rows(*arguments: object) -> list[dict[str, str]]:
     result = report(*arguments, "--format", "csv")
     assert result.exit_code == 0, result.output
     return list(csv.DictReader(io.StringIO(result.stdout)))
-
-
-def refusal(*arguments: object, code: int = 64) -> str:
-    result = report(*arguments)
-    assert result.exit_code == code, result.output
-    assert "hint: " in result.stderr
-    return result.stderr

@@ -14,17 +14,10 @@ import numpy as np
 import tiny
 import torch
 from engine_help import Threads
+from facade import Context, Event, Iterated, Keeper, NotFinite, TrainState, World, caffe_pb2, run, write_lmdb
 
-from stagerun.base.events import Event, Iterated, NotFinite
 from stagerun.comm import SoloComm
-from stagerun.data.write import write_lmdb
-from stagerun.engine.state import TrainState
 from stagerun.language import load
-from stagerun.language.proto import caffe_pb2
-from stagerun.system.world import World
-from stagerun.train.keeper import Keeper
-from stagerun.train.walk import run
-from stagerun.train.worker import Context
 
 IMAGES, BATCH = 64, 8
 SCHEDULE = """

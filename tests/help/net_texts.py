@@ -1,8 +1,6 @@
 """Net prototxts as published ones are built, written in a few lines each; and what tests of nets ask of a text."""
 
-from stagerun.base import net
-from stagerun.base.errors import Problems, RecipeError
-from stagerun.language.net import NetText, State, read, resolve
+from facade import Problems, RecipeError, State, net, read, resolve
 
 IMAGE = (3, 32, 32)
 DATA = 'layer { name: "data" type: "Data" top: "data" top: "label" }\n'
@@ -12,27 +10,21 @@ layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "
 """
 
 
-def read_net(text: str) -> NetText:
+def canonical(text: str) -> str:
     problems = Problems()
     found = read(text, "net", problems)
     assert found is not None, RecipeError(problems.all()).render()
-    return found
+    return found.canonical()
 
 
 def net_from(text: str, shape: tuple[int, int, int] | None = IMAGE, **states: State) -> net.Net:
+    """RecipeError with all mistakes."""
     problems = Problems()
-    found = resolve(read_net(text), shape, problems, **states)
-    assert found is not None, RecipeError(problems.all()).render()
+    read_text = read(text, "net", problems)
+    found = read_text and resolve(read_text, shape, problems, **states)
+    if found is None:
+        raise RecipeError(problems.all())
     return found
-
-
-def mistakes(text: str, shape: tuple[int, int, int] | None = IMAGE) -> list[str]:
-    """Each as `line:column message`."""
-    problems = Problems()
-    found = read(text, "net", problems)
-    if found is not None:
-        assert resolve(found, shape, problems) is None
-    return [f"{p.span.line}:{p.span.column} {p.message}" for p in RecipeError(problems.all()).problems]
 
 
 def between(*layers: str) -> str:

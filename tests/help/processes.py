@@ -9,11 +9,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 MARK = "STAGERUN_TEST_RUN"
 
@@ -86,6 +88,33 @@ class Run:
                 return False
             time.sleep(0.05)
         return True
+
+
+class Spoken:
+    """A command whose lines are read as they come, each with its time. `run`: what has started it, with a `process`."""
+
+    def __init__(self, run: Any) -> None:
+        self.run, self.lines = run, list[tuple[float, str]]()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for text in self.run.process.stdout:
+            self.lines.append((time.monotonic(), text))
+
+    @property
+    def text(self) -> str:
+        return "".join(text for _, text in self.lines)
+
+    def told(self, *words: str) -> tuple[float, str] | None:
+        """The first line with any of them, and when it came."""
+        return next(((at, line) for at, line in self.lines if any(one in line for one in words)), None)
+
+    def ended(self, timeout: float = 60) -> int:
+        code = self.run.process.wait(timeout)
+        self._reader.join(timeout)
+        self.run.process.stdout.close()
+        return int(code)
 
 
 def free_port() -> int:

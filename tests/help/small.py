@@ -2,14 +2,14 @@
 
 import os
 import subprocess
-import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import processes
 import tiny
+import warm
 
-FAULTS = Path(__file__).parents[1] / "reliability" / "faults.py"
 STAGES = {
     "init": 'base_lr: 0.1 lr_policy: "poly_cyc" power: 1 max_iter: 6 lr_iter: 12 warmup_iter: 2 warmup_start_lr: 0.01',
     "cyc1": 'base_lr: 0.06 lr_policy: "poly_cyc" power: 2 max_iter: 5 lr_iter: 10 test_interval: 4',
@@ -36,15 +36,17 @@ def make_schedule(folder: Path, data: Path, **stages: str) -> Path:
     return folder
 
 
-def stagerun(*arguments: object, timeout: float = 400, **options: object) -> subprocess.CompletedProcess[str]:
+def stagerun(
+    *arguments: object,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    fault: str = "",
+    timeout: float = 400,
+) -> subprocess.CompletedProcess[str]:
     """The command, to its end. Nothing it prints may look like a bug of ours. `fault`: as of `reliability.faults`."""
-    env = options.pop("env", None) or {**os.environ, "OMP_NUM_THREADS": "1"}
-    fault = options.pop("fault", "")
-    program = [str(FAULTS), fault] if fault else ["-m", "stagerun"]
-    done = subprocess.run(
-        [sys.executable, *map(str, (*program, *arguments))],
-        capture_output=True, text=True, timeout=timeout, env=env, **options,  # type: ignore[call-overload]
-    )  # fmt: skip
+    done = warm.run(
+        [*map(str, arguments)], cwd=cwd, env=env or {**os.environ, "OMP_NUM_THREADS": "1"}, fault=fault, timeout=timeout
+    )
     assert "Traceback" not in done.stdout + done.stderr, done.stderr
     assert done.returncode != 70, done.stderr
     return done

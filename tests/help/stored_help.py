@@ -2,20 +2,17 @@
 
 from pathlib import Path
 
+import disks
 import numpy as np
 import torch
 from click.testing import CliRunner, Result
+from facade import AVERAGE, MOMENTUM, RECIPE, STATE, WEIGHTS, caffe_pb2, encode, recipe, write_lmdb
 from torch import nn
 
 from stagerun import store
-from stagerun.base import recipe
 from stagerun.cli import main
-from stagerun.data.write import write_lmdb
-from stagerun.engine.codec import encode
 from stagerun.language import canonical, load
-from stagerun.language.proto import caffe_pb2
 from stagerun.models import build
-from stagerun.train.progress import AVERAGE, MOMENTUM, RECIPE, STATE, WEIGHTS
 
 SCHEDULE = """name: "stored"
 model {{ {model} }}
@@ -77,32 +74,28 @@ def network(model: recipe.Model, seed: int) -> nn.Module:
 
 
 def make_snapshot(
-    out: Path, schedule: recipe.Schedule, seed: int = 1, ema: int | None = None, iter: int = 3, number: int = 0
+    out: Path,
+    schedule: recipe.Schedule,
+    seed: int = 1,
+    ema: int | None = None,
+    iter: int = 3,
+    number: int = 0,
+    text: str = "",
 ) -> Path:
     """The directory of a snapshot of the only stage, or of that `number`, with the weights of `network(seed)`, and averaged ones of seed `ema`."""
-    disk = store.LocalDisk()
     stage = schedule.stages[number]
     dtype = torch.float64 if stage.solver.precision is recipe.Precision.FP64 else torch.float32
     files = {
         WEIGHTS: encode(network(schedule.model, seed).to(dtype).state_dict()),
         MOMENTUM: encode({}),
         STATE: b'{"position": 12, "train_seconds": 1.0, "losses": []}',
-        RECIPE: canonical(schedule).encode(),
+        RECIPE: (text or canonical(schedule)).encode(),
     }
     if ema is not None:
         averaged = network(schedule.model, ema).to(dtype).state_dict()
         files[AVERAGE] = encode({k: t for k, t in averaged.items() if t.is_floating_point()})
+    disk = store.LocalDisk()
     store.prepare(disk, out)
-    ref = store.commit(
-        disk,
-        out,
-        store.Metadata(
-            place=store.Place(stage.name, iter, 1),
-            parent="",
-            identity=stage.identity,
-            environment={"stagerun": "0.0.9"},
-        ),
-        files=files,
-        content=[n for n in files if "." in n],
-    )
+    about = {"identity": stage.identity, "environment": {"stagerun": "0.0.9"}}
+    ref = disks.commit(disk, out, stage.name, iter, 1, files, content=[n for n in files if "." in n], **about)
     return out / "snapshots" / ref.name

@@ -3,9 +3,7 @@
 from pathlib import Path
 
 import numpy as np
-
-from stagerun.data.write import write_lmdb
-from stagerun.language.proto import caffe_pb2
+from facade import caffe_pb2, write_lmdb
 
 STORED = Path(__file__).parents[1] / "golden" / "fashion_9664.npz"
 TRAIN_IMAGES, VAL_IMAGES = 600, 100

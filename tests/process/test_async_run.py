@@ -25,7 +25,7 @@ solver {{
 stage {{ name: "one" }}
 """
 ONE = """base_lr: 0.01 lr_policy: "fixed" max_iter: {iterations}
-sync_param {{ method: ASYNC replicas: 4 max_staleness: {staleness} servers: {servers} }}
+sync_param {{ method: ASYNC replicas: 4 max_staleness: {staleness} }}
 """
 
 
@@ -41,10 +41,10 @@ def schedule(data: Path, tmp_path: Path) -> Path:
     return make_schedule(tmp_path / "s", data)
 
 
-def make_schedule(folder: Path, data: Path, servers: int = 2, staleness: int = 4) -> Path:
+def make_schedule(folder: Path, data: Path, staleness: int = 4) -> Path:
     folder.mkdir()
     (folder / "schedule.prototxt").write_text(SCHEDULE.format(data=data))
-    (folder / "one.prototxt").write_text(ONE.format(iterations=ITERATIONS, servers=servers, staleness=staleness))
+    (folder / "one.prototxt").write_text(ONE.format(iterations=ITERATIONS, staleness=staleness))
     return folder
 
 

@@ -17,15 +17,23 @@ import forked
 import pytest
 import torch
 from engine_help import CPU, SOLVER, ConvNet, arithmetic, assert_same, cut, dataset, tensors
+from facade import (
+    Determinism,
+    Knobs,
+    PeerError,
+    Precision,
+    TrainState,
+    World,
+    decode,
+    encode,
+    make_state,
+    momentum,
+    restore,
+    update,
+    weights,
+)
 
-from stagerun.base.errors import PeerError
-from stagerun.base.knobs import Knobs
-from stagerun.base.recipe import Determinism, Precision
 from stagerun.comm import Comm, SoloComm, TorchComm, dense_bytes, elastic, make_reducer, reduce, runs_of
-from stagerun.engine.codec import decode, encode
-from stagerun.engine.state import TrainState, make_state, momentum, restore, weights
-from stagerun.engine.update import update
-from stagerun.system.world import World
 
 FIXED, ELASTIC = Determinism.FIXED, Determinism.ELASTIC
 ITERATIONS, HALF, LOGICAL = 10, 5, 12

@@ -17,14 +17,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from facade import Determinism, Method, World, make
 from torch import nn
 
-from stagerun.base.recipe import Determinism, Method
 from stagerun.comm import TorchComm, gather_json, make_reducer
 from stagerun.comm.compressed import CompressedReducer
-from stagerun.comm.compression import make
 from stagerun.comm.reduce import Reducer
-from stagerun.system.world import World
 
 CPU = torch.device("cpu")
 METHODS = (Method.NONE, *(m for m in Method if m not in (Method.NONE, Method.AUTO)))

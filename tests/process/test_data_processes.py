@@ -11,6 +11,7 @@ from pathlib import Path
 import made_images
 import pytest
 from click.testing import CliRunner
+from facade import SIDE_FILE, CopyStopped, write_lmdb
 from test_data_lmdb import VALUES as VALUES
 from test_data_lmdb import made as made
 from test_data_scratch import BLOCK as BLOCK
@@ -25,13 +26,7 @@ from test_import_engine import expected as expected
 from test_import_engine import small_commits as small_commits
 
 from stagerun.cli import main
-from stagerun.data.scratch import (
-    CopyStopped,
-    Progress,
-    look,
-)
-from stagerun.data.write import write_lmdb
-from stagerun.system.lmdb_file import SIDE_FILE
+from stagerun.data.scratch import Progress, look
 
 SIGNALLED = """
 import os, sys

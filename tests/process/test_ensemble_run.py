@@ -13,17 +13,23 @@ import small
 import tiny
 import torch
 from click.testing import CliRunner
+from facade import (
+    EnsembleTested,
+    LmdbSource,
+    Note,
+    Schedule,
+    StageStarted,
+    Stopped,
+    load_network,
+    open_snapshot,
+    training_loader,
+)
 from test_run_trees import go, of
 from torch import Tensor, nn
 
-from stagerun.base.events import EnsembleTested, Note, StageStarted, Stopped
-from stagerun.base.recipe import Schedule
 from stagerun.cli import main
-from stagerun.data.loaders import training_loader
-from stagerun.data.records import LmdbSource
 from stagerun.language import load
 from stagerun.models import BatchNorm2d
-from stagerun.train.stored import load_network, open_snapshot
 
 CPU = torch.device("cpu")
 # So that all stages look at the same pictures: `collapse` trains on images that are not cut.

@@ -2,22 +2,21 @@
 
 import json
 import math
-import random
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import processes
 import pytest
 import small
 import stored_help
 import tiny
 import torch
+from facade import Schedule, load_network, open_snapshot
 
 from stagerun import store
 from stagerun.data import index, indexing
-from stagerun.train.stored import load_network, open_snapshot
+from stagerun.language import load
 
 CROPPED = "transform_param { crop_size: 24 mean_value: 73 scale: 0.0111 }"
 MODEL = 'name: "resnet_small" num_classes: 10 channels: 1'
@@ -25,15 +24,12 @@ MODEL = 'name: "resnet_small" num_classes: 10 channels: 1'
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """data/, schedule/, and out1/ and out2/: outputs of one and two workers, one with averaged weights."""
+    """data/, schedule/, and out/: output of two workers, with averaged weights of one stage."""
     base = tmp_path_factory.mktemp("eval")
     tiny.make_data(base / "data")
     averaged = small.STAGES["early"] + " ema_decay: 0.5"
-    schedule = small.make_schedule(base / "schedule", base / "data", early=averaged)
-    for nproc in (1, 2):
-        done = small.run(schedule, base / f"out{nproc}", nproc=nproc)
-        assert done.returncode == 0, done.stdout + done.stderr
-        (base / f"out{nproc}.txt").write_text(done.stdout)
+    done = small.run(small.make_schedule(base / "schedule", base / "data", early=averaged), base / "out", nproc=2)
+    assert done.returncode == 0, done.stdout + done.stderr
     return base
 
 
@@ -54,9 +50,8 @@ def refused(*arguments: object) -> tuple[int, str]:
 # ---- the numbers of `run`
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
-def test_every_stage_has_the_numbers_that_run_gave_it(base: Path, nproc: int) -> None:
-    out = base / f"out{nproc}"
+def test_every_stage_has_the_numbers_that_run_gave_it(base: Path) -> None:
+    out = base / "out"
     found = evaluated(base / "schedule", "--out", out)
     assert [f["stage"] for f in found] == list(small.STAGES)
     for row in found:
@@ -71,14 +66,14 @@ def test_every_stage_has_the_numbers_that_run_gave_it(base: Path, nproc: int) ->
 def test_a_snapshot_needs_nothing_but_its_directory_and_images(base: Path, tmp_path: Path) -> None:
     name = "collapse-00000003-a0001"
     copy = tmp_path / name
-    shutil.copytree(base / "out1" / "snapshots" / name, copy)
+    shutil.copytree(base / "out" / "snapshots" / name, copy)
     (tmp_path / "best").symlink_to(copy)
     for path in (copy, tmp_path / "best"):
-        assert evaluated(path)[0]["loss"] == evaluated(name, "--out", base / "out1")[0]["loss"]
+        assert evaluated(path)[0]["loss"] == evaluated(name, "--out", base / "out")[0]["loss"]
 
 
 def test_the_schedule_says_which_images_and_which_transform_now(base: Path) -> None:
-    arguments = [base / "schedule", "--out", base / "out1", "--stage", "init"]
+    arguments = [base / "schedule", "--out", base / "out", "--stage", "init"]
     train = base / "data" / "train_lmdb"
     moved = evaluated(*arguments, "--set", f"data.val.source={train}", "--set", f"data.val.images={tiny.TRAIN_IMAGES}")
     assert moved[0]["images"] == tiny.TRAIN_IMAGES and moved[0]["data"] == str(train)
@@ -87,7 +82,7 @@ def test_the_schedule_says_which_images_and_which_transform_now(base: Path) -> N
 
 
 def test_other_images_are_counted_and_the_batch_is_free(base: Path) -> None:
-    snapshot = base / "out1" / "snapshots" / "cyc1-00000005-a0001"
+    snapshot = base / "out" / "snapshots" / "cyc1-00000005-a0001"
     (whole,) = evaluated(snapshot, "--data", base / "data" / "train_lmdb")
     (cut,) = evaluated(snapshot, "--data", base / "data" / "train_lmdb", "--device-batch", 7)
     assert whole["images"] == cut["images"] == tiny.TRAIN_IMAGES
@@ -95,28 +90,37 @@ def test_other_images_are_counted_and_the_batch_is_free(base: Path) -> None:
     assert whole["loss"] == pytest.approx(cut["loss"], rel=1e-6)
 
 
+def two_stages(folder: Path, data: Path, images: int, rate: float = 0.1) -> Schedule:
+    stored_help.make_schedule(folder, MODEL, CROPPED, data, images)
+    file = folder / "schedule.prototxt"
+    text = file.read_text().replace("base_lr: 0.1", f"base_lr: {rate}")
+    file.write_text(f'{text}stage {{ name: "other" from: "" solver_param {{ }} }}')
+    return load(folder)
+
+
 def test_what_is_half_trained_is_left_out(base: Path, tmp_path: Path) -> None:
-    """A run that is killed inside its second stage."""
-    out = tmp_path / "out"
-    schedule = small.make_schedule(
-        tmp_path / "schedule", base / "data", cyc1='base_lr: 0.05 lr_policy: "fixed" max_iter: 100000 snapshot: 5'
-    )
-    run = small.start(schedule, out, "--set", "keep_snapshots=1000")
-    try:
-        small.wait_for(out / "snapshots" / "cyc1-00000005-a0001", run)
-    finally:
-        processes.kill(run, "all", random.Random(1))
-        run.wait()
+    schedule, out = tmp_path / "schedule", tmp_path / "out"
+    whole = two_stages(schedule, base / "data" / "val_lmdb", tiny.VAL_IMAGES)
+    stored_help.make_snapshot(out, whole)
+    inside = stored_help.make_snapshot(out, whole, number=1, iter=2)
     for arguments in ([schedule, "--out", out], [out]):
         done = stored_help.stagerun("eval", *arguments)
-        assert done.exit_code == 0 and [line.split(":")[0] for line in done.stdout.splitlines()] == [
-            "init-00000006-a0001"
-        ]
-        assert "note: stage `cyc1` is half trained and is left out" in done.stderr
-    code, text = refused(out, "--stage", "cyc1")
-    assert code == 64 and "stage `cyc1` is half trained" in text and "stagerun status" in text
-    inside = next(p for p in (out / "snapshots").iterdir() if p.name.startswith("cyc1-"))
+        assert done.exit_code == 0 and done.stdout.startswith("only-00000003-a0001: ") and done.stdout.count("\n") == 1
+        assert "note: stage `other` is half trained and is left out" in done.stderr
+    code, text = refused(out, "--stage", "other")
+    assert code == 64 and "stage `other` is half trained" in text and "stagerun status" in text
     assert evaluated(inside)[0]["images"] == tiny.VAL_IMAGES
+
+
+def test_ends_that_another_schedule_has_trained_are_named(base: Path, tmp_path: Path) -> None:
+    val, folder, out = base / "data" / "val_lmdb", tmp_path / "schedule", tmp_path / "out"
+    stored_help.make_snapshot(out, two_stages(folder, val, tiny.VAL_IMAGES))
+    for rate, notes in ((0.2, 1), (0.1, 0)):
+        both = shutil.copytree(out, tmp_path / f"out{rate}")
+        stored_help.make_snapshot(both, two_stages(folder, val, tiny.VAL_IMAGES, rate), number=1)
+        done = stored_help.stagerun("eval", both, "--threads", 1)
+        assert done.exit_code == 0 and len(done.stdout.splitlines()) == 2, done.output
+        assert done.stderr.count("was trained with other settings") == notes, done.stderr
 
 
 # ---- views
@@ -156,8 +160,7 @@ def corners(images: np.ndarray) -> list[np.ndarray]:
     return [images[:, top, left], images[:, top, right], images[:, bottom, left], images[:, bottom, right], centre]
 
 
-@pytest.mark.parametrize("ema", [False, True])
-@pytest.mark.parametrize("views", ["one", "flip", "10crop"])
+@pytest.mark.parametrize("views, ema", [("one", False), ("flip", True), ("10crop", False)])
 def test_the_softmax_outputs_of_the_views_are_averaged(cropped: Path, views: str, ema: bool) -> None:
     images, labels = stored_help.pictures(23, 31, 28, 1, 10)
     parts = corners(images) if views == "10crop" else [images[:, 3:27, 2:26]]
@@ -166,19 +169,6 @@ def test_the_softmax_outputs_of_the_views_are_averaged(cropped: Path, views: str
     top1, top5, loss = expected(cropped, seen, labels, ema)
     assert (found["top1"], found["top5"]) == (pytest.approx(top1), pytest.approx(top5))
     assert found["loss"] == pytest.approx(loss, rel=1e-12)
-
-
-def test_crops_are_taken_from_the_resized_image(tmp_path: Path) -> None:
-    """The images have several sizes, and their shorter side becomes 30."""
-    small_images, labels = stored_help.pictures(4, 40, 60, 1, 10)
-    large, more = stored_help.pictures(3, 33, 35, 1, 10)
-    data = tmp_path / "data"
-    stored_help.write_lmdb(str(data), [*records(small_images, labels), *records(large, more)])
-    resize = CROPPED.replace("crop_size: 24", "crop_size: 24 random_resize_param { min_size: 30 }")
-    solver = f"{CROPPED} test_{resize}"
-    schedule = stored_help.make_schedule(tmp_path / "schedule", MODEL, solver, data, 7)
-    snapshot = stored_help.make_snapshot(tmp_path / "out", schedule)
-    assert evaluated(snapshot, "--views", "10crop")[0]["images"] == 7
 
 
 def test_rectangles_are_those_of_the_recipe_with_any_device_batch(tmp_path: Path) -> None:
@@ -221,9 +211,9 @@ def records(images: np.ndarray, labels: np.ndarray) -> list[bytes]:
 
 
 def damaged(base: Path, tmp_path: Path) -> tuple[Path, Path]:
-    """A copy of out1, and its file with a wrong byte: the weights at the end of cyc1."""
+    """A copy of out, and its file with a wrong byte: the weights at the end of cyc1."""
     out = tmp_path / "out"
-    shutil.copytree(base / "out1", out)
+    shutil.copytree(base / "out", out)
     path = out / "snapshots" / "cyc1-00000005-a0001" / "model.safetensors"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -231,8 +221,18 @@ def damaged(base: Path, tmp_path: Path) -> tuple[Path, Path]:
     return out, path
 
 
-def test_a_damaged_snapshot_is_refused_in_the_words_of_the_store(base: Path, tmp_path: Path) -> None:
-    out, path = damaged(base, tmp_path)
+def test_one_damaged_end_does_not_cost_the_numbers_of_the_others(base: Path, tmp_path: Path) -> None:
+    out = shutil.copytree(base / "out", tmp_path / "out")
+    path = out / "snapshots" / "cyc1-00000005-a0001" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    others = ["init-00000006-a0001", "collapse-00000003-a0001", "early-00000003-a0001"]
+    done = stored_help.stagerun("eval", base / "schedule", "--out", out, "--threads", 1, "--json")
+    found = json.loads(done.stdout)
+    assert done.exit_code == 78 and [row["snapshot"] for row in found["evaluations"]] == others
+    assert [row["snapshot"] for row in found["failed"]] == ["cyc1-00000005-a0001"]
+    assert "is damaged" in found["failed"][0]["error"] and "is damaged" in done.stderr
+    done = stored_help.stagerun("eval", out, "--data", tmp_path)
+    assert done.exit_code == 65 and done.stdout == "" and done.stderr.count("with --data") == 1
     code, text = refused(path.parent)
     assert code == 78 and "snapshot cyc1-00000005-a0001 is damaged: model.safetensors is not as it was written" in text
     (path.parent / "MANIFEST.json").unlink()
@@ -242,26 +242,10 @@ def test_a_damaged_snapshot_is_refused_in_the_words_of_the_store(base: Path, tmp
     assert code == 64 and "is not a snapshot's name" in text and "set aside" in text
 
 
-def test_one_damaged_end_does_not_cost_the_numbers_of_the_others(base: Path, tmp_path: Path) -> None:
-    out, _ = damaged(base, tmp_path)
-    others = ["init-00000006-a0001", "collapse-00000003-a0001", "early-00000003-a0001"]
-    done = stored_help.stagerun("eval", out, "--threads", 1)
-    assert done.exit_code == 78 and [line.split(":")[0] for line in done.stdout.splitlines()] == others
-    assert "snapshot cyc1-00000005-a0001 is damaged" in done.stderr
-    done = stored_help.stagerun("eval", base / "schedule", "--out", out, "--threads", 1, "--json")
-    found = json.loads(done.stdout)
-    assert done.exit_code == 78 and [row["snapshot"] for row in found["evaluations"]] == others
-    assert [row["snapshot"] for row in found["failed"]] == ["cyc1-00000005-a0001"]
-    assert "is damaged" in found["failed"][0]["error"] and "is damaged" in done.stderr
-    done = stored_help.stagerun("eval", out, "--data", tmp_path)
-    assert done.exit_code == 65 and done.stdout == "" and done.stderr.count("with --data") == 1
-
-
-def test_a_recipe_of_another_version_is_refused_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_of_another_version_is_refused_with_its_line(tmp_path: Path) -> None:
     schedule = stored_help.make_schedule(tmp_path / "schedule", MODEL, CROPPED)
     text = stored_help.canonical(schedule).replace("num_classes: 10", "num_classes: 10\n  novelty: 3")
-    monkeypatch.setattr(stored_help, "canonical", lambda schedule: text)
-    code, said = refused(stored_help.make_snapshot(tmp_path / "out", schedule))
+    code, said = refused(stored_help.make_snapshot(tmp_path / "out", schedule, text=text))
     assert code == 78 and "the recipe in snapshot only-00000003-a0001 can't be read" in said
     assert "Model has no field `novelty`" in said and "stagerun 0.0.9" in said
 
@@ -286,8 +270,8 @@ def test_a_recipe_of_another_version_is_refused_with_its_line(tmp_path: Path, mo
     ],
 )
 def test_mistakes_are_told(base: Path, arguments: list[str], code: int, message: str) -> None:
-    snapshot = base / "out1" / "snapshots" / "cyc1-00000005-a0001"
-    names = {"base": base, "out": base / "out1", "schedule": base / "schedule", "snapshot": snapshot}
+    snapshot = base / "out" / "snapshots" / "cyc1-00000005-a0001"
+    names = {"base": base, "out": base / "out", "schedule": base / "schedule", "snapshot": snapshot}
     done = stored_help.stagerun("eval", *(a.format(**names) for a in arguments))
     assert done.exit_code == code and message in done.stderr and done.stdout == ""
 

@@ -5,75 +5,41 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 SCHEDULE = str(Path(__file__).parents[2] / "solvers" / "resnet50_72ep")
 ALLOWED = {"click", "google", "stagerun"}
-
+# One process runs them all: what one of them loads is there from then on.
 PROGRAM = """
 import json, sys
+from click.testing import CliRunner
+
+def loaded():
+    return sorted({name.partition(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names))
+
 before = set(sys.modules)  # an editable install, coverage and the like load modules of their own at start
-from stagerun.cli import main
-try:
-    main(sys.argv[1:])
-finally:
-    roots = {name.partition(".")[0] for name in set(sys.modules) - before}
-    print("\\n" + json.dumps(sorted(roots - set(sys.stdlib_module_names))))
-"""
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["check", SCHEDULE],
-        ["plan", SCHEDULE],
-        ["plan", SCHEDULE, "--json"],
-        ["plan", SCHEDULE, "--images-per-second", "6303", "--budget", "4h"],
-        ["plan", SCHEDULE, "--why", "cyc2.max_iter"],
-        ["diff", SCHEDULE, SCHEDULE],
-        ["help"],
-        ["help", "base_lr"],
-        ["help", "designing"],
-        ["run", "--help"],
-        ["status", SCHEDULE],
-        ["status", "--snapshots", SCHEDULE],
-        ["eval", "--help"],
-        ["export", "--help"],
-    ],
-    ids=" ".join,
-)
-def test_only_light_modules_are_loaded(arguments: list[str], tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, timeout=60, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
-    assert set(json.loads(done.stdout.splitlines()[-1])) <= ALLOWED
-
-
-def test_run_finds_missing_images_without_torch(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, "run", SCHEDULE], capture_output=True, text=True, timeout=60, cwd=tmp_path
-    )
-    assert done.returncode == 65 and "ilsvrc12_train_lmdb: no such folder" in done.stderr
-    assert "torch" not in json.loads(done.stdout.splitlines()[-1])
-
-
-LIBRARY = """
-import json, sys
-before = set(sys.modules)
 import stagerun
-found = [sorted(name for name in set(sys.modules) - before if name.partition(".")[0] not in sys.stdlib_module_names)]
+print(json.dumps(["import stagerun", 0, sorted(name for name in set(sys.modules) - before if name.startswith("stagerun.")) or loaded(), ""]))
 schedule = stagerun.load(sys.argv[1])
 repr(stagerun.plan(schedule)), str(stagerun.plan(sys.argv[1]))
-found.append(sorted({name.partition(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)))
-print(json.dumps(found))
+print(json.dumps(["stagerun.plan", 0, loaded(), ""]))
+from stagerun.cli import main
+for words in sys.argv[2:]:
+    done = CliRunner().invoke(main, [word.replace("DIR", sys.argv[1]) for word in words.split()])
+    print(json.dumps([words, done.exit_code, loaded(), done.stderr]))
 """
+LIGHT = (
+    "check DIR", "plan DIR", "plan DIR --json", "plan DIR --images-per-second 6303 --budget 4h", "plan DIR --why cyc2.max_iter",
+    "diff DIR DIR", "help", "help base_lr", "help designing", "run --help", "status DIR", "status --snapshots DIR", "eval --help",
+    "export --help",
+)  # fmt: skip
 
 
-def test_import_stagerun_loads_nothing_and_a_plan_neither_torch_nor_numpy(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LIBRARY, SCHEDULE], capture_output=True, text=True, timeout=60, cwd=tmp_path
-    )
+def test_only_light_modules_are_loaded_and_run_finds_missing_images_without_torch(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", PROGRAM, SCHEDULE, *LIGHT, "run DIR"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    alone, planned = json.loads(done.stdout)
-    assert alone == ["stagerun"] and set(planned) <= ALLOWED
+    alone, planned, *light, run = map(json.loads, done.stdout.splitlines())
+    assert alone[2] == ["stagerun"], "import stagerun loads nothing"
+    assert len(light) == len(LIGHT)
+    assert [(name, code) for name, code, roots, _ in (planned, *light) if code or not set(roots) <= ALLOWED] == []
+    _, code, roots, said = run
+    assert code == 65 and "ilsvrc12_train_lmdb: no such folder" in said and "torch" not in roots

@@ -49,7 +49,7 @@ def answer(tmp_path: Path, at_import: str, inside: str, name: str = "mynet.py") 
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("name", ["mynet.py", "nets/mynet.py", "start.py", "nets/start.py"])
+@pytest.mark.parametrize("name", ["mynet.py", "nets/start.py"])
 @pytest.mark.parametrize("pool", ['get_context("fork").Pool(2)', "ThreadPoolExecutor(2)"])
 def test_a_pool_may_be_started_and_used_at_import(pool: str, name: str, tmp_path: Path) -> None:
     at_import = f"POOL = {pool}\nFIRST = list(POOL.map(work, [1]))"

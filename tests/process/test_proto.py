@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from facade import caffe_pb2, stagerun_pb2
 
 from stagerun.language import tree
-from stagerun.language.proto import caffe_pb2, manual, stagerun_pb2
+from stagerun.language.proto import manual
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,11 +9,9 @@ from pathlib import Path
 import processes
 import pytest
 import small
-from click.testing import CliRunner
+from facade import UsageError
 
 from stagerun.base.caffe_file import state_bytes
-from stagerun.base.errors import UsageError
-from stagerun.cli import main
 from stagerun.language import load
 from stagerun.launch.hostfile import Host
 from stagerun.launch.ssh import Way, passed_on, sync_of
@@ -49,20 +47,6 @@ def test_why_hosts_are_missing_is_reported_of_each(schedule: Path, tmp_path: Pat
     assert f"b has no folder {Path.cwd()}" in done.stderr and "--sync" in done.stderr
     assert "c has no " in done.stderr and "at the same path" in done.stderr
     assert "has no stagerun" in done.stderr and not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    "words, told",
-    [
-        (["--ssh", "ssh"], "--ssh without --hosts"),
-        (["--workers-per-node", "2"], "with --hosts, --nproc is the number of workers on each"),
-        (["--hosts", "a,a"], "--hosts:1:3: `a` stands already"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_mistakes(words: list[str], told: str, schedule: Path) -> None:
-    done = CliRunner().invoke(main, ["run", str(schedule), *words])
-    assert done.exit_code == 64 and told in done.output, done.output
 
 
 class Job:

@@ -15,16 +15,12 @@ import processes
 import pytest
 import torch
 from engine_help import CPU, SOLVER, Linear, arithmetic, cut, dataset, tensors
+from facade import Determinism, Precision, Sync, SyncMethod, World, make_state, reducer_of, update, update_replicas
 
-from stagerun.base.recipe import Determinism, Precision, Sync, SyncMethod
 from stagerun.comm import Comm, SoloComm, TorchComm, runs_of
-from stagerun.engine.apart import update_replicas
 from stagerun.engine.codec import digest
-from stagerun.engine.compression import reducer_of
-from stagerun.engine.state import make_state, replicas_of
-from stagerun.engine.update import update
+from stagerun.engine.state import replicas_of
 from stagerun.schedule import make_knobs
-from stagerun.system.world import World
 
 SIDE, WARM_UP, PERIOD, MEETINGS = 100, 4, 8, 3
 LENGTH = WARM_UP + PERIOD * MEETINGS

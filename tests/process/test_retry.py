@@ -12,12 +12,10 @@ from pathlib import Path
 import processes
 import pytest
 import small
+from facade import ResumeRefused, StorageError, UsageError
 
-from stagerun.base.errors import FolderInUseError, ResumeRefused, StorageError, UsageError
-from stagerun.launch.ancestors import to_be_told
 from stagerun.tools.retry import command as retrying
-from stagerun.tools.retry.command import Ended, RetryOptions, judge, retry_command
-from stagerun.train.options import RunOptions
+from stagerun.tools.retry.command import Ended, RetryOptions, judge, retry_command, to_be_told
 
 
 @pytest.mark.parametrize(
@@ -91,17 +89,13 @@ def test_how_often_it_is_started(
             raise left.pop(0)[1]  # type: ignore[misc]
         return ""
 
-    monkeypatch.setattr(retrying, "Commanded", lambda: stop)
-    monkeypatch.setattr(retrying, "_before", before)
-    monkeypatch.setattr(retrying, "_one", lambda *_: left[0][1])
-    monkeypatch.setattr(retrying, "_further", lambda *_: left.pop(0)[0] in further)
+    stand_in(monkeypatch, stop, before, lambda *_: left[0][1], lambda *_: left.pop(0)[0] in further)
     options = RetryOptions(("stagerun", "run", "x", *words), 9, None, None)
     if ends is None:
         with pytest.raises(IndexError):  # it went on to the last of `starts`
             retry_command(options)
-        assert stop.waits[: len(waits)] == waits
-        return
-    if isinstance(ends, int):
+        waits = [*waits, *stop.waits[len(waits) :]]
+    elif isinstance(ends, int):
         assert retry_command(options) == ends
     else:
         with pytest.raises(ends):  # type: ignore[call-overload]
@@ -109,22 +103,20 @@ def test_how_often_it_is_started(
     assert stop.waits == waits
 
 
+def stand_in(monkeypatch: pytest.MonkeyPatch, stop: Commanded, *parts: object) -> None:
+    """In the place of what starts the command and of what looks at the folder before, and after."""
+    named = zip(("_before", "_one", "_further"), parts, strict=True)
+    for name, part in (("Commanded", lambda: stop), *named):
+        monkeypatch.setattr(retrying, name, part)
+
+
 def test_a_signal_between_two_starts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     stop, started = Commanded(1, in_wait=True), []
-    monkeypatch.setattr(retrying, "Commanded", lambda: stop)
-    monkeypatch.setattr(retrying, "_before", lambda task: "")
-    monkeypatch.setattr(retrying, "_one", lambda *_: started.append(1) or KILLED)
-    monkeypatch.setattr(retrying, "_further", lambda *_: True)
+    stand_in(monkeypatch, stop, lambda task: "", lambda *_: started.append(1) or KILLED, lambda *_: True)
     options = RetryOptions(("stagerun", "run", "x"), None, None, None)
     assert retry_command(options) == 75 and "without saving" not in capsys.readouterr().err
     # While it looks at the folder.
     assert retry_command(options) == 75 and started == [1]
-
-
-def test_a_run_that_outlives_its_command_is_reported(monkeypatch: pytest.MonkeyPatch, base: Path) -> None:
-    monkeypatch.setattr(retrying.store, "holder", lambda out: "process 7 on a")
-    with pytest.raises(FolderInUseError, match="still in use by process 7 on a"):
-        retrying._stopped(KILLED, RunOptions(str(base / "schedule")))
 
 
 @pytest.mark.parametrize("option", ["-h", "--help"])
@@ -168,31 +160,6 @@ def retry(*words: object) -> subprocess.CompletedProcess[str]:
     return small.stagerun("retry", *words, timeout=400)
 
 
-def test_mistakes_are_reported_before_anything_is_started(base: Path, tmp_path: Path) -> None:
-    run = ["stagerun", "run", base / "schedule", "--out", tmp_path / "out"]
-    marker = tmp_path / "started"
-    for words, said in (
-        (["--", "touch", marker], "say what it runs: `stagerun retry --schedule DIR"),
-        (["--", "touch", marker, *run, "--set", "init.base_lr=-1"], "`base_lr` must be at least 0"),
-        (["--", "touch", marker, *run, "--nosuch"], "No such option"),
-        (["--", "no-such-launcher", *run], "`no-such-launcher` can't be started"),
-        (["--max-restarts", "-1", "--", "touch", marker, *run], "--max-restarts must be 0 or more"),
-    ):
-        done = retry(*words)
-        assert done.returncode == 64 and said in done.stderr, done.stderr
-    assert not marker.exists()
-
-
-@pytest.mark.slow
-def test_a_command_that_never_begins_is_given_up(base: Path, tmp_path: Path) -> None:
-    script = tmp_path / "launcher"
-    script.write_text(f"#!/bin/sh\necho . >> {tmp_path}/starts\nexit 255\n")
-    script.chmod(0o755)
-    done = retry("--", script, "stagerun", "run", base / "schedule", "--out", tmp_path / "out")
-    assert done.returncode == 78 and "3 starts in a row ended before the run had started" in done.stderr, done.stderr
-    assert done.stderr.count("restart ") == 2 and (tmp_path / "starts").read_text().count(".") == 3
-
-
 # Starts the run; once a snapshot is there it kills all, as a launcher that has lost a rank does, `deaths` times in all.
 LAUNCHER = """
 import os, signal, subprocess, sys, time
@@ -224,9 +191,12 @@ def launcher(base: Path, tmp_path: Path, deaths: int, *more: object) -> list[obj
 
 @pytest.mark.slow
 def test_killed_runs_go_on_to_the_same_bits(base: Path, tmp_path: Path) -> None:
-    done = retry("--", *launcher(base, tmp_path, 2))
-    assert done.returncode == 0, done.stderr
+    done = retry("--max-restarts", 1, "--", *launcher(base, tmp_path, 9))
+    assert done.returncode == 69 and "--max-restarts 1 is used up" in done.stderr, done.stderr
     assert done.stderr.count("the run was killed (the command ended with exit code 137)") == 2, done.stderr
+    assert (tmp_path / "starts").read_text() == ".."
+    done = retry("--", *launcher(base, tmp_path, 0))
+    assert done.returncode == 0, done.stderr
     assert small.run(base / "schedule", tmp_path / "alone").returncode == 0
     assert processes.ends(tmp_path / "out") == processes.ends(tmp_path / "alone")
     again = retry("--", *launcher(base, tmp_path, 0))
@@ -234,36 +204,30 @@ def test_killed_runs_go_on_to_the_same_bits(base: Path, tmp_path: Path) -> None:
     assert (tmp_path / "starts").read_text() == "..."
 
 
-@pytest.mark.slow
-def test_max_restarts(base: Path, tmp_path: Path) -> None:
-    done = retry("--max-restarts", 1, "--", *launcher(base, tmp_path, 9))
-    assert done.returncode == 69 and "--max-restarts 1 is used up" in done.stderr, done.stderr
-    assert (tmp_path / "starts").read_text() == ".."
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_has_the_run_saved(number: signal.Signals, base: Path, tmp_path: Path) -> None:
-    words = ["retry", "--", *(str(word) for word in launcher(base, tmp_path, 0, *small.ENDLESS))]
-    run = processes.Run(words).start()
+def started(base: Path, tmp_path: Path, *words: object) -> processes.Run:
+    """`retry` of a run that has no end, in the midst of it."""
+    command = ["retry", *(words or ("--", *launcher(base, tmp_path, 0, *small.ENDLESS)))]
+    run = processes.Run([str(word) for word in command], {"PYTHONPATH": str(Path(__file__).parents[2])}).start()
     small.wait_for(tmp_path / "out" / "snapshots" / "init-00000006-a0001", run)
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_has_the_run_saved(number: signal.Signals, base: Path, tmp_path: Path) -> None:
+    run = started(base, tmp_path)
     os.kill(run.process.pid, number)
     code, said = run.wait(120)
-    assert code == 75, said
-    assert "the command is asked to stop" in said and run.gone()
+    assert code == 75 and "the command is asked to stop" in said and run.gone(), said
     assert json.loads((tmp_path / "out" / "lives" / "a0001.json").read_text())["code"] == 75
 
 
 @pytest.mark.slow
 def test_no_process_is_left_when_it_is_killed(base: Path, tmp_path: Path) -> None:
-    words = ["retry", "--", *(str(word) for word in launcher(base, tmp_path, 0, *small.ENDLESS))]
-    run = processes.Run(words).start()
-    small.wait_for(tmp_path / "out" / "snapshots" / "init-00000006-a0001", run)
+    run = started(base, tmp_path)
     run.process.kill()
-    began = time.monotonic()
     run.wait(60)
     assert run.gone(within=60), run.pids()
-    assert time.monotonic() - began < 60
 
 
 @pytest.mark.slow
@@ -274,11 +238,8 @@ def test_a_run_in_a_script_is_saved(base: Path, tmp_path: Path) -> None:
     script = tmp_path / "train.sh"
     script.write_text(f"#!/bin/bash\ncd {tmp_path}\n{' '.join(map(str, run))}\necho after $?\n")
     script.chmod(0o755)
-    words = ["retry", "--schedule", base / "schedule", "--out", tmp_path / "out", "--", script]
-    started = processes.Run([str(word) for word in words], {"PYTHONPATH": str(Path(__file__).parents[2])}).start()
-    small.wait_for(tmp_path / "out" / "snapshots" / "init-00000006-a0001", started)
-    os.kill(started.process.pid, signal.SIGTERM)
-    code, said = started.wait(120)
-    assert code == 75 and "after 75" in said, said
-    assert started.gone(within=60)
+    run = started(base, tmp_path, "--schedule", base / "schedule", "--out", tmp_path / "out", "--", script)
+    os.kill(run.process.pid, signal.SIGTERM)
+    code, said = run.wait(120)
+    assert code == 75 and "after 75" in said and run.gone(within=60), said
     assert json.loads((tmp_path / "out" / "lives" / "a0001.json").read_text())["code"] == 75

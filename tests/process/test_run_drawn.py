@@ -8,12 +8,11 @@ import numpy as np
 import processes
 import pytest
 import small
+from facade import caffe_pb2, write_lmdb
 from test_run_trees import go
 
 from stagerun.data.index import save
 from stagerun.data.indexing import build
-from stagerun.data.write import write_lmdb
-from stagerun.language.proto import caffe_pb2
 from stagerun.store import LocalDisk, inventory
 
 AUGMENTED = """

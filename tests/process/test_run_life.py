@@ -11,8 +11,7 @@ from pathlib import Path
 import processes
 import pytest
 import small
-
-from stagerun.base.text import duration
+from facade import duration
 
 
 def straight(base: Path, nproc: int) -> Path:

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import small
 import tiny
+from facade import ResumeRefused
 from test_run_trees import ALONE, END, MAIN, command, go, ids, make_schedule, names
-
-from stagerun.base.errors import ResumeRefused
 
 C = 'stage { name: "c" from: "main@5" solver: "cut.prototxt" }\nstage { name: "on" from: "c" solver: "cut.prototxt" }\n'
 D = 'stage { name: "d" from: "main@5" solver: "cut.prototxt" }\n'

@@ -1,25 +1,63 @@
-"""The script of `stagerun sbatch`, word for word, and as bash takes it. On a real Slurm: tests/cluster/test_sbatch.py."""
+"""`stagerun sbatch`: the script, word for word and as bash takes it. What is refused: tests/cases/words_of_sbatch.txt. On a real Slurm:
+tests/cluster/test_sbatch.py."""
 
 import dataclasses
+import os
 import re
 import subprocess
 from pathlib import Path
 
+import contract
 import pytest
 import tiny
-from test_sbatch import GOLDEN as GOLDEN
-from test_sbatch import PLAIN as PLAIN
-from test_sbatch import SHARED as SHARED
-from test_sbatch import sbatch as sbatch
-from test_sbatch import schedule as schedule
 
 from stagerun.tools.slurm.command import Batch, script
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "sbatch"
+
+PLAIN = Batch(
+    name="resnet50_72ep",
+    about=["resnet50_72ep on 64 nodes with 2 workers each: 5 stages, 22610 iterations to do.", "About 8 h."],
+    command=["stagerun", "sbatch", "solvers/resnet50_72ep", "--nodes", "64", "--time", "4h"],
+    folder="/home/me/work",
+    out="/home/me/work/out/resnet50_72ep",
+    program=["/home/me/venv/bin/stagerun"],
+    arguments=["run", "solvers/resnet50_72ep"],
+    nodes=64,
+    workers_per_node=2,
+    time=4 * 3600,
+    signal_before=300,
+)
+SHARED = dataclasses.replace(
+    PLAIN,
+    name="two words",
+    folder="/home/me/my work",
+    out="/home/me/my work/100%",
+    arguments=["run", "my solvers", "--set", "name=it's", "--threads", "3"],
+    nodes=1,
+    workers_per_node=4,
+    time=2 * 86400 + 90,
+    signal_before=60,
+    grace=30.5,
+    partition="gpu",
+    account="a 1",
+    gpus_per_node=4,
+    cpus_per_worker=6,
+)
+
+
+def test_a_line_break_in_what_was_typed_hides_no_option() -> None:
+    """sbatch reads options down to the first line that is no comment."""
+    text = script(dataclasses.replace(PLAIN, command=["stagerun", "sbatch", "--set", "seed=2\n"], about=["a\nb"]))
+    lines = text.splitlines()
+    last = max(number for number, line in enumerate(lines) if line.startswith("#SBATCH"))
+    assert all(not line or line.startswith("#") for line in lines[: last + 1]), text
 
 
 @pytest.mark.parametrize(("name", "batch"), [("plain", PLAIN), ("shared", SHARED)])
 def test_script(name: str, batch: Batch) -> None:
     text = script(batch)
-    assert text == (GOLDEN / f"{name}.sbatch").read_text(), "python tests/fast/test_sbatch.py writes them anew"
+    assert text == (GOLDEN / f"{name}.sbatch").read_text(), "python tests/process/test_sbatch_bash.py writes them anew"
     assert subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True).stderr == ""
     assert "@" not in text.replace("USR1@", "").replace('"$@"', "")
 
@@ -105,12 +143,45 @@ def test_three_ends_without_progress_are_the_last_and_so_is_one_that_cannot_be_c
     assert (tmp_path / "calls").read_text().count("requeue") == 2
 
 
+# -- the command
+
+
+@pytest.fixture
+def schedule(tmp_path: Path) -> Path:
+    return tiny.make_schedule(tmp_path / "schedule", tmp_path / "data")
+
+
+def sbatch(folder: Path, *words: object) -> tuple[int, str, str]:
+    result = contract.stagerun(["sbatch", *words], folder)
+    assert "Traceback" not in result.output
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_the_script_is_made_from_the_command(schedule: Path) -> None:
+    """The place of what is printed is made: sbatch takes a script whose output can't be opened, and the job fails without a word."""
+    words = ["schedule", "--nodes", 2, "--time", "90m", "--out", "far/run@FRUITLESS@-@AGAIN@"]
+    code, text, _ = sbatch(schedule.parent, *words, "--", "--retry", "--threads", "2")
+    assert code == 0 and "@OUT@" not in text
+    for line in ("nodes=2", "time=01:30:00", "signal=USR1@300", f"chdir={schedule.parent}"):
+        assert f"#SBATCH --{line}\n" in text
+    assert f"#SBATCH --output={schedule.parent}/far/run@FRUITLESS@-@AGAIN@.slurm-%j.out\n" in text
+    assert "# Allocations of 1 h 30 min, the last 5 min 00 s of which are for saving." in text
+    assert re.search(r"stagerun run schedule .*--retry --threads 2 --grace 280s &$", text, re.M), text
+    assert os.listdir(schedule.parent / "far") == []
+
+
+@pytest.mark.parametrize("name", ["a\n#SBATCH --wrap=x", "a\rb", os.fsdecode(b"a\xff")])
+def test_a_current_folder_whose_name_would_not_stay_in_its_line(schedule: Path, name: str) -> None:
+    (schedule.parent / name).mkdir()
+    code, text, told = sbatch(schedule.parent / name, schedule, "--nodes", 2, "--time", "4h")
+    assert (code, text) == (64, "") and "the name of the current folder must be text of one line" in told, told
+
+
 def test_images_are_looked_at_where_they_are_here(schedule: Path) -> None:
-    words = ["schedule", "--nodes", 2, "--time", "4h"]
+    words = [schedule.parent, "schedule", "--nodes", 2, "--time", "4h"]
     code, text, told = sbatch(*words)
-    assert (
-        code == 0 and text and f"warning: `{schedule.parent}/data/train_lmdb` and " in told and "ends with 65" in told
-    )
+    assert code == 0 and text
+    assert f"warning: `{schedule.parent}/data/train_lmdb` and " in told and "ends with 65" in told
     tiny.make_data(schedule.parent / "data")
     code, text, told = sbatch(*words)
     assert code == 0 and text and not told
@@ -121,5 +192,11 @@ def test_images_are_looked_at_where_they_are_here(schedule: Path) -> None:
 
 def test_without_sbatch(schedule: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(schedule))
-    code, text, told = sbatch("schedule", "--nodes", 2, "--time", "4h", "--submit")
+    code, text, told = sbatch(schedule.parent, "schedule", "--nodes", 2, "--time", "4h", "--submit")
     assert (code, text) == (64, "") and "no sbatch can be run here" in told and "> FILE" in told
+
+
+if __name__ == "__main__":
+    GOLDEN.mkdir(exist_ok=True)
+    for name, batch in (("plain", PLAIN), ("shared", SHARED)):
+        (GOLDEN / f"{name}.sbatch").write_text(script(batch))

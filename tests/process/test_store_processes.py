@@ -1,123 +1,113 @@
-"""The store and processes: killed at each call, stopped and gone on, holding a lock, on a disk that is full."""
+"""The store and processes: killed at each call, stopped and gone on, holding a lock."""
 
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
 import pytest
-from disks import (
-    HookedDisk,
-)
-from test_store_crash import Operation as Operation
-from test_store_crash import all_read as all_read
-from test_store_crash import goes_on as goes_on
-from test_store_crash import iters as iters
-from test_store_crash import operations as operations
+from disks import HookedDisk
+from facade import ExitCode, FolderInUseError, StagerunError, this_process
+from test_store_crash import Operation, all_read, goes_on, iters, operations
+from test_store_crash import commit as committed
 from test_store_crash import small_chunks as small_chunks
-from test_store_crash import two_snapshots as two_snapshots
-from test_store_lease import HERE as HERE
-from test_store_lease import Clock as Clock
-from test_store_lease import commit as commit
-from test_store_lease import life as life
+from test_store_lease import HERE, NODE7, Clock, commit, life, taken
 from test_store_lease import no_locks as no_locks
 from test_store_lease import out as out
-from test_store_lease import taken as taken
 
 from stagerun import store
-from stagerun.base.errors import ExitCode, FolderInUseError, PermissionDenied
-from stagerun.store import LocalDisk, Lock
+from stagerun.store import Lease, LocalDisk, Lock
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
 
+@contextmanager
+def child(work: Callable[[Callable[[str], object]], object]) -> Iterator[tuple[int, Callable[[], str]]]:
+    """A process that does `work(say)`: its number, and what reads a line that it says. Killed at the end."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work(lambda text: os.write(writing, f"{text}\n".encode()))
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as said:
+        try:
+            yield pid, lambda: said.readline().rstrip()
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
 @operations
-def test_a_process_killed_at_every_call(
-    operate: Operation, afterwards: list[int], two_snapshots: Path, tmp_path: Path
-) -> None:
+def test_a_process_killed_at_every_call(operate: Operation, afterwards: list[int], tmp_path: Path) -> None:
+    store.prepare(LocalDisk(), tmp_path / "two")
+    for iter in (100, 200):
+        committed(LocalDisk(), tmp_path / "two", iter)
     for at in count(1):
-        out = tmp_path / str(at)
-        shutil.copytree(two_snapshots, out)
+        out = Path(shutil.copytree(tmp_path / "two", tmp_path / str(at)))
 
         def kill(call: int, name: str, at: int = at) -> None:
             if call == at:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        child = os.fork()
-        if child == 0:
-            with store.Lock(out):
+        pid = os.fork()
+        if pid == 0:
+            with Lock(out):
                 operate(HookedDisk(LocalDisk(), kill), out)
             os._exit(0)
-        _, status = os.waitpid(child, 0)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        assert code in (0, -signal.SIGKILL)
         found = iters(all_read(LocalDisk(), out))
-        assert found in ([100, 200], afterwards)
-        with store.Lock(out):
+        assert found == afterwards or (code and found == [100, 200])
+        with Lock(out):
             goes_on(LocalDisk(), out)
-        if os.WIFEXITED(status):
-            assert os.WEXITSTATUS(status) == 0
-            assert found == afterwards
+        if code == 0:
             return
-        assert os.WTERMSIG(status) == signal.SIGKILL
-
-
-HOLDER = """
-import sys
-from pathlib import Path
-from stagerun import store
-from stagerun.store.lease import Lease
-from stagerun.system.process import Identity
-out = Path(sys.argv[1])
-one = Lease(store.LocalDisk(), out, store.LocalDisk(), Identity("node7", "boot", "pid:[1]", 12, 34), beat_s=0.005)
-one.wait(False, print)
-attempt = one.take("", ())
-one.keep_beating()
-print(attempt, flush=True)
-sys.stdin.readline()
-try:
-    about = store.Metadata(place=store.Place("cyc1", 9, attempt), parent="", identity={}, environment={})
-    store.commit(
-        store.LocalDisk(), out, about, files={"w": b"w"}, content=("w",), require_held=one.require_held
-    )
-except Exception as error:
-    print(type(error).__name__, error)
-one.release(0)
-"""
 
 
 def test_a_stopped_process_that_wakes_up_publishes_nothing(out: Path) -> None:
-    path = str(Path(store.__file__).parents[2])
-    child = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(out)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
-    assert child.stdout is not None and child.stdout.readline() == "1\n"
-    while life(out, 1).beat < 2:
-        assert child.poll() is None
-    os.kill(child.pid, signal.SIGSTOP)
-    os.waitid(os.P_PID, child.pid, os.WSTOPPED)
-    second = taken(out)
-    name = commit(out, second)
-    os.kill(child.pid, signal.SIGCONT)
-    said, _ = child.communicate("go\n", timeout=60)
-    assert said.startswith("FolderInUseError another run has taken over") and "life 2" in said
-    assert os.listdir(out / "snapshots") == [name]
-    assert life(out, 1).code is None
+    def work(say: Callable[[str], object]) -> None:
+        one = Lease(LocalDisk(), out, LocalDisk(), replace(NODE7, pid=os.getpid()), beat_s=0.005)
+        one.wait(False, print)
+        one.take("", ())
+        one.keep_beating()
+        say("taken")
+        while life(out, 1).taken_by is None:  # asleep, when it comes to that
+            time.sleep(0.01)
+        try:
+            commit(out, one, 9, attempt=1)
+        except StagerunError as error:
+            say(f"{type(error).__name__} {error}")
+        one.release(0)
+        say("released")
+
+    with child(work) as (pid, said):
+        assert said() == "taken"
+        while life(out, 1).beat < 2:
+            time.sleep(0.001)
+        os.kill(pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, pid, os.WSTOPPED)
+        name = commit(out, taken(out))
+        os.kill(pid, signal.SIGCONT)
+        told = said()
+        assert told.startswith("FolderInUseError another run has taken over") and "life 2" in told
+        assert said() == "released"
+    assert os.listdir(out / "snapshots") == [name] and life(out, 1).code is None
 
 
 def test_without_locks_a_dead_process_of_this_machine_is_not_waited_for(out: Path, no_locks: None) -> None:
-    script = "from stagerun.system.process import this_process; print(this_process().born)"
-    path = str(Path(store.__file__).parents[2])
-    child = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
-    )
-    born = int(child.communicate(timeout=60)[0])
+    with child(lambda say: say(str(this_process().born)) and signal.pause()) as (pid, said):
+        born = int(said())
     for dead in (
-        replace(HERE, pid=child.pid, born=born),
+        replace(HERE, pid=pid, born=born),
         replace(HERE, born=HERE.born - 1),  # the number went to another process since: this one
     ):
         assert not dead.alive()
@@ -128,61 +118,42 @@ def test_without_locks_a_dead_process_of_this_machine_is_not_waited_for(out: Pat
     assert HERE.alive()
 
 
-LOCK_HOLDER = """
-import os, pathlib, signal, sys
-from stagerun.store import Lock
-lock = Lock(pathlib.Path(sys.argv[1]))
-lock.acquire()
-if sys.argv[2] != "fork" or os.fork() == 0:
-    print(os.getpid(), flush=True)
-signal.pause()
-"""
-
-
-def start_holder(out: Path, fork: str = "") -> tuple[subprocess.Popen[str], int]:
-    """A process that holds the lock, and the id of the worker it forked."""
-    path = str(Path(store.__file__).parents[2])
-    holder = subprocess.Popen(
-        [sys.executable, "-c", LOCK_HOLDER, str(out), fork],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
-    )
-    assert holder.stdout is not None
-    return holder, int(holder.stdout.readline())
-
-
-def kill(holder: subprocess.Popen[str]) -> None:
-    holder.kill()
-    holder.communicate()
-
-
 def test_a_second_process_is_refused_with_the_holders_name(tmp_path: Path) -> None:
-    holder, _ = start_holder(tmp_path)
-    try:
+    def holds(say: Callable[[str], object]) -> None:
+        lock = Lock(tmp_path)
+        lock.acquire()
+        say(str(lock.held))
+        signal.pause()
+
+    assert store.holder(tmp_path) is None and not (tmp_path / "lock").exists()
+    before = time.time()
+    with child(holds) as (pid, said):
+        assert said() == "True"
         with pytest.raises(FolderInUseError) as caught:
             Lock(tmp_path).acquire()
-        assert f"process {holder.pid} on {os.uname().nodename}, since 20" in caught.value.message
-        assert caught.value.exit_code == ExitCode.IN_USE
-        assert "--out" in caught.value.hint
-    finally:
-        kill(holder)
+        assert f"process {pid} on {os.uname().nodename}, since 20" in caught.value.message
+        assert caught.value.exit_code == ExitCode.IN_USE and "--out" in caught.value.hint
+        found = store.holder(tmp_path)
+        assert found is not None and found.since is not None and int(before) <= found.since <= time.time()
+        assert (found.pid, found.host) == (pid, os.uname().nodename)
+    assert store.holder(tmp_path) is None
     with Lock(tmp_path):
         pass
 
 
 def test_the_lock_dies_with_its_process_though_a_forked_worker_lives_on(tmp_path: Path) -> None:
-    holder, worker = start_holder(tmp_path, "fork")
-    with pytest.raises(FolderInUseError):
-        Lock(tmp_path).acquire()
-    try:
-        os.kill(holder.pid, signal.SIGKILL)
-        holder.wait()
+    def holds(say: Callable[[str], object]) -> None:
         with Lock(tmp_path):
-            os.kill(worker, 0)  # it lives
-    finally:
-        os.kill(worker, signal.SIGKILL)
-        holder.communicate()
+            if os.fork() == 0:
+                say(str(os.getpid()))
+            signal.pause()
+
+    with child(holds) as (_, said):
+        worker = int(said())
+        with pytest.raises(FolderInUseError):
+            Lock(tmp_path).acquire()
+    with Lock(tmp_path):
+        os.kill(worker, signal.SIGKILL)  # it lived
 
 
 def test_a_program_started_meanwhile_does_not_hold_it(tmp_path: Path) -> None:
@@ -194,33 +165,3 @@ def test_a_program_started_meanwhile_does_not_hold_it(tmp_path: Path) -> None:
     finally:
         other.kill()
         other.wait()
-
-
-def test_the_holder_is_told_to_whoever_asks(tmp_path: Path) -> None:
-    assert store.holder(tmp_path) is None and not (tmp_path / "lock").exists()
-    before = time.time()
-    process, _ = start_holder(tmp_path)
-    found = store.holder(tmp_path)
-    kill(process)
-    assert found is not None and found.since is not None
-    assert (found.pid, found.host) == (process.pid, os.uname().nodename)
-    assert int(before) <= found.since <= time.time()
-    assert store.holder(tmp_path) is None
-
-
-def test_prepare_without_permission(tmp_path: Path) -> None:
-    tmp_path.chmod(0o555)
-    child = os.fork()
-    if child == 0:
-        try:
-            if os.getuid() == 0:  # who may do everything
-                os.setuid(65534)
-            store.prepare(LocalDisk(), tmp_path / "out")
-        except PermissionDenied as error:
-            os._exit(0 if error.exit_code == ExitCode.PERMISSION and "Permission denied" in error.message else 2)
-        except BaseException:
-            os._exit(3)
-        os._exit(1)
-    _, status = os.waitpid(child, 0)
-    tmp_path.chmod(0o755)
-    assert os.WEXITSTATUS(status) == 0

@@ -14,13 +14,9 @@ from pathlib import Path
 
 import pytest
 import small
-from click.testing import CliRunner
-
-from stagerun import cli
-from stagerun.command import ending
+from made_up_runs import Story
 
 ROOT = Path(__file__).parents[2]
-WIDTHS = (60,)
 
 
 @pytest.fixture(scope="module")
@@ -31,16 +27,6 @@ def base(finished: Path) -> Path:
         finished / "wrong", finished / "data", init=f"base_lr: 0.05 {far}\n{' ' * 70} power: two  {far}"
     )
     return finished
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_a_caret_stays_below_its_place(base: Path, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
-    monkeypatch.chdir(base)
-    monkeypatch.setattr(ending, "width_of", lambda stream: width)
-    lines = CliRunner().invoke(cli.main, ["check", "wrong"]).output.splitlines()
-    (caret,) = [i for i, line in enumerate(lines) if line.strip(" ") == "^^^"]
-    at = lines[caret].index("^")
-    assert lines[caret - 1][at : at + 3] == "two" and lines[caret - 1].endswith("...")
 
 
 class Terminal:
@@ -89,6 +75,15 @@ def lines_of(seen: str) -> list[str]:
     assert "\x1b[?25l" not in seen, "the cursor was hidden, and a crash would leave it so"
     plain = re.sub(r"\x1b\[[\d;]*m", "", seen.replace("\r\n", "\n"))
     return [line.rpartition("\r\x1b[2K")[2] for line in plain.split("\n")]
+
+
+def test_a_caret_stays_below_its_place_and_a_name_is_no_markup(base: Path, tmp_path: Path) -> None:
+    lines = lines_of(Terminal(60, "check", base / "wrong").end()[1])
+    (caret,) = [i for i, line in enumerate(lines) if line.strip(" ") == "^^^"]
+    at = lines[caret].index("^")
+    assert lines[caret - 1][at : at + 3] == "two" and lines[caret - 1].endswith("...")
+    Story(tmp_path / "t<1|2>").whole(0.5, 0.6, 0.7)
+    assert lines_of(Terminal(80, "report", tmp_path / "t<1|2>").end()[1])[0] == "# made_up: t<1|2>"
 
 
 def test_a_run_at_a_terminal_and_what_it_says_when_it_goes_on(base: Path, tmp_path: Path) -> None:

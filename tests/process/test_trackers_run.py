@@ -77,7 +77,8 @@ def require_notes(out: Path, lines: int) -> None:
 
 
 def test_a_run_that_was_killed_twice_is_shown_once(folder: Path, tmp_path: Path, other: dict[str, str]) -> None:
-    """The first kill takes the tracker's process, too."""
+    """The first kill takes the tracker's process, too. It is that of the manual's example."""
+    assert "notes: of the package lab-notes." in " ".join(small.stagerun("run", "--help", env=other).stdout.split())
     rng, out, words = random.Random(1), tmp_path / "out", ("--retry", "--log", "notes")
     for whom in ("all", "launcher"):
         run = small.start(folder / "schedule", out, *words, environment=other)
@@ -91,6 +92,7 @@ def test_a_run_that_was_killed_twice_is_shown_once(folder: Path, tmp_path: Path,
     assert done.returncode == 0, done.stderr
     assert "warning" not in done.stderr + done.stdout, done.stderr + done.stdout
     require_notes(out, 71)
+    assert (out / "trackers" / "notes.txt").read_text().endswith("finished\n")
 
 
 def test_wandb_without_a_network(folder: Path, tmp_path: Path) -> None:
@@ -103,14 +105,6 @@ def test_wandb_without_a_network(folder: Path, tmp_path: Path) -> None:
     run = json.loads((tmp_path / "out" / "trackers" / "wandb.json").read_text())["run"]
     files = list((tmp_path / "out" / "wandb").glob(f"offline-run-*-{run}/run-{run}.wandb"))
     assert len(files) == 2 and all(file.stat().st_size for file in files)
-
-
-def test_the_manuals_example(folder: Path, tmp_path: Path, other: dict[str, str]) -> None:
-    assert "notes: of the package lab-notes." in " ".join(small.stagerun("run", "--help", env=other).stdout.split())
-    done = small.run(folder / "schedule", tmp_path / "out", "--log", "notes", nproc=2, env=other)
-    assert done.returncode == 0, done.stderr
-    require_notes(tmp_path / "out", 71)
-    assert (tmp_path / "out" / "trackers" / "notes.txt").read_text() == "finished\n"
 
 
 def test_one_that_hangs_or_raises_costs_a_warning(folder: Path, tmp_path: Path, other: dict[str, str]) -> None:

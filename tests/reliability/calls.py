@@ -147,11 +147,8 @@ def trial(runs: Runs, workers: int, faults: list[str]) -> Trial:
         healed(runs, workers)
     except Exception as wrong:  # also of the checks themselves: what they can't read is no right end
         kind = "lost" if str(wrong).startswith("lost") else "wrong"
-        return Trial(
-            max(1, injected),
-            counts | {kind: 1},
-            wrong=f"{what}: {'' if isinstance(wrong, Wrong) else type(wrong).__name__ + ' '}{wrong}",
-        )
+        named = "" if isinstance(wrong, Wrong) else f"{type(wrong).__name__} "
+        return Trial(max(1, injected), counts | {kind: 1}, wrong=f"{what}: {named}{wrong}")
     finally:
         shutil.rmtree(runs.out, ignore_errors=True)
     return Trial(injected, counts | {f"{workers} workers": 1})

@@ -17,21 +17,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from reliability import calls, flips, hangs, hostile, kills, links, power, records, sigterm, solvers, world
+from reliability import calls, flips, hangs, hostile, kills, links, power, records, sigterm, solvers
 from reliability.trial import Scenario, Trial
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 # The rows of the table. Each module has a SCENARIO, and a first paragraph that says what is counted.
-MODULES: tuple[ModuleType, ...] = (
-    calls, power, kills, world, flips, sigterm, hangs, links, solvers, records, hostile,
-)  # fmt: skip
+MODULES: tuple[ModuleType, ...] = (calls, power, kills, flips, sigterm, hangs, links, solvers, records, hostile)
 # The sums of the trials of one scenario: one object for each commit and machine.
 Sums = list[dict[str, Any]]
 
@@ -51,16 +50,8 @@ def record(name: str, commit: str, machine: str, seed: int, trial: Trial, number
         sums = read(name)
         one = next((s for s in sums if (s["commit"], s["machine"]) == (commit, machine)), None)
         if one is None:
-            one = {
-                "commit": commit,
-                "machine": machine,
-                "first": day,
-                "last": day,
-                "trials": 0,
-                "faults": 0,
-                "seconds": 0.0,
-            }
-            one |= {"seeds": [], "wrong": [], "counts": {}, "largest": {}}
+            one = {"commit": commit, "machine": machine, "first": day, "last": day, "trials": 0, "faults": 0}
+            one |= {"seconds": 0.0, "seeds": [], "wrong": [], "counts": {}, "largest": {}}
             sums.append(one)
         one["last"] = max(day, one["last"])
         one["seeds"] = list(dict.fromkeys([*one["seeds"], seed]))
@@ -104,32 +95,18 @@ def faults(sums: Sums) -> int:
 
 # ---- the table
 
-HEAD = """# What came of injected faults
-
-`scripts/reliability` wrote this file, from the counts in `tests/reliability/counts`; both grow with each of its trials. It can be
-stopped at any time and goes on from there: `scripts/reliability` until every row has the faults that its aim speaks of,
-`scripts/reliability kills --minutes 30` for more of one, `--list` for the names. A new start draws new faults, from a seed that is kept
-with the counts. After a defect was mended `tests/reliability/counts/NAME.json` is deleted and counting begins anew, so that a row speaks of
-the code as it is.
-"""
-NOT_SHOWN = """## What this does not show
-
-- A real power cut, a drive that lies about its syncs, or a file system that breaks its own word: power cuts are modelled, on a disk in memory.
-- Real NFS or Lustre: their known ways (an answer that is lost, names that are seen late) are tried on disks that behave so.
-- GPUs and NCCL; more than one machine; more than 8 workers (in `world`; 4 in all others). All of this ran on the few cores named above, under other load, too.
-- Two runs that want one output folder, a folder that is taken from a run that still lives, and that a snapshot is read back before the one
-  before it is deleted: no row counts these; tests show them (tests/fast/test_store_lease.py, tests/process/test_store_processes.py, tests/fast/test_store_damage.py).
-- Authenticity: whoever may write the output folder may also write a snapshot with the right digests.
-"""
+FIRST, LAST = "| | fault |", "## What this does not show"  # what is above and below is written by hand
 
 
 def render() -> str:
-    """RESULTS.md, as the counts give it."""
+    """RESULTS.md, with the part between as the counts give it."""
+    path = HERE / "RESULTS.md"
+    text = path.read_text() if path.exists() else f"{FIRST}{LAST}\n"
+    above, below = text.partition(FIRST)[0], text.partition(LAST)[2]
     sums = {module.SCENARIO.name: read(module.SCENARIO.name) for module in MODULES}
     machines = list(dict.fromkeys(s["machine"] for found in sums.values() for s in found))
     lines = [
-        HEAD,
-        "| | fault | aim | faults wanted | injected | what came out | aim is | when, commit, machine: injected there |",
+        f"{FIRST} aim | faults wanted | injected | what came out | aim is | when, commit, machine: injected there |",
         "|---|---|---|--:|--:|---|---|---|",
         *(_row(module.SCENARIO, sums[module.SCENARIO.name], machines) for module in MODULES),
         "", "Machines:", "", *(f"{n}. {machine}" for n, machine in enumerate(machines, 1)), "",
@@ -140,21 +117,16 @@ def render() -> str:
         lines += [*(f"- `{name}`, commit {' '.join(text.split())[:400]}" for name, text in errors), ""]
     lines += ["## What is counted", ""]
     for module in MODULES:
-        lines += [
-            f"**{module.SCENARIO.name}.** {' '.join((module.__doc__ or '').strip().split(chr(10) * 2)[0].split())}",
-            "",
-        ]
-    return "\n".join([*lines, NOT_SHOWN])
+        first = (module.__doc__ or "").strip().split("\n\n")[0]
+        lines += [f"**{module.SCENARIO.name}.** {' '.join(first.split())}", ""]
+    return above + "\n".join([*lines, LAST + below])
 
 
 def _row(scenario: Scenario, sums: Sums, machines: Sequence[str]) -> str:
-    counts: dict[str, int] = {}
-    largest: dict[str, float] = {}
+    counts, largest = Counter[str](), dict[str, float]()
     for s in sums:
-        for word, number in s["counts"].items():
-            counts[word] = counts.get(word, 0) + number
-        for word, value in s["largest"].items():
-            largest[word] = max(value, largest.get(word, value))
+        counts.update(s["counts"])
+        largest |= {word: max(value, largest.get(word, value)) for word, value in s["largest"].items()}
     came = [f"{number:,} {word}" for word, number in sorted(counts.items())]
     came += [f"{word}: at most {value:.4g}" for word, value in sorted(largest.items())]
     trials, minutes = sum(s["trials"] for s in sums), sum(s["seconds"] for s in sums) / 60
@@ -232,10 +204,9 @@ def run(scenario: Scenario, seed: int, trials: int | None, until: float | None) 
                 broken, trial = True, Trial(0, wrong=f"the trial itself broke: {type(error).__name__}: {error}")
             seconds, number = time.monotonic() - begun, number + 1
             sums = record(scenario.name, at, machine(), seed, trial, number, seconds)
-            text = (
-                f"{scenario.name} {number}: {trial.faults} in {seconds:.1f} s; {faults(sums):,} of {scenario.wanted:,}"
-            )
-            print(f"{text}: WRONG: {trial.wrong}" if trial.wrong else text, file=sys.stderr, flush=True)
+            text = f"{trial.faults} in {seconds:.1f} s; {faults(sums):,} of {scenario.wanted:,}"
+            wrong = f": WRONG: {trial.wrong}" if trial.wrong else ""
+            print(f"{scenario.name} {number}: {text}{wrong}", file=sys.stderr, flush=True)
             if trial.wrong:
                 yield trial.wrong
             if broken:

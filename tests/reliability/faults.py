@@ -66,7 +66,7 @@ class FaultyDisk(HookedDisk):
 
 def install(fault: str) -> None:
     """From here on runs of this process, and of its forks, meet the fault."""
-    from stagerun.train.keeper import Keeper
+    from facade import Keeper
 
     Keeper.disk = FaultyDisk(fault)  # type: ignore[assignment]
 

@@ -1,7 +1,6 @@
 """Flipped bits, cut files and zeroed pages in the newest snapshot of a real run: found each time, and the one before is used. A
 stage is left half trained with two snapshots. The newest is harmed, and then it goes as in `train.walk`, in one process: a plan
-is made, what it starts from is read, and where that was damaged it is set aside and the plan is made again. Only what was changed is
-put back.
+is made, what it starts from is read, and where that was damaged it is set aside and the plan is made again.
 """
 
 import hashlib
@@ -15,13 +14,11 @@ from pathlib import Path
 
 import small
 import tiny
+from facade import Keeper, SnapshotRef, most_bytes
 from reliability.trial import Scenario, Trial
 
 from stagerun import store
-from stagerun.base.snapshots import SnapshotRef
 from stagerun.language import load
-from stagerun.train.keeper import Keeper
-from stagerun.train.stored import most_bytes
 
 PAGE = 4096
 PER_TRIAL = 100
@@ -32,50 +29,36 @@ BITS_OF_MANIFEST, REST_OF_MANIFEST = 0.15, 0.05
 
 @dataclass(frozen=True)
 class Fault:
-    """`old` stood at `at` in `file`, and `new` stands there now; a file that was cut ends there."""
+    """`file` holds `data` instead."""
 
     kind: str
     file: Path
     at: int
-    old: bytes
-    new: bytes
+    data: bytes
 
     def __str__(self) -> str:
         return f"{self.kind} of {self.file.name} at byte {self.at}"
 
-    def do(self) -> None:
-        with open(self.file, "r+b") as file:
-            file.seek(self.at)
-            file.write(self.new)
-            if self.kind == "cut":
-                file.truncate(self.at)
-
-    def undo(self) -> None:
-        with open(self.file, "r+b") as file:
-            file.seek(self.at)
-            file.write(self.old)
-
 
 def draw(rng: random.Random, files: dict[Path, bytes]) -> Fault:
     """One that changes something."""
-    others = [path for path in files if path.name != MANIFEST]
-    manifest = next(path for path in files if path.name == MANIFEST)
-    what = rng.choices(
-        ("bit", "rest", "others"), (BITS_OF_MANIFEST, REST_OF_MANIFEST, 1 - BITS_OF_MANIFEST - REST_OF_MANIFEST)
-    )[0]
-    kinds = {"bit": ("flip",), "rest": ("cut", "zero"), "others": ("flip", "cut", "zero")}[what]
+    of_manifest = rng.random() < BITS_OF_MANIFEST + REST_OF_MANIFEST
+    bit = of_manifest and rng.random() < BITS_OF_MANIFEST / (BITS_OF_MANIFEST + REST_OF_MANIFEST)
+    paths = [path for path in files if (path.name == MANIFEST) == of_manifest]
     while True:
-        path = rng.choices(others, [len(files[path]) for path in others])[0] if what == "others" else manifest
-        data, kind = files[path], rng.choice(kinds)
+        path = rng.choices(paths, [len(files[path]) for path in paths])[0]
+        kind = "flip" if bit else rng.choice(("cut", "zero") if of_manifest else ("flip", "cut", "zero"))
+        data = bytearray(files[path])
         at = rng.randrange(len(data))
         if kind == "flip":
-            return Fault(kind, path, at, data[at : at + 1], bytes([data[at] ^ 1 << rng.randrange(8)]))
-        if kind == "cut":
-            return Fault(kind, path, at, data[at:], b"")
-        at -= at % PAGE
-        page = data[at : at + PAGE]
-        if any(page):
-            return Fault(kind, path, at, page, bytes(len(page)))
+            data[at] ^= 1 << rng.randrange(8)
+        elif kind == "cut":
+            del data[at:]
+        else:
+            at -= at % PAGE
+            data[at : at + PAGE] = bytes(len(data[at : at + PAGE]))
+        if data != files[path]:
+            return Fault(kind, path, at, bytes(data))
 
 
 class Half:
@@ -109,14 +92,14 @@ class Half:
 
     def wrong(self, fault: Fault) -> str:
         """Why the fault was not met as it should be; '' if it was. Afterwards all is as before."""
-        fault.do()
+        fault.file.write_bytes(fault.data)
         try:
             ref, found = self.used()
         finally:
             aside = self.root / f".bad-{self.newest.name}"
             if aside.exists():
                 os.rename(aside, self.root / self.newest.name)
-            fault.undo()
+            fault.file.write_bytes(self.files[fault.file])
         if ref.name == self.newest.name:
             return f"{fault}: not found"
         if ref.name != self.before.name or found != self.good[self.before.name]:

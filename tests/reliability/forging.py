@@ -78,27 +78,31 @@ def _header(change: Callable[[dict[str, Any], random.Random], None]) -> Attack:
     return attack
 
 
+def _entry(key: str, *values: object) -> Attack:
+    """One of these as what the header says of a tensor."""
+
+    def change(header: dict[str, Any], rng: random.Random) -> None:
+        _one(header, rng)[key] = rng.choice(values)
+
+    return _header(change)
+
+
+def _names(header: dict[str, Any]) -> list[str]:
+    return [name for name in header if name != "__metadata__"]
+
+
 def _one(header: dict[str, Any], rng: random.Random) -> dict[str, Any]:
-    return header[rng.choice([name for name in header if name != "__metadata__"])]  # type: ignore[no-any-return]
-
-
-def huge_shape(header: dict[str, Any], rng: random.Random) -> None:
-    _one(header, rng)["shape"] = rng.choice([[2**31, 2**31, 4], [2**62, 2], [10**12], [0, 2**63], [2**64 + 1], [-1]])
+    return header[rng.choice(_names(header))]  # type: ignore[no-any-return]
 
 
 def overlap(header: dict[str, Any], rng: random.Random) -> None:
-    names = [name for name in header if name != "__metadata__"]
-    a, b = rng.sample(names, 2)
+    a, b = rng.sample(_names(header), 2)
     header[a]["data_offsets"] = header[b]["data_offsets"]
 
 
 def gap(header: dict[str, Any], rng: random.Random) -> None:
     start, end = _one(header, rng)["data_offsets"]
     _one(header, rng)["data_offsets"] = rng.choice([[start, end + 8], [end, start], [2**63, 2**64], [-8, 0], "x"])
-
-
-def other_type(header: dict[str, Any], rng: random.Random) -> None:
-    _one(header, rng)["dtype"] = rng.choice(["I32", "C64", "F8_E4M3", "BOOL", "OBJECT", "", None, {"F32": 1}])
 
 
 def names_of_paths(header: dict[str, Any], rng: random.Random) -> None:
@@ -116,10 +120,6 @@ def millions_of_tensors(forged: Forged) -> None:
     forged.write(forged.rng.choice(TENSORS), tensors(text, b""))
 
 
-def nested_header(forged: Forged) -> None:
-    forged.write(forged.rng.choice(TENSORS), tensors(b'{"a":' + b"[" * 100_000, b""))
-
-
 class _Runs:
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return os.system, (f"touch {MARK}",)
@@ -132,44 +132,26 @@ def pickled(forged: Forged) -> None:
 
 
 def no_numbers(forged: Forged) -> None:
-    file = TENSORS[0]
-    header, body = header_of(forged.read(file))
-    forged.write(file, tensors(header, b"\xff\xff\xff\x7f" * (len(body) // 4) + body[len(body) // 4 * 4 :]))
+    header, body = header_of(forged.read(TENSORS[0]))
+    forged.write(TENSORS[0], tensors(header, b"\xff\xff\xff\x7f" * (len(body) // 4) + body[len(body) // 4 * 4 :]))
 
 
 # ---- files
 
 
-def _in_place(put: Callable[[Path, Path], None]) -> Attack:
+def _in_place(put: Callable[[Path, Path], object]) -> Attack:
+    """Something else where a file was; `put` has its path, and the folder outside."""
+
     def attack(forged: Forged) -> None:
         path = forged.folder / forged.rng.choice([*forged.body["files"], MANIFEST])
         if path.name == MANIFEST:
             forged.finish()
-        put(path, forged.outside)
+        same = forged.outside / path.name
+        same.write_bytes(path.read_bytes())
+        path.unlink()
+        put(path, same)
 
     return attack
-
-
-def linked(path: Path, outside: Path) -> None:
-    """To a file of the same bytes: only that it is a link tells."""
-    (outside / path.name).write_bytes(path.read_bytes())
-    path.unlink()
-    path.symlink_to(outside / path.name)
-
-
-def piped(path: Path, outside: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-def endless(path: Path, outside: Path) -> None:
-    path.unlink()
-    path.symlink_to("/dev/zero")
-
-
-def foldered(path: Path, outside: Path) -> None:
-    path.unlink()
-    path.mkdir()
 
 
 def sparse(forged: Forged) -> None:
@@ -195,165 +177,70 @@ def more_files(forged: Forged) -> None:
 
 def paths(forged: Forged) -> None:
     (forged.outside / "secret").write_bytes(b"secret")
-    entry = {"size": 6, "sha256": hashlib.sha256(b"secret").hexdigest()}
-    name = forged.rng.choice(
-        [
-            str(forged.outside / "secret"),
-            "../../../outside/secret",
-            "..",
-            ".",
-            "a/../b",
-            "",
-            "a\x00",
-            "con\n",
-            ".hidden",
-        ]
-    )
-    forged.body["files"][name] = entry
+    inside = ("../../../outside/secret", "..", ".", "a/../b", "", "a\x00", "con\n", ".hidden")
+    name = forged.rng.choice([str(forged.outside / "secret"), *inside])
+    forged.body["files"][name] = {"size": 6, "sha256": hashlib.sha256(b"secret").hexdigest()}
     forged.body["content"] = sorted([*forged.body["content"], name])
 
 
-# ---- the manifest
+# ---- the manifest, the state and the recipe
 
 
-def strange_fields(forged: Forged) -> None:
-    key = forged.rng.choice([*forged.body, "serial", "skipped", "id_stage", "newer"])
-    forged.body[key] = forged.rng.choice(
-        [
-            None,
-            -1,
-            10**400,
-            1.5,
-            True,
-            "x",
-            "x" * 10_000,
-            [],
-            {},
-            [[]],
-            {"a": None},
-            2**63,
-            "\x1b[2J",
-            "__import__('os')",
-        ]
-    )
+def _said(where: str | None, new: tuple[str, ...], *values: object) -> Attack:
+    """One of these in place of one of the fields of the manifest, or of its object `where`, or in one of the `new` ones."""
+
+    def attack(forged: Forged) -> None:
+        held = forged.body[where] if where else forged.body
+        held[forged.rng.choice([*held, *new])] = forged.rng.choice(values)
+
+    return attack
 
 
 def strange_place(forged: Forged) -> None:
-    forged.body[forged.rng.choice(["stage", "id_stage"])] = forged.rng.choice(
-        ["../x", "", "a/b", "\ud800", "a\n", ".."]
-    )
+    place = forged.rng.choice(["stage", "id_stage"])
+    forged.body[place] = forged.rng.choice(["../x", "", "a/b", "\ud800", "a\n", ".."])
 
 
-def strange_identity(forged: Forged) -> None:
-    key = forged.rng.choice([*forged.body["identity"], "from_iter", "new.field"])
-    forged.body["identity"][key] = forged.rng.choice(
-        ["", "x", "-1", "9" * 5000, "1e999", "nan", "\x00", "[" * 5000, "٣", "\ud800", "\x1b[31mX\x07"]
-    )
+def _signed(*texts: bytes) -> Attack:
+    return lambda forged: forged.sign(forged.rng.choice(texts))
 
 
-def strange_environment(forged: Forged) -> None:
-    key = forged.rng.choice([*forged.body["environment"], "new"])
-    forged.body["environment"][key] = forged.rng.choice(["", "x" * 5000, "-1", "\x1b[2J", "9" * 5000])
-
-
-def no_json(forged: Forged) -> None:
-    text = forged.rng.choice(
-        [
-            b"[" * 900_000,
-            b'{"a":' * 100_000,
-            b"[" + b"[]," * 300_000 + b"[]]",
-            b'{"format": 1, "format": 1}',
-            b'{"format": NaN}',
-            b'{"format": 1e999}',
-            b"9" * 900_000,
-            b'{"format": ' + b"9" * 4000 + b"}",
-            b"\xff\xfe",
-            b"",
-            b'"' + b"\\ud800" * 1000 + b'"',
-            b" " * 2_000_000,
-        ]
-    )
-    forged.sign(text)
+def _file(name: str, *texts: bytes) -> Attack:
+    return lambda forged: forged.write(name, forged.rng.choice(texts))
 
 
 def newer_format(forged: Forged) -> None:
     forged.body["format"] = forged.rng.choice([2, 10**18])
 
 
-# ---- state and recipe
-
-
 def strange_state(forged: Forged) -> None:
     key = forged.rng.choice(["position", "train_seconds", "losses", "bad_records", "plateau", "newer"])
-    value = forged.rng.choice(
-        [
-            None,
-            -1,
-            10**400,
-            "x",
-            [],
-            {},
-            [[]],
-            [None],
-            [["0", 0, ""]],
-            {"drops": "x"},
-            True,
-            [1e308, "a"],
-            {"losses": []},
-        ]
-    )
-    forged.state(**{key: value})
-
-
-def no_state(forged: Forged) -> None:
-    forged.write(
-        "state.json",
-        forged.rng.choice(
-            [b"[" * 1_000_000, b"null", b"", b"[" + b"[]," * 3_000_000 + b"[]]", b"9" * 100_000, b"\xff"]
-        ),
-    )
-
-
-def no_recipe(forged: Forged) -> None:
-    forged.write(
-        "recipe.prototxt",
-        forged.rng.choice([b"", b"a {" * 100_000, b"\xff" * 100, b'name: "' + b"x" * 3_000_000, b"a: 1\n" * 500_000]),
-    )
+    forged.state(**{key: forged.rng.choice(STATES)})
 
 
 def strange_recipe(forged: Forged) -> None:
+    old, new = forged.rng.choice([(old, new) for old, values in RECIPES.items() for new in values])
     text = forged.read("recipe.prototxt").decode()
-    old, new = forged.rng.choice(
-        [
-            ("num_classes: 10", "num_classes: 999999999999"),
-            ("num_classes: 10", "num_classes: -1"),
-            ("num_classes: 10", "num_classes: 0"),
-            ('name: "resnet_small"', 'name: "os.system"'),
-            ('name: "resnet_small"', 'name: "regnet_y_128gf"'),
-            ("channels: 1", "channels: 1000000000"),
-            ("channels: 1", "channels: 0"),
-            ("test_batch_size: 50", "test_batch_size: 0"),
-            ("test_batch_size: 50", "test_batch_size: 9223372036854775807"),
-            ("crop_size: 28", "crop_size: -28"),
-            ("crop_size: 28", "crop_size: 2000000000"),
-            ("images: 100", "images: -100"),
-            ("precision: FP32", "precision: FP64"),
-            ("max_iter: 5", "max_iter: -5"),
-            ("pad: 2", "pad: 2000000000"),
-            ("scale: 0.0111", "scale: 1e308"),
-        ]
-    )
-    forged.write("recipe.prototxt", text.replace(old, new).encode())
+    forged.write("recipe.prototxt", text.replace(old, old.partition(":")[0] + f": {new}").encode())
+
+
+STATES = (
+    None, -1, 10**400, "x", [], {}, [[]], [None], [["0", 0, ""]], {"drops": "x"}, True, [1e308, "a"], {"losses": []},
+)  # fmt: skip
+RECIPES = {
+    "num_classes: 10": ("999999999999", "-1", "0"), 'name: "resnet_small"': ('"os.system"', '"regnet_y_128gf"'),
+    "channels: 1": ("1000000000", "0"), "test_batch_size: 50": ("0", "9223372036854775807"), "crop_size: 28": ("-28", "2000000000"),
+    "images: 100": ("-100",), "precision: FP32": ("FP64",), "max_iter: 5": ("-5",), "pad: 2": ("2000000000",), "scale: 0.0111": ("1e308",),
+}  # fmt: skip
 
 
 def drawn_bytes(forged: Forged) -> None:
     """A few bytes anywhere in one file, or a piece of it doubled, or the end missing."""
     file = forged.rng.choice([*forged.body["files"], MANIFEST])
     data = bytearray(forged.read(file))
+    end = len(data)
     if file in TENSORS and forged.rng.random() < 0.7:  # where the header is
-        end = min(len(data), 8 + struct.unpack("<Q", data[:8])[0])
-    else:
-        end = len(data)
+        end = min(end, 8 + struct.unpack("<Q", data[:8])[0])
     for _ in range(forged.rng.randint(1, 20)):
         data[forged.rng.randrange(end)] = forged.rng.randrange(256)
     if forged.rng.random() < 0.2:
@@ -366,36 +253,51 @@ def drawn_bytes(forged: Forged) -> None:
 
 
 ATTACKS: dict[str, Attack] = {
-    "a shape of huge dimensions": _header(huge_shape),
+    "a shape of huge dimensions": _entry("shape", [2**31, 2**31, 4], [2**62, 2], [10**12], [0, 2**63], [2**64 + 1], [-1]),
     "tensors that overlap": _header(overlap),
     "tensors with gaps": _header(gap),
-    "a tensor of another type": _header(other_type),
+    "a tensor of another type": _entry("dtype", "I32", "C64", "F8_E4M3", "BOOL", "OBJECT", "", None, {"F32": 1}),
     "tensors with the names of paths": _header(names_of_paths),
     "a header of gigabytes": huge_header,
     "a header of 200,000 tensors": millions_of_tensors,
-    "a nested header": nested_header,
+    "a nested header": lambda forged: forged.write(forged.rng.choice(TENSORS), tensors(b'{"a":' + b"[" * 100_000, b"")),
     "a pickle": pickled,
     "weights that are no numbers": no_numbers,
-    "a link in place of a file": _in_place(linked),
-    "a pipe in place of a file": _in_place(piped),
-    "an endless file": _in_place(endless),
-    "a folder in place of a file": _in_place(foldered),
+    # Of the same bits: only that it is a link tells.
+    "a link in place of a file": _in_place(lambda path, same: path.symlink_to(same)),
+    "a pipe in place of a file": _in_place(lambda path, same: os.mkfifo(path)),
+    "an endless file": _in_place(lambda path, same: path.symlink_to("/dev/zero")),
+    "a folder in place of a file": _in_place(lambda path, same: path.mkdir()),
     "a file of 100 GB": sparse,
     "a link in place of the snapshot": linked_folder,
     "thousands of files": more_files,
     "names of files that are paths": paths,
-    "strange values in the manifest": strange_fields,
+    "strange values in the manifest": _said(
+        None, ("serial", "skipped", "id_stage", "newer"),
+        None, -1, 10**400, 1.5, True, "x", "x" * 10_000, [], {}, [[]], {"a": None}, 2**63, "\x1b[2J", "__import__('os')",
+    ),
     "another place in the manifest": strange_place,
-    "strange values in the identity": strange_identity,
-    "strange values in the environment": strange_environment,
-    "a manifest that is no such JSON": no_json,
+    "strange values in the identity": _said(
+        "identity", ("from_iter", "new.field"),
+        "", "x", "-1", "9" * 5000, "1e999", "nan", "\x00", "[" * 5000, "٣", "\ud800", "\x1b[31mX\x07",
+    ),
+    "strange values in the environment": _said("environment", ("new",), "", "x" * 5000, "-1", "\x1b[2J", "9" * 5000),
+    "a manifest that is no such JSON": _signed(
+        b"[" * 900_000, b'{"a":' * 100_000, b"[" + b"[]," * 300_000 + b"[]]", b'{"format": 1, "format": 1}', b'{"format": NaN}',
+        b'{"format": 1e999}', b"9" * 900_000, b'{"format": ' + b"9" * 4000 + b"}", b"\xff\xfe", b"", b'"' + b"\\ud800" * 1000 + b'"',
+        b" " * 2_000_000,
+    ),
     "a newer format": newer_format,
     "strange values in the state": strange_state,
-    "a state that is none": no_state,
-    "a recipe that is none": no_recipe,
+    "a state that is none": _file(
+        "state.json", b"[" * 1_000_000, b"null", b"", b"[" + b"[]," * 3_000_000 + b"[]]", b"9" * 100_000, b"\xff"
+    ),
+    "a recipe that is none": _file(
+        "recipe.prototxt", b"", b"a {" * 100_000, b"\xff" * 100, b'name: "' + b"x" * 3_000_000, b"a: 1\n" * 500_000
+    ),
     "strange values in the recipe": strange_recipe,
     "bytes drawn at random": drawn_bytes,
-}
+}  # fmt: skip
 
 
 def forge(name: str, folder: Path, outside: Path, rng: random.Random, signed: bool = True) -> None:

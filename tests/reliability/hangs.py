@@ -9,16 +9,16 @@ import shutil
 import signal
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import processes
 import small
 import tiny
+from processes import Spoken
 from reliability.trial import Scenario, Trial
 
 TIME_OUT_S = 5
@@ -31,36 +31,6 @@ _TOLD = ("has not moved for", "can't be reached for", "have waited for each othe
 _SECTIONS = ("iteration", "evaluation", "save")
 
 
-@dataclass
-class Rank:
-    """One worker, what it prints and when."""
-
-    run: processes.Run
-    lines: list[tuple[float, str]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.reader = threading.Thread(target=self._read, daemon=True)
-        self.reader.start()
-
-    def _read(self) -> None:
-        assert self.run.process.stdout is not None
-        for line in self.run.process.stdout:
-            self.lines.append((time.monotonic(), line))
-
-    @property
-    def text(self) -> str:
-        return "".join(line for _, line in self.lines)
-
-    def told(self) -> tuple[float, str] | None:
-        """When it said that somebody hangs, and in what words."""
-        return next(((at, line) for at, line in self.lines if any(words in line for words in _TOLD)), None)
-
-    def ended(self) -> int:
-        code = self.run.process.wait(END_S)
-        self.reader.join(END_S)
-        return code
-
-
 @contextmanager
 def ranks(
     schedule: Path,
@@ -71,15 +41,10 @@ def ranks(
     address: str = "127.0.0.1",
     environment: Sequence[Mapping[str, str]] = (),
     within: Sequence[Sequence[str]] = (),
-) -> Iterator[list[Rank]]:
+) -> Iterator[list[Spoken]]:
     """`count` workers of a run without an end, killed afterwards if they still live. `within`: words before each one's command."""
-    if address == "127.0.0.1":
-        with socket.socket() as free:
-            free.bind((address, 0))
-            port = free.getsockname()[1]
-    else:
-        port = 29500
-    started: list[Rank] = []
+    port = processes.free_port() if address == "127.0.0.1" else 29500
+    started: list[Spoken] = []
     try:
         for rank in range(count):
             limits = [word for section in _SECTIONS for word in ("--timeout", f"{section}={time_out}s")]
@@ -87,18 +52,16 @@ def ranks(
             world = {"RANK": str(rank), "WORLD_SIZE": str(count), "MASTER_ADDR": address, "MASTER_PORT": str(port)}
             mine = environment[rank] if environment else {"GLOO_SOCKET_IFNAME": "lo"}
             run = processes.Run(words, {**world, **mine})
-            started.append(Rank(run.start(within[rank] if within else ())))
+            started.append(Spoken(run.start(within[rank] if within else ())))
         yield started
     finally:
         for one in started:
             processes.kill_all(one.run.pids())
             with suppress(subprocess.TimeoutExpired):
-                one.run.process.wait(END_S)
-            one.reader.join(END_S)
-            one.run.process.stdout.close()  # type: ignore[union-attr]
+                one.ended(END_S)
 
 
-def wait_for_training(out: Path, started: Sequence[Rank]) -> None:
+def wait_for_training(out: Path, started: Sequence[Spoken]) -> None:
     """Until the stage without an end has been trained for some iterations."""
     end = time.monotonic() + BEGIN_S
     log = out / "log.jsonl"
@@ -122,16 +85,16 @@ class Seen:
         return Trial(counts=counts, largest=largest, wrong=f"{what}: {self.wrong}" if self.wrong else "")
 
 
-def missed(living: Mapping[int, Rank], at: float, guilty: Mapping[int, str]) -> Seen:
+def missed(living: Mapping[int, Spoken], at: float, guilty: Mapping[int, str]) -> Seen:
     """`guilty`: what each rank is to say."""
     over, ended, wrong = 0.0, 0.0, []
     for rank, one in living.items():
         try:
-            code = one.ended()
+            code = one.ended(END_S)
         except subprocess.TimeoutExpired:
             return Seen(f"rank {rank} has not ended after {END_S} s:\n{one.text}", over, END_S)
         ended = max(ended, time.monotonic() - at - TIME_OUT_S)
-        told = one.told()
+        told = one.told(*_TOLD)
         if told is None or guilty[rank] not in told[1]:
             wrong.append(f"rank {rank} does not say that {guilty[rank]}:\n{one.text}")
             continue
@@ -220,7 +183,7 @@ def namespaces() -> Iterator[Net]:
 
 
 @contextmanager
-def two_hosts(net: Net, schedule: Path, out: Path, *arguments: str) -> Iterator[list[Rank]]:
+def two_hosts(net: Net, schedule: Path, out: Path, *arguments: str) -> Iterator[list[Spoken]]:
     """A worker in each namespace, with a host name of its own."""
     within = [
         ["ip", "netns", "exec", space, "unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', host]

@@ -18,20 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from click.testing import CliRunner
+from contract import stagerun
+from facade import Context, Keeper, StageRun, StagerunError, World, most_bytes, restored
 from reliability import forging
 from reliability.flips import Half
 from reliability.trial import Scenario, Trial
 
-from stagerun.base.errors import StagerunError
-from stagerun.cli import main as command
 from stagerun.comm import SoloComm
 from stagerun.language import load as load_schedule
-from stagerun.system.world import World
-from stagerun.train.keeper import Keeper
-from stagerun.train.stage_start import restored
-from stagerun.train.stored import most_bytes
-from stagerun.train.worker import Context, StageRun
 
 TESTS = Path(__file__).parents[1]
 PER_TRIAL = 12
@@ -40,15 +34,7 @@ NEVER = {
     "ctypes.dlopen", "socket.connect", "socket.bind", "code.__new__", "shutil.unpack_archive", "urllib.Request",
 }  # fmt: skip
 CHANGES = {
-    "os.rename",
-    "os.remove",
-    "os.mkdir",
-    "os.rmdir",
-    "os.link",
-    "os.symlink",
-    "os.chmod",
-    "os.chown",
-    "os.truncate",
+    f"os.{name}" for name in ("rename", "remove", "mkdir", "rmdir", "link", "symlink", "chmod", "chown", "truncate")
 }
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 MOST_MEMORY = 600_000_000  # more than before, at any time
@@ -138,15 +124,12 @@ def tried(base: Path, watch: Watch, name: str, rng: random.Random, signed: bool 
     resumed(base / "schedule", out)
     watch.on = False
     for words in WAYS:
-        if snapshot.is_symlink() and "{snapshot}" in words:
+        # Of 100 GB all is read, in little memory, and takes a minute.
+        if (snapshot.is_symlink() and "{snapshot}" in words) or (name == "a file of 100 GB" and "--verify" in words):
             continue
-        if (
-            name == "a file of 100 GB" and "--verify" in words
-        ):  # that much is read, in little memory, and takes a minute
-            continue
-        places = {"out": out, "dir": base / "schedule", "snapshot": snapshot}
+        places, elsewhere = {"out": out, "dir": base / "schedule", "snapshot": snapshot}, base / "elsewhere"
         watch.on = True
-        result = CliRunner().invoke(command, [word.format(**places) for word in words], prog_name="stagerun")
+        result = stagerun([word.format(**places) for word in words], elsewhere)
         watch.on = False
         if result.exit_code not in (0, 64, 65, 78) or "Traceback" in result.output:
             wrong.append(f"{name}, {words[0]}: {result.exit_code}: {result.output[-2000:]}")
@@ -160,19 +143,19 @@ def tried(base: Path, watch: Watch, name: str, rng: random.Random, signed: bool 
 def child(base: Path, rng: random.Random, count: int) -> None:
     """Prints what is wrong, and the events; each kind of snapshot once where there are as many tries as kinds."""
     (base / "elsewhere").mkdir(exist_ok=True)
-    os.chdir(base / "elsewhere")
+    os.chdir(base / "elsewhere")  # where a pickle would leave its mark
     watch, names = Watch(base / "work", base / "outside"), list(forging.ATTACKS)
     # Every way once, with a good snapshot and with a bad one, so that all that is imported is.
     forging.ATTACKS["nothing"] = lambda forged: None
-    wrong = [
-        text for name in ("nothing", "a state that is none") for text in tried(base, watch, name, random.Random(1))
-    ]
+    first = ("nothing", "a state that is none")
+    wrong, told = [text for name in first for text in tried(base, watch, name, random.Random(1))], list[str]()
     watch.seen.clear()
     before = memory()
     for number in range(count):
         name = names[number] if count == len(names) else rng.choice(names)
         wrong += tried(base, watch, name, rng, rng.random() < 0.8)
-    print(json.dumps({"wrong": wrong, "events": watch.seen, "memory": memory() - before}))
+        told.append(name)
+    print(json.dumps({"wrong": wrong, "events": watch.seen, "tried": told, "memory": memory() - before}))
 
 
 def load(folder: Path, seed: int, count: int) -> dict[str, Any]:
@@ -190,7 +173,12 @@ def load(folder: Path, seed: int, count: int) -> dict[str, Any]:
     words = [sys.executable, "-m", "reliability.hostile", str(folder), str(seed), str(count)]
     done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=1200)
     if done.returncode != 0:
-        return {"wrong": [f"ended with {done.returncode}: {done.stderr[-1500:]}"], "events": [], "memory": 0}
+        return {
+            "wrong": [f"ended with {done.returncode}: {done.stderr[-1500:]}"],
+            "events": [],
+            "tried": [],
+            "memory": 0,
+        }
     return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
 
@@ -200,15 +188,13 @@ def trials(rng: random.Random, folder: Path) -> Iterator[Trial]:
         seed = rng.randrange(2**31)
         found = load(folder, seed, PER_TRIAL)
         wrong = "; ".join([*found["wrong"][:3], *found["events"][:3]])
-        yield Trial(
-            faults=PER_TRIAL,
-            counts={
-                "snapshots loaded, each in every way that there is for it": PER_TRIAL,
-                "events of unpickling, executing, starting, or outside": len(found["events"]),
-            },
-            largest={"MB of memory more than before": round(found["memory"] / 1e6, 1)},
-            wrong=f"python -m reliability.hostile {folder} {seed} {PER_TRIAL}: {wrong}" if wrong else "",
-        )
+        counts = {
+            "snapshots loaded, each in every way that there is for it": PER_TRIAL,
+            "events of unpickling, executing, starting, or outside": len(found["events"]),
+        }
+        largest = {"MB of memory more than before": round(found["memory"] / 1e6, 1)}
+        again = f"python -m reliability.hostile {folder} {seed} {PER_TRIAL}: {wrong}" if wrong else ""
+        yield Trial(PER_TRIAL, counts, largest, again)
 
 
 SCENARIO = Scenario(

@@ -15,11 +15,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import disks
 from disks import Folder, HookedDisk, Killed, ModelDisk, killed
+from facade import SnapshotRef
 from reliability.trial import Scenario, Trial
 
 from stagerun import store
-from stagerun.base.snapshots import SnapshotRef
 
 OUT = Path("/runs/out")
 RESULT = OUT / "results" / "r.json"
@@ -63,14 +64,10 @@ class Sequence:
             step = self.rng.choices(("commit", "result", "aside", "pin", "beat"), (6, 2, 1, 1, 1))[0]
             if step == "commit":
                 self.commit(disk, lease, attempt)
-            elif step == "result":
-                self.result(disk)
-            elif step == "aside":
-                self.aside(disk)
-            elif step == "pin":
-                self.pin(disk)
-            else:
+            elif step == "beat":
                 lease.beat()
+            else:
+                getattr(self, step)(disk)
 
     def begin_again(self, disk: store.Disk) -> None:
         """After a power cut: what is on the disk now is what may be counted on."""
@@ -123,20 +120,7 @@ def taken(disk: store.Disk) -> tuple[store.Lease, int]:
 
 
 def commit(disk: store.Disk, iter: int, attempt: int, lease: store.Lease) -> SnapshotRef:
-    return store.commit(
-        disk,
-        OUT,
-        store.Metadata(
-            place=store.Place("cyc1", iter, attempt),
-            parent="",
-            identity={"solver.base_lr": "1.6"},
-            environment={"torch": "2.13"},
-            serial=iter,
-        ),
-        files=content(iter),
-        content=("model.safetensors",),
-        require_held=lease.require_held,
-    )
+    return disks.commit(disk, OUT, "cyc1", iter, attempt, content(iter), lease.require_held, serial=iter)
 
 
 def found_after(rng: random.Random, disk: ModelDisk) -> ModelDisk:

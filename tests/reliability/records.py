@@ -17,16 +17,12 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+from facade import DataError, Datum, InterpMode, ListRecords, Loader, RandomResize, RandomResizedCrop, Transform
 from PIL import Image
 from reliability import fuzz
 from reliability.trial import Scenario, Trial
 
-from stagerun.base.errors import DataError
-from stagerun.base.recipe import InterpMode, RandomResize, RandomResizedCrop, Transform
 from stagerun.data import jpeg
-from stagerun.data.loader import Loader
-from stagerun.data.records import ListRecords
-from stagerun.language.proto.caffe_pb2 import Datum
 from stagerun.tools.data import prepare
 
 KEY = b"the key"
@@ -145,10 +141,9 @@ def child(seed: int) -> None:
     value = [whole[0]]
     records = ListRecords(value, "fuzzed")
     records.key = lambda i: KEY  # type: ignore[method-assign]
+    about = {"train": True, "num_classes": 10, "seed": seed, "images": 1, "shuffle": False}
     loaders = [
-        Loader(
-            records, param, train=True, channels=channels, num_classes=10, seed=seed, images=1, shuffle=False, tier=tier
-        )
+        Loader(records, param, channels=channels, tier=tier, **about)
         for tier in tiers
         for param in TRANSFORMS
         for channels in ((1, 3) if param.random_resized_crop is None else (3,))

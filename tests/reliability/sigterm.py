@@ -18,18 +18,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import processes
 import small
 import tiny
-from click.testing import CliRunner
-from reliability.kills import ended
+from contract import stagerun
+from reliability.kills import ended, wait_until
 from reliability.trial import Scenario, Trial
 
 from stagerun import store
-from stagerun.base.errors import ExitCode
-from stagerun.cli import main as command
 
+DONE, STOPPED = 0, 75
 GRACE = 120  # seconds; a busy machine of two processors imports torch in 20
 LATE = 60  # more seconds, and it hangs
 SAVED, MET = "saved, exit 75", "came to its end in that moment, exit 0"
@@ -54,17 +54,12 @@ class Schedule:
     length: float = 0.0  # seconds that it took
     stops: int = 0
 
-    @property
-    def out(self) -> Path:
-        return self.folder / f"out{self.nproc}"
-
-    @property
-    def scratch(self) -> Path:
-        return self.folder / f"scratch{self.nproc}"
+    def __post_init__(self) -> None:
+        self.out, self.scratch = self.folder / f"out{self.nproc}", self.folder / f"scratch{self.nproc}"
 
     def start(self) -> processes.Run:
         words = (f'data.scratch="{self.scratch}"', "data.scratch_reserve=0", "data.cache=DISK")
-        options = [word for field in words for word in ("--set", field)]
+        options = [word for setting in words for word in ("--set", setting)]
         return small.start(self.folder / "schedule", self.out, "--grace", f"{GRACE}s", *options, nproc=self.nproc)
 
     def begin(self) -> None:
@@ -73,16 +68,24 @@ class Schedule:
         self.scratch.mkdir()
         self.stops = 0
 
+    def through(self) -> str:
+        """Runs it to its end; what is wrong with that, '' if nothing."""
+        with ended(self.start()) as run:
+            code, text = run.wait()
+        return f"the command, left alone, ended with {code}:\n{text}" if code else ""
+
     def alone(self) -> None:
-        """Runs it through once."""
         self.begin()
         begun = time.monotonic()
-        run = self.start()
-        with ended(run):
-            code, text = run.wait()
-        assert code == 0, text
+        wrong = self.through()
+        assert not wrong, wrong
         self.length, self.ends = time.monotonic() - begun, processes.ends(self.out)
         self.begin()
+
+    def log(self) -> list[str]:
+        with contextlib.suppress(OSError):
+            return (self.out / "log.jsonl").read_text().splitlines(keepends=True)
+        return []
 
 
 def trials(rng: random.Random, folder: Path) -> Iterator[Trial]:
@@ -97,11 +100,9 @@ def trials(rng: random.Random, folder: Path) -> Iterator[Trial]:
             schedules[nproc].alone()
         done = trial(schedules[nproc], rng)
         totals.update(done.counts)
-        met, saved = totals[MET], totals[SAVED]
-        if met + saved >= ENOUGH and met > MOST_ENDED * (met + saved) and not done.wrong:
-            done = replace(
-                done, wrong=f"{met} of {met + saved} runs came to their end after a signal: that is no chance"
-            )
+        met, both = totals[MET], totals[MET] + totals[SAVED]
+        if both >= ENOUGH and met > MOST_ENDED * both and not done.wrong:
+            done = replace(done, wrong=f"{met} of {both} runs came to their end after a signal: that is no chance")
         yield done
 
 
@@ -111,53 +112,44 @@ def trial(schedule: Schedule, rng: random.Random) -> Trial:
     when, moment = _moment(schedule, rng)
     one = rng.random()
     words = f"{schedule.nproc} workers, stop {schedule.stops + 1}: {number.name} to {target} {when}"
-    run = schedule.start()
-    with ended(run):
+    with ended(schedule.start()) as run:
         moment(run)
-        left_to_train = iterations_left(schedule.out)
-        alive = run.process.poll() is None
+        left_to_train, alive = iterations_left(schedule.out), run.process.poll() is None
         _send(run, number, target, one)
         begun = time.monotonic()
         try:
             code, text = run.wait(timeout=GRACE + LATE)
         except subprocess.TimeoutExpired:
-            words = f"{words}: still there {GRACE + LATE} s after the signal"
             schedule.begin()
-            return Trial(faults=0, counts={"hung": 1}, wrong=words)
+            return Trial(0, {"hung": 1}, wrong=f"{words}: still there {GRACE + LATE} s after the signal")
         seconds = time.monotonic() - begun
         left = [] if run.gone(within=2.0) else run.pids()
     wrong = judged(schedule, code, text, seconds, left, left_to_train if alive else 0)
-    how = SAVED if code == ExitCode.SAVED else "other" if code else MET if alive else "had ended before the signal"
+    how = SAVED if code == STOPPED else "other" if code else MET if alive else "had ended before the signal"
     counts = {how: 1, f"to {target}": 1}
     schedule.stops += 1
-    if not wrong and (code == 0 or schedule.stops >= STOPS):
+    if not wrong and (code == DONE or schedule.stops >= STOPS):
         counts["schedules compared"] = 1
-        wrong = _to_the_end(schedule, code)
+        wrong = schedule.through() if code else ""
+        if not wrong and processes.ends(schedule.out) != schedule.ends:
+            wrong = "other bits than those of the run that was left alone"
         schedule.begin()
     if wrong:
         schedule.begin()
         wrong = f"{words}: exit {code} after {seconds:.1f} s: {wrong}"
-    return Trial(
-        faults=int(alive and how == SAVED),
-        counts=counts,
-        largest={"seconds from the signal to the end": seconds},
-        wrong=wrong,
-    )
+    return Trial(int(alive and how == SAVED), counts, {"seconds from the signal to the end": seconds}, wrong)
 
 
 def iterations_left(out: Path) -> int:
     """How many the log does not tell of, of the stage that is trained last; a number above MOST_LEFT before that has begun."""
-    try:
-        lines = (out / "log.jsonl").read_text().splitlines()
-    except FileNotFoundError:
-        return MOST_LEFT + 1
-    for line in reversed(lines):
-        with contextlib.suppress(ValueError):  # a line that is just being written
-            event = json.loads(line)
-            if event["event"] == "RunFinished":
-                return 0
-            if event["event"] == "Iterated":
-                return LAST_ITERS - event["iter"] if event["stage"] == LAST else MOST_LEFT + 1
+    with contextlib.suppress(FileNotFoundError):
+        for line in reversed((out / "log.jsonl").read_text().splitlines()):
+            with contextlib.suppress(ValueError):  # a line that is just being written
+                event = json.loads(line)
+                if event["event"] == "RunFinished":
+                    return 0
+                if event["event"] == "Iterated":
+                    return LAST_ITERS - event["iter"] if event["stage"] == LAST else MOST_LEFT + 1
     return MOST_LEFT + 1
 
 
@@ -168,35 +160,16 @@ def _moment(schedule: Schedule, rng: random.Random) -> tuple[str, Callable[[proc
     """In words, and what waits for it. A third each: the first second, any time, and a while after so many lines of the log, by
     which evaluations and snapshots are met however fast the machine is."""
     kind = rng.randrange(3)
-    if kind == 0:
-        seconds = rng.uniform(0.0, 1.0)
-        return f"{seconds:.3f} s after its first instruction", lambda run: _after(run, seconds)
-    if kind == 1:
-        seconds = rng.uniform(0.0, 0.8) * schedule.length
-        return f"{seconds:.3f} s after its first instruction", lambda run: _after(run, seconds)
-    lines, seconds = rng.randrange(1, 20), rng.uniform(0.0, 0.1)
-    return f"{seconds:.3f} s after line {lines} of its log", lambda run: _after_line(schedule.out, run, lines, seconds)
+    lines = rng.randrange(1, 20) if kind == 2 else 0
+    seconds = rng.uniform(0.0, (1.0, 0.8 * schedule.length, 0.1)[kind])
 
+    def wait(run: processes.Run) -> None:
+        before = len(schedule.log())
+        wait_until(run, lambda: answers(run.process.pid) and (not lines or len(schedule.log()) >= before + lines))
+        end = time.monotonic() + seconds
+        wait_until(run, lambda: time.monotonic() >= end)
 
-def _after(run: processes.Run, seconds: float) -> None:
-    while run.process.poll() is None and not answers(run.process.pid):
-        time.sleep(0.001)
-    end = time.monotonic() + seconds
-    while run.process.poll() is None and time.monotonic() < end:
-        time.sleep(min(0.005, max(0.0, end - time.monotonic())))
-
-
-def _after_line(out: Path, run: processes.Run, lines: int, seconds: float) -> None:
-    def count() -> int:
-        try:
-            return (out / "log.jsonl").read_bytes().count(b"\n")
-        except OSError:
-            return 0
-
-    before = count()
-    while run.process.poll() is None and count() < before + lines:
-        time.sleep(0.005)
-    _after(run, seconds)
+    return f"{seconds:.3f} s after {f'line {lines} of its log' if lines else 'its first instruction'}", wait
 
 
 def answers(pid: int) -> bool:
@@ -214,13 +187,9 @@ def _send(run: processes.Run, number: signal.Signals, target: str, one: float) -
     pids = run.pids() if target == "all" else [run.process.pid]
     if target == "one" and workers:
         pids = [workers[int(one * len(workers))]]
-    with contextlib.suppress(ProcessLookupError):  # it has just ended
-        if target == "group":
-            os.killpg(run.process.pid, number)
-            return
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            (os.killpg if target == "group" else os.kill)(pid, number)
 
 
 def _is_worker(pid: int) -> bool:
@@ -237,43 +206,37 @@ def _is_worker(pid: int) -> bool:
 
 def judged(schedule: Schedule, code: int, text: str, seconds: float, left: list[int], to_train: int) -> str:
     """What is wrong, '' if nothing is. `to_train`: the iterations that were left when the signal was sent."""
-    if code not in (ExitCode.DONE, ExitCode.SAVED):
-        return f"neither saved nor done:\n{text}"
-    if code == ExitCode.DONE and to_train > MOST_LEFT:
-        return f"it went on to its end, and more than {MOST_LEFT} iterations were left:\n{text}"
-    if seconds > GRACE:
-        return f"{seconds:.1f} s, and the grace period is {GRACE} s"
-    if left:
-        return f"left behind: {left}"
-    if "Traceback" in text or "bug of stagerun" in text:
-        return f"a bug:\n{text}"
-    if sum(line.startswith(("SIGTERM: ", "SIGUSR1: ", "SIGINT: ")) for line in text.splitlines()) > 1:
-        return f"told more than once:\n{text}"
-    if code == ExitCode.SAVED and "run the same command again" not in text:
-        return f"doesn't say how to go on:\n{text}"
+    told = sum(line.startswith(("SIGTERM: ", "SIGUSR1: ", "SIGINT: ")) for line in text.splitlines())
+    for wrong, why in (
+        (code not in (DONE, STOPPED), f"neither saved nor done:\n{text}"),
+        (code == DONE and to_train > MOST_LEFT, f"it went on to its end, and more than {MOST_LEFT} iterations were left:\n{text}"),
+        (seconds > GRACE, f"{seconds:.1f} s, and the grace period is {GRACE} s"),
+        (left, f"left behind: {left}"),
+        ("Traceback" in text or "bug of stagerun" in text, f"a bug:\n{text}"),
+        (told > 1, f"told more than once:\n{text}"),
+        (code == STOPPED and "run the same command again" not in text, f"doesn't say how to go on:\n{text}"),
+    ):  # fmt: skip
+        if wrong:
+            return why
     return _log_says(schedule, code) or _status_says(schedule)
 
 
 def _log_says(schedule: Schedule, code: int) -> str:
     """What the last life says that came so far as to write into the log."""
-    log = schedule.out / "log.jsonl"
-    if not log.exists():
-        return "" if code == ExitCode.SAVED else "done without a log"
-    lines = log.read_text().splitlines()
+    lines = schedule.log()
+    if not lines:
+        return "" if code == STOPPED else "done without a log"
     try:
         told = [json.loads(line) for line in lines]
     except ValueError as error:
         return f"the log can't be read: {error}"
-    events = [event["event"] for event in told]
-    if lost := _not_saved(schedule, told):
-        return lost
-    last = events[-1] if events else ""
-    if last != ("RunFinished" if code == 0 else "Stopped") and not (code == ExitCode.SAVED and not events):
-        return f"exit {code}, and the log ends with {last}: {lines[-1]}"
-    return ""
+    last = "RunFinished" if code == DONE else "Stopped"
+    if told[-1]["event"] != last:
+        return f"exit {code}, and the log ends with {lines[-1]}"
+    return _not_saved(schedule, told)
 
 
-def _not_saved(schedule: Schedule, told: list[dict]) -> str:
+def _not_saved(schedule: Schedule, told: list[dict[str, Any]]) -> str:
     """What was trained last and is in no snapshot; '' if there is nothing."""
     trained = next(((e["stage"], e["iter"]) for e in reversed(told) if e["event"] == "Iterated"), None)
     saved = [(ref.stage, ref.iter) for ref in store.inventory(store.LocalDisk(), schedule.out).snapshots]
@@ -283,23 +246,9 @@ def _not_saved(schedule: Schedule, told: list[dict]) -> str:
 
 
 def _status_says(schedule: Schedule) -> str:
-    words = ["status", str(schedule.folder / "schedule"), "--out", str(schedule.out), "--json"]
-    said = CliRunner().invoke(command, words, prog_name="stagerun").output
+    said = stagerun(["status", schedule.folder / "schedule", "--out", schedule.out, "--json"], schedule.folder).output
     state = json.loads(said)["state"] if said.startswith("{") else said
     return "" if state in ("stopped", "finished", "nothing") else f"`status` says {state}"
-
-
-def _to_the_end(schedule: Schedule, code: int) -> str:
-    """The same command until it is done, and the bits."""
-    if code != 0:
-        run = schedule.start()
-        with ended(run):
-            code, text = run.wait()
-        if code != 0:
-            return f"the same command, left alone, ended with {code}:\n{text}"
-    return (
-        "" if processes.ends(schedule.out) == schedule.ends else "other bits than those of the run that was left alone"
-    )
 
 
 SCENARIO = Scenario(

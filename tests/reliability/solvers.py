@@ -16,26 +16,34 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from facade import (
+    SCHEDULE,
+    SOLVER,
+    Inventory,
+    Problems,
+    RecipeError,
+    formatted,
+    lint,
+    problems,
+    render_json,
+    render_text,
+    stagerun_pb2,
+)
 from google.protobuf.descriptor import FieldDescriptor
 from reliability import fuzz
 from reliability.trial import Scenario, Trial
 
-from stagerun.base.errors import Problem, Problems, RecipeError
-from stagerun.base.snapshots import Inventory
+from stagerun.base.errors import Problem
 from stagerun.language import canonical, load
 from stagerun.language.parse import parse
-from stagerun.language.proto import stagerun_pb2
 from stagerun.language.ranges import CHOICES
-from stagerun.language.tree import SCHEDULE, SOLVER, is_message
+from stagerun.language.tree import is_message
 from stagerun.plan import make_plan
-from stagerun.plan.render import csv_rows, render_json, render_text
+from stagerun.plan.render import csv_rows
 from stagerun.schedule import make_knobs
 from stagerun.schedule.image_size import crop_size
-from stagerun.tools.fmt.style import formatted
-from stagerun.tools.lint import lint, problems
 from stagerun.tools.lsp.complete import proposals
 from stagerun.tools.lsp.folder import look
 from stagerun.tools.lsp.hover import hover_text
@@ -46,16 +54,12 @@ GOOD = 'base_lr: 0.1\nlr_policy: "poly"\npower: 2\nmax_epoch: 2.5\n'
 Texts = dict[str, bytes]  # name of a file -> its bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Whole:
-    """The folders of solvers/, and those of tests/golden/spec, in which something is wrong already."""
-
-    good: tuple[Texts, ...]
-    bad: tuple[Texts, ...]
+Whole = tuple[tuple[Texts, ...], tuple[Texts, ...]]
 
 
 def whole_folders() -> Whole:
-    return Whole(tuple(_folders(ROOT / "solvers")), tuple(_folders(ROOT / "tests" / "golden" / "spec")))
+    """The folders of solvers/, and those of tests/golden/spec, in which something is wrong already."""
+    return tuple(_folders(ROOT / "solvers")), tuple(_folders(ROOT / "tests" / "golden" / "spec"))
 
 
 def _folders(place: Path) -> Iterator[Texts]:
@@ -201,10 +205,8 @@ MUTATIONS: tuple[Mutation, ...] = (
 def folder_of(whole: Whole, seed: int, number: int) -> Texts:
     """Folder `number`: one to six mutations in the files of a folder, of solvers/ four times of five."""
     rng = random.Random(f"{seed} {number}")
-    texts, others = (
-        dict(rng.choice(whole.good if rng.random() < 0.8 else whole.bad)),
-        rng.choice(whole.good + whole.bad),
-    )
+    good, bad = whole
+    texts, others = dict(rng.choice(good if rng.random() < 0.8 else bad)), rng.choice(good + bad)
     mutations = rng.choice((MUTATIONS, SOFT))
     for _ in range(rng.choice((1, 1, 1, 2, 3, 6))):
         name = rng.choice(sorted(texts))

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 from engine_help import ThreadComm, Threads
+from facade import StagerunError, World
 
-from stagerun.base.errors import StagerunError
-from stagerun.launch.facts import Images, Reads
+from stagerun.launch.compare import Images, Reads
 from stagerun.system.lmdb_file import Glance
-from stagerun.system.world import World
 from stagerun.train import agreement
 from stagerun.train.agreement import ToldByAnother, require_same_code, require_same_schedule
 

@@ -1,14 +1,12 @@
-"""What torch or torchvision would do, done without them: the names of parameters, the items of a folder, colours on a contact sheet; and the
-memory that a rehearsal may have."""
+"""What torch or torchvision would do, done without them: the names of parameters and the items of a folder; and the memory that a rehearsal may have."""
 
 import os
 from pathlib import Path
 
+import net_texts
 import pytest
-from caffe_folders import resnet50
-from test_contact_sheet import lmdb as lmdb
-from test_contact_sheet import make_schedule as make_schedule
-from test_contact_sheet import options as options
+from facade import Model, net_of, open_source, torchvision_part
+from on_meta import on_meta
 from test_free_memory import group as group
 from test_free_memory import roots as roots
 from test_free_memory import v2 as v2
@@ -16,51 +14,33 @@ from test_sources import NONE as NONE
 from test_sources import items as items
 from test_sources import write as write
 
-from stagerun.base import recipe
 from stagerun.language import load
 from stagerun.language.caffe_names import PLAIN_LAYERS, parameter_prefix
-from stagerun.language.net import net_of
+from stagerun.models import build
 from stagerun.system import host
 from stagerun.system.host import Roots, whole_memory
-from stagerun.tools.data.sources import open_source
 from stagerun.tools.rehearse.command import room
 
+SOLVERS = Path(__file__).parents[2] / "solvers"
 
-def test_parameters_of_the_known_network_are_named_as_in_torch() -> None:
-    from on_meta import on_meta
 
-    from stagerun.models import build
-
-    layers = [layer.name for layer in net_of(resnet50(), (3, 224, 224)).train.layers]
-    named = {parameter_prefix("resnet50_intel_caffe", layer, "fc1000") for layer in layers} - {""}
+@pytest.mark.parametrize("model", ["resnet50_intel_caffe", *sorted(PLAIN_LAYERS)])
+def test_parameters_of_known_networks_are_named_as_in_torch(model: str) -> None:
+    if model in PLAIN_LAYERS:
+        named = {*PLAIN_LAYERS[model].values(), parameter_prefix(model, "fc8", "fc8")}
+    else:
+        layers = net_of(net_texts.resnet50(intel=True), (3, 224, 224)).train.layers
+        named = {parameter_prefix(model, layer.name, "fc1000") for layer in layers} - {""}
     with on_meta():
-        model = build(recipe.Model(name="resnet50_intel_caffe", num_classes=1000))
-    assert named == {name.rpartition(".")[0] for name, _ in model.named_parameters()}
-
-
-@pytest.mark.parametrize("model", sorted(PLAIN_LAYERS))
-def test_parameters_of_plain_networks_are_named_as_in_torch(model: str) -> None:
-    from on_meta import on_meta
-
-    from stagerun.models import build
-
-    with on_meta():
-        net = build(recipe.Model(name=model, num_classes=10))
-    named = {*PLAIN_LAYERS[model].values(), parameter_prefix(model, "fc8", "fc8")}
-    assert named == {name.rpartition(".")[0] for name, _ in net.named_parameters()}
+        network = build(Model(name=model, num_classes=10))
+    assert named == {name.rpartition(".")[0] for name, _ in network.named_parameters()}
 
 
 def test_the_same_items_as_torchvisions_own_code(tmp_path: Path) -> None:
     names = [f"{c}/{d}{n}.jpg" for c in ("x", "y z", "B") for d in ("", "s/", "s-/", "s/t/", "Z/") for n in (1, 10, 9)]
     root = write(tmp_path / "set", *names)
-    from stagerun.models.vision import torchvision_part
-
-    datasets = torchvision_part("torchvision.datasets")
-    theirs = datasets.ImageFolder(str(root))
+    theirs = torchvision_part("torchvision.datasets").ImageFolder(str(root))
     assert items(open_source(str(root), NONE)) == [(os.path.relpath(p, root), label) for p, label in theirs.samples]
-
-
-SOLVERS = Path(__file__).parents[2] / "solvers"
 
 
 def test_what_may_be_had_in_all_is_the_least_limit(

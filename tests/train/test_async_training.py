@@ -10,15 +10,21 @@ import pytest
 import torch
 from async_help import ITERATIONS, SNAPSHOT, Found, Killed, Stage, survivors
 from engine_help import CPU, SOLVER, ConvNet, assert_same, dataset, tensors
+from facade import (
+    Determinism,
+    Diverged,
+    Iterated,
+    PeerError,
+    Precision,
+    SnapshotDue,
+    Stopped,
+    TrainState,
+    make_state,
+    train,
+)
 
-from stagerun.base.errors import Diverged, PeerError
-from stagerun.base.events import Iterated, SnapshotDue, Stopped
-from stagerun.base.recipe import Determinism, Precision
 from stagerun.comm import SoloComm, make_reducer
-from stagerun.engine.asynchronous import servers as serving
 from stagerun.engine.asynchronous.training import Asynchronous
-from stagerun.engine.loop import train
-from stagerun.engine.state import TrainState, make_state
 
 pytestmark = pytest.mark.long
 
@@ -29,12 +35,6 @@ SOLVERS = {
     "adam": replace(SOLVER, type="Adam", momentum2=0.99, delta=1e-8, clip_gradients=0.5),
     "lars": replace(SOLVER, type="LARS"),
 }
-
-
-@pytest.fixture(autouse=True)
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The larger weights of a small network are split, too."""
-    monkeypatch.setattr(serving, "SPLIT_FROM", 40)
 
 
 def same_everywhere(found: list[Found | None]) -> Found:
@@ -59,50 +59,33 @@ def curve(run: Found) -> dict[int, float]:
     return {event.iter: event.loss for event in run.of(Iterated)}
 
 
-def staleness(run: Found) -> list[int]:
-    """At server 0, in the order of application."""
-    return [s for leg in run.record.legs for s in leg.servers[0].staleness]
-
-
-def last_of(run: Found, leg: int = -1) -> list[int]:
-    return [len(server.order) for server in run.record.legs[leg].servers]
-
-
 # -- the same bits
 
 
-@pytest.mark.parametrize("servers", [1, 2, 3])
-def test_a_run_and_its_replay_by_any_number_of_replicas(servers: int) -> None:
-    stage = Stage(servers=servers)
-    run = same_everywhere(stage.run(4))
-    assert [(leg.first, leg.last) for leg in run.record.legs] == [(0, 10), (10, 20), (20, 24)]
-    assert 0 < max(staleness(run)) <= 3
-    assert_replays(stage, run, 1, 2, 4, 5)
-
-
 @pytest.mark.parametrize("name", SOLVERS)
-def test_every_kind_of_solver(name: str) -> None:
-    stage = Stage(servers=2, solver=SOLVERS[name])
-    assert_replays(stage, same_everywhere(stage.run(3)), 2)
+def test_a_run_and_its_replay_by_any_number_of_replicas(name: str) -> None:
+    stage = Stage(solver=SOLVERS[name])
+    run = same_everywhere(stage.run(4))
+    assert run.record.ends == [10, 20, 24]
+    assert 0 < max(run.record.staleness) <= 3
+    assert_replays(stage, run, 1, 2, 5)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_many_orders(seed: int) -> None:
-    stage = Stage(servers=1 + seed % 3, max_staleness=1 + seed, seed=seed, solver=SOLVERS["float"])
+    stage = Stage(max_staleness=1 + seed, seed=seed, solver=SOLVERS["float"])
     run = same_everywhere(stage.run(2 + seed % 4))
-    assert max(staleness(run)) <= 1 + seed
+    assert max(run.record.staleness) <= 1 + seed
     assert_replays(stage, run, 1 + seed % 5)
 
 
-@pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize("name", SOLVERS)
-def test_one_replica_alone_is_plain_training(name: str, servers: int) -> None:
-    stage = Stage(servers=servers, solver=SOLVERS[name])
+def test_one_replica_alone_is_plain_training(name: str) -> None:
+    stage = Stage(solver=SOLVERS[name])
     (alone,) = survivors(stage.run(1))
     plain, losses = plainly(stage)
-    split = servers > 1 and name == "adam"  # torch computes the last elements of a vector by other instructions
-    assert_same(tensors(plain), alone.tensors(), 1e-12 if split else 0.0)
-    assert split or [event.loss for event in alone.of(Iterated)] == losses
+    assert_same(tensors(plain), alone.tensors())
+    assert [event.loss for event in alone.of(Iterated)] == losses
     assert {event.staleness for event in alone.of(Iterated)} == {0}
 
 
@@ -126,11 +109,11 @@ def test_batch_norms_count_every_push() -> None:
 
 
 def test_rank_0_tells_of_each_iteration_once_and_all_of_boundaries() -> None:
-    found = survivors(Stage(servers=2).run(3))
+    found = survivors(Stage().run(3))
     told = found[0].of(Iterated)
     assert [event.iter for event in told] == list(range(1, ITERATIONS + 1))
-    assert sorted(event.staleness for event in told) == sorted(staleness(found[0]))
-    assert sorted(event.replica for event in told) == sorted(r for leg in found[0].record.legs for r in leg.replicas)
+    assert [event.staleness for event in told] == found[0].record.staleness
+    assert [event.replica for event in told] == found[0].record.replicas
     for one in found:
         assert [event.iter for event in one.of(SnapshotDue)] == [SNAPSHOT, 2 * SNAPSHOT]
     rates = {event.lr for event in told}
@@ -157,20 +140,20 @@ def resumed(run: Found, stage: Stage) -> Callable[[], TrainState]:
 
 @pytest.mark.parametrize("who", [0, 2])
 def test_a_stop_ends_a_leg_and_the_whole_can_be_replayed(who: int) -> None:
-    stage = Stage(servers=2, solver=SOLVERS["adam"])
+    stage = Stage(solver=SOLVERS["adam"])
     stops = replace(stage, stop=lambda rank, events: rank == who and len(events) >= 5)
     run = same_everywhere(stops.run(3))
     assert isinstance(run.events[-1], Stopped) and 5 <= run.state.iter < ITERATIONS
-    assert run.record.last == run.state.iter == sum(last_of(run, leg)[0] for leg in range(len(run.record.legs)))
+    assert run.record.last == run.state.iter == len(run.record.iterations)
     assert_replays(stage, run, 1, 3)
     rest = same_everywhere(stage.run(4, state=resumed(run, stage), record=run.record))
-    assert rest.record.legs[: len(run.record.legs)] == run.record.legs and rest.record.last == ITERATIONS
+    assert rest.record.until(run.state.iter) == run.record and rest.record.last == ITERATIONS
     assert_replays(stage, rest, 1, 2)
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 4])
 def test_a_replay_that_is_stopped_goes_back_to_the_last_boundary(replicas: int) -> None:
-    stage = Stage(servers=2, max_staleness=5)
+    stage = Stage(max_staleness=5)
     run = same_everywhere(stage.run(5))
     stops = replace(
         stage, stop=lambda rank, events: len([e for e in events if isinstance(e, Iterated)]) >= 13 // replicas
@@ -209,16 +192,16 @@ def before(obj: Any, name: str, number: int) -> None:
 
 @pytest.mark.parametrize("rank", [1, 2])
 def test_a_death_ends_all(rank: int) -> None:
-    stage = Stage(servers=2, prepare=kills(rank, lambda pushing: before(pushing, "_summed", 3)))
+    stage = Stage(prepare=kills(rank, lambda pushing: before(pushing, "_summed", 3)))
     with pytest.raises(PeerError):
         stage.run(3)
 
 
 def test_where_a_replay_loses_one_all_end_and_none_waits_for_what_it_had() -> None:
-    stage = Stage(servers=2, max_staleness=5)
+    stage = Stage(max_staleness=5)
     run = same_everywhere(stage.run(5))
     for number in range(4):
-        dying = replace(stage, prepare=kills(2, lambda pushing, n=number: before(pushing, "_ask", 3 + 5 * n)))
+        dying = replace(stage, prepare=kills(2, lambda pushing, n=number: before(pushing, "_ask", 1 + 2 * n)))
         with pytest.raises(PeerError):
             dying.run(3, recorded=run.record)
 
@@ -245,6 +228,6 @@ def with_bad(*iterations: int) -> Any:
 
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_where_nothing_is_skipped_the_first_ends_the_stage(replicas: int) -> None:
-    stage = Stage(servers=2, make=Poison, data=with_bad(6))
+    stage = Stage(make=Poison, data=with_bad(6))
     with pytest.raises(Diverged, match=r"the loss is nan at iteration 6, learning rate 0\.00714"):
         stage.run(replicas)

@@ -7,14 +7,13 @@ import threading
 import numpy as np
 import pytest
 import torch
+from facade import Transform, order, torchvision_part
 from PIL import Image
 
-from stagerun.base import order
 from stagerun.base.order import Purpose
-from stagerun.base.recipe import RandAugment, Transform
+from stagerun.base.recipe import RandAugment
 from stagerun.engine import augment
 from stagerun.engine.augment import BINS, OPERATIONS, Augment, magnitudes, make_augment, operate
-from stagerun.models.vision import torchvision_part
 
 transforms = torchvision_part("torchvision.transforms")
 autoaugment = torchvision_part("torchvision.transforms.autoaugment")

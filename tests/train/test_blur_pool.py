@@ -3,12 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from facade import Model, torchvision_models
 from torch import nn
 
-from stagerun.base.recipe import Model
 from stagerun.models import build
 from stagerun.models.resnet import BlurConv2d, BlurMaxPool2d
-from stagerun.models.vision import torchvision_models
 
 TAPS = torch.tensor([[1.0, 2, 1], [2, 4, 2], [1, 2, 1]], dtype=torch.float64) / 16
 

@@ -4,32 +4,33 @@ import shutil
 from pathlib import Path
 
 import caffe_nets
+import contract
 import numpy as np
 import pytest
 import tiny
 import torch
-from click.testing import CliRunner
+from facade import (
+    MOMENTUM,
+    WEIGHTS,
+    Model,
+    Origin,
+    Weights,
+    caffe_blobs,
+    caffe_file,
+    caffe_pb2,
+    caffemodel,
+    decode,
+    looked_at,
+    net_of,
+    planned_transfer,
+    remember,
+    tensors_in,
+    transfer,
+)
 from net_texts import resnet50
 
-from stagerun.base import caffe_blobs, caffe_file
-from stagerun.base.recipe import Model, Weights
-from stagerun.cli import main
-from stagerun.engine.codec import decode
-from stagerun.engine.weights_file import tensors_in
 from stagerun.language import load
-from stagerun.language.caffe_names import here
-from stagerun.language.net import net_of
-from stagerun.language.proto import caffe_pb2
 from stagerun.models import build
-from stagerun.models.net import build as build_net
-from stagerun.plan.transfer import Origin, transfer
-from stagerun.store.disk import LocalDisk
-from stagerun.store.given import looked_at
-from stagerun.store.read import inventory, read_file
-from stagerun.tools.weights.caffe import caffemodel
-from stagerun.train.caffe_state import remember
-from stagerun.train.given import planned_transfer
-from stagerun.train.progress import MOMENTUM, WEIGHTS
 
 GOLDEN = caffe_nets.GOLDEN
 SCHEDULE = """
@@ -61,16 +62,18 @@ def trained(folder: Path, data: Path, net: str, start: str, **more: object) -> P
     return max((folder / "out" / "snapshots").glob("a-*"), key=lambda path: path.name)
 
 
-def done(*words: object) -> str:
-    made = CliRunner().invoke(main, [str(word) for word in words])
+def done(*words: object, folder: Path = Path()) -> None:
+    made = contract.stagerun(words, folder)
     assert made.exit_code == 0, made.output
-    return made.output
 
 
-def tensors(out: Path, file: str) -> dict[str, np.ndarray]:
-    disk = LocalDisk()
-    ref = max(inventory(disk, out).snapshots, key=lambda ref: ref.iter)
-    return {name: tensor.numpy() for name, tensor in decode(read_file(disk, out, ref.name, file, 1 << 30)).items()}
+def tensors(snapshot: Path, file: str) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy() for name, tensor in decode((snapshot / file).read_bytes()).items()}
+
+
+def of_net(text: str, shape: tuple[int, int, int], classes: int) -> Model:
+    held = net_of(text, shape).text or text
+    return Model(name="x", num_classes=classes, net=held, input_shape=shape, moving_average_fraction=None, eps=None)
 
 
 @pytest.mark.parametrize("net", ["lenet", "bnnet"])
@@ -84,25 +87,27 @@ def test_what_caffe_wrote_comes_out_as_it_went_in(net: str, data: Path, tmp_path
     assert theirs.keys() == ours.keys()
     for name in kept:
         np.testing.assert_array_equal(ours[name], theirs[name])
-    read = caffe_pb2.NetParameter.FromString((tmp_path / "x.caffemodel").read_bytes())
-    assert [(one.name, one.type) for one in read.layer if one.type != "Split"] == [
-        (one.name, one.type)
-        for one in caffe_pb2.NetParameter.FromString(given.read_bytes()).layer
-        if one.type != "Split"
-    ]
-    shapes = [tuple(blob.shape.dim) for layer in read.layer for blob in layer.blobs]
-    assert shapes == [blob.shape for layer in before.layers for blob in layer.blobs]
+    read, right = (
+        [
+            (layer.name, layer.type, [tuple(blob.shape.dim) for blob in layer.blobs])
+            for layer in caffe_pb2.NetParameter.FromString(path.read_bytes()).layer
+            if layer.type != "Split"
+        ]
+        for path in (tmp_path / "x.caffemodel", given)
+    )
+    assert read == right
 
 
 @pytest.mark.parametrize("type", ["SGD", "Nesterov", "AdaGrad", "RMSProp", "AdaDelta", "Adam"])
-def test_export_and_import_of_a_state(type: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_and_import_of_a_state(type: str, data: Path, tmp_path: Path) -> None:
     net = "bnnet" if type == "Adam" else "lenet"
     snapshot = trained(tmp_path / "s", data, net, "", type=type)
     made_in = tmp_path / "models"
     made_in.mkdir()
-    monkeypatch.chdir(tmp_path)  # where `caffe train --snapshot models/x.solverstate` goes on, too
     files = ["--caffemodel", "models/x.caffemodel", "--solverstate", "models/x.solverstate", "--double"]
-    done("export", snapshot, *files)
+    done(
+        "export", snapshot, *files, folder=tmp_path
+    )  # where `caffe train --snapshot models/x.solverstate` goes on, too
     state = caffe_file.read_state((made_in / "x.solverstate").read_bytes())
     assert (state.iter, state.learned_net) == (2, "models/x.caffemodel")
     theirs = caffe_pb2.SolverState.FromString((made_in / "x.solverstate").read_bytes())
@@ -116,13 +121,13 @@ def test_export_and_import_of_a_state(type: str, data: Path, tmp_path: Path, mon
     schedule = looked_at(load(tmp_path / "t"), tmp_path / "out")
     made, mistakes = planned_transfer(schedule, schedule.stages[0])
     assert schedule.stages[0].begins == 2 and not mistakes and len(made.of(Origin.FILE)) == len(made.rows)
-    remembered = tensors(tmp_path / "s" / "out", MOMENTUM)
+    remembered = tensors(snapshot, MOMENTUM)
     live = {name: torch.zeros(value.shape, dtype=torch.from_numpy(value).dtype) for name, value in remembered.items()}
     remember(schedule, schedule.stages[0], live)
     for name, value in remembered.items():
         np.testing.assert_array_equal(live[name].numpy(), value)
     weights = caffe_blobs.tensors(caffe_blobs.net_in((made_in / "x.caffemodel").read_bytes()))
-    for name, value in tensors(tmp_path / "s" / "out", WEIGHTS).items():
+    for name, value in tensors(snapshot, WEIGHTS).items():
         np.testing.assert_allclose(weights[name], value, rtol=1e-15 if "running" in name else 0)
 
 
@@ -137,13 +142,10 @@ layer { name: "b" type: "InnerProduct" bottom: "data" top: "b" param { name: "w"
 layer { name: "flat" type: "Flatten" bottom: "a" top: "flat" }
 layer { name: "sum" type: "Eltwise" bottom: "flat" bottom: "b" top: "sum" }
 """
-    net = net_of(text, (3, 8, 8))
-    network, images = build_net(net).eval(), torch.randn(2, 3, 8, 8)
+    model = of_net(text, (3, 8, 8), 4)
+    network, images = build(model).eval(), torch.randn(2, 3, 8, 8)
     alone = torch.nn.functional.linear(images.flatten(1), network.get_parameter("a.weight").flatten(1))
     torch.testing.assert_close(network(images), 2 * alone)
-    model = Model(
-        name="x", num_classes=4, net=net.text or text, input_shape=(3, 8, 8), moving_average_fraction=None, eps=None
-    )
     weights = network.state_dict()
     data = caffemodel(model, weights, double=False)
     read = caffe_blobs.net_in(data)
@@ -164,22 +166,9 @@ def test_mistakes_of_export(data: Path, tmp_path: Path) -> None:
         ("--safetensors", "--double"): "--double is for --caffemodel",
     }
     for words, said in cases.items():
-        files = [tmp_path / word if word in ("x", "y") else word for word in words]
-        made = CliRunner().invoke(main, ["export", str(snapshot), *map(str, files)])
+        made = contract.stagerun(["export", snapshot, *words], tmp_path)
         assert made.exit_code == 64 and said in made.output, made.output
         assert not (tmp_path / "x").exists()
-
-
-@pytest.mark.parametrize("name", ["resnet50", "resnet50_intel_caffe"])
-def test_a_published_network_there_and_back(name: str) -> None:
-    model = Model(name=name, num_classes=7)
-    weights = build(model).state_dict()
-    file = tensors_in(caffemodel(model, weights, double=False), "x.caffemodel")
-    names = here(model, {key: tuple(value.shape) for key, value in file.items()})
-    assert {names[key] for key in file} == set(weights)
-    for key, value in file.items():
-        if not key.endswith("num_batches_tracked"):
-            assert torch.equal(value, weights[names[key]]), key
 
 
 @torch.no_grad()
@@ -196,7 +185,7 @@ def test_intels_net_answers_as_the_network_that_has_its_weights(name: str) -> No
     images = torch.randn(1, 3, 224, 224)
     expected, answers = network(images), []
     for intel in (True, False):
-        net = build_net(net_of(resnet50(intel), (3, 224, 224))).eval()
+        net = build(of_net(resnet50(intel), (3, 224, 224), 1000)).eval()
         own = net.state_dict()
         assert {key for key in own if key not in file} <= {"conv1.bias"}
         net.load_state_dict(own | {key: value for key, value in file.items() if key in own})

@@ -1,40 +1,27 @@
 """Several nodes of Caffe, imported and trained, against a float64 restatement that itself agrees with real Caffe in one process."""
 
 import shutil
-import struct
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import contract
 import numpy as np
 import pytest
 import torch
-from caffe_nets import GOLDEN, expected
+from caffe_nets import GOLDEN, expected, single, trace, write_fashion
 from caffe_restated import Restated, first_blobs, restated
-from click.testing import CliRunner
+from facade import Iterated, caffe_pb2
 from google.protobuf import text_format
 from safetensors.numpy import load_file
-from test_golden_training import trace
 
 import stagerun
-import stagerun.train.stage
-from stagerun.base.events import Iterated
-from stagerun.base.recipe import Solver
-from stagerun.cli import main
-from stagerun.data.write import write_lmdb
 from stagerun.language import load
-from stagerun.language.proto import caffe_pb2
-from stagerun.schedule import make_knobs
 
 DATA = np.load(Path(__file__).parents[1] / "golden" / "fashion_9664.npz")
 BATCH, RECORDS = 4, 96
 SOLVER = """net: "nets/{net}.prototxt" base_lr: 0.1 lr_policy: "poly" power: 2 max_iter: {length} momentum: 0.9 weight_decay: 0.0005
 warmup_iter: 3 warmup_start_lr: 0.02 snapshot: 4 snapshot_prefix: "x/{prefix}" clip_gradients: 0.001 {more}
 """
-
-
-def single(x: float) -> float:
-    return struct.unpack("f", struct.pack("f", x))[0]
 
 
 def rate(solver: str, i: int) -> float:
@@ -77,12 +64,7 @@ def caffes(
     (folder / "nets" / f"{net}.prototxt").write_text(text)
     shutil.copy(GOLDEN / f"init_{net}_iter_0.caffemodel", folder / "first.caffemodel")
     images, labels = DATA["images"][:RECORDS].reshape(-1, 1, 28, 28), DATA["labels"][:RECORDS]
-    for part in ("train", "test"):
-        records = [
-            caffe_pb2.Datum(channels=1, height=28, width=28, data=image.tobytes(), label=int(label)).SerializeToString()
-            for image, label in zip(images, labels, strict=True)
-        ]
-        write_lmdb(str(folder / "data" / f"fmnist_{part}_lmdb"), records)
+    write_fashion(folder / "data", RECORDS, RECORDS)
     (folder / "README").write_text(readme)
     dealt = np.arange(RECORDS).reshape(-1, ranks, BATCH).transpose(0, 2, 1).reshape(-1)
     made: dict[str, Restated] = {}
@@ -100,20 +82,14 @@ def caffes(
     return made
 
 
-def trained(
-    folder: Path, *options: str, monkeypatch: pytest.MonkeyPatch
-) -> tuple[dict[str, list[float]], dict[str, Any]]:
+def trained(folder: Path, *options: str) -> tuple[dict[str, list[float]], dict[str, Any]]:
     """Losses and end of each stage, imported from the folder as it is. Momentum and decay are float32, as in Caffe."""
-
-    def knobs(solver: Solver) -> Any:
-        return make_knobs(replace(solver, momentum=single(solver.momentum), weight_decay=single(solver.weight_decay)))
-
-    monkeypatch.setattr(stagerun.train.stage, "make_knobs", knobs)
     out = folder / "made"
-    done = CliRunner().invoke(main, ["import", "caffe", str(folder), "--out", str(out), *options], prog_name="stagerun")
+    done = contract.stagerun(["import", "caffe", ".", "--out", out, *options], folder)
     assert done.exit_code == 0, done.output
     stages = [stage.name for stage in load(out).stages]
     changes = ("precision=FP64", "channels_last=false", "snapshot=0", "test_interval=0")
+    changes += (f"momentum={single(0.9)!r}", f"weight_decay={single(0.0005)!r}")
     sets = [f"{stage}.{change}" for stage in stages for change in changes]
     losses: dict[str, list[float]] = {stage: [] for stage in stages}
     for event in stagerun.run(out, folder / "out", overrides=sets, threads=1):
@@ -134,46 +110,23 @@ def trained(
         ("bnnet", 4, True, "iter_size: 2"),
     ],
 )
-def test_several_nodes(
-    net: str, ranks: int, overlap: bool, more: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_nodes(net: str, ranks: int, overlap: bool, more: str, tmp_path: Path) -> None:
     solver = SOLVER.format(net=net, prefix="a", length=8, more=more)
     readme = f"mpirun -n {ranks} caffe train --solver solver.prototxt --weights first.caffemodel\n"
     right = caffes(tmp_path, net, ranks, overlap, {"solver": solver}, readme)["solver"]
-    losses, ends = trained(tmp_path, *(["--overlap"] if overlap else []), monkeypatch=monkeypatch)
+    losses, ends = trained(tmp_path, *(["--overlap"] if overlap else []))
     np.testing.assert_allclose(losses["main"], right.losses, rtol=1e-9)
     assert_same(ends["main"], right.snapshots[8])
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_stage_from_a_snapshot_in_mid_training(
-    overlap: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stage_from_a_snapshot_in_mid_training(overlap: bool, tmp_path: Path) -> None:
     """Which lacks the last update where gradients wait."""
     texts = {name: SOLVER.format(net="lenet", prefix=name, length=8, more="") for name in ("solver", "solver_b")}
     readme = "mpirun -np 2 caffe train --solver solver.prototxt --weights first.caffemodel\n"
     readme += "mpirun -np 2 caffe train --solver solver_b.prototxt --weights x/solver_iter_4.caffemodel\n"
     right = caffes(tmp_path, "lenet", 2, overlap, texts, readme)
-    losses, ends = trained(tmp_path, *(["--overlap"] if overlap else []), monkeypatch=monkeypatch)
+    losses, ends = trained(tmp_path, *(["--overlap"] if overlap else []))
     for stage, name in (("main", "solver"), ("b", "solver_b")):
         np.testing.assert_allclose(losses[stage], right[name].losses, rtol=1e-9)
         assert_same(ends[stage], right[name].snapshots[8])
-
-
-def test_each_stage_has_its_own_passes(tmp_path: Path) -> None:
-    plain = SOLVER.format(net="bnnet", prefix="a", length=8, more="")
-    other = plain.replace("nets/bnnet", "nets/other")
-    texts = {"solver": plain, "solver_b": plain + "iter_size: 2", "solver_c": other, "solver_d": other + "iter_size: 2"}
-    caffes(tmp_path, "bnnet", 1, False, {}, "")
-    net = (tmp_path / "nets" / "bnnet.prototxt").read_text()
-    (tmp_path / "nets" / "other.prototxt").write_text(net.replace("num_output: 16", "num_output: 12"))
-    for name, text in texts.items():
-        (tmp_path / f"{name}.prototxt").write_text(text)
-    for workers, right in (("2", [1, 2, 1, 2]), ("1", [None] * 4)):
-        out = str(tmp_path / workers)
-        words = ["import", "caffe", str(tmp_path), "--out", out, "--order", "main,b,c,d", "--workers", workers]
-        done = CliRunner().invoke(main, words)
-        assert done.exit_code == 0, done.output
-        stages = load(out).stages
-        assert [stage.model.moving_average_passes for stage in stages] == right
-        assert [stage.model.name for stage in stages] == ["bnnet.prototxt"] * 2 + ["other.prototxt"] * 2

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from facade import CompressionChosen, Event, Note, ResumeRefused, RunFinished
 from nan_help import lives, make_data, make_schedule
 
-from stagerun.base.errors import ResumeRefused
-from stagerun.base.events import CompressionChosen, Event, Note, RunFinished
 from stagerun.language import load
 from stagerun.store import LocalDisk
 from stagerun.train import choosing

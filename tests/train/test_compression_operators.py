@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 import torch
 from compressing import DRAW, drive, numbers, one, same
-from hypothesis import given, settings
+from facade import Draw, Memory, Method, make
+from hypothesis import given
 from hypothesis import strategies as st
-
-from stagerun.base.recipe import Memory, Method
-from stagerun.comm.compression import Draw, make
 
 
 def uniform(n: int) -> np.ndarray:
@@ -44,7 +42,6 @@ def top_k(c: np.ndarray, ratio: float) -> np.ndarray:
 
 
 @given(vectors(), ratios)
-@settings(deadline=None)
 def test_top_k(c: np.ndarray, ratio: float) -> None:
     assert same(one(Method.TOP_K, c, ratio=ratio), top_k(c, ratio))
 
@@ -61,14 +58,12 @@ def test_top_k_where_a_sample_misleads() -> None:
 
 
 @given(vectors(), st.sampled_from([1e-45, 0.001, 0.5, 2000.0]))
-@settings(deadline=None)
 def test_thresholds(c: np.ndarray, threshold: float) -> None:
     keep = np.abs(c) >= np.asarray(threshold, c.dtype)
     assert same(one(Method.THRESHOLD, c, threshold=threshold), np.where(keep, c, 0).astype(c.dtype))
 
 
 @given(vectors(), ratios)
-@settings(deadline=None)
 def test_random_k(c: np.ndarray, ratio: float) -> None:
     n = len(c)
     k = max(1, math.floor(n * Fraction(repr(ratio))))
@@ -79,12 +74,7 @@ def test_random_k(c: np.ndarray, ratio: float) -> None:
 
 
 @given(vectors())
-@settings(deadline=None)
 def test_terngrad(c: np.ndarray) -> None:
-    check_terngrad(c)
-
-
-def check_terngrad(c: np.ndarray) -> None:
     wide = c.astype("f8")
     top = np.abs(wide).max()
     sigma = top * math.sqrt(np.mean((wide / (top or 1)) ** 2))
@@ -103,12 +93,7 @@ def check_terngrad(c: np.ndarray) -> None:
 
 
 @given(vectors(), st.sampled_from([1, 4, 127, 255, 256, 32767]))
-@settings(deadline=None)
 def test_qsgd(c: np.ndarray, s: int) -> None:
-    check_qsgd(c, s)
-
-
-def check_qsgd(c: np.ndarray, s: int) -> None:
     wide, u = c.astype("f8"), uniform(len(c))
     found, bucket = one(Method.QSGD, c, qstates=s), 512
     for at in range(0, len(c), bucket):
@@ -130,7 +115,6 @@ def check_qsgd(c: np.ndarray, s: int) -> None:
 
 
 @given(vectors())
-@settings(deadline=None)
 def test_rounded_numbers(c: np.ndarray) -> None:
     bits = c.astype("f4").view("u4").astype("u8")
     bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000

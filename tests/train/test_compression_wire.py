@@ -7,12 +7,9 @@ import numpy as np
 import pytest
 import torch
 from compressing import DRAW, drive, numbers, same
+from facade import Draw, Memory, Method, make
 
-from stagerun.base.recipe import Memory, Method
-from stagerun.comm.compression import BUILT, Draw, make
-
-ALL = list(BUILT)
-VECTORS = [m for m in ALL if m is not Method.POWER_SGD]
+ALL = [m for m in Method if m is not Method.AUTO]
 
 
 def kinds(methods: Sequence[Method] = ALL) -> Callable:
@@ -93,7 +90,7 @@ def test_bytes_do_not_depend_on_threads_nor_on_alignment(method: Method) -> None
     assert same(first[-1], drive(operator, [c])[0])
 
 
-@kinds([m for m in VECTORS if m is not Method.NONE])
+@kinds([m for m in ALL if m not in (Method.NONE, Method.POWER_SGD)])
 def test_a_message_of_another_length_is_refused(method: Method) -> None:
     c = numbers(1000)
     operator = make(method, (1000,))

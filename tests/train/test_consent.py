@@ -15,19 +15,16 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import pytest
 import stored_help
 from click.testing import CliRunner
+from facade import SCHEDULE, Event, RunStarted, StageFinished, StagerunError, recipe
 from google.protobuf.descriptor import Descriptor
 from PIL import Image
 from reliability.forging import Forged
 
 import stagerun
-from stagerun.base import recipe
-from stagerun.base.errors import StagerunError
-from stagerun.base.events import Event, RunStarted, StageFinished
 from stagerun.cli import main
 from stagerun.language import canonical, tree
 from stagerun.language.consent import NEEDED, Consent, asked
 from stagerun.language.stored import read_foreign
-from stagerun.language.tree import SCHEDULE
 from stagerun.language.values import layout
 from stagerun.tools.lsp.folder import look
 from stagerun.tools.verify.stored import stored_schedule
@@ -178,10 +175,7 @@ def test_each_text_of_the_language_is_in_the_table_or_inert(stranger: Stranger) 
     assert fields - stored == not_stored, "tried below"
 
 
-MAY = {
-    Consent.IMAGES: {"eval", "predict", "verify"},
-    Consent.TRAINING: {"verify"},
-}
+MAY = {Consent.IMAGES: {"eval", "predict", "verify"}, Consent.TRAINING: {"verify"}}
 
 
 @pytest.mark.parametrize("lure", ["lmdb", "file", "classes", "lure_code:build", "lure_code.py:build"])
@@ -228,11 +222,8 @@ def test_timm_is_called_with_listed_arguments_alone(tmp_path: Path, stranger: St
     trusting = CliRunner().invoke(main, [str(word) for word in (*other.commands["export"], "--trust-code")])
     assert trusting.exit_code == 0 or "--trust-code" not in trusting.output
     assert args != "checkpoint_path" or f"open {stranger.lures / 'file'}" in _touched, "with consent it is opened"
-    (tmp_path / "timm" / "schedule.prototxt").write_text(
-        (tmp_path / "timm" / "schedule.prototxt")
-        .read_text()
-        .replace("channels: 1", f'channels: 1 args {{ {args}: "x" }}')
-    )
+    file = tmp_path / "timm" / "schedule.prototxt"
+    file.write_text(file.read_text().replace("channels: 1", f'channels: 1 args {{ {args}: "x" }}'))
     refused = CliRunner().invoke(main, ["check", str(tmp_path / "timm")])
     assert refused.exit_code == 64 and f"not with `{args}`" in refused.output
 
@@ -259,14 +250,14 @@ def test_nets_of_caffe_in_a_recipe_open_nothing(stranger: Stranger) -> None:
     filler = 'layer { name: "i" type: "InnerProduct" bottom: "data" top: "i" inner_product_param { num_output: 10 } }'
     hdf5 = f'layer {{ name: "h" type: "HDF5Data" top: "data" hdf5_data_param {{ source: "{file}" }} }}'
     for layers in (data + filler, data + python, hdf5 + filler, "garbage", str(file)):
-        model = replace(
-            stranger.schedule.model,
-            name=str(file),
-            net=layers,
-            input_shape=(1, 8, 8),
-            moving_average_fraction=None,
-            eps=None,
-        )
+        named = {
+            "name": str(file),
+            "net": layers,
+            "input_shape": (1, 8, 8),
+            "moving_average_fraction": None,
+            "eps": None,
+        }
+        model = replace(stranger.schedule.model, **named)
         stranger.write(replace(stranger.schedule, model=model))
         assert not any(touched for _, _, touched in stranger.tried().values()), layers
 

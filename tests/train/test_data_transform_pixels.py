@@ -6,14 +6,13 @@ import numpy as np
 import PIL.Image
 import pytest
 from drawn import examples
+from facade import InterpMode, PadMode, Rectangle
 from hypothesis import given
 from hypothesis import strategies as st
 from test_data_transform import SOURCE, golden_draw, golden_rows
 
-from stagerun.base.recipe import InterpMode, PadMode
 from stagerun.data import pixels
 from stagerun.data.datum import Image
-from stagerun.data.jpeg import Rectangle
 from stagerun.data.pixels import Draw, apply, finish, region, shrink
 
 

@@ -6,14 +6,11 @@ import math
 import numpy as np
 import pytest
 from drawn import examples
+from facade import RandomResizedCrop, Rectangle, order, torchvision_models
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagerun.base import order
-from stagerun.base.recipe import RandomResizedCrop
 from stagerun.data import transform
-from stagerun.data.jpeg import Rectangle
-from stagerun.models.vision import torchvision_models
 
 N = 20_000
 

@@ -8,16 +8,29 @@ import pytest
 import small
 import tiny
 import torch
+from facade import (
+    Diverged,
+    Event,
+    ExitCode,
+    Iterated,
+    Note,
+    NotFinite,
+    PeerError,
+    RunFinished,
+    StagerunError,
+    TrainState,
+    average,
+    momentum,
+    walk,
+    weights,
+)
 from nan_help import lives, make_data, make_schedule, same
 from processes import content
 
 from stagerun import store
-from stagerun.base.errors import Diverged, ExitCode, PeerError, StagerunError
-from stagerun.base.events import Event, Iterated, Note, NotFinite, RunFinished
 from stagerun.comm import SoloComm
 from stagerun.engine.codec import digest
-from stagerun.engine.state import TrainState, average, momentum, weights
-from stagerun.train import proofs, stage, walk
+from stagerun.train import proofs, stage
 from stagerun.train.agreement import compare
 
 SOLVER_TEXT = "snapshot: 3 ema_decay: 0.9"

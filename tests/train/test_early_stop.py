@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 import tiny
+from facade import Event, Iterated, Note, RecipeError, ResumeRefused, StageFinished, Tested
 from test_distilled import make
 from test_run_trees import go, ids, names, of
 
 from stagerun import store
-from stagerun.base.errors import RecipeError, ResumeRefused
-from stagerun.base.events import Event, Iterated, Note, StageFinished, Tested
 from stagerun.language import load
 
 # A learning rate of zero: nothing gets any better after the first evaluation, at 4.
@@ -30,54 +29,60 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.mktemp("stops")
     tiny.make_data(base / "data")
     make(base / "schedule", base / "data", stages=TREE, **FILES)
-    (base / "seen").mkdir()
-    go(base / "schedule", base / "out")
     return base
+
+
+@pytest.fixture(scope="module")
+def whole(base: Path) -> list[Event]:
+    """Of a run to the end, in out/."""
+    return go(base / "schedule", base / "out")
 
 
 def iterations(events: list[Event]) -> dict[str, int]:
     return {event.stage: event.iter for event in of(events, Iterated)}
 
 
-def test_a_stage_ends_where_it_gets_no_better_and_what_follows_starts_there(base: Path, tmp_path: Path) -> None:
-    events = go(base / "schedule", tmp_path / "out")
+def test_a_stage_ends_where_it_gets_no_better_and_what_follows_starts_there(base: Path, whole: list[Event]) -> None:
+    events = whole
     assert iterations(events) == {"main": END, "next": 3, "branch": 3}
     finished = {event.stage: event for event in of(events, StageFinished)}
     assert finished["main"].iterations == END
     (said,) = [event.text for event in of(events, Note) if "early_stop" in event.text]
     assert "at iteration 4; stage `main` ends after 12 of 40 iterations" in said
-    refs = {ref.name: ref for ref in store.inventory(store.LocalDisk(), tmp_path / "out").snapshots}
+    refs = {ref.name: ref for ref in store.inventory(store.LocalDisk(), base / "out").snapshots}
     (end,) = [ref for ref in refs.values() if ref.ended]
     assert (end.stage, end.iter, end.ends_stage) == ("main", END, True)
-    assert of(go(base / "schedule", tmp_path / "out"), Iterated) == []
+    assert of(go(base / "schedule", base / "out"), Iterated) == []
 
 
-def test_the_images_of_what_follows_go_on_where_the_stage_ended(base: Path, tmp_path: Path) -> None:
+def test_the_images_of_what_follows_go_on_where_the_stage_ended(base: Path, whole: list[Event], tmp_path: Path) -> None:
     """As after a stage of as many iterations."""
     length = FILES["main"].replace("max_iter: 40", f"max_iter: {END}")
     short = make(tmp_path / "s", base / "data", stages=TREE, **{**FILES, "main": length.split("early_stop")[0] + "\n"})
     go(short, tmp_path / "out")
-    mine, there = ids(tmp_path / "out"), ids(base / "out")
-    assert {name: mine[name] for name in ("main@12", "next@3", "branch@3")} == {
-        name: there[name] for name in ("main@12", "next@3", "branch@3")
-    }
+    assert_same_ends(tmp_path / "out", base / "out")
+
+
+def assert_same_ends(out: Path, there: Path) -> None:
+    mine, theirs = ids(out), ids(there)
+    assert all(mine[name] == theirs[name] for name in ("main@12", "next@3", "branch@3"))
 
 
 @pytest.mark.parametrize("at", [4, 11, 12, 13, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 5, 8, 9, 10))])
-def test_stopped_anywhere_it_comes_to_the_same_decision_and_bits(base: Path, tmp_path: Path, at: int) -> None:
+def test_stopped_anywhere_it_comes_to_the_same_decision_and_bits(
+    base: Path, whole: list[Event], tmp_path: Path, at: int
+) -> None:
     """Where the run is asked to stop right before an evaluation, that comes first when it goes on."""
 
     def stop(seen: list[Event]) -> bool:
         return sum(1 for event in seen if isinstance(event, Iterated)) >= at
 
     go(base / "schedule", tmp_path / "out", stop=stop)
-    first = len(of(go(base / "schedule", tmp_path / "out"), Tested))
-    assert first
-    mine, there = ids(tmp_path / "out"), ids(base / "out")
-    assert all(mine[name] == there[name] for name in ("main@12", "next@3", "branch@3"))
+    assert of(go(base / "schedule", tmp_path / "out"), Tested)
+    assert_same_ends(tmp_path / "out", base / "out")
 
 
-def test_without_its_last_snapshot_the_stage_ends_there_again(base: Path, tmp_path: Path) -> None:
+def test_without_its_last_snapshot_the_stage_ends_there_again(base: Path, whole: list[Event], tmp_path: Path) -> None:
     shutil.copytree(base / "out", tmp_path / "out")
     for name in names(tmp_path / "out", "main-00000012"):
         shutil.rmtree(tmp_path / "out" / "snapshots" / name)
@@ -86,7 +91,7 @@ def test_without_its_last_snapshot_the_stage_ends_there_again(base: Path, tmp_pa
     assert ids(tmp_path / "out") == ids(base / "out")
 
 
-def test_how_it_is_tested_is_part_of_what_the_stage_is(base: Path, tmp_path: Path) -> None:
+def test_how_it_is_tested_is_part_of_what_the_stage_is(base: Path, whole: list[Event], tmp_path: Path) -> None:
     shutil.copytree(base / "out", tmp_path / "out")
     other = make(
         tmp_path / "s", base / "data", stages=TREE, **{**FILES, "main": FILES["main"].replace("val: 4", "val: 3")}

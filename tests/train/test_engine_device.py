@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from facade import World
 
 from stagerun.engine import device
 from stagerun.engine.device import differences
-from stagerun.system.world import World
 
 BEFORE = {"torch": "2.13.0", "workers": "2"}
 COLOURS = {"colour library": "torchvision 0.24, pillow 12.0"}

@@ -1,14 +1,16 @@
-"""What the network gets of a batch's bytes: mean, scale, std_value, order of channels, cutout."""
+"""What the network gets of a batch's bytes: mean, scale, std_value, order of channels, cutout; and batches one ahead of the GPU."""
+
+import threading
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
-from engine_help import CPU, ConvNet, cut, dataset
+from engine_help import CPU, dataset
+from facade import ChannelOrder, Normalise, Transform
 
-from stagerun.base.recipe import ChannelOrder, Precision, Transform
-from stagerun.comm import SoloComm
-from stagerun.engine.evaluate import evaluate
-from stagerun.engine.images import Normalise, cut_out, inside
+from stagerun.engine.feed import Ahead, feed
+from stagerun.engine.images import cut_out, inside
 
 MEAN, STD = (103.5, 116.25, 123.75), (57.375, 57.12, 58.395)
 FORMATS = {True: torch.channels_last, False: torch.contiguous_format}
@@ -41,7 +43,7 @@ def test_the_formula(channels_last: bool, dtype: torch.dtype, order: ChannelOrde
 @pytest.mark.parametrize("channels_last", [True, False])
 @pytest.mark.parametrize("mean", [(), (104.0,), MEAN])
 @pytest.mark.parametrize("scale", [1.0, 0.017])
-def test_without_the_new_fields_the_bits_are_those_of_the_plain_formula(
+def test_without_std_value_the_bits_are_those_of_the_plain_formula(
     channels_last: bool, mean: tuple, scale: float
 ) -> None:
     """Each step in 32 bits, one rounding after the other: what snapshots were trained with."""
@@ -70,20 +72,38 @@ def test_cutout_is_zero_for_the_network_and_the_rest_is_untouched(channels_last:
 def test_a_gpus_mask_is_what_a_cpu_cuts_out() -> None:
     rng = np.random.default_rng(3)
     cutout = np.stack([rng.integers(0, 8, 40), rng.integers(0, 5, 40), rng.integers(0, 4, 40), np.full(40, 2)], 1)
-    x = torch.ones(40, 3, 11, 7)
-    masked = x.clone().masked_fill_(inside(torch.from_numpy(cutout), 11, 7), 0)
-    assert torch.equal(cut_out(x.contiguous(memory_format=torch.channels_last), cutout), masked)
+    masked = torch.ones(40, 3, 11, 7).masked_fill_(inside(torch.from_numpy(cutout), 11, 7), 0)
+    assert torch.equal(cut_out(torch.ones(40, 3, 11, 7), cutout), masked)
 
 
-def test_an_evaluation_of_batches_of_different_shapes() -> None:
-    """The averaged sums are those of the images one by one."""
-    model, normalise = ConvNet().double(), Normalise(Transform(scale=0.01), 1, CPU, torch.float64, True)
-    whole = [dataset(4, size, seed=size) for size in (6, 9)]
-    wide = dataset(4, 8, seed=1)
-    wide.images = wide.images[:, :5]
-    together = list(enumerate([*whole, wide]))
-    one = evaluate(model, together, 3, normalise, Precision.FP64, SoloComm(), lambda: False)
-    alone = list(enumerate(cut(batch, i, i + 1) for _, batch in together for i in range(4)))
-    other = evaluate(model, alone, 12, normalise, Precision.FP64, SoloComm(), lambda: False)
-    assert one is not None and other is not None
-    assert (one.images, one.top1) == (12, other.top1) and abs(one.loss - other.loss) < 1e-12
+# -- one ahead. The copying itself needs a GPU: scripts/gpu-check runs it.
+
+
+def test_items_come_in_order_and_one_is_made_ahead_and_an_error_where_it_belongs() -> None:
+    made: list[int] = []
+    ahead_of_use = threading.Event()
+
+    def source() -> Iterator[int]:
+        for i in range(5):
+            made.append(i)
+            if i == 1:
+                ahead_of_use.set()
+            yield i
+        raise OSError("gone")
+
+    with Ahead(source()) as ahead:
+        assert next(ahead) == 0
+        assert ahead_of_use.wait(10), "the next is made while this one is used"
+        assert [next(ahead) for _ in range(4)] == [1, 2, 3, 4]
+        with pytest.raises(OSError, match="gone"):
+            next(ahead)
+    assert made == [0, 1, 2, 3, 4]
+
+
+def test_leaving_early_ends_the_thread_and_the_cpu_is_fed_directly() -> None:
+    with Ahead(iter(range(10))) as ahead:
+        next(ahead)
+    assert not [t for t in threading.enumerate() if t.name.startswith("feed")]
+    batches = iter([dataset(4), dataset(2)])
+    with feed(batches, torch.device("cpu")) as fed:
+        assert fed is batches

@@ -1,4 +1,4 @@
-"""The loop of a stage: its events, where it stops, what it does about a loss that is not finite; and evaluation."""
+"""The loop of a stage: its events, and where it stops; and evaluation."""
 
 import math
 from dataclasses import replace
@@ -7,16 +7,10 @@ import numpy as np
 import pytest
 import torch
 from engine_help import CPU, SOLVER, Batch, ConvNet, Linear, Threads, arithmetic, assert_same, cut, dataset, tensors
+from facade import Determinism, Iterated, Knobs, Normalise, Precision, StageLoop, Transform, evaluate, make_state, train
 from torch import nn
 
-from stagerun.base.events import Iterated, SnapshotDue, Stopped, TestDue
-from stagerun.base.knobs import Knobs
-from stagerun.base.recipe import Determinism, Precision, Transform
 from stagerun.comm import SoloComm, make_reducer, runs_of
-from stagerun.engine.evaluate import Score, evaluate
-from stagerun.engine.images import Normalise
-from stagerun.engine.loop import StageLoop, train
-from stagerun.engine.state import make_state
 
 
 def stage_loop(comm=None, **changes) -> StageLoop:
@@ -57,62 +51,42 @@ def short(events) -> list[tuple[str, int]]:
 def test_events_come_in_order_and_say_what_each_update_was_done_with():
     state = make_state(Linear(), SOLVER, CPU)
     events = go(stage_loop(), state)
-    expected = []
-    for i in range(1, 10):
-        expected.append(("Iterated", i))
-        if i in (3, 6):
-            expected.append(("SnapshotDue", i))
-        if i in (4, 8):
-            expected.append(("TestDue", i))
-    assert short(events) == expected  # nothing at 9: the end of the stage sees to it
-    assert state.iter == 9
-    for event in events:
-        assert event.stage == "cyc1"
-        if isinstance(event, Iterated):
-            i = event.iter - 1
-            assert (event.lr, event.momentum, event.weight_decay) == (0.01 * (i + 1), 0.9 - 0.01 * i, 0.001 * i)
-            assert event.epoch == (20 + 8 * event.iter) / 40
-            assert event.images == 8
-            assert math.isfinite(event.loss) and event.seconds >= 0
+    expected = [
+        [("Iterated", i), *DUE.get(i, [])] for i in range(1, 10)
+    ]  # nothing at 9: the end of the stage sees to it
+    assert short(events) == [event for each in expected for event in each] and state.iter == 9
+    for event in (e for e in events if isinstance(e, Iterated)):
+        i = event.iter - 1
+        assert (event.lr, event.momentum, event.weight_decay) == (0.01 * (i + 1), 0.9 - 0.01 * i, 0.001 * i)
+        assert (event.stage, event.epoch, event.images) == ("cyc1", (20 + 8 * event.iter) / 40, 8)
+        assert math.isfinite(event.loss) and event.seconds >= 0
+    together = short(go(stage_loop(snapshot=2, test_interval=2, max_iter=4), make_state(Linear(), SOLVER, CPU)))
+    assert together[1:5] == [("Iterated", 2), ("SnapshotDue", 2), ("TestDue", 2), ("Iterated", 3)]
 
 
-def test_a_snapshot_that_is_due_together_with_a_test_comes_first():
-    events = short(go(stage_loop(snapshot=2, test_interval=2, max_iter=4), make_state(Linear(), SOLVER, CPU)))
-    assert events == [
-        ("Iterated", 1),
-        ("Iterated", 2),
-        ("SnapshotDue", 2),
-        ("TestDue", 2),
-        ("Iterated", 3),
-        ("Iterated", 4),
-    ]
+DUE = {3: [("SnapshotDue", 3)], 4: [("TestDue", 4)], 6: [("SnapshotDue", 6)], 8: [("TestDue", 8)]}
 
 
+@pytest.mark.parametrize("after", [3, 5])
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_all_ranks_stop_after_the_update_in_which_one_was_told(workers):
+def test_all_ranks_stop_after_the_update_in_which_one_was_told(workers, after):
+    """Where a snapshot is due, too, it is a stop only."""
+
     def work(comm):
         calls = []
 
         def stop() -> bool:
             calls.append(None)
-            return comm.rank == comm.size - 1 and len(calls) == 5
+            return comm.rank == comm.size - 1 and len(calls) == after
 
         state = make_state(Linear(), SOLVER, CPU)
         events = go(stage_loop(comm), state, comm, stop)
         return short(events), state.iter, len(calls), tensors(state)
 
     for events, iteration, calls, weights in (answers := Threads(workers).run(work)):
-        assert events[-2:] == [("Iterated", 5), ("Stopped", 5)]
-        assert iteration == calls == 5
+        assert events[-2:] == [("Iterated", after), ("Stopped", after)]
+        assert iteration == calls == after
         assert_same(weights, answers[0][3])
-
-
-def test_a_stop_at_an_iteration_with_a_snapshot_due_is_a_stop_only():
-    calls = iter([False, False, True])
-    events = go(stage_loop(), make_state(Linear(), SOLVER, CPU), stop=lambda: next(calls))
-    assert short(events)[-1] == ("Stopped", 3)
-    assert not any(isinstance(e, SnapshotDue | TestDue) for e in events)
-    assert isinstance(events[-1], Stopped)
 
 
 # -- evaluation
@@ -131,8 +105,8 @@ class Scores(nn.Module):
         return x.flatten(1)[:, : self.classes].clone()
 
 
-def scored(images: np.ndarray, labels: np.ndarray, classes: int) -> Score:
-    """The same in numpy, one image after another."""
+def scored(images: np.ndarray, labels: np.ndarray, classes: int) -> tuple[float, float, float]:
+    """top1, top5 and loss in numpy, one image after another."""
     top1 = top5 = 0
     loss = 0.0
     for image, label in zip(images, labels, strict=True):
@@ -142,7 +116,7 @@ def scored(images: np.ndarray, labels: np.ndarray, classes: int) -> Score:
         top5 += label in order[:5]
         loss += np.log(np.exp(scores).sum()) - scores[label]
     n = len(labels)
-    return Score(n, top1 / n, top5 / n, loss / n)
+    return top1 / n, top5 / n, loss / n
 
 
 def distinct(n: int, classes: int) -> Batch:
@@ -158,12 +132,10 @@ def batches_of(data: Batch, size: int, comm):
         yield number, cut(data, number * size, (number + 1) * size)
 
 
-def evaluated(comm, data, size, classes, stop=lambda: False, precision=Precision.FP64):
-    dtype = torch.float64 if precision is Precision.FP64 else torch.float32
-    normalise = Normalise(Transform(scale=0.01), 1, CPU, dtype, False)
-    model = Scores(classes)
+def evaluated(comm, data, size, classes, stop=lambda: False):
+    normalise, model = Normalise(Transform(scale=0.01), 1, CPU, torch.float64, False), Scores(classes)
     count = -(-len(data.labels) // size)
-    score = evaluate(model, batches_of(data, size, comm), count, normalise, precision, comm, stop)
+    score = evaluate(model, batches_of(data, size, comm), count, normalise, Precision.FP64, comm, stop)
     assert not any(model.modes)
     return score
 
@@ -172,21 +144,29 @@ def evaluated(comm, data, size, classes, stop=lambda: False, precision=Precision
 @pytest.mark.parametrize("workers", [1, 2, 3, 7])
 def test_each_image_counts_once_whatever_the_workers_and_the_last_batch(workers, classes):
     data = distinct(23, classes)
-    expected = scored(data.images, data.labels, classes)
-    assert 0 < expected.top1 < 1
-    assert (expected.top5 == 1) == (classes == 3)
+    top1, top5, loss = scored(data.images, data.labels, classes)
+    assert 0 < top1 < 1 and (top5 == 1) == (classes == 3)
     scores = Threads(workers).run(lambda comm: evaluated(comm, data, 4, classes))  # 6 batches, the last of 3
-    assert len(set(scores)) == 1
-    assert scores[0].loss == evaluated(SoloComm(), data, 4, classes).loss  # the same bits
-    assert (scores[0].images, scores[0].top1, scores[0].top5) == (23, expected.top1, expected.top5)
-    assert scores[0].loss == pytest.approx(expected.loss, rel=1e-12)
+    assert set(scores) == {evaluated(SoloComm(), data, 4, classes)}  # the same bits
+    assert (scores[0].images, scores[0].top1, scores[0].top5) == (23, top1, top5)
+    assert scores[0].loss == pytest.approx(loss, rel=1e-12)
+    # A rank that is told to stop leaves no score anywhere.
+    stopped = Threads(workers).run(lambda comm: evaluated(comm, data, 4, classes, stop=lambda: comm.rank == 0))
+    assert stopped == [None] * workers
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_a_rank_that_is_told_to_stop_leaves_no_score_anywhere(workers):
-    data = distinct(23, 3)
-    scores = Threads(workers).run(lambda comm: evaluated(comm, data, 4, 3, stop=lambda: comm.rank == 0))
-    assert scores == [None] * workers
+def test_an_evaluation_of_batches_of_different_shapes():
+    """The averaged sums are those of the images one by one."""
+    model, normalise = ConvNet().double(), Normalise(Transform(scale=0.01), 1, CPU, torch.float64, True)
+    wide = dataset(4, 8, seed=1)
+    wide.images = wide.images[:, :5]
+    together = list(enumerate([dataset(4, 6, seed=6), dataset(4, 9, seed=9), wide]))
+    alone = list(enumerate(cut(batch, i, i + 1) for _, batch in together for i in range(4)))
+    one, other = (
+        evaluate(model, batches, len(batches), normalise, Precision.FP64, SoloComm(), lambda: False)
+        for batches in (together, alone)
+    )
+    assert (one.images, one.top1) == (12, other.top1) and abs(one.loss - other.loss) < 1e-12
 
 
 def test_evaluation_leaves_the_state_as_it_is_and_training_goes_on_in_training_mode():

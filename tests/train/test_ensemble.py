@@ -6,12 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 from engine_help import CPU, SOLVER, Batch, ConvNet, Threads, arithmetic, cut, dataset
+from facade import EnsembleRule, EnsembleTested, Normalise, Precision, Schedule, read_recipe
 from test_plan import finished, inventory, schedule
 from torch import Tensor
 
-from stagerun.base.errors import RecipeError
-from stagerun.base.events import EnsembleTested
-from stagerun.base.recipe import EnsembleRule, Precision, Schedule
 from stagerun.comm import Comm, SoloComm, runs_of
 from stagerun.engine.averages import BatchStatistics
 from stagerun.engine.ensemble import (
@@ -23,9 +21,7 @@ from stagerun.engine.ensemble import (
     together,
 )
 from stagerun.engine.evaluate import score
-from stagerun.engine.images import Normalise
 from stagerun.language import canonical
-from stagerun.language.stored import read_recipe
 from stagerun.plan import make_plan
 from stagerun.plan.ensembles import (
     EnsembleState,
@@ -160,45 +156,6 @@ PLAIN = 'base_lr: 0.1\nlr_policy: "fixed"\nmax_iter: 5\n'
 
 def with_ensembles(*blocks: str, shared: str = TREE, **stages: str) -> Schedule:
     return schedule(shared=shared + "\n".join(f"ensemble {{ {block} }}" for block in blocks), **stages)
-
-
-def refusal(*blocks: str, shared: str = TREE, **stages: str) -> str:
-    with pytest.raises(RecipeError) as caught:
-        with_ensembles(*blocks, shared=shared, **stages)
-    return caught.value.render()
-
-
-def test_the_name_of_a_block_that_makes_several_stages_stands_for_them() -> None:
-    shared = TREE.replace(
-        'stage { name: "early" from: "trunk" }',
-        'stage { name: "early" from: "trunk" sweep { name: "low" solver { base_lr: 0.01 } } sweep { name: "high" } }',
-    )
-    (found,) = with_ensembles('name: "all" members: "early"', shared=shared).ensembles
-    assert found.members == ("early_low", "early_high")
-    text = refusal('name: "all" members: ["early", "early_low"]', shared=shared)
-    assert "has member `early_low` twice: it is one of `early`" in text
-    assert "`early`" in refusal('name: "early" members: ["trunk", "long"]', shared=shared)
-
-
-@pytest.mark.parametrize("own, how", [
-    ("transform_param { crop_size: 24 }", "crop_size 24 (`collapse`: 28)"),
-    ("test_transform_param { crop_size: 28 mean_value: [3, 4, 5] }", "mean_value 3.0, 4.0, 5.0 (`collapse`: not set)"),
-    ("test_transform_param { crop_size: 28 random_resize_param { min_size: 32 } }", "random_resize_param { min_size: 32 max"),
-    ("test_transform_param { crop_size: 28 channel_order: RGB scale: 0.5 }", "scale 0.5 (`collapse`: 1.0), channel_order RGB (`collapse`: BGR)"),
-])  # fmt: skip
-def test_members_look_at_the_same_pictures(own: str, how: str) -> None:
-    text = refusal('name: "all" members: ["collapse", "early"]', early=PLAIN + own)
-    assert f"schedule.prototxt:10:46: `early` is not evaluated on the same pictures as `collapse`: {how}" in text
-    assert "set `test_transform_param` in the `solver` of schedule.prototxt" in text
-
-
-def test_rectangular_pictures_are_cut_for_a_batch() -> None:
-    shared = TREE.replace(
-        "solver {",
-        "solver { test_transform_param { rectangular: true crop_size: 28 random_resize_param { min_size: 32 } }",
-    )
-    text = refusal('name: "all" members: ["early", "collapse"]', shared=shared, early=PLAIN + "test_batch_size: 7")
-    assert "test_batch_size" in text and "have a shape each" in text
 
 
 def test_what_is_written_is_read_back() -> None:

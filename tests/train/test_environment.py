@@ -5,14 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 from engine_help import Threads
+from facade import Determinism, ResumeRefused, Schedule, environment_of
 from test_plan_trees import SCHEDULE, inventory, on_disk, schedule
 
-from stagerun.base.errors import ResumeRefused
-from stagerun.base.recipe import Determinism, Schedule
 from stagerun.comm import Comm, SoloComm, layout_of, make_reducer
 from stagerun.engine.device import RECORDED_SINCE, environment
 from stagerun.plan import Plan, make_plan
-from stagerun.train.environment import environment_of, require_same
+from stagerun.train.environment import require_same
 
 CPU = torch.device("cpu")
 GONE = ("main@12", "b_y@4")  # `b_x` came from there, and `b_y` is to start there

@@ -8,10 +8,9 @@ import caffe_nets
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from facade import caffe_pb2, write_lmdb
 
 from stagerun.cli import main
-from stagerun.data.write import write_lmdb
-from stagerun.language.proto import caffe_pb2
 
 RUN = caffe_nets.GOLDEN / "lenet_m09_A"
 STAGE = """name: "x" model { caffe_net: "lenet.prototxt" } data { train { source: "data/test" } val { source: "data/test" } }

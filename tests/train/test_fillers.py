@@ -4,8 +4,9 @@ import math
 
 import pytest
 import torch
+from facade import Model
 
-from stagerun.base.recipe import Filler, Model, VarianceNorm
+from stagerun.base.recipe import Filler, VarianceNorm
 from stagerun.language.networks import FILLER_FIELDS
 from stagerun.models import build
 from stagerun.models.layers import FILLERS, fan, fill
@@ -36,33 +37,32 @@ def test_the_types_are_those_that_check_knows():
 
 def test_constant():
     assert (filled(type="constant", value=0.25) == 0.25).all()
+    assert (filled(type="gaussian", mean=2.0, std=0.0) == 2).all()
     assert not filled().any()  # Caffe's default
 
 
-def test_gaussian():
-    check_moments(filled(type="gaussian", mean=3.0, std=0.01), 3.0, 0.01, 3)
-    check_moments(filled(type="gaussian"), 0, 1, 3)
-    assert (filled(type="gaussian", mean=2.0, std=0.0) == 2).all()
-
-
-def test_uniform():
-    x = filled(type="uniform", min=-1.0, max=3.0)
-    check_moments(x, 1.0, 4 / math.sqrt(12), 1.8)
-    assert -1 <= x.min() < -0.99 and 2.99 < x.max() < 3
-    check_moments(filled(type="uniform"), 0.5, 1 / math.sqrt(12), 1.8)
-
-
-@pytest.mark.parametrize("norm", VarianceNorm)
-def test_xavier_is_uniform_with_variance_1_over_n(norm):
-    limit = math.sqrt(3 / FANS[norm.value])
-    x = filled(type="xavier", variance_norm=norm)
-    check_moments(x, 0, math.sqrt(1 / FANS[norm.value]), 1.8)
-    assert 0.99 * limit < x.max() <= limit and -limit <= x.min() < -0.99 * limit
-
-
-@pytest.mark.parametrize("norm", VarianceNorm)
-def test_msra_is_gaussian_with_variance_2_over_n(norm):
-    check_moments(filled(type="msra", variance_norm=norm), 0, math.sqrt(2 / FANS[norm.value]), 3)
+@pytest.mark.parametrize(
+    ("filler", "mean", "std", "kurtosis", "limit"),
+    [
+        ({"type": "gaussian", "mean": 3.0, "std": 0.01}, 3.0, 0.01, 3, None),
+        ({"type": "gaussian"}, 0, 1, 3, None),
+        ({"type": "uniform", "min": -1.0, "max": 3.0}, 1.0, 4 / math.sqrt(12), 1.8, 2),
+        ({"type": "uniform"}, 0.5, 1 / math.sqrt(12), 1.8, 0.5),
+        *(
+            ({"type": "xavier", "variance_norm": n}, 0, math.sqrt(1 / FANS[n]), 1.8, math.sqrt(3 / FANS[n]))
+            for n in FANS
+        ),
+        *(({"type": "msra", "variance_norm": n}, 0, math.sqrt(2 / FANS[n]), 3, None) for n in FANS),
+    ],
+)
+def test_moments(filler, mean, std, kurtosis, limit):
+    """xavier is uniform with a variance of 1 / n, msra gaussian with 2 / n."""
+    if "variance_norm" in filler:
+        filler = filler | {"variance_norm": VarianceNorm[filler["variance_norm"]]}
+    x = filled(**filler)
+    check_moments(x, mean, std, kurtosis)
+    if limit:
+        assert 0.99 * limit < x.max() - mean <= limit and -limit <= x.min() - mean < -0.99 * limit
 
 
 @pytest.mark.parametrize(

@@ -4,23 +4,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from facade import Context, Iterated, Schedule, World
 
 import stagerun
-from stagerun.base.events import Iterated
-from stagerun.base.recipe import Schedule
 from stagerun.comm import SoloComm
 from stagerun.plan import PlannedStage
-from stagerun.system.world import World
 from stagerun.tools.rehearse.find_lr import start_of
-from stagerun.tools.rehearse.sweep import Point, swept
-from stagerun.tools.rehearse.sweep_run import Asked, sweep
+from stagerun.tools.rehearse.sweep import Point, rate, swept
+from stagerun.tools.rehearse.sweep_run import sweep
 from stagerun.train.output import plan_of
 
 
 def find(
-    schedule: Schedule, stage: str, out: Path, asked: Asked, stop_after: int | None = None
+    schedule: Schedule, stage: str, out: Path, asked: tuple[float, float, int], stop_after: int | None = None
 ) -> tuple[list[Point], str, str]:
-    cut, _ = swept(schedule, stage, asked.iterations)
+    """`asked`: the first rate, the last one, and iterations."""
+    cut, _ = swept(schedule, stage, asked[2])
     done: list[int] = []
 
     def begin() -> PlannedStage:
@@ -32,7 +31,8 @@ def find(
     def stop() -> bool:
         return stop_after is not None and len(done) >= stop_after - 1
 
-    return sweep(schedule, cut, begin, str(out), asked, SoloComm(), World(), torch.device("cpu"), stop, watch)
+    context = Context(cut, str(out), SoloComm(), World(), torch.device("cpu"), None, stop)
+    return sweep(schedule, context, begin, lambda i: rate(i, *asked), watch)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_its_first_loss_is_that_of_the_stage(
     """The same images, transform and weights: those of the parent's end, though the stage itself is trained, too."""
     schedule, out, iterations = trained
     before = everything(out)
-    points, began, ended = find(schedule, stage, out, Asked(1e-4, 1e-2, 10))
+    points, began, ended = find(schedule, stage, out, (1e-4, 1e-2, 10))
     assert began.startswith(start.split()[0]) and ended == "" and len(points) == 10
     assert points[0].loss == iterations[stage][0].loss
     assert [p.lr for p in points] == pytest.approx([1e-4 * 100 ** (i / 9) for i in range(10)])
@@ -70,14 +70,14 @@ def test_the_same_rate_gives_the_updates_of_the_stage(base: Path, tmp_path: Path
     run = stagerun.run(schedule, tmp_path / "out", until="init", threads=1)
     losses = [(e.lr, e.loss) for e in run if isinstance(e, Iterated)]
     constant = [loss for lr, loss in losses if lr == losses[0][0]]
-    points, _, _ = find(schedule, "init", tmp_path / "none", Asked(losses[0][0], losses[0][0], len(constant)))
+    points, _, _ = find(schedule, "init", tmp_path / "none", (losses[0][0], losses[0][0], len(constant)))
     assert [p.loss for p in points] == constant
 
 
 def test_it_ends_where_it_diverges_and_where_it_is_interrupted(base: Path, tmp_path: Path) -> None:
     schedule = stagerun.load(base / "schedule")
-    points, _, ended = find(schedule, "init", tmp_path, Asked(1.0, 1e6, 60))
+    points, _, ended = find(schedule, "init", tmp_path, (1.0, 1e6, 60))
     assert len(points) < 60 and ("4 times its lowest" in ended or "not finite" in ended)
-    points, _, ended = find(schedule, "init", tmp_path, Asked(1e-4, 1e-2, 60), stop_after=3)
+    points, _, ended = find(schedule, "init", tmp_path, (1e-4, 1e-2, 60), stop_after=3)
     assert len(points) == 3 and ended == "it was interrupted"
     assert list(tmp_path.iterdir()) == []

@@ -6,19 +6,26 @@ import shutil
 import time
 from pathlib import Path
 
+import contract
 import numpy as np
 import pytest
 import tiny
-from click.testing import CliRunner
+from facade import (
+    DataError,
+    ImportOptions,
+    ImportWork,
+    Iterated,
+    Note,
+    ResumeRefused,
+    RunFinished,
+    StageFinished,
+    Stopped,
+)
 from PIL import Image
 from test_run_trees import go, of
 
-from stagerun.base.errors import DataError, ResumeRefused
-from stagerun.base.events import Iterated, Note, RunFinished, StageFinished, Stopped
-from stagerun.cli import main
 from stagerun.data.importing import engine
 from stagerun.data.importing.folder import folder_files
-from stagerun.data.importing.images import ImportOptions, ImportWork
 from stagerun.language import load
 from stagerun.plan import Plan
 from stagerun.system.image_folder import listed
@@ -121,25 +128,23 @@ def test_eval_imports_what_is_not_there_any_more(photos: Path, tmp_path: Path) -
     snapshot = sorted((out / "snapshots").glob("two-*"))[-1]
     os.utime(next((folder / "val" / "c0").iterdir()), ns=(1, 1))
     for _ in range(2):
-        done = CliRunner().invoke(main, ["eval", str(snapshot), "--json", "--threads", "1", "--per-class"])
+        done = contract.stagerun(["eval", snapshot, "--json", "--threads", 1, "--per-class"], tmp_path)
         assert done.exit_code == 0, done.output
         assert json.loads(done.stdout)["evaluations"][0]["top1"] == top1
         shutil.rmtree(out / "data")
     alone = shutil.copytree(snapshot, tmp_path / "alone" / snapshot.name)
-    done = CliRunner().invoke(main, ["eval", str(alone)])
+    done = contract.stagerun(["eval", alone], tmp_path)
     assert done.exit_code == 65 and "which is not imported" in done.output and "--data" in done.output, done.output
     (folder / "val" / "empty").mkdir()
-    done = CliRunner().invoke(main, ["eval", str(snapshot)])
+    done = contract.stagerun(["eval", snapshot], tmp_path)
     assert done.exit_code == 65 and "no images in the class folder empty" in done.output, done.output
 
 
-@pytest.mark.parametrize("words", [["rehearse"], ["rehearse", "--find-lr", "one"], ["rehearse", "--workers", "1,2"]])
-def test_tools_say_what_is_wrong_with_a_folder(photos: Path, tmp_path: Path, words: list[str]) -> None:
-    folder = shutil.copytree(photos, tmp_path / "p")
-    (folder / "train" / "empty").mkdir()
-    name, *rest = words
-    order = [name, str(folder), *rest]
-    done = CliRunner().invoke(main, [*order, "--set", "data.train.images=300"])
+@pytest.mark.parametrize("words", [[], ["--find-lr", "one"], ["--workers", "1,2"]])
+def test_a_rehearsal_says_what_is_wrong_with_a_folder(photos: Path, tmp_path: Path, words: list[str]) -> None:
+    shutil.copytree(photos, tmp_path / "p")
+    (tmp_path / "p" / "train" / "empty").mkdir()
+    done = contract.stagerun(["rehearse", "p", *words, "--set", "data.train.images=300"], tmp_path)
     assert done.exit_code == 64 and "no images in the class folder empty" in done.output, done.output
 
 

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from facade import Schedule, World
 
 import stagerun.tools.rehearse.measure as rehearsing
-from stagerun.base.recipe import Schedule
 from stagerun.comm import SoloComm
 from stagerun.language import load
-from stagerun.system.world import World
 from stagerun.tools.rehearse.measure import Rehearsal, rehearse
 
 SOLVERS = Path(__file__).parents[2] / "solvers"

@@ -5,21 +5,17 @@ import os
 import shutil
 import signal
 import zipfile
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner
+from facade import DataError, Event, ExitCode, Iterated, JsonLines, StorageError, tensors_in
 from nan_help import lives, make_data, make_schedule
 
-from stagerun.base.errors import DataError, ExitCode, StorageError
-from stagerun.base.events import Event, Iterated
 from stagerun.cli import main
-from stagerun.engine.weights_file import tensors_in
 from stagerun.system.files import open_shared
-from stagerun.train.log_file import JsonLines
 
 STRANGER = 65534
 
@@ -132,18 +128,15 @@ def test_every_command_says_what_is_wrong(what: str, finished: Path, tmp_path: P
     shutil.copytree(finished, tmp_path / "base")
     out, victim = tmp_path / "base" / "out", tmp_path / "base" / "victim"
     HOSTILE[what](out)
-    codes: Counter[int] = Counter()
     for name, words in COMMANDS.items():
         places = {"out": out, "folder": finished / "s", "page": tmp_path / "page.html"}
         signal.alarm(15)
         result = CliRunner().invoke(main, [word.format(**places) for word in words])
         signal.alarm(0)
-        codes[result.exit_code] += 1
         assert result.exit_code != ExitCode.BUG, f"{name}: {result.output}"
         assert result.exception is None or isinstance(result.exception, SystemExit), f"{name}: {result.exception!r}"
         assert "Traceback" not in result.output and "the victim's" not in result.output, name
     assert victim.read_text() == "the victim's file\n"
-    assert sum(codes.values()) == len(COMMANDS)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="plants links as another user")

@@ -7,22 +7,17 @@ import numpy as np
 import pytest
 from caffe_layers import softmax_loss
 from click.testing import CliRunner
+from facade import DataError, Decoded, ListRecords, LmdbSource, Transform, caffe_pb2, net, preflight
 from ignoring import BATCH, CLASSES, IGNORE, IGNORED, IMAGES, LABELS, PASSES, RATE, SIDE, UPDATES, written
 from safetensors.numpy import load_file
 
-from stagerun.base import net
-from stagerun.base.errors import DataError
 from stagerun.base.net import Normalization
-from stagerun.base.recipe import Transform
 from stagerun.cli import main
 from stagerun.data.index import save
 from stagerun.data.indexing import build
-from stagerun.data.pictures import Decoded, Pictures
-from stagerun.data.preflight import preflight
-from stagerun.data.records import ListRecords, LmdbSource
+from stagerun.data.pictures import Pictures
 from stagerun.data.sampling import order_of
 from stagerun.language import load
-from stagerun.language.proto import caffe_pb2
 
 
 def pixels(folder: Path) -> np.ndarray:

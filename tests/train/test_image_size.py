@@ -8,25 +8,25 @@ import jpeg_pictures
 import numpy as np
 import pytest
 from engine_help import CPU
-from test_spec_resolve import A, messages, read
-
-from stagerun.base.errors import DataError, RecipeError
-from stagerun.base.order import EveryRecord
-from stagerun.base.recipe import (
-    CropSizeRamp,
+from facade import (
+    Batch,
+    DataError,
+    Datum,
+    Decoded,
     InterpMode,
-    RandomAspectRatio,
+    ListRecords,
+    Loader,
     RandomResize,
     RandomResizedCrop,
     Solver,
     Transform,
+    training_loader,
 )
-from stagerun.data.loader import Batch, Loader
-from stagerun.data.loaders import training_loader
-from stagerun.data.pictures import Decoded
-from stagerun.data.records import ListRecords
+from test_spec_resolve import read
+
+from stagerun.base.order import EveryRecord
+from stagerun.base.recipe import CropSizeRamp, RandomAspectRatio
 from stagerun.engine.feed import Resident
-from stagerun.language.proto.caffe_pb2 import Datum
 from stagerun.schedule.image_size import crop_size, epoch_images, ramped
 from stagerun.train import resident as runner
 
@@ -193,65 +193,3 @@ def test_on_the_device_they_are_cut_alike() -> None:
         np.testing.assert_array_equal(made.cutout, batch.cutout)
         sides.append(made.images.shape[1])
     assert sides == [side for side in SIDES for _ in range(3)]
-
-
-# ---- the language
-
-
-def ramp(text: str, rest: str = "crop_size: 24", more: str = "") -> str:
-    return A + f'clear: "transform_param" transform_param {{ {rest} crop_size_ramp_param {{ {text} }} }} {more}'
-
-
-GROWS = "start_size: 8 end_epoch: 2 multiple: 4"
-
-
-def test_it_is_part_of_what_a_snapshot_was_made_from() -> None:
-    key = "solver.transform_param.crop_size_ramp_param.end_epoch"
-    assert read(a=ramp(GROWS)).stage("a").identity[key] == "2.0"
-    assert read(a=A).stage("a").identity.get("solver.transform_param.crop_size_ramp_param") == "none"
-
-
-@pytest.mark.parametrize(
-    "text, message",
-    [
-        (ramp("start_epoch: 2 end_epoch: 3"), "CropSizeRampParameter lacks `start_size`"),
-        (ramp("start_size: 8 start_epoch: 2 end_epoch: 2"), "`end_epoch` 2 does not come after `start_epoch` 2"),
-        (ramp(GROWS, rest="mirror: true"), "`crop_size_ramp_param` needs `crop_size`"),
-        (ramp("start_size: 24 end_epoch: 2"), "`start_size` is `crop_size`, 24: nothing changes"),
-        (ramp("start_size: 0 end_epoch: 2"), "`start_size` must be at least 1 and at most 65535, not 0"),
-        (ramp("start_size: 8 end_epoch: 0"), "`end_epoch` must be above 0, not 0"),
-        (ramp("start_size: 8 end_epoch: 2 multiple: 0"), "`multiple` must be at least 1 and at most 65535, not 0"),
-        (ramp(GROWS, rest="crop_size: 24 cutout_size: 9"), "`cutout_size` 9 is more than `start_size` 8"),
-        (
-            ramp("start_size: 48 end_epoch: 2", rest="crop_size: 24 random_resize_param { min_size: 40 }"),
-            "`start_size` 48 does not fit into an image whose shorter side is 40",
-        ),
-        (
-            A + "test_transform_param { crop_size: 24 crop_size_ramp_param { start_size: 8 end_epoch: 2 } }",
-            "`crop_size_ramp_param` is for training, and an evaluation has one size",
-        ),
-    ],
-)
-def test_mistakes(text: str, message: str) -> None:
-    assert messages(a=text) == [message]
-
-
-def test_what_is_compiled_has_few_sizes() -> None:
-    text = ramp("start_size: 8 end_epoch: 2 multiple: 4", rest="crop_size: 48", more="compile: true")
-    (message,) = messages(a=text)
-    assert message == "`compile` makes code for each size, and the ramp has up to 11: 4 at most"
-    read(a=text.replace("multiple: 4", "multiple: 16"))
-    with pytest.raises(RecipeError, match="1 mistake") as caught:
-        read(a=text.replace("8 end", "47 end").replace("crop_size: 48", "crop_size: 8"))
-    assert caught.value.problems[0].hint == "write `multiple: 16`, or leave `compile` out"
-
-
-def test_both_ends_are_held_against_the_network() -> None:
-    changes = ("model.name=alexnet", "b.transform_param.crop_size=64")
-    large = ramp("start_size: 70 end_epoch: 2", rest="crop_size: 64")
-    read(a=large, changes=changes)
-    found = messages(a=large.replace("70", "32"), changes=changes)
-    assert found == ["`alexnet` takes images of 63 x 63 pixels or more, not 32 x 32"]
-    fixed = ramp("start_size: 160 end_epoch: 2", rest="crop_size: 224")
-    found = messages(a=fixed, changes=("model.name=vit_b_16", "solver.transform_param.crop_size=224"))
-    assert found == ["`vit_b_16` takes images of 224 x 224 pixels only, not 160 x 160"]

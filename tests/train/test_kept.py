@@ -4,14 +4,12 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from facade import CompressedItem, Memory, Method, make
 from torch import nn
 
 from stagerun.base.compression import METHODS as KNOWN
-from stagerun.base.events import CompressedItem
-from stagerun.base.recipe import Memory, Method
 from stagerun.comm import SoloComm
 from stagerun.comm.compressed import CompressedReducer, Residual
-from stagerun.comm.compression import make
 from stagerun.comm.kept import Kept
 
 SHAPES = {"conv.weight": (16, 3, 3, 3), "conv.bias": (16,), "fc.weight": (10, 200), "fc.bias": (10,)}

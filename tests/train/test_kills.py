@@ -4,12 +4,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from facade import RunStarted, StageStarted
 
-from stagerun.base.events import (
-    Iterated,
-    RunStarted,
-    StageStarted,
-)
 from stagerun.cli import main
 from stagerun.language import load
 from stagerun.plan.rehearsal import enough_logical_workers, interruptible
@@ -50,27 +46,17 @@ def test_the_schedule_is_saved_inside_its_stages_and_adds_up_several_device_batc
         assert stage.solver.logical_workers == 3 and stage.solver.test_interval
 
 
-def iterated(stage: str, iter: int, loss: float = 1.5, epoch: float = 0.1) -> Iterated:
-    return Iterated(
-        stage=stage, iter=iter, epoch=epoch, lr=0.1, momentum=0.9, weight_decay=0.0, loss=loss, images=8, seconds=0.1
-    )
-
-
-def started() -> RunStarted:
-    return RunStarted(
-        schedule="s", out="out", workers=1, device="cpu", threads=1, stages=("a", "b"), iterations=3, iterations_left=3, version="0"
-    )  # fmt: skip
-
-
 def test_a_life_that_began_from_the_seed_resumed_nothing() -> None:
-    def begun(iter: int, start: str) -> StageStarted:
-        return StageStarted(
-            stage="a", number=1, iter=iter, max_iter=9, start=start, batch_size=8, device_batch_size=4, carried_over=""
-        )
+    about = {"schedule": "s", "out": "out", "workers": 1, "device": "cpu", "threads": 1, "stages": ("a", "b")}
+    started = RunStarted(**about, iterations=3, iterations_left=3, version="0")
 
-    assert not resumed([started(), begun(0, "seed 1"), iterated("a", 1), begun(1, "a-1")])
-    assert resumed([started(), begun(1, "a-1")]) and resumed([started(), begun(0, "init-3")])
-    assert not resumed([started()])
+    def begun(iter: int, start: str) -> StageStarted:
+        sizes = {"max_iter": 9, "batch_size": 8, "device_batch_size": 4}
+        return StageStarted(stage="a", number=1, iter=iter, start=start, carried_over="", **sizes)
+
+    assert not resumed([started, begun(0, "seed 1"), begun(1, "a-1")])
+    assert resumed([started, begun(1, "a-1")]) and resumed([started, begun(0, "init-3")])
+    assert not resumed([started])
 
 
 def test_what_differs_is_told() -> None:

@@ -12,11 +12,9 @@ from typing import Any
 import cv2
 import pytest
 import torch
+from facade import DataError, Iterated, RecipeError, RunFinished, SnapshotWritten, UsageError, decode
 
 import stagerun
-from stagerun.base.errors import DataError, RecipeError, UsageError
-from stagerun.base.events import Iterated, RunFinished, SnapshotWritten
-from stagerun.engine.codec import decode
 from stagerun.plan import State
 
 ENDLESS = ("init.max_iter=100000", "init.lr_iter=200000")
@@ -32,11 +30,8 @@ def _ids(out: Path) -> dict[str, str]:
     return found
 
 
-def test_a_run_that_was_closed_in_between_ends_as_one_that_was_not(base: Path, tmp_path: Path) -> None:
-    schedule = stagerun.load(base / "schedule")
-    events = list(stagerun.run(schedule, tmp_path / "whole", threads=1))
-    assert isinstance(events[-1], RunFinished)
-    assert [e.iter for e in events if isinstance(e, Iterated) and e.stage == "init"] == [1, 2, 3, 4, 5, 6]
+def test_a_run_that_was_closed_in_between_ends_as_one_that_was_not(finished: Path, tmp_path: Path) -> None:
+    schedule = stagerun.load(finished / "schedule")
     with stagerun.run(schedule, tmp_path / "out", threads=1) as run:
         for event in run:
             if isinstance(event, Iterated) and event.iter == 3:
@@ -47,11 +42,11 @@ def test_a_run_that_was_closed_in_between_ends_as_one_that_was_not(base: Path, t
     again = stagerun.run(schedule, tmp_path / "out", threads=1)
     iters = [e.iter for e in again if isinstance(e, Iterated) and e.stage == "init"]
     assert iters == list(range(resumed.iter + 1, 7))
-    assert _ids(tmp_path / "out") == _ids(tmp_path / "whole") and len(_ids(tmp_path / "out")) == 4
+    assert _ids(tmp_path / "out") == _ids(finished / "out") and len(_ids(tmp_path / "out")) == 4
     assert [type(e) for e in stagerun.run(schedule, tmp_path / "out")][-1] is RunFinished  # nothing left to do
 
 
-def test_the_process_is_as_it_was(base: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_process_is_as_it_was(finished: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def settings() -> list[Any]:
         handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)]
         masked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -62,7 +57,7 @@ def test_the_process_is_as_it_was(base: Path, tmp_path: Path, capfd: pytest.Capt
     torch.set_num_threads(2)
     try:
         before, living = settings(), threading.active_count()
-        list(stagerun.run(base / "schedule", tmp_path / "out", until="init", threads=1))
+        list(stagerun.run(finished / "schedule", tmp_path / "out", until="init", threads=1))
         assert settings() == before
         until = time.monotonic() + 10  # what has let go of the folder ends by itself
         while threading.active_count() > living and time.monotonic() < until:
@@ -73,9 +68,9 @@ def test_the_process_is_as_it_was(base: Path, tmp_path: Path, capfd: pytest.Capt
         torch.set_num_threads(1)
 
 
-def test_an_interrupt_saves(base: Path, tmp_path: Path) -> None:
+def test_an_interrupt_saves(finished: Path, tmp_path: Path) -> None:
     """Between two iterations or in the midst of one: it comes where Python waits for the next event."""
-    run = stagerun.run(base / "schedule", tmp_path / "out", overrides=ENDLESS, threads=1)
+    run = stagerun.run(finished / "schedule", tmp_path / "out", overrides=ENDLESS, threads=1)
     assert next(event for event in run if isinstance(event, Iterated))
     main = threading.get_ident()
     clock = threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT))
@@ -85,28 +80,28 @@ def test_an_interrupt_saves(base: Path, tmp_path: Path) -> None:
         for event in run:
             done = max(done, event.iter) if isinstance(event, Iterated) else done
     clock.join()
-    planned = stagerun.plan(base / "schedule", tmp_path / "out", overrides=ENDLESS).stages[0]
+    planned = stagerun.plan(finished / "schedule", tmp_path / "out", overrides=ENDLESS).stages[0]
     assert planned.state is State.RESUME and planned.iter >= done
 
 
-def test_a_run_that_no_one_holds_is_saved_and_lets_go_of_the_folder(base: Path, tmp_path: Path) -> None:
-    for event in stagerun.run(base / "schedule", tmp_path / "out", overrides=ENDLESS, threads=1):
+def test_a_run_that_no_one_holds_is_saved_and_lets_go_of_the_folder(finished: Path, tmp_path: Path) -> None:
+    for event in stagerun.run(finished / "schedule", tmp_path / "out", overrides=ENDLESS, threads=1):
         if isinstance(event, Iterated) and event.iter == 3:
             break
     gc.collect()
-    planned = stagerun.plan(base / "schedule", tmp_path / "out", overrides=ENDLESS).stages[0]
+    planned = stagerun.plan(finished / "schedule", tmp_path / "out", overrides=ENDLESS).stages[0]
     assert planned.iter >= 3
     # A cell that is run again while its first run waits: that one is saved first.
-    first = stagerun.run(base / "schedule", tmp_path / "out", overrides=ENDLESS, threads=1)
+    first = stagerun.run(finished / "schedule", tmp_path / "out", overrides=ENDLESS, threads=1)
     assert next(event for event in first if isinstance(event, Iterated)).iter == planned.iter + 1
-    second = stagerun.run(base / "schedule", tmp_path / "out", overrides=ENDLESS, threads=1)
+    second = stagerun.run(finished / "schedule", tmp_path / "out", overrides=ENDLESS, threads=1)
     assert next(event for event in second if isinstance(event, Iterated)).iter > planned.iter + 1
     assert next(first, None) is None
     second.close()
 
 
-def test_nothing_is_trained_ahead(base: Path, tmp_path: Path) -> None:
-    with stagerun.run(base / "schedule", tmp_path / "out", threads=1) as run:
+def test_nothing_is_trained_ahead(finished: Path, tmp_path: Path) -> None:
+    with stagerun.run(finished / "schedule", tmp_path / "out", threads=1) as run:
         assert not (tmp_path / "out").exists()
         assert next(event for event in run if isinstance(event, Iterated)).iter == 1
         time.sleep(0.5)
@@ -114,26 +109,26 @@ def test_nothing_is_trained_ahead(base: Path, tmp_path: Path) -> None:
         assert [e["iter"] for e in events if e["event"] == "Iterated"] == [1]
 
 
-def test_errors_are_those_of_the_command(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_are_those_of_the_command(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RecipeError, match="did you mean `base_lr`"):
-        stagerun.run(base / "schedule", tmp_path / "out", overrides=["init.base_rl=1"])
-    run = stagerun.run(base / "schedule", tmp_path / "out", overrides="data.train.source=/nowhere")
+        stagerun.run(finished / "schedule", tmp_path / "out", overrides=["init.base_rl=1"])
+    run = stagerun.run(finished / "schedule", tmp_path / "out", overrides="data.train.source=/nowhere")
     with pytest.raises(DataError, match="/nowhere"):
         list(run)
     assert next(run, None) is None
     assert json.loads((tmp_path / "out" / "log.jsonl").read_text().splitlines()[-1])["code"] == 65
     with pytest.raises(UsageError, match="there is no log `tensorboards`"):
-        stagerun.run(base / "schedule", tmp_path / "out", log="tensorboards")
+        stagerun.run(finished / "schedule", tmp_path / "out", log="tensorboards")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match="is one worker"):
-        stagerun.run(base / "schedule", tmp_path / "out")
+        stagerun.run(finished / "schedule", tmp_path / "out")
 
 
-def test_a_snapshot_has_its_network(base: Path, tmp_path: Path) -> None:
+def test_a_snapshot_has_its_network(finished: Path, tmp_path: Path) -> None:
     written = [
         event
-        for event in stagerun.run(base / "schedule", tmp_path / "out", until="init", threads=1)
+        for event in stagerun.run(finished / "schedule", tmp_path / "out", until="init", threads=1)
         if isinstance(event, SnapshotWritten)
     ]
     path = tmp_path / "out" / "snapshots" / written[-1].name
@@ -155,7 +150,7 @@ def test_a_snapshot_has_its_network(base: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [{"until": ["init"]}, {"until": 3}, {"redo": 3}, {"only": [3]}])
-def test_what_is_not_a_name_is_refused(base: Path, tmp_path: Path, words: dict[str, Any]) -> None:
+def test_what_is_not_a_name_is_refused(finished: Path, tmp_path: Path, words: dict[str, Any]) -> None:
     for call in (stagerun.run, stagerun.plan):
         with pytest.raises(UsageError, match=r"one stage's name is wanted|neither a text nor several"):
-            call(base / "schedule", tmp_path / "out", **words)
+            call(finished / "schedule", tmp_path / "out", **words)

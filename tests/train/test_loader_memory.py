@@ -3,14 +3,11 @@
 import cv2
 import numpy as np
 import pytest
+from facade import Cache, DataError, Datum, Decoded, ListRecords, Loader, Transform
 
-from stagerun.base.errors import DataError
-from stagerun.base.recipe import Cache, Transform
 from stagerun.data import pictures
-from stagerun.data.loader import Loader
-from stagerun.data.pictures import Decoded, make_memory
-from stagerun.data.records import ListRecords, Room
-from stagerun.language.proto.caffe_pb2 import Datum
+from stagerun.data.pictures import make_memory
+from stagerun.data.records import Room
 
 
 def png(i: int, height: int = 20, width: int = 30) -> bytes:

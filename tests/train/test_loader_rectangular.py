@@ -6,14 +6,22 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from facade import (
+    DataError,
+    Datum,
+    InterpMode,
+    LmdbSource,
+    Model,
+    RandomResize,
+    Solver,
+    Span,
+    Stage,
+    Transform,
+    write_lmdb,
+)
 
-from stagerun.base.errors import DataError, Span
-from stagerun.base.recipe import InterpMode, Model, RandomResize, Solver, Stage, Transform
 from stagerun.data.index import Facts, Index
 from stagerun.data.loaders import RectangularLoader, centre, crop_of, evenly
-from stagerun.data.records import LmdbSource
-from stagerun.data.write import write_lmdb
-from stagerun.language.proto.caffe_pb2 import Datum
 from stagerun.train import images
 from tests.help import made_schedules
 

@@ -9,15 +9,10 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from facade import Batch, Datum, Decoded, LmdbSource, Loader, RandomResizedCrop, Transform, write_lmdb
 
-from stagerun.base.recipe import RandomResizedCrop, Transform
 from stagerun.data import jpeg
-from stagerun.data.loader import Batch, Loader
-from stagerun.data.pictures import Decoded
-from stagerun.data.records import LmdbSource
 from stagerun.data.stream import CHUNK, Buffers, Stream
-from stagerun.data.write import write_lmdb
-from stagerun.language.proto.caffe_pb2 import Datum
 
 TIERS = [tier.name for tier in jpeg.tiers() if tier.available]
 IMAGES = 23

@@ -6,17 +6,13 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from facade import ChannelOrder, ListRecords, Loader, Normalise, Transform, caffe_pb2, looked_at, write_lmdb
 
 from stagerun.base.caffe_file import blob_bytes
-from stagerun.base.recipe import ChannelOrder, Transform
 from stagerun.cli import main
-from stagerun.data.loader import Loader
-from stagerun.data.records import ListRecords
-from stagerun.data.write import write_lmdb
-from stagerun.engine.images import Normalise, means_at
+from stagerun.engine.images import means_at
 from stagerun.language import load
-from stagerun.language.proto import caffe_pb2
-from stagerun.store.given import looked_at, mean_image
+from stagerun.store.given import mean_image
 
 CPU = torch.device("cpu")
 HEIGHT, WIDTH, SIDE = 11, 13, 6

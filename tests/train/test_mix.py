@@ -1,17 +1,14 @@
-"""mixup, cutmix and label smoothing: as published, drawn from (seed, position), the same for any number of workers."""
+"""mixup, cutmix and label smoothing: as published, drawn from (seed, position)."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from engine_help import SOLVER, ConvNet, Threads, assert_same, cut, dataset, tensors, updates
+from facade import Mixed, Mixture
 
-from stagerun.base.recipe import Determinism
-from stagerun.comm import SoloComm
-from stagerun.engine.mixing import Box, Mixed, Mixing, Mixture, blend, placed, rectangle, training_loss
+from stagerun.engine.mixing import Box, Mixing, blend, placed, rectangle, training_loss
 
 CPU = torch.device("cpu")
 BIG = 1_000_000  # pixels of a side: the area of a box then says what was drawn
@@ -121,28 +118,6 @@ def test_the_loss_is_that_of_mixed_and_smoothed_labels() -> None:
     expected = -(target * logits.log_softmax(1)).sum(1).mean()
     torch.testing.assert_close(training_loss(logits, labels, smoothing, mixed(share, partners)), expected)
     assert torch.equal(training_loss(logits, labels, 0.0, None), F.cross_entropy(logits, labels))
-
-
-# ---- training
-
-MIXED = replace(SOLVER, mixup_alpha=0.4, cutmix_alpha=1.0, label_smoothing=0.1, batch_size=24, device_batch_size=4)
-
-
-def parts(count: int) -> list:
-    whole = dataset(24 * count)
-    return [cut(whole, 24 * i, 24 * (i + 1)) for i in range(count)]
-
-
-def test_training_is_the_same_bits_for_any_number_of_workers() -> None:
-    def work(comm: object) -> tuple:
-        state, outcomes = updates(ConvNet(0.1), MIXED, parts(4), comm, Determinism.ELASTIC)  # type: ignore[arg-type]
-        return tensors(state), [o.loss for o in outcomes]
-
-    alone = work(SoloComm())
-    for workers in (2, 3):
-        for found in Threads(workers).run(work):
-            assert_same(found[0], alone[0])
-            assert found[1] == alone[1]
 
 
 # ---- weights of classes

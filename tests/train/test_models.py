@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from facade import Model, recipe, torchvision_models
 from torch import nn
 
-from stagerun.base.recipe import Model, ZeroGamma
 from stagerun.models import BatchNorm2d, build
-from stagerun.models.vision import torchvision_models
 
 
 def parameters(model: nn.Module) -> int:
@@ -25,25 +24,7 @@ def test_resnet_small_has_the_312_thousand_parameters_of_its_description():
     assert three - one == 2 * 32 * 3 * 3
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "resnet_small",
-        "resnet18",
-        *(pytest.param(n, marks=pytest.mark.long) for n in ("resnet50_intel_caffe", "googlenet")),
-    ],
-)
-def test_the_seed_alone_decides_the_weights(name):
-    def drawn(seed: int, name: str) -> torch.Tensor:
-        torch.manual_seed(seed)
-        model = build(Model(name=name, num_classes=10, channels=1))
-        return torch.cat([p.detach().flatten() for p in model.parameters()])
-
-    assert torch.equal(drawn(1, name), drawn(1, name))
-    assert not torch.equal(drawn(1, name), drawn(2, name))
-
-
-# -- ResNet-50 as Intel's recipes for Caffe have it
+# -- ResNet-50 as Intel's recipes for Caffe have it; test_caffe_export.py compares it with its net
 
 
 @pytest.fixture(scope="module")
@@ -61,21 +42,6 @@ def test_intel_caffes_resnet50_is_torchvisions_with_64_biases_more(intel_caffe):
     assert len(norms) == 53 and {(n.moving_average_fraction, n.eps) for n in norms} == {(0.95, 1e-5)}
 
 
-def test_its_max_pooling_pads_nothing_and_rounds_up(intel_caffe):
-    x = torch.arange(112.0 * 112).reshape(1, 1, 112, 112)
-    y = intel_caffe.maxpool(x)
-    assert y.shape == (1, 1, 56, 56)
-    # Windows of 3 from pixel 0 on: the first one ends at pixel 2, the last one hangs over the edge.
-    assert y[0, 0, 0, :3].tolist() == [2 * 112 + 2, 2 * 112 + 4, 2 * 112 + 6]
-    assert y[0, 0, -1, -1] == 112 * 112 - 1 and y[0, 0, -2, -2] == 110 * 112 + 110
-
-
-def test_its_strides_are_in_the_3x3_convolutions(intel_caffe):
-    strided = [n for n, m in intel_caffe.named_modules() if isinstance(m, nn.Conv2d) and m.stride == (2, 2)]
-    blocks = [f"layer{i}.0.{c}" for i in (2, 3, 4) for c in ("conv2", "downsample.0")]
-    assert strided == ["conv1", *blocks]
-
-
 def test_its_weights_start_as_its_fillers_say(intel_caffe):
     for name, conv in intel_caffe.named_modules():
         if isinstance(conv, nn.Conv2d):
@@ -91,40 +57,30 @@ def test_its_weights_start_as_its_fillers_say(intel_caffe):
 # -- where the scales start at zero
 
 
-def zero_gammas(**model) -> list[str]:
-    net = build(Model(num_classes=2, **model))
-    scales = {n: m.weight for n, m in net.named_modules() if isinstance(m, BatchNorm2d)}
-    assert all((w == 0).all() or (w == 1).all() for w in scales.values())
-    return [name for name, weight in scales.items() if not weight.any()]
-
-
 LAST = ["layer1.2.bn3", "layer2.3.bn3", "layer3.5.bn3", "layer4.2.bn3"]
 EVERY = [f"layer{g}.{i}.bn3" for g, count in enumerate((3, 4, 6, 3), 1) for i in range(count)]
+LAST_18, EVERY_18 = (
+    [f"layer{g}.1.bn2" for g in (1, 2, 3, 4)],
+    [f"layer{g}.{i}.bn2" for g in (1, 2, 3, 4) for i in (0, 1)],
+)
+SMALL = ["layer1.bn2", "layer2.bn2", "layer3.bn2"]
 
 
 @pytest.mark.parametrize(
-    ("zero_gamma", "expected"), [("AS_PUBLISHED", LAST), ("NONE", []), ("LAST", LAST), ("ALL", EVERY)]
+    ("name", "as_published", "last", "every"),
+    [
+        ("resnet50_intel_caffe", LAST, LAST, EVERY),  # bn2c, bn3d, bn4f and bn5c of branch2c
+        ("resnet18", [], LAST_18, EVERY_18),
+        ("resnet_small", SMALL, SMALL, SMALL),
+    ],
 )
-def test_zero_gammas_of_intel_caffes_resnet50(zero_gamma, expected):
-    """bn2c, bn3d, bn4f and bn5c of branch2c as published."""
-    assert zero_gammas(name="resnet50_intel_caffe", zero_gamma=ZeroGamma[zero_gamma]) == expected
-
-
-@pytest.mark.parametrize(
-    ("zero_gamma", "expected"), [("AS_PUBLISHED", 0), ("NONE", 0), ("LAST", 4), ("ALL", 8)], ids=str
-)
-def test_zero_gammas_of_torchvisions_resnets(zero_gamma, expected):
-    found = zero_gammas(name="resnet18", zero_gamma=ZeroGamma[zero_gamma])
-    assert len(found) == expected and all(name.endswith("bn2") for name in found)
-    if zero_gamma == "LAST":
-        assert found == [f"layer{i}.1.bn2" for i in (1, 2, 3, 4)]
-
-
-def test_zero_gammas_of_resnet_small():
-    every = ["layer1.bn2", "layer2.bn2", "layer3.bn2"]
-    for zero_gamma in ("AS_PUBLISHED", "LAST", "ALL"):
-        assert zero_gammas(name="resnet_small", zero_gamma=ZeroGamma[zero_gamma]) == every
-    assert zero_gammas(name="resnet_small", zero_gamma=ZeroGamma.NONE) == []
+def test_zero_gammas(name, as_published, last, every):
+    wanted = {"AS_PUBLISHED": as_published, "NONE": [], "LAST": last, "ALL": every}
+    for zero_gamma, expected in wanted.items():
+        net = build(Model(name=name, num_classes=2, zero_gamma=recipe.ZeroGamma[zero_gamma]))
+        scales = {n: m.weight for n, m in net.named_modules() if isinstance(m, BatchNorm2d)}
+        assert all((w == 0).all() or (w == 1).all() for w in scales.values())
+        assert [n for n, weight in scales.items() if not weight.any()] == expected
 
 
 # -- BatchNorm
@@ -148,17 +104,6 @@ def test_training_normalises_like_torch_and_leaves_the_batch_statistics():
 # -- torchvision
 
 
-def python(code: str) -> subprocess.CompletedProcess:
-    path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-
-
 @pytest.mark.process
 def test_a_torchvision_whose_extension_does_not_load_still_gives_its_models(tmp_path):
     """The wheel for CUDA beside a CPU build of torch: the import ends at operators that nobody defined."""
@@ -173,6 +118,8 @@ def test_a_torchvision_whose_extension_does_not_load_still_gives_its_models(tmp_
         "from torchvision import models\n"
     )
     (package / "models.py").write_text("resnet18 = 'works'\n")
-    prepend = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-    done = python(prepend + "from stagerun.models.vision import torchvision_models as m; print(m().resnet18)")
+    code = f"import sys; sys.path[:0] = [{str(Path(__file__).parents[2])!r}, {str(tmp_path)!r}]\n"
+    code += "from stagerun.models.vision import torchvision_models as m; print(m().resnet18)"
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "works\n", "")

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from facade import Model
 from on_meta import on_meta
 from torch import nn
 
-from stagerun.base.recipe import Model
 from stagerun.models import BatchNorm2d, build
 
 # (classes, side of the images, parameters)

@@ -10,18 +10,24 @@ import pytest
 import small
 import tiny
 import torch
+from facade import (
+    DataError,
+    Iterated,
+    LmdbSource,
+    RecipeError,
+    ResumeRefused,
+    StageFinished,
+    Tested,
+    caffe_pb2,
+    write_lmdb,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from test_distilled import make
 from test_run_trees import command, go, ids, of
 
-from stagerun.base.errors import DataError, RecipeError, ResumeRefused
-from stagerun.base.events import Iterated, StageFinished, Tested
-from stagerun.data.records import LmdbSource
-from stagerun.data.write import write_lmdb
 from stagerun.engine.evaluate import average_precision
 from stagerun.language import load
-from stagerun.language.proto import caffe_pb2
 
 # -- average precision
 

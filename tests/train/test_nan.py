@@ -20,19 +20,31 @@ from engine_help import (
     tensors,
     updates,
 )
+from facade import (
+    Determinism,
+    Diverged,
+    Event,
+    Iterated,
+    Knobs,
+    NotFinite,
+    Outcome,
+    Precision,
+    SnapshotRef,
+    StageLoop,
+    Stopped,
+    TrainState,
+    average,
+    make_state,
+    train,
+    update,
+)
 from test_engine_loop import device_batches, stage_loop
 from test_plan import inventory, schedule, snapshot
 from torch import Tensor
 
-from stagerun.base.errors import Diverged
-from stagerun.base.events import Event, Iterated, NotFinite, Stopped
-from stagerun.base.knobs import Knobs
-from stagerun.base.recipe import Determinism, OnNan, Precision
-from stagerun.base.snapshots import SnapshotRef, how_far
+from stagerun.base.recipe import OnNan
+from stagerun.base.snapshots import how_far
 from stagerun.comm import SoloComm, make_reducer
-from stagerun.engine.loop import StageLoop, train
-from stagerun.engine.state import TrainState, average, make_state
-from stagerun.engine.update import Outcome, update
 from stagerun.plan import State, make_plan
 from stagerun.plan.counting import place, targets
 

@@ -9,12 +9,7 @@ import numpy as np
 import pytest
 import small
 from click.testing import CliRunner
-from nan_help import lives, make_data, make_schedule, same, states_alive
-from processes import ends
-
-from stagerun import store
-from stagerun.base.caffe_file import layer_bytes, net_bytes, state_bytes
-from stagerun.base.events import (
+from facade import (
     Event,
     Iterated,
     Note,
@@ -25,6 +20,11 @@ from stagerun.base.events import (
     StageFinished,
     Stopped,
 )
+from nan_help import lives, make_data, make_schedule, same, states_alive
+from processes import ends
+
+from stagerun import store
+from stagerun.base.caffe_file import layer_bytes, net_bytes, state_bytes
 from stagerun.cli import main
 from stagerun.language import load
 from stagerun.plan import make_plan

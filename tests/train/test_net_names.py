@@ -1,20 +1,15 @@
 """Names of layers that torch's modules can't have: tensors are `LAYER.PART` all the same, in the state, in Caffe's files and out of them."""
 
 import hypothesis.strategies as st
-import numpy as np
 import pytest
 import torch
 from drawn import examples
+from facade import Model, caffe_blobs, caffe_pb2, caffemodel, net_of, tensors_in
+from google.protobuf import text_format
 from hypothesis import given
+from torch import nn
 
-from stagerun.base import caffe_blobs
-from stagerun.base.recipe import Model
-from stagerun.engine.export import Deployed, Pixels, to_onnx
-from stagerun.engine.weights_file import tensors_in
-from stagerun.language.net import net_of
-from stagerun.language.tree import quoted
-from stagerun.models.net import Network, build
-from stagerun.tools.weights.caffe import caffemodel
+from stagerun.models import build
 
 NET = """
 layer {{ name: "data" type: "Input" top: "data" input_param {{ shape {{ dim: 1 dim: 2 dim: 3 dim: 3 }} }} }}
@@ -37,12 +32,15 @@ LAYERS = st.sampled_from(AWKWARD) | st.text(
 )
 
 
-def network_of(names: list[str]) -> tuple[Network, Model]:
-    text = NET.format(*map(quoted, names))
-    net = net_of(text, (2, 3, 3))
+def quoted(name: str) -> str:
+    return text_format.MessageToString(caffe_pb2.LayerParameter(name=name)).partition(": ")[2]
+
+
+def network_of(names: list[str]) -> tuple[nn.Module, Model]:
+    net = net_of(NET.format(*map(quoted, names)), (2, 3, 3))
     model = Model(name="x", num_classes=3, net=net.text, input_shape=(2, 3, 3), moving_average_fraction=None, eps=None)
     torch.manual_seed(1)
-    return build(net), model
+    return build(model), model
 
 
 def same(one: dict, other: dict) -> bool:
@@ -109,14 +107,3 @@ def test_what_does_not_fit_is_said_of_the_layers_own_names() -> None:
     del state["0.train.weight"], state["1.train.bias"]
     with pytest.raises(RuntimeError, match=r'Missing key.*"0.train.weight", "1.train.bias"'):
         around.load_state_dict(state)
-
-
-def test_any_name_is_exported_to_onnx() -> None:
-    network, _ = network_of(NAMES)
-    network.eval()
-    pixels = np.random.default_rng(1).integers(0, 256, (5, 3, 3, 2), dtype=np.uint8)
-    wanted = network(torch.tensor(pixels).permute(0, 3, 1, 2).float())
-    pytest.importorskip("onnxscript")
-    data = to_onnx(Deployed(network, Pixels("BGR", (0.0, 0.0), 1.0, (1.0, 1.0), False)), 2, 3, {})
-    (found,) = pytest.importorskip("onnxruntime").InferenceSession(data).run(None, {"images": pixels})
-    np.testing.assert_allclose(found, wanted.detach().numpy(), rtol=1e-4, atol=1e-3)

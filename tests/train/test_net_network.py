@@ -7,78 +7,54 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from facade import Mixed, Mixture, ParamKind, Solver, UsageError, make_state, net
+from net_texts import DATA, net_from, only
 
-from stagerun.base import net
-from stagerun.base.errors import UsageError
-from stagerun.base.net import Blob, Filler, Layer, Net, Pass
-from stagerun.base.recipe import ParamKind, Solver
 from stagerun.engine.export import Deployed, Pixels, for_rgb, to_onnx
 from stagerun.engine.losses import OfNet
 from stagerun.engine.losses import loss_of as loss_of_stage
-from stagerun.engine.mixing import Mixed, Mixture
 from stagerun.engine.parameters import kind_of, trained_parameters
-from stagerun.engine.state import make_state
 from stagerun.models.net import build, losses
-from stagerun.models.net.steps import steps_of
 
 SHAPE = (3, 6, 6)
-GAUSSIAN = Filler(type="gaussian", std=0.5)
-IMAGES = Layer(name="data", type="Data", settings=net.Images(), tops=("data", "label"))
+FILLED = 'weight_filler { type: "gaussian" std: 0.5 }'
 SOLVER = Solver(
     base_lr=0.1, lr_policy="fixed", max_iter=1, batch_size=4, device_batch_size=4, test_batch_size=4, random_seed=1
 )
 
 
-def conv(name: str, bottom: str, top: str, outputs: int = 4, inputs: int = 3, size: int = 6, kernel: int = 3) -> Layer:
-    blobs = (
-        Blob(name=f"{name}.weight", shape=(outputs, inputs, kernel, kernel), filler=GAUSSIAN),
-        Blob(name=f"{name}.bias", shape=(outputs,), filler=GAUSSIAN),
-    )
-    settings = net.Convolution(kernel=(kernel, kernel), pad=(kernel // 2, kernel // 2))
-    return plain(name, settings, bottom, top, (outputs, size, size), blobs)
+def layer(kind: str, name: str, bottom: str = "x", top: str = "x", inside: str = "") -> str:
+    bottoms = " ".join(f'bottom: "{one}"' for one in bottom.split())
+    return f'layer {{ name: "{name}" type: "{kind}" {bottoms} top: "{top}" {inside} }}\n'
 
 
-def inner(name: str, bottom: str, top: str, inputs: int, outputs: int = 5, **more) -> Layer:
-    blobs = (Blob(name=f"{name}.weight", shape=(outputs, inputs), filler=GAUSSIAN, **more),)
-    return plain(name, net.InnerProduct(), bottom, top, (outputs,), blobs)
+def inner(name: str, bottom: str = "x", top: str = "", inside: str = "") -> str:
+    made = f"inner_product_param {{ num_output: 5 bias_term: false {FILLED} }} {inside}"
+    return layer("InnerProduct", name, bottom, top or name, made)
 
 
-def plain(name: str, settings: net.Settings, bottom: str, top: str, shape: net.Shape = (), blobs=()) -> Layer:
-    kind = type(settings).__name__
-    bottoms = tuple(bottom.split())
-    return Layer(name=name, type=kind, settings=settings, bottoms=bottoms, tops=(top,), shapes=(shape,), blobs=blobs)
+def loss(bottom: str = "fc", inside: str = "") -> str:
+    return layer("SoftmaxWithLoss", f"loss of {bottom}", f"{bottom} label", f"loss of {bottom}", inside)
 
 
-def loss(bottom: str, **settings) -> Layer:
-    name = f"loss of {bottom}"
-    return plain(name, net.SoftmaxWithLoss(**settings), f"{bottom} label", name)
-
-
-def made(train: list[Layer], logits: str = "fc", test: list[Layer] | None = None) -> Net:
-    passes = [
-        Pass(layers=(IMAGES, *layers), images="data", labels="label", logits=logits)
-        for layers in (train, test or train)
-    ]
-    return Net(name="", shape=SHAPE, num_classes=5, train=passes[0], test=passes[1])
+def made(*layers: str, shape: tuple[int, int, int] = SHAPE) -> net.Net:
+    return net_from(DATA + "".join(layers), shape)
 
 
 def images(count: int = 4) -> torch.Tensor:
     return torch.randn(count, *SHAPE, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
-NORM = net.BatchNorm(moving_average_fraction=0.5)
-SCALED = (
-    Blob(name="scale.weight", shape=(4,), filler=Filler(type="uniform", min=0.5, max=2)),
-    Blob(name="scale.bias", shape=(4,), filler=GAUSSIAN),
-)
-NORMED = [
-    conv("conv", "data", "conv"),
-    plain("bn", NORM, "conv", "conv", (4, 6, 6)),
-    plain("scale", net.Scale(), "conv", "conv", (4, 6, 6), SCALED),
-    plain("relu", net.ReLU(), "conv", "conv", (4, 6, 6)),
-    inner("fc", "conv", "fc", 4 * 36),
-    loss("fc"),
-]
+CONV = layer(
+    "Convolution", "conv", "data", "x",
+    f'convolution_param {{ num_output: 4 kernel_size: 3 pad: 1 {FILLED} bias_filler {{ type: "gaussian" std: 0.5 }} }}',
+)  # fmt: skip
+NORM = layer("BatchNorm", "bn", inside="batch_norm_param { moving_average_fraction: 0.5 }")
+SCALE = layer(
+    "Scale", "scale", inside='scale_param { filler { type: "uniform" min: 0.5 max: 2 } bias_term: true bias_filler { type: "gaussian" std: 0.5 } }'
+)  # fmt: skip
+RELU = layer("ReLU", "relu")
+NORMED = (CONV, NORM, SCALE, RELU, inner("fc"), loss())
 
 
 # -- the order of layers
@@ -86,15 +62,9 @@ NORMED = [
 
 def test_a_layer_sees_its_bottom_as_it_is_at_its_place():
     """`early` reads the map before the ReLU in place, `late` after it."""
-    layers = [
-        conv("conv", "data", "x"),
-        inner("early", "x", "early", 4 * 36),
-        plain("relu", net.ReLU(), "x", "x", (4, 6, 6)),
-        inner("late", "x", "late", 4 * 36),
-        plain("sum", net.Eltwise(), "early late", "fc", (5,)),
-        loss("fc"),
-    ]
-    network = build(made(layers)).double()
+    network = build(
+        made(CONV, inner("early"), RELU, inner("late"), layer("Eltwise", "sum", "early late", "fc"), loss())
+    ).double()
     w = dict(network.named_parameters())
     x = F.conv2d(images(), w["conv.weight"], w["conv.bias"], padding=1).flatten(1)
     wanted = x @ w["early.weight"].T + x.relu() @ w["late.weight"].T
@@ -103,60 +73,52 @@ def test_a_layer_sees_its_bottom_as_it_is_at_its_place():
 
 
 def test_blobs_of_one_name_are_one_parameter():
-    shared = inner("b", "data", "b", 108)
-    shared = replace(shared, blobs=(replace(shared.blobs[0], name="a.weight"),))
-    layers = [inner("a", "data", "a", 108), shared, plain("sum", net.Eltwise(), "a b", "fc", (5,)), loss("fc")]
-    network = build(made(layers)).double()
+    a, b = (inner(name, "data", inside='param { name: "w" }') for name in "ab")
+    network = build(made(a, b, layer("Eltwise", "sum", "a b", "fc"), loss())).double()
     (weight,) = network.parameters()
     assert torch.allclose(network(images()), 2 * images().flatten(1) @ weight.T)
 
 
 def test_images_of_another_size_are_refused_where_a_weight_counts_them():
     with pytest.raises(UsageError, match="layer `fc` takes 144 numbers of an image, and gets 4 x 8 x 8"):
-        build(made(NORMED))(torch.zeros(1, 3, 8, 8))
+        build(made(*NORMED))(torch.zeros(1, 3, 8, 8))
 
 
 # -- BatchNorm
 
 
-def test_batch_norm_and_scale_are_one_call_with_caffes_numbers():
-    network = build(made(NORMED)).double()
-    w = {name: tensor.detach().numpy() for name, tensor in network.named_parameters()}
-    maps, _, _ = caffe.convolution(NORMED[0].settings, [images().numpy()], [w["conv.weight"], w["conv.bias"]], None)
-    normed, _, mean, variance = caffe.batch_norm(maps, np.zeros_like(maps), NORM.eps)
-    scaled, _, _ = caffe.scale(net.Scale(), [normed], [w["scale.weight"], w["scale.bias"]], maps)
-    wanted = np.maximum(scaled, 0).reshape(4, -1) @ w["fc.weight"].T
-    np.testing.assert_allclose(network(images()).detach().numpy(), wanted, rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(network.bn.batch_mean.numpy(), mean, rtol=1e-12)
-    np.testing.assert_allclose(network.bn.batch_var.numpy(), variance, rtol=1e-12)
+def test_batch_norm_and_scale_have_caffes_numbers():
+    read = made(*NORMED)
+    network = build(read).double()
+    w = {name: tensor.detach() for name, tensor in network.named_parameters()}
+    maps = caffe.convolution(only(read, "conv").settings, [images()], [w["conv.weight"], w["conv.bias"]])
+    normed, mean, variance = caffe.batch_norm(maps, only(read, "bn").settings.eps)
+    scaled = caffe.scale(net.Scale(), [normed], [w["scale.weight"], w["scale.bias"]])
+    wanted = scaled.relu().flatten(1) @ w["fc.weight"].T
+    torch.testing.assert_close(network(images()), wanted, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(network.bn.batch_mean, mean, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(network.bn.batch_var, variance, rtol=1e-12, atol=0)
     assert kind_of(network, "scale.weight") is ParamKind.NORM
-    assert [step.layer.name for step in steps_of(made(NORMED).train, training=True).steps] == [
-        "conv",
-        "bn",
-        "relu",
-        "fc",
-    ]
 
 
 def test_batch_norm_backward_is_caffes():
     rng = np.random.default_rng(1)
-    x, g = rng.standard_normal((4, 3, 2, 5)), rng.standard_normal((4, 3, 2, 5))
-    only = build(
-        made([plain("bn", NORM, "data", "bn", (3, 2, 5)), plain("flat", net.Reshape(), "bn", "fc", (30,)), loss("fc")])
+    read = made(
+        NORM.replace('bottom: "x"', 'bottom: "data"'), layer("Flatten", "flat", "x", "fc"), loss(), shape=(3, 2, 5)
     )
-    only.double()
-    bottom = torch.tensor(x, requires_grad=True)
-    answer = only(bottom)
-    answer.backward(torch.tensor(g.reshape(4, -1)))
-    top, dx, _, _ = caffe.batch_norm(x, g, NORM.eps)
-    np.testing.assert_allclose(answer.detach().numpy(), top.reshape(4, -1), rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(bottom.grad.numpy(), dx, rtol=1e-12, atol=1e-12)
+    ours, theirs = (torch.tensor(rng.standard_normal((4, 3, 2, 5)), requires_grad=True) for _ in "ab")
+    theirs.data.copy_(ours.data)
+    g = torch.tensor(rng.standard_normal((4, 30)))
+    answer, wanted = build(read).double()(ours), caffe.batch_norm(theirs, only(read, "bn").settings.eps)[0].flatten(1)
+    answer.backward(g)
+    wanted.backward(g)
+    torch.testing.assert_close(answer, wanted, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-12, atol=1e-12)
 
 
 def test_one_number_per_channel_is_normalised_to_zero():
     """Where torch raises, Caffe's variance is 0 and has no correction."""
-    layers = [inner("ip", "data", "ip", 108), plain("bn", NORM, "ip", "fc", (5,)), loss("fc")]
-    network = build(made(layers)).double()
+    network = build(made(inner("ip", "data", "x"), NORM.replace('top: "x"', 'top: "fc"'), loss())).double()
     x = images(1)
     answer = network(x)
     answer.sum().backward()
@@ -166,19 +128,20 @@ def test_one_number_per_channel_is_normalised_to_zero():
 
 
 def test_global_statistics_as_each_phase_says():
-    def with_norm(**settings) -> list[Layer]:
-        return [replace(one, settings=replace(NORM, **settings)) if one.name == "bn" else one for one in NORMED]
+    def norm(phase: str, value: str) -> str:
+        more = f"moving_average_fraction: 0.5 use_global_stats: {value}"
+        return NORM.replace("moving_average_fraction: 0.5", more).replace("top:", f"include {{ phase: {phase} }} top:")
 
-    torch.manual_seed(1)
-    network = build(made(with_norm(use_global_stats=True), test=with_norm(use_global_stats=False))).double()
+    def drawn(*norms: str) -> torch.nn.Module:
+        torch.manual_seed(1)
+        network = build(made(CONV, *norms, *NORMED[2:])).double()
+        network.bn.running_mean.fill_(0.5)
+        network.bn.running_var.fill_(2.0)
+        return network
+
+    network, usual = drawn(norm("TRAIN", "true"), norm("TEST", "false")), drawn(NORM)
     assert not network.bn.training
-    network.bn.running_mean.fill_(0.5)
-    network.bn.running_var.fill_(2.0)
     in_training, in_test = network(images()), network.eval()(images())
-    torch.manual_seed(1)
-    usual = build(made(NORMED)).double()
-    usual.bn.running_mean.fill_(0.5)
-    usual.bn.running_var.fill_(2.0)
     assert torch.allclose(usual(images()), in_test) and torch.allclose(usual.eval()(images()), in_training)
     assert (network.bn.batch_mean == 0).all()
 
@@ -189,21 +152,12 @@ def test_global_statistics_as_each_phase_says():
 @pytest.mark.long
 def test_a_net_exported_to_onnx_answers_alike_for_any_batch():
     onnxruntime = pytest.importorskip("onnxruntime")
-    layers = [
-        *NORMED[:4],
-        plain("lrn", net.LRN(alpha=0.5), "conv", "lrn", (4, 6, 6)),
-        plain(
-            "pool",
-            net.Pooling(method=net.Method.AVE, kernel=(3, 3), stride=(2, 2), pad=(2, 2)),
-            "lrn",
-            "pool",
-            (4, 4, 4),
-        ),
-        plain("flat", net.Reshape(), "pool", "flat", (64,)),
-        inner("fc", "flat", "fc", 64),
-        loss("fc"),
-    ]
-    network = build(made(layers)).eval()
+    pool = layer("Pooling", "pool", inside="pooling_param { pool: AVE kernel_size: 3 stride: 2 pad: 2 }", top="y")
+    lrn = layer("LRN", "lrn", top="l", inside="lrn_param { alpha: 0.5 }")
+    text = "".join((*NORMED[:4], lrn, pool.replace('"x"', '"l"'), inner("fc", "y"), loss()))
+    for name, awkward in (("conv", "train"), ("scale", "s."), ("bn", ""), ("fc", "a..b")):
+        text = text.replace(f'name: "{name}"', f'name: "{awkward}"')
+    network = build(made(text)).eval()
     data = to_onnx(Deployed(network, Pixels("BGR", (110.0,) * 3, 0.01, (1.0,) * 3, False)), 3, 6, {})
     pixels = np.random.default_rng(1).integers(0, 256, (5, 6, 6, 3), dtype=np.uint8)
     (found,) = onnxruntime.InferenceSession(data).run(None, {"images": pixels})
@@ -212,35 +166,28 @@ def test_a_net_exported_to_onnx_answers_alike_for_any_batch():
 
 
 def test_a_net_for_rgb_has_the_weights_of_what_takes_the_images_turned():
-    network, x = build(made(NORMED)).double().eval(), images()
+    network, x = build(made(*NORMED)).double().eval(), images()
     wanted = network(x)
     network.load_state_dict(for_rgb(network.state_dict(), network))
     assert torch.allclose(network(x.flip(1)), wanted)
     with pytest.raises(UsageError, match="another layer than a convolution"):
-        for_rgb({}, build(made([inner("fc", "data", "fc", 108), loss("fc")])))
+        for_rgb({}, build(made(inner("fc", "data"), loss())))
 
 
 # -- several losses
 
 
-TWO = [
-    conv("conv", "data", "x"),
-    inner("aux", "x", "aux", 144),
-    loss("aux", loss_weight=0.3),
-    plain("relu", net.ReLU(), "x", "x", (4, 6, 6)),
-    inner("fc", "x", "fc", 144),
-    loss("fc"),
-]
+TWO = (CONV, inner("aux"), loss("aux", "loss_weight: 0.25"), RELU, inner("fc"), loss())
 
 
 def test_auxiliary_losses_train_and_an_evaluation_has_the_main_logits():
-    network = build(made(TWO)).double()
+    network = build(made(*TWO)).double()
     labels = torch.tensor([0, 1, 2, 3])
     main, *each = network(images())
     assert each[1] is main or torch.equal(each[1], main)
-    objective = loss_of_stage(SOLVER, of_net=losses(made(TWO)))
+    objective = loss_of_stage(SOLVER, of_net=losses(made(*TWO)))
     found = objective((main, *each), labels, None, images())
-    wanted = 0.3 * F.cross_entropy(each[0], labels) + F.cross_entropy(main, labels)
+    wanted = 0.25 * F.cross_entropy(each[0], labels) + F.cross_entropy(main, labels)
     assert found.item() == pytest.approx(wanted.item(), rel=1e-14)
     found.backward()
     assert all(p.grad is not None for p in network.parameters())
@@ -261,8 +208,9 @@ def test_mixed_images_smoothing_and_class_weights_count_in_each_loss():
 
 def test_what_no_loss_depends_on_has_no_gradient_and_what_is_of_the_test_alone_stays():
     """A BatchNorm that nothing needs doesn't move."""
-    branch = [plain("dead", NORM, "conv", "dead", (4, 6, 6)), inner("deader", "dead", "deader", 144)]
-    network = build(made([*NORMED, *branch], test=[*NORMED, inner("late", "conv", "late", 144)]))
+    branch = NORM.replace('"bn"', '"dead"').replace('top: "x"', 'top: "dead"'), inner("deader", "dead")
+    late = inner("late", inside="include { phase: TEST }")
+    network = build(made(*NORMED, *branch, late))
     trained = [p.name for p in trained_parameters(network, ())]
     assert "deader.weight" in trained and "late.weight" not in trained
     state = make_state(network, SOLVER, torch.device("cpu"))
@@ -274,10 +222,11 @@ def test_what_no_loss_depends_on_has_no_gradient_and_what_is_of_the_test_alone_s
 
 def filled(shape: tuple[int, ...], **settings) -> torch.Tensor:
     torch.manual_seed(1)
-    layer = replace(
-        inner("ip", "data", "fc", 1), blobs=(Blob(name="ip.weight", shape=shape, filler=Filler(**settings)),)
-    )
-    return build(made([layer, loss("fc")])).ip.weight.detach()
+    read = made(inner("fc", "data"), loss())
+    blob = net.Blob(name="fc.weight", shape=shape, filler=net.Filler(**settings))
+    layers = [replace(one, blobs=(blob,)) if one.name == "fc" else one for one in read.train.layers]
+    phase = replace(read.train, layers=tuple(layers))
+    return build(replace(read, train=phase, test=phase)).fc.weight.detach()
 
 
 def test_sparse_gaussian_keeps_a_weight_with_the_probability_of_sparse_over_outputs():

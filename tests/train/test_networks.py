@@ -1,17 +1,15 @@
 """All networks by name: what the tables of language.networks say about them, checked against torchvision."""
 
+import contract
 import pytest
 import torch
+from facade import Model, UsageError, torchvision_models
 from on_meta import on_meta
 from torch import nn
 
-from stagerun.base.errors import UsageError
-from stagerun.base.recipe import Model
 from stagerun.language.networks import NETWORKS, TORCHVISION
-from stagerun.language.proto.manual import COMMENTS
-from stagerun.models import BatchNorm2d, build, maker
+from stagerun.models import BatchNorm2d, build
 from stagerun.models.catalog import ARGUMENTS, FIRST_FILLS, _of_channels, family
-from stagerun.models.vision import torchvision_models
 
 # One of each family and of what is known of it; the rest is left to scripts/test --slow where a test computes something. A FEW of them
 # in the quick run.
@@ -47,14 +45,8 @@ def test_they_are_all_classifiers_of_torchvision_and_some_more():
     assert NETWORKS.keys() - TORCHVISION.keys() == others
 
 
-@pytest.mark.parametrize("name", sorted(NETWORKS.keys() - TORCHVISION.keys()))
-def test_the_row_of_a_network_of_our_own_names_what_makes_it(name: str) -> None:
-    with on_meta():
-        assert isinstance(maker(name)(Model(name=name, num_classes=2)), nn.Module)
-
-
-def test_the_manual_lists_them_all():
-    words = COMMENTS["Model.name"].replace("`", " ").replace(".", " ").split()
+def test_the_manual_lists_them_all(tmp_path):
+    words = contract.stagerun(["help", "Model.name"], tmp_path).output.replace("`", " ").replace(".", " ").split()
     assert set(words) >= NETWORKS.keys()
 
 
@@ -76,10 +68,13 @@ def test_torchvisions_networks_have_the_published_number_of_parameters_and_our_b
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("channels", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_each_takes_images_of_the_sizes_that_it_is_said_to_take(name, channels):
+def test_each_takes_images_and_ends_in_a_layer_as_it_is_said_to(name, channels):
     facts = NETWORKS[name]
     with on_meta():
         net = build(Model(name=name, num_classes=7, channels=channels))
+    *_, last = (m for m in net.modules() if isinstance(m, nn.Linear | nn.Conv2d))
+    assert isinstance(last, nn.Linear) == facts.fc_weight and last.weight.shape[0] == 7
+    assert (isinstance(last, nn.Linear) and last.bias is not None) == facts.fc_bias
 
     def logits(side: int) -> torch.Size:
         return net(torch.empty(2, channels, side, side, device="meta")).shape
@@ -99,16 +94,6 @@ def test_each_takes_images_of_the_sizes_that_it_is_said_to_take(name, channels):
                 logits(facts.smallest - 1)
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_the_last_layer_is_linear_where_it_is_said_to_be(name):
-    with on_meta():
-        net = build(Model(name=name, num_classes=7))
-    *_, last = (m for m in net.modules() if isinstance(m, nn.Linear | nn.Conv2d))
-    assert isinstance(last, nn.Linear) == NETWORKS[name].fc_weight
-    assert (isinstance(last, nn.Linear) and last.bias is not None) == NETWORKS[name].fc_bias
-    assert last.weight.shape[0] == 7
-
-
 # -- the first convolution
 
 
@@ -118,10 +103,6 @@ def first(net: nn.Module) -> nn.Conv2d:
 
 def smallest_of_families() -> dict[str, str]:
     return {family(name): name for name in reversed(TORCHVISION)}
-
-
-def test_every_family_has_its_rule():
-    assert smallest_of_families().keys() == FIRST_FILLS.keys()
 
 
 @pytest.mark.parametrize("name", smallest_of_families().values(), ids=str)

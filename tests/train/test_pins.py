@@ -9,18 +9,25 @@ import stored_help
 import torch
 from click.testing import Result
 from disks import HookedDisk
+from facade import (
+    FolderInUseError,
+    Keeper,
+    Lineage,
+    PermissionDenied,
+    Progress,
+    Schedule,
+    SnapshotFailed,
+    SnapshotRef,
+    SnapshotWritten,
+    StagerunError,
+    StorageError,
+    make_state,
+)
 
 from stagerun import store
-from stagerun.base.errors import FolderInUseError, PermissionDenied, StagerunError, StorageError
-from stagerun.base.events import SnapshotFailed, SnapshotWritten
-from stagerun.base.recipe import Schedule
-from stagerun.base.snapshots import SnapshotRef
-from stagerun.engine.state import make_state
 from stagerun.language import load
 from stagerun.store import LocalDisk
 from stagerun.tools.status import snapshots as tending
-from stagerun.train.keeper import Keeper, Lineage
-from stagerun.train.progress import Progress
 from stagerun.train.snapshotter import Snapshotter
 
 DISK = LocalDisk()

@@ -8,16 +8,14 @@ import pytest
 import small
 import tiny
 import torch
+from facade import Determinism, Note, ResumeRefused, Schedule, SnapshotRef, environment_of, same_set
 from test_plan_trees import SCHEDULE, inventory, on_disk, schedule, snapshot
 from test_run_trees import command
 
-from stagerun.base.errors import ResumeRefused
-from stagerun.base.events import Note
-from stagerun.base.recipe import Determinism, Schedule
-from stagerun.base.snapshots import TRAINING_SET, SnapshotRef, same_set
+from stagerun.base.snapshots import TRAINING_SET
 from stagerun.engine.device import differences, environment
 from stagerun.plan import Plan, State, make_plan, require_fresh
-from stagerun.train.environment import environment_of, promise, require_exact
+from stagerun.train.environment import promise, require_exact
 
 CPU = torch.device("cpu")
 TRAIN = 'train { source: "/d/train" images: 1000 }'

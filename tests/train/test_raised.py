@@ -3,14 +3,14 @@
 import json
 from pathlib import Path
 
+import nan_help
 import pytest
 import tiny
+from facade import Iterated, SnapshotRef, StageStarted, Stopped, Tested
 from test_run_trees import ALONE, FILES, command, go, ids, make_schedule, names, of
 
+import stagerun
 from stagerun import store
-from stagerun.base.errors import ResumeRefused
-from stagerun.base.events import Iterated, StageStarted, Stopped, Tested
-from stagerun.base.snapshots import SnapshotRef
 
 MAIN = 'stage { name: "main" }\n'
 BELOW = 'stage { name: "early" from: "main@3" solver: "cut.prototxt" }\nstage { name: "end" from: "main" solver: "cut.prototxt" }\n'
@@ -31,12 +31,10 @@ def ends(out: Path, stage: str) -> list[SnapshotRef]:
 @pytest.mark.parametrize(
     "more",
     [
-        "ema_decay: 0.9",
         'lr_policy: "plateau" gamma: 0.5 plateau_winsize: [2, 2] average_loss: 2',
-        'lr_policy: "piecewise_linear" knot { iter: 0 factor: 1 } knot { iter: 10 factor: 0 } momentum: 0.9 warmup_iter: 2',
+        'lr_policy: "piecewise_linear" knot { iter: 0 factor: 1 } knot { iter: 10 factor: 0 } momentum: 0.9 warmup_iter: 2 compress_param { method: TOP_K ratio: 0.05 }',
         "test_interval: 5 early_stop { metric: LOSS patience_iter: 5 min_delta: 100 }",
-        "compress_param { method: TOP_K ratio: 0.05 }",
-        'type: "Adam" momentum: 0.9 mixup_alpha: 0.2',
+        'type: "Adam" momentum: 0.9 mixup_alpha: 0.2 ema_decay: 0.9',
     ],
 )
 def test_what_the_state_holds_goes_on(data: Path, tmp_path: Path, more: str) -> None:
@@ -153,14 +151,32 @@ def test_the_evaluation_at_the_old_end_may_end_the_stage(data: Path, tmp_path: P
     assert ids(tmp_path / "straight") == before
 
 
-def test_redo_of_what_started_from_the_old_end(data: Path, tmp_path: Path) -> None:
-    schedule, out = make_schedule(tmp_path / "s", data, MAIN + BELOW, main=SHORT), tmp_path / "out"
-    go(schedule, out)
-    make_schedule(schedule, data, MAIN + BELOW)
-    with pytest.raises(ResumeRefused, match="goes on from iteration 5 to 8"):
-        go(schedule, out)
-    go(schedule, out, redo=["end"])
-    straight = make_schedule(tmp_path / "straight", data, MAIN + BELOW)
-    go(straight, tmp_path / "whole")
-    assert ids(tmp_path / "whole").items() <= ids(out).items()
-    assert not of(go(schedule, out), Iterated)
+@pytest.mark.parametrize("determinism", ["FIXED", "ELASTIC"])
+def test_two_workers_are_killed_after_the_raise(tmp_path: Path, determinism: str) -> None:
+    images = nan_help.make_data(tmp_path / "lmdb")
+
+    def written(folder: str, length: int) -> Path:
+        return nan_help.make_schedule(
+            tmp_path / folder, images, shared=f"determinism: {determinism}", main=f"max_iter: {length} snapshot: 3"
+        )
+
+    nan_help.lives(written("long", 8), tmp_path / "whole", 2)
+    schedule, out = written("s", 4), tmp_path / "out"
+    nan_help.lives(schedule, out, 2)
+    nan_help.lives(written("s", 8), out, 2, kill_after=3)
+    seen = nan_help.lives(schedule, out, 1 if determinism == "ELASTIC" else 2)
+    assert of(seen, StageStarted)[0].iter == 6
+    assert ends(out, "main")[-1].id == ends(tmp_path / "whole", "main")[-1].id
+
+
+def test_its_proofs_are_one_chain_and_its_old_end_is_no_result(data: Path, tmp_path: Path) -> None:
+    schedule, out = tmp_path / "s", tmp_path / "out"
+    for length in (5, 9):
+        rate = f'base_lr: 0.05 lr_policy: "fixed" max_iter: {length} snapshot: 4 audit_param {{ proof_iter: 3 }}\n'
+        make_schedule(schedule, data, MAIN, main=rate)
+        with stagerun.run(schedule, out, threads=1) as run:
+            next((event for event in run if isinstance(event, Iterated) and event.iter == 7), None)
+    head = next(line for line in command("report", out).splitlines() if line.startswith("| stage "))
+    assert "top-1" not in head
+    command("run", schedule, "--out", out, *ALONE)
+    assert "BIT-EXACT" in command("verify", schedule, "--out", out, *ALONE)

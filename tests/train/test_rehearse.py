@@ -11,20 +11,25 @@ import processes
 import pytest
 import small
 import torch
-from nan_help import make_data, make_schedule
-from test_plan import schedule
-
-from stagerun.base.events import Event, Iterated, Synchronised
-from stagerun.base.recipe import (
+from facade import (
     Compression,
+    Event,
+    Inventory,
+    Iterated,
     Memory,
     Method,
     Outer,
     Schedule,
     Sync,
+    Synchronised,
     SyncMethod,
+    World,
+    cost_key,
+    rehearsal,
 )
-from stagerun.base.snapshots import Inventory
+from nan_help import make_data, make_schedule
+from test_plan import schedule
+
 from stagerun.comm import SoloComm
 from stagerun.language import load
 from stagerun.plan import make_plan
@@ -38,9 +43,7 @@ from stagerun.plan.estimate import (
     render_needs,
     snapshots_on_disk,
 )
-from stagerun.plan.rehearsal import cost_key, rehearsal
 from stagerun.schedule import parting, synchronisations
-from stagerun.system.world import World
 from stagerun.tools.rehearse import measure
 from stagerun.tools.rehearse.measure import LEAST_ITERS, first_life
 
@@ -62,18 +65,12 @@ def figures(of: Schedule, **changes: object) -> Figures:
     keys = {cost_key(of, stage): stage.solver for stage in of.stages}
     costs = tuple(
         Cost(
-            key=key,
-            stages=tuple(s.name for s in of.stages if cost_key(of, s) == key),
-            iterations=20,
-            device_batch_size=solver.device_batch_size,
-            pass_seconds=0.1,
-            update_seconds=0.05,
-            test_batch_size=solver.test_batch_size,
-            test_seconds=0.5,
-            start_seconds=2.0,
+            key=key, stages=tuple(s.name for s in of.stages if cost_key(of, s) == key), iterations=20,
+            device_batch_size=solver.device_batch_size, pass_seconds=0.1, update_seconds=0.05,
+            test_batch_size=solver.test_batch_size, test_seconds=0.5, start_seconds=2.0,
         )
         for key, solver in keys.items()
-    )
+    )  # fmt: skip
     plain = Figures(
         schedule=of.name, date="2026-11-21 10:00", host="node1", device="cpu", torch="2.13.0", workers=2, local_workers=2,
         threads=1, synthetic="", costs=costs, snapshot_bytes=1000, snapshot_seconds=3.0, blocked_seconds=0.25,
@@ -173,10 +170,8 @@ def test_what_would_run_out_is_said_first() -> None:
         ["WOULD RUN OUT", f" {what}"] for what in ("disk", "memory", "GPU memory", "scratch")
     ]
     reserved = replace(ROOM, scratch="/nvme", scratch_free=10, data_bytes=6, scratch_reserve=5)
-    assert (
-        "WOULD RUN OUT: scratch: the images (6 B) go to /nvme of each node, 10 B free, of which 5 B stay so"
-        in render_needs(needs(plan, figures(TREE), reserved))
-    )
+    said = "WOULD RUN OUT: scratch: the images (6 B) go to /nvme of each node, 10 B free, of which 5 B stay so"
+    assert said in render_needs(needs(plan, figures(TREE), reserved))
     unknown = render_needs(needs(plan, figures(TREE), replace(ROOM, scratch="/nvme")))
     assert "not known: scratch: the images (not on this machine) go to /nvme" in unknown
 

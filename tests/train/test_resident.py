@@ -9,23 +9,12 @@ import numpy as np
 import pytest
 import torch
 from engine_help import CPU, SOLVER
+from facade import Batch, Cache, DataError, ListRecords, Loader, Note, PadMode, Transform, caffe_pb2
 
-from stagerun.base import order
-from stagerun.base.errors import DataError
-from stagerun.base.events import Note
 from stagerun.base.order import EveryRecord, Sampled
-from stagerun.base.recipe import (
-    Cache,
-    PadMode,
-    Transform,
-)
 from stagerun.base.shares import shares
 from stagerun.comm import SoloComm
-from stagerun.data.loader import Batch, Loader
-from stagerun.data.records import ListRecords
-from stagerun.data.transform import draw_places
 from stagerun.engine.feed import Resident, read_all
-from stagerun.language.proto import caffe_pb2
 from stagerun.train import resident as runner
 
 RECORDS, HEIGHT, WIDTH = 37, 14, 18
@@ -113,14 +102,6 @@ def test_classes_in_shares_are_the_loaders_too() -> None:
     )
     expected = loader(param, shuffle=True, sampling=sampled).batch(3, 20)
     np.testing.assert_array_equal(next(made).images.numpy(), expected.images)
-
-
-def test_an_image_too_small_is_told_as_the_loader_does() -> None:
-    numbers = order.draws(1, np.arange(3), 4)
-    with pytest.raises(DataError, match="too small for crop_size: 40"):
-        draw_places(Transform(crop_size=40), numbers, HEIGHT, WIDTH)
-    with pytest.raises(DataError, match="too small for pad: 14"):
-        draw_places(Transform(pad=14, pad_mode=PadMode.REFLECT), numbers, HEIGHT, WIDTH)
 
 
 # ---- filling

@@ -8,28 +8,36 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import disks
 import pytest
 import small
 import torch
+from facade import (
+    Context,
+    Determinism,
+    Event,
+    ExitCode,
+    FolderInUseError,
+    Identity,
+    Keeper,
+    Lineage,
+    Progress,
+    ResumeRefused,
+    Schedule,
+    SnapshotFailed,
+    SnapshotWritten,
+    Target,
+    World,
+    run,
+)
 
 from stagerun import store
-from stagerun.base.errors import ExitCode, FolderInUseError, ResumeRefused
-from stagerun.base.events import Event, SnapshotFailed, SnapshotWritten
-from stagerun.base.recipe import Determinism, Schedule
 from stagerun.comm import SoloComm
 from stagerun.language import load
-from stagerun.store import lives, write
-from stagerun.store.lives import Life
-from stagerun.system.process import Identity
-from stagerun.system.world import World
+from stagerun.store import Life, lives, write
 from stagerun.tools.status.command import status_text
-from stagerun.train.keeper import Keeper, Lineage
-from stagerun.train.output import Target
-from stagerun.train.progress import Progress
 from stagerun.train.results import LIMIT, standing
 from stagerun.train.status import look
-from stagerun.train.walk import run
-from stagerun.train.worker import Context
 
 DISK = store.LocalDisk()
 NODE7 = Identity("node7", "another boot", "pid:[1]", 12, 34)
@@ -91,29 +99,21 @@ def test_an_end_that_says_what_to_do_breaks_the_chain(schedule: Schedule, tmp_pa
 
 
 def write_snapshot(out: Path, attempt: int) -> None:
-    store.commit(
-        DISK,
-        out,
-        store.Metadata(place=store.Place("init", 2, attempt), parent="", identity={}, environment={}),
-        files={"w": b"w"},
-        content=("w",),
-    )
+    disks.commit(DISK, out, "init", 2, attempt)
 
 
 def test_any_progress_breaks_the_chain(schedule: Schedule, tmp_path: Path) -> None:
     def result(name: str, text: str) -> None:
-        path = tmp_path / "results" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        (tmp_path / "results" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "results" / name).write_text(text)
 
-    steps = [
+    for step in (
         lambda: write_snapshot(tmp_path, 3),
         lambda: write_snapshot(tmp_path, 99),  # the same bits once more, after the first was lost, say
         lambda: result("init-00000006-a0001.json", "{}"),
         lambda: result("init-00000006-a0001.json", "{ }"),
         lambda: result("ensembles/all.json", "{}"),
-    ]
-    for step in steps:
+    ):
         for _ in range(LIMIT):
             live(schedule, tmp_path, None, retry=True)
         assert refused(schedule, tmp_path)
@@ -130,17 +130,14 @@ def test_what_is_not_progress_does_not(schedule: Schedule, tmp_path: Path) -> No
     assert standing(DISK, tmp_path, schedule, store.inventory(DISK, tmp_path)) == before
 
 
-def test_an_edit_of_the_solver_files_is_a_reason_to_try_again(base: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["an edit of the solver files", "a life of which nothing is known"])
+def test_a_reason_to_try_again(what: str, base: Path, schedule: Schedule, tmp_path: Path) -> None:
     for _ in range(LIMIT):
-        live(load(str(base / "schedule"), ()), tmp_path, 70)
-    edited = load(str(base / "schedule"), ("init.base_lr=0.05",))
-    assert not refused(edited, tmp_path)
-
-
-def test_a_life_of_which_nothing_is_known_breaks_the_chain(schedule: Schedule, tmp_path: Path) -> None:
-    for _ in range(LIMIT):
-        live(schedule, tmp_path, None)
-    (tmp_path / "lives" / "a0002.json").write_bytes(b"")
+        live(schedule, tmp_path, 70)
+    if what.startswith("an edit"):
+        schedule = load(str(base / "schedule"), ("init.base_lr=0.05",))
+    else:
+        (tmp_path / "lives" / "a0002.json").write_bytes(b"")
     assert not refused(schedule, tmp_path)
 
 

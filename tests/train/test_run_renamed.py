@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import tiny
+from facade import EnsembleTested, Iterated, PieceStarted, StageStarted
 from test_run_trees import ALONE, command, go, ids, make_schedule, mtimes, names, of
 
 from stagerun import store
-from stagerun.base.events import EnsembleTested, Iterated, PieceStarted, StageStarted
 
 MAIN = 'stage { name: "main" }\n'
 ONE = 'stage { name: "cut" from: "main@3" }\n'

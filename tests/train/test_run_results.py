@@ -7,10 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from facade import EnsembleTested, SnapshotRef, StageFinished, StorageError
 
-from stagerun.base.errors import StorageError
-from stagerun.base.events import EnsembleTested, StageFinished
-from stagerun.base.snapshots import SnapshotRef
 from stagerun.store import LocalDisk
 from stagerun.store.logged import result_of
 from stagerun.train import results

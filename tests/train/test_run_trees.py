@@ -12,30 +12,30 @@ import small
 import tiny
 import torch
 from click.testing import CliRunner
-
-from stagerun import store
-from stagerun.base.errors import UsageError
-from stagerun.base.events import (
+from facade import (
+    WEIGHTS,
+    Context,
     Event,
     Iterated,
+    Keeper,
     PieceStarted,
     Retraced,
     RunFinished,
     RunStarted,
+    Selection,
     StageStarted,
     Stopped,
     Tested,
+    World,
+    decode,
+    walk,
+    with_imports,
 )
+
+from stagerun import store
 from stagerun.cli import main
 from stagerun.comm import SoloComm
-from stagerun.engine.codec import decode
 from stagerun.language import load
-from stagerun.system.imports import with_imports
-from stagerun.system.world import World
-from stagerun.train.keeper import Keeper, Selection
-from stagerun.train.progress import WEIGHTS
-from stagerun.train.walk import run
-from stagerun.train.worker import Context
 
 CPU = torch.device("cpu")
 MAIN = 'stage { name: "main" }\n'
@@ -99,7 +99,7 @@ def go(
     keeper, seen = Keeper(loaded, out, Selection(**choice)), list[Event]()
     keeper.open()
     try:
-        for event in run(Context(loaded, str(out), SoloComm(), World(), CPU, keeper, lambda: stop(seen))):
+        for event in walk.run(Context(loaded, str(out), SoloComm(), World(), CPU, keeper, lambda: stop(seen))):
             seen.append(event)
             at(event)
     finally:
@@ -238,18 +238,3 @@ def test_an_edit_of_one_stage_trains_it_and_what_follows_from_it(base: Path, out
     assert before.items() <= after.items() and {n for n in after if n not in before} == {
         "cut_b-00000002-a0002", "on-00000002-a0002",
     }  # fmt: skip
-
-
-@pytest.mark.long
-def test_only_what_was_asked_for(base: Path, tmp_path: Path) -> None:
-    schedule, out = base / "schedule", tmp_path / "out"
-    with pytest.raises(UsageError) as caught:
-        go(schedule, out, only=["late"])
-    assert "stage `late` starts from `main@5`" in caught.value.message
-    assert "`--only main --only late` trains that first" in caught.value.hint
-    events = go(schedule, out, until="main")
-    assert [e.stage for e in of(events, StageStarted)] == ["main"]
-    assert of(events, RunFinished)[0].not_chosen == tuple(NAMES[1:])
-    assert [e.stage for e in of(go(schedule, out, only=["late", "cut"]), StageStarted)] == NAMES[1:5]
-    assert [e.stage for e in of(go(schedule, out), StageStarted)] == ["end"]
-    assert ids(out) == ids(base / "out")

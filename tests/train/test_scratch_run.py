@@ -13,13 +13,11 @@ from typing import Any, ClassVar
 import processes
 import pytest
 import torch
+from facade import Event, Note, Pulse, Source, StagerunError, Stopped
 from test_run_trees import go
 
-from stagerun.base.errors import StagerunError
-from stagerun.base.events import Event, Iterated, Note, Stopped
-from stagerun.base.recipe import Data, Source
+from stagerun.base.recipe import Data
 from stagerun.language import load
-from stagerun.system.pulse import Pulse
 from stagerun.train.agreement import ToldByAnother
 from stagerun.train.copying import Copying
 
@@ -82,19 +80,6 @@ def wait(ready: Callable[[], bool]) -> None:
     while not ready():
         assert time.monotonic() < end
         time.sleep(0.01)
-
-
-@pytest.mark.long
-def test_a_copy_that_fails_in_mid_run_is_left_for_the_source(base: Path, disk: Path, tmp_path: Path) -> None:
-    def at(event: Event) -> None:
-        if isinstance(event, Iterated) and event.stage == "init" and event.iter == 2:
-            for file in (disk / HOME).glob("*/data.mdb"):
-                os.truncate(file, 1 << 13)
-
-    seen = events(base, tmp_path / "out", disk, at=at)
-    assert notes(seen, warning=True).count("the copy in scratch can't be read") == 2, "train and val"
-    assert processes.ends(tmp_path / "out") == processes.ends(base / "plain")
-    assert "the images were copied to" in notes(events(base, tmp_path / "again", disk))
 
 
 @pytest.mark.long
@@ -190,6 +175,3 @@ def test_one_nodes_error_ends_the_others_wait(data: Data, disk: Path, failing: i
         ended = on_two_ranks(sides)
     assert [error.exit_code for error in ended] == [74, 74]
     assert "gone: no such folder" in ended[0].render() and isinstance(ended[1], ToldByAnother)
-
-
-# -- what is said

@@ -8,16 +8,26 @@ from typing import Any, cast
 import pytest
 import torch
 from engine_help import SOLVER, ConvNet, dataset, updates
+from facade import (
+    MOMENTUM,
+    WEIGHTS,
+    Diverged,
+    Keeper,
+    Lineage,
+    Note,
+    Precision,
+    Progress,
+    SnapshotFailed,
+    SnapshotRef,
+    SnapshotWritten,
+    StorageError,
+    TrainState,
+    momentum,
+    weights,
+)
 from safetensors.torch import save
 
-from stagerun.base.errors import Diverged, StorageError
-from stagerun.base.events import Note, SnapshotFailed, SnapshotWritten
-from stagerun.base.recipe import Precision
-from stagerun.base.snapshots import SnapshotRef
 from stagerun.comm import SoloComm
-from stagerun.engine.state import TrainState, momentum, weights
-from stagerun.train.keeper import Keeper, Lineage
-from stagerun.train.progress import MOMENTUM, WEIGHTS, Progress
 from stagerun.train.snapshotter import Snapshotter
 
 FP32 = replace(SOLVER, precision=Precision.FP32)

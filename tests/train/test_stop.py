@@ -5,6 +5,7 @@ import signal
 import tempfile
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import processes
@@ -13,23 +14,33 @@ import small
 import tiny
 import torch
 from engine_help import CPU, KNOBS, SOLVER, ConvNet, Threads, arithmetic, assert_same, cut, dataset, tensors
+from facade import (
+    Context,
+    Determinism,
+    Event,
+    ExitCode,
+    Keeper,
+    Outcome,
+    RunFinished,
+    Stopped,
+    Stopping,
+    StorageError,
+    TrainState,
+    World,
+    make_state,
+    run,
+    update,
+)
 
-from stagerun.base.errors import ExitCode, StorageError
-from stagerun.base.events import Event, RunFinished, Stopped
-from stagerun.base.recipe import Determinism
 from stagerun.comm import Comm, SoloComm, make_reducer, runs_of
-from stagerun.engine.state import TrainState, make_state
-from stagerun.engine.update import Outcome, hopeless, update
+from stagerun.engine.update import hopeless
 from stagerun.language import load
 from stagerun.launch import StopRequest, folder, local, run_workers
 from stagerun.launch.folder import Report
 from stagerun.launch.local import verdict
 from stagerun.launch.stopping import least_before
 from stagerun.system import signals
-from stagerun.system.world import World
-from stagerun.train.keeper import Keeper
-from stagerun.train.walk import run
-from stagerun.train.worker import Context, Stopping
+from stagerun.train.run import Output
 
 NEVER = lambda done: False  # noqa: E731
 NOTHING_STARTED = folder.nothing_started(ExitCode.SAVED)
@@ -119,16 +130,7 @@ def live(base: Path, out: Path, after: tuple[str, int] | None) -> list[Event]:
     stopping = Stopping(lambda: 0.0 if told else None)
     try:
         for event in run(
-            Context(
-                schedule,
-                str(out),
-                SoloComm(),
-                World(),
-                torch.device("cpu"),
-                keeper,
-                lambda: bool(told),
-                stopping=stopping,
-            )
+            Context(schedule, str(out), SoloComm(), World(), CPU, keeper, lambda: bool(told), stopping=stopping)
         ):
             seen.append(event)
             if after is not None and (type(event).__name__, getattr(event, "iter", 0)) == after:
@@ -179,21 +181,13 @@ def test_a_deadline_runs_from_the_first_signal(handlers: None) -> None:
     assert stop.left() is None
     signal.raise_signal(signal.SIGUSR1)
     first = stop.left()
-    assert first is not None and 0 < first <= 100
+    assert first is not None and 0 < first <= least_before(100.0) < 100, "our launcher would kill then"
     signal.raise_signal(signal.SIGTERM)
     assert stop.signal is signal.SIGUSR1 and stop.left() <= first
     patient = StopRequest()
     patient.install()
     signal.raise_signal(signal.SIGTERM)
     assert patient() and patient.left() is None
-
-
-def test_the_deadline_is_when_our_launcher_would_kill(handlers: None) -> None:
-    stop = StopRequest(grace=100.0)
-    stop.install()
-    signal.raise_signal(signal.SIGTERM)
-    left = stop.left()
-    assert left is not None and left <= least_before(100.0) < 100.0
 
 
 def child(work) -> int:
@@ -251,47 +245,52 @@ def test_what_comes_when_the_wait_is_over_is_not_lost(handlers: None) -> None:
     assert stop.signal is signal.SIGTERM, "whichever thread has taken it"
 
 
-def test_a_second_interrupt_ends_at_once_and_another_signal_does_not() -> None:
-    def work() -> None:
-        StopRequest().install()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGTERM, signal.SIGUSR1):
-            signal.raise_signal(number)
-        signal.raise_signal(signal.SIGINT)
-
-    assert child(work) == 130
+INT, TERM, USR1, SETTLED = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, 0
 
 
-def test_at_the_end_only_a_second_interrupt_counts() -> None:
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        ((INT, TERM, TERM, USR1), 75),
+        ((INT, TERM, TERM, USR1, INT), 130),
+        ((INT, SETTLED, TERM), 75),
+        ((INT, SETTLED, TERM, INT), 130),
+    ],
+)
+def test_a_second_interrupt_ends_at_once_and_another_signal_does_not(sent: tuple[int, ...], code: int) -> None:
     def work() -> None:
         stop = StopRequest()
         stop.install()
-        signal.raise_signal(signal.SIGINT)
-        stop.settle(ExitCode.PEER)
-        signal.raise_signal(signal.SIGTERM)
-        if len(sent) > 0:
-            signal.raise_signal(signal.SIGINT)
+        for number in sent:
+            signal.raise_signal(number) if number else stop.settle(ExitCode.PEER)
         os._exit(75)
 
-    sent: list[bool] = []
-    assert child(work) == 75
-    sent.append(True)
-    assert child(work) == 130
+    assert child(work) == code
 
 
-@pytest.mark.parametrize("code", [ExitCode.DONE, ExitCode.SAVED])
-def test_an_interrupt_after_all_is_done_or_saved_does_not_deny_it(
-    code: ExitCode, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("event", [Stopped(stage="a", iter=1, reason="asked"), RunFinished(trained=True, seconds=1.0)])
+def test_an_interrupt_from_the_last_word_on_does_not_deny_it(
+    event: Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """Nor does a launcher that kills the worker then, and reads its report."""
+    monkeypatch.setenv(folder.REPORT_DIR, str(tmp_path))
+
+    def interrupts(event: Event) -> None:
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+
     def work() -> None:
         stop = StopRequest()
         stop.install()
-        stop.settle(code)
-        for _ in range(2):
-            signal.raise_signal(signal.SIGINT)
-        os._exit(1)
+        schedule = load(Path(__file__).parents[2] / "solvers" / "fashion_base")
+        context = Context(schedule, "", SoloComm(), World(), CPU, None, stop, settle=stop.settle)
+        output = Output(context, ExitStack())
+        output.sinks.append(interrupts)
+        output.show(event)
 
-    assert child(work) == code
-    assert capfd.readouterr().err == ""
+    code = ExitCode.SAVED if isinstance(event, Stopped) else ExitCode.DONE
+    assert child(work) == code and capfd.readouterr().err == ""
+    assert folder.reports(tmp_path, 1) == [Report(0, code, "")]
 
 
 # -- launcher and workers

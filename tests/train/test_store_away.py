@@ -8,18 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from facade import Keeper, ResumeRefused, SnapshotRef, StorageError, environment_of
 from reliability.faults import FaultyDisk
 from test_pins import commit, keeper, names, schedule
 
 from stagerun import store
-from stagerun.base.errors import ResumeRefused, StorageError
-from stagerun.base.snapshots import SnapshotRef
 from stagerun.comm import SoloComm
 from stagerun.engine.device import environment
 from stagerun.language import load
 from stagerun.plan import State
-from stagerun.train.environment import environment_of, other_machines
-from stagerun.train.keeper import Keeper
+from stagerun.train.environment import other_machines
 
 __all__ = ["keeper", "schedule"]  # fixtures
 

@@ -8,21 +8,19 @@ from datetime import timedelta
 
 import pytest
 import torch
+from facade import Limits, Pulse, Section, World
 
 from stagerun.launch import StopRequest
 from stagerun.launch.watch.judge import Seen, judge
 from stagerun.launch.watch.peers import Peers
-from stagerun.system.pulse import Limits, Pulse, Section
-from stagerun.system.world import World
 from stagerun.train.join import join
 
 TOKEN = "a" * 32
 
 
 def seen(rank: int, idle: float = 0.0, waiting: bool = False) -> Seen:
-    return Seen(
-        rank=rank, host=f"node{rank}", pid=1, section=Section.ITERATION, slowest=0.5, idle=idle, waiting=waiting
-    )
+    host = f"node{rank}"
+    return Seen(rank=rank, host=host, pid=1, section=Section.ITERATION, slowest=0.5, idle=idle, waiting=waiting)
 
 
 class Pair:

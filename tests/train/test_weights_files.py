@@ -10,17 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from facade import DataError, Solver, encode, make_state, tensors_in
 from torch import nn
 
-from stagerun.base.errors import DataError
-from stagerun.base.recipe import Solver, Weights
 from stagerun.cli import main
-from stagerun.engine.codec import encode
-from stagerun.engine.parameters import idle_patterns
-from stagerun.engine.state import make_state
-from stagerun.engine.weights_file import tensors_in
 from stagerun.models import BatchNorm2d
-from stagerun.store.given import Found, find, header_of
 from stagerun.tools.weights import fetch
 
 HELD = {"fc.weight": torch.arange(6.0).reshape(2, 3), "fc.bias": torch.zeros(2, dtype=torch.float16)}
@@ -31,18 +25,12 @@ def saved(held: object, path: Path) -> bytes:
     return path.read_bytes()
 
 
-@pytest.mark.parametrize("key", ["", "state_dict", "model", "model_state_dict"])
+@pytest.mark.parametrize("key", ["", "state_dict", "model", "model_state_dict", "safetensors"])
 def test_a_state_dict_is_found_where_scripts_put_it(key: str, tmp_path: Path) -> None:
-    found = tensors_in(saved({key: HELD, "epoch": 3} if key else HELD, tmp_path / "x.pt"), "x.pt")
+    """And safetensors by their content."""
+    data = encode(HELD) if key == "safetensors" else saved({key: HELD, "epoch": 3} if key else HELD, tmp_path / "x.pt")
+    found = tensors_in(data, "x.pt")
     assert found.keys() == HELD.keys() and torch.equal(found["fc.weight"], HELD["fc.weight"])
-
-
-def test_safetensors_are_read_by_their_content(tmp_path: Path) -> None:
-    (tmp_path / "x").write_bytes(encode(HELD))
-    assert tensors_in((tmp_path / "x").read_bytes(), "x").keys() == HELD.keys()
-    assert header_of(Found(tmp_path / "x"), "x") == {"fc.weight": (2, 3), "fc.bias": (2,)}
-    saved(HELD, tmp_path / "y")
-    assert header_of(Found(tmp_path / "y"), "y") is None
 
 
 def test_nothing_in_a_file_is_run_and_what_is_no_network_is_refused(tmp_path: Path) -> None:
@@ -81,7 +69,6 @@ def test_a_frozen_norm_is_in_evaluation_mode_and_in_no_vector() -> None:
     assert state.statistics.layers == [state.model.b] and state.statistics.n == 4
     assert [p.name for p in state.solver.parameters] == ["b.bias", "fc.weight", "fc.bias"]
     assert not state.model.a.weight.requires_grad and not state.model.b.weight.requires_grad
-    assert [p for p, _ in idle_patterns(Two(), ("a.*", "a.running_mean", "fx.*"))] == ["fx.*"]
 
 
 def test_each_layer_moves_by_the_iterations_that_it_has_seen() -> None:
@@ -162,13 +149,13 @@ def schedule(folder: Path, *files: str) -> Path:
 def test_fetch_downloads_what_is_as_published(address: str, tmp_path: Path) -> None:
     folder = schedule(tmp_path / "s", "torchvision/resnet18", "timm/resnet18.a1", "torchvision/resnet18")
     done = CliRunner().invoke(main, ["check", str(folder), "--fetch"])
-    kept = [path for path in tmp_path.rglob("*") if path.is_file() and "s/" not in str(path.relative_to(tmp_path))]
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and folder not in path.parents]
+    kept = [path.read_bytes() for path in files if path.stat().st_size > 100]
     if address == "changed":
         assert done.exit_code == 69 and "what came has digest" in done.output and not kept
         return
     assert done.output.count("digest as published") == 2, done.output
-    for file in ("torchvision/resnet18", "timm/resnet18.a1"):
-        assert find(Weights(file=file, path="")).path.read_bytes() == encode(HELD)
+    assert len(kept) > 1 and set(kept) == {encode(HELD)}
     again = CliRunner().invoke(main, ["check", str(folder), "--fetch"])
     assert again.output.count("is there") == 2
     wrong = CliRunner().invoke(

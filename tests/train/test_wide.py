@@ -4,45 +4,30 @@ import math
 
 import pytest
 import torch
+from facade import Model
 from on_meta import on_meta
 from torch import nn
 
-from stagerun.base.recipe import Model
 from stagerun.models import BatchNorm2d, build
 
-# Name -> parameters with 10 classes, and as the paper's tables 4 and 5 round them, in millions.
-PUBLISHED = {"wrn_40_4": (8_949_210, 8.9), "wrn_16_8": (10_961_370, 11.0), "wrn_28_10": (36_479_194, 36.5)}
 
-
-def on_no_memory(name: str, **settings: int) -> nn.Module:
-    with on_meta():
-        return build(Model(name=name, **{"num_classes": 10, **settings}))
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_parameters_are_as_many_as_published(name: str) -> None:
-    exact, published = PUBLISHED[name]
-    found = sum(p.numel() for p in on_no_memory(name).parameters())
-    assert found == exact and round(found / 1e6, 1) == published
-    hundred = sum(p.numel() for p in on_no_memory(name, num_classes=100).parameters())
-    assert hundred - found == 90 * (64 * int(name.rsplit("_")[-1]) + 1)
-
-
-@pytest.mark.parametrize(("name", "blocks"), [("wrn_40_4", 6), ("wrn_16_8", 2), ("wrn_28_10", 4)])
-def test_maps_and_depth_are_those_of_table_1(name: str, blocks: int) -> None:
+# Name, parameters with 10 classes, and as the paper's tables 4 and 5 round them, in millions; blocks of a group by table 1.
+@pytest.mark.parametrize(("name", "exact", "published", "blocks"), [
+    ("wrn_40_4", 8_949_210, 8.9, 6), ("wrn_16_8", 10_961_370, 11.0, 2), ("wrn_28_10", 36_479_194, 36.5, 4),
+])  # fmt: skip
+def test_parameters_maps_and_depth_are_the_papers(name: str, exact: int, published: float, blocks: int) -> None:
     _, depth, width = name.split("_")
-    net, found = on_no_memory(name), {}
+    k, maps = int(width), {}
+    with on_meta():
+        net, hundred = (build(Model(name=name, num_classes=n)) for n in (10, 100))
+    assert sum(p.numel() for p in net.parameters()) == exact and round(exact / 1e6, 1) == published
+    assert sum(p.numel() for p in hundred.parameters()) - exact == 90 * (64 * k + 1)
     for part in ("conv1", "layer1", "layer2", "layer3"):
-        net.get_submodule(part).register_forward_hook(lambda _m, _i, y, part=part: found.update({part: tuple(y.shape)}))
+        net.get_submodule(part).register_forward_hook(lambda _m, _i, y, part=part: maps.update({part: tuple(y.shape)}))
     assert net(torch.empty(2, 3, 32, 32, device="meta")).shape == (2, 10)
-    k = int(width)
-    assert found == {
-        "conv1": (2, 16, 32, 32),
-        "layer1": (2, 16 * k, 32, 32),
-        "layer2": (2, 32 * k, 16, 16),
-        "layer3": (2, 64 * k, 8, 8),
-    }
-    assert [len(net.get_submodule(f"layer{group}")) for group in (1, 2, 3)] == [blocks] * 3  # type: ignore[arg-type]
+    groups = {"layer1": (2, 16 * k, 32, 32), "layer2": (2, 32 * k, 16, 16), "layer3": (2, 64 * k, 8, 8)}
+    assert maps == {"conv1": (2, 16, 32, 32), **groups}
+    assert [len(net.get_submodule(group)) for group in groups] == [blocks] * 3  # type: ignore[arg-type]
     deep = [m for m in net.modules() if isinstance(m, nn.Conv2d) and m.kernel_size == (3, 3)]
     assert len(deep) + 3 == int(depth), "the paper counts the three 1x1 shortcuts, and not fc"
     norms = [m for m in net.modules() if isinstance(m, BatchNorm2d)]

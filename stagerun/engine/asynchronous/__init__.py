@@ -1,1 +1,1 @@
-"""A stage with `sync_param { method: ASYNC }`: replicas take iterations, pull weights and push gradients; servers update at each push."""
+"""A stage with `sync_param { method: ASYNC }`: replicas take iterations, pull weights and push gradients; a server updates them at each push."""

@@ -1,132 +1,78 @@
-"""The order of arrival in a stage, as snapshots keep it (`train.progress.ARRIVALS`): by it the stage can be trained again to the same bits.
+"""The order of pushes in a stage, as snapshots keep it (`train.progress.ARRIVALS`): by it the stage can be trained again to the same bits."""
 
-A push is known by its claim: the how manyth of its leg that was granted. Per claim the record has the iteration and the replica; per
-server the claims in the order in which they were applied, and how many updates each was behind: 10 bytes per push, and 8 per push and
-server.
-"""
-
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, islice
 
 import torch
-from torch import Tensor
 
 from stagerun.engine.codec import decode, encode
 
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """What one server has applied: `order`, the claims; `staleness`, of each the updates that it had not seen."""
-
-    order: Sequence[int] = ()
-    staleness: Sequence[int] = ()
-
-    def seen(self) -> dict[int, int]:
-        """By claim, the version of the server's weights that was pulled for it."""
-        return {claim: at - behind for at, (claim, behind) in enumerate(zip(self.order, self.staleness, strict=True))}
-
-
-@dataclass(frozen=True, slots=True)
-class Leg:
-    """The stretch of iterations `first` .. `last` - 1. `iterations` and `replicas` by claim; `servers` what each has applied."""
-
-    first: int
-    last: int
-    iterations: Sequence[int]
-    replicas: Sequence[int]
-    servers: tuple[Arrived, ...]
+# The file's tensors, in its first version's terms. A claim numbers a push of its leg; older versions may apply claims in another order.
+_TYPES = {
+    "legs": torch.int64,  # [n, 5]: first iteration, last, pushes, 0, 0
+    "iterations": torch.int64,  # by claim, as are the replicas
+    "replicas": torch.int16,
+    "0/pushes": torch.int64,  # by leg
+    "0/order": torch.int32,  # the claims of a leg, as they were applied
+    "0/staleness": torch.int32,
+}
 
 
 @dataclass(slots=True)
 class Record:
-    """The legs of a stage so far, from its iteration 0 on."""
+    """Of each push of a stage from iteration 0 on, in the order in which they were applied: its iteration, the replica that computed it, and
+    how many updates it had not seen. `ends`: the iterations up to which legs went, growing."""
 
-    legs: list[Leg] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    iterations: list[int] = field(default_factory=list)
+    replicas: list[int] = field(default_factory=list)
+    staleness: list[int] = field(default_factory=list)
 
     @property
     def last(self) -> int:
         """The iteration up to which the order is known."""
-        return self.legs[-1].last if self.legs else 0
+        return self.ends[-1] if self.ends else 0
 
-    def leg(self, first: int) -> Leg:
-        return next(leg for leg in self.legs if leg.first == first)
+    def until(self, end: int) -> "Record":
+        """The legs up to iteration `end`."""
+        ends = [iter for iter in self.ends if iter <= end]
+        pushes = ends[-1] if ends else 0
+        return Record(ends, self.iterations[:pushes], self.replicas[:pushes], self.staleness[:pushes])
 
     def encoded(self) -> bytes:
-        legs = self.legs
-        heads = [[g.first, g.last, len(g.iterations), 0, 0] for g in legs]  # what counted failed iterations
-        found = {
-            "legs": torch.tensor(heads, dtype=torch.int64).reshape(-1, 5),
-            "iterations": _joined([leg.iterations for leg in legs], torch.int64),
-            "replicas": _joined([leg.replicas for leg in legs], torch.int16),
+        bounds = list(zip([0, *self.ends], self.ends, strict=False))
+        found: dict[str, list[int]] = {
+            "legs": [n for first, last in bounds for n in (first, last, last - first, 0, 0)],
+            "iterations": self.iterations,
+            "replicas": self.replicas,
+            "0/pushes": [last - first for first, last in bounds],
+            "0/order": [claim for first, last in bounds for claim in range(last - first)],
+            "0/staleness": self.staleness,
         }
-        for s in range(len(legs[0].servers) if legs else 0):
-            own = [leg.servers[s] for leg in legs]
-            found[f"{s}/pushes"] = torch.tensor([len(one.order) for one in own], dtype=torch.int64)
-            found[f"{s}/order"] = _joined([one.order for one in own], torch.int32)
-            found[f"{s}/staleness"] = _joined([one.staleness for one in own], torch.int32)
-        return encode(found)
-
-
-def _joined(parts: Sequence[Sequence[int]], dtype: torch.dtype) -> Tensor:
-    return torch.tensor([number for part in parts for number in part], dtype=dtype)
+        tensors = {name: torch.tensor(numbers, dtype=_TYPES[name]) for name, numbers in found.items()}
+        return encode(tensors | {"legs": tensors["legs"].reshape(-1, 5)})
 
 
 def record_of(data: bytes) -> Record:
     """ValueError if it is none, or one that no run of this version can have written."""
     found = decode(data)
-    for name, tensor in found.items():
-        integers = not tensor.is_floating_point() and not tensor.is_complex() and tensor.dtype != torch.bool
-        if not integers or not tensor.dim() or tensor.shape[1:] != ((5,) if name == "legs" else ()):
-            raise ValueError(f"not a record of arrivals: `{name}` is {tensor.dtype} {tuple(tensor.shape)}")
-    try:
-        record = _legs(found)
-    except KeyError as error:
-        raise ValueError(f"not a record of arrivals: {error} is missing") from error
-    at = 0
-    for leg in record.legs:
-        if leg.first != at or not _sound(leg):
-            raise ValueError(f"not a record of arrivals: its leg at iteration {leg.first} is not one that a run has")
-        at = leg.last
+    if "1/order" in found:
+        raise ValueError("it is of several servers, and one server holds the model")
+    for name, dtype in _TYPES.items():
+        shape = (5,) if name == "legs" else ()
+        if name not in found or found[name].dtype != dtype or not found[name].dim() or found[name].shape[1:] != shape:
+            raise ValueError(f"not a record of pushes: `{name}` is missing, or not what a run writes")
+    legs, iterations, replicas, _, order, staleness = (found[name].tolist() for name in _TYPES)
+    record = Record(staleness=staleness)
+    for first, last, *_ in legs:
+        claims = order[first:last]
+        sound = first == record.last < last <= min(len(iterations), len(replicas), len(staleness))
+        if sound and sorted(claims) == list(range(last - first)):
+            record.iterations += [iterations[first + claim] for claim in claims]
+            record.replicas += [replicas[first + claim] for claim in claims]
+        done, seen = sorted(record.iterations[first:last]), enumerate(staleness[first:last])
+        if not sound or done != list(range(first, last)) or not all(0 <= behind <= at for at, behind in seen):
+            raise ValueError(f"not a record of pushes: its leg at iteration {first} is not one that a run has")
+        record.ends.append(last)
+    if {len(iterations), len(replicas), len(order), len(staleness)} != {record.last}:
+        raise ValueError("not a record of pushes: it has others than those of its legs")
     return record
-
-
-def _legs(found: Mapping[str, Tensor]) -> Record:
-    iterations, replicas = iter(found["iterations"].tolist()), iter(found["replicas"].tolist())
-    servers = [
-        (
-            iter(found[f"{s}/pushes"].tolist()),
-            iter(found[f"{s}/order"].tolist()),
-            iter(found[f"{s}/staleness"].tolist()),
-        )
-        for s in range(sum(name.endswith("/pushes") for name in found))
-    ]
-    legs = []
-    for first, last, claims, *_ in found["legs"].tolist():
-        arrived = []
-        for pushes, order, staleness in servers:
-            size = next(pushes, 0)
-            arrived.append(Arrived(tuple(islice(order, size)), tuple(islice(staleness, size))))
-        own = tuple(islice(iterations, claims)), tuple(islice(replicas, claims))
-        legs.append(Leg(first, last, *own, tuple(arrived)))
-    return Record(legs)
-
-
-def _sound(leg: Leg) -> bool:
-    claims = list(range(len(leg.iterations)))
-    return (
-        leg.first < leg.last
-        and len(leg.replicas) == len(claims)
-        and all(leg.first <= i < leg.last for i in leg.iterations)
-        and bool(leg.servers)
-        and all(
-            sorted(one.order) == claims and len(one.staleness) == len(claims) and _in_time(one) for one in leg.servers
-        )
-    )
-
-
-def _in_time(one: Arrived) -> bool:
-    """Whether each claim has seen earlier ones alone: else a replay would wait for ever."""
-    latest = list(accumulate(one.order, max, initial=-1))  # of the claims behind each version
-    seen = one.seen().items()
-    return all(0 <= behind <= at for at, behind in enumerate(one.staleness)) and all(latest[v] < c for c, v in seen)

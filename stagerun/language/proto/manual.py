@@ -530,7 +530,7 @@ COMMENTS: dict[str, str] = {
     ),
     "Solver.sync_param": (
         "Lets parts of the batch train networks of their own, which meet only now and then: `sync_param { method: LOCAL replicas: 4 period: 8 }`;\n"
-        "or replicas push gradients to servers without waiting for each other: `sync_param { method: ASYNC replicas: 4 max_staleness: 4 }`.\n"
+        "or replicas push gradients to a server without waiting for each other: `sync_param { method: ASYNC replicas: 4 max_staleness: 4 }`.\n"
         "Default: gradients are averaged at every iteration. Not with ema_decay. New in stagerun."
     ),
     "Solver.carry": (
@@ -895,8 +895,9 @@ COMMENTS: dict[str, str] = {
         "and a stage that starts from one have the average of that iteration, which doesn't change the replicas: they go on from their\n"
         "own. A loss in the log is the mean over all replicas, and `on_nan` is for all of them: none is moved where one is not finite.\n"
         "\n"
-        "`ASYNC`: replicas never meet. Servers hold weights, BatchNorm statistics and memory of updates. A replica takes the next\n"
-        "iteration, pulls the weights, computes the gradient of that iteration's images and pushes it; servers update at each push.\n"
+        "`ASYNC`: replicas never meet. A server, which is rank 0 beside its replica, holds weights, BatchNorm statistics and memory of updates. A\n"
+        "replica takes the next iteration, pulls the weights, computes the gradient of that iteration's images and pushes it; the server updates\n"
+        "at each push.\n"
         "- An iteration is one push, and one replica computes all of it: batch_size is what one replica computes at a time.\n"
         "- Its place in the data is that of any iteration: iteration i has the i-th batch of the stage, whoever computes it.\n"
         "- Its learning rate is that of i, whenever it is applied. So max_iter, epochs and policies mean what they mean elsewhere.\n"
@@ -937,14 +938,8 @@ COMMENTS: dict[str, str] = {
         "How the replicas' changes are applied to the weights that they had in common. Of `DILOCO`."
     ),
     "SyncParameter.max_staleness": (
-        "The largest staleness that a push may have. A replica whose update would make another's push staler waits for that one; a push\n"
-        "that stays away for more than 4 times the usual, and for a second at least, is refused, and its iteration computed once more.\n"
-        "Below replicas - 1 it keeps replicas waiting; 1 or more. Required by `ASYNC`."
-    ),
-    "SyncParameter.servers": (
-        "How many workers serve, beside their own replica: ranks 0 to servers - 1. Each holds some of the parameters, and a part of each\n"
-        "with a million numbers or more, as MXNet's servers do. Not more than replicas; fewer workers than servers serve all. 1 or more. Of\n"
-        "`ASYNC`. Default: 1."
+        "The largest staleness that a push may have. A replica whose update would make another's push staler waits for that one. Below\n"
+        "replicas - 1 it keeps replicas waiting; 1 or more. Required by `ASYNC`."
     ),
     "SyncParameter.Method.LOCAL": (
         "Local SGD: the replicas' weights are averaged. MXNet's `local` and `dist_sync`, in contrast, meet at every iteration."
@@ -953,7 +948,7 @@ COMMENTS: dict[str, str] = {
         "The average of the replicas' changes is the gradient of an outer update. Each replica keeps its momentum. arXiv:2311.08105."
     ),
     "SyncParameter.Method.ASYNC": (
-        "Gradients are pushed to servers one by one, and nobody waits for the others. MXNet's `dist_async`, with a bound on staleness."
+        "Gradients are pushed to a server one by one, and nobody waits for the others. MXNet's `dist_async`, with a bound on staleness."
     ),
     "SyncParameter.Rule.CONSTANT": (
         "Always `period` iterations."

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stagerun.base.text import duration, listed
+from stagerun.launch.folder import AGAIN
 from stagerun.system.pulse import Limits, Section
 
 # Between two looks of a monitor, and two words to the others; in a large job a rank speaks more seldom.
@@ -17,7 +18,6 @@ _STATES = {
     "D": "waits for a disk or a file server (state D), where no signal reaches it",
     "Z": "has ended (state Z)",
 }
-_HINT = "run the same command again: it goes on from the newest snapshot"
 
 
 def tick(size: int) -> float:
@@ -78,7 +78,7 @@ class Verdict:
                 lines += [f"    {line}" for line in one.stack.splitlines()]
                 break
         longer = f"; --timeout {self.section.value}=TIME gives it longer" if self.section is not None else ""
-        return "\n".join([*lines, f"  hint: {_HINT}{longer}"])
+        return "\n".join([*lines, f"  hint: {AGAIN}{longer}"])
 
 
 def judge(seen: Sequence[Seen], size: int, limits: Limits) -> Verdict | None:
@@ -143,8 +143,9 @@ def blame(one: Seen, size: int, limits: Limits) -> str:
 
 
 def _place(one: Seen) -> str:
-    place = f"in section {one.section.value}"
-    return f"{place}, `{one.stage}` at iteration {one.iter}" if one.stage else place
+    """Another rank may have gone on since its monitor was last heard."""
+    place, at = f"in section {one.section.value}", "at or after" if one.silence else "at"
+    return f"{place}, `{one.stage}` {at} iteration {one.iter}" if one.stage else place
 
 
 def _seconds(value: float) -> str:

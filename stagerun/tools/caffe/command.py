@@ -23,7 +23,7 @@ from stagerun.plan.render import render_text
 from stagerun.system.lmdb_file import check_file, first_value
 from stagerun.tools.caffe.convert import Wanted, convert
 from stagerun.tools.caffe.disk import CaffeFolder
-from stagerun.tools.caffe.write import check_lines, folder_lines, left_text, net_files, text_of_lines
+from stagerun.tools.caffe.write import check_lines, folder_lines, left_text, text_of_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,8 @@ def caffe(
     out = os.path.normpath(out)
     files = folder_lines(converted, _name(out), folder)
     asked = check_lines(files, converted.written, converted.found, os.path.abspath(out), out)
-    write_folder(out, {name: text_of_lines(lines) for name, lines in files.items()} | net_files(converted))
+    texts = {name: text_of_lines(lines) for name, lines in files.items()}
+    write_folder(out, texts | {net.name: net.text for net in converted.written})
     if left := left_text(converted.found):
         show(left + "\n")
     if asked:

@@ -1,10 +1,9 @@
 """A folder of Caffe's, as texts -> the stages with their settings, and what is left out. Only `CaffeFolder` looks at the disk."""
 
 import posixpath
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 from stagerun.base.errors import RecipeError, Span, UsageError
 from stagerun.language.net.phases import State, layers_in, state_of
@@ -13,9 +12,8 @@ from stagerun.language.tree import Block, Entry, quoted
 from stagerun.language.view import Doubtful, View
 from stagerun.tools.caffe.disk import CaffeFolder
 from stagerun.tools.caffe.images import Count, count_images, images_of, source_lines
-from stagerun.tools.caffe.lines import Line, Setting, message, plain, setting
 from stagerun.tools.caffe.nodes import norm_lines, note_norms, overlapped_rates, overlapped_start
-from stagerun.tools.caffe.order import ordered_steps
+from stagerun.tools.caffe.order import Step, Word, ordered_steps, workers_of
 from stagerun.tools.caffe.settings import (
     AS_CAFFE,
     CaffeStage,
@@ -31,12 +29,8 @@ from stagerun.tools.caffe.settings import (
     solver_settings,
     transforms,
 )
-from stagerun.tools.caffe.stages import Step, workers_of
-from stagerun.tools.caffe.text import CaffeText, Findings, read_solver, text_of
-from stagerun.tools.caffe.train_lines import Word
+from stagerun.tools.caffe.text import CaffeText, Findings, Line, Setting, message, plain, read_solver, setting, text_of
 from stagerun.tools.caffe.whole import CaffeNet, Written, inside, read_net, written
-
-S = TypeVar("S", bound=SolverStage)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,23 +85,6 @@ def convert(folder: CaffeFolder, wanted: Wanted) -> Converted:
 def _refuse_mistakes(found: Findings) -> None:
     if found.mistakes:
         raise RecipeError(found.mistakes.all())
-
-
-def _settings(
-    stages: Sequence[S], add: Callable[[S, dict[str, Setting]], None], found: Findings
-) -> tuple[Line, dict[str, Mapping[str, Setting]]]:
-    """The schedule's seed, and the settings of each stage. `add(stage, made)` adds what its solver alone doesn't say."""
-    seed, own_seeds = seeds(stages)
-    settings: dict[str, Mapping[str, Setting]] = {}
-    for stage in stages:
-        made = solver_settings(stage.text, found)
-        add(stage, made)
-        if stage.step.name in own_seeds:
-            made["random_seed"] = own_seeds[stage.step.name]
-        go_on(stage, made, found)
-        settings[stage.step.name] = made
-    _refuse_mistakes(found)
-    return seed, settings
 
 
 # -- with nets
@@ -207,7 +184,10 @@ def _with_nets(stages: Sequence[CaffeStage], folder: CaffeFolder, wanted: Wanted
     model = model_of(first)
     note_sources(stages, val, found)
 
-    def add(stage: CaffeStage, made: dict[str, Setting]) -> None:
+    seed, own_seeds = seeds(stages)
+    settings: dict[str, Mapping[str, Setting]] = {}
+    for stage in stages:
+        made = solver_settings(stage.text, found) | own_seeds.get(stage.step.name, {})
         nodes = workers[stage.step.name]
         made |= {s.name: s for s in (*batch(stage, nodes, made, found), *transforms(stage, val))}
         if any(s.step.parents for s in stages) and (not stage.train.shuffle or seeded(stage)):
@@ -224,8 +204,9 @@ def _with_nets(stages: Sequence[CaffeStage], folder: CaffeFolder, wanted: Wanted
         if stage.step.given and stage.step.start is not None:
             start = _given(stage.step.start, folder, found)
             made[start.name] = start
-
-    seed, settings = _settings(stages, add, found)
+        go_on(stage, made, found)
+        settings[stage.step.name] = made
+    _refuse_mistakes(found)
     for stage in stages:
         if workers[stage.step.name].nodes:
             settings[stage.step.name] = overlapped_rates(stage, settings[stage.step.name], wanted.overlap, found)
@@ -279,7 +260,10 @@ def _without_nets(stages: Sequence[SolverStage], folder: CaffeFolder, wanted: Wa
     def ask(text: str, question: str) -> Line:
         return Line(text, None, question, asks=True)
 
-    def add(stage: SolverStage, made: dict[str, Setting]) -> None:
+    seed, own_seeds = seeds(stages)
+    settings: dict[str, Mapping[str, Setting]] = {}
+    for stage in stages:
+        made = solver_settings(stage.text, found) | own_seeds.get(stage.step.name, {})
         view, entries = View(stage.text.block), stage.text.block.entries
         if (passes := view.whole("iter_size") or 1) > 1:
             why = f"batch_size is that of a whole update, its {passes} passes together"
@@ -296,8 +280,9 @@ def _without_nets(stages: Sequence[SolverStage], folder: CaffeFolder, wanted: Wa
             why = "it counts batches of a size that the net says"
             todo = "every image is evaluated; `test_batch_size` and `test_iter` say else"
             found.leave(entries["test_iter"].place, "test_iter", why, todo)
-
-    seed, settings = _settings(stages, add, found)
+        go_on(stage, made, found)
+        settings[stage.step.name] = made
+    _refuse_mistakes(found)
     data = message("train", source_lines(Count("", wanted.images or 0), None), None)
     if evaluated:
         data += message("val", source_lines(Count("", wanted.val_images or 0), None), None)

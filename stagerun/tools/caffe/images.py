@@ -10,8 +10,7 @@ from stagerun.language.net_layers import DATA, Means, channel_means, says_nothin
 from stagerun.language.tree import Block, quoted
 from stagerun.language.view import View
 from stagerun.tools.caffe.disk import CaffeFolder
-from stagerun.tools.caffe.lines import Line, message, written
-from stagerun.tools.caffe.text import Findings, of_type, text_of
+from stagerun.tools.caffe.text import Findings, Line, message, of_type, text_of, written
 
 # What reads something else, or nothing.
 OTHERS = ("AnnotatedData", "DummyData", "HDF5Data", "Input", "MemoryData", "Python", "VideoData", "WindowData")

@@ -8,10 +8,9 @@ from stagerun.base.recipe import Solver
 from stagerun.language.tree import Block
 from stagerun.language.view import View
 from stagerun.schedule import make_knobs
-from stagerun.tools.caffe.lines import Line, Setting, setting
+from stagerun.tools.caffe.order import Step, Workers
 from stagerun.tools.caffe.settings import OF_POLICY, OF_STAGE, CaffeStage, SolverStage, passes_of
-from stagerun.tools.caffe.stages import Step, Workers
-from stagerun.tools.caffe.text import Findings, of_type
+from stagerun.tools.caffe.text import Findings, Line, Setting, of_type, setting
 
 LONGEST, MOST_KNOTS = 1_000_000, 15_000  # iterations, and knots of a file
 

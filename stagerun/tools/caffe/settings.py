@@ -1,7 +1,8 @@
 """A solver file of Caffe's -> the settings of a stage; and what its net, solver and start say together. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from stagerun import schedule
@@ -9,9 +10,8 @@ from stagerun.base.errors import Span, nearest
 from stagerun.language.tree import Block, Entry, quoted
 from stagerun.language.view import Doubtful, View
 from stagerun.tools.caffe.images import Images
-from stagerun.tools.caffe.lines import Line, Setting, message, setting, written
-from stagerun.tools.caffe.stages import Step, Workers
-from stagerun.tools.caffe.text import CaffeText, Findings
+from stagerun.tools.caffe.order import Step, Workers
+from stagerun.tools.caffe.text import CaffeText, Findings, Line, Setting, message, setting, written
 from stagerun.tools.caffe.whole import Written
 
 # Fields with the same name and meaning, in the order in which they are written. What makes a stage comes first, and always
@@ -58,53 +58,38 @@ NOT_CARRIED = {"disabled_update": ("stagerun always updates", ""), "eval_type": 
 
 def check_solver(text: CaffeText, nets: bool, found: Findings) -> None:
     """What is missing in a solver, or can't be. `nets`: whether its net is to be read."""
-    view = View(text.block)
+    view, block = View(text.block), text.block
     if nets:
         _check_nets(text, found)
+
+    def lacks(name: str) -> bool:
+        return not (block.broken or name in block.doubtful or (name in block.entries and block.entries[name].values))
+
     for name, example in (("base_lr", "0.1"), ("lr_policy", '"fixed"'), ("max_iter", "1000")):
-        try:
-            if not view.has(name):
-                found.mistakes.add(text.block.place, f"the solver has no `{name}`", f"write `{name}: {example}`")
-        except Doubtful:
-            continue
-    try:
-        if (view.whole("iter_size") or 0) < 1 and view.has("iter_size"):
+        if lacks(name):
+            found.mistakes.add(block.place, f"the solver has no `{name}`", f"write `{name}: {example}`")
+    with suppress(Doubtful):
+        if (view.whole("iter_size") or 0) < 1:
             found.mistakes.add(view.place("iter_size"), "`iter_size` must be at least 1", "leave it out for 1")
-        _check_policy(view, found)
-    except Doubtful:
-        return
-
-
-def _check_policy(view: View, found: Findings) -> None:
-    policy = view.text("lr_policy")
-    if policy is None:
-        return
-    place = view.place("lr_policy")
-    if policy not in POLICIES:
-        hint = nearest(policy, POLICIES) or "known: " + ", ".join(POLICIES)
-        found.mistakes.add(place, f"`lr_policy` has no value `{policy}`", hint)
-        return
-    for name in schedule.policy_fields(policy):
-        there = name in view.block.entries and bool(view.block.entries[name].values)
-        if name in OF_POLICY and name not in ("average_loss", *UNWRITTEN) and not there and not _doubtful(view, name):
-            found.mistakes.add(place, f"lr_policy `{policy}` needs `{name}`", f"write `{name}: ...`")
-
-
-def _doubtful(view: View, name: str) -> bool:
-    return view.block.broken or name in view.block.doubtful
+        place, policy = view.place("lr_policy"), view.text("lr_policy")
+        if policy is not None and policy not in POLICIES:
+            hint = nearest(policy, POLICIES) or "known: " + ", ".join(POLICIES)
+            found.mistakes.add(place, f"`lr_policy` has no value `{policy}`", hint)
+        for name in schedule.policy_fields(policy) if policy in POLICIES else ():
+            if name in OF_POLICY and name not in ("average_loss", *UNWRITTEN) and lacks(name):
+                found.mistakes.add(place, f"lr_policy `{policy}` needs `{name}`", f"write `{name}: ...`")
 
 
 def _check_nets(text: CaffeText, found: Findings) -> None:
     """Exactly one net to train, as in Caffe."""
-    entries = text.block.entries
-    named = [entries[n] for n in ("net", "train_net", "net_param", "train_net_param") if n in entries]
-    named = [e for e in named if e.field.name not in text.block.doubtful]
-    if not named and not text.block.doubtful & {"net", "train_net"}:
+    entries, doubtful = text.block.entries, text.block.doubtful
+    fields = ("net", "train_net", "net_param", "train_net_param")
+    named = [entries[name] for name in fields if name in entries and name not in doubtful]
+    if not named and not doubtful & {"net", "train_net"}:
         found.mistakes.add(text.block.place, "the solver names no net", 'write `net: "train_val.prototxt"`')
     for entry in named[1:]:
-        line = named[0].name.line
         message = f"`{entry.field.name}` and `{named[0].field.name}` both name the net to train"
-        found.mistakes.add(entry.name, message, f"keep one of them; the other stands in line {line}")
+        found.mistakes.add(entry.name, message, f"keep one of them; the other stands in line {named[0].name.line}")
 
 
 def solver_settings(text: CaffeText, found: Findings) -> dict[str, Setting]:
@@ -129,7 +114,7 @@ def solver_settings(text: CaffeText, found: Findings) -> dict[str, Setting]:
         result["lr_policy"] = setting("lr_policy", quoted(policy), place, f"{written_policy} without a `stepvalue`")
     if "power" in schedule.policy_fields(policy) and "power" not in result:
         result["power"] = setting("power", "0", place, "Caffe's, where the solver has none")
-    result |= {s.name: s for s in (*_type(text, found), *_clip(text), *_local_rate(view))}
+    result |= _type(text, found) | _summed(text)
     return result | _warm_up_cut_short(view, result)
 
 
@@ -148,47 +133,38 @@ def _warm_up_cut_short(view: View, made: dict[str, Setting]) -> dict[str, Settin
     }
 
 
-def _carried(text: CaffeText, entry: Entry, value: str) -> Setting:
-    name = entry.field.name
-    return setting(name, value, entry.place, text.beside(entry))
+def _carried(text: CaffeText, entry: Entry, value: str, name: str = "") -> Setting:
+    return setting(name or entry.field.name, value, entry.place, text.beside(entry))
 
 
-def _type(text: CaffeText, found: Findings) -> Iterable[Setting]:
-    entries = text.block.entries
-    if "type" in entries:
-        if "solver_type" in entries:
-            message = "`solver_type` beside `type`, which Caffe refuses"
-            found.mistakes.add(entries["solver_type"].place, message, "take the older word out: `solver_type`")
-        kind = str(entries["type"].values[0].value)
-        if kind not in TYPES.values():
-            hint = nearest(kind, TYPES.values()) or "known: " + ", ".join(TYPES.values())
-            found.mistakes.add(entries["type"].place, f"`type` has no value `{kind}`", hint)
-        yield _carried(text, entries["type"], quoted(kind))
-    elif "solver_type" in entries:
-        entry = entries["solver_type"]
-        kind = TYPES[str(entry.values[0].value)]
-        yield setting("type", quoted(kind), entry.place, text.beside(entry))
+def _type(text: CaffeText, found: Findings) -> dict[str, Setting]:
+    entry, older = text.block.entries.get("type"), text.block.entries.get("solver_type")
+    if entry is None:
+        return {"type": _carried(text, older, quoted(TYPES[str(older.values[0].value)]), "type")} if older else {}
+    if older is not None:
+        message = "`solver_type` beside `type`, which Caffe refuses"
+        found.mistakes.add(older.place, message, "take the older word out: `solver_type`")
+    kind = str(entry.values[0].value)
+    if kind not in TYPES.values():
+        hint = nearest(kind, TYPES.values()) or "known: " + ", ".join(TYPES.values())
+        found.mistakes.add(entry.place, f"`type` has no value `{kind}`", hint)
+    return {"type": _carried(text, entry, quoted(kind))}
 
 
-def _clip(text: CaffeText) -> Iterable[Setting]:
-    """Caffe's threshold is on the norm of the sum over iter_size, stagerun's on that of the mean. Below 0 is no clipping."""
-    view, entries = View(text.block), text.block.entries
-    limit = view.number("clip_gradients") if "clip_gradients" in entries else None
-    if limit is None or limit < 0:
-        return
-    entry, passes = entries["clip_gradients"], view.whole("iter_size") or 1
-    if passes == 1:
-        yield _carried(text, entry, written(entry))
-    else:
+def _summed(text: CaffeText) -> dict[str, Setting]:
+    """Caffe clips and fits layer-wise rates by the sum over iter_size, stagerun by the mean. A threshold below 0 is no clipping."""
+    view, entry, result = View(text.block), text.block.entries.get("clip_gradients"), {}
+    passes, limit = view.whole("iter_size") or 1, view.number("clip_gradients")
+    if entry and passes == 1 and (limit or 0) >= 0:
+        result["clip_gradients"] = _carried(text, entry, written(entry))
+    elif entry and limit is not None and limit >= 0:
         said = f"{written(entry)} of Caffe's, over iter_size {passes}"
-        yield setting("clip_gradients", repr(limit / passes), entry.place, said)
-
-
-def _local_rate(view: View) -> Iterable[Setting]:
-    """Caffe fits the step to the sum over iter_size."""
-    passes = view.whole("iter_size") or 1
+        result["clip_gradients"] = setting("clip_gradients", repr(limit / passes), entry.place, said)
     if view.flag("local_lr_auto") and passes > 1:
-        yield setting("local_lr_passes", str(passes), view.place("iter_size"), "Caffe's iter_size")
+        result["local_lr_passes"] = setting(
+            "local_lr_passes", str(passes), view.place("iter_size"), "Caffe's iter_size"
+        )
+    return result
 
 
 # For stages that continue from another, where what order images have is nothing random, or is made by the solver's seed.
@@ -214,7 +190,7 @@ class CaffeStage(SolverStage):
     written: Written
 
 
-def seeds(stages: Sequence[SolverStage]) -> tuple[Line, dict[str, Setting]]:
+def seeds(stages: Sequence[SolverStage]) -> tuple[Line, dict[str, dict[str, Setting]]]:
     """Schedule.seed, and those of stages that differ. Caffe draws a seed from the clock where the solver has none."""
     said = {}
     for stage in stages:
@@ -228,7 +204,7 @@ def seeds(stages: Sequence[SolverStage]) -> tuple[Line, dict[str, Setting]]:
     usual = texts.most_common(1)[0][0]
     place = next(e.place for e, _ in said.values() if e.values[0].text == usual)
     own = {
-        name: setting("random_seed", e.values[0].text, e.place, comment)
+        name: {"random_seed": setting("random_seed", e.values[0].text, e.place, comment)}
         for name, (e, comment) in said.items()
         if e.values[0].text != usual
     }

@@ -1,8 +1,9 @@
-"""Caffe's texts -> Blocks, with spec's own parser; the comments beside their fields; what an import finds on its way. Pure."""
+"""Caffe's texts -> Blocks, with the comments beside their fields; the lines that are written from them, each with its place in Caffe's
+files; and what an import finds on its way. Pure."""
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from google.protobuf.descriptor import Descriptor
 
@@ -12,7 +13,6 @@ from stagerun.language.parse import Reader, parse
 from stagerun.language.proto import caffe_pb2
 from stagerun.language.tree import Block, Entry
 from stagerun.language.view import View
-from stagerun.tools.caffe.lines import plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,3 +113,58 @@ def text_of(block: Block, name: str) -> str:
 
 def of_type(layers: Sequence[Block], *types: str) -> Iterator[Block]:
     return (layer for layer in layers if text_of(layer, "type") in types)
+
+
+# -- what is written
+
+COMMENT_COLUMN = 34  # where a comment beside a field begins, as in the folders of solvers/
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """`span` is None for what no file of Caffe's says. `asks`: a value that the user is to fill in."""
+
+    text: str
+    span: Span | None = None
+    comment: str = ""
+    asks: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.text:<{COMMENT_COLUMN - 2}}  # {self.comment}" if self.comment else self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A field of stagerun's Solver: one line, or a message."""
+
+    name: str
+    lines: tuple[Line, ...]
+
+    @property
+    def value(self) -> tuple[str, ...]:
+        """What it says, comments left out: equal for equal settings."""
+        return tuple(line.text for line in self.lines)
+
+
+def setting(name: str, text: str, span: Span | None = None, comment: str = "") -> Setting:
+    return Setting(name, (Line(f"{name}: {text}", span, comment),))
+
+
+def message(name: str, inside: Iterable[Line], span: Span | None, comment: str = "") -> tuple[Line, ...]:
+    """`name { ... }` over several lines."""
+    return (Line(f"{name} {{", span, comment), *indented(inside), Line("}", span))
+
+
+def indented(lines: Iterable[Line]) -> tuple[Line, ...]:
+    return tuple(replace(line, text=f"  {line.text}") for line in lines)
+
+
+def plain(text: str, instead: str) -> str:
+    """What a comment may hold: `instead` stands for what does not print."""
+    return "".join(c if c.isprintable() else instead for c in text)
+
+
+def written(entry: Entry) -> str:
+    """A scalar field's value as it stands in Caffe's file, which means the same here: one value, or a list."""
+    texts = [v.text for v in entry.values]
+    return f"[{', '.join(texts)}]" if entry.field.is_repeated else texts[0]

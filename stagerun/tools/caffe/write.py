@@ -12,10 +12,9 @@ from stagerun.language.nets import Files
 from stagerun.language.resolve import SCHEDULE_FILE, first_record, read
 from stagerun.language.tree import quoted
 from stagerun.tools.caffe.convert import Converted
-from stagerun.tools.caffe.lines import Line, Setting, indented, plain
+from stagerun.tools.caffe.order import Step
 from stagerun.tools.caffe.settings import OF_STAGE
-from stagerun.tools.caffe.stages import Step
-from stagerun.tools.caffe.text import Findings
+from stagerun.tools.caffe.text import Findings, Line, Setting, indented, plain
 from stagerun.tools.caffe.whole import Written
 
 # The fields of Solver in the order in which they are written; those of a message after an empty line.
@@ -40,11 +39,6 @@ def folder_lines(converted: Converted, name: str, source: str) -> dict[str, list
     for step in converted.steps:
         files[f"{step.name}.prototxt"] = _stage(step, converted.settings[step.name], shared)
     return files
-
-
-def net_files(converted: Converted) -> dict[str, str]:
-    """The texts of the nets that are kept, by name."""
-    return {net.name: net.text for net in converted.written}
 
 
 def text_of_lines(lines: Sequence[Line]) -> str:
@@ -121,13 +115,8 @@ def _schedule(converted: Converted, shared: Mapping[str, Setting], name: str, so
 
 def _stage_entry(step: Step, above: str) -> str:
     """`from` is written where it is not the stage above."""
-    parents = step.parents or ("",)
-    start = (
-        ""
-        if (above and parents == (above,)) or (not above and parents == ("",))
-        else "".join(f" from: {quoted(p)}" for p in parents)
-    )
-    return f"stage {{ name: {quoted(step.name)}{start} }}"
+    start = "".join(f" from: {quoted(parent)}" for parent in step.parents or ("",))
+    return f"stage {{ name: {quoted(step.name)}{'' if (step.parents or ('',)) == (above,) else start} }}"
 
 
 def _about(converted: Converted, source: str) -> list[str]:
@@ -185,26 +174,17 @@ def check_lines(
             name = problem.span.path.rpartition("/")[2]
             lines = files.get(name, ())
             line = lines[problem.span.line - 1] if 0 < problem.span.line <= len(lines) else Line("")
+            net = next((net for net in nets if net.name == name), None)
+            place = net.place(problem.span.line) if net else line.span
             if line.asks:
                 asked.append(problem)
-            elif net := next((net for net in nets if net.name == name), None):
-                copied = Line("", net.place(problem.span.line))
-                mistakes.append(_in_net(problem, net) if net.source else _moved(problem, copied, found))
+            elif net and net.source:  # a copy
+                mistakes.append(replace(problem, span=replace(problem.span, path=net.source)))
+            elif place is None:
+                mistakes.append(problem)
             else:
-                mistakes.append(_moved(problem, line, found))
+                mistakes.append(Problem(problem.message, place, found.mistakes.line(place), problem.hint))
         if mistakes:
             raise RecipeError(mistakes) from None
         return tuple(asked)
     return ()
-
-
-def _in_net(problem: Problem, net: Written) -> Problem:
-    """A mistake in a net at its place in the file that was copied."""
-    return replace(problem, span=replace(problem.span, path=net.source))
-
-
-def _moved(problem: Problem, line: Line, found: Findings) -> Problem:
-    """A mistake of the new file at its place in Caffe's."""
-    if line.span is None:
-        return problem
-    return Problem(problem.message, line.span, found.mistakes.line(line.span), problem.hint)

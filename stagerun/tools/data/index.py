@@ -84,7 +84,8 @@ def describe(path: str) -> Description:
             largest=Size(int(widths[last]), int(heights[last])),
         )
     labels, counts = np.unique(index.labels[index.labels >= 0], return_counts=True)
-    counted = dict.fromkeys(range(len(facts.classes)), 0) | dict(zip(labels.tolist(), counts.tolist(), strict=True))
+    named = range(len(facts.classes) if len(labels) else 0)  # records with several labels each have none here
+    counted = dict.fromkeys(named, 0) | dict(zip(labels.tolist(), counts.tolist(), strict=True))
     return replace(
         found,
         fingerprint=facts.fingerprint,

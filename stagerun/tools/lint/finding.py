@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from stagerun.base.errors import Span, listing, nearest
+from stagerun.base.errors import Level, Span, listing, nearest
 from stagerun.base.recipe import Schedule, Stage
 from stagerun.language.lexer import Kind, tokens
 
@@ -17,13 +17,22 @@ class Finding:
     hint: str = ""
 
 
+Found = tuple[str, Span, str]  # what a rule says, of what place, and a hint
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """`purpose`: what a file that the rule finds nothing in is spared, one line. `looks`: it depends on images that may be elsewhere."""
 
-    find: Callable[[Schedule], Iterable[Finding]]
+    find: Callable[[Schedule], Iterable[Found]]
     purpose: str
+    level: Level = Level.WARNING
     looks: bool = False
+
+
+def each(find: Callable[[Schedule, Stage], Iterable[Found]]) -> Callable[[Schedule], Iterable[Found]]:
+    """Makes a rule for schedules of one for a stage."""
+    return lambda schedule: (found for stage in schedule.stages for found in find(schedule, stage))
 
 
 def place_of(stage: Stage, *fields: str) -> Span:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from stagerun.base.recipe import Compression, Determinism, Memory, Method, Schedule, Stage
-from stagerun.tools.lint.finding import Finding, place_of
+from stagerun.tools.lint.finding import Found, place_of
 
 # Bytes of a message, as a share of those of the vector in float32: of methods for which that follows from the settings. TOP_K says which
 # numbers it sends by a place of a byte or more each, or by a bit for every number.
@@ -16,43 +16,37 @@ _SHARES: dict[Method, Callable[[Compression], float]] = {
 _SURELY = 2.0
 
 
-def _compressing(schedule: Schedule) -> Iterator[tuple[Stage, Compression]]:
-    for stage in schedule.stages:
-        how = stage.solver.compress
-        if how is not None and how.method is not Method.NONE:
-            yield stage, how
-
-
-def compress_alone(schedule: Schedule) -> Iterator[Finding]:
+def compress_alone(schedule: Schedule, stage: Stage) -> Iterator[Found]:
     """Compression in a stage whose update is one device batch: no second worker can take part, and nothing is ever sent. What the
     compression leaves out is left out all the same."""
-    for stage, _ in _compressing(schedule):
-        if stage.solver.logical_workers == 1:
-            text = f"stage `{stage.name}` compresses gradients, and its update is one device batch: one worker sends nothing"
-            hint = "a smaller `device_batch_size` gives more workers something to do; or remove `compress_param`"
-            yield Finding("compress-alone", text, place_of(stage, "compress_param.method"), hint)
+    how = stage.solver.compress
+    if how is not None and how.method is not Method.NONE and stage.solver.logical_workers == 1:
+        text = (
+            f"stage `{stage.name}` compresses gradients, and its update is one device batch: one worker sends nothing"
+        )
+        hint = "a smaller `device_batch_size` gives more workers something to do; or remove `compress_param`"
+        yield text, place_of(stage, "compress_param.method"), hint
 
 
-def compress_more(schedule: Schedule) -> Iterator[Finding]:
+def compress_more(schedule: Schedule, stage: Stage) -> Iterator[Found]:
     """Messages that take no fewer bytes, in all, than dense gradients. A message, a share s of the vector, goes to each of the other
     workers: s (W-1), where a dense sum takes 2 (W-1)/W. So s = 1 is too much for two workers already, and less for more. With
     `determinism: ELASTIC` each logical worker sends one: s (W-1) L/W.
     """
-    for stage, how in _compressing(schedule):
-        senders = stage.solver.logical_workers
-        if how.method not in _SHARES or senders == 1:
-            continue
-        share = _SHARES[how.method](how)
-        elastic = schedule.determinism is Determinism.ELASTIC
-        times = share * (senders if elastic else 2) / 2
-        if times < (_SURELY if elastic else 1.0):
-            continue
-        about = "about " * elastic
-        text = f"{how.method.value} of stage `{stage.name}` sends {about}{times:.3g} times the bytes of dense gradients, or more"
-        hint = "a smaller `ratio`, or remove `compress_param`"
-        if elastic:
-            hint = f"each of {senders} logical workers sends a message of its own: a larger `device_batch_size` makes fewer"
-        yield Finding("compress-more", text, place_of(stage, "compress_param.ratio", "compress_param.method"), hint)
+    how, senders = stage.solver.compress, stage.solver.logical_workers
+    if how is None or how.method not in _SHARES or senders == 1:
+        return
+    share = _SHARES[how.method](how)
+    elastic = schedule.determinism is Determinism.ELASTIC
+    times = share * (senders if elastic else 2) / 2
+    if times < (_SURELY if elastic else 1.0):
+        return
+    about = "about " * elastic
+    text = f"{how.method.value} of stage `{stage.name}` sends {about}{times:.3g} times the bytes of dense gradients, or more"
+    hint = "a smaller `ratio`, or remove `compress_param`"
+    if elastic:
+        hint = f"each of {senders} logical workers sends a message of its own: a larger `device_batch_size` makes fewer"
+    yield text, place_of(stage, "compress_param.ratio", "compress_param.method"), hint
 
 
 # Methods that leave out or distort the same part of the gradient again and again where nothing remembers it, and who shows it.
@@ -63,10 +57,10 @@ _FORGETFUL = {
 }
 
 
-def no_memory(schedule: Schedule) -> Iterator[Finding]:
+def no_memory(schedule: Schedule, stage: Stage) -> Iterator[Found]:
     """A biased method without memory: what it leaves out is lost in every update, and training may not converge, or to worse weights."""
-    for stage, how in _compressing(schedule):
-        if how.method in _FORGETFUL and how.memory is Memory.NONE:
-            text = f"{how.method.value} of stage `{stage.name}` has no memory: what it leaves out of a gradient is lost"
-            hint = f"write `memory: RESIDUAL`, which costs no bytes; {_FORGETFUL[how.method]} shows why"
-            yield Finding("no-memory", text, place_of(stage, "compress_param.memory", "compress_param.method"), hint)
+    how = stage.solver.compress
+    if how is not None and how.method in _FORGETFUL and how.memory is Memory.NONE:
+        text = f"{how.method.value} of stage `{stage.name}` has no memory: what it leaves out of a gradient is lost"
+        hint = f"write `memory: RESIDUAL`, which costs no bytes; {_FORGETFUL[how.method]} shows why"
+        yield text, place_of(stage, "compress_param.memory", "compress_param.method"), hint

@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 
 from stagerun.base.errors import Span
-from stagerun.base.recipe import ChannelOrder, Schedule, Stage
+from stagerun.base.recipe import ChannelOrder, Schedule, Stage, Transform
+from stagerun.base.text import apart
 from stagerun.base.weights import Kind
 from stagerun.base.weights import place_of as weights_of
-from stagerun.plan.described import input_ranges, number_notes, resizes
+from stagerun.plan.described import short
 from stagerun.system.lmdb_file import pixel_statistics, stored_sides
-from stagerun.tools.lint.finding import Finding
+from stagerun.tools.lint.finding import Found
 
 IMAGENET = (103.53, 116.28, 123.675)  # mean of its pixels: B, G, R
 
@@ -20,59 +21,89 @@ def _place(stage: Stage, *names: str) -> Span:
     return named or min(written, default=stage.span)
 
 
-def other_numbers(schedule: Schedule) -> Iterator[Finding]:
-    """A network that is given other numbers for the same pixel than in its evaluation, or in its parent: mostly since
-    one of two `transform_param` sets a value of its own."""
-    for stage in schedule.stages:
-        parent = schedule.stage(stage.parent) if stage.parent is not None else None
-        if notes := number_notes(stage, parent):
-            text = f"stage `{stage.name}`: " + "; ".join(notes)
+# The fields that turn pixels into the network's numbers.
+_NUMBERS = ("channel_order", "mean_value", "std_value", "scale", "mean_file")
+
+
+def other_numbers(schedule: Schedule, stage: Stage) -> Iterator[Found]:
+    """A network that is given other numbers for the same pixel than in its evaluation, or else in its parent: mostly since
+    one of two `transform_param` sets a value of its own. What changes inputs by less than 1 % is no difference."""
+    own, channels = stage.solver.transform, stage.model.channels
+    others = [("an evaluation", stage.solver.test_transform)] if stage.data.val else []
+    if stage.parent is not None and (parent := schedule.stage(stage.parent)).model.channels == channels:
+        others.append((f"stage `{parent.name}`", parent.solver.transform))
+    for who, other in others:
+        if not _same_numbers(own, other, channels):
+            pairs = ((name, _number(other, name), _number(own, name)) for name in _NUMBERS)
+            shown = [(name, *apart((seen, trained), 6, short)) for name, seen, trained in pairs if seen != trained]
+            said = "; ".join(f"{who} has {name} {seen}, training {trained}" for name, seen, trained in shown)
             hint = "write the same values in both, or once in the `solver` of schedule.prototxt"
-            yield Finding("other-numbers", text, _place(stage), hint)
+            yield f"stage `{stage.name}`: {said}", _place(stage), hint
+            return
 
 
-def odd_range(schedule: Schedule) -> Iterator[Finding]:
+def _same_numbers(a: Transform, b: Transform, channels: int) -> bool:
+    pairs = zip(input_ranges(a, channels), input_ranges(b, channels), strict=True)
+    near = all(abs(x - y) <= 0.01 * abs(p[1] - p[0]) for p, q in pairs for x, y in zip(p, q, strict=True))
+    return near and a.mean_file == b.mean_file and (channels == 1 or a.channel_order == b.channel_order)
+
+
+def input_ranges(transform: Transform, channels: int) -> list[tuple[float, float]]:
+    """What the pixels 0 and 255 of each channel become."""
+    mean, std = ((v * channels)[:channels] for v in (transform.mean_value or (0.0,), transform.std_value or (1.0,)))
+    factors = [transform.scale / s for s in std]
+    return [((0 - m) * factor, (255 - m) * factor) for m, factor in zip(mean, factors, strict=True)]
+
+
+def _number(transform: Transform, name: str) -> object:
+    """The transform's value; of what is given by channel the numbers of all, or the one that all have."""
+    value, default = getattr(transform, name), {"mean_value": 0.0, "std_value": 1.0}.get(name)
+    if default is None:
+        return value
+    values = value or (default,)
+    return values[:1] if len(set(values)) == 1 else values
+
+
+def odd_range(schedule: Schedule, stage: Stage) -> Iterator[Found]:
     """Pixels are 0 to 255: inputs that aren't scaled at all, or are by values for pixels of 0 to 1, or twice."""
-    for stage in schedule.stages:
-        transform = stage.solver.transform
-        ranges = input_ranges(transform, stage.model.channels)
-        span, mean = max(abs(b - a) for a, b in ranges), transform.mean_value
-        small = any(mean) and all(0 <= value <= 1 for value in mean)
-        raw = span == 255 and not any(mean) and transform.mean_file is None
-        if small or raw or span > 255 or span < 0.1:
-            name, values = ("mean_value", mean) if small else ("std_value", transform.std_value)
-            hint = "write `mean_value` and `std_value` of pixels of 0 to 255; `stagerun data info LMDB` shows them"
-            if values and (small or span > 255):
-                hint = f"it was written for pixels of 0 to 1: `{name}: [{', '.join(f'{255 * v:.6g}' for v in values)}]`"
-            low, high = min(map(min, ranges)), max(map(max, ranges))
-            text = f"pixels of 0 to 255 become inputs of {low:.4g} to {high:.4g} in stage `{stage.name}`"
-            yield Finding("odd-range", text, _place(stage, name, "scale"), hint)
+    transform = stage.solver.transform
+    ranges = input_ranges(transform, stage.model.channels)
+    span, mean = max(abs(b - a) for a, b in ranges), transform.mean_value
+    small = any(mean) and all(0 <= value <= 1 for value in mean)
+    raw = span == 255 and not any(mean) and transform.mean_file is None
+    if small or raw or span > 255 or span < 0.1:
+        name, values = ("mean_value", mean) if small else ("std_value", transform.std_value)
+        hint = "write `mean_value` and `std_value` of pixels of 0 to 255; `stagerun data info LMDB` shows them"
+        if values and (small or span > 255):
+            hint = f"it was written for pixels of 0 to 1: `{name}: [{', '.join(f'{255 * v:.6g}' for v in values)}]`"
+        low, high = min(map(min, ranges)), max(map(max, ranges))
+        text = f"pixels of 0 to 255 become inputs of {low:.4g} to {high:.4g} in stage `{stage.name}`"
+        yield text, _place(stage, name, "scale"), hint
 
 
-def channel_order(schedule: Schedule) -> Iterator[Finding]:
+def channel_order(schedule: Schedule, stage: Stage) -> Iterator[Found]:
     """Weights of torchvision's or timm's, which are for R, G, B, or ImageNet's mean, in the other order."""
-    for stage in schedule.stages:
-        solver, transform = stage.solver, stage.solver.transform
-        rgb, mean = transform.channel_order is ChannelOrder.RGB, transform.mean_value
-        file = solver.weights.file if solver.weights is not None else ""
-        published = bool(file) and weights_of(file).kind in (Kind.TORCHVISION, Kind.TIMM)
-        usual = IMAGENET if rgb else IMAGENET[::-1]
-        if published and not rgb and stage.model.channels == 3:
-            text = f"stage `{stage.name}` gives `{file}` B, G, R; it was trained on R, G, B"
-        elif len(mean) == 3 and all(abs(a - b) < 2 for a, b in zip(mean, usual, strict=True)):
-            order = "R, G, B" if rgb else "B, G, R"
-            text = f"`mean_value` of stage `{stage.name}` is ImageNet's in the other order: its channels are {order}"
-        else:
-            continue
-        hint = (
-            "write `mean_value` the other way round"
-            if rgb
-            else "write `channel_order: RGB`, and mean and deviation in that order"
-        )
-        yield Finding("channel-order", text, _place(stage, "channel_order", "mean_value"), hint)
+    solver, transform = stage.solver, stage.solver.transform
+    rgb, mean = transform.channel_order is ChannelOrder.RGB, transform.mean_value
+    file = solver.weights.file if solver.weights is not None else ""
+    published = bool(file) and weights_of(file).kind in (Kind.TORCHVISION, Kind.TIMM)
+    usual = IMAGENET if rgb else IMAGENET[::-1]
+    if published and not rgb and stage.model.channels == 3:
+        text = f"stage `{stage.name}` gives `{file}` B, G, R; it was trained on R, G, B"
+    elif len(mean) == 3 and all(abs(a - b) < 2 for a, b in zip(mean, usual, strict=True)):
+        order = "R, G, B" if rgb else "B, G, R"
+        text = f"`mean_value` of stage `{stage.name}` is ImageNet's in the other order: its channels are {order}"
+    else:
+        return
+    hint = (
+        "write `mean_value` the other way round"
+        if rgb
+        else "write `channel_order: RGB`, and mean and deviation in that order"
+    )
+    yield text, _place(stage, "channel_order", "mean_value"), hint
 
 
-def far_mean(schedule: Schedule) -> Iterator[Finding]:
+def far_mean(schedule: Schedule) -> Iterator[Found]:
     """A mean that is more than a standard deviation off that of all pixels. Weights from elsewhere have their own."""
     known = {s.data.train.path: pixel_statistics(schedule.lmdb(s.data.train)) for s in schedule.stages}
     for stage in schedule.stages:
@@ -84,27 +115,30 @@ def far_mean(schedule: Schedule) -> Iterator[Finding]:
         if any(abs(value - mean) > deviation for value, (mean, deviation) in zip(values, own, strict=True)):
             right = ", ".join(f"{mean:.1f}" for mean, _ in own)
             text = f"`mean_value` of stage `{stage.name}` is far from the mean of its images, [{right}]"
-            yield Finding("far-mean", text, _place(stage, "mean_value"), f"write `mean_value: [{right}]`")
+            yield text, _place(stage, "mean_value"), f"write `mean_value: [{right}]`"
 
 
-def other_sizes(schedule: Schedule) -> Iterator[Finding]:
+def _resizes(transform: Transform) -> bool:
+    return bool(transform.random_resize or transform.random_aspect_ratio or transform.random_resized_crop)
+
+
+def other_sizes(schedule: Schedule, stage: Stage) -> Iterator[Found]:
     """Things are larger or smaller in an evaluation than in training: one of the two resizes images and the other doesn't, or an
     evaluation has fewer pixels. Images whose stored size fits are no matter, as far as it is known."""
-    for stage in schedule.stages:
-        train, test = stage.solver.transform, stage.solver.test_transform
-        if not stage.data.val or not train.crop_size or not test.crop_size:
-            continue
-        resized, crop = (test, train.crop_size) if resizes(test) else (train, test.crop_size)
-        if test.crop_size < train.crop_size:
-            text = f"stage `{stage.name}` trains on {train.crop_size} x {train.crop_size} pixels, and is evaluated on {test.crop_size}"
-            yield Finding("other-sizes", text, _place(stage, "crop_size"), "an evaluation has as many pixels or more")
-        elif bool(resizes(train)) != bool(resizes(test)):
-            source = stage.data.train if resized is test else stage.data.val[0]
-            sides = stored_sides(schedule.lmdb(source))
-            wanted = test.random_resize.min_size / test.crop_size if test.random_resize else 8 / 7
-            if sides and 0.75 < sides[len(sides) // 2] / crop / wanted < 1.34:
-                continue
-            one, other = ("an evaluation", "training") if resized is test else ("training", "an evaluation")
-            text = f"{one} of stage `{stage.name}` resizes images, and {other} cuts {crop} x {crop} pixels out of them as they are stored"
-            hint = f"resize there, too (`random_resize_param`), or store images with a shorter side of about {crop * wanted:.0f}"
-            yield Finding("other-sizes", text, _place(stage, "crop_size"), hint)
+    train, test = stage.solver.transform, stage.solver.test_transform
+    if not stage.data.val or not train.crop_size or not test.crop_size:
+        return
+    resized, crop = (test, train.crop_size) if _resizes(test) else (train, test.crop_size)
+    if test.crop_size < train.crop_size:
+        text = f"stage `{stage.name}` trains on {train.crop_size} x {train.crop_size} pixels, and is evaluated on {test.crop_size}"
+        yield text, _place(stage, "crop_size"), "an evaluation has as many pixels or more"
+    elif _resizes(train) != _resizes(test):
+        source = stage.data.train if resized is test else stage.data.val[0]
+        sides = stored_sides(schedule.lmdb(source))
+        wanted = test.random_resize.min_size / test.crop_size if test.random_resize else 8 / 7
+        if sides and 0.75 < sides[len(sides) // 2] / crop / wanted < 1.34:
+            return
+        one, other = ("an evaluation", "training") if resized is test else ("training", "an evaluation")
+        text = f"{one} of stage `{stage.name}` resizes images, and {other} cuts {crop} x {crop} pixels out of them as they are stored"
+        hint = f"resize there, too (`random_resize_param`), or store images with a shorter side of about {crop * wanted:.0f}"
+        yield text, _place(stage, "crop_size"), hint

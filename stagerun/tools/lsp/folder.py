@@ -2,11 +2,11 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from google.protobuf.descriptor import Descriptor
 
-from stagerun.base.errors import Problem, RecipeError, Span, StagerunError
+from stagerun.base.errors import Level, Problem, RecipeError, Span, StagerunError
 from stagerun.base.recipe import Schedule
 from stagerun.language import files_in, load, look_at_classes, look_at_folders, stage_nodes
 from stagerun.language.resolve import SCHEDULE_FILE
@@ -29,19 +29,18 @@ def folder_of(path: str, typed: Texts) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """`schedule`: None where there are mistakes. `findings`: lint's. `refused`: what `run` won't take, which `check` notes."""
+    """`schedule`: None where there are mistakes. `findings`: lint's; what `run` won't take, which `check` notes, is among them."""
 
     path: str
     typed: Texts
     schedule: Schedule | None = None
     mistakes: tuple[Problem, ...] = ()
     findings: tuple[Problem, ...] = ()
-    refused: tuple[Problem, ...] = ()
     kinds: Mapping[str, Descriptor] = field(default_factory=dict)
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        return (*self.mistakes, *self.findings, *self.refused)
+        return (*self.mistakes, *self.findings)
 
     def kind(self, path: str) -> Descriptor | None:
         """Schedule or Solver; None for a file that the schedule doesn't name as a stage's."""
@@ -72,13 +71,15 @@ def look(path: str, typed: Texts) -> Folder:
         kinds = dict.fromkeys(files_in(path, edited), SOLVER) | kinds
         schedule = load(path, (), edited)
         found = problems(schedule, lint(schedule))
-        refused = (*look_at_folders(schedule), *look_at_classes(schedule)) if not found else ()
+        if all(one.level is Level.NOTE for one in found):
+            refused = (*look_at_folders(schedule), *look_at_classes(schedule))
+            found = (*found, *(replace(one, level=Level.NOTE) for one in refused))
     except RecipeError as error:
         return Folder(path, typed, mistakes=error.problems, kinds=kinds)
     except StagerunError as error:
         first = Span(os.path.join(path, SCHEDULE_FILE), 1, 1)
         return Folder(path, typed, mistakes=(Problem(error.message, first, "", error.hint),), kinds=kinds)
-    return Folder(path, typed, schedule, (), found, refused, kinds)
+    return Folder(path, typed, schedule, (), found, kinds)
 
 
 def edited_in(path: str, typed: Texts) -> dict[str, bytes]:

@@ -18,7 +18,7 @@ from pygls.lsp.server import LanguageServer
 from pygls.uris import from_fs_path, to_fs_path
 
 import stagerun
-from stagerun.base.errors import Problem, Span
+from stagerun.base.errors import Level, Problem, Span
 from stagerun.language.parse import LARGEST
 from stagerun.tools.lsp.folder import Folder, folder_of, look
 from stagerun.tools.lsp.names import Edit
@@ -127,15 +127,9 @@ class Server(LanguageServer):
 
     def _diagnostics(self, folder: Folder, path: str) -> list[lsp.Diagnostic]:
         text = self.text(path)
-        levels = (
-            (folder.mistakes, lsp.DiagnosticSeverity.Error),
-            (folder.findings, lsp.DiagnosticSeverity.Warning),
-            (folder.refused, lsp.DiagnosticSeverity.Information),
-        )
         return [
-            lsp.Diagnostic(span_range(text, one.span), said(one), severity=level, source="stagerun")
-            for problems, level in levels
-            for one in problems
+            lsp.Diagnostic(span_range(text, one.span), said(one), severity=_SEVERITY[one.level], source="stagerun")
+            for one in folder.problems
             if one.span.path == path
         ]
 
@@ -154,6 +148,13 @@ class Server(LanguageServer):
 
     def edits(self, path: str, edits: Iterable[Edit]) -> lsp.WorkspaceEdit:
         return lsp.WorkspaceEdit({self.uri(path): [text_edit(self.text(path), one) for one in edits]})
+
+
+_SEVERITY = {
+    Level.MISTAKE: lsp.DiagnosticSeverity.Error,
+    Level.WARNING: lsp.DiagnosticSeverity.Warning,
+    Level.NOTE: lsp.DiagnosticSeverity.Information,
+}
 
 
 def path_of(uri: str) -> str:

@@ -31,7 +31,7 @@ from stagerun.language.lexer import Kind, tokens
 from stagerun.language.parse import parse
 from stagerun.language.resolve import SCHEDULE_FILE
 from stagerun.language.tree import SCHEDULE, SOLVER, Block, Entry, quoted
-from stagerun.tools.plan.check import tell_findings
+from stagerun.tools.plan.check import missing_weights, tell_findings
 
 T = TypeVar("T")
 
@@ -116,7 +116,9 @@ def new_schedule(out: str, base: str, train: str, val: str) -> None:
     if mistakes:
         raise Unfit(mistakes)
     write_folder(out, texts)
-    tell_findings(load(out))
+    written = load(out)
+    tell("\n".join(f"note: {line}" for line in missing_weights(written.stages)))
+    tell_findings(written)
     show(f"{out}: the stages of {base} for {count(len(own), 'image')}; next:")
     if _sides(own, other)[1]:
         tell("note: images of many sizes: training cuts out and resizes a part at random, an evaluation the midst")

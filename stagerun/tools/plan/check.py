@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator, Sequence
 
-from stagerun.base.errors import ExitCode, Problem, StagerunError
+from stagerun.base.errors import ExitCode, Level, Problem, StagerunError
 from stagerun.base.recipe import ABSENT, CODE, Schedule, Source, Stage, Weights
 from stagerun.base.text import count, listed
 from stagerun.command.ending import show, tell
@@ -20,7 +20,7 @@ def check(
     folder: Folder,
     overrides: Overrides = (),
     fetch: bool = flag("--fetch", "First download the published weights that it starts from, to where `run` looks."),
-    strict: bool = flag("--strict", "Findings fail as mistakes do, with exit code 64."),
+    strict: bool = flag("--strict", "Warnings fail as mistakes do, with exit code 64."),
 ) -> None:
     """Finds every mistake in a schedule's files at once, in a fraction of a second, and what is legal and looks wrong:
     `stagerun help lint` lists these findings. Of weights that it starts from the headers are read, and where it has any, or freezes
@@ -42,7 +42,7 @@ def check(
     show(
         f"{schedule.name}: {count(len(schedule.stages), 'stage')}, "
         f"{count(sum(s.solver.max_iter for s in schedule.stages), 'iteration')}, no mistakes, "
-        f"{count(findings, 'finding') if findings else 'no findings'}, "
+        f"{count(findings, 'warning') if findings else 'no warnings'}, "
         f"digest {digest(schedule)[:12]}"
     )
     tell("\n".join(f"note: {line}" for line in missing_packages(schedule)))
@@ -137,7 +137,7 @@ class Suspicious(StagerunError):
     exit_code = ExitCode.RECIPE
 
     def __init__(self, found: Sequence[Problem]) -> None:
-        super().__init__(count(len(found), "finding"), _SILENCED)
+        super().__init__(count(len(found), "warning"), _SILENCED)
         self.problems = tuple(found)
 
     def render(self) -> str:
@@ -145,11 +145,14 @@ class Suspicious(StagerunError):
 
 
 def tell_findings(schedule: Schedule, strict: bool = False) -> int:
-    """Show all that lint finds; return their number. Suspicious if there are any and they count as mistakes."""
+    """Show all that lint finds; return the number of warnings. Suspicious if there are any and they count as mistakes."""
     found = problems(schedule, lint(schedule))
-    if found and strict:
-        raise Suspicious(found)
-    if found:
-        tell("\n\n".join(problem.render() for problem in found))
+    warnings = [problem for problem in found if problem.level is Level.WARNING]
+    notes = "\n".join(problem.render() for problem in found if problem.level is Level.NOTE)
+    tell(notes + "\n" * bool(notes and warnings))
+    if warnings and strict:
+        raise Suspicious(warnings)
+    if warnings:
+        tell("\n\n".join(problem.render() for problem in warnings))
         tell(f"\nhint: {_SILENCED}\n")
-    return len(found)
+    return len(warnings)

@@ -37,7 +37,7 @@ from stagerun.system import signals
 from stagerun.system.files import writing
 from stagerun.system.image_folder import is_class_folder
 from stagerun.system.imports import is_there
-from stagerun.tools.lint import lint
+from stagerun.tools.lint import lint, problems
 from stagerun.tools.plan import plot
 from stagerun.tools.plan.check import field_in, missing_data, missing_weights, named_sources
 from stagerun.train import results
@@ -82,9 +82,6 @@ class PlanOptions(PlannedOptions):
     scale: Scale = None
 
 
-_NAMED = 12  # stages that a note names, of hundreds
-
-
 @command()
 def plan(options: PlanOptions) -> None:
     """Shows what `run` would do: stages, epochs, learning rate, joints, and what is done already.
@@ -118,13 +115,15 @@ def plan(options: PlanOptions) -> None:
         *results_remark(planned, target),
         *choices_remark(planned, target),
         *place_remark(target),
-        *(f"{found.message} ({found.span}) [{found.id}]" for found in lint(schedule)),
     ]
+    findings = problems(schedule, lint(schedule))
     more = beside(planned, target, options.images_per_second, options.allocation)
     if options.weights:
         more = with_weights(more, planned)
-    text = render_json(planned, notes, more.record) if options.as_json else render_text(planned, notes, more.blocks)
-    show(text)
+    if options.as_json:
+        show(render_json(planned, notes, more.record, findings))
+    else:
+        show(render_text(planned, notes, more.blocks, findings))
     if options.plot_file is not None:
         if options.x == "hours":
             picture = plot.over_hours(planned, target, options.images_per_second)
@@ -151,11 +150,6 @@ def remarks(plan: Plan) -> list[str]:
     found += [
         f"snapshots of `{name}` count for no stage of this schedule, and are left alone" for name in plan.unclaimed
     ]
-    unsaved = [s.stage.name for s in plan.stages if not s.stage.solver.snapshot and s.state is not State.DISABLED]
-    if unsaved:
-        more = len(unsaved) - _NAMED
-        where = ", ".join(unsaved) if more <= 0 else f"{', '.join(unsaved[:_NAMED])} and {count(more, 'more stage')}"
-        found.append(f"no snapshot inside {where}: a kill there costs the stage from its start (`snapshot`)")
     return found
 
 

@@ -22,7 +22,7 @@ from stagerun.schedule import make_knobs
 from stagerun.system import signals
 from stagerun.system.imports import with_imports
 from stagerun.system.world import World
-from stagerun.tools.rehearse.sweep import Sweep, shown, suggestion, swept, warnings
+from stagerun.tools.rehearse.sweep import Sweep, rate, shown, suggestion, swept, warnings
 from stagerun.train.output import plan_of
 
 if TYPE_CHECKING:
@@ -118,34 +118,38 @@ def _out(options: "RehearseOptions", schedule: Schedule) -> Path:
 
 
 def _find(options: "RehearseOptions", world: World, stop: StopRequest) -> int:
-    from stagerun.tools.rehearse.sweep_run import Asked, sweep
+    from stagerun.tools.rehearse.sweep_run import sweep
     from stagerun.train.agreement import everyone
     from stagerun.train.join import join, load_everywhere
+    from stagerun.train.worker import Context
 
     device, comm = join(world, options.threads, stop)
     schedule = load_everywhere(options.folder, options.overrides, comm)
     schedule = with_imports(schedule, _out(options, schedule))
     everyone(comm, lambda: _check(options, schedule))
-    cut, left_out = swept(schedule, _stage(options), _iterations(options))
+    iterations = _iterations(options)
+    cut, left_out = swept(schedule, _stage(options), iterations)
     everyone(comm, lambda: check_workers(cut, comm.size))
     quiet = options.as_json or comm.rank > 0
-    asked = Asked(options.first_rate, options.last_rate, _iterations(options))
+    size = cut.stages[0].solver.batch_size
     if not quiet:
-        size = cut.stages[0].solver.batch_size
-        said = (
-            f"{schedule.name}, stage {_stage(options)}: {count(_iterations(options), 'iteration')} of {size} images, "
+        say(
+            f"{schedule.name}, stage {_stage(options)}: {count(iterations, 'iteration')} of {size} images, rate "
+            f"{options.first_rate:g} to {options.last_rate:g}, {count(comm.size, 'worker')} on {device}"
         )
-        say(f"{said}rate {options.first_rate:g} to {options.last_rate:g}, {count(comm.size, 'worker')} on {device}")
         for text in left_out:
             say(f"note: without {text}")
     points, began, ended = sweep(
-        schedule, cut, lambda: _begin(options, schedule), str(_out(options, schedule)), asked, comm, world, device, stop,
-        _watch(quiet, _iterations(options)),
-    )  # fmt: skip
+        schedule,
+        Context(cut, str(_out(options, schedule)), comm, world, device, None, stop),
+        lambda: _begin(options, schedule),
+        lambda i: rate(i, options.first_rate, options.last_rate, iterations),
+        _watch(quiet, iterations),
+    )
     if comm.rank == 0:
         found = Sweep(
-            schedule=schedule.name, stage=_stage(options), start=began, batch_size=cut.stages[0].solver.batch_size,
-            iterations=_iterations(options), points=tuple(points), ended=ended,
+            schedule=schedule.name, stage=_stage(options), start=began, batch_size=size, iterations=iterations,
+            points=tuple(points), ended=ended,
         )  # fmt: skip
         _tell(options, schedule, found)
     comm.close()

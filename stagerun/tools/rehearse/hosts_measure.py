@@ -21,13 +21,13 @@ from stagerun.engine.device import synchronize
 from stagerun.engine.mixing import Mixing
 from stagerun.engine.state import TrainState, make_state
 from stagerun.engine.update import update
-from stagerun.launch.facts import Facts
 from stagerun.models import build
 from stagerun.plan.rehearsal import synthetic_images
 from stagerun.schedule.image_size import at_largest
 from stagerun.system.host import host_name
 from stagerun.system.typed import read_as
 from stagerun.system.world import World
+from stagerun.tools.rehearse.facts import Facts
 from stagerun.tools.rehearse.hosts import HostSpeed, Measured
 from stagerun.train.agreement import anyone, require_same_code
 from stagerun.train.stage_start import arithmetic_of

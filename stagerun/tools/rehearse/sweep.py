@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from statistics import median
 
 from stagerun.base.recipe import Method, Schedule
 from stagerun.base.text import count
@@ -17,6 +18,7 @@ DIVERGED = 4.0  # times the lowest smoothed loss
 # Left out of suggestions: the first tenth of a sweep, where the mean has hardly begun, and the last points, where it has diverged.
 FIRST, LAST = 10, 5
 LEAST = 3  # points without these
+SIGNIFICANT = 3  # standard errors that the smoothed loss falls by
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,35 +73,39 @@ class Smoothing:
         return value > DIVERGED * self._lowest
 
 
-def _kept(sweep: Sweep) -> tuple[Point, ...]:
-    found = sweep.points[sweep.iterations // FIRST : len(sweep.points) - LAST]
-    return found if len(found) >= LEAST else ()
+def _descent(sweep: Sweep) -> tuple[Sequence[Point], str]:
+    """The points down to the lowest smoothed loss: what falls behind that falls from where it had diverged to. Or none, and why."""
+    first = sweep.iterations // FIRST
+    kept = sweep.points[first : len(sweep.points) - LAST]
+    if len(kept) < LEAST:
+        few = count(len(sweep.points), "iteration")
+        return (), f"{few} gave too little for a suggestion: take more --iters, or a smaller --last-rate"
+    lowest = min(range(len(kept)), key=lambda i: kept[i].smoothed)
+    if lowest == 0:
+        return (), "the loss never fell: take a smaller --first-rate, or more --iters"
+    # Standard errors: half of all differences of two losses of deviation 1 are below 0.954, and the first mean is a part of the last one.
+    deviation = median(abs(b.loss - a.loss) for a, b in pairwise(sweep.points[: first + lowest + 1])) / 0.954
+    noise = deviation * math.sqrt(1 / (first + 1) - 1 / (first + lowest + 1))
+    if kept[0].smoothed - kept[lowest].smoothed < SIGNIFICANT * noise:
+        return (), "the loss fell by no more than chance makes it fall, which tells no rate: take more --iters"
+    return kept[: lowest + 1], ""
 
 
 def suggestion(sweep: Sweep) -> Suggestion:
-    """Both are sought up to the lowest smoothed loss: what falls behind that falls from where it had diverged to."""
-    kept = _kept(sweep)
-    lowest = min(kept, key=lambda point: point.smoothed, default=None)
-    if lowest is None or lowest is kept[0]:
+    points, why = _descent(sweep)
+    if why:
         return Suggestion(None, None)
-    before = kept[: kept.index(lowest) + 1]
     # All steps are equally long on the logarithm's axis.
-    steepest = min(pairwise(before), key=lambda pair: pair[1].smoothed - pair[0].smoothed)
-    return Suggestion(steepest[0].lr, lowest.lr / 10)
+    steepest = min(pairwise(points), key=lambda pair: pair[1].smoothed - pair[0].smoothed)
+    return Suggestion(steepest[0].lr, points[-1].lr / 10)
 
 
 def warnings(sweep: Sweep) -> list[str]:
     """What keeps the suggestions from being good ones."""
-    found, kept = [f"the sweep ended early: {sweep.ended}"] * bool(sweep.ended), _kept(sweep)
-    if not kept:
-        few = count(len(sweep.points), "iteration")
-        return [*found, f"{few} gave too little for a suggestion: take more --iters, or a smaller --last-rate"]
-    lowest = min(kept, key=lambda point: point.smoothed)
-    if lowest is kept[0]:
-        found.append("the loss never fell: take a smaller --first-rate, or more --iters")
-    elif lowest is kept[-1] and not sweep.ended:
-        found.append("the loss was still falling at the last rate: take a larger --last-rate")
-    return found
+    points, why = _descent(sweep)
+    if not why and not sweep.ended and points[-1] is sweep.points[-LAST - 1]:
+        why = "the loss was still falling at the last rate: take a larger --last-rate"
+    return [f"the sweep ended early: {sweep.ended}"] * bool(sweep.ended) + [why] * bool(why)
 
 
 def swept(schedule: Schedule, name: str, iterations: int) -> tuple[Schedule, tuple[str, ...]]:

@@ -1,22 +1,18 @@
 """The sweep in the workers: the stage's own updates from its own start, at rates that grow."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-
-import torch
 
 from stagerun import store
 from stagerun.base.events import Iterated, NotFinite, Stopped
 from stagerun.base.knobs import Knobs
 from stagerun.base.recipe import OnNan, Schedule
-from stagerun.comm import Comm
 from stagerun.engine.compression import reducer_of
 from stagerun.engine.loop import train
 from stagerun.plan import PlannedStage, State
 from stagerun.schedule import make_knobs
-from stagerun.system.world import World
-from stagerun.tools.rehearse.sweep import Point, Smoothing, rate
+from stagerun.tools.rehearse.sweep import Point, Smoothing
 from stagerun.train.agreement import rank0
 from stagerun.train.output import DISK
 from stagerun.train.resident import training_batches
@@ -26,47 +22,35 @@ from stagerun.train.stored import most_for
 from stagerun.train.worker import Context, StageRun
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    start: float
-    end: float
-    iterations: int
-
-
 def sweep(
     schedule: Schedule,
-    cut: Schedule,
+    context: Context,
     plan: Callable[[], PlannedStage],
-    out: str,
-    asked: Asked,
-    comm: Comm,
-    world: World,
-    device: torch.device,
-    stop: Callable[[], bool],
+    rates: Callable[[int], float],
     watch: Callable[[int, float, float], None],
 ) -> tuple[list[Point], str, str]:
-    """The points, what it started from, and why it ended early, '' where it didn't. Collective. `plan` is asked on rank 0 alone, and
-    `watch` sees number, rate and smoothed loss there. Iterations count from 0, also where a `solverstate` gives the weights, the history
+    """The points, what it started from, and why it ended early, '' where it didn't. Collective. The schedule of `context` is `swept`.
+    `plan` is asked on rank 0 alone, and `watch` sees number, rate and smoothed loss there. `rates` by iteration, 0-based. Iterations count from 0, also where a `solverstate` gives the weights, the history
     and the place among the images."""
     found: list[tuple[PlannedStage, dict[str, bytes] | None]] = []
 
     def begin() -> list[int]:
         there = plan()
-        found.append((there, _files(schedule, there, Path(out))))
+        found.append((there, _files(schedule, there, Path(context.out))))
         return [there.begins_at, there.stage.begins]
 
+    comm, (stage,) = context.comm, context.schedule.stages
     begins_at, begins = rank0(comm, begin)
     start, files = (found[0][0].start, found[0][1]) if found else (None, None)
-    planned = PlannedStage(stage=cut.stages[0], state=State.FRESH, iter=0, position=begins_at, start=start)
-    context = Context(cut, out, comm, world, device, None, stop)
+    planned = PlannedStage(stage=stage, state=State.FRESH, iter=0, position=begins_at, start=start)
     with context.open_images() as images:
-        for _ in images.open(comm, world, stop):
+        for _ in images.open(comm, context.world, context.stop):
             pass
         images.preflight(comm)
         run = StageRun(context, planned, files=files)
         smoothing = Smoothing()
-        first = make_knobs(schedule.stage(cut.stages[0].name).solver)(begins)
-        ended = _sweep(run, asked, first, smoothing, watch)
+        first = make_knobs(schedule.stage(stage.name).solver)(begins)
+        ended = _sweep(run, lambda iter, drops=0: replace(first, lr=rates(iter)), smoothing, watch)
     return smoothing.points, _began(planned, begins), ended
 
 
@@ -86,14 +70,14 @@ def _files(schedule: Schedule, planned: PlannedStage, out: Path) -> dict[str, by
 
 
 def _sweep(
-    run: StageRun, asked: Asked, first: Knobs, smoothing: Smoothing, watch: Callable[[int, float, float], None]
+    run: StageRun, knobs: Callable[..., Knobs], smoothing: Smoothing, watch: Callable[[int, float, float], None]
 ) -> str:
     """Why it ended early. All ranks have the same losses, and so end at the same iteration."""
     worker, solver = run.worker, run.stage.solver
     state = restored(run)
     take_up_residual(run, state, solver)
     reducer = reducer_of(worker.schedule.determinism, state, solver, worker.comm)
-    loop = replace(make_loop(run), knobs=_knobs(asked, first), plateau=None, on_nan=OnNan.STOP, max_nan=0)
+    loop = replace(make_loop(run), knobs=knobs, plateau=None, on_nan=OnNan.STOP, max_nan=0)
     asked_for = requests(loop, 0, solver.device_batch_size)
     with training_batches(run, None, asked_for) as fed:
         for event in train(loop, state, fed, reducer, worker.stop):
@@ -106,11 +90,6 @@ def _sweep(
                 watch(event.iter, event.lr, smoothing.points[-1].smoothed)
                 if diverged:
                     return f"the smoothed loss was 4 times its lowest at a rate of {event.lr:.3g}"
-                if event.iter == asked.iterations:
+                if event.iter == solver.max_iter - 1:  # as `swept` says
                     break
     return ""
-
-
-def _knobs(asked: Asked, first: Knobs) -> Callable[..., Knobs]:
-    """Those of the stage's first update, but for the rate."""
-    return lambda iter, drops=0: replace(first, lr=rate(iter, asked.start, asked.end, asked.iterations))

@@ -10,7 +10,7 @@ import os
 import statistics
 from array import array
 from bisect import bisect_right
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -100,11 +100,11 @@ def _no_log(out: Path) -> tuple[str, str]:
 
 class _Updates:
     """The updates that count of a stage, `iter` ascending, field by field: a log may have millions. `life`: which process life did each;
-    `dense`: the bytes that rank 0 would have sent without compression; `staleness` and `replica`: -1 where an iteration is no push."""
+    `dense`: the bytes that rank 0 would have sent without compression; `staleness`: -1 where an iteration is no push."""
 
     KINDS: ClassVar[dict[str, str]] = {
         "iter": "q", "images": "q", "sent_bytes": "q", "epoch": "d", "lr": "d", "weight_decay": "d", "loss": "d", "seconds": "d",
-        "life": "i", "dense": "q", "staleness": "q", "replica": "q",
+        "life": "i", "dense": "q", "staleness": "q",
     }  # fmt: skip
 
     def __init__(self) -> None:
@@ -122,9 +122,8 @@ class _Updates:
 
     def append(self, event: events.Iterated, life: int, dense: int) -> None:
         self._sums = None
-        e, push = event, event.staleness is not None and event.replica is not None
-        pushed = (e.staleness, e.replica) if push else (-1, -1)
-        own = e.iter, e.images, e.sent_bytes, e.epoch, e.lr, e.weight_decay, e.loss, e.seconds, life, dense, *pushed
+        e, stale = event, -1 if event.staleness is None else event.staleness
+        own = e.iter, e.images, e.sent_bytes, e.epoch, e.lr, e.weight_decay, e.loss, e.seconds, life, dense, stale
         for column, value in zip(self.of.values(), own, strict=True):
             column.append(value)  # type: ignore[arg-type]
 
@@ -158,8 +157,6 @@ class _Updates:
             images, seconds = sum(of["images"][begin:end]), sum(of["seconds"][begin:end])
             epochs[number] = Span(end - begin, images, seconds, sum(loss[begin:end]), lr[end - 1])
             begin = end
-        pushes = Counter(zip(of["staleness"], of["replica"], strict=True))
-        del pushes[-1, -1]
         sent = [sent for sent, dense in zip(of["sent_bytes"], of["dense"], strict=True) if dense]
         return Trained(
             iter=iters[-1],
@@ -176,7 +173,7 @@ class _Updates:
             # Over the iterations of which it is known what dense would have sent; over all where that is what they sent.
             sent=statistics.fmean(sent or of["sent_bytes"]) if any(of["sent_bytes"]) else None,
             of_dense=sum(sent) / sum(of["dense"]) if sent else None,
-            staleness=staleness_of(pushes.elements()),
+            staleness=staleness_of(stale for stale in of["staleness"] if stale >= 0),
         )
 
     def images_of_epoch(self, start: str) -> int | None:

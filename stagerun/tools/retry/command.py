@@ -27,11 +27,10 @@ from stagerun.command.ending import tell
 from stagerun.command.options import argument, command, filled, option
 from stagerun.command.shared import output_folder
 from stagerun.language import load
-from stagerun.launch.ancestors import to_be_told, words_of_run
 from stagerun.store.given import looked_at
 from stagerun.store.lives import Seen
 from stagerun.system import signals
-from stagerun.system.process import Process, die_with_parent, living
+from stagerun.system.process import Process, all_living, die_with_parent, living, words
 from stagerun.train import results
 from stagerun.train.command import run
 from stagerun.train.first_look import look
@@ -39,6 +38,10 @@ from stagerun.train.options import RunOptions
 from stagerun.train.output import DISK
 from stagerun.train.results import LIMIT, require_progress, standing
 
+# Launchers, by the beginnings of their names, that hand SIGUSR1 on to all ranks and wait; SIGTERM ends some of them within a second.
+_TAKES_USR1 = ("mpirun", "mpiexec", "orterun", "prterun", "srun")
+# Programs that a signal ends, and not what they have started.
+_SHELLS = {"bash", "sh", "dash", "zsh", "ksh", "mksh", "fish", "tcsh", "csh", "busybox", "time"}
 # Codes that another start would not mend.
 _FINAL = {
     ExitCode.RECIPE,
@@ -349,3 +352,42 @@ def _ask_to_end(pid: int, asked: set[Process]) -> bool:
         with suppress(OSError):
             os.kill(found[0].pid, found[1])
     return found is not None
+
+
+def to_be_told(pid: int) -> tuple[Process, signal.Signals] | None:
+    """What to send a signal to, `pid` or the nearest one below it, so that all ranks save, and by which signal: an MPI's launcher or srun, or
+    else whatever has `stagerun run` among its words, as torchrun has. None if there is neither: a script that comes to it later.
+    """
+    found = [kin for kin in _family(pid) if not _is_shell(kin.pid)]
+    if launchers := [kin for kin in found if kin.name.startswith(_TAKES_USR1)]:
+        return launchers[0], signal.SIGUSR1
+    return next(((kin, signal.SIGTERM) for kin in found if words_of_run(words(kin.pid)) is not None), None)
+
+
+def words_of_run(command: Sequence[str]) -> list[str] | None:
+    """The words after `stagerun run` or `python -m stagerun run`; None without these."""
+    for at in range(len(command) - 1):
+        if os.path.basename(command[at]) == "stagerun" and command[at + 1] == "run":
+            return list(command[at + 2 :])
+    return None
+
+
+def _family(pid: int) -> list[Process]:
+    """The process and those below it, the nearest first, the oldest of several first."""
+    below: dict[int, list[Process]] = {}
+    for process in all_living():
+        below.setdefault(process.parent, []).append(process)
+    first = living(pid)
+    found = [first] if first is not None else []
+    for process in found:  # which grows meanwhile
+        found += sorted(below.get(process.pid, ()), key=lambda child: child.start)
+    return found
+
+
+def _is_shell(pid: int) -> bool:
+    """By what runs: a script has its own name, and may have that of a launcher."""
+    try:
+        program = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
+    except OSError:
+        return False
+    return program.rstrip("-.0123456789") in _SHELLS

@@ -7,15 +7,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from stagerun.base.errors import WORTH_ANOTHER_START
-from stagerun.base.pace import sent, strip
+from stagerun.base.pace import STALE, sent, strip
 from stagerun.base.snapshots import passed_over
-from stagerun.base.staleness import histogram
-from stagerun.base.text import MOST_LISTED, columns, count, duration, listed, percent, size
+from stagerun.base.text import columns, count, duration, listed, percent, size
 from stagerun.command.ending import show, tell
 from stagerun.command.options import command, flag
 from stagerun.command.shared import Folder, Json, Out, Overrides
 from stagerun.tools.status.snapshots import SNAPSHOTS, Wishes, show_snapshots
-from stagerun.train.logs.results import ensembles_table
+from stagerun.train.logs.results import ensembles_table, left_out
 from stagerun.train.output import elsewhere, find_target
 from stagerun.train.results import LIMIT
 from stagerun.train.status import Progress, Status, look
@@ -86,9 +85,6 @@ def status_text(status: Status, now: float) -> str:
         lines.append(status.progress.line)
     lines += _side_by_side(status.beside)
     lines += _gradients(status)
-    if status.progress is not None and (behind := status.progress.staleness) is not None and status.state != "finished":
-        lines.append(f"staleness of the last {count(behind.pushes, 'iteration')}:")
-        lines += [f"  {line}" for line in histogram(behind)]
     if status.state == "running" and status.last_logged is not None:
         lines.append(f"last logged {ago(status.last_logged)} ago")
     if status.not_finite:
@@ -148,8 +144,7 @@ def headline(status: Status, now: float) -> str:
         case "running":
             return f"running: {who}"
         case "finished":
-            left = f"; not chosen, and not done: {listed(status.not_chosen, MOST_LISTED)}" if status.not_chosen else ""
-            return f"finished {when}{left}"
+            return f"finished {when}{left_out(status.not_chosen)}"
         case "stopped":
             why = f" ({status.reason})" if status.reason else ""
             return f"stopped {when}{at}{why}, everything is saved: {GOES_ON}"
@@ -190,7 +185,8 @@ def _table(status: Status) -> list[str]:
     rows = [["evaluated", "iteration", "top-1", "top-5", "loss", *["EMA top-1"] * averaged, "snapshot"]]
     for e in status.evaluations:
         scores = [percent(e.top1), percent(e.top5), "" if e.loss is None else f"{e.loss:.4f}"]
-        rows.append([e.stage, str(e.iter), *scores, *[percent(e.ema_top1)] * averaged, e.snapshot])
+        stale = f" ({STALE})" * (status.stages.get(e.stage) == STALE)
+        rows.append([e.stage + stale, str(e.iter), *scores, *[percent(e.ema_top1)] * averaged, e.snapshot])
         for val, top1, top5, loss, ema in e.beside:
             scores = [percent(top1), percent(top5), "" if loss is None else f"{loss:.4f}"]
             rows.append([f"{'EMA ' * ema}on {val}", "", *scores, *[""] * averaged, ""])

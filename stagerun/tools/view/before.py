@@ -4,7 +4,7 @@ import posixpath
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stagerun.base.errors import Problem, RecipeError, Span, StagerunError
+from stagerun.base.errors import Level, Problem, RecipeError, Span, StagerunError
 from stagerun.base.recipe import Schedule
 from stagerun.base.text import columns, count
 from stagerun.drawing.picture import Picture
@@ -53,12 +53,15 @@ def findings(before: Before | None) -> str:
     if before is None:
         return ""
     at = stages_at(before.schedule)
-    items = [problem(one, at(one.span), "finding") for one in before.findings]
-    items += [f'<article class="remark"><p>note: {text(note)}</p></article>' for note in before.notes]
+    warnings = [one for one in before.findings if one.level is Level.WARNING]
+    noted = [one.head for one in before.findings if one.level is Level.NOTE]
+    noted += [f"note: {note}" for note in before.notes]
+    items = [problem(one, at(one.span), "finding") for one in warnings]
+    items += [f'<article class="remark"><p>{text(note)}</p></article>' for note in noted]
     if not items:
         return ""
-    known = count(len(before.findings), "finding") if before.findings else "no findings"
-    said = _summary(f"{known}, {count(len(before.notes), 'note')}")
+    known = count(len(warnings), "warning") if warnings else "no warnings"
+    said = _summary(f"{known}, {count(len(noted), 'note')}")
     body = f'<details open id="found">{said}{"".join(items)}</details>'
     return section("Worth a look", body)
 

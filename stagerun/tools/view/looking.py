@@ -49,7 +49,7 @@ class Asked:
 
 def asked(paths: Sequence[str], **options: object) -> Asked:
     """UsageError for a folder that is neither, or too many schedules."""
-    folders = tuple(path for path in paths if _is_schedule(path))
+    folders = tuple(path for path in paths if os.path.exists(os.path.join(path, SCHEDULE_FILE)))
     outs = tuple(path for path in paths if path not in folders)
     for path in outs:
         if not (os.path.isdir(os.path.join(path, "snapshots")) or os.path.exists(os.path.join(path, LOG))):
@@ -63,11 +63,6 @@ def asked(paths: Sequence[str], **options: object) -> Asked:
     if not folders and options.get("overrides"):
         raise UsageError("--set is for a schedule's folder, and none is given", "leave it out")
     return Asked(folder="".join(folders), outs=tuple(map(Path, outs)), **options)  # type: ignore[arg-type]
-
-
-def _is_schedule(path: str) -> bool:
-    """A file, or nothing, counts as a mistake in one, which reading it says."""
-    return os.path.exists(os.path.join(path, SCHEDULE_FILE)) or not os.path.isdir(path)
 
 
 def sign(paths: Sequence[Path]) -> Sign:

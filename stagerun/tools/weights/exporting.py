@@ -1,7 +1,7 @@
 """One snapshot as a file for other programs, and what must be known to use it: `stagerun export`."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -100,6 +100,8 @@ def _side(stored: Stored, wanted: Wanted) -> int:
 def facts_of(stored: Stored, wanted: Wanted, side: int | None) -> dict[str, str]:
     """What goes into the file's metadata, as text. `side` for ONNX."""
     model, transform = stored.stage.model, stored.stage.solver.test_transform
+    if side is not None and transform.crop_size is not None:
+        transform = replace(transform, crop_size=side, rectangular=False)
     pixels = pixels_of(transform, model.channels, wanted.rgb)
     # The graph computes in 32 bits, whatever the network was trained in.
     dtype = "float32" if side is not None else str(dtype_of(stored.stage.solver.precision)).removeprefix("torch.")

@@ -3,14 +3,14 @@
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
 
-from stagerun.base.errors import DataError, StagerunError
+from stagerun.base.errors import DataError, StagerunError, UsageError
 from stagerun.base.text import count
 from stagerun.command.ending import show, tell
 from stagerun.command.options import argument, command, option
@@ -56,27 +56,6 @@ def predict(snapshot: str = argument("SNAPSHOT"), out: OutOfName = None, *, opti
     predict_images(choose_members(snapshot, out), options, snapshot)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """`name` is '' where it is not known; `probability` is 0..1."""
-
-    label: int
-    name: str
-    probability: float
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """The likeliest answers, the highest probability first."""
-
-    image: str
-    answers: tuple[Answer, ...]
-
-    def line(self) -> str:
-        said = (f"{a.name or f'class {a.label}'} {100 * a.probability:.2f} %" for a in self.answers)
-        return "  ".join([self.image, *said])
-
-
 def predict_images(folders: Sequence[Path], options: PredictOptions, name: str) -> None:
     """A line for each picture as soon as it is known: the mean of what the networks say. A picture that can't be used is named; the exit code is
     then that of DataError. `name`: of an ensemble, where there are several."""
@@ -96,30 +75,23 @@ def predict_images(folders: Sequence[Path], options: PredictOptions, name: str) 
     names = _class_names(stored, options.classes)
     networks = [classifier(member, wanted, choose_device(World())) for member in members]
     batch = options.device_batch or stored.stage.solver.test_batch_size
-    found: list[Prediction] = []
+    found: list[dict[str, Any]] = []
     bad: list[str] = []
     for images, records in _records(stored, paths, resize, batch, bad):
         for image, shares in zip(images, np.mean([ask(records).numpy() for ask in networks], axis=0), strict=True):
             order = np.argsort(-shares, kind="stable")[: options.top].tolist()
-            answers = (Answer(n, names[n] if n < len(names) else "", float(shares[n])) for n in order)
-            found.append(Prediction(image, tuple(answers)))
+            classes = [names[label] if label < len(names) else "" for label in order]
+            rows = list(zip(order, classes, shares[order].tolist(), strict=True))
+            answers = [{"label": label, "name": called, "probability": share} for label, called, share in rows]
+            found.append({"image": image, "answers": answers})
             if not options.as_json:
-                show(found[-1].line())
+                said = (f"{called or f'class {label}'} {100 * share:.2f} %" for label, called, share in rows)
+                show("  ".join([image, *said]))
     if options.as_json:
-        predictions = [asdict(one) for one in found]
         averaged = name if len(members) > 1 else ensemble_of(folders[0])
         of = {"ensemble": averaged} if averaged else {}
-        show(
-            json.dumps(
-                {
-                    **of,
-                    "snapshot": " ".join(member.ref.name for member in members),
-                    "predictions": predictions,
-                    "failed": bad,
-                },
-                indent=1,
-            )
-        )
+        snapshot = " ".join(member.ref.name for member in members)
+        show(json.dumps({**of, "snapshot": snapshot, "predictions": found, "failed": bad}, indent=1))
     if bad:
         raise DataError(
             f"{count(len(bad), 'picture')} can't be used; see above", "leave out what the network can't take"
@@ -159,7 +131,11 @@ def _not_rectangular(stored: "Stored") -> "Stored":
 def _class_names(stored: "Stored", file: str | None) -> Sequence[str]:
     """By label: those of a file, else those of the recipe's LMDBs where they are here; () if they are not known."""
     if file is not None:
-        return class_names(file)
+        given, classes = class_names(file), stored.stage.model.num_classes
+        if len(given) < classes:
+            text = f"{file} has {count(len(given), 'name')}, and the network has {classes} classes"
+            raise UsageError(text, "one name per line, the first one for label 0")
+        return given
     for records in _own_records(stored):
         if names := classes_of(records):
             return names

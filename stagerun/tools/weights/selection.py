@@ -7,12 +7,13 @@ from pathlib import Path
 
 from stagerun import store
 from stagerun.base.errors import UsageError, listing, nearest
-from stagerun.base.recipe import Ensemble, EnsembleRule, Schedule
+from stagerun.base.recipe import Ensemble, EnsembleRule, Schedule, Stage
 from stagerun.base.snapshots import Inventory, SnapshotRef
 from stagerun.language.resolve import SCHEDULE_FILE
+from stagerun.language.values import differing, identity
 from stagerun.plan import PlannedStage, State, make_plan
 from stagerun.store.layout import MANIFEST, averages_folder, snapshots_folder
-from stagerun.train.output import DISK, Target, find_target, newest_recipe, stage_order
+from stagerun.train.output import DISK, Target, find_target, newest_recipe, recipe_of, stage_order
 from stagerun.train.results import read_ensemble
 
 SETS = "if `stagerun run` had --set, give the same here"
@@ -145,10 +146,13 @@ def _ends(target: Target, stage: str | None) -> Chosen:
             )
         hint = "give one of its snapshots; `stagerun status --snapshots` lists them"
         raise UsageError(what, f"{SETS}; or {hint}" if stale else hint)
-    left_out = [f"stage `{name}` is {why} and is left out" for name, why in waiting.items() if stage is None]
+    notes = [f"stage `{name}` is {why} and is left out" for name, why in waiting.items() if stage is None]
+    if target.schedule is None and (newest := newest_recipe(target.out, inventory)) is not None:
+        other = "was trained with other settings than the schedule of the newest snapshot has"
+        notes += [f"`{ref.name}` {other}" for ref in asked.values() if _of_another(target.out, ref, newest)]
     folders = tuple(snapshots_folder(target.out) / ref.name for ref in asked.values())
     stages = {ref.name: ref.stage for ref in asked.values()}
-    return Chosen(folders, target.schedule, tuple(left_out), stages)
+    return Chosen(folders, target.schedule, tuple(notes), stages)
 
 
 def _planned(schedule: Schedule, inventory: Inventory) -> tuple[dict[str, SnapshotRef], dict[str, str]]:
@@ -176,6 +180,24 @@ def _newest(out: Path, inventory: Inventory) -> tuple[dict[str, SnapshotRef], di
             if ref.ends_stage:
                 ends[name] = ref
     return ends, {name: "half trained" for name in stages if name not in ends}
+
+
+def _of_another(out: Path, ref: SnapshotRef, newest: Schedule) -> bool:
+    """Whether the schedule inside a snapshot says something else than `newest` of how its stage is trained, or one that it came from."""
+    if (own := recipe_of(out, ref)) is None:
+        return False
+    was: Stage | None = own.stage(ref.stage)
+    called = [stage for stage in newest.stages if stage.name == ref.stage]
+    renamed = [stage for stage in newest.stages if stage.identity == ref.identity]
+    now = next(iter(called + renamed), None)
+    while was is not None and now is not None:
+        found = [*differing(was.solver, now.solver, "solver"), *differing(was.model, now.model, "model")]
+        solver = now.solver
+        if was.parent_iter != now.parent_iter or any(identity(key, solver.lr_policy) for key, _, _ in found):
+            return True
+        was = own.stage(was.parent) if was.parent is not None else None
+        now = newest.stage(now.parent) if now.parent is not None else None
+    return was is not now
 
 
 # -- a name that no snapshot has: that of a stage, of an ensemble, or a slip of the pen

@@ -166,9 +166,14 @@ def piece_line(event: PieceStarted) -> str:
     return f"{event.stage} again: iterations {event.iter} to {event.until}, for {children}, from {event.start}"
 
 
+def left_out(not_chosen: Sequence[str]) -> str:
+    """Behind how a run has ended."""
+    return f"; not chosen, and still to be trained: {listed(not_chosen, MOST_LISTED)}" if not_chosen else ""
+
+
 def finished_line(event: RunFinished) -> str:
     """What a run that came to its end has done, and what it has left out."""
-    left = f"; not chosen, and not done: {listed(event.not_chosen, MOST_LISTED)}" if event.not_chosen else ""
+    left = left_out(event.not_chosen)
     if event.trained:
         return f"done in {duration(event.seconds)}{left}"
     return "nothing to do: every stage that was chosen is done" + left if left else "nothing to do: every stage is done"

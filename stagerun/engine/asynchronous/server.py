@@ -1,0 +1,243 @@
+"""What rank 0 does for a stage with `method: ASYNC` beside its own replica: it hands out iterations, says whose push is next, and updates the
+weights at each push.
+
+A replica has some iterations reserved, whose images it reads ahead. It begins the first of them when it pulls the weights for it, and has
+begun it until its push is applied. Its age is the number of pushes that were applied since its pull.
+"""
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from stagerun.base.events import Iterated, NotFinite
+from stagerun.engine.asynchronous.record import Record
+from stagerun.engine.loop import StageLoop, failed, iterated
+from stagerun.engine.solvers import make_update
+from stagerun.engine.state import TrainState
+from stagerun.engine.update import Outcome
+
+T = TypeVar("T")
+Message = tuple[Sequence[Any], Sequence[Tensor]]  # words, as JSON holds them, and vectors
+AHEAD = 2  # iterations that a replica has reserved beside the one that it begins
+
+
+class Turns:
+    """Who trains which iteration, and whose push is applied next. Pure.
+
+    Ages stay at most `max_staleness`. Every replica that has begun must find a turn in time, whatever the others do: sort the ages in
+    falling order, then the k-th (from 0) plus k is at most `max_staleness`, after every step. The oldest can always push next: there is
+    no deadlock.
+
+    With a record, pushes have their places in its order. Replicas take places in turn, so that each knows beforehand which images it needs;
+    a place begins after the pushes that it has to see, and the lowest that has begun can always push next.
+    """
+
+    def __init__(self, replicas: int, first: int, last: int, max_staleness: int, recorded: Record | None) -> None:
+        """Of the iterations `first` .. `last` - 1."""
+        self.replicas = replicas
+        self.version = self.limit = first  # pushes that are applied; the present leg ends before place `limit`
+        self._max_staleness, self._recorded = max_staleness, recorded
+        self._top = first  # places from here on have not begun
+        self._reserved = [deque[int]() for _ in range(replicas)]
+        places = iter(range(first, last))
+        self._sources: list[Iterator[int]] = [places] * replicas
+        if recorded is not None:
+            self._sources = [iter(range(first + replica, last, replicas)) for replica in range(replicas)]
+        self.begun: dict[int, tuple[int, int]] = {}  # by replica, its place and the version that it sees
+
+    def cut(self) -> None:
+        """End the leg as soon as possible: replicas finish what has begun, and all places before it."""
+        self.limit = min(self.limit, self._top)
+
+    def begin(self, replica: int) -> list[int] | None:
+        """Return the iteration that `replica` begins now, and those that it has reserved. None: it must wait; []: the leg has nothing left
+        for it."""
+        reserved, known = self._reserved[replica], self._recorded
+        reserved.extend(islice(self._sources[replica], AHEAD + 1 - len(reserved)))
+        if not reserved or reserved[0] >= self.limit:
+            return []
+        place = reserved[0]
+        if known is not None:
+            seen = place - known.staleness[place]
+            fits = seen <= self.version
+        else:
+            seen = self.version
+            fits = self._fits([seen, *(seen for _, seen in self.begun.values())])
+        if not fits:
+            return None
+        self.begun[replica] = place, seen
+        self._top = max(self._top, place + 1)
+        iterations = list(reserved) if known is None else [known.iterations[place] for place in reserved]
+        reserved.popleft()
+        return iterations
+
+    def push(self, replica: int) -> int | None:
+        """Return how many updates the push of `replica`, which is applied now, has not seen. None: it must wait."""
+        place, seen = self.begun[replica]
+        if self._recorded is not None:
+            fits = place == self.version
+        else:
+            fits = self._fits([seen - 1 for other, (_, seen) in self.begun.items() if other != replica])
+        if not fits:
+            return None
+        del self.begun[replica]
+        self.version += 1
+        return self.version - 1 - seen
+
+    def _fits(self, seen: Iterable[int]) -> bool:
+        return all(self.version - one + k <= self._max_staleness for k, one in enumerate(sorted(seen)))
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """A dense tensor's elements as they lie in memory: a view [n]."""
+    return tensor.detach().as_strided((tensor.numel(),), (1,))
+
+
+def unpack(vector: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Put the elements back where `flat` has them from."""
+    for tensor, piece in zip(tensors, vector.split([tensor.numel() for tensor in tensors]), strict=True):
+        flat(tensor).copy_(piece)
+
+
+class Server:
+    """The weights, what their updates remember, and the turns of all replicas. Any thread may call `turn` and `fail`."""
+
+    def __init__(
+        self, state: TrainState, loop: StageLoop, turns: Turns, record: Record, recorded: Record | None
+    ) -> None:
+        """It begins with the weights and the history of `state`, which stay as they are; BatchNorm's statistics are moved there. `record`
+        is of the stage so far; `recorded` the one to go by."""
+        self.state, self.loop, self.turns, self.record, self.recorded = state, loop, turns, record, recorded
+        self.news: deque[Iterated | NotFinite] = deque()
+        trained = state.solver.parameters
+        self._weights = torch.cat([flat(p.tensor) for p in trained])
+        self._gradient = torch.zeros_like(self._weights)
+        own, lengths = [], [p.tensor.numel() for p in trained]
+        pieces = zip(trained, self._weights.split(lengths), self._gradient.split(lengths), strict=True)
+        for parameter, piece, gradient in pieces:
+            tensor = nn.Parameter(piece, requires_grad=False)
+            tensor.grad = gradient
+            own.append(replace(parameter, tensor=tensor))
+        self._update = make_update(own, state.solver.settings)
+        self._history = [
+            (flat(state.solver.history[slot][name]), flat(tensor))
+            for slot, kept in self._update.history.items()
+            for name, tensor in kept.items()
+        ]
+        for theirs, ours in self._history:
+            ours.copy_(theirs)
+        self._changed = threading.Condition()
+        self._error: BaseException | None = None
+        # In a replay: how often a version of the weights is still to be pulled, and those of them that are not the present one.
+        known = recorded.staleness if recorded is not None else ()
+        self._wanted = Counter(place - stale for place, stale in enumerate(known) if place >= turns.version)
+        self._kept: dict[int, Tensor] = {}
+
+    def start(self, limit: int) -> None:
+        """Start the leg up to iteration `limit`. No replica may have come for it yet."""
+        self._first, self._limit, self.turns.limit = self.turns.version, limit, limit
+        self._met = 0  # replicas that have come to the end of the leg
+        self._ends: list[
+            Sequence[Any]
+        ] = []  # the leg's own: a thread that has not seen the end of the one before still has that one's
+        self._stopped = False
+        self._wrong: tuple[str, int] | None = None
+        self._before = time.monotonic()
+
+    def turn(self, replica: int, words: Sequence[Any], vectors: Sequence[Tensor]) -> Message:
+        """Apply what `replica` has computed, in its turn; then wait for the next iteration that it begins, or for the end of the leg.
+
+        `words`: whether it asks all to stop, and of its iteration number, loss and what is not finite: '' where all is, and then `vectors`
+        are the gradient [n] and BatchNorm's statistics. The answer is ([None, iteration, those reserved after it...], [weights]), or
+        ([[iteration at the end, whether it was a stop, [what was not finite, at which iteration] or None]], []).
+        """
+        stop, *done = words
+        with self._changed:
+            if done:
+                self._count(replica, vectors, *done)
+            if stop:
+                self._stopped = True
+                self.turns.cut()
+            self._changed.notify_all()
+            if iterations := self._until(lambda: self.turns.begin(replica)):
+                return [None, *iterations], [self._pull(self.turns.begun[replica][1])]
+            self._met, ends = self._met + 1, self._ends
+            if self._met == self.turns.replicas:
+                self._finish()
+            return [self._until(lambda: next(iter(ends), None))], []
+
+    def fail(self, error: BaseException) -> None:
+        """End all: every caller raises the first error from now on."""
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
+
+    def hand_back(self) -> None:
+        """Give the state of rank 0 the weights and the history."""
+        unpack(self._weights, [p.tensor for p in self.state.solver.parameters])
+        for theirs, ours in self._history:
+            theirs.copy_(ours)
+
+    def _count(self, replica: int, vectors: Sequence[Tensor], iteration: int, loss: float, wrong: str) -> None:
+        """An iteration that is done: apply its push, or end the leg where it is not finite."""
+        loop, knobs = self.loop, self.loop.knobs(iteration)
+        if wrong:
+            del self.turns.begun[replica]
+            if self._wrong is None:
+                self.news.append(failed(loop, 1, wrong, knobs, self._seconds(), iteration))
+                self._wrong = wrong, iteration
+                self.turns.cut()
+            return
+        staleness = self._until(lambda: self.turns.push(replica))
+        before = self.turns.version - 1
+        if self._wanted[before]:
+            self._kept[before] = self._weights.clone()
+        gradient, total = vectors
+        self._gradient.copy_(gradient)
+        self._update.update(knobs)
+        self.state.statistics.move(total, loop.arithmetic.logical_workers)
+        self.record.iterations.append(iteration)
+        self.record.replicas.append(replica)
+        self.record.staleness.append(staleness)
+        event = iterated(loop, self.turns.version, Outcome(loss, False), knobs, self._seconds())
+        self.news.append(replace(event, staleness=staleness, replica=replica))
+
+    def _pull(self, version: int) -> Tensor:
+        """The weights [n] of a version."""
+        if self.recorded is not None:
+            self._wanted[version] -= 1
+        if version == self.turns.version:
+            return self._weights.clone()
+        return self._kept[version] if self._wanted[version] else self._kept.pop(version)
+
+    def _finish(self) -> None:
+        """The last replica has come to the end of the leg. A leg of a record that a stop has cut is begun anew by the next process."""
+        end = self.turns.limit
+        if self.recorded is not None:
+            end = end if end == self._limit else self._first
+            self.record = self.recorded.until(end)
+        elif end > self._first and self._wrong is None:
+            self.record.ends.append(end)
+        self._ends.append((end, self._stopped, self._wrong))
+
+    def _seconds(self) -> float:
+        """Since the last call, or since the leg began."""
+        before, self._before = self._before, time.monotonic()
+        return self._before - before
+
+    def _until(self, ask: Callable[[], T | None]) -> T:
+        """Poll `ask` after each change until it answers."""
+        while True:
+            if self._error is not None:
+                raise self._error
+            if (answer := ask()) is not None:
+                self._changed.notify_all()
+                return answer
+            self._changed.wait()

@@ -1,0 +1,162 @@
+r"""Which stages a plan finds done, stale, or where they go on, from outside: tests/cases/plan/*.txt. Nothing is trained, no disk is read.
+
+A case has the files of a schedule, and a transcript of these lines. Snapshots are told by PLACES: `main@5`, `main` (all that others start
+from, and its end), or a directory's name.
+
+`$ trained PLACES... FIELD=VALUE...`  a life that leaves such snapshots (no places: all) of the schedule as it is now; fields are SnapshotRef's,
+                                 those with a dot of its identity, `-` for none there
+`$ lost PLACES...`               takes snapshots away (no places: all)
+`$ edit OLD NEW`                 in whichever files have OLD (`\n` is a new line); `$ undo` takes all edits back
+`$ plan --only X ...`            what `plan` finds: stages with snapshots to start from, what differs, pieces, and what is trained anew
+`$ run --redo X ...`             the same in a line, or the refusal
+"""
+
+import functools
+import re
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import contract
+import pytest
+from facade import Inventory, Schedule, SnapshotRef, StagerunError
+from made_schedules import snapshot
+
+from stagerun.language import read
+from stagerun.plan import Plan, PlannedStage, make_plan, require_fresh
+
+CASES = sorted((contract.CASES / "plan").glob("*.txt"))
+MANY = {"--only": "only", "--redo": "redo", "--until": "until"}
+
+
+@functools.cache
+def read_once(files: tuple[tuple[str, str], ...]) -> Schedule:
+    return read({name: text.encode() for name, text in files}, "/s", [])
+
+
+class Played:
+    def __init__(self, files: dict[str, str]) -> None:
+        self.first, self.files, self.lives = files, files, 0
+        self.refs: list[SnapshotRef] = []
+
+    def schedule(self) -> Schedule:
+        return read_once(tuple(self.files.items()))
+
+    def plan(self, *words: str) -> Plan:
+        options: dict[str, list[str]] = {}
+        for option, value in zip(words[::2], words[1::2], strict=True):
+            options.setdefault(MANY[option], []).append(value)
+        until = options.pop("until", [None])[-1]
+        refs = sorted(self.refs, key=lambda ref: (ref.attempt, ref.iter, ref.stage))
+        of = self.schedule()
+        plan = make_plan(of, Inventory(tuple(refs)), **options, until=until)  # type: ignore[arg-type]
+        again = make_plan(of, plan.inventory, **options, until=until)  # type: ignore[arg-type]
+        assert again.stages == plan.stages, "what it has found out of renamed stages changes nothing of the plan"
+        return plan
+
+    def trained(self, *words: str) -> None:
+        self.lives += 1
+        of = self.schedule()
+        fields = dict(word.split("=", 1) for word in words if "=" in word)
+        places = [word for word in words if "=" not in word] or [stage.name for stage in of.stages]
+        for name, _, iter in (place.partition("@") for place in places):
+            stage = of.stage(name)
+            for at in [int(iter)] if iter else [*of.branch_points(name), stage.solver.max_iter]:
+                made = snapshot(of, name, at, self.start_of(of, name), self.lives, "solver.base_lr solver.lr_policy")
+                (now,) = (planned.stage for planned in self.plan().stages if planned.stage.name == name)
+                self.refs.append(changed(replace(made, identity=now.identity), fields))
+
+    def start_of(self, of: Schedule, name: str) -> str:
+        parent, iter = of.stage(name).parent, of.stage(name).parent_iter
+        if parent is None:
+            return ""
+        at = iter or of.stage(parent).solver.max_iter
+        known = [*self.plan().inventory.snapshots, *self.refs]
+        return next((ref.id for ref in reversed(known) if (ref.stage, ref.iter) == (parent, at)), "lost")
+
+    def lost(self, *places: str) -> None:
+        self.refs = [
+            ref for ref in self.refs if places and not {ref.name, ref.stage, f"{ref.stage}@{ref.iter}"} & {*places}
+        ]
+
+    def edit(self, old: str, new: str) -> None:
+        assert any(old in text for text in self.files.values()), f"{old!r} is nowhere"
+        self.files = {name: text.replace(old, new.replace(r"\n", "\n")) for name, text in self.files.items()}
+
+    def undo(self) -> None:
+        self.files = self.first
+
+    def said(self, command: str, *words: str) -> str:
+        try:
+            match command:
+                case "plan":
+                    return "".join(f"{line}\n" for line in lines(self.plan(*words)))
+                case "run":
+                    require_fresh(plan := self.plan(*words))
+                    return f"{in_a_line(plan)}\n"
+            getattr(self, command)(*words)
+            return ""
+        except StagerunError as error:
+            return f"{error.render()}\n"
+
+
+def changed(ref: SnapshotRef, fields: dict[str, str]) -> SnapshotRef:
+    identity = {**ref.identity, **{key: value for key, value in fields.items() if "." in key}}
+    own = {key: int(value) if value.isdigit() else value for key, value in fields.items() if "." not in key}
+    return replace(ref, identity={key: value for key, value in identity.items() if value != "-"}, **own)  # type: ignore[arg-type]
+
+
+def lines(plan: Plan) -> list[str]:
+    found = [stage_line(planned) for planned in plan.stages]
+    found += [f"piece {piece.label}{way(piece)}, for {' '.join(piece.children)}" for piece in plan.pieces]
+    for lost in plan.lost:
+        place = f"{lost.stage}{'' if lost.end else f'@{lost.iter}'} comes again, for {' '.join(lost.children)}"
+        place += f", unasked {' '.join(lost.unasked)}" if lost.unasked else ""
+        found.append(
+            f"{place}; as it was where {lost.like.name} is from" if lost.like else f"{place}; nobody knows where it was"
+        )
+    found += [f"unclaimed: {' '.join(plan.unclaimed)}"] if plan.unclaimed else []
+    left, whole = between(plan.least_left, plan.iterations_left), between(plan.least, plan.iterations)
+    to_do = f"{left} of {whole} iterations to do"
+    return [*found, f"{to_do}; next {plan.next.label} at {plan.next.iter}" if plan.next else to_do]
+
+
+def between(least: int, most: int) -> str:
+    return str(most) if least == most else f"{least} to {most}"
+
+
+def stage_line(planned: PlannedStage) -> str:
+    """With the image at which it begins, where it has yet to."""
+    begins = f", from image {planned.begins_at}{' at most' * planned.at_most}" if planned.state.value == "fresh" else ""
+    why = f": {planned.why.partition(': it was edited')[0]}" if planned.why else ""
+    return f"{planned.stage.name} {planned.state.value}{way(planned)}{begins}{why}" + "".join(
+        f"; {c}" for c in planned.changes
+    )
+
+
+def way(planned: PlannedStage) -> str:
+    at = f" at {planned.iter}" if planned.state.value == "resume" else ""
+    return f"{at} <- {planned.start.name}" if planned.start else at
+
+
+def in_a_line(plan: Plan) -> str:
+    return " -> ".join(f"{step.label} from {step.iter}" for step in plan.work) or "nothing to do"
+
+
+def played(case: contract.Case) -> str:
+    one, text = Played(case.files), ""
+    for line in re.findall(r"^\$ (.*)\n", case.transcript, re.MULTILINE):
+        text += f"$ {line}\n{one.said(*shlex.split(line))}"
+    return text
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_case(path: Path) -> None:
+    case = contract.Case.read(path)
+    assert played(case) == case.transcript, "run scripts/golden and read the difference"
+
+
+if __name__ == "__main__":
+    for one in map(contract.Case.read, map(Path, sys.argv[1:]) if sys.argv[1:] else CASES):
+        one.rewrite(played(one))

@@ -1,0 +1,167 @@
+"""Averaged weights: the formula, that training doesn't notice them, and what of them is saved, resumed and evaluated."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import small
+import torch
+from engine_help import CPU, SOLVER, ConvNet, assert_same, dataset, tensors, updates
+from facade import (
+    Capture,
+    ParamRule,
+    Precision,
+    TrainState,
+    average,
+    decode,
+    encode,
+    make_state,
+    momentum,
+    restore,
+    weights,
+)
+from test_run_trees import ALONE, command
+from torch import Tensor
+
+from stagerun.comm import SoloComm
+
+BATCHES = [dataset(8, seed=i) for i in range(7)]
+WITH_EMA = replace(SOLVER, ema_decay=0.8, ema_interval=2, param=(ParamRule(name="conv1.*", lr_mult=0),))
+
+
+def trained(solver=WITH_EMA, count: int = 7) -> TrainState:
+    return updates(ConvNet(), solver, BATCHES[:count], SoloComm())[0]
+
+
+def course(solver=WITH_EMA) -> Iterator[dict[str, Tensor]]:
+    """The weights and statistics after 0, 1, 2, ... iterations."""
+    state = make_state(ConvNet(), solver, CPU)
+    yield {k: t.clone() for k, t in weights(state).items()}
+    for batch in BATCHES:
+        updates(state.model, solver, [batch], SoloComm(), state=state)
+        yield {k: t.clone() for k, t in weights(state).items()}
+
+
+def test_the_average_is_the_formula_over_weights_and_statistics() -> None:
+    seen = list(course(SOLVER))
+    state = trained(replace(WITH_EMA, param=()))
+    found = average(state)
+    assert {"fc.bias", "bn1.weight", "bn2.running_mean", "bn2.running_var"} < found.keys()
+    assert found.keys() == {name for name, t in seen[0].items() if t.is_floating_point()}, "all but the counters"
+    for name, tensor in found.items():
+        expected = seen[0][name].numpy()
+        for iter in (2, 4, 6):
+            expected = 0.8 * expected + (1 - 0.8) * seen[iter][name].numpy()
+        assert np.abs(tensor.numpy() - expected).max() <= 1e-12 * max(1e-3, np.abs(expected).max()), name
+    assert not torch.equal(found["fc.weight"], seen[7]["fc.weight"])
+
+
+def test_what_is_frozen_is_its_own_average_to_the_bit() -> None:
+    before = ConvNet().double().conv1.weight.detach()
+    assert torch.equal(average(trained())["conv1.weight"], before)
+
+
+def test_training_does_not_notice() -> None:
+    assert_same(tensors(trained(replace(WITH_EMA, ema_decay=None))), tensors(trained()))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_in_place_of_the_weights_and_back_to_the_bit(fails: bool) -> None:
+    state = trained()
+    before, averaged = tensors(state), {k: t.clone() for k, t in average(state).items()}
+    assert state.average is not None
+    try:
+        with state.average.in_place():
+            inside = {k: weights(state)[k].clone() for k in averaged}
+            running = state.statistics.running.clone()
+            if fails:
+                raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        assert fails
+    assert_same(inside, averaged)
+    assert_same(tensors(state), before)
+    assert torch.equal(state.statistics.running, torch.cat([
+        before[f"{layer}.running_{kind}"] for layer in ("bn1", "bn2") for kind in ("mean", "var")
+    ]))  # fmt: skip
+    assert not torch.equal(running, state.statistics.running)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_saved_in_mid_interval_and_resumed_it_is_the_same_to_the_bit(channels_last: bool) -> None:
+    solver = replace(WITH_EMA, channels_last=channels_last, precision=Precision.FP32)
+    half = trained(solver, 3)
+    capture = Capture(half)
+    capture.take(half)
+    fresh = make_state(ConvNet(), solver, CPU)
+    restore(weights(fresh), decode(encode(capture.weights)))
+    restore(momentum(fresh), decode(encode(capture.momentum)))
+    restore(average(fresh), decode(encode(capture.average)))
+    fresh.iter = 3
+    updates(fresh.model, solver, BATCHES[3:], SoloComm(), state=fresh)
+    assert_same(average(trained(solver)), average(fresh))
+
+
+# -- a whole run: LAMB, one stage after another, BatchNorm without layer-wise rates
+
+LAMB = 'type: "LAMB" delta: 1e-6 param { kind: NORM decay_mult: 0 adapt: false } base_lr: 0.01 lr_policy: "fixed"'
+FROZEN = 'param { name: "fc.bias" lr_mult: 0 }'
+EMA = "ema_decay: 0.7 ema_interval: 3"
+STAGES = {
+    "init": f"{FROZEN} {LAMB} max_iter: 6 test_interval: 4 {EMA}",
+    "cyc1": f"{LAMB} max_iter: 5 carry {{ momentum: KEEP }}",
+    "collapse": f'base_lr: 0.001 lr_policy: "fixed" max_iter: 3 {EMA}',
+    "early": f"{LAMB} max_iter: 3",
+}
+
+
+@pytest.fixture(scope="module")
+def printed(base: Path) -> tuple[Path, list[str]]:
+    """An output folder, and what the run said."""
+    small.make_schedule(base / "schedule", base / "data", **STAGES)
+    return base / "out", command("run", base / "schedule", "--out", base / "out", *ALONE).splitlines()
+
+
+def snapshot(out: Path, name: str, file: str) -> dict[str, Tensor]:
+    return decode((out / "snapshots" / f"{name}-a0001" / f"{file}.safetensors").read_bytes())
+
+
+def test_both_weights_are_evaluated_and_shown(printed: tuple[Path, list[str]]) -> None:
+    out, lines = printed
+    assert "  batch 16 = 4 x 4, LAMB, momentum 0.9, momentum2 0.999, EMA 0.7 every 3 iterations, fixed" in lines
+    for iter in (4, 6):
+        told = [line.split(" top-1")[0] for line in lines if line.startswith(f"init {iter}: ") and "top-1" in line]
+        assert told == [f"init {iter}: test", f"init {iter}: EMA test"]
+    table = lines[-6:]
+    assert table[0].split("  ")[-2].strip() == "EMA top-1"
+    assert [line.count(" %") for line in table] == [0, 3, 2, 3, 2, 0]
+    found = {
+        result["stage"]: result for result in (json.loads(path.read_text()) for path in out.glob("results/*.json"))
+    }
+    assert found["init"]["ema_test_loss"] != found["init"]["test_loss"]
+    assert found["collapse"]["ema_top5"] is not None and found["cyc1"]["ema_top1"] is None
+
+
+def test_the_snapshot_has_the_average_and_the_next_stage_starts_without(printed: tuple[Path, list[str]]) -> None:
+    out, _ = printed
+    averaged, model = snapshot(out, "init-00000006", "ema"), snapshot(out, "init-00000006", "model")
+    assert averaged.keys() == {name for name, t in model.items() if t.is_floating_point()}
+    assert not torch.equal(averaged["fc.weight"], model["fc.weight"])
+    assert not (out / "snapshots" / "cyc1-00000005-a0001" / "ema.safetensors").exists()
+    # The average of `collapse` began with the trained weights of `cyc1`, and moved once.
+    first, last = snapshot(out, "cyc1-00000005", "model"), snapshot(out, "collapse-00000003", "model")
+    for name, tensor in snapshot(out, "collapse-00000003", "ema").items():
+        assert torch.allclose(tensor, 0.7 * first[name] + 0.3 * last[name], rtol=1e-5, atol=1e-6), name
+
+
+def test_what_adam_counts_is_carried_over_with_its_averages(printed: tuple[Path, list[str]]) -> None:
+    def counts(name: str) -> list[Tensor | None]:
+        kept = snapshot(printed[0], name, "optim")
+        assert {key.split("/")[0] for key in kept} == {"mean", "squares", "t"}
+        return [kept.get(f"t/fc.{part}") for part in ("weight", "bias")]
+
+    assert counts("init-00000006") == [6, None]
+    assert counts("cyc1-00000005") == [11, 5], "KEEP; the bias was frozen before"
+    assert counts("early-00000003") == [3, 3], "ZERO"
