@@ -290,7 +290,7 @@ def workers_of(step: Step, steps: Sequence[Step], given: int | None, batch: Span
         why = f"stage {step.name}: taken for a whole update, of one worker; other stages had several"
         found.leave(batch, "batch_size", why, f"write batch_size in {step.name}.prototxt if it had, too")
     elif 0 in said or len(said) != 1:
-        known = " or ".join(str(n) for n in sorted({*said, *others} - {0}))
+        known = " or ".join(str(n) for n in sorted(n for n in {*said, *others} if n))
         message = f"how many workers stage {step.name} had isn't known" + (f": commands have {known}" if known else "")
         hint = "give `--workers N`, and write batch_size in stages that had another number"
         found.mistakes.add((said.get(0) or step.lines[0]).solver.span, message, hint)
