@@ -20,7 +20,7 @@ from stagerun.language.layers import is_twin
 
 ROOT = Path(__file__).parents[2]
 
-LINES = {"package": 74_300, "tests": 47_950}
+LINES = {"package": 74_300, "tests": 48_000}
 CASES = 10_920  # lines in tests/cases
 TOKENS = 542_500
 FILES = 451

@@ -153,9 +153,14 @@ def main() -> None:
 def counted() -> list[Counted]:
     if subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode:
         pytest.skip("no network namespace may be made here")
+    root = Path(__file__).parents[2]
     done = subprocess.run(
         ["unshare", "-n", sys.executable, __file__],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(map(str, (root, root / "tests/help"))),
+        },
         capture_output=True,
         text=True,
         timeout=300,

@@ -120,6 +120,7 @@ def test_a_kill_half_way_leaves_no_lmdb_under_the_final_name(tmp_path: Path) -> 
 
 
 def test_an_interpreter_with_an_open_stream_exits() -> None:
+    tests = Path(__file__).parents[1]
     program = (
         "import numpy as np\n"
         "from test_data_loader import endless, loader\n"
@@ -132,7 +133,8 @@ def test_an_interpreter_with_an_open_stream_exits() -> None:
         capture_output=True,
         text=True,
         timeout=300,
-        cwd=Path(__file__).parents[1] / "fast",
+        cwd=tests / "fast",
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (tests.parent, tests / "help")))},
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
