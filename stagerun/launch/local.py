@@ -228,15 +228,16 @@ def too_late(number: signal.Signals, grace: float) -> str:
     )
 
 
-def sweep() -> None:
+def sweep(younger: bool = False) -> None:
     """Remove the report folders of this user's killed launchers: nobody holds their lock, and nobody is just making them. A lock, and not a
-    process's number: containers that share /tmp don't share numbers. Others can make such a folder, too, or a link: neither is followed."""
+    process's number: containers that share /tmp don't share numbers. Others can make such a folder, too, or a link: neither is followed. `younger`: those that
+    may be in the making, too, whose launcher then says that there is no folder for it: after a launcher of one's own was killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
         with suppress(OSError):
             held = os.open(folder, _FOLDER | os.O_NOFOLLOW)
             try:
                 found = os.fstat(held)
-                if own_folder(found) and time.time() > found.st_mtime + _MADE_S:
+                if own_folder(found) and (younger or time.time() > found.st_mtime + _MADE_S):
                     fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(folder, ignore_errors=True)
             finally:

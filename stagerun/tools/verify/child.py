@@ -54,7 +54,7 @@ class Child:
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(timeout=0.05)
             time.sleep(POLL_S)
-        sweep()
+        sweep(younger=True)
 
     def processes(self) -> list[Process]:
         """Return its living processes."""
