@@ -157,7 +157,7 @@ LABELS = np.arange(12, dtype=np.uint8)
 )
 def test_a_pair_is_found_by_name(tmp_path: Path, images: str, labels: str) -> None:
     for name, array in ((images, PICTURES), (labels, LABELS)):
-        (tmp_path / name).write_bytes(gzip.compress(idx(array)) if name.endswith(".gz") else idx(array))
+        (tmp_path / name).write_bytes(gzip.compress(idx(array), mtime=0) if name.endswith(".gz") else idx(array))
     for path in (tmp_path, tmp_path / images):
         source = open_source(str(path), NONE)
         assert source.kind == "idx" and len(source) == 12 and source.classes == ()
@@ -178,11 +178,11 @@ def test_the_test_split_is_t10k(tmp_path: Path) -> None:
 def test_a_pair_whose_names_do_not_match(tmp_path: Path) -> None:
     images, labels = tmp_path / "pictures", tmp_path / "classes.gz"
     images.write_bytes(idx(PICTURES))
-    labels.write_bytes(gzip.compress(idx(LABELS)))
+    labels.write_bytes(gzip.compress(idx(LABELS), mtime=0))
     assert "--labels" in refused(images)
     assert len(open_source(str(images), SourceOptions(labels=str(labels)))) == 12
     assert "which are not pictures" in refused(labels)
-    labels.write_bytes(gzip.compress(idx(LABELS[:5])))
+    labels.write_bytes(gzip.compress(idx(LABELS[:5]), mtime=0))
     assert "not images and their labels" in refused(images, labels=str(labels))
 
 
@@ -202,14 +202,14 @@ WHOLE = idx(LABELS)
         (WHOLE + b"\0", "another"),
         (b"", "not an IDX"),
         (b"\0\0\x0d\1" + WHOLE[4:], "not an IDX"),
-        (gzip.compress(WHOLE)[:-9], "can't be read"),
-        (gzip.compress(WHOLE)[:12] + b"\xff\xff" + gzip.compress(WHOLE)[14:], "can't be read"),
+        (gzip.compress(WHOLE, mtime=0)[:-9], "can't be read"),
+        (gzip.compress(WHOLE, mtime=0)[:12] + b"\xff\xff" + gzip.compress(WHOLE, mtime=0)[14:], "can't be read"),
     ],
 )
 def test_a_damaged_idx_file(tmp_path: Path, data: bytes, words: str) -> None:
     path = put_pair(tmp_path, images=data)
     assert words in refused(path, format="idx")
-    path.write_bytes(gzip.compress(data))
+    path.write_bytes(gzip.compress(data, mtime=0))
     assert words in refused(path, format="idx") or data[:2] == b"\x1f\x8b"
 
 
