@@ -59,6 +59,7 @@ EXIT_MEANINGS = {
 
 # Another start of the same command may mend these; with another code it would end in the same way.
 WORTH_ANOTHER_START = (ExitCode.PEER, ExitCode.STORAGE, ExitCode.SAVED, ExitCode.RANKS_DIFFER)
+AGAIN = "run the same command again: it goes on from the newest snapshot"  # a hint
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -17,9 +17,9 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
-from stagerun.base.errors import PeerError
+from stagerun.base.errors import AGAIN, PeerError
 from stagerun.base.spans import Spans
-from stagerun.comm.store import AGAIN, first_words, misses_a_peer, private, served
+from stagerun.comm.store import first_words, misses_a_peer, private, served
 from stagerun.system.pulse import Pulse
 from stagerun.system.world import World
 

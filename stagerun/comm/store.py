@@ -12,11 +12,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from stagerun.base.errors import PeerError
+from stagerun.base.errors import AGAIN, PeerError
 from stagerun.base.text import duration
 from stagerun.system.world import STORE_FILE, World
 
-AGAIN = "run the same command again: it goes on from the newest snapshot"
 # Until all have come to a meeting that they call at about the same time. One that is gone shows there by nothing else.
 MEETING = timedelta(minutes=1)
 _LOOK_S = 0.01

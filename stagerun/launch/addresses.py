@@ -9,21 +9,15 @@ from pathlib import Path
 
 from stagerun.system.host import host_name
 
-_GET_FLAGS, _GET_ADDRESS, _GET_NETMASK = 0x8913, 0x8915, 0x891B  # SIOCGIF...
+_GET_FLAGS, _GET_ADDRESS = 0x8913, 0x8915  # SIOCGIF...
 _UP, _LOOPBACK = 0x1, 0x8  # IFF_...
 _DISCARD = 9  # a port; nothing is sent to it
 
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """`address` with the width of its network: 10.0.0.1/24."""
-
     name: str
-    address: str
-
-    @property
-    def host(self) -> str:
-        return self.address.partition("/")[0]
+    host: str  # its address
 
 
 def interfaces() -> list[Interface]:
@@ -34,12 +28,10 @@ def interfaces() -> list[Interface]:
             try:
                 flags = struct.unpack_from("H", _ask(probe, _GET_FLAGS, name), 16)[0]
                 address = socket.inet_ntoa(_ask(probe, _GET_ADDRESS, name)[20:24])
-                mask = socket.inet_ntoa(_ask(probe, _GET_NETMASK, name)[20:24])
             except OSError:
                 continue  # it has no such address
             if flags & _UP and not flags & _LOOPBACK:
-                width = ipaddress.ip_network(f"0.0.0.0/{mask}").prefixlen
-                found.append(Interface(name, f"{address}/{width}"))
+                found.append(Interface(name, address))
     return found
 
 

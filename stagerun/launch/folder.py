@@ -18,7 +18,6 @@ from stagerun.system.process import living
 
 REPORT_DIR = "STAGERUN_REPORT_DIR"
 LAUNCHER_PID = "STAGERUN_LAUNCHER_PID"
-AGAIN = "run the same command again: it goes on from the newest snapshot"
 
 
 @dataclass(frozen=True, slots=True)

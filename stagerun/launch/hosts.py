@@ -14,11 +14,11 @@ from contextlib import suppress
 from types import FrameType
 from typing import IO, Any
 
-from stagerun.base.errors import ExitCode, PeerError, UsageError
+from stagerun.base.errors import AGAIN, ExitCode, PeerError, UsageError
 from stagerun.base.recipe import Schedule
 from stagerun.base.text import to_nowhere
 from stagerun.command.ending import tell
-from stagerun.launch.folder import AGAIN, Report
+from stagerun.launch.folder import Report
 from stagerun.launch.hostfile import Host, read_hosts
 from stagerun.launch.local import too_late, verdict
 from stagerun.launch.on_host import MARK

@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from stagerun.base.errors import ExitCode, PeerError
+from stagerun.base.errors import AGAIN, ExitCode, PeerError
 from stagerun.base.text import duration
 from stagerun.launch.folder import (
-    AGAIN,
     LAUNCHER_PID,
     REPORT_DIR,
     Asked,
@@ -40,7 +39,6 @@ from stagerun.system.world import STORE_FILE
 
 FOLDER_PREFIX = "stagerun-run-"  # not that of versions which locked a file in it
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
-_MADE_S = 60  # by then a folder that is being made has its lock
 _POLL_S = 0.05
 _END_S = 30.0  # that workers have to end when another has failed
 
@@ -195,10 +193,12 @@ def supervised(grace: float) -> Iterator[Supervisor]:
     try:
         with signals.held():  # one that came in between would leave the folder behind
             sweep()
-            folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
-            held = os.open(folder, _FOLDER)
+            made = Path(tempfile.mkdtemp(prefix=f".{FOLDER_PREFIX}"))
+            held = os.open(made, _FOLDER)
             with suppress(OSError):  # a file system without locks, where nothing is swept either
                 fcntl.flock(held, fcntl.LOCK_SH)
+            # It has its name only once it is held, so that no other launcher finds it free meanwhile.
+            folder = made.rename(made.with_name(made.name.removeprefix(".")))
             supervisor = Supervisor(folder, grace)
             for number in signals.stop_signals():
                 signal.signal(number, supervisor.request)
@@ -228,16 +228,14 @@ def too_late(number: signal.Signals, grace: float) -> str:
     )
 
 
-def sweep(younger: bool = False) -> None:
-    """Remove the report folders of this user's killed launchers: nobody holds their lock, and nobody is just making them. A lock, and not a
-    process's number: containers that share /tmp don't share numbers. Others can make such a folder, too, or a link: neither is followed. `younger`: those that
-    may be in the making, too, whose launcher then says that there is no folder for it: after a launcher of one's own was killed."""
+def sweep() -> None:
+    """Remove the report folders of this user's killed launchers: nobody holds their lock. A lock, and not a process's number: containers
+    that share /tmp don't share numbers. Others can make such a folder, too, or a link: neither is followed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
         with suppress(OSError):
             held = os.open(folder, _FOLDER | os.O_NOFOLLOW)
             try:
-                found = os.fstat(held)
-                if own_folder(found) and (younger or time.time() > found.st_mtime + _MADE_S):
+                if own_folder(os.fstat(held)):
                     fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(folder, ignore_errors=True)
             finally:

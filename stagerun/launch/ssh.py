@@ -69,7 +69,7 @@ class Way:
         folder = _quoted(self.sync.folder)
         make = f"mkdir -p {folder} && test -O {folder} && rsync"
         remote = shlex.join([*self.ssh, *_options()])
-        rsync = ["rsync", "-aRL", "--chmod=go-w", "--exclude=.*", "--exclude=__pycache__"]
+        rsync = ["rsync", "-aRL", "--chmod=go-w", "--timeout=600", "--exclude=.*", "--exclude=__pycache__"]
         if is_here(host):
             place = os.path.expanduser(self.sync.folder)
             os.makedirs(place, exist_ok=True)

@@ -20,9 +20,9 @@ from stagerun.language.layers import is_twin
 
 ROOT = Path(__file__).parents[2]
 
-LINES = {"package": 74_300, "tests": 48_000}
+LINES = {"package": 74_290, "tests": 47_990}
 CASES = 10_920  # lines in tests/cases
-TOKENS = 542_500
+TOKENS = 542_410
 FILES = 451
 SCRIPTS = 22
 COMMANDS_AND_SUBCOMMANDS = 21, 6

@@ -46,7 +46,7 @@ docker0\t000011AC\t00000000\t0001\t0\t0\t0\t0000FFFF\t0\t0\t0
 wlan0\t00000000\t0100A8C0\t0003\t0\t0\t600\t00000000\t0\t0\t0
 eth0\t00000000\t0100010A\t0003\t0\t0\t100\t00000000\t0\t0\t0
 """
-DOCKER, ETH = Interface("docker0", "172.17.0.1/16"), Interface("eth0", "10.1.0.1/24")
+DOCKER, ETH = Interface("docker0", "172.17.0.1"), Interface("eth0", "10.1.0.1")
 
 
 @pytest.fixture

@@ -4,8 +4,7 @@ says of a folder stands in tests/cases/reports/NAME.txt."""
 import json
 import os
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -407,20 +406,13 @@ STORIES = {
 FOLDER = contract.CASES / "reports"
 
 
-def command(words: Sequence[str], folder: Path) -> tuple[int, str]:
-    done = contract.stagerun(words, folder)
-    return done.exit_code, done.output
-
-
-def played(case: contract.Case, folder: Path) -> str:
-    STORIES[case.path.stem](folder)
-    return case.played(folder, command)
+def tell(name: str, folder: Path) -> None:
+    STORIES[name](folder)
 
 
 @pytest.mark.parametrize("name", STORIES)
 def test_what_is_said(name: str, tmp_path: Path) -> None:
-    case = contract.Case.read(FOLDER / f"{name}.txt")
-    assert played(case, tmp_path) == case.transcript, "run scripts/golden and read the difference"
+    contract.check(FOLDER / f"{name}.txt", tmp_path, prepare=tell)
 
 
 def test_status_tells_the_pace_of_a_piece_by_its_last_iterations_and_the_pushes_of_a_stage(tmp_path: Path) -> None:
@@ -440,7 +432,4 @@ def test_status_tells_the_pace_of_a_piece_by_its_last_iterations_and_the_pushes_
 
 
 if __name__ == "__main__":
-    for name in STORIES:
-        case = contract.Case.read(FOLDER / f"{name}.txt")
-        with tempfile.TemporaryDirectory() as folder:
-            case.rewrite(played(case, Path(folder).resolve()))
+    contract.rewrite([FOLDER / f"{name}.txt" for name in STORIES], prepare=tell)

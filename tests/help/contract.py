@@ -10,7 +10,8 @@ anything within a line.
 import os
 import re
 import shlex
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +34,21 @@ def stagerun(words: Sequence[object], folder: Path) -> Result:
         os.chdir(before)
 
 
+Command = Callable[
+    [Sequence[str], Path], tuple[int, str]
+]  # the words after `stagerun`, run in a folder -> exit code, what it printed
+Prepare = Callable[[str, Path], None]  # the name of a case, and its folder
+
+
+def in_process(words: Sequence[str], folder: Path) -> tuple[int, str]:
+    done = stagerun(words, folder)
+    return done.exit_code, done.output
+
+
+def nothing(name: str, folder: Path) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class Case:
     path: Path
@@ -47,14 +63,13 @@ class Case:
         transcript = texts.pop("transcript")
         return Case(path, head, texts, transcript)
 
-    def write(self, folder: Path) -> None:
+    def played(self, folder: Path, command: Command, prepare: Prepare) -> str:
+        """The transcript as it is now. Lines that the old one describes with `...` stay as they are there."""
+        prepare(self.path.stem, folder)
         for name, text in self.files.items():
             file = folder / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
-
-    def played(self, folder: Path, command: Callable[[Sequence[str], Path], tuple[int, str]]) -> str:
-        """The transcript as it is now. Lines that the old one describes with `...` stay as they are there."""
         parts = re.split(r"^\$ (.*)\n", self.transcript, flags=re.MULTILINE)
         played = ""
         for line, expected in zip(parts[1::2], parts[2::2], strict=True):
@@ -67,7 +82,19 @@ class Case:
         self.path.write_text(f"{self.head}{files}-- transcript --\n{transcript}")
 
 
-def _said(words: Sequence[str], folder: Path, command: Callable[[Sequence[str], Path], tuple[int, str]]) -> str:
+def check(path: Path, folder: Path, command: Command = in_process, prepare: Prepare = nothing) -> None:
+    """That the case's commands print what it says. `prepare` puts into the folder what the case can't hold."""
+    case = Case.read(path)
+    assert case.played(folder, command, prepare) == case.transcript, "run scripts/golden and read the difference"
+
+
+def rewrite(paths: Iterable[Path], command: Command = in_process, prepare: Prepare = nothing) -> None:
+    for case in map(Case.read, paths):
+        with tempfile.TemporaryDirectory() as folder:
+            case.rewrite(case.played(Path(folder).resolve(), command, prepare))
+
+
+def _said(words: Sequence[str], folder: Path, command: Command) -> str:
     match words:
         case ["stagerun", *rest]:
             code, text = command(rest, folder)

@@ -2,7 +2,6 @@
 time is TIME."""
 
 import re
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,19 +19,14 @@ def command(words: Sequence[str], folder: Path) -> tuple[int, str]:
     return done.returncode, TIME.sub("TIME", done.stdout + done.stderr)
 
 
-def played(case: contract.Case, folder: Path) -> str:
+def with_data(name: str, folder: Path) -> None:
     tiny.make_data(folder / "data")
-    case.write(folder)
-    return case.played(folder, command)
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_case(path: Path, tmp_path: Path) -> None:
-    case = contract.Case.read(path)
-    assert played(case, tmp_path) == case.transcript, "run scripts/golden and read the difference"
+    contract.check(path, tmp_path, command, with_data)
 
 
 if __name__ == "__main__":
-    for one in map(contract.Case.read, CASES):
-        with tempfile.TemporaryDirectory() as folder:
-            one.rewrite(played(one, Path(folder).resolve()))
+    contract.rewrite(CASES, command, with_data)

@@ -17,11 +17,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from stagerun.base.errors import PeerError, RanksDiffer
+from stagerun.base.errors import AGAIN, PeerError, RanksDiffer
 from stagerun.base.events import Iterated, NotFinite, SnapshotDue, Stopped, TestDue
 from stagerun.base.recipe import Determinism, Solver
 from stagerun.comm import Comm, SoloComm, make_reducer
-from stagerun.comm.group import AGAIN
 from stagerun.comm.line import line
 from stagerun.engine.asynchronous.record import Record
 from stagerun.engine.asynchronous.server import Message, Server, Turns, flat, unpack

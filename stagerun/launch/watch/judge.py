@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stagerun.base.errors import AGAIN
 from stagerun.base.text import duration, listed
-from stagerun.launch.folder import AGAIN
 from stagerun.system.pulse import Limits, Section
 
 # Between two looks of a monitor, and two words to the others; in a large job a rank speaks more seldom.

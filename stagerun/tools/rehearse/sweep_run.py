@@ -29,9 +29,10 @@ def sweep(
     rates: Callable[[int], float],
     watch: Callable[[int, float, float], None],
 ) -> tuple[list[Point], str, str]:
-    """The points, what it started from, and why it ended early, '' where it didn't. Collective. The schedule of `context` is `swept`.
-    `plan` is asked on rank 0 alone, and `watch` sees number, rate and smoothed loss there. `rates` by iteration, 0-based. Iterations count from 0, also where a `solverstate` gives the weights, the history
-    and the place among the images."""
+    """Return the points, what the sweep started from, and why it ended early ('' where it didn't). Collective.
+
+    The schedule of `context` is `swept`. Rank 0 alone asks `plan`, and calls `watch` with number, rate and smoothed loss. `rates` takes the
+    iteration, which counts from 0, also where a `solverstate` gives weights, history and the place among the images."""
     found: list[tuple[PlannedStage, dict[str, bytes] | None]] = []
 
     def begin() -> list[int]:

@@ -54,7 +54,7 @@ class Child:
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(timeout=0.05)
             time.sleep(POLL_S)
-        sweep(younger=True)
+        sweep()
 
     def processes(self) -> list[Process]:
         """Return its living processes."""
