@@ -63,13 +63,16 @@ class Case:
         transcript = texts.pop("transcript")
         return Case(path, head, texts, transcript)
 
-    def played(self, folder: Path, command: Command, prepare: Prepare) -> str:
-        """The transcript as it is now. Lines that the old one describes with `...` stay as they are there."""
-        prepare(self.path.stem, folder)
+    def write(self, folder: Path) -> None:
         for name, text in self.files.items():
             file = folder / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
+
+    def played(self, folder: Path, command: Command, prepare: Prepare) -> str:
+        """The transcript as it is now. Lines that the old one describes with `...` stay as they are there."""
+        prepare(self.path.stem, folder)
+        self.write(folder)
         parts = re.split(r"^\$ (.*)\n", self.transcript, flags=re.MULTILINE)
         played = ""
         for line, expected in zip(parts[1::2], parts[2::2], strict=True):
