@@ -20,7 +20,7 @@ from stagerun.language.layers import is_twin
 
 ROOT = Path(__file__).parents[2]
 
-LINES = {"package": 74_290, "tests": 47_990}
+LINES = {"package": 74_290, "tests": 48_020}
 CASES = 10_920  # lines in tests/cases
 TOKENS = 542_410
 FILES = 451

@@ -17,16 +17,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 LANGUAGE = "tests/fast/test_spec_* tests/fast/test_cases.py tests/fast/test_canonical.py tests/fast/test_lint.py"
 PLAN = "tests/fast/test_schedule* tests/fast/test_plan* tests/fast/test_hours.py tests/fast/test_cli_golden.py tests/train/test_reference.py"
-STORE = (
-    "tests/fast/test_store* tests/train/test_pins.py tests/train/test_stop.py tests/train/test_snapshotter.py "
-    "tests/train/test_store_away.py"
-)
+STORE = "tests/fast/test_store* tests/train/test_pins.py tests/train/test_stop.py tests/train/test_s[nt]* tests/train/test_store_away.py"
 DATA = (
     "tests/fast/test_data_* tests/fast/test_order.py tests/fast/test_index.py tests/fast/test_sampling* tests/train/test_data_* tests/train/test_loader* "
     "tests/train/test_resident.py tests/train/test_ignored_labels.py tests/train/test_reference.py"
 )
 ENGINE = "tests/train/test_engine_* tests/train/test_comm.py tests/train/test_reference.py tests/train/test_golden_training.py"
-RUN = "tests/train/test_reference.py tests/train/test_run_* tests/train/test_stop.py tests/train/test_nan* tests/train/test_kept.py"
+RUN = "tests/train/test_run_* tests/train/test_stop.py tests/train/test_p[il]* tests/train/test_due_once.py tests/train/test_nan* tests/train/test_reference.py"
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,6 +84,21 @@ def test_a_pinned_snapshot_stays_whatever_is_trained(keeper: Keeper) -> None:
     assert names(keeper) == ["main-6", "main-7", "main-8"]
 
 
+def test_what_an_older_definition_left_stays_until_the_stage_is_finished(keeper: Keeper) -> None:
+    """As long as it is there, a plan can tell that later stages were trained from something else."""
+    folder = str(Path(keeper.out).parent / "dir")
+    for iter in (1, 2):
+        commit(keeper, iter)
+    keeper.schedule = load(folder, ("main.base_lr=0.5",))
+    last = keeper.schedule.stage("main").solver.max_iter
+    keeper.attempt, keeper.serial = 2, 0
+    for iter in range(3, last):
+        keeper.retain(commit(keeper, iter))
+    assert names(keeper)[:2] == ["main-1", "main-2"]
+    keeper.retain(commit(keeper, last))
+    assert not {"main-1", "main-2"} & {*names(keeper)}
+
+
 def test_nothing_goes_before_a_newer_one_was_read_back(keeper: Keeper) -> None:
     """The sizes are right, and the bytes on the disk are not those that were written: it is set aside, and all older ones stay."""
     for iter in (1, 2, 3):

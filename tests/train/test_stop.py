@@ -25,6 +25,7 @@ from facade import (
     Stopped,
     Stopping,
     StorageError,
+    Tested,
     TrainState,
     World,
     make_state,
@@ -161,6 +162,17 @@ def test_runs_that_break_off_iterations_come_to_the_same_bits(tmp_path: Path) ->
     assert not [name for name in names if "-00000000-" in name], "nothing was trained yet"
     assert isinstance(live(tmp_path, out, None)[-1], RunFinished)
     assert processes.ends(out) == processes.ends(tmp_path / "straight")
+
+
+def test_what_was_evaluated_before_a_stop_is_not_evaluated_again(tmp_path: Path) -> None:
+    """No snapshot is due at that iteration: the one that the stop writes knows of the evaluation."""
+    tiny.make_data(tmp_path / "data")
+    init = 'base_lr: 0.1 lr_policy: "fixed" max_iter: 4 snapshot: 2 test_interval: 3'
+    small.make_schedule(tmp_path / "schedule", tmp_path / "data", init=init)
+    last = live(tmp_path, tmp_path / "out", ("Tested", 3))[-1]
+    assert isinstance(last, Stopped) and (last.stage, last.iter) == ("init", 3)
+    again = [event for event in live(tmp_path, tmp_path / "out", ("Tested", 4)) if isinstance(event, Tested)]
+    assert [(event.stage, event.iter) for event in again] == [("init", 4)]
 
 
 # -- requests
