@@ -12,7 +12,7 @@ _OTHERS_S, _SECONDS = 2.0, 4.0
 
 
 def _hold(section: str, file: str) -> None:
-    from facade import Pulse, Section
+    from stagerun.system.pulse import Pulse, Section
 
     enter, left = Pulse.enter, [2 if Section(section) is Section.SAVE else 1]
 
@@ -29,7 +29,7 @@ def _hold(section: str, file: str) -> None:
 
 
 def _dawdle(seconds: float) -> None:
-    from facade import Pulse
+    from stagerun.system.pulse import Pulse
 
     beat = Pulse.beat
 
