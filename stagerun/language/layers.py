@@ -63,7 +63,9 @@ def _merged(base: Block, layer: Block) -> Block:
     for path in cleared(layer):
         base = _without(base, path.split("."))
     entries, doubtful = dict(base.entries), set(base.doubtful)
-    for name in {*layer.entries, *layer.doubtful} - {"clear"}:
+    for name in dict.fromkeys((*layer.entries, *sorted(layer.doubtful))):
+        if name == "clear":
+            continue
         field = layer.kind.fields_by_name.get(name)
         other = partner(field) if field is not None else ""
         entries.pop(other, None)
@@ -71,7 +73,7 @@ def _merged(base: Block, layer: Block) -> Block:
         doubtful -= {name, other}
         if entry is not None:
             entries[name] = _merged_entry(below, entry)
-        if name in layer.doubtful:
+        if name in layer.doubtful or other in layer.entries:
             doubtful |= {name, *([other] if other else [])}
     return Block(layer.kind, layer.place, entries, frozenset(doubtful), base.broken or layer.broken)
 

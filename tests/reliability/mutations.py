@@ -43,7 +43,7 @@ def faults(tests: str, *rows: tuple[str, str, str]) -> list[Fault]:
 FAULTS = [
     *faults(
         LANGUAGE,
-        ("language/layers.py", 'for name in {*layer.entries, *layer.doubtful} - {"clear"}', "for name in set(layer.entries)"),
+        ("language/layers.py", "for name in dict.fromkeys((*layer.entries, *sorted(layer.doubtful)))", "for name in layer.entries"),
         ("language/layers.py", "if below is None or entry.field.is_repeated or", "if below is None or"),
         ("language/layers.py", "value=_merged(inherited, value.value)", "value=value.value"),
         ("language/layers.py", "entries.pop(other, None)", "pass"),
