@@ -23,7 +23,7 @@ from stagerun.base.events import (
 )
 from stagerun.base.recipe import Schedule
 from stagerun.comm import Comm, gather_json
-from stagerun.plan.estimate import Cost, Figures, mean
+from stagerun.plan.estimate import Cost, Figures, mean, passes_of
 from stagerun.plan.rehearsal import cost_key, rehearsal, synthetic_images
 from stagerun.store import LocalDisk, inventory
 from stagerun.store.layout import averages_folder
@@ -138,7 +138,7 @@ def rehearse(
         # inside, which asks, too.
         if first:
             live(whole, comm.size, lambda: stop() or observer.iterated + 1 >= first, test_inside=False)
-            if observer.stopped is None or observer.stopped.iter != first:
+            if observer.stopped is None or observer.stopped.iter < first:  # beyond it, pushes were under way (`ASYNC`)
                 return None
         iters = asked.iters or rank0(comm, lambda: _enough(observer))
         live(iters, comm.size * max(2, iters // 10), stop)
@@ -238,7 +238,7 @@ def costs(schedule: Schedule, asked: Rehearsal, observer: Observer, workers: int
             stages=tuple(names),
             iterations=len(timed),
             device_batch_size=solver.device_batch_size,
-            pass_seconds=mean([i.seconds - i.update_seconds for i in timed]) / (solver.logical_workers // workers),
+            pass_seconds=mean([i.seconds - i.update_seconds for i in timed]) / passes_of(solver, workers),
             update_seconds=mean([i.update_seconds for i in timed]),
             test_batch_size=solver.test_batch_size,
             test_seconds=mean([one_test(t) for m in measured for t in m.tests]),
