@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stagerun.base.staleness import Staleness, staleness_of
 from stagerun.base.text import duration, size
 
 if TYPE_CHECKING:  # what every command prints goes by `strip`, and the events take 20 ms to import
@@ -43,9 +42,19 @@ def sent(sent_bytes: float, dense_bytes: int) -> str:
     return f"{size(sent_bytes)} sent, {percent:{'.0f' if percent >= 100 else '.2g'}} % of dense"
 
 
-def stale(window: "Iterable[Iterated]") -> Staleness | None:
-    """None of a stage whose iterations are not pushes."""
-    return staleness_of(e.staleness for e in window)
+@dataclass(frozen=True, slots=True)
+class Staleness:
+    """Of at least one push (`sync_param { method: ASYNC }`)."""
+
+    pushes: int
+    mean: float
+    largest: int
+
+
+def staleness_of(pushes: Iterable[int | None]) -> Staleness | None:
+    """None where no iteration is a push, which has a number."""
+    found = [stale for stale in pushes if stale is not None]
+    return Staleness(len(found), sum(found) / len(found), max(found)) if found else None
 
 
 def progress_line(
@@ -53,16 +62,14 @@ def progress_line(
     stages: int,
     window: "Sequence[Iterated]",
     left: tuple[float, float],
-    behind: Staleness | None = None,
     met: "Synchronised | None" = None,
 ) -> str:
-    """Where training is after the last iteration of `window`, with `left` seconds to go in the stage and in all `stages`. `behind`: of the
-    pushes that it is about."""
+    """Where training is after the last iteration of `window`, with `left` seconds to go in the stage and in all `stages`."""
     now, speed = window[-1], pace(window, met)
     return (
         f"stage {stage.number}/{stages} {now.stage}  {now.iter}/{stage.max_iter}  epoch {now.epoch:.2f}  "
         f"LR {now.lr:.4g}  loss {speed.loss:.4f}  {speed.images_per_second:.0f} images/s  "
-        f"{_sent(stage, speed)}{_behind(behind)}{duration(left[0])} left in stage, {duration(left[1])} in all"
+        f"{_sent(stage, speed)}{_behind(window)}{duration(left[0])} left in stage, {duration(left[1])} in all"
     )
 
 
@@ -70,8 +77,9 @@ def _sent(stage: "StageStarted", speed: Pace) -> str:
     return f"{sent(speed.sent_bytes, stage.dense_bytes)}  " if stage.dense_bytes else ""
 
 
-def _behind(behind: Staleness | None) -> str:
-    return f"{behind}  " if behind is not None else ""
+def _behind(window: "Sequence[Iterated]") -> str:
+    stale = staleness_of(e.staleness for e in window)
+    return f"staleness {stale.mean:.3g}, at most {stale.largest}  " if stale else ""
 
 
 DONE, TO_DO, STALE = "ok", "-", "stale"  # marks of stages; of one that has started it is `62 %`
@@ -106,7 +114,7 @@ def live_line(
     times = f"{duration(left[0])} of {duration(left[1])} left"
     done, loss = f"{now.iter}/{stage.max_iter}", f"loss {speed.loss:.4f}"
     short = f"{done}  {speed.images_per_second:.0f} img/s  {loss}  {times}"
-    long = f"{done}  epoch {now.epoch:.2f}  LR {now.lr:.4g}  {speed.images_per_second:.0f} images/s  {loss}  {_sent(stage, speed)}{_behind(stale(window))}{times}"
+    long = f"{done}  epoch {now.epoch:.2f}  LR {now.lr:.4g}  {speed.images_per_second:.0f} images/s  {loss}  {_sent(stage, speed)}{_behind(window)}{times}"
     own = {now.stage: share(now.iter, stage.max_iter)}
     for shown, rest in ((dict(marks), long), (dict(marks), short), (own, long), (own, short)):
         bar = width - len(strip(shown)) - len(rest) - 4

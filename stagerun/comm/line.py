@@ -1,9 +1,11 @@
-"""A connection between two ranks alone: what either sends, the other receives, whatever becomes of the rest of the job.
+"""A connection between two ranks alone: what either says, the other hears, whatever becomes of the rest of the job.
 
 Lines to several peers may be used by as many threads at a time, beside each other and beside the collectives of `Comm`. A peer that is
 gone is a PeerError on its line, and nothing on another.
 """
 
+import json
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -14,12 +16,14 @@ from torch import Tensor
 from stagerun.comm.group import PATIENT, Comm, TorchComm, default_store, peers
 from stagerun.comm.store import MEETING, client, meet
 
+Message = tuple[Sequence[Any], Sequence[Tensor]]  # words, as JSON holds them, and vectors
+
 
 class Line:
-    """Made by `line`. One thread may send while another receives. `close` is for when neither does: what waits at the other end then
-    raises PeerError."""
+    """Rank `peer` of `comm` makes it, too, with the same `name`, which is good for one line between two ranks. PeerError."""
 
-    def __init__(self, comm: TorchComm, peer: int, name: str, meeting: timedelta) -> None:
+    def __init__(self, comm: Comm, peer: int, name: str, meeting: timedelta = MEETING) -> None:
+        assert isinstance(comm, TorchComm)
         own, self.worker = comm.ranks[comm.rank], comm.ranks[peer]
         both = sorted((own, self.worker))
         self._traffic = comm.traffic
@@ -34,28 +38,27 @@ class Line:
     def _peer(self, doing: str) -> peers:
         return peers(doing, None, f"worker {self.worker}")
 
-    def send(self, tensor: Tensor) -> None:
-        """Returns when `tensor` may be changed, which is not before the peer receives it. PeerError."""
-        assert tensor.is_contiguous()
-        self._traffic.add(tensor.nbytes)
-        with self._peer("send to it"):
-            self._group.send([tensor.detach().cpu()], self._other, 0).wait(PATIENT)
+    def say(self, words: Sequence[Any], vectors: Sequence[Tensor]) -> None:
+        """A JSON value behind its length, then the vectors. Nothing is pickled. Returns when the vectors may be changed. PeerError."""
+        kinds = [(str(vector.dtype).removeprefix("torch."), len(vector)) for vector in vectors]
+        text = torch.frombuffer(bytearray(json.dumps([words, kinds]).encode()), dtype=torch.uint8)
+        for tensor in (torch.tensor([len(text)]), text, *vectors):
+            self._traffic.add(tensor.nbytes)
+            with self._peer("send to it"):
+                self._group.send([tensor.detach().cpu()], self._other, 0).wait(PATIENT)
 
-    def recv(self, tensor: Tensor) -> None:
-        """Fills `tensor` with what the peer sends next, which has as many bytes. PeerError."""
-        assert tensor.is_contiguous()
-        room = tensor.detach() if tensor.device.type == "cpu" else torch.empty_like(tensor, device="cpu")
+    def hear(self, device: torch.device) -> Message:
+        """What the peer says next. PeerError."""
+        size = int(self._received(torch.zeros(1, dtype=torch.int64)))
+        words, kinds = json.loads(self._received(torch.zeros(size, dtype=torch.uint8)).numpy().tobytes())
+        rooms = [torch.empty(length, dtype=getattr(torch, dtype)) for dtype, length in kinds]
+        return words, [self._received(room).to(device) for room in rooms]
+
+    def _received(self, room: Tensor) -> Tensor:
         with self._peer("receive from it"):
             self._group.recv([room], self._other, 0).wait(PATIENT)
-        if room.device != tensor.device:
-            tensor.detach().copy_(room)
+        return room
 
     def close(self) -> None:
+        """When nobody speaks: what waits at the other end then raises PeerError."""
         self._group = None
-
-
-def line(comm: Comm, peer: int, name: str, meeting: timedelta = MEETING) -> Line:
-    """A line to rank `peer` of `comm`, which calls this, too, with the same `name`; no one else does. A name is good for one line between
-    two ranks. PeerError."""
-    assert isinstance(comm, TorchComm)
-    return Line(comm, peer, name, meeting)

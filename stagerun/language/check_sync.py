@@ -82,9 +82,6 @@ def _asynchronous(stage: str, view: View, message: View, problems: Problems) -> 
     if message.whole("replicas") == 1:
         text = "`method: ASYNC` with one replica, which has nobody to wait for"
         problems.add(message.place("replicas"), text, "write `replicas: 2` or more, or remove `sync_param`")
-    if view.has("ema_decay"):
-        text = "`method: ASYNC` with `ema_decay`: the server holds the weights, and no average of them"
-        problems.add(view.place("ema_decay"), text, "remove one of them")
     if (on_nan := view.text("on_nan")) in ("ROLLBACK", "SKIP"):
         text = f"`on_nan: {on_nan}` with `method: ASYNC`: pushes after the one that failed are applied already"
         problems.add(view.place("on_nan"), text, "write `on_nan: STOP`")
@@ -97,9 +94,8 @@ def _start(stage: str, view: View, message: View, problems: Problems) -> None:
     """Something is left after the warm-up."""
     warm_up, length = view.whole("warmup_iter"), view.whole("max_iter")
     skipped = view.whole("policy_start_iter") or 0
-    if message.text("method") == "ASYNC":
-        return
-    if message.text("start") == "WARMUP_END" and warm_up and length and warm_up - skipped >= length:
+    starts = message.text("method") != "ASYNC" and message.text("start") == "WARMUP_END"
+    if starts and warm_up and length and warm_up - skipped >= length:
         text = (
             f"the replicas would start at the end of the warm-up, and the stage ends with it, after {length} iterations"
         )
@@ -116,7 +112,7 @@ def _neighbours(stage: str, view: View, message: View, problems: Problems) -> No
         text = "`compress_param` with `sync_param`: replicas send their weights as they are, and seldom"
         hint = f'remove one of them from stage `{stage}`: `clear: "compress_param"` leaves it out there'
         problems.add(message.block.place, text, hint)
-    if view.has("ema_decay") and message.text("method") != "ASYNC":
+    if view.has("ema_decay"):
         text = "`sync_param` with `ema_decay`: an average follows every update, and replicas meet only at some"
         problems.add(view.place("ema_decay"), text, "remove one of them")
     if view.text("lr_policy") == "plateau" and message.text("rule") == "QSR":

@@ -44,10 +44,12 @@ def check_workers(schedule: Schedule, nproc: int) -> None:
     small: dict[tuple[int, int], list[Stage]] = {}
     problems = []
     for stage in schedule.stages:
-        if not stage.enabled or nproc <= stage.solver.most_workers:
+        if not stage.enabled or nproc <= (most := stage.solver.most_workers):
             continue
         if stage.solver.asynchronous:
-            problems.append(_few_replicas(stage, nproc))
+            text = f"{nproc} workers are too many for stage {stage.name}: `method: ASYNC` has {count(most, 'replica')}"
+            hint = f"use at most {count(most, 'worker')}, or write `replicas: {nproc}`, which trains otherwise"
+            problems.append(Problem(text, stage.written("solver.sync_param.replicas") or stage.span, hint=hint))
         else:
             small.setdefault((stage.solver.batch_size, stage.solver.device_batch_size), []).append(stage)
     for (batch, device_batch), stages in small.items():
@@ -64,13 +66,6 @@ def check_workers(schedule: Schedule, nproc: int) -> None:
         )
     if problems:
         raise RecipeError(problems)
-
-
-def _few_replicas(stage: Stage, nproc: int) -> Problem:
-    replicas = stage.solver.most_workers
-    text = f"{nproc} workers are too many for stage {stage.name}: `method: ASYNC` has {count(replicas, 'replica')}, a worker each"
-    hint = f"use at most {count(replicas, 'worker')}, or write `replicas: {nproc}`, which trains otherwise"
-    return Problem(text, stage.written("solver.sync_param.replicas") or stage.span, hint=hint)
 
 
 def check_short(schedule: Schedule, workers: int, device_batch: int | None, synthetic: bool, does: str) -> None:

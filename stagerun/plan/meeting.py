@@ -35,14 +35,11 @@ def pushes(schedule: Schedule, stage: Stage) -> list[str]:
     assert sync is not None
     found = boundaries(solver, schedule.branch_points(stage.name))
     named = ", ".join(map(str, found[:NAMED])) + (", ..." if len(found) > NAMED else "")
-    each = "a device batch" if solver.logical_workers == 1 else f"{solver.logical_workers} device batches"
-    boundaries_in_all = "1 boundary" if len(found) == 1 else f"{len(found)} boundaries"
     return [
-        f"replicas: {sync.replicas}, ASYNC: up to {count(min(sync.replicas, solver.max_iter), 'iteration')} at the same time, each "
-        f"{each} of one worker, at most {count(sync.max_staleness or 0, 'update')} behind when it is pushed",
-        f"{boundaries_in_all}, where all iterations before are applied and none after has started: {named}",
-        "the order of pushes isn't known beforehand, and bits hang on it: snapshots keep it, and `stagerun run DIR --replay OUT` "
-        "trains in that order again",
+        f"replicas: {sync.replicas}, ASYNC: each pushes iterations of {count(solver.batch_size, 'image')}, at most "
+        f"{count(sync.max_staleness or 0, 'update')} behind",
+        f"all iterations before are applied, and none after has started, at {named}",
+        "the order of pushes isn't known beforehand, and bits hang on it: `run --replay OUT` trains in that of OUT again",
     ]
 
 

@@ -57,8 +57,6 @@ def _readers(solver: Solver, before: int) -> Iterator[str]:
 def _done_by_end(solver: Solver, before: int) -> str:
     """What the end of a stage did to its state, that an iteration in its midst doesn't do, in words. An evaluation there that
     `early_stop` goes by comes when the stage goes on."""
-    if solver.asynchronous:
-        return f"its workers waited for each other at its end, iteration {before}"
     if solver.sync is not None:
         return f"its replicas became one at its end, iteration {before}"
     return ""

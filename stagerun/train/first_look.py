@@ -28,7 +28,7 @@ from stagerun.train.logs.table import Opened, all_logs
 from stagerun.train.logs.trackers.follower import lacks
 from stagerun.train.options import RunOptions
 from stagerun.train.output import DISK
-from stagerun.train.recorded import recorded
+from stagerun.train.replay import recorded
 from stagerun.train.results import require_progress, standing
 
 # Larger snapshots are looked at by the worker alone, which knows how large the network makes them: who forges one may claim any size.

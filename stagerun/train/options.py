@@ -24,7 +24,7 @@ from stagerun.launch import GRACE_S
 from stagerun.launch.start import Orders
 from stagerun.train.keeper import Selection
 from stagerun.train.logs.table import LogName, all_logs
-from stagerun.train.recorded import SUFFIX
+from stagerun.train.replay import SUFFIX
 
 STOPPING = "Stopping and going on"
 LOGGED = "Logs"

@@ -1,34 +1,67 @@
-"""Stages with `method: ASYNC`: the order of pushes that one goes by, what was recorded of it so far, and on rank 0 of `run --replay OUT` the
-records of OUT, and whether the replay has come to the same bits."""
+"""`run --replay OUT`: what OUT has recorded of its stages with `method: ASYNC`, and whether the replay comes to the same bits. Torch is loaded
+for what is in snapshots alone: before workers start, most that can be wrong is wrong here."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stagerun import store
-from stagerun.base.errors import RanksDiffer, ResumeRefused, UsageError
+from stagerun.base.errors import RanksDiffer, ResumeRefused, UsageError, listing
 from stagerun.base.events import Note
 from stagerun.base.recipe import Schedule
 from stagerun.base.snapshots import SnapshotRef
 from stagerun.base.text import listed
-from stagerun.engine.asynchronous.record import Record, record_of
-from stagerun.engine.asynchronous.training import Asynchronous
-from stagerun.engine.codec import decode, digest
-from stagerun.engine.loop import StageLoop
-from stagerun.engine.state import TrainState
-from stagerun.plan import Plan, PlannedStage, State
-from stagerun.train.agreement import rank0
+from stagerun.plan import Plan, PlannedStage, State, make_plan
+from stagerun.store.layout import snapshots_folder
 from stagerun.train.output import DISK
 from stagerun.train.progress import ARRIVALS, MOMENTUM, WEIGHTS
-from stagerun.train.recorded import newest, recorded
-from stagerun.train.stored import most_arrivals, most_bytes
 
-if TYPE_CHECKING:
-    from stagerun.train.worker import StageRun
-
+SUFFIX = "-replay"  # of the default output folder
 _NAMED = 3  # tensors that an error names
-_REDO = "take `--redo` for the stage, or another --out"
+
+
+def recorded(replayed: Path, schedule: Schedule, out: Path, without: Collection[str] = ()) -> Mapping[str, SnapshotRef]:
+    """By the name of a stage with `ASYNC`, the snapshot in `replayed` that holds its newest record. `out` is the replay's own folder, and
+    `without` names snapshots that can't be read.
+
+    UsageError where there is nothing to replay, or of another schedule; StorageError, PermissionDenied, ResumeRefused.
+    """
+    flag = f"--replay {replayed}"
+    if replayed.resolve() == out.resolve():
+        text = f"name another one with --out; without --out it is out/NAME{SUFFIX}"
+        raise UsageError(f"{flag} is the replay's own output folder", text)
+    if not os.path.isdir(snapshots_folder(replayed)):
+        text = "name the output folder of a run: ./out/NAME, or what --out named"
+        raise UsageError(f"{flag}: there are no snapshots in such a folder", text)
+    needed = {stage.name for stage in schedule.stages if stage.enabled and stage.solver.asynchronous}
+    if not needed:
+        text = "without it, the same command gives the same bits again: leave --replay out"
+        raise UsageError(f"{flag}: no stage of {schedule.name} has `method: ASYNC`", text)
+    found = store.inventory(DISK, replayed, looking=True)
+    plan = make_plan(schedule, replace(found, snapshots=tuple(s for s in found.snapshots if s.name not in without)))
+    pushing = [planned for planned in plan.stages if planned.stage.name in needed]
+    for stage in reversed(schedule.stages):  # parents stand before what starts from them
+        needed |= {stage.parent} if stage.name in needed and stage.parent is not None else set()
+    lines = [f"{flag} is of another schedule:"]
+    for one in plan.stale:
+        if one.stage.name in needed:
+            lines += [f"  stage `{one.stage.name}`: {one.why}", *(f"    {change}" for change in one.changes)]
+    if len(lines) > 1:
+        raise UsageError("\n".join(lines), "give the schedule as it was then, with the same --set")
+    refs = {planned.stage.name: ref for planned in pushing if (ref := newest(planned)) is not None}
+    if not refs:
+        names = listing([planned.stage.name for planned in pushing], "or")
+        text = "the order of pushes is in snapshots alone: a run that ended before its first has none to replay"
+        raise UsageError(f"{flag}: there is no snapshot of {names} that can be read", text)
+    return refs
+
+
+def newest(planned: PlannedStage) -> SnapshotRef | None:
+    """The stage's own snapshot that it has come to."""
+    if planned.state is State.DONE:
+        return planned.end
+    return planned.start if planned.state is State.RESUME else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,28 +74,10 @@ class Kept:
     digests: Mapping[str, int]
 
 
-def records(replayed: Path, schedule: Schedule, out: Path) -> dict[str, Kept]:
-    """By the name of a stage, from its newest snapshot that is as it was written. UsageError, StorageError, PermissionDenied,
-    ResumeRefused."""
-    damaged: set[str] = set()
-    while True:
-        found = {}
-        try:
-            for name, ref in recorded(replayed, schedule, out, damaged).items():
-                stage = schedule.stage(name)
-                most = most_bytes(stage.model, arrivals=most_arrivals(stage.solver, ref.iter))
-                files = store.read(DISK, replayed, ref, most)
-                if ARRIVALS not in files:
-                    text = f"--replay {replayed}: snapshot {ref.name} has no {ARRIVALS}"
-                    raise UsageError(text, "no run of this version has written it")
-                found[name] = Kept(ref, files[ARRIVALS], _digests(ref, files))
-            return found
-        except store.Damaged as error:  # or just deleted: a run may go on there
-            damaged.add(error.name)
-
-
 def _digests(ref: SnapshotRef, files: Mapping[str, bytes]) -> dict[str, int]:
     """By the tensor's name; of what is remembered of updates that has a slash. ResumeRefused for no file of tensors."""
+    from stagerun.engine.codec import decode, digest
+
     try:
         return {name: digest(tensor) for file in (WEIGHTS, MOMENTUM) for name, tensor in decode(files[file]).items()}
     except (ValueError, KeyError) as error:
@@ -73,9 +88,25 @@ class Replay:
     """What rank 0 asks before each step."""
 
     def __init__(self, replayed: Path, schedule: Schedule, out: Path) -> None:
-        """Raises as `records` does."""
-        self.replayed, self.records = replayed, records(replayed, schedule, out)
+        """Takes the newest snapshot of each stage that is as it was written. Raises as `recorded` does."""
+        from stagerun.train.stored import most_arrivals, most_bytes
+
+        self.replayed, self.records = replayed, dict[str, Kept]()
         self._same: set[str] = set()  # ids of own snapshots that were compared
+        damaged: set[str] = set()
+        while not self.records:
+            try:
+                for name, ref in recorded(replayed, schedule, out, damaged).items():
+                    stage = schedule.stage(name)
+                    most = most_bytes(stage.model, arrivals=most_arrivals(stage.solver, ref.iter))
+                    files = store.read(DISK, replayed, ref, most)
+                    if ARRIVALS not in files:
+                        text = f"--replay {replayed}: snapshot {ref.name} has no {ARRIVALS}"
+                        raise UsageError(text, "no run of this version has written it")
+                    self.records[name] = Kept(ref, files[ARRIVALS], _digests(ref, files))
+            except store.Damaged as error:  # or just deleted: a run may go on there
+                damaged.add(error.name)
+                self.records.clear()
 
     def ends(self, planned: PlannedStage) -> int | None:
         """The iteration of a stage with `ASYNC` at which its record ends: 0 of one that has none. None of any other stage."""
@@ -107,45 +138,9 @@ class Replay:
                     return None
                 names = sorted({name for name, _ in _digests(own, files).items() ^ record.digests.items()})
                 if names:  # none where the stage had another name then
-                    text = f"replay: {own.name} has other bits than {where} in {listed([f'`{name}`' for name in names], _NAMED)}"
-                    raise RanksDiffer(
-                        text,
-                        "run it with the same torch, on the same kind of machine; then test memory and processor of both",
-                    )
+                    named = listed([f"`{name}`" for name in names], _NAMED)
+                    hint = "run it with the same torch, on the same kind of machine; then test memory and processor of both"
+                    raise RanksDiffer(f"replay: {own.name} has other bits than {where} in {named}", hint)
             self._same.add(own.id)
             notes.append(Note(text=f"replay: {own.name} has the same bits as {where}"))
         return notes
-
-
-# -- a stage
-
-
-def asynchronous(run: "StageRun", loop: StageLoop, state: TrainState) -> Asynchronous:
-    """The replicas and the server of a stage with `ASYNC`. Collective."""
-    worker, name = run.worker, run.stage.name
-    record, known = Record(), None if worker.replay is None else Record()
-
-    def look() -> None:
-        """On rank 0."""
-        nonlocal record, known
-        if run.is_piece and worker.replaying is None:  # what others start from has no order of its own
-            text = f"stage `{name}` pushed without waiting (`method: ASYNC`), and its snapshot after {run.planned.until} iterations is gone"
-            again = f"train it anew with `--redo {name}`; `--replay` makes it once more in another folder"
-            raise ResumeRefused(text, again)
-        try:
-            if state.arrivals is not None:
-                record = record_of(state.arrivals)
-            if worker.replaying is not None:
-                known = record_of(worker.replaying.records[name].arrivals)
-        except ValueError as error:
-            text = f"the order of pushes in stage `{name}` can't be read: {error}"
-            raise ResumeRefused(text, f"no run has written it, or an older version; {_REDO}") from error
-        if record.last != state.iter:
-            text = f"the order of pushes in stage `{name}` is known up to iteration {record.last}"
-            raise ResumeRefused(f"{text}, and its snapshot is of {state.iter}", _REDO)
-        if known is not None and known.until(state.iter) != record:
-            text = f"snapshots of stage `{name}` have two orders of pushes up to iteration {state.iter}"
-            raise ResumeRefused(text, _REDO)
-
-    rank0(worker.comm, look)
-    return Asynchronous(loop, state, run.stage.solver, worker.schedule.determinism, worker.comm, record, known)

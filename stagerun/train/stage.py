@@ -57,11 +57,10 @@ from stagerun.train.keeper import Lineage
 from stagerun.train.objective import objective
 from stagerun.train.progress import Progress
 from stagerun.train.proofs import Proofs, agree
-from stagerun.train.replay import asynchronous
 from stagerun.train.resident import keep, training_batches
 from stagerun.train.rollback import gone_back, keys_of
 from stagerun.train.snapshotter import Snapshotter
-from stagerun.train.stage_start import arithmetic_of, parent_id, restored, take_up_residual
+from stagerun.train.stage_start import arithmetic_of, asynchronous, parent_id, restored, take_up_residual
 from stagerun.train.worker import StageRun
 
 

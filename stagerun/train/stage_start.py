@@ -11,10 +11,13 @@ from stagerun.base import order
 from stagerun.base.errors import Problems, RecipeError, ResumeRefused
 from stagerun.base.recipe import MEAN_DIGEST, Model, Solver, Transform
 from stagerun.comm.residual import BASIS, Residual
+from stagerun.engine.asynchronous.record import Record, record_of
+from stagerun.engine.asynchronous.training import Asynchronous
 from stagerun.engine.codec import decode
 from stagerun.engine.compression import residual_of
 from stagerun.engine.device import dtype_of
 from stagerun.engine.images import Normalise
+from stagerun.engine.loop import StageLoop
 from stagerun.engine.losses import Loss
 from stagerun.engine.mixing import Mixing
 from stagerun.engine.replicas import Replicas
@@ -34,6 +37,7 @@ from stagerun.train.objective import made_loss
 from stagerun.train.progress import ARRIVALS, AVERAGE, MOMENTUM, REPLICAS, RESIDUAL, WEIGHTS, Progress, progress_of
 from stagerun.train.worker import StageRun
 
+REDO = "take `--redo` for the stage, or another --out"
 NOTHING_KNOWN: Mapping[str, str] = MappingProxyType({})
 
 
@@ -241,6 +245,34 @@ def _restore_replicas(run: StageRun, replicas: Replicas) -> None:
 
     rank0(run.worker.comm, read)
     replicas.hand_out(saved if run.worker.comm.rank == 0 else None)
+
+
+def asynchronous(run: StageRun, loop: StageLoop, state: TrainState) -> Asynchronous:
+    """The replicas and the server of a stage with `ASYNC`. Collective."""
+    worker, name = run.worker, run.stage.name
+    record, known = Record(), None if worker.replay is None else Record()
+
+    def look() -> None:
+        """On rank 0."""
+        nonlocal record, known
+        if run.is_piece and worker.replaying is None:  # what others start from has no order of its own
+            text = f"stage `{name}` pushed without waiting (`method: ASYNC`), and its snapshot after {run.planned.until} iterations is gone"
+            redo = f"train it anew with `--redo {name}`; `--replay` makes it once more in another folder"
+            raise ResumeRefused(text, redo)
+        try:
+            if state.arrivals is not None:
+                record = record_of(state.arrivals)
+            if worker.replaying is not None:
+                known = record_of(worker.replaying.records[name].arrivals)
+        except ValueError as error:
+            text = f"the order of pushes in stage `{name}` can't be read: {error}"
+            raise ResumeRefused(text, f"no run has written it, or an older version; {REDO}") from error
+        if record.last != state.iter or (known is not None and known.until(state.iter) != record):
+            text = f"the order of pushes in stage `{name}` isn't that up to its snapshot, iteration {state.iter}"
+            raise ResumeRefused(text, REDO)
+
+    rank0(worker.comm, look)
+    return Asynchronous(loop, state, run.stage.solver, worker.schedule.determinism, worker.comm, record, known)
 
 
 def _carries_momentum(planned: PlannedStage) -> bool:

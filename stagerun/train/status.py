@@ -22,9 +22,8 @@ from stagerun.base.events import (
     StageStarted,
     Stopped,
 )
-from stagerun.base.pace import DONE, STALE, TO_DO, pace, progress_line, share, stale
+from stagerun.base.pace import DONE, STALE, TO_DO, Staleness, pace, progress_line, share, staleness_of
 from stagerun.base.snapshots import Inventory
-from stagerun.base.staleness import Staleness
 from stagerun.plan import Plan, State, make_plan
 from stagerun.plan.counting import under
 from stagerun.train.choices import in_words
@@ -323,7 +322,7 @@ def _progress(life: Life, time_left: TimeLeft | None = None) -> Progress | None:
         return Progress(**place, iter=start.iter, iterations_left=start.iterations_left, line=line)
     now = life.window[-1]
     left = start.iterations_left - (now.iter - start.iter)
-    speed, behind = pace(life.window, life.met), stale(life.window)
+    speed = pace(life.window, life.met)
     seconds = speed.seconds_per_iteration
     parts = time_left(start.stage, now.iter, left, seconds) if time_left else {"": left * seconds}
     in_stage, in_all = parts.get(start.stage, (start.max_iter - now.iter) * seconds), sum(parts.values())
@@ -331,14 +330,14 @@ def _progress(life: Life, time_left: TimeLeft | None = None) -> Progress | None:
         **place,
         iter=now.iter,
         iterations_left=left,
-        line=progress_line(start, stages, life.window, (in_stage, in_all), behind, life.met),
+        line=progress_line(start, stages, life.window, (in_stage, in_all), life.met),
         epoch=now.epoch,
         lr=now.lr,
         loss=speed.loss,
         images_per_second=speed.images_per_second,
         sent_bytes=speed.sent_bytes if start.dense_bytes else None,
         dense_bytes=start.dense_bytes or None,
-        staleness=behind,
+        staleness=staleness_of(e.staleness for e in life.window),
         seconds_left_in_stage=in_stage,
         seconds_left=in_all,
         left=parts,

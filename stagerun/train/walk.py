@@ -7,7 +7,6 @@ a path of its own: it is how every stage starts.
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -54,7 +53,6 @@ def run(worker: Context) -> Iterator[Event]:
     worker.others = other_machines(comm, worker.device)
     if keeper is not None:
         worker.schedule = keeper.schedule  # which has the sets: rank 0 plans, promises and writes
-    rank0(comm, lambda: _read_record(worker))
     with worker.open_images():
         trained = yield from _walk(worker)
     if trained is not None:
@@ -62,11 +60,6 @@ def run(worker: Context) -> Iterator[Event]:
         if keeper is not None and worker.replay is not None:  # a record may end before the schedule
             not_chosen += tuple(dict.fromkeys(planned.stage.name for planned in keeper.plan().work))
         yield RunFinished(trained=trained, seconds=time.monotonic() - began, not_chosen=not_chosen)
-
-
-def _read_record(worker: Context) -> None:
-    if worker.replay is not None:
-        worker.replaying = Replay(worker.replay, worker.schedule, Path(worker.out))
 
 
 def _walk(worker: Context) -> Generator[Event, None, bool | None]:
@@ -145,7 +138,7 @@ def _promise(worker: Context, step: StageRun | EnsembleRun) -> Note | None:
         refs = [trained.ref for trained in step.trained]
         return promise_of_ensemble(worker.schedule, step.ensemble, refs, worker.device, worker.comm.size, worker.others)
     now = environment_of(worker.schedule, step.planned.stage, worker.device, worker.comm.size, worker.others)
-    return promise(worker.schedule, step.planned, now, worker.replay is not None or step.planned.until is not None)
+    return promise(worker.schedule, step.planned, now, step.replays)
 
 
 def _opening(worker: Context) -> Iterator[Event]:
@@ -222,6 +215,8 @@ def _decide(worker: Context, notes: list[Note]) -> StageRun | EnsembleRun | None
     the one before, at the cost of the iterations in between."""
     keeper = worker.keeper
     assert keeper is not None
+    if worker.replay is not None and worker.replaying is None:
+        worker.replaying = Replay(worker.replay, worker.schedule, keeper.out)
     while True:
         plan = keeper.plan()
         require_same(plan, worker.device, worker.comm.size, worker.others)

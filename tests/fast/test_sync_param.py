@@ -3,12 +3,13 @@
 import json
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
+import contract
 import pytest
 from facade import (
     Inventory,
     Outer,
-    RecipeError,
     Schedule,
     Solver,
     Sync,
@@ -23,7 +24,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stagerun import language
-from stagerun.launch.worker_count import check_workers
 from stagerun.plan import make_plan
 from stagerun.schedule import boundaries, learning_rate, parting, synchronisations
 
@@ -126,16 +126,20 @@ def test_boundaries_are_where_anything_looks_at_the_state() -> None:
     assert boundaries(solver("max_iter: 3", "method: ASYNC replicas: 2 max_staleness: 1"), ()) == (3,)
 
 
-def test_more_workers_than_replicas_are_refused() -> None:
-    schedule = read("sync_param { method: ASYNC replicas: 2 max_staleness: 1 }")
-    check_workers(schedule, 2)
-    with pytest.raises(RecipeError) as caught:
-        check_workers(schedule, 3)
-    assert (
-        "a.prototxt:1:38: 3 workers are too many for stage a: `method: ASYNC` has 2 replicas" in caught.value.render()
-    )
+def test_more_workers_than_replicas_are_refused(tmp_path: Path) -> None:
+    few = "sync_param { method: ASYNC replicas: 2 max_staleness: 1 }"
+    for name, text in (("schedule", SCHEDULE), ("a", few), ("b", "")):
+        (tmp_path / f"{name}.prototxt").write_text(text)
+    words = ["sbatch", ".", "--nodes", 1, "--time", "1h", "--workers-per-node"]
+    said = contract.stagerun([*words, 3], tmp_path)
+    assert said.exit_code == 64
+    assert "a.prototxt:1:38: 3 workers are too many for stage a: `method: ASYNC` has 2 replicas" in said.stderr
+    assert contract.stagerun([*words, 2], tmp_path).exit_code == 0
     # A replica needs no device batch of its own.
-    check_workers(read(*["sync_param { method: ASYNC replicas: 8 max_staleness: 8 }"] * 2), 8)
+    many = few.replace("replicas: 2", "replicas: 8")
+    for name in "ab":
+        (tmp_path / f"{name}.prototxt").write_text(many)
+    assert contract.stagerun([*words, 8], tmp_path).exit_code == 0
 
 
 def test_an_iteration_of_a_rehearsal_is_one_device_batch_of_one_worker() -> None:

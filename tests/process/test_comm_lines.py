@@ -17,7 +17,7 @@ import forked
 import pytest
 import torch
 from engine_help import CPU, peer_error
-from facade import PeerError, World, line
+from facade import Line, PeerError, World
 
 from stagerun.comm import Comm, TorchComm
 
@@ -30,24 +30,24 @@ Seen = dict[str, object]
 def echo(comm: Comm, seen: Seen) -> None:
     """Rank 0 sends to all others at a time, and they send it back; in the middle one of them is killed."""
     if comm.rank:
-        back = line(comm, 0, "echo")
+        back = Line(comm, 0, "echo")
         for i in range(ROUNDS):
-            got = torch.empty(ELEMENTS)
-            back.recv(got)
+            words, (got,) = back.hear(CPU)
             if comm.rank == VICTIM and i == ROUNDS // 2:
                 os.kill(os.getpid(), signal.SIGKILL)
-            back.send(got + comm.rank)
+            back.say(words, [got + comm.rank])
         back.close()
         return
 
     def talk(peer: int) -> None:
         try:
-            to = line(comm, peer, "echo")
+            to = Line(comm, peer, "echo")
             for i in range(ROUNDS):
-                sent, got = torch.arange(ELEMENTS) * 1.0 + i, torch.empty(ELEMENTS)
-                to.send(sent)
+                sent = torch.arange(ELEMENTS) * 1.0 + i
+                to.say(["round", i, None, "ä"], [sent])
                 begun = time.monotonic()
-                to.recv(got)
+                words, (got,) = to.hear(CPU)
+                assert words == ["round", i, None, "ä"]
                 seen[f"rounds {peer}"] = i + 1
                 assert torch.equal(got, sent + peer)
             to.close()
@@ -63,22 +63,19 @@ def patient(comm: Comm, seen: Seen) -> None:
     """Nothing for longer than the two may take to meet, then tensors of odd kinds, then the other end closes."""
     if comm.rank > 1:
         return
-    one = line(comm, 1 - comm.rank, "patient", meeting=MEETING)
-    again = line(comm, 1 - comm.rank, "another")
-    odd = [torch.tensor([], dtype=torch.float32), torch.tensor([[1, 2]]), torch.tensor(3.0, dtype=torch.bfloat16)]
+    one = Line(comm, 1 - comm.rank, "patient", meeting=MEETING)
+    again = Line(comm, 1 - comm.rank, "another")
+    odd = [torch.tensor([], dtype=torch.float32), torch.tensor([1, 2]), torch.tensor([3.0], dtype=torch.bfloat16)]
     if comm.rank:
         time.sleep(MEETING.total_seconds() + 1)
-        for tensor in odd:
-            one.send(tensor)
+        one.say(["odd"], odd)
         one.close()
-        again.send(torch.ones(1))
+        again.say([], [])
         return
-    got = [torch.zeros_like(tensor) for tensor in odd]
-    for tensor in got:
-        one.recv(tensor)
-    seen["odd"] = all(torch.equal(a, b) for a, b in zip(got, odd, strict=True))
-    seen["closed"] = peer_error(lambda: one.recv(torch.zeros(1)))
-    again.recv(torch.zeros(1))
+    _, got = one.hear(CPU)
+    seen["odd"] = all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(got, odd, strict=True))
+    seen["closed"] = peer_error(lambda: one.hear(CPU))
+    again.hear(CPU)
 
 
 def alone(comm: Comm, seen: Seen) -> None:
@@ -86,7 +83,7 @@ def alone(comm: Comm, seen: Seen) -> None:
     if comm.rank:
         return
     begun = time.monotonic()
-    seen["alone"] = peer_error(lambda: line(comm, 1, "alone", timedelta(seconds=1)))
+    seen["alone"] = peer_error(lambda: Line(comm, 1, "alone", timedelta(seconds=1)))
     seen["alone seconds"] = time.monotonic() - begun
 
 
@@ -133,7 +130,8 @@ def test_a_killed_peer_is_an_error_on_its_line_at_once_and_on_no_other(seen: See
     assert seen[f"rounds {VICTIM}"] == ROUNDS // 2
     for peer in {1, 2, 3} - {VICTIM}:
         assert (seen[f"rounds {peer}"], f"error {peer}" in seen) == (ROUNDS, False)
-    assert seen["sent"] == (2 * ROUNDS + ROUNDS // 2 + 1) * 4 * ELEMENTS
+    messages = 2 * ROUNDS + ROUNDS // 2 + 1
+    assert 0 < int(str(seen["sent"])) - messages * 4 * ELEMENTS < messages * 100, "vectors, and a few words with each"
 
 
 if __name__ == "__main__":

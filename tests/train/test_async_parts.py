@@ -1,11 +1,11 @@
-"""The parts of `sync_param { method: ASYNC }`: the record as bytes, who waits for a turn, and what crosses a line."""
+"""The parts of `sync_param { method: ASYNC }`: the record as bytes, and who waits for a turn."""
 
 import random
 import threading
 
 import pytest
 import torch
-from async_help import Stage, wires
+from async_help import Stage
 from engine_help import CPU, ConvNet, peer_error
 from facade import PeerError, decode, encode, make_state
 from hypothesis import given, settings
@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from stagerun.engine.asynchronous.record import Record, record_of
 from stagerun.engine.asynchronous.server import Server, Turns
-from stagerun.engine.asynchronous.training import hear, say
 
 pytestmark = pytest.mark.long
 
@@ -112,18 +111,3 @@ def test_who_waits_for_a_push_that_will_not_come_hears_of_it(recorded: Record | 
         server.turn(1, words, push)  # replica 0 is 1 behind now, and another push would make it 2
     assert peer_error(lambda: server.turn(1, words, push if recorded is None else [])) == "gone"
     waits.join()
-
-
-# -- what crosses a line
-
-
-def test_words_and_vectors_arrive_as_they_were() -> None:
-    far, near = wires()
-    say(near, ["push", 3, None, "ä"], [torch.ones(2), torch.zeros(0), torch.ones(1, dtype=torch.float64)])
-    words, vectors = hear(far, CPU)
-    assert words == ["push", 3, None, "ä"]
-    assert [(v.tolist(), v.dtype) for v in vectors] == [
-        ([1, 1], torch.float32),
-        ([], torch.float32),
-        ([1], torch.float64),
-    ]

@@ -192,7 +192,7 @@ def before(obj: Any, name: str, number: int) -> None:
 
 @pytest.mark.parametrize("rank", [1, 2])
 def test_a_death_ends_all(rank: int) -> None:
-    stage = Stage(prepare=kills(rank, lambda pushing: before(pushing, "_summed", 3)))
+    stage = Stage(prepare=kills(rank, lambda pushing: before(pushing, "_computed", 3)))
     with pytest.raises(PeerError):
         stage.run(3)
 

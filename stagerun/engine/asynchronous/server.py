@@ -7,8 +7,8 @@ begun it until its push is applied. Its age is the number of pushes that were ap
 
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, TypeVar
@@ -16,16 +16,18 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from stagerun.base.errors import AGAIN, PeerError
 from stagerun.base.events import Iterated, NotFinite
+from stagerun.comm.line import Line, Message
 from stagerun.engine.asynchronous.record import Record
 from stagerun.engine.loop import StageLoop, failed, iterated
 from stagerun.engine.solvers import make_update
-from stagerun.engine.state import TrainState
+from stagerun.engine.state import TrainState, momentum
 from stagerun.engine.update import Outcome
 
 T = TypeVar("T")
-Message = tuple[Sequence[Any], Sequence[Tensor]]  # words, as JSON holds them, and vectors
 AHEAD = 2  # iterations that a replica has reserved beside the one that it begins
+LEAVE = ["leave"]
 
 
 class Turns:
@@ -41,13 +43,11 @@ class Turns:
 
     def __init__(self, replicas: int, first: int, last: int, max_staleness: int, recorded: Record | None) -> None:
         """Of the iterations `first` .. `last` - 1."""
-        self.replicas = replicas
+        self.replicas, self._max_staleness, self._recorded = replicas, max_staleness, recorded
         self.version = self.limit = first  # pushes that are applied; the present leg ends before place `limit`
-        self._max_staleness, self._recorded = max_staleness, recorded
         self._top = first  # places from here on have not begun
         self._reserved = [deque[int]() for _ in range(replicas)]
-        places = iter(range(first, last))
-        self._sources: list[Iterator[int]] = [places] * replicas
+        self._sources = [iter(range(first, last))] * replicas
         if recorded is not None:
             self._sources = [iter(range(first + replica, last, replicas)) for replica in range(replicas)]
         self.begun: dict[int, tuple[int, int]] = {}  # by replica, its place and the version that it sees
@@ -64,13 +64,8 @@ class Turns:
         if not reserved or reserved[0] >= self.limit:
             return []
         place = reserved[0]
-        if known is not None:
-            seen = place - known.staleness[place]
-            fits = seen <= self.version
-        else:
-            seen = self.version
-            fits = self._fits([seen, *(seen for _, seen in self.begun.values())])
-        if not fits:
+        seen = self.version if known is None else place - known.staleness[place]
+        if seen > self.version or not self._fits([seen, *(seen for _, seen in self.begun.values())]):
             return None
         self.begun[replica] = place, seen
         self._top = max(self._top, place + 1)
@@ -81,33 +76,22 @@ class Turns:
     def push(self, replica: int) -> int | None:
         """Return how many updates the push of `replica`, which is applied now, has not seen. None: it must wait."""
         place, seen = self.begun[replica]
-        if self._recorded is not None:
-            fits = place == self.version
-        else:
-            fits = self._fits([seen - 1 for other, (_, seen) in self.begun.items() if other != replica])
-        if not fits:
+        if self._recorded is not None and place != self.version:
+            return None
+        if not self._fits([seen - 1 for other, (_, seen) in self.begun.items() if other != replica]):
             return None
         del self.begun[replica]
         self.version += 1
         return self.version - 1 - seen
 
     def _fits(self, seen: Iterable[int]) -> bool:
-        return all(self.version - one + k <= self._max_staleness for k, one in enumerate(sorted(seen)))
-
-
-def flat(tensor: Tensor) -> Tensor:
-    """A dense tensor's elements as they lie in memory: a view [n]."""
-    return tensor.detach().as_strided((tensor.numel(),), (1,))
-
-
-def unpack(vector: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Put the elements back where `flat` has them from."""
-    for tensor, piece in zip(tensors, vector.split([tensor.numel() for tensor in tensors]), strict=True):
-        flat(tensor).copy_(piece)
+        """Whether replicas that see these versions all find a turn in time; a record has shown it of its own."""
+        ages = enumerate(sorted(seen))
+        return self._recorded is not None or all(self.version - one + k <= self._max_staleness for k, one in ages)
 
 
 class Server:
-    """The weights, what their updates remember, and the turns of all replicas. Any thread may call `turn` and `fail`."""
+    """The weights, what their updates remember, and the turns of all replicas. Any thread may call `turn`, `serve` and `fail`."""
 
     def __init__(
         self, state: TrainState, loop: StageLoop, turns: Turns, record: Record, recorded: Record | None
@@ -126,29 +110,24 @@ class Server:
             tensor.grad = gradient
             own.append(replace(parameter, tensor=tensor))
         self._update = make_update(own, state.solver.settings)
-        self._history = [
-            (flat(state.solver.history[slot][name]), flat(tensor))
-            for slot, kept in self._update.history.items()
-            for name, tensor in kept.items()
-        ]
-        for theirs, ours in self._history:
-            ours.copy_(theirs)
+        remembered = [tensor for kept in self._update.history.values() for tensor in kept.values()]
+        self._history = [(flat(a), flat(b)) for a, b in zip(momentum(state).values(), remembered, strict=True)]
+        for of_state, ours in self._history:
+            ours.copy_(of_state)
+        # The newest versions of the weights: in a replay a pull may come late.
+        late = max(recorded.staleness, default=0) if recorded is not None else 0
+        self._versions = deque([self._weights.clone()], maxlen=1 + late)
         self._changed = threading.Condition()
         self._error: BaseException | None = None
-        # In a replay: how often a version of the weights is still to be pulled, and those of them that are not the present one.
-        known = recorded.staleness if recorded is not None else ()
-        self._wanted = Counter(place - stale for place, stale in enumerate(known) if place >= turns.version)
-        self._kept: dict[int, Tensor] = {}
 
     def start(self, limit: int) -> None:
         """Start the leg up to iteration `limit`. No replica may have come for it yet."""
         self._first, self._limit, self.turns.limit = self.turns.version, limit, limit
-        self._met = 0  # replicas that have come to the end of the leg
-        self._ends: list[
-            Sequence[Any]
-        ] = []  # the leg's own: a thread that has not seen the end of the one before still has that one's
-        self._stopped = False
+        # Replicas that have come to the end of the leg; whether one asked for a stop.
+        self._met, self._stopped = 0, False
         self._wrong: tuple[str, int] | None = None
+        # The leg's own: a thread that has not seen the end of the one before still has that one's.
+        self._ends: list[Sequence[Any]] = []
         self._before = time.monotonic()
 
     def turn(self, replica: int, words: Sequence[Any], vectors: Sequence[Tensor]) -> Message:
@@ -167,11 +146,24 @@ class Server:
                 self.turns.cut()
             self._changed.notify_all()
             if iterations := self._until(lambda: self.turns.begin(replica)):
-                return [None, *iterations], [self._pull(self.turns.begun[replica][1])]
+                version = self.turns.begun[replica][1]
+                return [None, *iterations], [self._versions[version - self.turns.version - 1]]
             self._met, ends = self._met + 1, self._ends
             if self._met == self.turns.replicas:
-                self._finish()
+                ends.append((self._end(), self._stopped, self._wrong))
             return [self._until(lambda: next(iter(ends), None))], []
+
+    def serve(self, replica: int, line: Line) -> None:
+        """Answer a replica, in a thread, until it says that it leaves. An error there ends the run."""
+        try:
+            while (question := line.hear(self._weights.device))[0] != LEAVE:
+                line.say(*self.turn(replica, *question))
+        except PeerError:
+            self.fail(PeerError(f"worker {replica} is gone", AGAIN))
+        except BaseException as error:
+            self.fail(error)
+        finally:  # the replica must not wait for an answer
+            line.close()
 
     def fail(self, error: BaseException) -> None:
         """End all: every caller raises the first error from now on."""
@@ -180,10 +172,11 @@ class Server:
             self._changed.notify_all()
 
     def hand_back(self) -> None:
-        """Give the state of rank 0 the weights and the history."""
+        """Give the state of rank 0 the weights, the history and the record."""
         unpack(self._weights, [p.tensor for p in self.state.solver.parameters])
-        for theirs, ours in self._history:
-            theirs.copy_(ours)
+        for of_state, ours in self._history:
+            of_state.copy_(ours)
+        self.state.arrivals = self.record.encoded()
 
     def _count(self, replica: int, vectors: Sequence[Tensor], iteration: int, loss: float, wrong: str) -> None:
         """An iteration that is done: apply its push, or end the leg where it is not finite."""
@@ -196,12 +189,10 @@ class Server:
                 self.turns.cut()
             return
         staleness = self._until(lambda: self.turns.push(replica))
-        before = self.turns.version - 1
-        if self._wanted[before]:
-            self._kept[before] = self._weights.clone()
         gradient, total = vectors
         self._gradient.copy_(gradient)
         self._update.update(knobs)
+        self._versions.append(self._weights.clone())
         self.state.statistics.move(total, loop.arithmetic.logical_workers)
         self.record.iterations.append(iteration)
         self.record.replicas.append(replica)
@@ -209,23 +200,15 @@ class Server:
         event = iterated(loop, self.turns.version, Outcome(loss, False), knobs, self._seconds())
         self.news.append(replace(event, staleness=staleness, replica=replica))
 
-    def _pull(self, version: int) -> Tensor:
-        """The weights [n] of a version."""
-        if self.recorded is not None:
-            self._wanted[version] -= 1
-        if version == self.turns.version:
-            return self._weights.clone()
-        return self._kept[version] if self._wanted[version] else self._kept.pop(version)
-
-    def _finish(self) -> None:
-        """The last replica has come to the end of the leg. A leg of a record that a stop has cut is begun anew by the next process."""
+    def _end(self) -> int:
+        """The iteration at which the leg ends. A leg of a record that a stop has cut is begun anew by the next process."""
         end = self.turns.limit
         if self.recorded is not None:
             end = end if end == self._limit else self._first
             self.record = self.recorded.until(end)
         elif end > self._first and self._wrong is None:
             self.record.ends.append(end)
-        self._ends.append((end, self._stopped, self._wrong))
+        return end
 
     def _seconds(self) -> float:
         """Since the last call, or since the leg began."""
@@ -234,10 +217,20 @@ class Server:
 
     def _until(self, ask: Callable[[], T | None]) -> T:
         """Poll `ask` after each change until it answers."""
-        while True:
-            if self._error is not None:
-                raise self._error
+        while self._error is None:
             if (answer := ask()) is not None:
                 self._changed.notify_all()
                 return answer
             self._changed.wait()
+        raise self._error
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """A dense tensor's elements as they lie in memory: a view [n]."""
+    return tensor.detach().as_strided((tensor.numel(),), (1,))
+
+
+def unpack(vector: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Put the elements back where `flat` has them from."""
+    for tensor, piece in zip(tensors, vector.split([tensor.numel() for tensor in tensors]), strict=True):
+        flat(tensor).copy_(piece)

@@ -5,34 +5,32 @@ iterations before are done, none after it has begun, and all ranks hold what the
 and what the engine does there is what it does in any stage.
 """
 
-import json
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from stagerun.base.errors import AGAIN, PeerError, RanksDiffer
+from stagerun.base.errors import RanksDiffer
 from stagerun.base.events import Iterated, NotFinite, SnapshotDue, Stopped, TestDue
 from stagerun.base.recipe import Determinism, Solver
 from stagerun.comm import Comm, SoloComm, make_reducer
-from stagerun.comm.line import line
+from stagerun.comm.line import Line, Message
 from stagerun.engine.asynchronous.record import Record
-from stagerun.engine.asynchronous.server import Message, Server, Turns, flat, unpack
+from stagerun.engine.asynchronous.server import LEAVE, Server, Turns, flat, unpack
 from stagerun.engine.images import Batch
 from stagerun.engine.loop import StageLoop, diverged, failed, iterated, overdue, whats_due
 from stagerun.engine.state import TrainState, momentum, weights
-from stagerun.engine.update import Outcome, Summed, clip_summed, not_finite, summed, too_fast
+from stagerun.engine.update import Outcome, clip_summed, not_finite, summed, too_fast
 from stagerun.schedule.sync import boundaries
 
+Events = Iterator[Iterated | NotFinite | SnapshotDue | TestDue | Stopped]
 Read = Callable[[Iterable[tuple[int, int]]], AbstractContextManager[Iterator[Batch]]]
-Events = Generator[Iterated | NotFinite, None, Sequence[Any]]
-LEAVE = ["leave"]
 
 
 class Asynchronous:
@@ -53,9 +51,9 @@ class Asynchronous:
         self.loop, self.state, self.comm, self.replays = loop, state, comm, recorded is not None
         self.ends = boundaries(solver, loop.branch_points) if recorded is None else recorded.ends
         self.device_batch_size = solver.device_batch_size
-        parameters, workers = [p.tensor for p in state.solver.parameters], loop.arithmetic.logical_workers
+        parameters = [p.tensor for p in state.solver.parameters]
         self.trained: list[Tensor] = [*parameters]
-        self.reducer = make_reducer(determinism, parameters, SoloComm(), workers)
+        self.reducer = make_reducer(determinism, parameters, SoloComm(), loop.arithmetic.logical_workers)
         self.ahead: deque[tuple[ExitStack, Iterator[Batch]]] = deque()  # images of reserved iterations
         self.server: Server | None = None
         self.threads: list[threading.Thread] = []
@@ -64,15 +62,14 @@ class Asynchronous:
         if comm.rank == 0:
             turns = Turns(comm.size, state.iter, loop.max_iter, solver.sync.max_staleness or 1, recorded)
             self.server = Server(state, loop, turns, record, recorded)
-            self.threads = [self._serve(replica, line(comm, replica, name)) for replica in range(1, comm.size)]
+            for replica in range(1, comm.size):
+                served = (replica, Line(comm, replica, name))
+                self.threads.append(threading.Thread(target=self.server.serve, args=served, name="server", daemon=True))
+                self.threads[-1].start()
         else:
-            self.wire: Wire = line(comm, 0, name)
+            self.line = Line(comm, 0, name)
 
-    # -- the loop
-
-    def train(
-        self, read: Read, stop: Callable[[], bool]
-    ) -> Iterator[Iterated | NotFinite | SnapshotDue | TestDue | Stopped]:
+    def train(self, read: Read, stop: Callable[[], bool]) -> Events:
         """Takes the state to the end of the stage, or of the record. Rank 0 reports iterations, in the order of their pushes; all ranks yield
         the same SnapshotDue, TestDue and Stopped. `read` starts reading the device batches at (position, count)."""
         state, loop = self.state, self.loop
@@ -91,7 +88,10 @@ class Asynchronous:
                 for name, tensor in began.items() if state.iter == first else ():
                     weights(state)[name].copy_(tensor)
                 if wrong or stopped or state.iter == loop.max_iter:
-                    self._leave()
+                    if self.server is None:
+                        self.line.say(LEAVE, [])
+                    for thread in self.threads:
+                        thread.join()
                 if wrong:
                     text, iteration = wrong
                     raise diverged(loop, failed(loop, 1, text, loop.knobs(iteration), 0.0, iteration))
@@ -103,44 +103,53 @@ class Asynchronous:
             for stack, _ in self.ahead:
                 stack.close()
 
-    def _leg(self, read: Read, stop: Callable[[], bool]) -> Events:
+    def _leg(self, read: Read, stop: Callable[[], bool]) -> Generator[Iterated | NotFinite, None, Any]:
         """Pull, compute and push until the leg is over; return its end, as `Server.turn` answers."""
+        loop, size = self.loop, self.device_batch_size
         done: Message = [], []
         while True:
             (end, *iterations), vectors = self._ask([stop(), *done[0]], done[1])
             while self.server is not None and self.server.news:
                 yield self.server.news.popleft()
             if end is not None:
-                return end  # type: ignore[no-any-return]
+                return end
             unpack(vectors[0], self.trained)
             for iteration in iterations[len(self.ahead) :]:
-                stack = ExitStack()
-                self.ahead.append((stack, stack.enter_context(read(self._places(iteration)))))
+                start, stack = loop.start_position + iteration * loop.batch_size, ExitStack()
+                batches = stack.enter_context(read([(start + worker * size, size) for worker in loop.run]))
+                self.ahead.append((stack, batches))
             stack, batches = self.ahead[0]
             with stack:
-                pieces = [next(batches) for _ in self.loop.run]
+                pieces = [next(batches) for _ in loop.run]
             self.ahead.popleft()
             began = time.monotonic()
             done = self._computed(iterations[0], pieces)
             if self.server is None:
-                outcome, knobs = Outcome(done[0][1], False), self.loop.knobs(iterations[0])
-                yield iterated(self.loop, self.state.iter, outcome, knobs, time.monotonic() - began)
+                outcome, knobs = Outcome(done[0][1], False), loop.knobs(iterations[0])
+                yield iterated(loop, self.state.iter, outcome, knobs, time.monotonic() - began)
 
-    def _places(self, iteration: int) -> Iterator[tuple[int, int]]:
-        """(position, count) of each device batch of an iteration."""
-        start = self.loop.start_position + iteration * self.loop.batch_size
-        for worker in self.loop.run:
-            yield start + worker * self.device_batch_size, self.device_batch_size
+    def _ask(self, words: Sequence[Any], vectors: Sequence[Tensor]) -> Message:
+        """Ask the rank that serves, which may be this one."""
+        self.comm.pulse.wait()
+        try:
+            if self.server is not None:
+                return self.server.turn(0, words, vectors)
+            self.line.say(words, vectors)
+            return self.line.hear(self.trained[0].device)
+        finally:
+            self.comm.pulse.go_on()
 
     def _computed(self, iteration: int, pieces: list[Batch]) -> Message:
         """What the server is told of an iteration, and the vectors of its push."""
-        how, state = self.loop.arithmetic, self.state
-        found = self._summed(pieces)
+        loop, how, state = self.loop, self.loop.arithmetic, self.state
+        workers = ((worker, batch, worker == loop.run[-1]) for worker, batch in zip(loop.run, pieces, strict=True))
+        state.to_training()
+        found = summed(state, workers, self.reducer, how, lambda: False, lambda done: False)
         loss = found.loss_sum / how.logical_workers
         wrong = not_finite(loss, found.size, found.gradients, found.moved)
-        wrong = wrong or too_fast(state, self.loop.knobs(iteration), loss)
+        wrong = wrong or too_fast(state, loop.knobs(iteration), loss)
         if wrong and self.replays:  # and all would wait for its push
-            text = f"replay: at iteration {iteration} of stage `{self.loop.stage}` {wrong}, and it was pushed in the run that is recorded"
+            text = f"replay: at iteration {iteration} of stage `{loop.stage}` {wrong}, and it was pushed in the run that is recorded"
             raise RanksDiffer(text, "it was made in another environment, or one of the machines computes wrongly")
         if wrong:
             state.statistics.forget()
@@ -150,92 +159,12 @@ class Asynchronous:
         laid_out = [g if g.stride() == p.stride() else torch.empty_like(p).copy_(g) for g, p in both]
         return [iteration, loss, ""], [torch.cat([flat(g) for g in laid_out]), found.total[: state.statistics.n]]
 
-    def _summed(self, pieces: list[Batch]) -> Summed:
-        run = self.loop.run
-        workers = ((worker, batch, worker == run[-1]) for worker, batch in zip(run, pieces, strict=True))
-        self.state.to_training()
-        return summed(self.state, workers, self.reducer, self.loop.arithmetic, lambda: False, lambda done: False)
-
     @torch.no_grad()
     def _share(self) -> None:
         """Give all ranks the state of the server. Collective."""
         if self.server is not None:
             self.server.hand_back()
-            self.state.arrivals = self.server.record.encoded()
         for tensor in (*weights(self.state).values(), *momentum(self.state).values()):
             whole = tensor.contiguous()
             self.comm.broadcast(whole)
             tensor.copy_(whole)
-
-    # -- questions
-
-    def _ask(self, words: Sequence[Any], vectors: Sequence[Tensor]) -> Message:
-        """Ask the rank that serves, which may be this one."""
-        self.comm.pulse.wait()
-        try:
-            if self.server is not None:
-                return self.server.turn(0, words, vectors)
-            say(self.wire, words, vectors)
-            return hear(self.wire, self.trained[0].device)
-        finally:
-            self.comm.pulse.go_on()
-
-    def _serve(self, replica: int, wire: "Wire") -> threading.Thread:
-        """Answer what comes over `wire`, in a thread, until the other end says that it leaves. An error there ends the run."""
-        server = self.server
-        assert server is not None
-
-        def run() -> None:
-            try:
-                while (question := hear(wire, self.trained[0].device))[0] != LEAVE:
-                    say(wire, *server.turn(replica, *question))
-            except PeerError:
-                server.fail(PeerError(f"worker {replica} is gone", AGAIN))
-            except BaseException as error:
-                server.fail(error)
-            finally:  # the replica must not wait for an answer
-                wire.close()
-
-        thread = threading.Thread(target=run, name="server", daemon=True)
-        thread.start()
-        return thread
-
-    def _leave(self) -> None:
-        """End the thread that served this rank, and wait for those that serve others here."""
-        if self.server is None:
-            say(self.wire, LEAVE, [])
-        for thread in self.threads:
-            thread.join()
-
-
-class Wire(Protocol):
-    """`comm.line.Line`, or a fake."""
-
-    def send(self, tensor: Tensor) -> None: ...
-    def recv(self, tensor: Tensor) -> None: ...
-    def close(self) -> None: ...
-
-
-def say(wire: Wire, words: Sequence[Any], vectors: Sequence[Tensor]) -> None:
-    """A JSON value behind its length, and the vectors that come with it. Nothing is pickled."""
-    kinds = [(str(vector.dtype).removeprefix("torch."), len(vector)) for vector in vectors]
-    text = json.dumps([words, kinds]).encode()
-    wire.send(torch.tensor([len(text)]))
-    wire.send(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-    for vector in vectors:
-        if len(vector):
-            wire.send(vector.contiguous())
-
-
-def hear(wire: Wire, device: torch.device) -> Message:
-    """What the other end says."""
-    size = torch.zeros(1, dtype=torch.int64)
-    wire.recv(size)
-    text = torch.zeros(int(size), dtype=torch.uint8)
-    wire.recv(text)
-    words, kinds = json.loads(text.numpy().tobytes())
-    vectors = [torch.empty(length, dtype=getattr(torch, dtype), device=device) for dtype, length in kinds]
-    for vector in vectors:
-        if len(vector):
-            wire.recv(vector)
-    return words, vectors

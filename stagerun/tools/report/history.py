@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stagerun.base.events import EnsembleTested, StageFinished, Tested
-from stagerun.base.staleness import Staleness
+from stagerun.base.pace import Staleness
 from stagerun.store.layout import parse_name
 
 # An epoch ends with an update, but for what sums of fractions may be off by.

@@ -20,8 +20,8 @@ from typing import BinaryIO, ClassVar
 
 from stagerun.base import events
 from stagerun.base.errors import PermissionDenied, StorageError, UsageError
+from stagerun.base.pace import staleness_of
 from stagerun.base.recipe import OnNan
-from stagerun.base.staleness import staleness_of
 from stagerun.base.text import MOST_LISTED, listed
 from stagerun.store.layout import parse_name, snapshot_name
 from stagerun.system.files import open_shared

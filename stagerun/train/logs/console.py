@@ -13,7 +13,7 @@ from rich.segment import ControlType
 from rich.text import Text
 
 from stagerun.base import events
-from stagerun.base.pace import DONE, TO_DO, WINDOW, colour, live_line, pace, progress_line, share, stale
+from stagerun.base.pace import DONE, TO_DO, WINDOW, colour, live_line, pace, progress_line, share
 from stagerun.base.recipe import OnNan
 from stagerun.base.text import count, duration, size, to_nowhere, wrapped
 from stagerun.command.terminal import Terminal
@@ -63,7 +63,6 @@ class Console:
         self.started: events.RunStarted | None = None
         self.stage: events.StageStarted | None = None
         self.window: deque[events.Iterated] = deque(maxlen=WINDOW)
-        self.pushes: list[events.Iterated] = []  # since the last line
         self.met: events.Synchronised | None = None  # the stage's newest
         self.retraced: deque[float] = deque(maxlen=WINDOW)  # seconds of the last updates of a piece
         self.left, self._time_left = 0, time_left
@@ -112,8 +111,6 @@ class Console:
         match event:
             case events.Iterated():
                 self.window.append(event)
-                if event.staleness is not None and not self.live:
-                    self.pushes.append(event)
                 self._updated(event)
             case events.RunStarted():
                 self.started, self.left = event, event.iterations_left
@@ -133,7 +130,6 @@ class Console:
                 self.ensembles = {k: e for k, e in self.ensembles.items() if not e.undone_by(event.stage, event.iter)}
                 self.left = event.iterations_left or self.left  # a damaged snapshot may have added to it
                 self.window.clear()
-                self.pushes.clear()
                 start = "its .solverstate" if 0 < event.iter == event.begins else event.weights or event.start
                 self.say(
                     f"stage {event.number}/{self._stages} {event.stage}: iterations {event.iter} to {event.max_iter}, batch "
@@ -217,10 +213,8 @@ class Console:
             done = f"{event.stage} again  {event.iter}/{event.until}"
             return f"{done}  LR {event.lr:.4g}  loss {event.loss:.4f}  {left} left in it"
         assert self.stage is not None
-        behind = stale(self.pushes)
-        self.pushes.clear()
         seconds = self._seconds_left(self.stage)
-        return progress_line(self.stage, self._stages, self.window, seconds, behind, self.met)
+        return progress_line(self.stage, self._stages, self.window, seconds, self.met)
 
     def _seconds_left(self, stage: events.StageStarted) -> tuple[float, float]:
         speed, now = pace(self.window).seconds_per_iteration, self.window[-1].iter
